@@ -1,0 +1,54 @@
+PYTHON ?= python3
+VENV := .venv
+BARE := .venv-notorch
+PIP := -m pip --disable-pip-version-check install --quiet
+BIN := $(VENV)/bin
+
+# A stamp is newer than the files that say what goes into its environment, or the environment is brought up to date.
+STAMP := $(VENV)/.stamp
+BARE_STAMP := $(BARE)/.stamp
+RECIPE := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help env env-notorch lint types test demo bench clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+env: $(STAMP) ## Build .venv: the package with torch, test and lint tools
+$(STAMP): $(RECIPE)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) --upgrade 'pip>=25.1'
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[torch]' --group test --group lint
+	@touch $@
+
+env-notorch: $(BARE_STAMP) ## Build .venv-notorch: base dependencies and test tools, no torch
+$(BARE_STAMP): $(RECIPE)
+	$(PYTHON) -m venv $(BARE)
+	$(BARE)/bin/python $(PIP) --upgrade 'pip>=25.1'
+	$(BARE)/bin/python $(PIP) -c constraints.txt -e . --group test
+	@touch $@
+
+lint: $(STAMP) ## Check style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(STAMP) ## Check types
+	$(BIN)/mypy
+
+# The second run has no torch to import: what must work without it is shown to.
+test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the suite with coverage, the suite without torch
+	$(BIN)/pytest --cov
+	$(BARE)/bin/pytest
+
+demo: $(STAMP) ## Run the demonstration
+	$(BIN)/python -m fixtures.demo
+
+bench: $(STAMP) ## Run the benchmarks
+	$(BIN)/python -m benchmarks
+
+clean: ## Remove the environments and everything generated
+	rm -rf $(VENV) $(BARE) build dist demo-out benchmarks/out htmlcov
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -f .coverage .coverage.* coverage.xml
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
