@@ -1,0 +1,105 @@
+"""ckptool: open any PyTorch checkpoint, change it, and write it back, without running anything that is inside it.
+
+    ckpt = ckptool.open("in.pth")                         # headers only; neither torch nor a GPU is needed
+    ckpt = ckptool.strip_prefix(ckpt, "module.")          # passes work on a Checkpoint and on a plain dict of tensors
+    ckptool.save(ckpt, "out.safetensors")
+    state_dict = ckptool.load("in.pth", map_location={"cuda:1": "cuda:0"})      # torch tensors, as torch.load gives
+
+Importing it imports neither torch nor numpy: names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+#: Public name -> the module that holds it.
+_HOMES = {
+    **dict.fromkeys(("open", "save", "plan", "detect", "Plan", "FORMATS"), "formats"),
+    **dict.fromkeys(("load", "from_torch", "Inert"), "model"),
+    **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
+    **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
+    **dict.fromkeys(
+        ("strip_prefix", "add_prefix", "unwrap", "rename", "select", "drop", "extract", "map_location"), "passes"
+    ),
+    **dict.fromkeys(
+        """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
+        NoMatch PartialMatch KeyCollision CannotCarry""".split(),
+        "errors",
+    ),
+}
+
+if TYPE_CHECKING:
+    from .checkpoint import Checkpoint, StateDict
+    from .errors import (
+        Ambiguous,
+        CannotCarry,
+        CheckpointError,
+        KeyCollision,
+        Malformed,
+        NoMatch,
+        NotFound,
+        OutputExists,
+        PartialMatch,
+        RuleError,
+        UnknownFormat,
+        Unreadable,
+        Unwritable,
+    )
+    from .formats import FORMATS, Plan, detect, open, plan, save
+    from .model import Inert, from_torch, load
+    from .passes import add_prefix, drop, extract, map_location, rename, select, strip_prefix, unwrap
+    from .tensor import LazyTensor, Storage
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ckptool' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+__all__ = [
+    "FORMATS",
+    "Ambiguous",
+    "CannotCarry",
+    "Checkpoint",
+    "CheckpointError",
+    "Inert",
+    "KeyCollision",
+    "LazyTensor",
+    "Malformed",
+    "NoMatch",
+    "NotFound",
+    "OutputExists",
+    "PartialMatch",
+    "Plan",
+    "RuleError",
+    "StateDict",
+    "Storage",
+    "UnknownFormat",
+    "Unreadable",
+    "Unwritable",
+    "__version__",
+    "add_prefix",
+    "detect",
+    "drop",
+    "extract",
+    "from_torch",
+    "load",
+    "map_location",
+    "open",
+    "plan",
+    "rename",
+    "save",
+    "select",
+    "strip_prefix",
+    "unwrap",
+]

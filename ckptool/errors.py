@@ -1,0 +1,115 @@
+"""Everything that can go wrong, as one tree. The command line turns these into text; the library raises them.
+
+    CheckpointError
+      UnknownFormat   (ValueError)          not a checkpoint that can be read; says what it looks like
+      Malformed       (ValueError)          a checkpoint that contradicts itself, or is cut short
+      Unreadable      (OSError)             the file cannot be opened or read at all
+      Unwritable      (OSError)             the target cannot be written; it is as it was
+      OutputExists    (FileExistsError)     the target is there and overwriting was not asked for
+      NotFound        (LookupError)         no state dict, or nothing at a path of the tree
+      Ambiguous       (LookupError)         several state dicts, and nothing says which
+      RuleError       (ValueError)          a rule (prefix, rename, pattern, location) that cannot be applied
+        NoMatch                             ... because nothing matches it
+        PartialMatch                        ... because only some keys have the prefix
+        KeyCollision                        ... because two keys would become one
+      CannotCarry     (ValueError)          the target format would lose content, or an object must not be written
+
+An error reads `where: what.`, then a few lines of evidence, then `Hint:` with a command that works. Each class
+also derives from the builtin that a caller would catch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+#: Longest text taken from a file that one message shows.
+_SHOWN = 200
+
+
+def printable(text: str, limit: int = _SHOWN) -> str:
+    """Return TEXT safe for a terminal: control, bidirectional and surrogate characters escaped, cut at LIMIT.
+
+    Everything that comes out of a file (keys, class names, locations) passes through here before a person sees it.
+    """
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    if cut.isascii() and cut.isprintable():
+        return cut
+    return "".join(
+        c if c.isprintable() or c == " " else f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" for c in cut
+    )
+
+
+class CheckpointError(Exception):
+    """Base of all errors that ckptool raises on purpose.
+
+    Attributes:
+        where: the file (or option) concerned, or "" when a pass works on a dict in memory.
+        what: one sentence without a full stop, lower case.
+        evidence: further lines, each already fit to be shown.
+        hint: a command or an action that helps, or None.
+    """
+
+    def __init__(
+        self, what: str, *, where: object = "", evidence: Sequence[str] = (), hint: str | None = None
+    ) -> None:
+        super().__init__(what)
+        self.where = str(where)
+        self.what = what
+        self.evidence = tuple(evidence)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        head = f"{printable(self.where)}: {self.what}" if self.where else self.what
+        lines = [head + ("" if head.endswith((":", ".", "?")) else ".")]
+        lines += [f"    {line}" for line in self.evidence]
+        if self.hint:
+            lines.append(f"Hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class UnknownFormat(CheckpointError, ValueError):
+    """The file is not a checkpoint that can be read; the message says what it is instead."""
+
+
+class Malformed(CheckpointError, ValueError):
+    """The file is a checkpoint but contradicts itself, or a part of it is missing."""
+
+
+class Unreadable(CheckpointError, OSError):
+    """The file cannot be opened: absent, a folder, a device, no permission."""
+
+
+class Unwritable(CheckpointError, OSError):
+    """The target cannot be written. What was there before is untouched."""
+
+
+class OutputExists(CheckpointError, FileExistsError):
+    """The target exists and overwriting was not asked for."""
+
+
+class NotFound(CheckpointError, LookupError):
+    """There is no state dict in the file, or nothing at the path that was named."""
+
+
+class Ambiguous(CheckpointError, LookupError):
+    """Several state dicts could be meant; the message lists them."""
+
+
+class RuleError(CheckpointError, ValueError):
+    """A rule that was given cannot be applied."""
+
+
+class NoMatch(RuleError):
+    """A rule matches nothing in this checkpoint."""
+
+
+class PartialMatch(RuleError):
+    """Only some of the keys have the prefix that should be removed from all of them."""
+
+
+class KeyCollision(RuleError):
+    """Two keys would become the same key."""
+
+
+class CannotCarry(CheckpointError, ValueError):
+    """Writing would lose content, or would write an object that runs code when somebody unpickles it."""

@@ -1,0 +1,427 @@
+"""Byte ranges of files, copying them in the kernel, and replacing a file so that it is whole or untouched.
+
+What will be written is described by *pieces*, in order, each with a `length`:
+
+- `FileRange`: bytes of an open input file; the kernel copies them and they never enter this process,
+- `Buffer`: bytes in memory,
+- any other `Source`, whose `chunks()` are computed while writing (a strided tensor, say),
+- `Crc32Of`: the four bytes of a checksum, known only once another piece has been read.
+
+Nothing here knows what a checkpoint is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol, runtime_checkable
+
+from .errors import Malformed, OutputExists, Unreadable, Unwritable
+
+StrPath = str | os.PathLike[str]
+Progress = Callable[[int], None]
+
+#: Bytes read into memory at once where bytes must pass through this process.
+CHUNK = 4 << 20
+#: Bytes that the kernel copies per call: large, yet small enough that Ctrl-C and the progress bar stay alive.
+_KERNEL_CHUNK = 64 << 20
+_FICLONE = 0x40049409  # ioctl that makes one file share all blocks of another (linux/fs.h)
+
+
+class File:
+    """A regular file open for reading at any offset, by several threads at once.
+
+    Raises:
+        Unreadable: if PATH is absent, a folder, a device, a pipe, or may not be read. A pipe is refused at once
+            instead of blocking.
+    """
+
+    def __init__(self, path: StrPath) -> None:
+        self.path = Path(path)
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        try:
+            self.fd = os.open(path, flags)
+        except (OSError, ValueError) as error:
+            raise Unreadable(_reason(error), where=path) from None
+        found = os.fstat(self.fd)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(self.fd)
+            self.fd = -1
+            kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
+            raise Unreadable(f"is {kind}", where=path)
+        self.size = found.st_size
+        self.identity = (found.st_dev, found.st_ino)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly LENGTH bytes from OFFSET.
+
+        Raises:
+            Malformed: if the file ends before that.
+        """
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise Malformed(
+                f"ends at byte {self.size:,}, but bytes {offset:,} to {offset + length:,} are needed",
+                where=self.path,
+                hint="the download or copy did not finish; compare the size with the source",
+            )
+        data = _pread(self.fd, length, offset)
+        if len(data) == length:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < length:
+            more = _pread(self.fd, length - got, offset + got)
+            if not more:
+                raise Malformed("became shorter while it was being read", where=self.path)
+            parts.append(more)
+            got += len(more)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Close the file. Storages that were not read yet can no longer be read."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"File({str(self.path)!r}, {self.size} bytes)"
+
+
+if hasattr(os, "pread"):
+    _pread = os.pread
+else:  # Windows has no positioned read: one lock around seek and read does the same
+    import threading
+
+    _seek_lock = threading.Lock()
+
+    def _pread(fd: int, length: int, offset: int, /) -> bytes:
+        with _seek_lock:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.read(fd, length)
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Bytes that can be had piecewise, wherever they are."""
+
+    @property
+    def length(self) -> int:
+        """How many bytes there are."""
+
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """Return LENGTH bytes from OFFSET, counted from the start of this source."""
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """All bytes, in order, in pieces of bounded size."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """LENGTH bytes of FILE from OFFSET."""
+
+    file: File
+    offset: int
+    length: int
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return LENGTH bytes from OFFSET of this range."""
+        return self.file.read(self.offset + offset, length)
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes in pieces of at most CHUNK."""
+        for at in range(0, self.length, CHUNK):
+            yield self.read(at, min(CHUNK, self.length - at))
+
+    def part(self, offset: int, length: int) -> FileRange:
+        """The LENGTH bytes from OFFSET of this range, as a range."""
+        return FileRange(self.file, self.offset + offset, length)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Bytes in memory."""
+
+    data: bytes | memoryview
+
+    @property
+    def length(self) -> int:
+        """How many bytes there are."""
+        return len(self.data)
+
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """Return LENGTH bytes from OFFSET."""
+        return self.data[offset : offset + length]
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The bytes, in one piece: they are in memory anyway."""
+        yield self.data
+
+    def part(self, offset: int, length: int) -> Buffer:
+        """The LENGTH bytes from OFFSET."""
+        return Buffer(self.data[offset : offset + length])
+
+
+@dataclass(frozen=True, slots=True)
+class Crc32Of:
+    """The CRC-32 of another source as four little-endian bytes (as zip stores it), computed while others are copied."""
+
+    source: Source
+    length: int = 4
+
+
+Piece = Source | Crc32Of
+
+
+def crc32(source: Source) -> int:
+    """The CRC-32 of all bytes of SOURCE, read in bounded pieces."""
+    value = 0
+    for chunk in source.chunks():
+        value = zlib.crc32(chunk, value)
+    return value
+
+
+def same_bytes(one: Source, other: Source) -> bool:
+    """Whether two sources hold the same bytes, read in bounded pieces."""
+    if one.length != other.length:
+        return False
+    return all(
+        one.read(at, min(CHUNK, one.length - at)) == other.read(at, min(CHUNK, one.length - at))
+        for at in range(0, one.length, CHUNK)
+    )
+
+
+def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | None = None) -> None:
+    """Write PIECES one after the other to the empty file OUT.
+
+    Ranges of files are moved by the kernel. When a whole input is kept and only patched, its blocks are shared
+    where the filesystem can do that (btrfs, xfs), so that nothing is copied at all.
+    """
+    fd = out.fileno()
+    shared = _share_blocks(fd, pieces)
+    checksums: dict[int, Future[int]] = {}
+    with ThreadPoolExecutor(2, "crc32") as pool:
+        try:
+            for piece in pieces:
+                if isinstance(piece, Crc32Of) and id(piece.source) not in checksums:
+                    checksums[id(piece.source)] = pool.submit(crc32, piece.source)
+            position = 0
+            for piece in pieces:
+                if isinstance(piece, Crc32Of):
+                    value = checksums[id(piece.source)].result()
+                    _write_at(fd, value.to_bytes(4, "little"), position)
+                elif isinstance(piece, FileRange):
+                    if not (piece.file is shared and piece.offset == position):
+                        _copy_range(fd, piece, position, progress)
+                    elif progress:
+                        progress(piece.length)
+                else:
+                    at = position
+                    for chunk in piece.chunks():
+                        _write_at(fd, chunk, at)
+                        at += len(chunk)
+                        if progress:
+                            progress(len(chunk))
+                    if at != position + piece.length:
+                        raise AssertionError(f"{piece!r} gave {at - position} bytes, {piece.length} announced")
+                position += piece.length
+        finally:
+            for future in checksums.values():
+                future.cancel()
+
+
+def _share_blocks(fd: int, pieces: Sequence[Piece]) -> File | None:
+    """Make the output share all blocks of the input that it is a patched copy of. None if it is not, or it cannot."""
+    position = 0
+    base: File | None = None
+    for piece in pieces:
+        if isinstance(piece, FileRange) and piece.offset == position and base is None:
+            base = piece.file
+        position += piece.length
+    if base is None or base.size != position:
+        return None
+    try:
+        import fcntl
+
+        fcntl.ioctl(fd, _FICLONE, base.fd)
+    except (ImportError, OSError):
+        return None
+    return base
+
+
+def _copy_range(fd: int, piece: FileRange, position: int, progress: Progress | None) -> None:
+    """Copy a range of an input to POSITION of the output inside the kernel, or through memory where it cannot."""
+    source, offset, left = piece.file, piece.offset, piece.length
+    in_kernel = hasattr(os, "copy_file_range")
+    while left:
+        if in_kernel:
+            try:
+                done = os.copy_file_range(source.fd, fd, min(left, _KERNEL_CHUNK), offset, position)
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+                    raise
+                in_kernel = False
+                continue
+            if not done:
+                raise Malformed("became shorter while it was being copied", where=source.path)
+        else:
+            chunk = source.read(offset, min(left, CHUNK))
+            _write_at(fd, chunk, position)
+            done = len(chunk)
+        offset += done
+        position += done
+        left -= done
+        if progress:
+            progress(done)
+
+
+def _write_at(fd: int, data: bytes | memoryview, position: int) -> None:
+    view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+    if not hasattr(os, "pwrite"):
+        os.lseek(fd, position, os.SEEK_SET)
+    while view:
+        done = os.pwrite(fd, view, position) if hasattr(os, "pwrite") else os.write(fd, view)
+        view = view[done:]
+        position += done
+
+
+@contextlib.contextmanager
+def replacing(
+    path: StrPath, *, size: int | None = None, overwrite: bool = False, backup: str | None = None
+) -> Iterator[IO[bytes]]:
+    """Open a temporary file that becomes PATH when the block ends well, and vanishes when it does not.
+
+    The temporary file stands in the folder of the real target (links are followed), is synced to disk before it is
+    renamed, and takes over the mode of the file that it replaces. Whatever happens, PATH is the old file or the new one.
+
+    Args:
+        path: the target.
+        size: bytes that will be written, to refuse early when the disk has no room.
+        overwrite: allow the target to exist.
+        backup: suffix under which the old target is kept.
+
+    Raises:
+        OutputExists: the target (or the backup) exists and OVERWRITE is false.
+        Unwritable: no such folder, no permission, no room, or the target is no regular file.
+    """
+    target = Path(os.path.realpath(path))
+    old = check_target(path, overwrite=overwrite)
+    kept = Path(f"{target}{backup}") if backup and old else None
+    if kept is not None and kept.exists() and not overwrite:
+        raise OutputExists(f"the backup {kept.name} exists already", where=path, hint="choose another --backup suffix")
+    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.ckptool-tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        _require_room(target, size)
+        out = os.fdopen(os.open(temporary, flags, 0o666), "wb", buffering=0)
+    except OSError as error:
+        raise Unwritable(_reason(error), where=path) from None
+    try:
+        with out:
+            if old is not None:
+                os.chmod(temporary, stat.S_IMODE(old.st_mode))
+            yield out
+            os.fsync(out.fileno())
+        if kept is not None:
+            _keep(target, kept)
+        if old is None and not overwrite:
+            _rename_to_new(temporary, target, path)
+        else:
+            temporary.replace(target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and not isinstance(error, (Unwritable, OutputExists, Unreadable)):
+            raise Unwritable(_reason(error), where=path) from None
+        raise
+    _sync_folder(target.parent)
+
+
+def check_target(path: StrPath, *, overwrite: bool = False) -> os.stat_result | None:
+    """Refuse a target that cannot or must not be written, before any work is done. Returns its status if it exists."""
+    target = Path(os.path.realpath(path))
+    if os.fspath(path).endswith(("/", os.sep)):
+        raise Unwritable("is a folder, not a file name", where=path)
+    try:
+        old = target.stat()
+    except FileNotFoundError:
+        if not target.parent.is_dir():
+            raise Unwritable(
+                f"the folder {target.parent.name or target.parent} does not exist",
+                where=path,
+                hint=f"mkdir -p {shell_quote(os.path.dirname(os.fspath(path)) or '.')}",
+            ) from None
+        if not os.access(target.parent, os.W_OK):
+            raise Unwritable("the folder may not be written to", where=path) from None
+        return None
+    except (OSError, ValueError) as error:
+        raise Unwritable(_reason(error), where=path) from None
+    if not stat.S_ISREG(old.st_mode):
+        raise Unwritable(f"is {'a folder' if stat.S_ISDIR(old.st_mode) else 'not a regular file'}", where=path)
+    if not overwrite:
+        raise OutputExists("exists already", where=path, hint="add --overwrite, or choose another name")
+    return old
+
+
+def shell_quote(text: object) -> str:
+    """TEXT as one word of a POSIX shell, for the commands in hints."""
+    import shlex
+
+    return shlex.quote(str(text))
+
+
+def _require_room(target: Path, size: int | None) -> None:
+    if size is None or not hasattr(os, "statvfs"):
+        return
+    disk = os.statvfs(target.parent)
+    free = disk.f_bavail * disk.f_frsize
+    if size > free and disk.f_blocks:
+        raise OSError(errno.ENOSPC, f"no room: {size:,} bytes are needed, {free:,} are free")
+
+
+def _keep(target: Path, kept: Path) -> None:
+    """Give the old target a second name, so that it is at its place until the new one takes it."""
+    kept.unlink(missing_ok=True)
+    try:
+        os.link(target, kept)
+    except OSError:  # a filesystem without hard links
+        target.rename(kept)
+
+
+def _rename_to_new(temporary: Path, target: Path, path: StrPath) -> None:
+    """Rename without ever replacing a file that somebody else made meanwhile."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise OutputExists("was made by somebody else meanwhile", where=path, hint="add --overwrite") from None
+    except OSError:  # a filesystem without hard links
+        temporary.replace(target)
+    else:
+        temporary.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable. Where folders cannot be opened (Windows) or synced there is no way to."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _reason(error: BaseException) -> str:
+    """What the operating system says, in lower case and without the number."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,337 @@
+"""Storages and lazy tensors: what a checkpoint says about its numbers, without the numbers.
+
+A `Storage` is a run of bytes somewhere (in a file, in memory, or computed from another tensor) with a location.
+A `LazyTensor` is a strided view of one. Two tensors over the same storage share memory: they are tied, or views.
+All counts (offset, shape, stride) are in elements, as in torch; `nbytes` and `length` are in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from .dtypes import UINT8, DType
+from .errors import CannotCarry, Malformed
+from .files import Buffer, FileRange, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    Reader = Callable[[int, int], bytes | memoryview]
+
+#: Bytes of a strided tensor that are gathered at once. Large, because a transposed matrix is read in runs whose
+#: length grows with it.
+_GATHERED = 16 << 20
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Storage:
+    """A run of bytes with a location; tensors are views of it. Compared by identity: the same object is shared memory.
+
+    Attributes:
+        source: where the bytes are.
+        location: torch's tag, "cpu" or "cuda:1".
+        dtype: element type that the file gives it, or None for an untyped storage (bytes).
+        key: its name in the file it came from.
+        crc: CRC-32 as recorded there, or None if it was not recorded.
+        big_endian: the bytes are in big-endian order.
+        tie: storages with the same tie are said, by a note in a format that cannot share, to be one. Held against
+            their bytes by `formats.settle_ties` before anything is written or loaded.
+    """
+
+    source: Source
+    location: str = "cpu"
+    dtype: DType | None = None
+    key: str = ""
+    crc: int | None = None
+    big_endian: bool = False
+    tie: object = None
+
+    @property
+    def identity(self) -> int:
+        """The same number for storages that are one."""
+        return id(self) if self.tie is None else id(self.tie)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.source.length
+
+    @property
+    def class_name(self) -> str:
+        """Name of the torch class that it is pickled as."""
+        return (self.dtype.storage if self.dtype else None) or "UntypedStorage"
+
+    @property
+    def numel(self) -> int:
+        """Size in elements of its class (bytes for an untyped storage), as a persistent id gives it."""
+        return self.nbytes // (self.dtype.itemsize if self.dtype else 1)
+
+    def __repr__(self) -> str:
+        return f"Storage({self.key!r}, {self.nbytes} bytes, {self.location})"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LazyTensor:
+    """A tensor whose values stay in the file until they are asked for.
+
+    Attributes:
+        storage: the bytes, possibly shared with other tensors.
+        dtype: element type.
+        shape: sizes, () for a scalar.
+        stride: elements to step per dimension.
+        offset: elements before the first one.
+        requires_grad: as it was saved.
+        parameter: it was saved as a torch.nn.Parameter.
+        conj, neg: the stored bytes are the conjugate, or the negative, of the values.
+    """
+
+    storage: Storage
+    dtype: DType
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+    requires_grad: bool = False
+    parameter: bool = False
+    conj: bool = False
+    neg: bool = False
+
+    @property
+    def location(self) -> str:
+        """Location of its storage, "cpu" or "cuda:1"."""
+        return self.storage.location
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that its values take when stored one after the other."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether its values stand in the storage in C order without gaps."""
+        return self.numel == 0 or all(
+            stride == expected or size == 1
+            for size, stride, expected in zip(self.shape, self.stride, contiguous_stride(self.shape), strict=True)
+        )
+
+    @property
+    def fills_storage(self) -> bool:
+        """Whether it is the whole of its storage, in C order."""
+        return self.is_contiguous and self.offset == 0 and self.nbytes == self.storage.nbytes
+
+    def check(self, where: object = "", name: str = "") -> None:
+        """Refuse a view that reaches outside its storage.
+
+        Raises:
+            Malformed: negative numbers, lengths that disagree, or an element beyond the end.
+        """
+        problem = None
+        if len(self.shape) != len(self.stride):
+            problem = f"has {len(self.shape)} sizes but {len(self.stride)} strides"
+        elif min(self.shape, default=0) < 0 or min(self.stride, default=0) < 0 or self.offset < 0:
+            problem = "has a negative size, stride or offset"
+        elif self.numel:
+            last = self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
+            needed = (last + 1) * self.dtype.itemsize
+            if needed > self.storage.nbytes:
+                problem = f"reaches to byte {needed:,} of a storage of {self.storage.nbytes:,} bytes"
+        if problem:
+            raise Malformed(f"a tensor{name and ' ' + name} over storage {self.storage.key!r} {problem}", where=where)
+
+    def source(self) -> Source:
+        """The bytes of its values in C order: a range of the file where possible, else gathered piece by piece.
+
+        Raises:
+            CannotCarry: the bytes are big-endian, or a stride of 0 makes a huge tensor of a few bytes.
+        """
+        if self.storage.big_endian and self.dtype.itemsize > 1:
+            raise CannotCarry("big-endian values can only be copied from torch zip to torch zip")
+        if self.is_contiguous and not self.conj and not self.neg:
+            whole, start = self.storage.source, self.offset * self.dtype.itemsize
+            if start == 0 and self.nbytes == whole.length:
+                return whole
+            if isinstance(whole, FileRange | Buffer):
+                return whole.part(start if self.nbytes else 0, self.nbytes)
+        if self.nbytes > max(64 << 20, 256 * self.storage.nbytes):
+            raise CannotCarry(
+                f"a tensor of shape {list(self.shape)} expands {self.storage.nbytes:,} stored bytes to {self.nbytes:,}"
+            )
+        return Gathered(self)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The values as a numpy array (bfloat16 and float8 as `ml_dtypes`), read now.
+
+        Raises:
+            CannotCarry: numpy has no such element type (quantized, bits, float4).
+        """
+        import numpy as np
+
+        if self.dtype.numpy is None:
+            raise CannotCarry(f"numpy has no type for {self.dtype.name}")
+        kind: Any = self.dtype.numpy
+        if not hasattr(np, kind) and kind != "bool":
+            import ml_dtypes
+
+            kind = getattr(ml_dtypes, kind)
+        source = self.source()
+        return np.frombuffer(bytearray(source.read(0, source.length)), dtype=kind).reshape(self.shape)
+
+    def __repr__(self) -> str:
+        return f"LazyTensor({self.dtype.name}, {list(self.shape)}, {self.location})"
+
+
+def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor of SHAPE in C order, as torch computes them (a size of 0 counts as 1)."""
+    stride: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        stride.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(stride))
+
+
+def is_permutation(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether STRIDE only reorders the dimensions of a tensor without gaps (transposed, channels last)."""
+    order = memory_order(stride)
+    return all(
+        shape[dim] == 1 or stride[dim] == expected
+        for dim, expected in zip(order, contiguous_stride(tuple(shape[d] for d in order)), strict=True)
+    )
+
+
+def memory_order(stride: tuple[int, ...]) -> tuple[int, ...]:
+    """The dimensions from the slowest to the fastest in memory."""
+    return tuple(sorted(range(len(stride)), key=lambda dim: -stride[dim]))
+
+
+def permuted(values: LazyTensor, stride: tuple[int, ...]) -> LazyTensor:
+    """The same values as the contiguous tensor VALUES, laid out in memory with STRIDE (a permutation of C order).
+
+    The storage of the result is computed from VALUES when it is read.
+    """
+    order = memory_order(stride)
+    reordered = LazyTensor(
+        values.storage,
+        values.dtype,
+        tuple(values.shape[dim] for dim in order),
+        tuple(values.stride[dim] for dim in order),
+        values.offset,
+    )
+    storage = Storage(reordered.source(), values.location, values.storage.dtype, values.storage.key)
+    return LazyTensor(storage, values.dtype, values.shape, stride)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Gathered:
+    """The values of a strided tensor in C order, computed in pieces of bounded size from reads of bounded size."""
+
+    tensor: LazyTensor
+
+    @property
+    def length(self) -> int:
+        """Bytes of all values."""
+        return self.tensor.nbytes
+
+    def chunks(self) -> Iterator[memoryview]:
+        """All values, in pieces."""
+        step = max(_GATHERED // self.tensor.dtype.itemsize, 1) * self.tensor.dtype.itemsize
+        for at in range(0, self.length, step):
+            yield self.read(at, min(step, self.length - at))
+
+    def read(self, offset: int, length: int) -> memoryview:
+        """LENGTH bytes from OFFSET of the values in C order."""
+        import numpy as np
+
+        item = self.tensor.dtype.itemsize
+        first, last = offset // item, -(-(offset + length) // item)
+        parts = [self._box(start, count) for start, count in _boxes(self.tensor.shape, first, last)]
+        values = np.concatenate([part.reshape(-1) for part in parts]) if len(parts) != 1 else parts[0].reshape(-1)
+        raw = values.view(np.uint8)
+        if self.tensor.conj or self.tensor.neg:
+            raw = _flip_signs(raw, self.tensor)
+        return memoryview(raw)[offset - first * item :][:length]
+
+    def _box(self, start: tuple[int, ...], count: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        tensor = self.tensor
+        offset = tensor.offset + sum(i * s for i, s in zip(start, tensor.stride, strict=True))
+        return _gather(tensor.storage.source.read, tensor.dtype.itemsize, count, tensor.stride, offset)
+
+
+def _boxes(
+    shape: tuple[int, ...], first: int, last: int
+) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Cover the elements FIRST to LAST of C order by boxes (start, count), in order, at most two per dimension."""
+    if first >= last:
+        return
+    if not shape:
+        yield (), ()
+        return
+    inner = prod(shape[1:])
+    row, skip = divmod(first, inner)
+    if skip or last - first < inner:
+        end = min(last, (row + 1) * inner)
+        for start, count in _boxes(shape[1:], first - row * inner, end - row * inner):
+            yield (row, *start), (1, *count)
+        yield from _boxes(shape, end, last)
+        return
+    rows = (last - first) // inner
+    yield (row, *(0,) * (len(shape) - 1)), (rows, *shape[1:])
+    yield from _boxes(shape, first + rows * inner, last)
+
+
+def _gather(
+    read: Reader, item: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> np.ndarray[Any, Any]:
+    """The elements of a strided box as a contiguous array of raw items, never reading far more than it holds."""
+    import numpy as np
+
+    kind = np.dtype(f"V{item}")
+    span = (sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1) * item
+    if span <= max(4 * prod(shape) * item, 1 << 16) or len(shape) < 1:
+        raw = np.frombuffer(read(offset * item, span), kind)
+        view = np.lib.stride_tricks.as_strided(raw, shape, tuple(s * item for s in stride), writeable=False)
+        return np.ascontiguousarray(view) if shape else view.reshape(())
+    outer = max((dim for dim in range(len(shape)) if shape[dim] > 1), key=lambda dim: stride[dim])
+    out = np.empty(shape, kind)
+    row = (*shape[:outer], 1, *shape[outer + 1 :])
+    gather = partial(_gather, read, item, row, stride)
+    for index in range(shape[outer]):
+        out[(slice(None),) * outer + (slice(index, index + 1),)] = gather(offset + index * stride[outer])
+    return out
+
+
+def _flip_signs(raw: np.ndarray[Any, Any], tensor: LazyTensor) -> np.ndarray[Any, Any]:
+    """Resolve the lazy conjugate and negative: flip the sign bits of the parts that they concern."""
+    import numpy as np
+
+    item = tensor.dtype.itemsize
+    if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+        raise CannotCarry(f"a lazily negated tensor of {tensor.dtype.name} cannot be resolved")
+    part = item // 2 if tensor.dtype.is_complex else item
+    signs = raw.copy().reshape(-1, part)
+    top = signs[:, part - 1]  # little-endian: the sign is in the last byte
+    if tensor.neg:
+        top ^= np.uint8(0x80)
+    if tensor.conj:
+        top[1::2] ^= np.uint8(0x80)
+    return signs.reshape(-1)
+
+
+def untyped(source: Source, location: str = "cpu", key: str = "") -> Storage:
+    """A storage of plain bytes."""
+    return Storage(source, location, None, key)
+
+
+def bytes_of(storage: Storage) -> LazyTensor:
+    """A storage seen as a uint8 tensor of all its bytes."""
+    return LazyTensor(storage, UINT8, (storage.nbytes,), (1,))

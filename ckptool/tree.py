@@ -1,0 +1,320 @@
+"""The tree of what was saved: dicts, lists, tuples, scalars, tensors, and inert objects.
+
+Nothing here is an instance of a class that a file names. A pickled object is recorded as what pickle would have done
+to make it: a global that is named but never imported, its arguments, and the items and state that follow. Scalars
+(None, bool, int, float, str, bytes) and tuples are Python's own; every other node is compared by identity, so that a
+node that is referenced twice stays one node, and a cycle stays a cycle. Nodes are never changed once they are read;
+`rebuild` makes changed copies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .tensor import LazyTensor, Storage
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+#: In place of a state or attributes that an object does not have (None is a state that it can have).
+ABSENT: Any = _Absent()
+
+
+class ByteString(str):
+    """A `str` of Python 2: read as text, as torch.load does, and written back as the bytes that it was."""
+
+    __slots__ = ("raw",)
+    raw: bytes
+
+    def __new__(cls, raw: bytes) -> ByteString:
+        """Decode RAW as UTF-8, or byte by byte where it is none."""
+        try:
+            text = raw.decode("utf-8")
+        except UnicodeDecodeError:
+            text = raw.decode("latin-1")
+        made = super().__new__(cls, text)
+        made.raw = raw
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """A class or function that a pickle names. It is never imported."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(eq=False, slots=True)
+class List:
+    """A list."""
+
+    items: list[Any] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Set:
+    """A set or frozenset. Its items are kept in the order of the file and never hashed."""
+
+    items: list[Any] = field(default_factory=list)
+    frozen: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Dict:
+    """A dict or OrderedDict, as pairs in the order of the file. Keys may be anything and are never hashed.
+
+    Attributes:
+        entries: (key, value) pairs.
+        ordered: it is a collections.OrderedDict.
+        attributes: the instance's own attributes (a `Dict`, holding `_metadata` in a state dict), or ABSENT.
+    """
+
+    entries: list[tuple[Any, Any]] = field(default_factory=list)
+    ordered: bool = False
+    attributes: Any = ABSENT
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of the last entry whose key is the string NAME."""
+        for key, value in reversed(self.entries):
+            if isinstance(key, str) and key == name:
+                return value
+        return default
+
+    def __contains__(self, name: str) -> bool:
+        return self.get(name, ABSENT) is not ABSENT
+
+
+@dataclass(eq=False, slots=True)
+class Object:
+    """An instance of some class, as the steps that pickle would take to make it. None of them is taken.
+
+    Attributes:
+        how: "reduce" (callee(*args)), "newobj" (callee.__new__(callee, *args)), "newobj_ex" (with keyword
+            arguments as the last item of args) or "obj" (the old INST/OBJ opcodes).
+        callee: usually a `Global`.
+        args: a tuple.
+        steps: what followed, in order: ("items", list), ("entries", list of pairs) or ("state", value).
+    """
+
+    how: str
+    callee: Any
+    args: Any
+    steps: list[tuple[str, Any]] = field(default_factory=list)
+
+    @property
+    def state(self) -> Any:
+        """The state that it was given last, or ABSENT."""
+        return next((value for kind, value in reversed(self.steps) if kind == "state"), ABSENT)
+
+    @property
+    def items(self) -> list[Any]:
+        """Items that were appended to it."""
+        return [item for kind, value in self.steps if kind == "items" for item in value]
+
+    @property
+    def entries(self) -> list[tuple[Any, Any]]:
+        """Pairs that were set in it."""
+        return [pair for kind, value in self.steps if kind == "entries" for pair in value]
+
+    @property
+    def class_name(self) -> str:
+        """Dotted name of its class, as far as the pickle tells."""
+        if str(self.callee) in ("copyreg._reconstructor", "copy_reg._reconstructor") and self.args:
+            return str(self.args[0])
+        return str(self.callee) if isinstance(self.callee, Global) else "?"
+
+
+Node = List | Set | Dict | Object
+NODES = (List, Set, Dict, Object)
+Scalar = str | bytes | bytearray | int | float | bool | None
+
+
+class Aside(str):
+    """A path component that is no key or index: `@state`, `@args`, or `#3` for an entry without a plain key."""
+
+    __slots__ = ()
+
+
+Trail = Any  # None at the root, else (trail of the parent, component)
+
+
+def children(node: Any) -> Iterator[tuple[str | int, Any]]:
+    """The nodes directly below NODE, each with its path component, in the order of the file."""
+    if isinstance(node, tuple):
+        yield from enumerate(node)
+    elif isinstance(node, List):
+        yield from enumerate(node.items)
+    elif isinstance(node, Set):
+        for index, item in enumerate(node.items):
+            yield Aside(f"#{index}"), item
+    elif isinstance(node, Dict):
+        yield from _entries(node.entries)
+        if node.attributes is not ABSENT:
+            yield Aside("@state"), node.attributes
+    elif isinstance(node, Object):
+        yield Aside("@class"), node.callee
+        yield Aside("@args"), node.args
+        for kind, value in node.steps:
+            if kind == "items":
+                yield from enumerate(value)
+            elif kind == "entries":
+                yield from _entries(value)
+            else:
+                yield Aside("@state"), value
+
+
+def _entries(entries: list[tuple[Any, Any]]) -> Iterator[tuple[str | int, Any]]:
+    for index, (key, value) in enumerate(entries):
+        if isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool)):
+            yield key, value
+        else:
+            yield Aside(f"#{index}@key"), key
+            yield Aside(f"#{index}"), value
+
+
+def walk(root: Any) -> Iterator[tuple[Trail, Any]]:
+    """Every node below ROOT (ROOT first), parents before children, in the order of the file.
+
+    A node that is referenced several times comes once, at its first place; scalars come at every place. Iterative,
+    so that no depth of nesting can exhaust the stack.
+    """
+    seen: set[int] = set()
+    pending: list[tuple[Trail, Any]] = [(None, root)]
+    while pending:
+        trail, node = pending.pop()
+        if not isinstance(node, Scalar):
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+        yield trail, node
+        if isinstance(node, (tuple, *NODES)):
+            below = [((trail, component), child) for component, child in children(node)]
+            pending.extend(reversed(below))
+
+
+_INTEGER = re.compile(r"-?\d+\Z")
+
+
+def address(trail: Trail) -> str:
+    """The path of a node: components joined by `/`, with `/` and `~` inside a key written `~1` and `~0` (RFC 6901).
+
+    An integer key or index stands as it is; a string that could be taken for one (or for a component with a meaning
+    of its own) stands in double quotes. The root is the empty path.
+    """
+    components: list[str] = []
+    while trail is not None:
+        trail, component = trail
+        components.append(component_text(component))
+    return "/".join(reversed(components))
+
+
+def component_text(component: str | int) -> str:
+    """One component of a path as text."""
+    if isinstance(component, Aside | int):
+        return str(component)
+    text = str(component)
+    if not text or text[0] in '"#@' or _INTEGER.match(text):
+        text = f'"{text}"'
+    return text.replace("~", "~0").replace("/", "~1")
+
+
+def descend(root: Any, path: str) -> Any:
+    """The node at PATH (see `address`), or ABSENT if there is none."""
+    node = root
+    for text in path.split("/") if path else []:
+        node = next((child for part, child in children(node) if component_text(part) == text), ABSENT)
+        if node is ABSENT:
+            break
+    return node
+
+
+def rebuild(
+    root: Any,
+    *,
+    leaf: Callable[[LazyTensor | Storage], Any] | None = None,
+    instead: Mapping[int, Any] | None = None,
+) -> Any:
+    """A copy of the tree below ROOT with the same sharing and the same cycles.
+
+    Args:
+        root: the tree.
+        leaf: gives the replacement of a tensor or of a bare storage; called once for each.
+        instead: nodes to put in place of others, by the `id` of the old one; what is below them is copied too.
+    """
+    made: dict[int, Any] = {}
+    fills: list[tuple[Node, Node]] = []  # (copy, original) still to be filled
+
+    def begin(node: Any) -> Any:
+        """The copy of NODE if it can be had now: all but a tuple that is met for the first time."""
+        if isinstance(node, Scalar | Global | _Absent):
+            return node
+        known = made.get(id(node), ABSENT)
+        if known is not ABSENT:
+            return known
+        original = instead.get(id(node), node) if instead else node
+        if isinstance(original, NODES):
+            copy: Any = type(original).__new__(type(original))
+            fills.append((copy, original))
+        elif isinstance(original, LazyTensor | Storage):
+            copy = leaf(original) if leaf else original
+        elif isinstance(original, tuple):
+            return ABSENT
+        else:
+            copy = original
+        made[id(node)] = copy
+        return copy
+
+    def copied(node: Any) -> Any:
+        """The copy of NODE. Tuples are built innermost first; the nodes in them may still be empty then."""
+        ready = begin(node)
+        if ready is not ABSENT or node is ABSENT:
+            return ready
+        waiting = [node]
+        while waiting:
+            top = waiting[-1]
+            if id(top) in made:
+                waiting.pop()
+                continue
+            missing = [child for child in top if begin(child) is ABSENT]
+            if missing:
+                waiting.extend(missing)
+                continue
+            made[id(top)] = tuple(begin(child) for child in top)
+            waiting.pop()
+        return made[id(node)]
+
+    result = copied(root)
+    while fills:
+        copy, original = fills.pop()
+        if isinstance(original, List):
+            copy.items = [copied(item) for item in original.items]  # type: ignore[union-attr]
+        elif isinstance(original, Set):
+            copy.__init__([copied(item) for item in original.items], original.frozen)  # type: ignore[misc]
+        elif isinstance(original, Dict):
+            copy.entries = [(copied(key), copied(value)) for key, value in original.entries]  # type: ignore[union-attr]
+            copy.ordered = original.ordered  # type: ignore[union-attr]
+            copy.attributes = copied(original.attributes)  # type: ignore[union-attr]
+        else:
+            copy.__init__(original.how, copied(original.callee), copied(original.args), [])  # type: ignore[misc]
+            for kind, value in original.steps:
+                if kind == "items":
+                    value = [copied(item) for item in value]
+                elif kind == "entries":
+                    value = [(copied(key), copied(item)) for key, item in value]
+                else:
+                    value = copied(value)
+                copy.steps.append((kind, value))  # type: ignore[union-attr]
+    return result
