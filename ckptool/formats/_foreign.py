@@ -1,0 +1,76 @@
+"""Files that are no checkpoint, or none that is read: told by their first bytes, with what to do about it.
+
+Most of "invalid load key" and "Unsupported operand" is one of these.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ..errors import printable
+from ..files import shell_quote
+
+#: (offset, bytes, what it is, hint)
+_MAGIC: tuple[tuple[int, bytes, str, str | None], ...] = (
+    (0, b"\x1f\x8b", "a gzip file", "gunzip it first"),
+    (0, b"BZh", "a bzip2 file", "bunzip2 it first"),
+    (0, b"\xfd7zXZ", "an xz file", "unxz it first"),
+    (0, b"\x28\xb5\x2f\xfd", "a zstd file", "unzstd it first"),
+    (0, b"7z\xbc\xaf", "a 7z archive", "unpack it first"),
+    (0, b"Rar!", "a rar archive", "unpack it first"),
+    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras or h5py)", None),
+    (0, b"\x93NUMPY", "a numpy array (.npy)", None),
+    (0, b"GGUF", "a GGUF file (llama.cpp)", None),
+    (0, b"ggml", "a GGML file (llama.cpp)", None),
+    (0, b"TFL3", "a TensorFlow Lite model", None),
+    (4, b"TFL3", "a TensorFlow Lite model", None),
+    (0, b"PYTORCH1", "a preview of the torch container that no release reads", None),
+    (0, b"\x89PNG", "a picture (PNG)", None),
+    (0, b"\xff\xd8\xff", "a picture (JPEG)", None),
+    (0, b"%PDF", "a PDF document", None),
+    (0, b"\x7fELF", "a program (ELF)", None),
+    (0, b"#!", "a script", None),
+)
+
+_AGAIN = "download it again; look at the address, the login and the quota"
+
+
+def describe(head: bytes, size: int, path: Path) -> tuple[str, str | None]:
+    """What a file is that no format takes: a phrase, and a hint or None. HEAD are its first bytes (some 4 KB)."""
+    if not size:
+        return "the file is empty", "copy or download it again"
+    if not head.strip(b"\0"):
+        return "it begins with zeros, as a file does whose writing was cut off", "copy or download it again"
+    pointer = re.match(rb"version https://git-lfs[^\n]*\n(?:[^\n]*\n)*?size (\d{1,18})", head)
+    if pointer:
+        real = int(pointer[1])
+        return (
+            f"a Git LFS pointer ({size:,} bytes); the real file has {real:,} bytes",
+            f"git lfs pull --include {shell_quote(printable(path.name))}",
+        )
+    for offset, magic, what, hint in _MAGIC:
+        if head[offset : offset + len(magic)] == magic:
+            return what, hint
+    if head[257:262] == b"ustar":
+        if head.startswith((b"sys_info\0", b"pickle\0", b"tensors\0", b"storages\0")):
+            return "what torch.save wrote before 0.1.10 (a tar archive); ckptool does not read these yet", None
+        return "a tar archive", "unpack it first: tar xf (but a '.pth.tar' made by torch.save is none, and needs no unpacking)"
+    if head[:1] == b"\x80" and head[1:2] in (b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"):
+        return "a plain pickle, not made by torch.save; ckptool does not read these yet", None
+    return _text(head, size)
+
+
+def _text(head: bytes, size: int) -> tuple[str, str | None]:
+    start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    shown = printable(start[:60].decode("utf-8", "replace").split("\n")[0])
+    if start[:1] == b"<":
+        kind = "a web page (HTML)" if re.match(rb"<(!doctype\s+html|html|head|body)", start, re.I) else "XML or HTML"
+        return f"{kind}, as a login, quota or error page is saved in place of a file", _AGAIN
+    if start[:1] in (b"{", b"["):
+        if b'"weight_map"' in head:
+            return "the index of a sharded checkpoint, which names files but holds no tensor", None
+        return f"JSON: {shown}", _AGAIN if size < 1 << 16 else None
+    if start and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head):
+        return f"a text: {shown}", _AGAIN if size < 1 << 16 else None
+    return f"its first bytes, {head[:8].hex(' ')}, are those of no format that ckptool knows", None

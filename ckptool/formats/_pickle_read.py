@@ -1,0 +1,472 @@
+"""Reading pickles without running them: a small machine for every opcode of protocols 0 to 5.
+
+What the stock unpickler would import becomes a `Global`, what it would call becomes an `Object`; nothing is imported,
+called, hashed or compared, and no length is believed before it is held against what is there. (The stock unpickler
+with stand-in classes is not enough: deep tuples as dict keys crash it, doubled ones hang it, declared lengths make
+it allocate.) Opcodes are those of CPython's `pickletools`; an opcode that straddles a frame, on which readers
+disagree, is refused.
+"""
+
+from __future__ import annotations
+
+import codecs
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import Malformed, printable
+from ..tree import ABSENT, ByteString, Dict, Global, List, Object, Set
+
+#: Bytes of the longest integer that is read. Python's own limit for decimal text is of that size, too.
+_LONGEST_INTEGER = 1024
+_LONGEST_LINE = 1 << 20
+
+_BUILTINS = ("builtins", "__builtin__")
+
+
+class NeedsMore(Exception):
+    """The pickle goes on beyond the bytes at hand; the caller reads more of the file and starts again."""
+
+
+class Reader:
+    """Reads one pickle.
+
+    Args:
+        data: bytes, of which the pickle may be the beginning.
+        where: the file, for messages.
+        persistent: turns a persistent id into a node (a storage).
+        reduce: is offered every call before it becomes an `Object`; returns ABSENT to decline.
+        complete: DATA is all there is. Otherwise running out of it raises `NeedsMore`.
+        start: where the pickle starts in DATA.
+
+    Attributes:
+        protocol: the highest protocol that the pickle declares.
+        discarded: calls whose result the pickle throws away. They leave no trace in the tree.
+    """
+
+    def __init__(
+        self,
+        data: bytes,
+        where: object,
+        persistent: Callable[[Any], Any],
+        reduce: Callable[[Any, Any], Any] = lambda callee, args: ABSENT,
+        *,
+        complete: bool = True,
+        start: int = 0,
+    ) -> None:
+        self.data = data
+        self.where = where
+        self.position = start
+        self.protocol = 0
+        self.discarded = 0
+        self._start = start
+        self._complete = complete
+        self._persistent = persistent
+        self._reduce = reduce
+        self._stack: list[Any] = []
+        self._marks: list[list[Any]] = []
+        self._memo: dict[int, Any] = {}
+        self._globals: dict[tuple[str, str], Global] = {}
+        self._encoded: dict[int, bytes] = {}
+        self._texts: list[str] = []
+        self._frame_end: int | None = None
+        self._opcode_at = start
+
+    def load(self) -> Any:
+        """Return the tree that the pickle describes; `position` is then just after its STOP."""
+        data, table = self.data, _OPCODES
+        try:
+            while True:
+                at = self.position
+                if at >= len(data):
+                    self._out_of_data(1)
+                self._opcode_at = at
+                self.position = at + 1
+                opcode = data[at]
+                if opcode == 0x2E:  # STOP
+                    break
+                handler = table.get(opcode)
+                if handler is None:
+                    self._fail(f"has no opcode {opcode:#04x}", at)
+                handler(self)
+            value = self._stack.pop()
+        except IndexError:
+            self._fail("takes a value from an empty stack", self.position - 1)
+        self._discard(self._stack)
+        for below in self._marks:
+            self._discard(below)
+        return value
+
+    # -- taking bytes
+
+    def _fail(self, what: str, at: int | None = None) -> Any:
+        at = self.position if at is None else at
+        raise Malformed(f"its pickle {what} (byte {at - self._start:,})", where=self.where)
+
+    def _out_of_data(self, length: int) -> None:
+        if not self._complete:
+            raise NeedsMore
+        raise Malformed(
+            "its pickle is cut short"
+            if length == 1
+            else f"its pickle is cut short: {length:,} bytes more are announced at byte {self.position - self._start:,}",
+            where=self.where,
+            hint="the download or copy did not finish; compare the size with the source",
+        )
+
+    def _take(self, length: int) -> bytes:
+        start = self.position
+        end = start + length
+        if end > len(self.data):
+            self._out_of_data(length)
+        if self._frame_end is not None:
+            if self._opcode_at >= self._frame_end:
+                self._frame_end = None
+            elif end > self._frame_end:
+                self._fail("has an opcode that straddles a frame")
+        self.position = end
+        return self.data[start:end]
+
+    def _number(self, size: int) -> int:
+        return int.from_bytes(self._take(size), "little")
+
+    def _line(self) -> bytes:
+        end = self.data.find(b"\n", self.position, self.position + _LONGEST_LINE)
+        if end < 0:
+            if len(self.data) - self.position >= _LONGEST_LINE:
+                self._fail("has a line that does not end")
+            self._out_of_data(1)
+        return self._take(end + 1 - self.position)[:-1]
+
+    # -- the stack
+
+    def _push(self, value: Any) -> None:
+        self._stack.append(value)
+
+    def _pop_mark(self) -> list[Any]:
+        if not self._marks:
+            self._fail("has no mark where it needs one")
+        items = self._stack
+        self._stack = self._marks.pop()
+        return items
+
+    def _push_after_mark(self, make: Callable[[list[Any]], Any]) -> None:
+        items = self._pop_mark()
+        self._push(make(items))
+
+    def _mark(self) -> None:
+        self._marks.append(self._stack)
+        self._stack = []
+
+    def _discard(self, values: list[Any]) -> None:
+        self.discarded += sum(isinstance(value, Object) for value in values)
+
+    def _pop(self) -> None:
+        if self._stack:
+            self._discard([self._stack.pop()])
+        else:
+            self._pop_mark()
+
+    # -- scalars
+
+    def _int_line(self) -> None:
+        line = self._line()
+        self._push({b"00": False, b"01": True}.get(line, ABSENT))
+        if self._stack[-1] is ABSENT:
+            self._stack[-1] = self._decimal(line)
+
+    def _decimal(self, line: bytes) -> int:
+        try:
+            if len(line) > 2 * _LONGEST_INTEGER:
+                raise ValueError
+            return int(line.rstrip(b"L"))
+        except ValueError:
+            return int(self._fail(f"has a number that is none: {printable(repr(line[:40]))}"))
+
+    def _long(self, size: int) -> None:
+        length = self._number(size)
+        if length > _LONGEST_INTEGER:
+            self._fail(f"has an integer of {length:,} bytes")
+        self._push(int.from_bytes(self._take(length), "little", signed=True))
+
+    def _float_line(self) -> None:
+        line = self._line()
+        try:
+            self._push(float(line))
+        except ValueError:
+            self._fail(f"has a number that is none: {printable(repr(line[:40]))}")
+
+    def _text(self, raw: bytes) -> None:
+        try:
+            self._push(raw.decode("utf-8", "surrogatepass"))
+        except UnicodeDecodeError:
+            self._fail("has a text that is not UTF-8")
+
+    def _unicode_line(self) -> None:
+        try:
+            self._push(self._line().decode("raw-unicode-escape"))
+        except UnicodeDecodeError:
+            self._fail("has a text with a wrong escape")
+
+    def _string_line(self) -> None:
+        line = self._line().strip()
+        if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
+            self._fail("has a string without quotes")
+        try:
+            raw = codecs.escape_decode(line[1:-1])[0]
+        except ValueError:
+            self._fail("has a string with a wrong escape")
+        self._push(ByteString(raw))
+
+    # -- containers
+
+    def _append(self, items: list[Any]) -> None:
+        target = self._stack[-1]
+        if isinstance(target, List):
+            target.items.extend(items)
+        elif isinstance(target, Object):
+            _step(target, "items").extend(items)
+        elif items:
+            self._fail(f"appends to {_kind(target)}")
+
+    def _set_items(self, flat: list[Any]) -> None:
+        target = self._stack[-1]
+        if len(flat) % 2:
+            self._fail("sets a key without a value")
+        pairs = list(zip(flat[::2], flat[1::2], strict=True))
+        if isinstance(target, Dict):
+            target.entries.extend(pairs)
+        elif isinstance(target, Object):
+            _step(target, "entries").extend(pairs)
+        elif pairs:
+            self._fail(f"sets items of {_kind(target)}")
+
+    def _dict_from_mark(self) -> None:
+        flat = self._pop_mark()
+        self._push(Dict())
+        self._set_items(flat)
+
+    def _add_items(self) -> None:
+        items = self._pop_mark()
+        target = self._stack[-1]
+        if not isinstance(target, Set) or target.frozen:
+            self._fail(f"adds to {_kind(target)}")
+        target.items.extend(items)
+
+    def _tuple(self, length: int) -> None:
+        stack = self._stack
+        if len(stack) < length:
+            self._fail("takes a value from an empty stack")
+        items = tuple(stack[-length:])
+        del stack[-length:]
+        stack.append(items)
+
+    # -- memo
+
+    def _get(self, index: int) -> None:
+        try:
+            self._push(self._memo[index])
+        except KeyError:
+            self._fail(f"refers to memo {index}, which was never set")
+
+    def _put(self, index: int) -> None:
+        self._memo[index] = self._stack[-1]
+
+    # -- globals and objects
+
+    def _global(self, module: str, name: str) -> None:
+        known = self._globals.get((module, name))
+        if known is None:
+            known = self._globals[module, name] = Global(module, name)
+        self._push(known)
+
+    def _global_lines(self) -> None:
+        try:
+            module, name = self._line().decode("utf-8"), self._line().decode("utf-8")
+        except UnicodeDecodeError:
+            self._fail("names a class that is not UTF-8")
+        self._global(module, name)
+
+    def _stack_global(self) -> None:
+        name, module = self._stack.pop(), self._stack.pop()
+        if not isinstance(name, str) or not isinstance(module, str):
+            self._fail("names a class by something that is no text")
+        self._global(module, name)
+
+    def _call(self) -> None:
+        args, callee = self._stack.pop(), self._stack.pop()
+        made = self._plain_call(callee, args) if isinstance(callee, Global) and isinstance(args, tuple) else ABSENT
+        if made is ABSENT:
+            made = self._reduce(callee, args)
+        self._push(Object("reduce", callee, args) if made is ABSENT else made)
+
+    def _plain_call(self, callee: Global, args: tuple[Any, ...]) -> Any:
+        """The containers and byte strings that protocol 2 can only spell as calls."""
+        if callee.module == "collections" and callee.name == "OrderedDict":
+            if not args:
+                return Dict(ordered=True)
+            if len(args) == 1 and isinstance(args[0], List):  # Python 2 lists the pairs as the argument
+                pairs = [pair.items if isinstance(pair, List) else pair for pair in args[0].items]
+                if all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+                    return Dict([(key, value) for key, value in pairs], ordered=True)
+        elif callee.module in _BUILTINS and callee.name in ("set", "frozenset"):
+            if len(args) == 1 and isinstance(args[0], List):
+                return Set(list(args[0].items), frozen=callee.name == "frozenset")
+            if not args:
+                return Set(frozen=callee.name == "frozenset")
+        elif callee.module == "_codecs" and callee.name == "encode":
+            if len(args) == 2 and isinstance(args[0], str) and args[1] == "latin1":
+                return self._encode(args[0])
+        elif callee.module in _BUILTINS and callee.name == "bytes" and not args:
+            return b""
+        return ABSENT
+
+    def _encode(self, text: str) -> Any:
+        """The bytes that protocol 2 writes as text. Kept per text, so that a repeated one cannot multiply memory."""
+        known = self._encoded.get(id(text))
+        if known is None:
+            try:
+                known = self._encoded[id(text)] = text.encode("latin-1")
+            except UnicodeEncodeError:
+                return ABSENT
+            self._texts.append(text)  # keeps it alive, so that its id stays its own
+        return known
+
+    def _new(self, how: str) -> None:
+        args = self._stack.pop()
+        if how == "newobj_ex":
+            args = (self._stack.pop(), args)
+        callee = self._stack.pop()
+        self._push(Object(how, callee, args))
+
+    def _inst(self) -> None:
+        self._global_lines()
+        callee = self._stack.pop()
+        self._push(Object("obj", callee, tuple(self._pop_mark())))
+
+    def _obj(self) -> None:
+        args = self._pop_mark()
+        if not args:
+            self._fail("makes an object of no class")
+        self._push(Object("obj", args[0], tuple(args[1:])))
+
+    def _build(self) -> None:
+        state = self._stack.pop()
+        target = self._stack[-1]
+        if isinstance(target, Object):
+            target.steps.append(("state", state))
+        elif isinstance(target, Dict) and target.ordered and target.attributes is ABSENT:
+            target.attributes = state
+        else:
+            self._fail(f"sets the state of {_kind(target)}")
+
+    def _persistent_id(self, pid: Any) -> None:
+        self._push(self._persistent(pid))
+
+    # -- protocol
+
+    def _proto(self) -> None:
+        protocol = self._number(1)
+        if protocol > 5:
+            self._fail(f"declares protocol {protocol}, which does not exist")
+        self.protocol = max(self.protocol, protocol)
+
+    def _frame(self) -> None:
+        length = self._number(8)
+        if self._frame_end is not None and self._opcode_at < self._frame_end:
+            self._fail("begins a frame within a frame")
+        if self.position + length > len(self.data):
+            self._out_of_data(length)
+        self._frame_end = self.position + length
+
+
+def _step(target: Object, kind: str) -> list[Any]:
+    """The list that further items or entries of TARGET go to: a new one if something else came in between."""
+    if not target.steps or target.steps[-1][0] != kind:
+        target.steps.append((kind, []))
+    made: list[Any] = target.steps[-1][1]
+    return made
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Global):
+        return f"the global {printable(str(value), 80)}"
+    return f"a {type(value).__name__.lower()}"
+
+
+_FLOAT = struct.Struct(">d")
+_Handler = Callable[[Reader], None]
+
+_OPCODES: dict[int, _Handler] = {
+    ord(name) if isinstance(name, str) else name: handler
+    for name, handler in {
+        # strings, as Python 3, 2 and 0 wrote them
+        "X": lambda r: r._text(r._take(r._number(4))),
+        0x8C: lambda r: r._text(r._take(r._number(1))),
+        0x8D: lambda r: r._text(r._take(r._number(8))),
+        "V": Reader._unicode_line,
+        "U": lambda r: r._push(ByteString(r._take(r._number(1)))),
+        "T": lambda r: r._push(ByteString(r._take(r._number(4)))),
+        "S": Reader._string_line,
+        "C": lambda r: r._push(r._take(r._number(1))),
+        "B": lambda r: r._push(r._take(r._number(4))),
+        0x8E: lambda r: r._push(r._take(r._number(8))),
+        0x96: lambda r: r._push(bytearray(r._take(r._number(8)))),
+        # numbers and constants
+        "K": lambda r: r._push(r._number(1)),
+        "M": lambda r: r._push(r._number(2)),
+        "J": lambda r: r._push(int.from_bytes(r._take(4), "little", signed=True)),
+        0x8A: lambda r: r._long(1),
+        0x8B: lambda r: r._long(4),
+        "I": Reader._int_line,
+        "L": lambda r: r._push(r._decimal(r._line())),
+        "G": lambda r: r._push(_FLOAT.unpack(r._take(8))[0]),
+        "F": Reader._float_line,
+        "N": lambda r: r._push(None),
+        0x88: lambda r: r._push(True),
+        0x89: lambda r: r._push(False),
+        # memo
+        "h": lambda r: r._get(r._number(1)),
+        "j": lambda r: r._get(r._number(4)),
+        "g": lambda r: r._get(r._decimal(r._line())),
+        "q": lambda r: r._put(r._number(1)),
+        "r": lambda r: r._put(r._number(4)),
+        "p": lambda r: r._put(r._decimal(r._line())),
+        0x94: lambda r: r._put(len(r._memo)),
+        # containers
+        "(": Reader._mark,
+        ")": lambda r: r._push(()),
+        0x85: lambda r: r._tuple(1),
+        0x86: lambda r: r._tuple(2),
+        0x87: lambda r: r._tuple(3),
+        "t": lambda r: r._push_after_mark(tuple),
+        "]": lambda r: r._push(List()),
+        "l": lambda r: r._push_after_mark(List),
+        "a": lambda r: r._append([r._stack.pop()]),
+        "e": lambda r: r._append(r._pop_mark()),
+        "}": lambda r: r._push(Dict()),
+        "d": Reader._dict_from_mark,
+        "s": lambda r: r._set_items([r._stack.pop(-2), r._stack.pop()]),
+        "u": lambda r: r._set_items(r._pop_mark()),
+        0x8F: lambda r: r._push(Set()),
+        0x90: Reader._add_items,
+        0x91: lambda r: r._push_after_mark(lambda items: Set(items, frozen=True)),
+        # globals and objects
+        "c": Reader._global_lines,
+        0x93: Reader._stack_global,
+        "R": Reader._call,
+        0x81: lambda r: r._new("newobj"),
+        0x92: lambda r: r._new("newobj_ex"),
+        "i": Reader._inst,
+        "o": Reader._obj,
+        "b": Reader._build,
+        "Q": lambda r: r._persistent_id(r._stack.pop()),
+        "P": lambda r: r._persistent_id(r._line().decode("ascii", "replace")),
+        # the machine itself
+        0x80: Reader._proto,
+        0x95: Reader._frame,
+        "0": Reader._pop,
+        "1": lambda r: r._discard(r._pop_mark()),
+        "2": lambda r: r._push(r._stack[-1]),
+    }.items()
+}

@@ -1,0 +1,590 @@
+"""Zip archives as torch.save writes them: a strict reader, and the layout of new ones.
+
+    local header 30 | TOP/name | extra | payload | descriptor 16      a record, as often as there are records
+    ...
+    directory entry 46 | TOP/name | extra                             the central directory, in the same order
+    ...
+    zip64 end record 56 | zip64 locator 20 | end record 22            all three, in small archives as well
+
+What torch does in its own way (caffe2/serialize/inline_container.cc over a patched miniz), compared byte by
+byte with torch 2.13; integers are little-endian:
+
+- Payloads are stored, not compressed. The local header says 0 for CRC and sizes: the directory has them, and
+  the descriptor (`50 4b 07 08`, CRC, compressed, size) behind every payload that is not empty.
+- Every payload starts at a multiple of the alignment (64). The gap is an extra field "FB" full of "Z", which
+  only the *local* header has: the lengths there, and nothing else, say where a payload starts.
+- Payloads or offsets of 0xffffffff and more have a zip64 field before the FB field, and a descriptor of 24
+  bytes. Its local copy says compressed = 0 and repeats the offset; the 32-bit sizes before it stay 0.
+- Dates are 0, which is no date at all: nothing here decodes them.
+
+Readers of zip files disagree on archives that contradict themselves, so that a scanner and a loader can be
+shown two different pickles in one file. Hence everything said twice is compared, and one disagreement refuses
+the archive. No size or offset is used before it has been held against the size of the file.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..errors import Malformed, printable
+from ..files import CHUNK, Buffer, Crc32Of, File, FileRange, Piece, Source, shell_quote
+
+STORED = 0
+DEFLATED = 8
+
+# Pad bytes (x) are fields that nobody needs: versions, times, attributes. torch writes zeros, and so do we.
+_LOCAL = struct.Struct("<4s2x2H4x3I2H")  # PK34, flags method, crc compressed size, lengths of name and extra
+_ENTRY = struct.Struct("<4s4x2H4x3I4H6xI")  # PK12, the same, lengths of name extra comment, disk, header
+_END = struct.Struct("<4s4H2IH")  # PK56, disk disk entries entries, size and offset of the directory, comment
+_LOCATOR = struct.Struct("<4sIQI")  # PK67, disk, offset of the zip64 end record, disks
+_END64 = struct.Struct("<4sQ2H2I4Q")  # PK66, its length, made-by needed, then as in _END
+_DESCRIPTOR = struct.Struct("<4s3I")  # PK78, crc compressed size
+_DESCRIPTOR64 = struct.Struct("<4sI2Q")
+_CRC_IN_ENTRY = 16
+_UNKNOWN = -1  # a CRC that will be computed while the payload is copied
+
+_ENCRYPTED = 0x2041  # bits 0, 6 and 13: the payload, strongly, the directory
+_FOLLOWS = 0x0008  # CRC and sizes follow the payload, in a descriptor
+_UTF8 = 0x0800
+_KNOWN_FLAGS = 0x0006 | _FOLLOWS | _UTF8  # 1 and 2 tell how hard deflate tried
+_CAP16 = 0xFFFF
+_CAP32 = 0xFFFFFFFF
+_TAIL = _END.size + _CAP16  # the end record with the longest comment that it may have: 65,557 bytes
+_DEFLATE_RATIO = 1032  # deflate cannot do better than 258 bytes in 2 bits
+_SMALL = 64 << 10  # a payload in memory up to here is joined with its headers
+_PARTS = "is one part of an archive on several disks"
+_CUT_SHORT = "the download or copy did not finish; compare the size with the source, and fetch it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One record of an archive. Offsets count from the start of the file.
+
+    Attributes:
+        name: without the top folder: `data/0`.
+        method: 0 stored, 8 deflated.
+        flags: the general purpose bits.
+        crc: CRC-32 of the payload as the directory states it; 0 with a size means that it was not recorded.
+        size: bytes of the payload, inflated.
+        compressed: bytes of the payload in the file.
+        header: offset of the local header.
+        start: offset of the payload.
+        directory: offset of the entry in the central directory; its CRC stands at +16.
+        descriptor: offset of the data descriptor, if there is one; its CRC stands at +4.
+    """
+
+    name: str
+    method: int
+    flags: int
+    crc: int
+    size: int
+    compressed: int
+    header: int
+    start: int
+    directory: int
+    descriptor: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An archive whose structure holds. Payloads have not been read, so their CRCs have not been checked."""
+
+    file: File
+    top: str
+    members: dict[str, Member]  # in the order of the directory
+    directory: int  # offset of the central directory
+
+    def range(self, name: str) -> FileRange:
+        """The payload of a stored record, as a range of the file."""
+        member = self._member(name)
+        if member.method != STORED:
+            raise self._bad(member, "is compressed, so its bytes cannot be used where they are")
+        return FileRange(self.file, member.start, member.size)
+
+    def read(self, name: str, limit: int) -> bytes:
+        """The checked payload of a small record (a pickle, the version), inflated if need be.
+
+        Args:
+            name: of the record, without the top folder.
+            limit: most bytes that a sensible file has there.
+
+        Raises:
+            Malformed: no such record, it is larger than LIMIT, or it contradicts its size or CRC.
+        """
+        member = self._member(name)
+        if member.size > limit:
+            raise self._bad(member, f"is too large: {member.size:,} bytes, where {limit:,} are plenty")
+        data = self._inflated(member) if member.method == DEFLATED else self.range(name).read(0, member.size)
+        found = zlib.crc32(data)
+        if found != member.crc and member.crc:
+            raise self._bad(
+                member,
+                "is damaged: its checksum does not match",
+                f"CRC-32 recorded {member.crc:08x}, found {found:08x} over {member.size:,} bytes",
+            )
+        return data
+
+    def _inflated(self, member: Member) -> bytes:
+        """Inflate in bounded steps, and never more than the record is said to have: it may go on for ever."""
+        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+        data = bytearray()
+        try:
+            for chunk in FileRange(self.file, member.start, member.compressed).chunks():
+                # One byte more than there may be shows a stream that goes on; and 0 would mean "no limit".
+                data += inflate.decompress(chunk, member.size - len(data) + 1)
+                if len(data) > member.size or inflate.unused_data:
+                    break
+        except zlib.error as error:
+            raise self._bad(member, "cannot be inflated", str(error)) from None
+        if len(data) != member.size or inflate.unused_data or not inflate.eof:
+            raise self._bad(
+                member,
+                f"does not inflate to the {member.size:,} bytes that the directory states",
+                f"{len(data):,} bytes came out, and the stream {'ended' if inflate.eof else 'had not ended'}",
+            )
+        return bytes(data)
+
+    def _member(self, name: str) -> Member:
+        member = self.members.get(name)
+        if member is None:
+            shown = ", ".join(printable(other, 40) for other in list(self.members)[:8])
+            first = f"{len(self.members):,} records, the first are {shown}"
+            raise _bad(self.file, f"the record {printable(name)} is missing", first)
+        return member
+
+    def _bad(self, member: Member, what: str, *evidence: str) -> Malformed:
+        return _bad(self.file, f"the record {printable(member.name)} {what}", *evidence)
+
+
+def looks_like_zip(head: bytes) -> bool:
+    """Whether a file that starts with HEAD (4 bytes suffice) means to be a zip archive, be it empty."""
+    return head.startswith((b"PK\3\4", b"PK\5\6"))
+
+
+def open_archive(file: File) -> Archive:
+    """Read and check the structure of an archive: end, directory and all local headers, but no payload.
+
+    Raises:
+        Malformed: it is cut short, contradicts itself, or does what torch.save never does and no reader needs
+            (encryption, several disks, bytes before or behind it, unsafe or ambiguous names).
+    """
+    count, offset, size = _find_end(file)
+    entries = list(_read_directory(file, count, offset, size))
+    top = _common_top(file, [entry.name for entry in entries])
+    members = [_locate(file, entry, offset, len(top) + 1) for entry in entries]
+    _check_extents(file, members)
+    # Folders have entries of their own in archives that were zipped again. They were checked like the others.
+    return Archive(file, top, {m.name: m for m in members if m.name and not m.name.endswith("/")}, offset)
+
+
+def _bad(file: File, what: str, *evidence: str, hint: str | None = None) -> Malformed:
+    return Malformed(what, where=file.path, evidence=evidence, hint=hint)
+
+
+class _End(NamedTuple):
+    """What an end record says; the order is that of both kinds."""
+
+    disk: int
+    directory_disk: int
+    entries_here: int
+    entries: int
+    size: int
+    offset: int
+
+
+def _find_end(file: File) -> tuple[int, int, int]:
+    """Number of entries, offset and size of the central directory, all of which fit together and into the file."""
+    head = file.read(0, min(4, file.size))
+    if len(head) == 4 and not looks_like_zip(head):
+        raise _bad(file, "does not start like a zip archive", f"the first bytes are {head.hex(' ')}")
+    at, end = _end_record(file)
+    start = at - _LOCATOR.size
+    if start >= 0 and (locator := file.read(start, _LOCATOR.size)).startswith(b"PK\6\7"):
+        _, disk, at, disks = _LOCATOR.unpack(locator)
+        end = _end_record64(file, at, start, end)
+        end = end._replace(disk=end.disk | disk | (disks > 1))
+    if end.disk or end.directory_disk or end.entries_here != end.entries:
+        raise _bad(file, _PARTS, hint=f"zip -s 0 {shell_quote(file.path)} --out joined.pt")
+    if end.offset + end.size != at:
+        raise _shifted(file, "the end of the central directory", end.offset + end.size, at)
+    if not end.entries:
+        raise _bad(file, "is an archive without records", hint="what wrote it has failed; write it again")
+    if end.size < end.entries * _ENTRY.size:
+        raise _bad(file, "the central directory is too small", f"{end.size:,} bytes for {end.entries:,} entries")
+    return end.entries, end.offset, end.size
+
+
+def _shifted(file: File, what: str, stated: int, found: int) -> Malformed:
+    """Offsets that do not fit are how joined archives, prefixes and holes show themselves."""
+    differs = f"{abs(found - stated):,} bytes {'longer' if found > stated else 'shorter'}"
+    return _bad(
+        file,
+        f"the archive is {differs} than its end records say",
+        f"{what} is announced at byte {stated:,} and must be at {found:,}",
+        hint="two archives were joined, or something was put in front" if found > stated else _CUT_SHORT,
+    )
+
+
+def _end_record(file: File) -> tuple[int, _End]:
+    """The classic end record: the one whose comment ends with the file."""
+    base = max(0, file.size - _TAIL)
+    tail = file.read(base, file.size - base)
+    behind = 0
+    for at in _backwards(tail, b"PK\5\6"):
+        _, *numbers, comment = _END.unpack_from(tail, at)
+        end = _End(*numbers)
+        left = len(tail) - at - _END.size - comment
+        if not left:
+            return base + at, end
+        # Payloads may hold the signature by chance or as a nested archive. Only one that fits its place is ours.
+        zip64 = tail[max(0, at - _LOCATOR.size) : at].startswith(b"PK\6\7")
+        if left > 0 and (zip64 or end.offset + end.size == base + at):
+            behind = left
+    if behind:
+        raise _bad(file, "something was appended to the archive", f"{behind:,} bytes stand behind its end")
+    present = f"{file.size:,} bytes are present, and no end record is among the last {len(tail):,}"
+    raise _bad(file, "the end of the archive is missing", present, hint=_CUT_SHORT)
+
+
+def _end_record64(file: File, at: int, locator: int, classic: _End) -> _End:
+    """The zip64 end record at AT, which must reach to its locator and agree with the classic one."""
+    if at + _END64.size != locator:
+        raise _shifted(file, "the zip64 end record", at, locator - _END64.size)
+    signature, length, _, _, *numbers = _END64.unpack(file.read(at, _END64.size))
+    if signature != b"PK\6\6" or length != _END64.size - 12:
+        raise _bad(file, "the zip64 end record is damaged", f"at byte {at:,}")
+    end = _End(*numbers)
+    caps = (_CAP16,) * 4 + (_CAP32,) * 2
+    if any(short not in (long, cap) for short, long, cap in zip(classic, end, caps, strict=True)):
+        said = "{}: {:,} entries, {:,} bytes at {:,}"
+        raise _bad(
+            file,
+            "the two end records contradict each other",
+            said.format("zip64", *end[3:]),
+            said.format("classic", *classic[3:]),
+        )
+    return end
+
+
+def _backwards(tail: bytes, signature: bytes) -> Iterator[int]:
+    """Where SIGNATURE stands in TAIL with room for an end record behind it, from the back."""
+    at = tail.rfind(signature, 0, max(0, len(tail) - _END.size + len(signature)))
+    while at >= 0:
+        yield at
+        at = tail.rfind(signature, 0, at + len(signature) - 1)
+
+
+class _Entry(NamedTuple):
+    """What the central directory says about a record."""
+
+    raw: bytes
+    name: str
+    flags: int
+    method: int
+    crc: int
+    compressed: int
+    size: int
+    header: int
+    at: int
+
+
+def _read_directory(file: File, count: int, offset: int, size: int) -> Iterator[_Entry]:
+    data = file.read(offset, size)
+    at = 0
+    for number in range(count):
+        where = offset + at
+        entry = None
+        fault: str | None = "the central directory is damaged"
+        if size - at >= _ENTRY.size:
+            sign, flags, method, crc, compressed, length, named, extra, comment, disk, header = _ENTRY.unpack_from(
+                data, at
+            )
+            begin = at + _ENTRY.size
+            at = begin + named + extra + comment
+            if sign == b"PK\1\2" and at <= size:
+                raw = data[begin : begin + named]
+                name = raw.decode("utf-8", "backslashreplace")  # torch takes the bytes, flag 11 or not
+                wide = _widen(data[begin + named : at - comment], (length, compressed, header))
+                length, compressed, header = wide or (length, compressed, header)
+                entry = _Entry(raw, name, flags, method, crc, compressed, length, header, where)
+                fault = _PARTS if disk else _entry_fault(entry) if wide else "an extra field is damaged"
+        if entry is None or fault:
+            evidence = [f"entry {number + 1:,} of {count:,}, at byte {where:,}"]
+            if entry:
+                evidence.append(f"{printable(entry.name)}: {_said(*entry[2:7])}")
+            raise _bad(file, fault or "", *evidence)
+        yield entry
+    if at != size:
+        left = f"{count:,} entries are {at:,} bytes, the directory has {size:,}"
+        raise _bad(file, "the central directory holds more than its entries", left)
+
+
+def _said(flags: int, method: int, crc: int, compressed: int, size: int) -> str:
+    return f"flags {flags:#06x}, method {method}, CRC {crc:08x}, {compressed:,} bytes for {size:,}"
+
+
+def _entry_fault(entry: _Entry) -> str | None:
+    """What one entry of the directory has that no checkpoint may have, or None."""
+    if entry.flags & _ENCRYPTED:
+        return "is encrypted"
+    if entry.flags & ~_KNOWN_FLAGS:
+        return "uses a feature of zip that no checkpoint uses"
+    if entry.method not in (STORED, DEFLATED):
+        return f"is compressed with method {entry.method}, which no checkpoint uses"
+    if entry.method == STORED and entry.size != entry.compressed:
+        return "a record that is not compressed has two sizes"
+    if entry.size > entry.compressed * _DEFLATE_RATIO + 64:
+        return "a compressed record claims more than deflate can do"
+    if fault := _name_fault(entry.name):
+        return f"the name of a record {fault}"
+    if entry.name.endswith("/") and entry.size:
+        return "a folder of the archive has content"
+    return None
+
+
+def _widen(extra: bytes, values: tuple[int, ...]) -> tuple[int, ...] | None:
+    """VALUES with every 0xffffffff replaced by the next zip64 number in EXTRA. None if EXTRA is damaged."""
+    field = None
+    at = 0
+    while at < len(extra):
+        if len(extra) - at < 4:
+            return None
+        kind, length = struct.unpack_from("<2H", extra, at)
+        at += 4 + length
+        if at > len(extra) or (kind == 1 and field is not None):
+            return None
+        if kind == 1:
+            field = extra[at - length : at]
+    if field is None:
+        return values
+    capped = values.count(_CAP32)
+    if len(field) < 8 * capped:
+        return None
+    numbers = iter(struct.unpack_from(f"<{capped}Q", field))
+    return tuple(next(numbers) if value == _CAP32 else value for value in values)
+
+
+def _name_fault(name: str) -> str | None:
+    """Why no record may have this full name, or None.
+
+    We never extract, but others do. A top folder "." leads nowhere, and torch makes one for a file `..pt`.
+    """
+    if "\0" in name or "\\" in name:
+        return "is not text, or holds a NUL or a backslash"
+    parts = name.split("/")
+    if not parts[-1] and len(parts) > 1:
+        parts.pop()  # a folder
+    if "" in parts or ".." in parts or "." in parts[1:]:
+        return "is empty, absolute, or has an empty, '.' or '..' component"
+    return None
+
+
+def _common_top(file: File, names: list[str]) -> str:
+    """The one folder that holds all records. Whether a name is there twice is settled here, too."""
+    quoted = shell_quote(file.path)
+    if any(name.startswith("__MACOSX/") for name in names):
+        raise _bad(
+            file,
+            "was zipped again by macOS, which added a folder __MACOSX; torch.load refuses it, too",
+            hint=f"zip -d {quoted} '__MACOSX/*'",
+        )
+    flat = next((name for name in names if "/" not in name), None)
+    if flat is not None:
+        counted = f"{len(names):,} records, such as {printable(flat)}"
+        hint = f"unzip -d archive {quoted} && zip -0 -r repaired.pt archive" if "data.pkl" in names else None
+        raise _bad(file, "its records are not in one folder, as torch.save puts them", counted, hint=hint)
+    tops = list(dict.fromkeys(name.split("/", 1)[0] for name in names))
+    if len(tops) > 1:
+        shown = ", ".join(printable(top, 40) for top in tops[:8])
+        raise _bad(file, "its records are in several top folders", f"{len(tops):,} folders: {shown}")
+    seen: dict[str, str] = {}
+    for name in names:
+        # torch ignores case: DATA.PKL can stand in for data.pkl. Of equal names some readers take the last.
+        folded = name.casefold()
+        if folded in seen:
+            both = f"{printable(seen[folded])} and {printable(name)}"
+            raise _bad(file, "two records have the same name, and readers disagree on which counts", both)
+        seen[folded] = name
+    return tops[0]
+
+
+def _locate(file: File, entry: _Entry, limit: int, skip: int) -> Member:
+    """Read the local header of a record, hold it against the directory, and find the payload."""
+    raw, name, flags, method, crc, compressed, size, header, at = entry
+    end = header + _LOCAL.size + len(raw)
+    if end > limit:
+        where = f"header at byte {header:,}, the directory begins at {limit:,}"
+        raise _bad(file, "a record begins behind the last possible place", printable(name), where)
+    data = file.read(header, _LOCAL.size + len(raw))
+    signature, flags2, method2, crc2, compressed2, size2, named, extra = _LOCAL.unpack_from(data)
+    start = end + extra
+    if signature != b"PK\3\4":
+        where = f"{printable(name)}, at byte {header:,}: {signature.hex(' ')}"
+        raise _bad(file, "there is no record where the directory says", where)
+    if start + compressed > limit:
+        where = f"bytes {start:,} to {start + compressed:,}, the directory begins at {limit:,}"
+        raise _bad(file, "a record reaches into the central directory", printable(name), where)
+    if _CAP32 in (compressed2, size2):
+        size2, compressed2 = _widen(file.read(end, extra), (size2, compressed2)) or (-1, -1)
+    same = data[_LOCAL.size :] == raw and (flags2, method2, named) == (flags, method, len(raw))
+    local, stated = (crc2, compressed2, size2), (crc, compressed, size)
+    if local != stated:
+        same &= all(a == b or (a == 0 and flags & _FOLLOWS) for a, b in zip(local, stated, strict=True))
+    if not same:
+        other = printable(data[_LOCAL.size :].decode("utf-8", "replace"))
+        raise _bad(
+            file,
+            "a record contradicts its entry in the directory",
+            f"entry at byte {at:,}: {printable(name)}: {_said(flags, method, *stated)}",
+            f"record at byte {header:,}: {other}: {_said(flags2, method2, *local)}",
+        )
+    end = start + compressed
+    descriptor = end if flags & _FOLLOWS and _has_descriptor(file, entry, end, limit) else None
+    return Member(name[skip:], method, flags, crc, size, compressed, header, start, at, descriptor)
+
+
+def _has_descriptor(file: File, entry: _Entry, at: int, limit: int) -> bool:
+    """Whether a descriptor stands at AT. Its signature is optional, so that one may be there unrecognised."""
+    data = file.read(at, min(_DESCRIPTOR64.size, limit - at))
+    if not data.startswith(b"PK\7\10"):
+        return False
+    stated = (entry.crc, entry.compressed, entry.size)
+    for form in (_DESCRIPTOR, _DESCRIPTOR64):
+        if len(data) >= form.size and form.unpack_from(data)[1:] == stated:
+            return True
+    where = f"{printable(entry.name)}, descriptor at byte {at:,}"
+    raise _bad(file, "a record contradicts the checksum or the sizes behind it", where, data.hex(" "))
+
+
+def _check_extents(file: File, members: list[Member]) -> None:
+    """Records may leave gaps, as edits in place do, but share no byte: that is how bombs are made small."""
+    end = 0
+    last: Member | None = None
+    for member in sorted(members, key=lambda member: member.header):
+        if last is None and member.header:
+            where = f"the first record is at byte {member.header:,}"
+            raise _bad(file, "the archive does not begin with its first record", where)
+        if last is not None and member.header < end:
+            both = f"{printable(last.name)} and {printable(member.name)}"
+            raise _bad(file, "two records overlap", f"{both} share bytes {member.header:,} to {end:,}")
+        end = member.start + member.compressed + (0 if member.descriptor is None else _DESCRIPTOR.size)
+        last = member
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record to be written, stored. With `crc` None it is computed while the payload is copied."""
+
+    name: str
+    source: Source
+    crc: int | None
+
+
+def lay_out(top: str, records: Sequence[Record], alignment: int = 64) -> list[Piece]:
+    """The bytes of an archive of RECORDS, in order, exactly as torch 2.13 would write them.
+
+    Args:
+        top: name of the folder that holds all records.
+        records: in the order of writing. torch starts with `data.pkl`.
+        alignment: every payload starts at a multiple of it. 1 to 32,768: the gap must fit a 16-bit length.
+
+    Raises:
+        ValueError: an alignment or a name that cannot be written. (torch writes an unreadable file there.)
+    """
+    if not 1 <= alignment <= 1 << 15:
+        raise ValueError(f"alignment must be 1 to 32768, not {alignment}")
+    out = _Pieces()
+    entries = [_add_record(out, f"{top}/{record.name}", record, alignment) for record in records]
+    if len({entry.name.casefold() for entry in entries}) != len(entries):
+        raise ValueError("two records have the same name")
+    offset = out.position
+    for entry, record in zip(entries, records, strict=True):
+        _add_entry(out, entry, record)
+    size, count, at = out.position - offset, len(entries), out.position
+    out.add(_END64.pack(b"PK\6\6", _END64.size - 12, 0x031E, 45, 0, 0, count, count, size, offset))
+    out.add(_LOCATOR.pack(b"PK\6\7", 0, at, 1))
+    count, size, offset = min(count, _CAP16), min(size, _CAP32), min(offset, _CAP32)
+    out.add(_END.pack(b"PK\5\6", 0, 0, count, count, size, offset, 0))
+    return out.finish()
+
+
+def _add_record(out: _Pieces, name: str, record: Record, alignment: int) -> _Entry:
+    """Header, payload and descriptor of one record. Returns what the directory will say about it."""
+    raw = name.encode()
+    if len(raw) > _CAP16 or name.endswith("/") or name.startswith("__MACOSX/") or _name_fault(name):
+        raise ValueError(f"a record cannot be called {printable(name)!r}")
+    header, size, source = out.position, record.source.length, record.source
+    crc = record.crc
+    if not size:
+        crc = 0
+    elif crc is None and isinstance(source, Buffer) and size <= CHUNK:
+        crc = zlib.crc32(source.data)  # at once: this keeps its headers and its neighbours' in one piece
+    wide = _wide_field(size, 0, header)
+    start = header + _LOCAL.size + len(raw) + len(wide) + 4
+    filling = -start % alignment
+    extra = wide + struct.pack("<2sH", b"FB", filling) + b"Z" * filling
+    flags = _UTF8 | (_FOLLOWS if size else 0)
+    out.add(_LOCAL.pack(b"PK\3\4", flags, STORED, 0, 0, 0, len(raw), len(extra)) + raw + extra)
+    if size:
+        out.add_source(source)
+        out.add(b"PK\7\10")
+        out.add_crc(crc, source)
+        out.add(struct.pack("<2Q" if wide else "<2I", size, size))
+    return _Entry(raw, name, flags, STORED, _UNKNOWN if crc is None else crc, size, size, header, 0)
+
+
+def _add_entry(out: _Pieces, entry: _Entry, record: Record) -> None:
+    size, header = min(entry.size, _CAP32), min(entry.header, _CAP32)
+    wide = _wide_field(entry.size, entry.size, entry.header)
+    named, extra = len(entry.raw), len(wide)
+    data = _ENTRY.pack(b"PK\1\2", entry.flags, STORED, 0, size, size, named, extra, 0, 0, header)
+    out.add(data[:_CRC_IN_ENTRY])
+    out.add_crc(None if entry.crc == _UNKNOWN else entry.crc, record.source)
+    out.add(data[_CRC_IN_ENTRY + 4 :] + entry.raw + wide)
+
+
+def _wide_field(size: int, compressed: int, header: int) -> bytes:
+    """The zip64 extra field of a record that is so large or so far behind, else nothing."""
+    numbers = [size, compressed] if size >= _CAP32 else []
+    if header >= _CAP32:
+        numbers.append(header)
+    return struct.pack(f"<2H{len(numbers)}Q", 1, 8 * len(numbers), *numbers) if numbers else b""
+
+
+class _Pieces:
+    """Pieces that grow at the end; what stands in memory side by side becomes one."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self._pieces: list[Piece] = []
+        self._bytes = bytearray()
+
+    def add(self, data: bytes | memoryview) -> None:
+        self._bytes += data
+        self.position += len(data)
+
+    def add_source(self, source: Source) -> None:
+        if isinstance(source, Buffer) and source.length <= _SMALL:
+            self.add(source.data)
+        else:
+            self._append(source)
+
+    def add_crc(self, crc: int | None, source: Source) -> None:
+        if crc is None:
+            self._append(Crc32Of(source))
+        else:
+            self.add(crc.to_bytes(4, "little"))
+
+    def _append(self, piece: Piece) -> None:
+        self.finish().append(piece)
+        self.position += piece.length
+
+    def finish(self) -> list[Piece]:
+        if self._bytes:
+            self._pieces.append(Buffer(bytes(self._bytes)))
+            self._bytes = bytearray()
+        return self._pieces

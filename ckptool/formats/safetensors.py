@@ -1,0 +1,334 @@
+"""safetensors: a header of JSON, then the tensors in C order. One flat set of names; no sharing, strides or locations.
+
+    8 bytes   length N of the header, little-endian
+    N bytes   {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, …, "__metadata__": {text: text}}
+              padded with spaces so that the data begin at a multiple of 8
+    the rest  the data; offsets count from its start and tile it without holes
+
+Read more strictly than by the reference (no repeated names, the header begins with "{"): what it refuses, we refuse.
+What we write: names in registration order, data by falling item size (so that each is aligned), `format: pt`, and one
+metadata entry `ckptool` that notes what the format cannot say: that the order is the true one, which tensors were tied,
+strides, and `_metadata`. Reading restores it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from math import prod
+from typing import Any
+
+from ..checkpoint import Checkpoint, StateDict, from_plain, metadata_of, to_plain
+from ..dtypes import BY_SAFETENSORS, DType
+from ..errors import CannotCarry, Malformed, printable
+from ..files import Buffer, File, FileRange, Piece
+from ..tensor import LazyTensor, Storage, contiguous_stride, is_permutation, permuted
+from ..tree import ABSENT, Dict, List, walk
+from ..weights import the_state_dict
+from .base import Draft, Format
+
+_LARGEST_HEADER = 100_000_000  # the reference's own limit
+_NOTE = "ckptool"
+
+
+def sniff(head: bytes) -> bool:
+    """Whether HEAD may be the beginning of a safetensors file: a header length that makes sense, then `{`."""
+    return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LARGEST_HEADER
+
+
+def open_safetensors(file: File) -> Checkpoint:
+    """Open a safetensors file: its header is read, no tensor is."""
+    header = _read_header(file)
+    start = 8 + int.from_bytes(file.read(0, 8), "little")
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise Malformed("its __metadata__ is no map of texts", where=file.path)
+    entries: list[tuple[Any, Any]] = []
+    ranges: list[tuple[int, int, str]] = []
+    for name, entry in header.items():
+        dtype, shape, begin, end = _entry(file, name, entry)
+        source = FileRange(file, start + begin, end - begin)
+        storage = Storage(source, "cpu", dtype if dtype.storage else None, name)
+        entries.append((name, LazyTensor(storage, dtype, shape, contiguous_stride(shape))))
+        ranges.append((begin, end, name))
+    _check_tiling(file, ranges, file.size - start)
+    note = _read_note(metadata.get(_NOTE))
+    warnings = () if note is not None else ("the order of its keys is that of the header; how they were saved is not known",)
+    root = Dict(entries, ordered=True)
+    _restore(root, note or {})
+    return Checkpoint(
+        root,
+        "safetensors",
+        file.path,
+        file.size,
+        metadata={key: value for key, value in metadata.items() if key != _NOTE},
+        order_preserved=note is not None,
+        warnings=warnings,
+    )
+
+
+def _read_header(file: File) -> dict[str, Any]:
+    where = file.path
+    if file.size < 8:
+        raise Malformed(f"has {file.size} bytes; a safetensors file has at least 8", where=where)
+    length = int.from_bytes(file.read(0, 8), "little")
+    if length > _LARGEST_HEADER:
+        raise Malformed(f"announces a header of {length:,} bytes; 100,000,000 is the limit", where=where)
+    if 8 + length > file.size:
+        raise Malformed(
+            f"its header is cut short: {length:,} bytes announced, {file.size - 8:,} left in the file",
+            where=where,
+            hint="the download or copy did not finish; compare the size with the source",
+        )
+    raw = file.read(8, length)
+
+    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) != len(pairs):
+            twice = next(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
+            raise Malformed(f"its header names {printable(repr(twice))} twice", where=where)
+        return made
+
+    def refuse(text: str) -> Any:
+        raise ValueError(f"{text} is no number of JSON")
+
+    if raw[:1] != b"{":
+        raise Malformed("its header does not begin with '{'", where=where)
+    try:
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=without_repeats, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, Malformed):
+            raise
+        raise Malformed(f"its header is not JSON: {printable(str(error), 120)}", where=where) from None
+    if not isinstance(header, dict):
+        raise Malformed("its header is no object of JSON", where=where)
+    return header
+
+
+def _entry(file: File, name: str, entry: Any) -> tuple[DType, tuple[int, ...], int, int]:
+    """The checked fields of one tensor."""
+    shown = printable(repr(name), 80)
+    try:
+        code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise Malformed(f"the entry of {shown} lacks dtype, shape or two data_offsets", where=file.path) from None
+    dtype = BY_SAFETENSORS.get(code) if isinstance(code, str) else None
+    if dtype is None:
+        raise Malformed(f"{shown} has the unknown dtype {printable(repr(code), 40)}", where=file.path)
+    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 1 << 62 for n in [*shape, begin, end]):
+        raise Malformed(f"the shape or offsets of {shown} are no natural numbers", where=file.path)
+    if dtype.packed > 1:
+        if not shape or shape[-1] % dtype.packed:
+            raise Malformed(f"{shown} has an odd number of 4-bit elements in a row", where=file.path)
+        shape = [*shape[:-1], shape[-1] // dtype.packed]
+    needed = prod(shape) * dtype.itemsize
+    if end - begin != needed:
+        raise Malformed(
+            f"{shown} has {end - begin:,} bytes; {code} of shape {printable(str(shape), 80)} takes {needed:,}",
+            where=file.path,
+        )
+    return dtype, tuple(shape), begin, end
+
+
+def _check_tiling(file: File, ranges: list[tuple[int, int, str]], available: int) -> None:
+    """Refuse holes, overlaps, and data that are missing or too many, as the reference does."""
+    position = 0
+    for begin, end, name in sorted(ranges):
+        if begin != position:
+            kind = "a hole before" if begin > position else "an overlap at"
+            raise Malformed(f"its data have {kind} {printable(repr(name), 80)} (byte {position:,})", where=file.path)
+        position = end
+    if position > available:
+        short = sum(end > available for _, end, _ in ranges)
+        raise Malformed(
+            f"is cut short: the tensors take {position:,} bytes, {available:,} are there ({short:,} tensors concerned)",
+            where=file.path,
+            hint="the download or copy did not finish; compare the size with the source",
+        )
+    if position < available:
+        raise Malformed(f"{available - position:,} bytes follow the last tensor", where=file.path)
+
+
+def _read_note(text: str | None) -> dict[str, Any] | None:
+    """Our own note, or None if there is none that can be understood."""
+    try:
+        note = json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return None
+    return note if isinstance(note, dict) and note.get("version") == 1 else None
+
+
+def _restore(root: Dict, note: dict[str, Any]) -> None:
+    """Put back what the note says: strides, ties, `_metadata`. What does not fit the tensors is passed over."""
+    by_name = dict(root.entries)
+    for name, stride in _pairs(note.get("strides")):
+        tensor = by_name.get(name)
+        if tensor is None or not isinstance(stride, list) or not all(type(n) is int and n >= 0 for n in stride):
+            continue
+        if len(stride) == len(tensor.shape) and tensor.numel and is_permutation(tensor.shape, tuple(stride)):
+            by_name[name] = permuted(tensor, tuple(stride))
+    ties: dict[str, object] = defaultdict(object)
+    for name, kept in _pairs(note.get("ties")):
+        one, other = by_name.get(name), by_name.get(kept) if isinstance(kept, str) else None
+        if one is None or other is None or (one.dtype, one.shape, one.stride) != (other.dtype, other.shape, other.stride):
+            continue
+        for tensor in (one, other):
+            object.__setattr__(tensor.storage, "tie", ties[kept])  # complete what nobody has seen yet
+    root.entries = [(name, by_name[name]) for name, _ in root.entries]
+    metadata = note.get("_metadata")
+    if isinstance(metadata, dict):
+        node = from_plain(metadata)
+        node.ordered = True
+        root.attributes = Dict([("_metadata", node)])
+
+
+def _pairs(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def draft_safetensors(ckpt: Checkpoint) -> Draft:
+    """Lay out the weights of a checkpoint as a safetensors file; what else is in it would be lost and is listed."""
+    weights = the_state_dict(ckpt)
+    content = _outside(ckpt, weights) + _not_tensors(weights)
+    tensors = {key: t for key, t in weights.tensors.items() if t.dtype.safetensors}
+    if any(t.storage.big_endian for t in tensors.values()):
+        raise CannotCarry("big-endian values can only be copied from torch zip to torch zip", where=ckpt.where)
+    ties = {other: keys[0] for keys in weights.ties() for other in keys[1:] if keys[0] in tensors}
+    strides = {
+        key: list(t.stride)
+        for key, t in tensors.items()
+        if not t.is_contiguous and t.numel and is_permutation(t.shape, t.stride)
+    }
+    note: dict[str, Any] = {"version": 1, "ties": ties, "strides": strides}
+    form = _form(tensors, ties, strides)
+    metadata = metadata_of(weights.node)
+    if metadata is not None:
+        try:
+            note["_metadata"] = json.loads(json.dumps({str(k): to_plain(v) for k, v in metadata.entries}))
+        except (TypeError, ValueError):
+            form.append("the _metadata of the state dict, which are not plain data, are left out")
+    header: dict[str, Any] = {
+        "__metadata__": {"format": "pt", **ckpt.metadata, _NOTE: json.dumps(note, ensure_ascii=False)}
+    }
+    data: list[Piece] = []
+    offsets: dict[str, tuple[int, int]] = {}
+    position = 0
+    for key in sorted(tensors, key=lambda key: -tensors[key].dtype.itemsize):  # stable: else in registration order
+        t = tensors[key]
+        offsets[key] = (position, position + t.nbytes)
+        position += t.nbytes
+        if t.nbytes:
+            data.append(t.source())
+    for key, t in tensors.items():
+        shape = [*t.shape[:-1], t.shape[-1] * t.dtype.packed] if t.dtype.packed > 1 else list(t.shape)
+        header[key] = {"dtype": t.dtype.safetensors, "shape": shape, "data_offsets": list(offsets[key])}
+    raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    raw += b" " * (-len(raw) % 8)
+    if len(raw) > _LARGEST_HEADER:
+        raise CannotCarry(f"the header would have {len(raw):,} bytes; safetensors reads at most 100,000,000")
+    pieces: list[Piece] = [Buffer(len(raw).to_bytes(8, "little") + raw), *_joined(data)]
+    return Draft(pieces, tuple(form), tuple(content), "a new file, tensors copied as they are")
+
+
+def _joined(pieces: list[Piece]) -> list[Piece]:
+    """Neighbouring ranges of one file as one, so that the kernel copies long runs."""
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if (
+            isinstance(piece, FileRange)
+            and isinstance(last, FileRange)
+            and last.file is piece.file
+            and last.offset + last.length == piece.offset
+        ):
+            joined[-1] = FileRange(last.file, last.offset, last.length + piece.length)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def _outside(ckpt: Checkpoint, weights: StateDict) -> list[str]:
+    """What stands around the state dict, an entry a line."""
+    if weights.node is ckpt.root:
+        return []
+    lines: list[str] = []
+
+    def around(node: Any, path: str) -> None:
+        if isinstance(node, Dict):
+            below = [(str(key), value) for key, value in node.entries]
+        else:
+            items = node.items if isinstance(node, List) else node if isinstance(node, tuple) else []
+            below = [(str(i), value) for i, value in enumerate(items)]
+        for name, value in below:
+            inner = f"{path}/{name}" if path else name
+            if value is weights.node:
+                continue
+            nodes = [found for _, found in walk(value)]
+            if isinstance(value, Dict | List | tuple) and any(found is weights.node for found in nodes):
+                around(value, inner)
+                continue
+            tensors = sum(isinstance(found, LazyTensor) for found in nodes)
+            lines.append(printable(inner, 80) + (f" ({tensors:,} tensors)" if tensors else ""))
+
+    around(ckpt.root, "")
+    return lines or ["what stands around the state dict"]
+
+
+def _not_tensors(weights: StateDict) -> list[str]:
+    """Entries of the state dict itself that the format cannot hold."""
+    lines: list[str] = []
+    kinds: dict[str, list[str]] = {}
+    for key, value in weights.node.entries:
+        if not isinstance(key, str):
+            kinds.setdefault("keys that are no text", []).append(str(key))
+        elif not isinstance(value, LazyTensor):
+            kinds.setdefault("values that are no dense tensor", []).append(key)
+        elif not value.dtype.safetensors:
+            kinds.setdefault(f"tensors of {value.dtype.name}", []).append(key)
+    for kind, keys in kinds.items():
+        shown = ", ".join(printable(key, 60) for key in keys[:4])
+        lines.append(f"{len(keys):,} {kind}: {shown}{', …' if len(keys) > 4 else ''}")
+    attributes = weights.node.attributes
+    if isinstance(attributes, Dict):
+        others = [str(key) for key, _ in attributes.entries if key != "_metadata"]
+        lines += [f"attributes of the state dict: {printable(', '.join(others))}"] if others else []
+    elif attributes is not ABSENT:
+        lines.append("attributes of the state dict")
+    return lines
+
+
+def _form(tensors: dict[str, LazyTensor], ties: dict[str, str], strides: dict[str, list[int]]) -> list[str]:
+    """What changes in form: said in the receipt, and noted in the file where that can be."""
+    form: list[str] = []
+    if ties:
+        shown = ", ".join(f"{printable(a, 60)} = {printable(b, 60)}" for a, b in list(ties.items())[:3])
+        form.append(f"{len(ties):,} tied keys are stored twice, and noted: {shown}{', …' if len(ties) > 3 else ''}")
+    if strides:
+        form.append(f"{len(strides):,} permuted tensors are stored in C order; their strides are noted")
+    other = sum(not t.is_contiguous and key not in strides and t.numel > 0 for key, t in tensors.items())
+    if other:
+        form.append(f"{other:,} strided tensors are stored in C order")
+    shared = Counter(t.storage.identity for key, t in tensors.items() if key not in ties and t.numel)
+    views = sum(shared[t.storage.identity] > 1 for key, t in tensors.items() if key not in ties and t.numel)
+    if views:
+        form.append(f"{views:,} tensors that are parts of shared storages are stored on their own")
+    located = Counter(t.location for t in tensors.values() if t.location != "cpu")
+    for location, count in located.items():
+        form.append(f"the location {printable(location)} of {count:,} tensors is not recorded; they load on cpu")
+    parameters = sum(t.parameter or t.requires_grad for t in tensors.values())
+    if parameters:
+        form.append(f"that {parameters:,} tensors require gradients is not recorded")
+    return form
+
+
+FORMAT = Format(
+    name="safetensors",
+    aliases=(),
+    suffixes=(".safetensors",),
+    summary="a flat set of tensors behind a JSON header",
+    carries="tensors of 22 types, text metadata; noted and restored: order, ties, permuted strides, _metadata",
+    pickles=False,
+    sniff=sniff,
+    open=open_safetensors,
+    draft=draft_safetensors,
+)

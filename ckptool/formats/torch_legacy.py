@@ -1,0 +1,238 @@
+"""torch-legacy: what torch.save wrote before 1.6, and still does with `_use_new_zipfile_serialization=False`.
+
+    pickle  0x1950a86a20f9469cfc6c      magic number
+    pickle  1001                        protocol version
+    pickle  {little_endian: …}          not used by any reader; numbers are little-endian
+    pickle  the tree                    storages are ('storage', class, KEY, location, numel, VIEW)
+    pickle  [KEY, …]                    in the order of the data
+    then for each KEY: numel (8 bytes, little-endian) and the bytes of the storage, without gaps
+
+VIEW is None, or (KEY of its own, offset, numel) in elements of the storage: a part of it that is a storage to the
+program. Where the data of a storage begin is known only after all five pickles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ..checkpoint import Checkpoint
+from ..errors import CannotCarry, Malformed, printable
+from ..files import Buffer, File, FileRange, Piece
+from ..tensor import LazyTensor, Storage
+from ..tree import Dict, List
+from ._pickle_read import NeedsMore
+from ._pickle_write import names_class, write_pickle
+from ._torch import StorageId, TorchReader
+from .base import Draft, Format
+
+MAGIC = 0x1950A86A20F9469CFC6C
+_PROTOCOL = 1001
+_MAGIC_BYTES = MAGIC.to_bytes(10, "little")
+_FIRST_READ = 1 << 18
+
+
+def sniff(head: bytes) -> bool:
+    """Whether HEAD begins with the pickled magic number, in any pickle protocol that can hold it."""
+    return _MAGIC_BYTES in head[:24] or head.startswith(b"L%dL\n" % MAGIC)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pickles:
+    tree: Any
+    keys: list[str]
+    reader: _LegacyReader
+    end: int
+
+
+def open_legacy(file: File) -> Checkpoint:
+    """Open a legacy file: its five pickles are read, no storage is (torch itself reads all of them)."""
+    have = _FIRST_READ
+    while True:
+        try:
+            pickles = _read_pickles(file, file.read(0, min(have, file.size)), complete=have >= file.size)
+            break
+        except NeedsMore:
+            have *= 4
+    where, reader = file.path, pickles.reader
+    end = _place_storages(file, pickles)
+    lost = []
+    if end < file.size:
+        lost.append(f"{file.size - end:,} bytes that follow the last storage")
+    if reader.sources:
+        names = ", ".join(printable(name, 60) for name in list(reader.sources)[:6])
+        lost.append(f"the source code of {len(reader.sources):,} classes that is recorded in it: {names}")
+    return Checkpoint(
+        pickles.tree,
+        "torch-legacy",
+        where,
+        file.size,
+        warnings=tuple(lost),
+        lost_content=reader.lost_content(),
+        lost_form=tuple(lost),
+    )
+
+
+def _read_pickles(file: File, data: bytes, *, complete: bool) -> _Pickles:
+    position = 0
+    values = []
+
+    def storage(found: StorageId) -> Storage:
+        if found.nbytes > file.size:
+            raise Malformed(
+                f"storage {printable(found.key)} should have {found.nbytes:,} bytes; the file has {file.size:,}",
+                where=file.path,
+                hint="the download or copy did not finish; compare the size with the source",
+            )
+        return Storage(FileRange(file, 0, found.nbytes), found.location, found.dtype, found.key)
+
+    for index in range(5):
+        reader = _LegacyReader(data, file.path, storage, complete=complete, start=position)
+        values.append(reader.load())
+        position = reader.position
+        if index == 0 and values[0] != MAGIC:
+            raise Malformed("does not begin with torch's magic number", where=file.path)
+        if index == 1 and values[1] != _PROTOCOL:
+            raise Malformed(f"has protocol version {printable(repr(values[1]), 20)}, not {_PROTOCOL}", where=file.path)
+        if index == 3:
+            tree_reader = reader
+    keys = values[4]
+    if not isinstance(keys, List) or not all(isinstance(key, str | int) for key in keys.items):
+        raise Malformed("has no list of storage keys", where=file.path)
+    return _Pickles(values[3], [str(key) for key in keys.items], tree_reader, position)
+
+
+class _LegacyReader(TorchReader):
+    """Resolves storage views: a tensor over a view becomes one over the root storage, at a larger offset."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._views: dict[tuple[str, str, int, int], Storage] = {}
+        self._bases: dict[int, tuple[Storage, int]] = {}  # id of a view -> root storage, offset in elements
+
+    def views(self) -> list[tuple[Storage, tuple[Storage, int]]]:
+        """The storages that are parts of another: (view, (root, offset in elements))."""
+        return [(view, self._bases[id(view)]) for view in self._views.values()]
+
+    def _storage(self, pid: Any) -> Any:
+        root = super()._storage(pid)
+        if not isinstance(root, Storage):
+            return root
+        if len(pid) != 6:
+            self._fail("has a persistent id without view metadata")
+        view = pid[5]
+        if view is None:
+            return root
+        if not isinstance(view, tuple) or len(view) != 3 or not all(isinstance(n, int) for n in view[1:]):
+            self._fail("has view metadata that torch does not write")
+        name, offset, numel = view
+        if offset < 0 or numel < 0 or offset + numel > root.numel:
+            self._fail(f"has a view of elements {offset:,} to {offset + numel:,} of a storage of {root.numel:,}")
+        key = (root.key, str(name), offset, numel)
+        if key not in self._views:
+            item = root.dtype.itemsize if root.dtype else 1
+            assert isinstance(root.source, FileRange)
+            part = root.source.part(offset * item, numel * item)
+            self._views[key] = made = replace(root, source=part, key=f"{root.key}/{name}")
+            self._bases[id(made)] = (root, offset)
+        return self._views[key]
+
+    def _rebuild(self, callee: Any, args: Any) -> Any:
+        made = super()._rebuild(callee, args)
+        if isinstance(made, LazyTensor) and id(made.storage) in self._bases:
+            root, offset = self._bases[id(made.storage)]
+            return replace(made, storage=root, offset=made.offset + offset)
+        return made
+
+
+def _place_storages(file: File, pickles: _Pickles) -> int:
+    """Say where each storage begins, now that it is known. Returns where the last one ends."""
+    where, storages = file.path, pickles.reader.storages
+    listed = set(pickles.keys)
+    if len(listed) != len(pickles.keys):
+        raise Malformed("lists a storage twice", where=where)
+    if listed != storages.keys():
+        missing, extra = sorted(storages.keys() - listed), sorted(listed - storages.keys())
+        raise Malformed(
+            f"its tensors use {len(storages):,} storages, its list names {len(listed):,}",
+            where=where,
+            evidence=[printable(f"not in the list: {', '.join(missing[:4])}")] * bool(missing)
+            + [printable(f"used by no tensor: {', '.join(extra[:4])}")] * bool(extra),
+        )
+    position = pickles.end
+    for key in pickles.keys:
+        storage = storages[key]
+        if position + 8 + storage.nbytes > file.size:
+            raise Malformed(
+                f"storage {printable(key)} is cut short: {storage.nbytes:,} bytes expected at offset "
+                f"{position + 8:,}, {max(file.size - position - 8, 0):,} left in the file",
+                where=where,
+                hint="the download or copy did not finish; compare the size with the source",
+            )
+        numel = int.from_bytes(file.read(position, 8), "little", signed=True)
+        if numel != storage.numel:
+            raise Malformed(
+                f"storage {printable(key)} has {numel:,} elements where it stands; its tensors say {storage.numel:,}",
+                where=where,
+            )
+        _move(storage, position + 8)
+        position += 8 + storage.nbytes
+    for view, (root, offset) in pickles.reader.views():
+        assert isinstance(root.source, FileRange)
+        _move(view, root.source.offset + offset * (root.dtype.itemsize if root.dtype else 1))
+    return position
+
+
+def _move(storage: Storage, offset: int) -> None:
+    """Complete a storage that nobody has seen yet."""
+    assert isinstance(storage.source, FileRange)
+    object.__setattr__(storage, "source", replace(storage.source, offset=offset))
+
+
+def draft_legacy(ckpt: Checkpoint) -> Draft:
+    """Lay out a checkpoint as a legacy file."""
+    storages: dict[int, Storage] = {}
+    names: dict[int, str] = {}
+
+    def persistent(storage: Storage) -> tuple[Any, ...]:
+        if id(storage) not in names:
+            names[id(storage)] = str(len(names))
+            storages[id(storage)] = storage
+        return (
+            "storage",
+            names_class(storage),
+            names[id(storage)],
+            storage.location,
+            storage.numel,
+            None,
+        )
+
+    tree = write_pickle(ckpt.root, persistent)
+    if any(storage.big_endian for storage in storages.values()):
+        raise CannotCarry("big-endian values can only be copied from torch zip to torch zip", where=ckpt.where)
+    plain = partial(write_pickle, persistent=persistent)
+    sizes = Dict([("short", 2), ("int", 4), ("long", 4)])
+    info = Dict([("protocol_version", _PROTOCOL), ("little_endian", True), ("type_sizes", sizes)])
+    keys = list(names.values())
+    header = [plain(MAGIC), plain(_PROTOCOL), plain(info), tree, plain(List(list(keys)))]
+    pieces: list[Piece] = [Buffer(b"".join(header))]
+    for storage in storages.values():
+        pieces += [Buffer(storage.numel.to_bytes(8, "little")), storage.source]
+    content = ()
+    if ckpt.metadata:
+        content = (f"the text metadata of the safetensors header: {printable(', '.join(ckpt.metadata))}",)
+    return Draft([piece for piece in pieces if piece.length], content=content, how="a new file, tensors copied as they are")
+
+
+FORMAT = Format(
+    name="torch-legacy",
+    aliases=("legacy",),
+    suffixes=(),
+    summary="what torch.save wrote before 1.6; read by every torch",
+    carries="everything: nested entries, objects, ties, strides, locations, order, _metadata",
+    pickles=True,
+    sniff=sniff,
+    open=open_legacy,
+    draft=draft_legacy,
+)

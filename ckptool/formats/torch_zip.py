@@ -1,0 +1,237 @@
+"""torch-zip: what torch.save writes since 1.6, a zip archive without compression.
+
+    TOP/data.pkl             the tree; storages are persistent ids ('storage', class, KEY, location, numel)
+    TOP/.format_version      "1": storages stand in the order of the pickle, with predictable gaps    (since 2.7 or so)
+    TOP/.storage_alignment   "64"
+    TOP/byteorder            "little" or "big"                                                        (since 2.1)
+    TOP/data/KEY             the bytes of storage KEY
+    TOP/version              "3"
+    TOP/.data/serialization_id
+
+Written, a checkpoint that came from such a file keeps all its bytes but the pickle and two checksums, when the new
+pickle fits into the place of the old one and every storage is still there. Else the archive is laid out anew and the
+storages are moved by the kernel. `.format_version` is a promise (torch computes offsets from it instead of looking them
+up), which both ways keep: storages are numbered and laid out in the order in which the pickle names them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ..checkpoint import Checkpoint
+from ..errors import Malformed, UnknownFormat, printable
+from ..files import Buffer, FileRange, Piece, Source
+from ..files import Crc32Of, File
+from ..tensor import Storage
+from ._pickle_write import fit, names_class, write_pickle
+from ._torch import StorageId, TorchReader
+from ._zip import Archive, Record, lay_out, looks_like_zip, open_archive
+from .base import Draft, Format
+
+#: Largest pickle that is read. The biggest real ones (optimizer states, 100,000 tensors) are some tens of megabytes.
+_LARGEST_PICKLE = 1 << 30
+_LARGEST_RECORD = 1 << 26
+_NOTE = ".ckptool/metadata.json"
+_KNOWN = ("data.pkl", ".format_version", ".storage_alignment", "byteorder", "version", ".data/serialization_id", _NOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """The archive that a checkpoint came from, for writing it back with little change."""
+
+    archive: Archive
+    big_endian: bool
+
+
+def open_zip(file: File) -> Checkpoint:
+    """Open a torch zip archive: its directory and its pickle are read, no storage is."""
+    archive = open_archive(file)
+    _refuse_relatives(archive)
+    where = file.path
+    byteorder = _small(archive, "byteorder", b"little").strip()
+    if byteorder not in (b"little", b"big"):
+        raise Malformed(f"its byteorder is {printable(repr(byteorder))}, neither little nor big", where=where)
+    version = _small(archive, "version", b"3").strip()
+    if version.isdigit() and not 1 <= int(version[:9]) <= 10:
+        raise Malformed(f"its version is {printable(version.decode())}; torch reads 1 to 10", where=where)
+    big_endian = byteorder == b"big"
+
+    def storage(found: StorageId) -> Storage:
+        member = archive.members.get(f"data/{found.key}")
+        if member is None:
+            raise Malformed(f"the storage data/{printable(found.key)} is missing", where=where)
+        if found.rest:
+            raise Malformed(f"the storage {printable(found.key)} is a view, which only legacy files have", where=where)
+        if member.size != found.nbytes:
+            raise Malformed(
+                f"the storage data/{printable(found.key)} has {member.size:,} bytes; "
+                f"its tensors need {found.nbytes:,}",
+                where=where,
+            )
+        crc = member.crc if member.crc or not member.size else None
+        source = archive.range(member.name)
+        return Storage(source, found.location, found.dtype, found.key, crc, big_endian)
+
+    reader = TorchReader(archive.read("data.pkl", _LARGEST_PICKLE), where, storage)
+    root = reader.load()
+    warnings, lost = [], []
+    if reader.position < len(reader.data):
+        lost.append(f"{len(reader.data) - reader.position:,} bytes that follow the end of its pickle")
+    unused = [name for name in archive.members if name.startswith("data/") and name[5:] not in reader.storages]
+    if unused:
+        lost.append(f"{len(unused):,} storages that no tensor uses: {printable(', '.join(unused[:5]))}")
+    unrecorded = sum(s.crc is None for s in reader.storages.values())
+    if unrecorded:
+        warnings.append(f"the checksums of {unrecorded:,} storages were not recorded")
+    return Checkpoint(
+        root,
+        "torch-zip",
+        where,
+        file.size,
+        metadata=_read_note(archive),
+        origin=_Origin(archive, big_endian),
+        warnings=(*warnings, *lost),
+        lost_content=reader.lost_content(),
+        lost_form=tuple(lost),
+    )
+
+
+def _refuse_relatives(archive: Archive) -> None:
+    """Say what other zip archives are that torch makes, or that look like torch's."""
+    members, where = archive.members, archive.file.path
+    if "constants.pkl" in members:
+        what = "a TorchScript archive; ckptool does not read these yet"
+    elif ".data/extern_modules" in members:
+        what = "a torch.package archive; ckptool does not read these yet"
+    elif "archive_format" in members:
+        what = "an exported program (.pt2); ckptool does not read these yet"
+    elif "data.pkl" in members:
+        return
+    elif any(name.endswith((".pth", ".pt", ".bin", ".ckpt")) for name in members):
+        what = "a zip archive with a checkpoint in it; unpack it first"
+    elif "version" in members:
+        what = "a torch zip archive without data.pkl, as a failed torch.save leaves behind"
+    else:
+        shown = ", ".join(printable(name, 40) for name in list(members)[:5])
+        what = f"a zip archive, but none of torch's: it holds {shown}"
+    raise UnknownFormat(f"not a checkpoint that can be read: {what}", where=where)
+
+
+def _small(archive: Archive, name: str, default: bytes) -> bytes:
+    return archive.read(name, 4096) if name in archive.members else default
+
+
+def _read_note(archive: Archive) -> dict[str, str]:
+    """Text that came from the header of a safetensors file and travels with the archive."""
+    if _NOTE not in archive.members:
+        return {}
+    try:
+        note = json.loads(archive.read(_NOTE, _LARGEST_RECORD))
+    except ValueError:
+        return {}
+    return {str(k): str(v) for k, v in note.items()} if isinstance(note, dict) else {}
+
+
+def draft_zip(ckpt: Checkpoint) -> Draft:
+    """Lay out a checkpoint as a torch zip archive: the old archive patched where possible, else a new one."""
+    return _patched(ckpt) or _laid_out(ckpt)
+
+
+class _Keys:
+    """Gives persistent ids, and remembers the storages in the order in which the pickle names them."""
+
+    def __init__(self, *, keep: bool) -> None:
+        self.keep = keep
+        self.names: dict[int, str] = {}
+        self.storages: list[Storage] = []
+
+    def __call__(self, storage: Storage) -> tuple[Any, ...]:
+        key = self.names.get(id(storage))
+        if key is None:
+            key = self.names[id(storage)] = storage.key if self.keep else str(len(self.storages))
+            self.storages.append(storage)
+        return ("storage", names_class(storage), key, storage.location, storage.numel)
+
+
+def _patched(ckpt: Checkpoint) -> Draft | None:
+    """The archive that CKPT came from with another pickle in it, or None if that cannot be."""
+    if not isinstance(ckpt.origin, _Origin):
+        return None
+    archive = ckpt.origin.archive
+    member = archive.members["data.pkl"]
+    whole = {name: archive.range(name) for name in archive.members if name.startswith("data/")}
+    keys = _Keys(keep=True)
+    storages = ckpt.storages()
+    kept = {f"data/{s.key}": s.source for s in storages}
+    if member.method or kept != whole or len(kept) != len(storages) or _read_note(archive) != dict(ckpt.metadata):
+        return None
+    pickle = fit(write_pickle(ckpt.root, keys), member.size)
+    in_order = [f"data/{s.key}" for s in keys.storages] == sorted(whole, key=lambda n: archive.members[n].start)
+    if pickle is None or (".format_version" in archive.members and not in_order):
+        return None
+    pickle_piece = Buffer(pickle)
+    crc = Crc32Of(pickle_piece)
+    patches: list[tuple[int, Piece]] = [(member.start, pickle_piece), (member.directory + 16, crc)]
+    patches.append((member.descriptor + 4 if member.descriptor is not None else member.header + 14, crc))
+    return Draft(overlay(archive.file, patches), how="the old file with its pickle replaced")
+
+
+def overlay(file: File, patches: list[tuple[int, Piece]]) -> list[Piece]:
+    """All of FILE, with PATCHES (offset, piece) instead of what stood there."""
+    pieces: list[Piece] = []
+    position = 0
+    for offset, piece in sorted(patches, key=lambda patch: patch[0]):
+        pieces += [FileRange(file, position, offset - position), piece]
+        position = offset + piece.length
+    pieces.append(FileRange(file, position, file.size - position))
+    return [piece for piece in pieces if piece.length]
+
+
+def _laid_out(ckpt: Checkpoint) -> Draft:
+    """A new archive. Unknown members of the old one are carried along."""
+    keys = _Keys(keep=False)
+    pickle = write_pickle(ckpt.root, keys)
+    orders = {storage.big_endian for storage in keys.storages}
+    if len(orders) > 1:
+        raise Malformed("mixes big-endian and little-endian storages", where=ckpt.where)
+    archive = ckpt.origin.archive if isinstance(ckpt.origin, _Origin) else None
+    texts = {
+        ".format_version": "1",
+        ".storage_alignment": "64",
+        "byteorder": "big" if orders == {True} else "little",
+    }
+    if ckpt.metadata:
+        texts[_NOTE] = json.dumps(dict(ckpt.metadata), ensure_ascii=False)
+    records = [Record("data.pkl", Buffer(pickle), None)]
+    records += [Record(name, Buffer(text.encode()), None) for name, text in texts.items()]
+    records += [Record(f"data/{i}", storage.source, storage.crc) for i, storage in enumerate(keys.storages)]
+    records += _carried(archive) if archive else []
+    version = _small(archive, "version", b"3\n") if archive else b"3\n"
+    records.append(Record("version", Buffer(version), None))
+    top = archive.top if archive else "archive"
+    return Draft(lay_out(top, records), how="a new archive, tensors copied as they are")
+
+
+def _carried(archive: Archive) -> list[Record]:
+    others = [name for name in archive.members if name not in _KNOWN and not name.startswith("data/")]
+    records = []
+    for name in others:
+        member = archive.members[name]
+        source: Source = Buffer(archive.read(name, _LARGEST_RECORD)) if member.method else archive.range(name)
+        records.append(Record(name, source, member.crc or None))
+    return records
+
+
+FORMAT = Format(
+    name="torch-zip",
+    aliases=("zip", "torch"),
+    suffixes=(".pth", ".pt", ".bin", ".ckpt", ".tar", ".pkl", ".model", ".pyth"),
+    summary="what torch.save writes since 1.6",
+    carries="everything: nested entries, objects, ties, strides, locations, order, _metadata",
+    pickles=True,
+    sniff=looks_like_zip,
+    open=open_zip,
+    draft=draft_zip,
+)
