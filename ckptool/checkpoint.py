@@ -1,0 +1,298 @@
+"""A checkpoint: the tree that was saved and where it came from, and the two primitives that every pass is built on.
+
+`rekey` renames or drops the keys of a state dict, with everything that must follow them; `map_storages` replaces
+storages wherever they are. Both return a new checkpoint and leave the old one as it was; no tensor is read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .errors import KeyCollision, printable
+from .tensor import LazyTensor, Storage
+from .tree import ABSENT, Dict, List, address, rebuild, walk
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What was saved, and where it came from.
+
+    Attributes:
+        root: the tree (see `ckptool.tree`).
+        format: name of the format it was read from, "memory" if from none.
+        path: the file, or None.
+        nbytes: size of the file.
+        metadata: text that the file carries beside the tree (the `__metadata__` of safetensors).
+        origin: what the format needs to write the file back with little change; of no use to others.
+        order_preserved: keys are in the order in which they were saved (safetensors files lose it).
+        warnings: oddities that were noticed while opening.
+        lost_content, lost_form: what no rewrite can keep, since reading already left it behind.
+        history: what passes did, a line each.
+    """
+
+    root: Any
+    format: str = "memory"
+    path: Path | None = None
+    nbytes: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    origin: Any = None
+    order_preserved: bool = True
+    warnings: tuple[str, ...] = ()
+    lost_content: tuple[str, ...] = ()
+    lost_form: tuple[str, ...] = ()
+    history: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """The file name for messages, "" for a checkpoint in memory."""
+        return str(self.path) if self.path else ""
+
+    def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
+        """Every tensor in the tree with its path, once each, in the order of the file."""
+        for trail, node in walk(self.root):
+            if isinstance(node, LazyTensor):
+                yield address(trail), node
+
+    def storages(self) -> list[Storage]:
+        """Every storage in the tree, once each, in the order in which it is first met."""
+        found: dict[int, Storage] = {}
+        for _, node in walk(self.root):
+            storage = node.storage if isinstance(node, LazyTensor) else node
+            if isinstance(storage, Storage):
+                found.setdefault(id(storage), storage)
+        return list(found.values())
+
+    def state_dicts(self) -> list[StateDict]:
+        """The state dicts in it: the dicts of tensors that hold a model's weights (see `ckptool.weights`)."""
+        from .weights import find_state_dicts
+
+        return find_state_dicts(self)
+
+    def state_dict(self, at: str | None = None) -> StateDict:
+        """The state dict in it, or the one at the path AT.
+
+        Raises:
+            NotFound: there is none.
+            Ambiguous: there are several and AT does not say which.
+        """
+        from .weights import the_state_dict
+
+        return the_state_dict(self, at)
+
+    def noting(self, *lines: str) -> Checkpoint:
+        """The same checkpoint with further lines in its history."""
+        return replace(self, history=(*self.history, *lines))
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.path) if self.path else self.format!r}, {len(self.storages())} storages)"
+
+
+class StateDict(Mapping[str, Any]):
+    """A state dict inside a checkpoint: key -> tensor, in the order in which it was saved.
+
+    Attributes:
+        node: its place in the tree.
+        path: the path of that place, "" at the root.
+    """
+
+    def __init__(self, node: Dict, path: str) -> None:
+        self.node = node
+        self.path = path
+        self._values = {str(key): value for key, value in node.entries if isinstance(key, str)}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def tensors(self) -> dict[str, LazyTensor]:
+        """The entries that are dense tensors."""
+        return {key: value for key, value in self._values.items() if isinstance(value, LazyTensor)}
+
+    @property
+    def parameters(self) -> int:
+        """Number of elements of all tensors, tied ones counted once."""
+        views = {(t.storage.identity, t.offset, t.shape, t.stride): t.numel for t in self.tensors.values()}
+        return sum(views.values())
+
+    @property
+    def metadata(self) -> dict[str, Any] | None:
+        """The `_metadata` that torch keeps beside the keys (module path -> {"version": …}), or None."""
+        found = metadata_of(self.node)
+        return None if found is None else {str(path): to_plain(value) for path, value in found.entries}
+
+    def ties(self) -> list[list[str]]:
+        """Groups of keys whose tensors are the same view of the same storage."""
+        groups: dict[Any, list[str]] = {}
+        for key, t in self.tensors.items():
+            if t.numel:
+                groups.setdefault((t.storage.identity, t.offset, t.shape, t.stride), []).append(key)
+        return [keys for keys in groups.values() if len(keys) > 1]
+
+    def __repr__(self) -> str:
+        return f"StateDict({self.path!r}, {len(self)} keys)"
+
+
+def metadata_of(node: Dict) -> Dict | None:
+    """The `_metadata` node of a state dict, or None."""
+    found = node.attributes.get("_metadata") if isinstance(node.attributes, Dict) else None
+    return found if isinstance(found, Dict) else None
+
+
+def rekey(ckpt: Checkpoint, path: str, node: Dict, renamed: Mapping[str, str | None], what: str = "") -> Checkpoint:
+    """Rename keys of the state dict NODE: RENAMED gives the new key of each old one, or None to drop it.
+
+    Keys that RENAMED does not mention and entries whose key is no string stay as they are; order is kept, and
+    `_metadata` follows the keys. WHAT says in messages how the new keys came about.
+
+    Raises:
+        KeyCollision: two keys would become one.
+    """
+    taken: dict[str, str] = {}
+    entries: list[tuple[Any, Any]] = []
+    for key, value in node.entries:
+        if isinstance(key, str):
+            new = renamed.get(key, key)
+            if new is None:
+                continue
+            if new in taken:
+                raise KeyCollision(
+                    f"two keys would become {printable(repr(new))}:",
+                    where=ckpt.where,
+                    evidence=[
+                        f"{printable(old)}   ({'unchanged' if old == new else what or 'renamed'})"
+                        for old in (taken[new], str(key))
+                    ],
+                    hint="--drop one of them first, or rename one of them to something else",
+                )
+            taken[new] = str(key)
+            if new != key:
+                key = new
+        entries.append((key, value))
+    changed = {str(old) for old, new in renamed.items() if old != new}
+    instead: dict[int, Any] = {id(node): Dict(entries, node.ordered, node.attributes)}
+    metadata = metadata_of(node)
+    if metadata is not None and changed:
+        moved = [(str(key), renamed.get(key, key)) for key, _ in node.entries if isinstance(key, str)]
+        instead[id(metadata)] = Dict(_moved_metadata(metadata, moved), metadata.ordered, metadata.attributes)
+    notes = _named_elsewhere(ckpt.root, path, changed) if changed else []
+    return replace(ckpt, root=rebuild(ckpt.root, instead=instead), history=(*ckpt.history, *notes))
+
+
+def _moved_metadata(metadata: Dict, moved: Sequence[tuple[str, str | None]]) -> list[tuple[Any, Any]]:
+    """The entries of `_metadata` after keys MOVED (old, new or None).
+
+    Each entry belongs to the module at a dotted path, "" the root. It follows the keys below that path: when
+    `module.conv.weight` becomes `conv.weight`, the module at `module` is now the root and the old root, a wrapper, is gone.
+    Modules without keys (a ReLU) follow the nearest one above them. A path that stays wins over one that moves there.
+    """
+    paths = {str(path) for path, _ in metadata.entries}
+    votes: dict[str, Counter[str | None]] = {}
+    for old, new in moved:
+        at = -1
+        while True:
+            path, rest = ("", old) if at < 0 else (old[:at], old[at + 1 :])
+            if path in paths:
+                vote = votes.setdefault(path, Counter())
+                if new is None:
+                    vote[None] += 1
+                elif new == rest:
+                    vote[""] += 1
+                elif new.endswith("." + rest):
+                    vote[new[: -len(rest) - 1]] += 1
+            at = old.find(".", at + 1)
+            if at < 0:
+                break
+    after: dict[str, str | None] = {}
+    for path in sorted(paths, key=len):
+        if path in votes:
+            vote = votes[path]
+            if path in vote:
+                after[path] = path
+            else:
+                after[path] = next((new for new, _ in vote.most_common() if new is not None), None)
+        else:
+            above = path
+            while above and above not in votes:
+                above = above.rpartition(".")[0]
+            base = after.get(above) if above in votes else above
+            tail = path[len(above) :].lstrip(".")
+            after[path] = None if base is None else ".".join(part for part in (base, tail) if part)
+    kept: dict[str, Any] = {}
+    for path, value in metadata.entries:
+        new = after[str(path)]
+        if new is not None and (new not in kept or new == path):
+            kept[new] = value
+    if kept and "" not in kept:  # a prefix was added: the new wrapper has an entry of its own, as DataParallel's
+        prefix = min(kept, key=len)
+        wrappers = ["", *(prefix[:at] for at, char in enumerate(prefix) if char == ".")]
+        kept = {**{wrapper: Dict([("version", 1)]) for wrapper in wrappers if wrapper not in kept}, **kept}
+    return list(kept.items())
+
+
+def _named_elsewhere(root: Any, path: str, changed: set[str]) -> list[str]:
+    """Notes on other places that name the keys that changed (an optimizer state by parameter name)."""
+    found: Counter[Any] = Counter()
+    parents: dict[Any, Any] = {}
+    for trail, node in walk(root):
+        if trail is not None and ((isinstance(node, str) and node in changed) or trail[1] in changed):
+            parents.setdefault(id(trail[0]), trail[0])
+            found[id(trail[0])] += 1
+    places = ((address(parents[parent]), count) for parent, count in found.items())
+    return [
+        f"note: {printable(place)} names {count} of the old keys; left as it is"
+        for place, count in places
+        if place != path and not place.startswith(f"{path}/@state" if path else "@state")
+    ]
+
+
+def map_storages(ckpt: Checkpoint, change: Callable[[Storage], Storage]) -> Checkpoint:
+    """Replace storages wherever they are in the tree: under tensors, and bare in pickled objects. Ties stay ties."""
+    made: dict[int, Storage] = {}
+
+    def mapped(storage: Storage) -> Storage:
+        if id(storage) not in made:
+            made[id(storage)] = change(storage)
+        return made[id(storage)]
+
+    def leaf(node: LazyTensor | Storage) -> LazyTensor | Storage:
+        return mapped(node) if isinstance(node, Storage) else replace(node, storage=mapped(node.storage))
+
+    return replace(ckpt, root=rebuild(ckpt.root, leaf=leaf))
+
+
+# -- plain Python values, so that passes work on what torch.load returned
+
+
+def from_plain(value: Any) -> Any:
+    """A dict of tensors (or a dict of dicts of them) as a tree. Whatever is no dict or list is a leaf."""
+    if isinstance(value, Mapping):
+        metadata = getattr(value, "_metadata", None)
+        attributes = ABSENT if metadata is None else Dict([("_metadata", from_plain(metadata))])
+        entries = [(key, from_plain(item)) for key, item in value.items()]
+        return Dict(entries, isinstance(value, OrderedDict), attributes)
+    if isinstance(value, list):
+        return List([from_plain(item) for item in value])
+    return value
+
+
+def to_plain(node: Any) -> Any:
+    """The dict or list that a tree of `from_plain` stands for."""
+    if isinstance(node, Dict):
+        made: dict[Any, Any] = OrderedDict() if node.ordered else {}
+        for key, value in node.entries:
+            made[key] = to_plain(value)
+        metadata = metadata_of(node)
+        if metadata is not None and node.ordered:
+            made._metadata = to_plain(metadata)  # type: ignore[attr-defined]
+        return made
+    return [to_plain(item) for item in node.items] if isinstance(node, List) else node

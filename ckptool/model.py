@@ -1,0 +1,324 @@
+"""The door to torch: values of a checkpoint as torch tensors, and torch tensors as a checkpoint.
+
+torch is imported here and nowhere else in the core.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .checkpoint import Checkpoint
+from .dtypes import BY_NAME, BY_STORAGE, UINT8
+from .errors import CannotCarry, printable
+from .files import Buffer, File, FileRange, StrPath
+from .formats import open as open_checkpoint
+from .formats import settle_ties
+from .locations import LocationRule, new_location
+from .tensor import LazyTensor, Storage
+from .tree import ABSENT, Dict, Global, List, Object, Set
+
+MapLocation = str | torch.device | Mapping[str, str] | Callable[[Any, str], Any] | None
+
+_FACTORIES = {"list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str, "tuple": tuple}
+_BUILTINS = ("builtins", "__builtin__")
+
+
+class Inert:
+    """Stands for an object of a class that a file names. It holds what the file says of it, and does nothing.
+
+    Attributes:
+        class_name: dotted name of the class.
+        args: the arguments that it would have been made with.
+        state: what it would have been given as its state (often the dict of its attributes), or None.
+        items: what would have been appended to it.
+        entries: what would have been set in it.
+    """
+
+    def __init__(self, class_name: str) -> None:
+        self.class_name = class_name
+        self.args: Any = ()
+        self.state: Any = None
+        self.items: list[Any] = []
+        self.entries: list[tuple[Any, Any]] = []
+
+    def __repr__(self) -> str:
+        return f"<inert {printable(self.class_name, 80)}>"
+
+
+def load(path: StrPath, map_location: MapLocation = None, *, mmap: bool = False) -> Any:
+    """Load a checkpoint as torch.load does: the same containers, tensors of equal values that share what they shared.
+
+    Nothing in the file is run. Where torch.load would make an object of some class, there is an `Inert` one, whose
+    state can be read.
+
+    Args:
+        path: a file of any format that ckptool reads.
+        map_location: as in torch.load: a device, a dict of locations, or a function of (storage, location).
+        mmap: map the file into memory instead of reading it; works for legacy files, too.
+
+    Raises:
+        RuntimeError: torch's own, if a storage is on a device that is not there and MAP_LOCATION does not say where to
+            put it.
+        CheckpointError: the file cannot be read.
+    """
+    ckpt = settle_ties(open_checkpoint(path))
+    return _Loader(map_location, mmap=mmap).value(ckpt.root)
+
+
+class _Loader:
+    def __init__(self, map_location: MapLocation, *, mmap: bool) -> None:
+        self._map_location = map_location
+        self._mmap = mmap
+        self._maps: dict[int, Any] = {}
+        self._storages: dict[int, Any] = {}
+        self._made: dict[int, Any] = {}
+        self._fills: list[tuple[Any, Any]] = []
+
+    def value(self, root: Any) -> Any:
+        result = self._begin(root)
+        while self._fills:
+            made, node = self._fills.pop()
+            self._fill(made, node)
+        return result
+
+    # -- storages and tensors
+
+    def _storage(self, storage: Storage) -> Any:
+        if id(storage) not in self._storages:
+            self._storages[id(storage)] = self._restored(storage)
+        return self._storages[id(storage)]
+
+    def _restored(self, storage: Storage) -> Any:
+        if storage.big_endian:
+            raise CannotCarry("holds big-endian values, which are only copied, not loaded", where=storage.key)
+        place, target = storage.location, self._map_location
+        if isinstance(target, Mapping):
+            place = str(target.get(place, place))
+        elif isinstance(target, str | torch.device):
+            place = str(target)
+        if place == "meta":
+            return torch.UntypedStorage(storage.nbytes, device="meta")
+        made = self._read(storage)
+        if target is not None and not isinstance(target, str | torch.device | Mapping):
+            moved = target(made, place)
+            if moved is not None:
+                return moved
+        return torch.serialization.default_restore_location(made, place)
+
+    def _read(self, storage: Storage) -> Any:
+        source = storage.source
+        if self._mmap and isinstance(source, FileRange):
+            return self._mapped(source.file)[source.offset : source.offset + source.length]
+        made = torch.UntypedStorage(storage.nbytes)
+        if storage.nbytes:
+            view = memoryview(torch.empty(0, dtype=torch.uint8).set_(made).numpy())  # type: ignore[call-overload]
+            at = 0
+            for chunk in source.chunks():
+                view[at : at + len(chunk)] = chunk
+                at += len(chunk)
+        return made
+
+    def _mapped(self, file: File) -> Any:
+        if id(file) not in self._maps:
+            # private: changes of the tensors stay in memory
+            self._maps[id(file)] = torch.UntypedStorage.from_file(str(file.path), False, file.size)
+        return self._maps[id(file)]
+
+    def _tensor(self, node: LazyTensor) -> Any:
+        dtype = getattr(torch, node.dtype.name)
+        storage = self._storage(node.storage)
+        made = torch.empty(0, dtype=dtype, device=storage.device)
+        made.set_(storage, node.offset, node.shape, node.stride)
+        if node.conj:
+            made = torch._conj(made)
+        if node.neg:
+            made = torch._neg_view(made)
+        if node.parameter:
+            return torch.nn.Parameter(made, node.requires_grad)
+        return made.requires_grad_() if node.requires_grad else made
+
+    # -- containers
+
+    def _begin(self, node: Any) -> Any:
+        """The value of a node; what is in a container is filled in later, so that cycles come out as they were."""
+        if isinstance(node, str):
+            return str(node)
+        if node is None or node is ABSENT or isinstance(node, bytes | int | float):
+            return node
+        if id(node) in self._made:
+            return self._made[id(node)]
+        made = self._new(node)
+        self._made[id(node)] = made
+        return made
+
+    def _new(self, node: Any) -> Any:
+        if isinstance(node, tuple):
+            return tuple(self._begin(item) for item in node)
+        if isinstance(node, LazyTensor):
+            return self._tensor(node)
+        if isinstance(node, Storage):
+            untyped = self._storage(node)
+            dtype = getattr(torch, node.dtype.name) if node.dtype else None
+            return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True) if dtype else untyped
+        if isinstance(node, Global):
+            return self._global(node)
+        if isinstance(node, Set):
+            return (frozenset if node.frozen else set)(self._begin(item) for item in node.items)
+        if isinstance(node, bytearray):
+            return bytearray(node)
+        made: Any
+        if isinstance(node, Dict):
+            made = OrderedDict() if node.ordered else {}
+        elif isinstance(node, List):
+            made = []
+        elif isinstance(node, Object):
+            made = self._object(node)
+        else:
+            return node
+        self._fills.append((made, node))
+        return made
+
+    def _global(self, node: Global) -> Any:
+        if node.module == "torch" and (node.name in BY_NAME or node.name.endswith("Storage")):
+            return getattr(torch, node.name)
+        return Inert(str(node))
+
+    def _object(self, node: Object) -> Any:
+        name, args = str(node.callee), node.args if isinstance(node.args, tuple) else ()
+        if name == "torch.Size" and len(args) == 1 and isinstance(args[0], tuple):
+            return torch.Size(args[0])
+        if name == "torch.device" and args and all(isinstance(arg, str | int) for arg in args):
+            return torch.device(*(str(arg) if isinstance(arg, str) else arg for arg in args))
+        if name == "collections.Counter":
+            return Counter()
+        if name == "collections.defaultdict" and args and isinstance(args[0], Global):
+            if args[0].module in _BUILTINS and args[0].name in _FACTORIES:
+                return defaultdict(_FACTORIES[args[0].name])
+        if name.rpartition(".")[0] in _BUILTINS and name.endswith((".complex", ".slice", ".range")):
+            if all(isinstance(arg, int | float | None) for arg in args):
+                return {"complex": complex, "slice": slice, "range": range}[name.rpartition(".")[2]](*args)
+        return Inert(node.class_name)
+
+    def _fill(self, made: Any, node: Any) -> None:
+        if isinstance(node, List):
+            made.extend(self._begin(item) for item in node.items)
+        elif isinstance(node, Dict):
+            for key, value in node.entries:
+                made[self._begin(key)] = self._begin(value)
+            if isinstance(node.attributes, Dict):
+                vars(made).update({str(k): self._begin(v) for k, v in node.attributes.entries})
+        elif isinstance(made, Inert):
+            made.args = self._begin(node.args)
+            made.state = None if node.state is ABSENT else self._begin(node.state)
+            made.items = [self._begin(item) for item in node.items]
+            made.entries = [(self._begin(key), self._begin(value)) for key, value in node.entries]
+        elif isinstance(made, dict):
+            made.update((self._begin(key), self._begin(value)) for key, value in node.entries)
+
+
+# -- from torch
+
+
+def from_torch(value: Any) -> Checkpoint:
+    """A dict of torch tensors (nested, with lists and scalars) as a checkpoint, without copying their memory.
+
+    Raises:
+        CannotCarry: a value of another class, which only torch.save can write.
+    """
+    return Checkpoint(_FromTorch().node(value, ""))
+
+
+class _FromTorch:
+    def __init__(self) -> None:
+        self._made: dict[int, Any] = {}
+        self._storages: dict[int, Storage] = {}
+        self._alive: list[Any] = []
+
+    def node(self, value: Any, path: str) -> Any:
+        if value is None or isinstance(value, str | bytes | int | float):
+            return value
+        if id(value) in self._made:
+            return self._made[id(value)]
+        self._alive.append(value)  # so that its id stays its own
+        if isinstance(value, torch.Tensor):
+            made: Any = self._tensor(value, path)
+        elif type(value) is tuple:
+            made = tuple(self.node(item, f"{path}/{i}") for i, item in enumerate(value))
+        elif isinstance(value, Mapping):
+            made = self._made[id(value)] = Dict(ordered=isinstance(value, OrderedDict))
+            made.entries = [(self.node(k, path), self.node(v, f"{path}/{k}" if path else str(k))) for k, v in value.items()]
+            if metadata := getattr(value, "_metadata", None):
+                made.attributes = Dict([("_metadata", self.node(metadata, path))])
+        elif type(value) is list:
+            made = self._made[id(value)] = List()
+            made.items = [self.node(item, f"{path}/{i}") for i, item in enumerate(value)]
+        else:
+            raise CannotCarry(
+                f"{printable(path) or 'the value'} is a {type(value).__name__}; only tensors and plain data can be saved",
+                hint="save it with torch.save, then open the file",
+            )
+        self._made[id(value)] = made
+        return made
+
+    def _tensor(self, tensor: Any, path: str) -> LazyTensor:
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+            raise CannotCarry(f"{printable(path)} is not a dense tensor with data")
+        dtype = BY_NAME[str(tensor.dtype).removeprefix("torch.")]
+        untyped = tensor.untyped_storage()
+        storage = self._storages.get(untyped._cdata)
+        if storage is None:
+            self._alive.append(untyped)
+            on_cpu = untyped.cpu()
+            data = torch.empty(0, dtype=torch.uint8).set_(on_cpu).numpy()  # type: ignore[call-overload]
+            typed = dtype if dtype.storage in BY_STORAGE and untyped.nbytes() % dtype.itemsize == 0 else None
+            place = torch.serialization.location_tag(untyped)
+            storage = Storage(Buffer(memoryview(data)), place, typed)
+            self._storages[untyped._cdata] = storage
+        made = LazyTensor(
+            storage,
+            dtype,
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            tensor.storage_offset(),
+            tensor.requires_grad,
+            isinstance(tensor, torch.nn.Parameter),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+        made.check(name=path)
+        return made
+
+
+def move(tensors: Mapping[str, Any], rules: Sequence[LocationRule]) -> dict[str, Any]:
+    """The same dict with its torch tensors on the devices that RULES give; tensors that share memory still do."""
+    moved: dict[int, Any] = {}
+
+    def to(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            place = new_location(str(value.device), rules)
+            if place is None or place == str(value.device):
+                return value
+            if storage._cdata not in moved:
+                moved[storage._cdata] = storage.to(device=torch.device(place))
+            made = torch.empty(0, dtype=value.dtype, device=place)
+            made.set_(moved[storage._cdata], value.storage_offset(), value.shape, value.stride())
+            if isinstance(value, torch.nn.Parameter):
+                return torch.nn.Parameter(made, value.requires_grad)
+            return made.requires_grad_() if value.requires_grad else made
+        if isinstance(value, Mapping):
+            made_dict = type(value)((key, to(item)) for key, item in value.items())  # type: ignore[call-arg]
+            if hasattr(value, "_metadata"):
+                made_dict._metadata = value._metadata  # type: ignore[attr-defined]
+            return made_dict
+        return [to(item) for item in value] if type(value) is list else value
+
+    result: dict[str, Any] = to(tensors)
+    return result
+
+
+__all__ = ["UINT8", "Inert", "from_torch", "load", "move"]

@@ -1,0 +1,131 @@
+"""Which classes a pickle may name, and which of them we write back.
+
+An allow-list, exact names only: whatever it does not know counts as able to run code when somebody unpickles it. (Lists
+of forbidden names have been bypassed for as long as there have been any.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from .dtypes import BY_STORAGE
+from .tree import Global, Object, walk
+
+_TENSOR_TYPES = "BFloat16 Bool Byte Char ComplexDouble ComplexFloat Double Float Half Int Long Short".split()
+_TORCH_CONSTANTS = """
+    float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex128 complex64 complex32
+    qint8 quint8 qint32 quint4x2 quint2x4 bits8 bits16 bits1x8 bits2x4 bits4x2 uint16 uint32 uint64
+    float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2
+    int1 int2 int3 int4 int5 int6 int7 uint1 uint2 uint3 uint4 uint5 uint6 uint7
+    per_tensor_affine per_channel_affine per_channel_affine_float_qparams per_tensor_symmetric per_channel_symmetric
+""".split()
+
+#: What `torch.load(weights_only=True)` accepts in torch 2.13, apart from calls that allocate what they are told to.
+PLAIN: frozenset[str] = frozenset(
+    [
+        *(f"torch.{name}" for name in ("Size", "Tensor", "device", *_TORCH_CONSTANTS)),
+        *(f"torch.{name}" for name in BY_STORAGE),
+        *(f"torch.{name}Tensor" for name in _TENSOR_TYPES),
+        *(f"torch.cuda.{name}{kind}" for name in _TENSOR_TYPES for kind in ("Storage", "Tensor")),
+        "torch.storage.UntypedStorage",
+        "torch.storage.TypedStorage",
+        "torch.nn.parameter.Parameter",
+        "torch.serialization._get_layout",
+        "torch._tensor._rebuild_from_type_v2",
+        *(
+            f"torch._utils._rebuild_{name}"
+            for name in """tensor tensor_v2 tensor_v3 parameter parameter_with_state sparse_tensor qtensor nested_tensor
+            meta_tensor_no_storage device_tensor_from_cpu_tensor device_tensor_from_numpy wrapper_subclass""".split()
+        ),
+        "collections.OrderedDict",
+        "collections.Counter",
+        "_codecs.encode",
+        *(f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("set", "bytearray", "complex")),
+    ]
+)
+
+_NUMPY_CORES = ("numpy.core", "numpy._core")
+
+#: Classes that only hold data: unpickling them sets attributes or items and calls nothing of the file's choosing.
+HARMLESS: frozenset[str] = frozenset(
+    [
+        "argparse.Namespace",
+        "types.SimpleNamespace",
+        "collections.defaultdict",
+        "collections.deque",
+        *(
+            f"{module}.{name}"
+            for module in ("builtins", "__builtin__")
+            for name in "bool bytes dict float frozenset int list long object range slice str tuple unicode xrange".split()
+        ),
+        "copyreg._reconstructor",
+        "copy_reg._reconstructor",
+        *(
+            f"pathlib{inner}.{name}"
+            for inner in ("", "._local")
+            for name in "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath".split()
+        ),
+        *(f"datetime.{name}" for name in "date datetime time timedelta timezone".split()),
+        "decimal.Decimal",
+        "fractions.Fraction",
+        "uuid.UUID",
+        "typing.Any",
+        "numpy.ndarray",
+        "numpy.dtype",
+        *(f"{core}.multiarray._reconstruct" for core in _NUMPY_CORES),
+        *(f"{core}.multiarray.scalar" for core in _NUMPY_CORES),
+        *(f"{core}.numeric._frombuffer" for core in _NUMPY_CORES),
+        *(f"numpy.dtypes.{kind}DType" for kind in "Bool Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64".split()),
+        *(f"numpy.dtypes.{kind}DType" for kind in "Float16 Float32 Float64 Complex64 Complex128 Str Bytes".split()),
+        "omegaconf.dictconfig.DictConfig",
+        "omegaconf.listconfig.ListConfig",
+        "omegaconf.base.ContainerMetadata",
+        "omegaconf.base.Metadata",
+        *(
+            f"omegaconf.nodes.{kind}Node"
+            for kind in "Any Boolean Bytes Enum Float Integer Path String Union Interpolation".split()
+        ),
+    ]
+)
+
+#: How torch and Python spell plain data; not worth a line in a listing of objects.
+_PLUMBING = PLAIN | {f"{m}.{n}" for m in ("builtins", "__builtin__") for n in ("bytes", "frozenset")}
+
+
+def named_globals(root: Any) -> Counter[str]:
+    """Every class and function that the tree below ROOT names, with how many nodes name it."""
+    counted: Counter[str] = Counter()
+    for _, node in walk(root):
+        if isinstance(node, Object) and isinstance(node.callee, Global):
+            counted[str(node.callee)] += 1
+        elif isinstance(node, Global):
+            counted.setdefault(str(node), 1)
+    return counted
+
+
+def beyond_plain_data(root: Any) -> Counter[str]:
+    """The globals that we do not write back unless asked: all that are neither plain nor known as harmless.
+
+    A call of `_codecs.encode` other than the spelling of a byte string (which is read as bytes) counts, since nested ones
+    multiply memory.
+    """
+    found = Counter({name: n for name, n in named_globals(root).items() if name not in PLAIN and name not in HARMLESS})
+    strange = sum(
+        isinstance(node, Object) and (not isinstance(node.callee, Global) or str(node.callee) == "_codecs.encode")
+        for _, node in walk(root)
+    )
+    if strange:
+        found["calls of computed functions"] = strange
+    return found
+
+
+def count_objects(root: Any) -> dict[str, int]:
+    """Instances by class name, most frequent first, without what torch and Python use to spell plain data."""
+    counted: Counter[str] = Counter()
+    for _, node in walk(root):
+        if isinstance(node, Object):
+            name = node.class_name
+            if name not in _PLUMBING or "_rebuild_" in name:
+                counted[name] += 1
+    return dict(counted.most_common())

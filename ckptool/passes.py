@@ -1,0 +1,339 @@
+"""The passes: what can be done to a checkpoint before it is written.
+
+Each takes a `Checkpoint`, or a plain dict of tensors as torch.load returns it (bare, or in an envelope), and returns a
+new one of the same kind. None of them reads or moves a tensor. They find the weights themselves; AT names the path of
+the state dict where there are several. What a pass did is in the `history` of the checkpoint.
+
+A rule that matches nothing raises `NoMatch` (with `missing="ok"` it changes nothing instead), and two keys that would
+become one raise `KeyCollision`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import Any, Literal, TypeVar, cast
+
+from . import keys as names
+from .checkpoint import Checkpoint, StateDict, from_plain, map_storages, rekey, to_plain
+from .errors import NoMatch, PartialMatch, printable
+from .files import shell_quote
+from .keys import Pattern, Rename
+from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules
+from .tensor import LazyTensor, Storage
+from .tree import Dict, address, walk
+
+Missing = Literal["error", "ok"]
+#: A checkpoint, or a plain dict of tensors; a pass returns what it was given.
+AnyCheckpoint = TypeVar("AnyCheckpoint", Checkpoint, Mapping[str, Any])
+_Pass = TypeVar("_Pass", bound=Callable[..., Any])
+
+
+def _on_plain_dicts_too(pass_: _Pass) -> _Pass:
+    """Let a pass that works on a Checkpoint take a plain dict as well."""
+
+    @wraps(pass_)
+    def either(ckpt: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(ckpt, Checkpoint):
+            return pass_(ckpt, *args, **options)
+        if not isinstance(ckpt, Mapping):
+            raise TypeError(f"{pass_.__name__} takes a Checkpoint or a dict of tensors, not {type(ckpt).__name__}")
+        return to_plain(pass_(Checkpoint(from_plain(ckpt)), *args, **options).root)
+
+    return cast(_Pass, either)
+
+
+@_on_plain_dicts_too
+def strip_prefix(
+    ckpt: AnyCheckpoint,
+    prefix: str = "module.",
+    *,
+    first: bool = False,
+    at: str | None = None,
+    missing: Missing = "error",
+) -> AnyCheckpoint:
+    """Remove PREFIX from every key: `module.conv1.weight` becomes `conv1.weight`.
+
+    Whole components at the start only, so inner names (`module.mlp_module.w`) are safe. With FIRST, the first component
+    goes whatever it is.
+
+    Raises:
+        NoMatch: no key has the prefix.
+        PartialMatch: only some keys have it.
+        KeyCollision: two keys would become one.
+    """
+    weights = ckpt.state_dict(at)
+    shown = "the first component" if first else repr(prefix.rstrip(".") + ".")
+    new = {key: names.drop_first(key) if first else names.strip_prefix(key, prefix) for key in weights}
+    fitting = {key: value for key, value in new.items() if value is not None}
+    if not fitting:
+        if missing == "ok":
+            return ckpt.noting(f"strip {shown}: 0 of {len(new):,} keys have it")
+        raise NoMatch(
+            f"no key starts with {shown}" if not first else "no key has more than one component",
+            where=ckpt.where,
+            evidence=_key_evidence(weights),
+            hint=_prefix_hint(weights),
+        )
+    if len(fitting) < len(new):
+        without = [key for key, value in new.items() if value is None]
+        raise PartialMatch(
+            f"{shown} fits {len(fitting):,} of {len(new):,} keys; these do not have it:",
+            where=ckpt.where,
+            evidence=_few(without),
+            hint=None
+            if first
+            else f"ckptool rename {_file(ckpt)} OUT --rename {shell_quote(prefix.rstrip('.') + '=')}"
+            " changes only the keys that have it",
+        )
+    done = rekey(ckpt, weights.path, weights.node, fitting, f"without {shown}")
+    return done.noting(f"strip {shown}: {len(fitting):,} of {len(new):,} keys{_at(weights)}")
+
+
+@_on_plain_dicts_too
+def add_prefix(ckpt: AnyCheckpoint, prefix: str = "module.", *, at: str | None = None) -> AnyCheckpoint:
+    """Put PREFIX before every key: `conv1.weight` becomes `module.conv1.weight`, for a model wrapped in DataParallel."""
+    weights = ckpt.state_dict(at)
+    new = {key: names.add_prefix(key, prefix) for key in weights}
+    done = rekey(ckpt, weights.path, weights.node, new)
+    return done.noting(f"add {prefix.rstrip('.') + '.'!r}: {len(new):,} of {len(new):,} keys{_at(weights)}")
+
+
+@_on_plain_dicts_too
+def unwrap(ckpt: AnyCheckpoint, *, at: str | None = None, missing: Missing = "error") -> AnyCheckpoint:
+    """Remove what wrappers put into keys: DataParallel, DDP, torch.compile, FSDP, activation checkpointing and others.
+
+    In any order, repeatedly, also in the middle of a key. `module`, which may be a name of the model's own, is removed
+    only where everything below its parent goes through it. The counter `n_averaged` that AveragedModel puts beside its
+    wrapped model is dropped.
+
+    Raises:
+        NoMatch: no key goes through a wrapper.
+        KeyCollision: two keys would become one.
+    """
+    weights = ckpt.state_dict(at)
+    found = names.find_wrappers(list(weights))
+    if not found:
+        if missing == "ok":
+            return ckpt.noting("unwrap: no key goes through a wrapper")
+        raise NoMatch("no key goes through a wrapper", where=ckpt.where, evidence=_key_evidence(weights))
+    new: dict[str, str | None] = dict(names.unwrap(list(weights)))
+    lines = [f"unwrap {name}: {count:,} of {len(new):,} keys{_at(weights)}" for name, count in found.items()]
+    if "n_averaged" in new and any(old != key for old, key in new.items()):
+        new["n_averaged"] = None
+        lines.append("unwrap: n_averaged, the counter of AveragedModel, left behind")
+    return rekey(ckpt, weights.path, weights.node, new, "unwrapped").noting(*lines)
+
+
+@_on_plain_dicts_too
+def rename(
+    ckpt: AnyCheckpoint,
+    rules: str | Rename | Sequence[str | Rename] | Mapping[str, str],
+    *,
+    at: str | None = None,
+    missing: Missing = "error",
+) -> AnyCheckpoint:
+    """Rename keys by rules OLD=NEW. The first rule that matches a key counts; the other keys stay.
+
+    OLD matches whole components from the start of a key; `{}` stands for one of them or a part of one, `{...}` for
+    several, and `re:` begins a regular expression (see `ckptool.keys`). A dict gives OLD -> NEW.
+
+    Raises:
+        NoMatch: one of the rules is used by no key.
+        KeyCollision: two keys would become one.
+        RuleError: a rule cannot be understood.
+    """
+    weights = ckpt.state_dict(at)
+    if isinstance(rules, Mapping):
+        parsed = [Rename(old, new) for old, new in rules.items()]
+    else:
+        listed = [rules] if isinstance(rules, str | Rename) else rules
+        parsed = [rule if isinstance(rule, Rename) else Rename.parse(rule) for rule in listed]
+    used: Counter[int] = Counter()
+    matched: Counter[int] = Counter()
+    new: dict[str, str | None] = {}
+    for key in weights:
+        for index, rule in enumerate(parsed):
+            made = rule.apply(key)
+            if made is not None:
+                matched[index] += 1
+                if key not in new:
+                    new[key] = made
+                    used[index] += 1
+    idle = [rule for index, rule in enumerate(parsed) if not matched[index]]
+    if idle and missing == "error":
+        raise NoMatch(
+            f"no key matches {printable(str(idle[0]))!r}",
+            where=ckpt.where,
+            evidence=_key_evidence(weights, str(idle[0]).split("=")[0]),
+            hint="--if-present lets rules match nothing",
+        )
+    lines = [f"rename {printable(str(r))}: {used[i]:,} of {len(weights):,} keys{_at(weights)}" for i, r in enumerate(parsed)]
+    return rekey(ckpt, weights.path, weights.node, new).noting(*lines)
+
+
+@_on_plain_dicts_too
+def select(
+    ckpt: AnyCheckpoint, patterns: str | Sequence[str], *, at: str | None = None, missing: Missing = "error"
+) -> AnyCheckpoint:
+    """Keep only the keys that match one of PATTERNS (`features` keeps everything below it)."""
+    return _filter(ckpt, patterns, at, missing, keep=True)
+
+
+@_on_plain_dicts_too
+def drop(
+    ckpt: AnyCheckpoint, patterns: str | Sequence[str], *, at: str | None = None, missing: Missing = "error"
+) -> AnyCheckpoint:
+    """Leave out the keys that match one of PATTERNS (`classifier.6` drops its weight and its bias)."""
+    return _filter(ckpt, patterns, at, missing, keep=False)
+
+
+def _filter(
+    ckpt: Checkpoint, patterns: str | Sequence[str], at: str | None, missing: Missing, *, keep: bool
+) -> Checkpoint:
+    weights = ckpt.state_dict(at)
+    parsed = [Pattern.parse(text) for text in ([patterns] if isinstance(patterns, str) else patterns)]
+    for pattern in parsed:
+        if missing == "error" and not any(pattern.matches(key) for key in weights):
+            raise NoMatch(
+                f"no key matches {printable(str(pattern))!r}",
+                where=ckpt.where,
+                evidence=_key_evidence(weights, str(pattern)),
+                hint="--if-present lets patterns match nothing",
+            )
+    gone: dict[str, str | None] = {
+        key: None for key in weights if any(pattern.matches(key) for pattern in parsed) != keep
+    }
+    if len(gone) == len(weights):
+        raise NoMatch("no key would be left", where=ckpt.where, evidence=_key_evidence(weights))
+    done = rekey(ckpt, weights.path, weights.node, gone)
+    word = "select" if keep else "drop"
+    return done.noting(f"{word}: {len(weights) - len(gone):,} of {len(weights):,} keys kept{_at(weights)}")
+
+
+@_on_plain_dicts_too
+def extract(ckpt: AnyCheckpoint, *, at: str | None = None) -> AnyCheckpoint:
+    """Keep only the weights: the state dict becomes the root, and what stood around it is left behind."""
+    weights = ckpt.state_dict(at)
+    if weights.node is ckpt.root:
+        return ckpt.noting("extract: the weights are all there is")
+    outside = {id(t): t for _, t in ckpt.tensors()}
+    for value in weights.values():
+        outside.pop(id(value), None)
+    entries = ckpt.root.entries if isinstance(ckpt.root, Dict) else []
+    left = [printable(str(key), 40) for key, value in entries if value is not weights.node]
+    return replace(ckpt, root=weights.node).noting(
+        f"extract {weights.path}: {len(weights):,} keys kept; left behind: "
+        + ", ".join([f"{len(outside):,} tensors", *left[:12], *(["…"] if len(left) > 12 else [])])
+    )
+
+
+def map_location(ckpt: AnyCheckpoint, rules: Rules, *, missing: Missing = "error") -> AnyCheckpoint:
+    """Change where storages say they were: "cpu", "cuda:1->cuda:0", {"cuda:1": "cuda:0"}, "cuda:*=cpu", several at once.
+
+    Every storage in the file is reached, also in optimizers and pickled objects. On the CPU stay random number generator
+    states and the `step` of Adam, which torch refuses elsewhere. Other places where a device is written down
+    (torch.device objects, texts) are listed in the history and left as they are.
+
+    On a plain dict of torch tensors the tensors themselves are moved, as torch.load would; ties stay ties.
+
+    Raises:
+        NoMatch: no storage is at a location that a rule names, and none is where it should go.
+        RuleError: a word is no location.
+    """
+    parsed = parse_rules(rules)
+    if not isinstance(ckpt, Checkpoint):
+        from .model import move
+
+        return move(ckpt, parsed)
+    held = _held_on_cpu(ckpt)
+    before = Counter(storage.location for storage in ckpt.storages())
+    for rule in parsed:
+        if rule.source is not None and not any(map(rule.takes, before)) and rule.target not in before:
+            if missing == "error" and before:
+                raise NoMatch(
+                    f"no storage is on {rule.source}",
+                    where=ckpt.where,
+                    evidence=[", ".join(f"{printable(place)}: {n:,} storages" for place, n in before.items())],
+                    hint=f"--map-location {shell_quote(f'{next(iter(before))}={rule.target}')}",
+                )
+    moved: Counter[str] = Counter()
+
+    def change(storage: Storage) -> Storage:
+        new = new_location(storage.location, parsed)
+        if new is None or new == storage.location or (id(storage) in held and new != "cpu"):
+            return storage
+        moved[f"{printable(storage.location)} -> {new}"] += 1
+        return replace(storage, location=new)
+
+    done = map_storages(ckpt, change)
+    total = sum(before.values())
+    lines = [f"map-location {step}: {count:,} of {total:,} storages" for step, count in moved.items()]
+    lines = lines or [f"map-location: 0 of {total:,} storages changed; all are where they should be"]
+    if held and any(rule.takes("cpu") and rule.target != "cpu" for rule in parsed):
+        lines.append(f"note: {len(held):,} storages stay on cpu (random number generators, steps of Adam)")
+    lines += [
+        f"note: {printable(place, 60) or 'the root'} also names a device ({printable(text, 40)}); left as it is"
+        for place, text in _first(mentions(done.root), 8)
+    ]
+    return done.noting(*lines)
+
+
+def _held_on_cpu(ckpt: Checkpoint) -> set[int]:
+    """The storages on the CPU that must stay there; one that a weight shares is not held."""
+    held: dict[int, bool] = {}
+    for trail, node in walk(ckpt.root):
+        storage = node.storage if isinstance(node, LazyTensor) else node
+        if isinstance(storage, Storage) and storage.location == "cpu":
+            held[id(storage)] = held.get(id(storage), True) and kept_on_cpu(address(trail))
+    return {key for key, stays in held.items() if stays}
+
+
+# -- words for messages
+
+
+def _first(items: list[tuple[str, str]], limit: int) -> list[tuple[str, str]]:
+    if len(items) <= limit:
+        return items
+    return [*items[:limit], (f"{len(items) - limit:,} more places", "…")]
+
+
+def _file(ckpt: Checkpoint) -> str:
+    return shell_quote(printable(ckpt.where)) if ckpt.path else "IN"
+
+
+def _at(weights: StateDict) -> str:
+    return f" in {printable(weights.path, 60)}" if weights.path else ""
+
+
+def _few(listed: Sequence[str], limit: int = 5) -> list[str]:
+    shown = [printable(key, 100) for key in listed[:limit]]
+    return shown + ([f"… and {len(listed) - limit:,} more"] if len(listed) > limit else [])
+
+
+def _key_evidence(weights: StateDict, wanted: str = "") -> list[str]:
+    leading = names.leading(list(weights))
+    shown = ", ".join(f"{printable(name, 60)!r} ({count:,})" for name, count in leading[:6])
+    lines = [f"the {len(weights):,} keys start with: {shown}{', …' if len(leading) > 6 else ''}"]
+    near = names.closest(wanted, list(weights)) if wanted else []
+    return lines + ([f"did you mean: {', '.join(printable(key, 80) for key in near)}"] if near else [])
+
+
+def _prefix_hint(weights: StateDict) -> str | None:
+    common = names.common_prefix(list(weights))
+    return f"--prefix {shell_quote(common.split('.')[0] + '.')}" if common else None
+
+
+__all__ = [
+    "LocationRule",
+    "add_prefix",
+    "drop",
+    "extract",
+    "map_location",
+    "rename",
+    "select",
+    "strip_prefix",
+    "unwrap",
+]

@@ -1,0 +1,145 @@
+"""Where the weights are in a file: at the root, or under one of the envelope keys that training code uses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import Ambiguous, NotFound, printable
+from .tensor import LazyTensor
+from .tree import ABSENT, Dict, Global, List, Object, component_text, descend
+
+if TYPE_CHECKING:
+    from .checkpoint import Checkpoint, StateDict
+
+#: Keys under which frameworks put weights. A state dict under one of them is preferred to one under another name.
+ENVELOPES = frozenset(
+    """
+    state_dict model_state_dict model_state model net net_dict net_state network weight weights params module
+    state_dict_ema model_ema ema ema_state_dict model_ema_state_dict params_ema params-ema g_ema teacher student
+    G D netG netD netG_A netG_B netD_A netD_B generator discriminator encoder decoder backbone adapter blobs
+    """.split()
+)
+
+#: Keys under which tensors are training state, never weights.
+_TRAINING_STATE = frozenset(
+    """
+    optimizer optimizers optimizer_state optimizer_states optimizer_state_dict optim lr_scheduler lr_schedulers
+    scheduler schedulers scheduler_state_dict param_schedulers scaler amp_scaler amp grad_scaler callbacks loops
+    rng_state rng rng_states random_state random_rng_state message_hub last_optimizer_state optimizer_history
+    """.split()
+)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value of a state dict counts as a tensor: dense, a kind kept inert, a numpy array, or one in memory."""
+    if isinstance(value, LazyTensor):
+        return True
+    if isinstance(value, Object):
+        name = str(value.callee) if isinstance(value.callee, Global) else ""
+        return name.startswith(("torch._utils._rebuild_", "torch._tensor._rebuild_")) or name.endswith(
+            (".multiarray._reconstruct", ".multiarray.scalar")
+        )
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def is_state_dict(node: Any) -> bool:
+    """Whether a node is a state dict: string keys, tensors as values, and at most a few scalars between them.
+
+    Entries named `_extra_state` may hold anything, as `torch.nn.Module.get_extra_state` may return anything.
+    """
+    if not isinstance(node, Dict) or not node.entries:
+        return False
+    tensors = scalars = 0
+    for key, value in node.entries:
+        if not isinstance(key, str):
+            return False
+        if is_tensor(value):
+            tensors += 1
+        elif key.rpartition(".")[2] == "_extra_state":
+            continue
+        elif value is None or isinstance(value, str | bytes | int | float):
+            scalars += 1
+        else:
+            return False
+    return tensors > scalars
+
+
+def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
+    """The state dicts in a checkpoint, in the order of the file.
+
+    The root, if it is one. Else those in dicts and lists below it, leaving out training state (optimizers, schedulers,
+    random number generators). If some stand under a usual envelope key, only those.
+    """
+    from .checkpoint import StateDict
+
+    if is_state_dict(ckpt.root):
+        return [StateDict(ckpt.root, "")]
+    found: list[tuple[bool, StateDict]] = []
+    seen: set[int] = set()
+    pending: list[tuple[str, Any, bool]] = [("", ckpt.root, False)]
+    while pending:
+        path, node, usual = pending.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if is_state_dict(node):
+            found.append((usual, StateDict(node, path)))
+            continue
+        below: list[tuple[Any, Any]] = []
+        if isinstance(node, Dict) and not ("param_groups" in node and "state" in node):
+            below = node.entries
+        elif isinstance(node, List) or type(node) is tuple:
+            below = list(enumerate(node.items if isinstance(node, List) else node))
+        inner = [
+            (f"{path}/{component_text(key)}" if path else component_text(key), value, usual or key in ENVELOPES)
+            for key, value in below
+            if isinstance(key, str | int) and key not in _TRAINING_STATE and isinstance(value, Dict | List | tuple)
+        ]
+        pending.extend(reversed(inner))
+    usual_ones = [state_dict for usual, state_dict in found if usual]
+    return usual_ones or [state_dict for _, state_dict in found]
+
+
+def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
+    """The one state dict of a checkpoint, or the one at the path AT."""
+    from .checkpoint import StateDict
+
+    if at is not None:
+        node = descend(ckpt.root, at)
+        if isinstance(node, Dict):
+            return StateDict(node, at)
+        what = "nothing is" if node is ABSENT else "there is no dict"
+        raise NotFound(f"{what} at {printable(repr(at))}", where=ckpt.where, evidence=_overview(ckpt), hint=_look(ckpt))
+    found = find_state_dicts(ckpt)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise NotFound("holds no state dict", where=ckpt.where, evidence=_overview(ckpt), hint=_look(ckpt))
+    width = max(len(printable(one.path, 60)) for one in found[:8])
+    raise Ambiguous(
+        f"holds {len(found)} state dicts; say which one:",
+        where=ckpt.where,
+        evidence=[
+            f"{printable(one.path, 60):{width}}   {len(one):,} keys   {one.parameters:,} parameters"
+            for one in found[:8]
+        ]
+        + (["…"] if len(found) > 8 else []),
+        hint=f"--at {found[0].path}",
+    )
+
+
+def _overview(ckpt: Checkpoint) -> list[str]:
+    """What stands at the root, in a line or two."""
+    root = ckpt.root
+    if isinstance(root, Dict):
+        keys = [printable(component_text(key), 40) for key, _ in root.entries[:8] if isinstance(key, str | int)]
+        return [f"at the root: {', '.join(keys)}{', …' if len(root.entries) > 8 else ''}"] if keys else []
+    if isinstance(root, Object):
+        return [f"the root is an object of class {printable(root.class_name, 80)}"]
+    return [f"the root is a {type(root).__name__.lower()}"]
+
+
+def _look(ckpt: Checkpoint) -> str | None:
+    from .files import shell_quote
+
+    return f"ckptool inspect {shell_quote(printable(ckpt.where))}" if ckpt.path else None
