@@ -52,7 +52,7 @@ class Checkpoint:
         return str(self.path) if self.path else ""
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
-        """Every tensor in the tree with its path, once each, in the order of the file."""
+        """Every tensor in the tree with its path, at every place where it stands, in the order of the file."""
         for trail, node in walk(self.root):
             if isinstance(node, LazyTensor):
                 yield address(trail), node

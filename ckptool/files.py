@@ -19,7 +19,6 @@ import secrets
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
@@ -210,35 +209,42 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
     """
     fd = out.fileno()
     shared = _share_blocks(fd, pieces)
-    checksums: dict[int, Future[int]] = {}
+    with _checksums(pieces) as checksum_of:
+        position = 0
+        for piece in pieces:
+            if isinstance(piece, Crc32Of):
+                _write_at(fd, checksum_of(piece.source).to_bytes(4, "little"), position)
+            elif isinstance(piece, FileRange):
+                if not (piece.file is shared and piece.offset == position):
+                    _copy_range(fd, piece, position, progress)
+                elif progress:
+                    progress(piece.length)
+            else:
+                at = position
+                for chunk in piece.chunks():
+                    _write_at(fd, chunk, at)
+                    at += len(chunk)
+                    if progress:
+                        progress(len(chunk))
+                assert at == position + piece.length, f"{piece!r} gave {at - position} bytes, not {piece.length}"
+            position += piece.length
+
+
+@contextlib.contextmanager
+def _checksums(pieces: Sequence[Piece]) -> Iterator[Callable[[Source], int]]:
+    """Compute the checksums that PIECES ask for in two threads, ahead of the copying."""
+    wanted = {id(p.source): p.source for p in pieces if isinstance(p, Crc32Of)}
+    if sum(source.length for source in wanted.values()) < CHUNK:
+        yield crc32
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(2, "crc32") as pool:
+        futures = {key: pool.submit(crc32, source) for key, source in wanted.items()}
         try:
-            for piece in pieces:
-                if isinstance(piece, Crc32Of) and id(piece.source) not in checksums:
-                    checksums[id(piece.source)] = pool.submit(crc32, piece.source)
-            position = 0
-            for piece in pieces:
-                if isinstance(piece, Crc32Of):
-                    value = checksums[id(piece.source)].result()
-                    _write_at(fd, value.to_bytes(4, "little"), position)
-                elif isinstance(piece, FileRange):
-                    if not (piece.file is shared and piece.offset == position):
-                        _copy_range(fd, piece, position, progress)
-                    elif progress:
-                        progress(piece.length)
-                else:
-                    at = position
-                    for chunk in piece.chunks():
-                        _write_at(fd, chunk, at)
-                        at += len(chunk)
-                        if progress:
-                            progress(len(chunk))
-                    if at != position + piece.length:
-                        raise AssertionError(f"{piece!r} gave {at - position} bytes, {piece.length} announced")
-                position += piece.length
+            yield lambda source: futures[id(source)].result()
         finally:
-            for future in checksums.values():
-                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _share_blocks(fd: int, pieces: Sequence[Piece]) -> File | None:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from . import keys as names
 from .checkpoint import Checkpoint, StateDict, from_plain, map_storages, rekey, to_plain
@@ -28,32 +28,38 @@ from .tree import Dict, address, walk
 Missing = Literal["error", "ok"]
 #: A checkpoint, or a plain dict of tensors; a pass returns what it was given.
 AnyCheckpoint = TypeVar("AnyCheckpoint", Checkpoint, Mapping[str, Any])
-_Pass = TypeVar("_Pass", bound=Callable[..., Any])
+_Options = ParamSpec("_Options")
 
 
-def _on_plain_dicts_too(pass_: _Pass) -> _Pass:
+class _Pass(Protocol[_Options]):
+    """A pass that gives a Checkpoint for a Checkpoint and a dict for a dict."""
+
+    def __call__(self, ckpt: Checkpoint, *args: _Options.args, **options: _Options.kwargs) -> Checkpoint: ...
+
+
+def _on_plain_dicts_too(pass_: Callable[Concatenate[Checkpoint, _Options], Checkpoint]) -> _Pass[_Options]:
     """Let a pass that works on a Checkpoint take a plain dict as well."""
 
     @wraps(pass_)
-    def either(ckpt: Any, *args: Any, **options: Any) -> Any:
+    def either(ckpt: Any, *args: _Options.args, **options: _Options.kwargs) -> Any:
         if isinstance(ckpt, Checkpoint):
             return pass_(ckpt, *args, **options)
         if not isinstance(ckpt, Mapping):
-            raise TypeError(f"{pass_.__name__} takes a Checkpoint or a dict of tensors, not {type(ckpt).__name__}")
+            raise TypeError(f"{getattr(pass_, '__name__', 'a pass')} takes a Checkpoint or a dict of tensors, not {type(ckpt).__name__}")
         return to_plain(pass_(Checkpoint(from_plain(ckpt)), *args, **options).root)
 
-    return cast(_Pass, either)
+    return either
 
 
 @_on_plain_dicts_too
 def strip_prefix(
-    ckpt: AnyCheckpoint,
+    ckpt: Checkpoint,
     prefix: str = "module.",
     *,
     first: bool = False,
     at: str | None = None,
     missing: Missing = "error",
-) -> AnyCheckpoint:
+) -> Checkpoint:
     """Remove PREFIX from every key: `module.conv1.weight` becomes `conv1.weight`.
 
     Whole components at the start only, so inner names (`module.mlp_module.w`) are safe. With FIRST, the first component
@@ -93,7 +99,7 @@ def strip_prefix(
 
 
 @_on_plain_dicts_too
-def add_prefix(ckpt: AnyCheckpoint, prefix: str = "module.", *, at: str | None = None) -> AnyCheckpoint:
+def add_prefix(ckpt: Checkpoint, prefix: str = "module.", *, at: str | None = None) -> Checkpoint:
     """Put PREFIX before every key: `conv1.weight` becomes `module.conv1.weight`, for a model wrapped in DataParallel."""
     weights = ckpt.state_dict(at)
     new = {key: names.add_prefix(key, prefix) for key in weights}
@@ -102,7 +108,7 @@ def add_prefix(ckpt: AnyCheckpoint, prefix: str = "module.", *, at: str | None =
 
 
 @_on_plain_dicts_too
-def unwrap(ckpt: AnyCheckpoint, *, at: str | None = None, missing: Missing = "error") -> AnyCheckpoint:
+def unwrap(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "error") -> Checkpoint:
     """Remove what wrappers put into keys: DataParallel, DDP, torch.compile, FSDP, activation checkpointing and others.
 
     In any order, repeatedly, also in the middle of a key. `module`, which may be a name of the model's own, is removed
@@ -129,12 +135,12 @@ def unwrap(ckpt: AnyCheckpoint, *, at: str | None = None, missing: Missing = "er
 
 @_on_plain_dicts_too
 def rename(
-    ckpt: AnyCheckpoint,
+    ckpt: Checkpoint,
     rules: str | Rename | Sequence[str | Rename] | Mapping[str, str],
     *,
     at: str | None = None,
     missing: Missing = "error",
-) -> AnyCheckpoint:
+) -> Checkpoint:
     """Rename keys by rules OLD=NEW. The first rule that matches a key counts; the other keys stay.
 
     OLD matches whole components from the start of a key; `{}` stands for one of them or a part of one, `{...}` for
@@ -176,16 +182,16 @@ def rename(
 
 @_on_plain_dicts_too
 def select(
-    ckpt: AnyCheckpoint, patterns: str | Sequence[str], *, at: str | None = None, missing: Missing = "error"
-) -> AnyCheckpoint:
+    ckpt: Checkpoint, patterns: str | Sequence[str], *, at: str | None = None, missing: Missing = "error"
+) -> Checkpoint:
     """Keep only the keys that match one of PATTERNS (`features` keeps everything below it)."""
     return _filter(ckpt, patterns, at, missing, keep=True)
 
 
 @_on_plain_dicts_too
 def drop(
-    ckpt: AnyCheckpoint, patterns: str | Sequence[str], *, at: str | None = None, missing: Missing = "error"
-) -> AnyCheckpoint:
+    ckpt: Checkpoint, patterns: str | Sequence[str], *, at: str | None = None, missing: Missing = "error"
+) -> Checkpoint:
     """Leave out the keys that match one of PATTERNS (`classifier.6` drops its weight and its bias)."""
     return _filter(ckpt, patterns, at, missing, keep=False)
 
@@ -214,7 +220,7 @@ def _filter(
 
 
 @_on_plain_dicts_too
-def extract(ckpt: AnyCheckpoint, *, at: str | None = None) -> AnyCheckpoint:
+def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     """Keep only the weights: the state dict becomes the root, and what stood around it is left behind."""
     weights = ckpt.state_dict(at)
     if weights.node is ckpt.root:
@@ -244,10 +250,14 @@ def map_location(ckpt: AnyCheckpoint, rules: Rules, *, missing: Missing = "error
         RuleError: a word is no location.
     """
     parsed = parse_rules(rules)
-    if not isinstance(ckpt, Checkpoint):
-        from .model import move
+    if isinstance(ckpt, Checkpoint):
+        return _relocate(ckpt, parsed, missing)
+    from .model import move
 
-        return move(ckpt, parsed)
+    return move(ckpt, parsed)
+
+
+def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing) -> Checkpoint:
     held = _held_on_cpu(ckpt)
     before = Counter(storage.location for storage in ckpt.storages())
     for rule in parsed:

@@ -188,19 +188,20 @@ def _entries(entries: list[tuple[Any, Any]]) -> Iterator[tuple[str | int, Any]]:
 def walk(root: Any) -> Iterator[tuple[Trail, Any]]:
     """Every node below ROOT (ROOT first), parents before children, in the order of the file.
 
-    A node that is referenced several times comes once, at its first place; scalars come at every place. Iterative,
-    so that no depth of nesting can exhaust the stack.
+    A container or object that is referenced several times comes once, at its first place; tensors and scalars come at
+    every place. Iterative, so that no depth of nesting can exhaust the stack.
     """
     seen: set[int] = set()
     pending: list[tuple[Trail, Any]] = [(None, root)]
     while pending:
         trail, node = pending.pop()
-        if not isinstance(node, Scalar):
+        inner = isinstance(node, (tuple, *NODES))
+        if inner:
             if id(node) in seen:
                 continue
             seen.add(id(node))
         yield trail, node
-        if isinstance(node, (tuple, *NODES)):
+        if inner:
             below = [((trail, component), child) for component, child in children(node)]
             pending.extend(reversed(below))
 

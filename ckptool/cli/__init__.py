@@ -1,0 +1,130 @@
+"""The command line. `main` is the one place where exceptions become text and exit codes.
+
+Exit codes: 0 yes, or done as asked; 1 no (differs, damaged, does not fit); 2 could not do it, also for a file that
+cannot be read; 130 interrupted; 141 the reader of a pipe went away; 143 terminated.
+
+Commands live in the modules of this package and are imported when they are called, so that `ckptool --help` costs what
+Python and click cost.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from .. import __version__
+from ..errors import CheckpointError
+
+#: Command -> module of this package, and what it does in a line.
+_COMMANDS: dict[str, tuple[str, str]] = {
+    "strip-prefix": ("rewrite", "Remove a prefix such as `module.` from every key."),
+    "add-prefix": ("rewrite", "Put a prefix such as `module.` before every key."),
+    "rename": ("rewrite", "Rename keys by rules OLD=NEW."),
+    "remap": ("rewrite", "Change the devices that tensors are tagged with."),
+    "convert": ("rewrite", "Rewrite a checkpoint: every pass, every format."),
+    "inspect": ("inspect", "Show what is in a checkpoint, without loading or running it."),
+    "formats": ("formats", "List the formats that can be read and written."),
+}
+
+
+class _Commands(click.Group):
+    """A group whose commands are imported when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = import_module(f".{_COMMANDS[cmd_name][0]}", __name__)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(args[0], _COMMANDS, 1)
+            hint = f" Did you mean '{near[0]}'?" if near else ""
+            ctx.fail(f"No such command '{args[0][:40]}'.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Nothing that is inside a file is ever run. `ckptool COMMAND --help` shows examples.",
+)
+@click.version_option(__version__, prog_name="ckptool", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Open any PyTorch checkpoint, change it, and write it back at the speed of a copy."""
+
+
+class _Terminated(BaseException):
+    """SIGTERM or SIGHUP arrived; unwinding removes temporary files."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and leave with its exit code."""
+    try:
+        _unwind_on_signals()
+        code = cli.main(argv, prog_name="ckptool", standalone_mode=False)
+        sys.stdout.flush()
+        status = code if isinstance(code, int) else 0
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        status = _say("interrupted; nothing was changed", 130)
+    except _Terminated:
+        status = _say("terminated; nothing was changed", 143)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not complain when it flushes at exit
+        status = 141
+    except click.ClickException as error:
+        error.show()
+        status = 2
+    except click.exceptions.Exit as error:
+        status = error.exit_code
+    except CheckpointError as error:
+        _debug()
+        status = _say(str(error), 2)
+    except Exception as error:  # a bug of ours: say so in one line, keep the traceback for those who ask
+        _debug()
+        status = _say(
+            f"ckptool failed unexpectedly ({type(error).__name__}: {str(error)[:200]!r}).\n"
+            "Hint: CKPTOOL_DEBUG=1 shows where; please report it with that",
+            2,
+        )
+    sys.exit(status)
+
+
+def _say(text: str, status: int) -> int:
+    click.echo(f"Error: {text}", err=True)
+    return status
+
+
+def _debug() -> None:
+    if os.environ.get("CKPTOOL_DEBUG") == "1":
+        import traceback
+
+        traceback.print_exc()
+
+
+def _unwind_on_signals() -> None:
+    import signal
+
+    def unwind(signum: int, frame: Any) -> None:
+        raise _Terminated
+
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, unwind)

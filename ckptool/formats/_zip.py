@@ -307,7 +307,7 @@ def _read_directory(file: File, count: int, offset: int, size: int) -> Iterator[
             at = begin + named + extra + comment
             if sign == b"PK\1\2" and at <= size:
                 raw = data[begin : begin + named]
-                name = raw.decode("utf-8", "backslashreplace")  # torch takes the bytes, flag 11 or not
+                name = raw.decode("utf-8", "backslashreplace")  # torch takes the bytes, bit 11 or not
                 wide = _widen(data[begin + named : at - comment], (length, compressed, header))
                 length, compressed, header = wide or (length, compressed, header)
                 entry = _Entry(raw, name, flags, method, crc, compressed, length, header, where)
@@ -448,7 +448,7 @@ def _locate(file: File, entry: _Entry, limit: int, skip: int) -> Member:
 
 
 def _has_descriptor(file: File, entry: _Entry, at: int, limit: int) -> bool:
-    """Whether a descriptor stands at AT. Its signature is optional, so that one may be there unrecognised."""
+    """Whether a descriptor stands at AT. Its signature is optional, so none need be recognised."""
     data = file.read(at, min(_DESCRIPTOR64.size, limit - at))
     if not data.startswith(b"PK\7\10"):
         return False

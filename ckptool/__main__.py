@@ -1,0 +1,5 @@
+"""`python -m ckptool` is `ckptool`."""
+
+from .cli import main
+
+main()

@@ -1,0 +1,62 @@
+"""Options that several commands share; each means the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class FileName(click.ParamType):
+    """A path as it was typed. Files are opened in one place, which says in one voice what is wrong with them."""
+
+    name = "file"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """Let the shell complete file names."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(incomplete, type="file")]
+
+
+class FormatName(click.ParamType):
+    """The name of a format, completed by the shell."""
+
+    name = "format"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """The formats that can be written."""
+        from click.shell_completion import CompletionItem
+
+        from ..formats import FORMATS
+
+        return [CompletionItem(f.name) for f in FORMATS if f.name.startswith(incomplete)]
+
+
+_WRITING: tuple[Callable[[Any], Any], ...] = (
+    click.argument("source", type=FileName(), metavar="IN"),
+    click.argument("target", type=FileName(), metavar="OUT", required=False),
+    click.option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write, in place of OUT."),
+    click.option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`)."),
+    click.option("--in-place", is_flag=True, help="Replace IN, once the new file is whole."),
+    click.option("--backup", metavar="SUFFIX", help="Keep what OUT was under its name with SUFFIX."),
+    click.option("--overwrite", is_flag=True, help="Allow OUT to exist."),
+    click.option("-n", "--dry-run", is_flag=True, help="Say what would be written; write nothing."),
+    click.option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`)."),
+    click.option("--if-present", is_flag=True, help="Rules may match nothing; the file is written all the same."),
+    click.option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything."),
+    click.option("--keep-objects", is_flag=True, help="Write back objects that may run code when they are loaded."),
+    click.option("--json", "as_json", is_flag=True, help="Print the receipt as JSON."),
+    click.option("-q", "--quiet", is_flag=True, help="No receipt, no progress bar."),
+    click.option("-v", "--verbose", is_flag=True, help="Also list every key that changes."),
+)
+
+
+def writing_options(command: _Command) -> _Command:
+    """IN, OUT and the options of every command that writes a checkpoint."""
+    for decorate in reversed(_WRITING):
+        command = decorate(command)
+    return command

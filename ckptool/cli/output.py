@@ -1,0 +1,66 @@
+"""What a person sees of a rewrite: the progress bar and the receipt."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from ..errors import printable
+from ..formats import Plan
+from ..reports.render import size_text
+
+_WORTH_A_BAR = 64 << 20
+
+
+@contextlib.contextmanager
+def progress_bar(title: str, total: int, *, wanted: bool) -> Iterator[Callable[[int], None] | None]:
+    """A bar on stderr that counts bytes, for work that takes a while and is watched. None otherwise."""
+    if not wanted or total < _WORTH_A_BAR or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(printable(title, 40), total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+def print_receipt(
+    plan: Plan, source: str, renamed: list[tuple[str, str]], *, command: str, as_json: bool, quiet: bool, dry_run: bool
+) -> None:
+    """Say what was written: on stderr, or as JSON on stdout. A dry run is a report, and goes to stdout."""
+    if as_json:
+        document = {"ckptool": 1, "command": command, "source": source, "dry_run": dry_run, **plan.as_json()}
+        if renamed:
+            document["renamed"] = [{"from": old, "to": new} for old, new in renamed]
+        print_json(document)
+    elif not quiet:
+        click.echo("\n".join(_receipt(plan, source, renamed, dry_run)), err=not dry_run)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """One document of JSON on stdout, in ASCII so that no key can talk to the terminal."""
+    click.echo(json.dumps(document, indent=2))
+
+
+def _receipt(plan: Plan, source: str, renamed: list[tuple[str, str]], dry_run: bool) -> Iterator[str]:
+    verb = "would write" if dry_run else "wrote"
+    yield f"{verb} {printable(os.fspath(plan.path))}: {plan.format}, {size_text(plan.nbytes)}, {plan.how}"
+    for line in plan.steps:
+        yield f"  {line}"
+    for old, new in renamed:
+        yield f"    {printable(old)} -> {printable(new)}"
+    for line in plan.form:
+        yield f"  form: {line}"
+    for line in plan.content:
+        yield f"  LOST, as allowed: {line}"
+    for name, count in plan.objects.items():
+        yield f"  object kept: {printable(name, 100)} ({count:,}); whoever loads the file runs what it names"

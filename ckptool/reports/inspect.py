@@ -1,0 +1,206 @@
+"""What is in a checkpoint, as a value: from headers and pickles alone."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .. import keys
+from ..checkpoint import Checkpoint, StateDict
+from ..errors import printable
+from ..files import StrPath, shell_quote
+from ..formats import open as open_checkpoint
+from ..locations import mentions
+from ..objects import beyond_plain_data, count_objects
+from ..tensor import LazyTensor
+from ..tree import Dict, Global, List, Object, Set, component_text, walk
+
+
+@dataclass(frozen=True, slots=True)
+class StateDictReport:
+    """A state dict in a file. `wrappers` gives the number of keys that go through each wrapper ("module.")."""
+
+    path: str
+    keys: int
+    parameters: int
+    bytes: int
+    wrappers: dict[str, int]
+    metadata: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorReport:
+    """A tensor in a file. `storage` numbers the storages: tensors with the same number share memory.
+
+    `key` is None outside a state dict; `shape` and `stride` are in elements.
+    """
+
+    path: str
+    key: str | None
+    dtype: str
+    shape: list[int]
+    stride: list[int]
+    location: str
+    storage: int
+    bytes: int
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What is in one file.
+
+    Attributes:
+        path, format, bytes: the file.
+        state_dicts, tensors: the weights and all tensors, in the order of the file.
+        objects: instances by class name, without plain data.
+        warnings: oddities.
+        ties: groups of keys whose tensors are one.
+        others: (name, summary) of what stands around the state dicts.
+        devices: (path, text) of places other than storages that name a device.
+        unsafe: classes that may run code when the file is unpickled.
+        suggestions: (command, why) for what was seen.
+    """
+
+    path: str
+    format: str
+    bytes: int
+    state_dicts: list[StateDictReport]
+    tensors: list[TensorReport]
+    objects: dict[str, int]
+    warnings: list[str]
+    ties: list[list[str]]
+    others: list[tuple[str, str]]
+    devices: list[tuple[str, str]]
+    unsafe: dict[str, int]
+    suggestions: list[tuple[str, str]]
+
+    def as_json(self) -> dict[str, Any]:
+        """The document that `ckptool inspect --json` prints for one file."""
+        whole = asdict(self)
+        return {name: whole[name] for name in ("path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings")}
+
+
+def inspect(path: StrPath) -> Inspection:
+    """Open a checkpoint and say what is in it."""
+    return describe(open_checkpoint(path))
+
+
+def describe(ckpt: Checkpoint) -> Inspection:
+    """Say what is in an open checkpoint."""
+    weights = ckpt.state_dicts()
+    unsafe = dict(beyond_plain_data(ckpt.root)) if ckpt.format != "safetensors" else {}
+    return Inspection(
+        ckpt.where,
+        ckpt.format,
+        ckpt.nbytes,
+        [_state_dict(one) for one in weights],
+        _tensors(ckpt, weights),
+        count_objects(ckpt.root),
+        list(ckpt.warnings),
+        [group for one in weights for group in one.ties()],
+        _others(ckpt, weights),
+        mentions(ckpt.root),
+        unsafe,
+        _suggestions(ckpt, weights, unsafe),
+    )
+
+
+def _state_dict(weights: StateDict) -> StateDictReport:
+    unique = {(t.storage.identity, t.offset, t.shape, t.stride): t.nbytes for t in weights.tensors.values()}
+    return StateDictReport(
+        weights.path,
+        len(weights),
+        weights.parameters,
+        sum(unique.values()),
+        keys.find_wrappers(list(weights)),
+        weights.metadata,
+    )
+
+
+def _tensors(ckpt: Checkpoint, weights: list[StateDict]) -> list[TensorReport]:
+    key_of = {
+        f"{one.path}/{component_text(key)}" if one.path else component_text(key): key
+        for one in weights
+        for key in one
+    }
+    numbers: dict[int, int] = {}
+    found = []
+    for path, t in ckpt.tensors():
+        number = numbers.setdefault(t.storage.identity, len(numbers))
+        found.append(
+            TensorReport(
+                path,
+                key_of.get(path),
+                t.dtype.name,
+                list(t.shape),
+                list(t.stride),
+                t.location,
+                number,
+                t.nbytes,
+                t.requires_grad,
+            )
+        )
+    return found
+
+
+def _others(ckpt: Checkpoint, weights: list[StateDict]) -> list[tuple[str, str]]:
+    """What stands at the root beside the state dicts, and what stands in them that is no tensor."""
+    inside = {id(one.node) for one in weights}
+    if id(ckpt.root) in inside:
+        pairs = [(key, value) for key, value in weights[0].node.entries if not isinstance(value, LazyTensor)]
+    elif isinstance(ckpt.root, Dict):
+        pairs = [(key, value) for key, value in ckpt.root.entries if id(value) not in inside]
+    else:
+        return [("", _summary(ckpt.root))]
+    return [(component_text(key) if isinstance(key, str | int) else "#", _summary(value)) for key, value in pairs]
+
+
+def _summary(node: Any) -> str:
+    """A value in a few words."""
+    if isinstance(node, str):
+        return repr(printable(node, 60))
+    if node is None or isinstance(node, bool | int | float):
+        return str(node)
+    if isinstance(node, bytes | bytearray):
+        return f"{len(node):,} bytes"
+    if isinstance(node, LazyTensor):
+        return f"{node.dtype.name} {list(node.shape)} on {printable(node.location)}"
+    if isinstance(node, Global):
+        return printable(str(node), 80)
+    found = [value for _, value in walk(node) if isinstance(value, LazyTensor)]
+    tensors = f", {len(found):,} tensors, {sum(t.nbytes for t in found):,} bytes" if found else ""
+    if isinstance(node, Object):
+        return f"{printable(node.class_name, 80)}{tensors}"
+    kind, size = "tuple", len(node) if isinstance(node, tuple) else 0
+    if isinstance(node, Dict):
+        kind, size = "dict", len(node.entries)
+    elif isinstance(node, List | Set):
+        kind, size = type(node).__name__.lower(), len(node.items)
+    return f"{kind} of {size:,}{tensors}"
+
+
+def _suggestions(ckpt: Checkpoint, weights: list[StateDict], unsafe: dict[str, int]) -> list[tuple[str, str]]:
+    """Commands that would change what is often in the way, with the reason."""
+    file = shell_quote(printable(os.fspath(ckpt.where), 4096))
+    found: list[tuple[str, str]] = []
+    for one in weights:
+        wrappers = keys.find_wrappers(list(one))
+        at = f" --at {shell_quote(printable(one.path))}" if len(weights) > 1 else ""
+        if list(wrappers) == ["module."] and all(key.startswith("module.") for key in one):
+            found.append((f"ckptool strip-prefix {file} OUT{at}", "keys start with 'module.' (DataParallel or DDP)"))
+        elif wrappers:
+            named = " and ".join(wrappers)
+            found.append((f"ckptool convert {file} OUT --unwrap{at}", f"keys go through {named}"))
+    devices = Counter(s.location for s in ckpt.storages() if s.location != "cpu")
+    if devices:
+        places = ", ".join(printable(place, 20) for place in devices)
+        found.append((f"ckptool remap {file} OUT --map-location cpu", f"tensors are tagged {places}"))
+    if len(weights) == 1 and weights[0].path and unsafe:
+        path = printable(weights[0].path)
+        found.append((f"ckptool convert {file} OUT.safetensors --extract", f"only {path} is weights; the rest names classes"))
+    return found
+
+

@@ -1,0 +1,122 @@
+"""Reports as text for a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ..errors import printable
+from ..keys import collapse
+from .inspect import Inspection, StateDictReport, TensorReport
+
+_ROWS = 40
+
+
+def size_text(nbytes: int) -> str:
+    """A size in the decimal units of disks and downloads: 548.1 MB."""
+    size = float(nbytes)
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            break
+        size /= 1000
+    return f"{nbytes:,} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+
+
+def count_text(count: int) -> str:
+    """A number of parameters: 143.7 M."""
+    for limit, unit in ((10**12, "T"), (10**9, "G"), (10**6, "M")):
+        if count >= limit:
+            return f"{count / limit:.1f} {unit}"
+    return f"{count:,}"
+
+
+def inspect_text(seen: Inspection, *, everything: bool = False) -> str:
+    """What is in a file, for a person: modules one a line, numbered ones folded, then what else there is."""
+    return "\n".join(_inspection(seen, everything))
+
+
+def _inspection(seen: Inspection, everything: bool) -> Iterator[str]:
+    yield f"{printable(seen.path)}: {seen.format}, {size_text(seen.bytes)}"
+    for one in seen.state_dicts:
+        inside = [t for t in seen.tensors if t.key is not None and t.path == _path_of(one.path, t)]
+        yield ""
+        yield from _state_dict(one, inside, everything)
+    if not seen.state_dicts:
+        yield f"  no state dict; {len(seen.tensors):,} tensors"
+    yield from _section("tied", [" = ".join(printable(key, 60) for key in keys) for keys in seen.ties], everything)
+    yield from _section("also in the file", _table([(printable(n, 40), text) for n, text in seen.others]), everything)
+    objects = [(printable(name, 80), f"{count:,}") for name, count in seen.objects.items()]
+    yield from _section("objects (shown, never run)", _table(objects), everything)
+    if seen.unsafe:
+        yield ""
+        yield f"  {len(seen.unsafe):,} classes or functions that unpickling would import or call; nothing was"
+    devices = [(printable(path, 60) or "the root", printable(text, 40)) for path, text in seen.devices]
+    yield from _section("devices written down elsewhere", _table(devices), everything)
+    yield from _section("notes", [printable(line) for line in seen.warnings], everything)
+    yield from _section("try", _table([(command, f"# {why}") for command, why in seen.suggestions]), True)
+
+
+def _path_of(state_dict: str, tensor: TensorReport) -> str:
+    last = tensor.path.rpartition("/")[2]
+    return f"{state_dict}/{last}" if state_dict else last
+
+
+def _section(title: str, lines: list[str], everything: bool) -> Iterator[str]:
+    if lines:
+        yield ""
+        yield f"  {title}:"
+        shown = lines if everything else lines[:_ROWS]
+        yield from (f"    {line}" for line in shown)
+        if len(lines) > len(shown):
+            yield f"    … and {len(lines) - len(shown):,} more (-v lists all)"
+
+
+def _state_dict(one: StateDictReport, tensors: list[TensorReport], everything: bool) -> Iterator[str]:
+    place = f"at {printable(one.path)}" if one.path else "at the root"
+    yield (
+        f"  state dict {place}: {one.keys:,} keys, {count_text(one.parameters)} parameters, {size_text(one.bytes)}"
+    )
+    dtypes, locations = Counter(t.dtype for t in tensors), Counter(t.location for t in tensors)
+    facts = [_histogram(dtypes), _histogram(locations)]
+    facts += [f"{count:,} keys go through {name}" for name, count in one.wrappers.items()]
+    yield "    " + "; ".join(fact for fact in facts if fact)
+    yield ""
+    usual = (dtypes.most_common(1)[0][0], locations.most_common(1)[0][0]) if tensors else ("", "")
+    rows = _modules(tensors, usual)
+    shown = rows if everything else rows[:_ROWS]
+    yield from (f"    {line}" for line in _table(shown))
+    if len(rows) > len(shown):
+        yield f"    … and {len(rows) - len(shown):,} more lines (-v lists all)"
+
+
+def _modules(tensors: list[TensorReport], usual: tuple[str, str]) -> list[tuple[str, ...]]:
+    """A row for each module, or for each run of modules that differ in a number only."""
+    leaves: dict[str, list[tuple[str, str]]] = {}
+    sizes: Counter[str] = Counter()
+    for t in tensors:
+        module, _, leaf = (t.key or "").rpartition(".")
+        unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
+        leaves.setdefault(module, []).append((leaf, " ".join([str(t.shape), *unusual])))
+        sizes[module] += t.bytes
+    rows = []
+    for group in collapse((module, tuple(held)) for module, held in leaves.items()):
+        held = leaves[group.keys[0]]
+        name = printable(group.pattern, 80) + (f"  x{len(group.keys):,}" if len(group.keys) > 1 else "")
+        text = "  ".join(f"{printable(leaf, 40)} {shape}" for leaf, shape in held[:6])
+        text += f"  … {len(held) - 6:,} more" if len(held) > 6 else ""
+        rows.append((name or "(top level)", text, size_text(sum(sizes[module] for module in group.keys))))
+    return rows
+
+
+def _histogram(counted: Counter[str]) -> str:
+    if len(counted) == 1:
+        return printable(next(iter(counted)), 40)
+    return ", ".join(f"{printable(name, 40)} x{count:,}" for name, count in counted.most_common(6))
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows as aligned columns; the last column is not padded."""
+    if not rows:
+        return []
+    widths = [min(max(len(row[i]) for row in rows), 60) for i in range(len(rows[0]))]
+    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,45 @@
+import os
+import sys
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Timing is no property of the code under test; what CI finds must be found again on the next run.
+settings.register_profile(
+    "default", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.register_profile("long", settings.get_profile("default"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "default"))
+
+
+@pytest.fixture
+def in_new_python():
+    """Run a program in a fresh interpreter and return what it prints; it fails the test if it fails."""
+    import subprocess
+
+    def run(program, *args, **environment):
+        command = [sys.executable, "-c", program, *map(str, args)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment}
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return run
+
+
+@pytest.fixture
+def bytes_read(monkeypatch):
+    """A list to which every read of an input file adds the number of bytes that it took."""
+    from ckptool.files import File
+
+    taken = []
+    read = File.read
+
+    def counted(self, offset, length):
+        taken.append(length)
+        return read(self, offset, length)
+
+    monkeypatch.setattr(File, "read", counted)
+    return taken
