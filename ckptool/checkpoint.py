@@ -121,7 +121,7 @@ class StateDict(Mapping[str, Any]):
     @property
     def parameters(self) -> int:
         """Number of elements of all tensors, tied ones counted once."""
-        views = {(t.storage.identity, t.offset, t.shape, t.stride): t.numel for t in self.tensors.values()}
+        views = {t.identity: t.numel for t in self.tensors.values()}
         return sum(views.values())
 
     @property
@@ -135,7 +135,7 @@ class StateDict(Mapping[str, Any]):
         groups: dict[Any, list[str]] = {}
         for key, t in self.tensors.items():
             if t.numel:
-                groups.setdefault((t.storage.identity, t.offset, t.shape, t.stride), []).append(key)
+                groups.setdefault(t.identity, []).append(key)
         return [keys for keys in groups.values() if len(keys) > 1]
 
     def __repr__(self) -> str:
@@ -192,34 +192,30 @@ def _moved_metadata(metadata: Dict, moved: Sequence[tuple[str, str | None]]) -> 
     """The entries of `_metadata` after keys MOVED (old, new or None).
 
     Each entry belongs to the module at a dotted path, "" the root. It follows the keys below that path: when
-    `module.conv.weight` becomes `conv.weight`, the module at `module` is now the root and the old root, a wrapper, is gone.
-    Modules without keys (a ReLU) follow the nearest one above them. A path that stays wins over one that moves there.
+    `module.conv.weight` becomes `conv.weight`, the module at `module` is now the root and the old root, a wrapper, is
+    gone. Modules without keys (a ReLU) follow the nearest one above them. Where two modules meet, the one with keys that
+    did not change stays, else the inner one takes the place of its wrapper.
     """
     paths = {str(path) for path, _ in metadata.entries}
-    votes: dict[str, Counter[str | None]] = {}
+    stays: set[str] = set()
+    votes: dict[str, Counter[str]] = {}
     for old, new in moved:
-        at = -1
-        while True:
-            path, rest = ("", old) if at < 0 else (old[:at], old[at + 1 :])
+        parts, target = old.split("."), (new or "").split(".")
+        places = _places(parts, target) if new is not None else [None] * len(parts)
+        for depth, place in enumerate(places):
+            path = ".".join(parts[:depth])
             if path in paths:
                 vote = votes.setdefault(path, Counter())
-                if new is None:
-                    vote[None] += 1
-                elif new == rest:
-                    vote[""] += 1
-                elif new.endswith("." + rest):
-                    vote[new[: -len(rest) - 1]] += 1
-            at = old.find(".", at + 1)
-            if at < 0:
-                break
+                if new == old:
+                    stays.add(path)
+                if place is not None:
+                    vote[".".join(target[:place])] += 1
     after: dict[str, str | None] = {}
     for path in sorted(paths, key=len):
-        if path in votes:
-            vote = votes[path]
-            if path in vote:
-                after[path] = path
-            else:
-                after[path] = next((new for new, _ in vote.most_common() if new is not None), None)
+        if path in stays or (not path and len(votes.get(path, ())) > 1):
+            after[path] = path
+        elif path in votes:
+            after[path] = max(votes[path], key=votes[path].__getitem__, default=None)
         else:
             above = path
             while above and above not in votes:
@@ -228,15 +224,51 @@ def _moved_metadata(metadata: Dict, moved: Sequence[tuple[str, str | None]]) -> 
             tail = path[len(above) :].lstrip(".")
             after[path] = None if base is None else ".".join(part for part in (base, tail) if part)
     kept: dict[str, Any] = {}
-    for path, value in metadata.entries:
-        new = after[str(path)]
-        if new is not None and (new not in kept or new == path):
-            kept[new] = value
+    came_from: dict[str, str] = {}
+    for key, value in metadata.entries:
+        path = str(key)
+        new = after[path]
+        if new is None:
+            continue
+        rival = came_from.get(new)
+        if rival is None or (rival not in stays and (path in stays or len(path) > len(rival))):
+            kept[new], came_from[new] = value, path
     if kept and "" not in kept:  # a prefix was added: the new wrapper has an entry of its own, as DataParallel's
         prefix = min(kept, key=len)
         wrappers = ["", *(prefix[:at] for at, char in enumerate(prefix) if char == ".")]
         kept = {**{wrapper: Dict([("version", 1)]) for wrapper in wrappers if wrapper not in kept}, **kept}
     return list(kept.items())
+
+
+def _places(old: Sequence[str], new: Sequence[str]) -> list[int | None]:
+    """Where modules are when the key OLD becomes NEW: for the one above each component of OLD, its depth in NEW.
+
+    None for one that is no more. Names are compared from the right: a component that is gone was a wrapper, and what was
+    inside stands in its place; one that is new is a wrapper around what was there.
+    """
+    if len(old) == len(new):
+        return list(range(len(old)))
+    places: list[int | None] = [None] * len(old)
+    place = len(new)
+    for depth in reversed(range(len(old))):
+        if place and old[depth] == new[place - 1]:
+            place -= 1
+        elif len(old) < len(new):
+            found = next((i for i in reversed(range(place)) if new[i] == old[depth]), None)
+            if found is None:
+                break
+            place = found
+        places[depth] = place
+    else:
+        if len(old) < len(new) or not place:
+            return places
+    # Neither one nor the other: only the parts that agree on the left and on the right are sure.
+    right = next((n for n in range(min(len(old), len(new))) if old[-1 - n] != new[-1 - n]), 0)
+    left = next((n for n in range(min(len(old), len(new))) if old[n] != new[n]), 0)
+    return [
+        len(new) - (len(old) - depth) if len(old) - depth <= right else depth if depth <= left else None
+        for depth in range(len(old))
+    ]
 
 
 def _named_elsewhere(root: Any, path: str, changed: set[str]) -> list[str]:
@@ -274,7 +306,7 @@ def map_storages(ckpt: Checkpoint, change: Callable[[Storage], Storage]) -> Chec
 
 
 def from_plain(value: Any) -> Any:
-    """A dict of tensors (or a dict of dicts of them) as a tree. Whatever is no dict or list is a leaf."""
+    """A dict of tensors (or a dict of dicts of them) as a tree. Whatever is no dict, list or tuple is a leaf."""
     if isinstance(value, Mapping):
         metadata = getattr(value, "_metadata", None)
         attributes = ABSENT if metadata is None else Dict([("_metadata", from_plain(metadata))])
@@ -282,7 +314,7 @@ def from_plain(value: Any) -> Any:
         return Dict(entries, isinstance(value, OrderedDict), attributes)
     if isinstance(value, list):
         return List([from_plain(item) for item in value])
-    return value
+    return tuple(map(from_plain, value)) if type(value) is tuple else value
 
 
 def to_plain(node: Any) -> Any:
@@ -295,4 +327,6 @@ def to_plain(node: Any) -> Any:
         if metadata is not None and node.ordered:
             made._metadata = to_plain(metadata)  # type: ignore[attr-defined]
         return made
-    return [to_plain(item) for item in node.items] if isinstance(node, List) else node
+    if isinstance(node, List):
+        return [to_plain(item) for item in node.items]
+    return tuple(map(to_plain, node)) if type(node) is tuple else node

@@ -49,9 +49,7 @@ class CheckpointError(Exception):
         hint: a command or an action that helps, or None.
     """
 
-    def __init__(
-        self, what: str, *, where: object = "", evidence: Sequence[str] = (), hint: str | None = None
-    ) -> None:
+    def __init__(self, what: str, *, where: object = "", evidence: Sequence[str] = (), hint: str | None = None) -> None:
         super().__init__(what)
         self.where = str(where)
         self.what = what

@@ -2,7 +2,7 @@
 
 What will be written is described by *pieces*, in order, each with a `length`:
 
-- `FileRange`: bytes of an open input file; the kernel copies them and they never enter this process,
+- `FileRange`: bytes of an open input file, which are copied, by the kernel where that is the faster way,
 - `Buffer`: bytes in memory,
 - any other `Source`, whose `chunks()` are computed while writing (a strided tensor, say),
 - `Crc32Of`: the four bytes of a checksum, known only once another piece has been read.
@@ -30,8 +30,11 @@ Progress = Callable[[int], None]
 
 #: Bytes read into memory at once where bytes must pass through this process.
 CHUNK = 4 << 20
-#: Bytes that the kernel copies per call: large, yet small enough that Ctrl-C and the progress bar stay alive.
-_KERNEL_CHUNK = 64 << 20
+#: Bytes per write: many pages, yet few enough to be still in the cache of the processor when they are written.
+_STEP = 256 << 10
+#: Bytes after which the disk is told to start, and which the kernel copies per call. A multiple of the step.
+_AHEAD = 8 << 20
+_PAGE = 4096
 _FICLONE = 0x40049409  # ioctl that makes one file share all blocks of another (linux/fs.h)
 
 
@@ -204,45 +207,133 @@ def same_bytes(one: Source, other: Source) -> bool:
 def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | None = None) -> None:
     """Write PIECES one after the other to the empty file OUT.
 
-    Ranges of files are moved by the kernel. When a whole input is kept and only patched, its blocks are shared
-    where the filesystem can do that (btrfs, xfs), so that nothing is copied at all.
+    When a whole input is kept and only patched, its blocks are shared where the filesystem can do that (btrfs, xfs), so
+    that nothing is copied at all. Otherwise see `_Output`.
     """
-    fd = out.fileno()
-    shared = _share_blocks(fd, pieces)
+    shared = _share_blocks(out.fileno(), pieces)
+    output = _Output(out.fileno(), progress)
     with _checksums(pieces) as checksum_of:
-        position = 0
         for piece in pieces:
+            end = output.position + piece.length
             if isinstance(piece, Crc32Of):
-                _write_at(fd, checksum_of(piece.source).to_bytes(4, "little"), position)
+                output.write(checksum_of(piece.source).to_bytes(4, "little"))
             elif isinstance(piece, FileRange):
-                if not (piece.file is shared and piece.offset == position):
-                    _copy_range(fd, piece, position, progress)
-                elif progress:
-                    progress(piece.length)
+                if piece.file is shared and piece.offset == output.position:
+                    output.skip(piece.length)
+                else:
+                    output.copy(piece)
             else:
-                at = position
                 for chunk in piece.chunks():
-                    _write_at(fd, chunk, at)
-                    at += len(chunk)
-                    if progress:
-                        progress(len(chunk))
-                assert at == position + piece.length, f"{piece!r} gave {at - position} bytes, not {piece.length}"
-            position += piece.length
+                    output.write(chunk)
+            assert output.position == end, f"{piece!r} gave {output.position - end} bytes more than it said"
+        output.flush()
+
+
+class _Output:
+    """The file being written, from its beginning to its end.
+
+    Two things decide about its speed. Every write ends at a multiple of the step, so that whole pages are filled: what
+    is small, or has to move by less than a page, goes through a buffer; long ranges that keep their place within a page
+    are copied by the kernel. And the disk starts while there is still something to copy, not at the final fsync.
+    """
+
+    def __init__(self, fd: int, progress: Progress | None) -> None:
+        self.position = 0  # where the next byte goes
+        self._fd = fd
+        self._progress = progress
+        self._buffer = bytearray()  # the bytes before the position that are not in the file yet
+        self._started = 0  # what is before this is on its way to the disk
+        self._in_kernel = hasattr(os, "copy_file_range")
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes."""
+        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        while view:
+            part = view[: _STEP - self.position % _STEP]
+            self._buffer += part
+            self._advance(len(part))
+            if self.position % _STEP == 0:
+                self.flush()
+            view = view[len(part) :]
+
+    def copy(self, piece: FileRange) -> None:
+        """Append a range of an input."""
+        source, offset, end = piece.file, piece.offset, piece.offset + piece.length
+        while offset < end:
+            done = 0
+            if end - offset >= _STEP and not self._buffer and (offset - self.position) % _PAGE == 0:
+                done = self._copy_in_kernel(source, offset, min(end - offset, _AHEAD - self.position % _AHEAD))
+            if not done:
+                chunk = source.read(offset, min(end - offset, _STEP - self.position % _STEP))
+                self.write(chunk)
+                done = len(chunk)
+            offset += done
+
+    def skip(self, length: int) -> None:
+        """Leave LENGTH bytes as they are."""
+        self.flush()
+        self._advance(length)
+        self._started = self.position
+
+    def flush(self) -> None:
+        """Bring the buffer into the file."""
+        if self._buffer:
+            _write_at(self._fd, memoryview(self._buffer), self.position - len(self._buffer))
+            self._buffer = bytearray()
+        self._start_writeback()
+
+    def _copy_in_kernel(self, source: File, offset: int, length: int) -> int:
+        """Copy up to LENGTH bytes. 0 if the kernel cannot, between these filesystems or at all."""
+        if not self._in_kernel:
+            return 0
+        try:
+            done = os.copy_file_range(source.fd, self._fd, length, offset, self.position)
+        except OSError as error:
+            if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+                raise
+            self._in_kernel = False
+            return 0
+        self._advance(done)
+        self._start_writeback()
+        return done
+
+    def _start_writeback(self) -> None:
+        """Let the disk begin with what has been written. On Linux this is what DONTNEED does with unwritten pages."""
+        if self.position - self._started >= _AHEAD and hasattr(os, "posix_fadvise"):
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._fd, self._started, self.position - self._started, os.POSIX_FADV_DONTNEED)
+            self._started = self.position
+
+    def _advance(self, length: int) -> None:
+        self.position += length
+        if self._progress:
+            self._progress(length)
 
 
 @contextlib.contextmanager
 def _checksums(pieces: Sequence[Piece]) -> Iterator[Callable[[Source], int]]:
-    """Compute the checksums that PIECES ask for in two threads, ahead of the copying."""
+    """Compute the checksums that PIECES ask for in two threads, ahead of the copying, small ones in batches."""
     wanted = {id(p.source): p.source for p in pieces if isinstance(p, Crc32Of)}
     if sum(source.length for source in wanted.values()) < CHUNK:
         yield crc32
         return
     from concurrent.futures import ThreadPoolExecutor
 
+    batches: list[list[Source]] = []
+    room = 0
+    for source in wanted.values():
+        if room <= 0:
+            batches.append([])
+            room = CHUNK
+        batches[-1].append(source)
+        room -= source.length
     with ThreadPoolExecutor(2, "crc32") as pool:
-        futures = {key: pool.submit(crc32, source) for key, source in wanted.items()}
+        futures = {}
+        for batch in batches:
+            future = pool.submit(lambda batch: {id(source): crc32(source) for source in batch}, batch)
+            futures.update(dict.fromkeys(map(id, batch), future))
         try:
-            yield lambda source: futures[id(source)].result()
+            yield lambda source: futures[id(source)].result()[id(source)]
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -266,32 +357,6 @@ def _share_blocks(fd: int, pieces: Sequence[Piece]) -> File | None:
     return base
 
 
-def _copy_range(fd: int, piece: FileRange, position: int, progress: Progress | None) -> None:
-    """Copy a range of an input to POSITION of the output inside the kernel, or through memory where it cannot."""
-    source, offset, left = piece.file, piece.offset, piece.length
-    in_kernel = hasattr(os, "copy_file_range")
-    while left:
-        if in_kernel:
-            try:
-                done = os.copy_file_range(source.fd, fd, min(left, _KERNEL_CHUNK), offset, position)
-            except OSError as error:
-                if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
-                    raise
-                in_kernel = False
-                continue
-            if not done:
-                raise Malformed("became shorter while it was being copied", where=source.path)
-        else:
-            chunk = source.read(offset, min(left, CHUNK))
-            _write_at(fd, chunk, position)
-            done = len(chunk)
-        offset += done
-        position += done
-        left -= done
-        if progress:
-            progress(done)
-
-
 def _write_at(fd: int, data: bytes | memoryview, position: int) -> None:
     view = memoryview(data).cast("B") if len(data) else memoryview(b"")
     if not hasattr(os, "pwrite"):
@@ -309,7 +374,7 @@ def replacing(
     """Open a temporary file that becomes PATH when the block ends well, and vanishes when it does not.
 
     The temporary file stands in the folder of the real target (links are followed), is synced to disk before it is
-    renamed, and takes over the mode of the file that it replaces. Whatever happens, PATH is the old file or the new one.
+    renamed, and takes over the mode of the file that it replaces. Whatever happens, PATH is the old file or the new.
 
     Args:
         path: the target.
@@ -378,6 +443,12 @@ def check_target(path: StrPath, *, overwrite: bool = False) -> os.stat_result | 
     if not overwrite:
         raise OutputExists("exists already", where=path, hint="add --overwrite, or choose another name")
     return old
+
+
+def beside(path: object, word: str, suffix: str | None = None) -> str:
+    """A name for an output beside PATH, quoted for a shell, so that a hint is a command that works as it stands."""
+    source = Path(str(path) or "in.pth")
+    return shell_quote(source.with_name(f"{source.stem}-{word}{source.suffix if suffix is None else suffix}"))
 
 
 def shell_quote(text: object) -> str:

@@ -16,9 +16,11 @@ from .errors import RuleError, printable
 from .tree import ABSENT, Object, address, walk
 
 _DEVICES = ("cuda", "mps", "xpu", "hpu", "mtia", "meta", "npu", "xla", "privateuseone")
-_LOCATION = re.compile(rf"(cpu|{'|'.join(_DEVICES)})(?::(\d+|\*))?\Z")
+_LOCATION = re.compile(rf"(cpu|{'|'.join(_DEVICES)})(?::([0-9]{{1,4}}|\*))?\Z")
 #: A text that is a device, where it stands for itself ("cuda:1" in a Namespace).
 _MENTION = re.compile(r"(?:cuda|mps|xpu|hpu|mtia|npu|xla|privateuseone)(?::\d+)?\Z")
+#: A key under which the state of a random number generator is kept, in lower case.
+_GENERATOR = re.compile(r"(?<![a-z])rngs?(?![a-z])|random_state|manual_seed")
 
 Rules = str | Sequence[str] | Mapping[Any, Any]
 
@@ -71,16 +73,17 @@ def _location(word: object, *, source: bool = False) -> str:
     """One location in the spelling of torch's tags. Devices without a number keep it so ("cuda", "mps")."""
     text = str(word).strip().lower()
     if text.isdigit():  # a bare number is a GPU, as in torch.device(1)
-        text = f"cuda:{int(text)}"
+        text = f"cuda:{text}"
     match = _LOCATION.match(text)
     if match is None or (match[2] == "*" and not source):
         hint = None
         if text.startswith("gpu"):
-            hint = f"torch calls it cuda{text[3:]}"
+            number = text[3:].lstrip(":")
+            hint = f"torch calls it cuda{number and ':' + number}" if number.isdigit() or not number else None
         elif text.endswith("-"):
             hint = "quote the rule, or write it with '=': --map-location cuda:1=cuda:0"
         raise RuleError(
-            f"{printable(str(word))!r} is no location; torch's words are cpu, cuda, cuda:0, mps, xpu:0 …",
+            f"'{printable(str(word), 40)}' is no location; torch's words are cpu, cuda:0, mps, xpu:0 and the like",
             where="--map-location",
             hint=hint,
         )
@@ -106,7 +109,7 @@ def kept_on_cpu(path: str) -> bool:
     """
     parts = path.lower().split("/")
     in_optimizer = any("optim" in part for part in parts) or ("state" in parts and len(parts) > 1)
-    return any("rng" in part or "random_state" in part for part in parts) or (in_optimizer and parts[-1] == "step")
+    return any(map(_GENERATOR.search, parts)) or (in_optimizer and parts[-1] == "step")
 
 
 def mentions(root: Any) -> list[tuple[str, str]]:

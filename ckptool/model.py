@@ -21,10 +21,14 @@ from .locations import LocationRule, new_location
 from .tensor import LazyTensor, Storage
 from .tree import ABSENT, Dict, Global, List, Object, Set
 
-MapLocation = str | torch.device | Mapping[str, str] | Callable[[Any, str], Any] | None
+#: As in torch.load: a device, a dict of locations, a function of (storage, location), or None.
+MapLocation = Any
 
-_FACTORIES = {"list": list, "dict": dict, "set": set, "int": int, "float": float, "str": str, "tuple": tuple}
 _BUILTINS = ("builtins", "__builtin__")
+_FACTORIES: dict[str, Callable[[], Any]] = {
+    f"{module}.{kind.__name__}": kind for module in _BUILTINS for kind in (list, dict, set, int, float, str, tuple)
+}
+_NUMBERS = {f"{module}.{kind.__name__}": kind for module in _BUILTINS for kind in (complex, slice, range)}
 
 
 class Inert:
@@ -115,7 +119,7 @@ class _Loader:
             return self._mapped(source.file)[source.offset : source.offset + source.length]
         made = torch.UntypedStorage(storage.nbytes)
         if storage.nbytes:
-            view = memoryview(torch.empty(0, dtype=torch.uint8).set_(made).numpy())  # type: ignore[call-overload]
+            view = memoryview(torch.empty(0, dtype=torch.uint8).set_(made).numpy())
             at = 0
             for chunk in source.chunks():
                 view[at : at + len(chunk)] = chunk
@@ -193,14 +197,12 @@ class _Loader:
             return torch.Size(args[0])
         if name == "torch.device" and args and all(isinstance(arg, str | int) for arg in args):
             return torch.device(*(str(arg) if isinstance(arg, str) else arg for arg in args))
-        if name == "collections.Counter":
+        if name == "collections.Counter" and (not args or isinstance(args[0], Dict)):
             return Counter()
-        if name == "collections.defaultdict" and args and isinstance(args[0], Global):
-            if args[0].module in _BUILTINS and args[0].name in _FACTORIES:
-                return defaultdict(_FACTORIES[args[0].name])
-        if name.rpartition(".")[0] in _BUILTINS and name.endswith((".complex", ".slice", ".range")):
-            if all(isinstance(arg, int | float | None) for arg in args):
-                return {"complex": complex, "slice": slice, "range": range}[name.rpartition(".")[2]](*args)
+        if name == "collections.defaultdict" and len(args) == 1 and str(args[0]) in _FACTORIES:
+            return defaultdict(_FACTORIES[str(args[0])])
+        if name in _NUMBERS and all(isinstance(arg, int | float | None) for arg in args):
+            return _NUMBERS[name](*args)
         return Inert(node.class_name)
 
     def _fill(self, made: Any, node: Any) -> None:
@@ -217,6 +219,8 @@ class _Loader:
             made.items = [self._begin(item) for item in node.items]
             made.entries = [(self._begin(key), self._begin(value)) for key, value in node.entries]
         elif isinstance(made, dict):
+            if isinstance(made, Counter) and node.args:  # the counts are its argument, those of a defaultdict follow
+                self._fill(made, node.args[0])
             made.update((self._begin(key), self._begin(value)) for key, value in node.entries)
 
 
@@ -250,15 +254,20 @@ class _FromTorch:
             made = tuple(self.node(item, f"{path}/{i}") for i, item in enumerate(value))
         elif isinstance(value, Mapping):
             made = self._made[id(value)] = Dict(ordered=isinstance(value, OrderedDict))
-            made.entries = [(self.node(k, path), self.node(v, f"{path}/{k}" if path else str(k))) for k, v in value.items()]
-            if metadata := getattr(value, "_metadata", None):
+            made.entries = [
+                (self.node(k, path), self.node(v, f"{path}/{k}" if path else str(k))) for k, v in value.items()
+            ]
+            metadata = getattr(value, "_metadata", None)
+            if metadata is not None:
                 made.attributes = Dict([("_metadata", self.node(metadata, path))])
         elif type(value) is list:
             made = self._made[id(value)] = List()
             made.items = [self.node(item, f"{path}/{i}") for i, item in enumerate(value)]
+        elif type(value) in (set, frozenset):
+            made = Set([self.node(item, path) for item in value], frozen=type(value) is frozenset)
         else:
             raise CannotCarry(
-                f"{printable(path) or 'the value'} is a {type(value).__name__}; only tensors and plain data can be saved",
+                f"{printable(path) or 'the value'} is a {type(value).__name__}; only tensors and plain data are saved",
                 hint="save it with torch.save, then open the file",
             )
         self._made[id(value)] = made
@@ -273,7 +282,7 @@ class _FromTorch:
         if storage is None:
             self._alive.append(untyped)
             on_cpu = untyped.cpu()
-            data = torch.empty(0, dtype=torch.uint8).set_(on_cpu).numpy()  # type: ignore[call-overload]
+            data = torch.empty(0, dtype=torch.uint8).set_(on_cpu).numpy()
             typed = dtype if dtype.storage in BY_STORAGE and untyped.nbytes() % dtype.itemsize == 0 else None
             place = torch.serialization.location_tag(untyped)
             storage = Storage(Buffer(memoryview(data)), place, typed)

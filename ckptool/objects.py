@@ -57,7 +57,7 @@ HARMLESS: frozenset[str] = frozenset(
         *(
             f"{module}.{name}"
             for module in ("builtins", "__builtin__")
-            for name in "bool bytes dict float frozenset int list long object range slice str tuple unicode xrange".split()
+            for name in "bool bytes dict float frozenset int list long object range str tuple unicode".split()
         ),
         "copyreg._reconstructor",
         "copy_reg._reconstructor",
@@ -89,35 +89,32 @@ HARMLESS: frozenset[str] = frozenset(
     ]
 )
 
+#: In place of the name of what is called, where that is not a global.
+COMPUTED = "calls of computed functions"
+
 #: How torch and Python spell plain data; not worth a line in a listing of objects.
 _PLUMBING = PLAIN | {f"{m}.{n}" for m in ("builtins", "__builtin__") for n in ("bytes", "frozenset")}
 
 
 def named_globals(root: Any) -> Counter[str]:
-    """Every class and function that the tree below ROOT names, with how many nodes name it."""
+    """Every class and function that the tree below ROOT names, with how many nodes name it.
+
+    A call of something that is itself computed, and one of `_codecs.encode` other than the spelling of a byte string
+    (which is read as bytes; nested ones multiply memory), count as `COMPUTED`.
+    """
     counted: Counter[str] = Counter()
     for _, node in walk(root):
-        if isinstance(node, Object) and isinstance(node.callee, Global):
-            counted[str(node.callee)] += 1
+        if isinstance(node, Object):
+            name = str(node.callee) if isinstance(node.callee, Global) else COMPUTED
+            counted[COMPUTED if name == "_codecs.encode" else name] += 1
         elif isinstance(node, Global):
             counted.setdefault(str(node), 1)
     return counted
 
 
 def beyond_plain_data(root: Any) -> Counter[str]:
-    """The globals that we do not write back unless asked: all that are neither plain nor known as harmless.
-
-    A call of `_codecs.encode` other than the spelling of a byte string (which is read as bytes) counts, since nested ones
-    multiply memory.
-    """
-    found = Counter({name: n for name, n in named_globals(root).items() if name not in PLAIN and name not in HARMLESS})
-    strange = sum(
-        isinstance(node, Object) and (not isinstance(node.callee, Global) or str(node.callee) == "_codecs.encode")
-        for _, node in walk(root)
-    )
-    if strange:
-        found["calls of computed functions"] = strange
-    return found
+    """The globals that we do not write back unless asked: all that are neither plain nor known as harmless."""
+    return Counter({name: n for name, n in named_globals(root).items() if name not in PLAIN and name not in HARMLESS})
 
 
 def count_objects(root: Any) -> dict[str, int]:

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from . import keys as names
 from .checkpoint import Checkpoint, StateDict, from_plain, map_storages, rekey, to_plain
-from .errors import NoMatch, PartialMatch, printable
+from .errors import NoMatch, PartialMatch, RuleError, printable
 from .files import shell_quote
 from .keys import Pattern, Rename
 from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules
@@ -45,7 +45,7 @@ def _on_plain_dicts_too(pass_: Callable[Concatenate[Checkpoint, _Options], Check
         if isinstance(ckpt, Checkpoint):
             return pass_(ckpt, *args, **options)
         if not isinstance(ckpt, Mapping):
-            raise TypeError(f"{getattr(pass_, '__name__', 'a pass')} takes a Checkpoint or a dict of tensors, not {type(ckpt).__name__}")
+            raise TypeError(f"a pass takes a Checkpoint or a dict of tensors, not {type(ckpt).__name__}")
         return to_plain(pass_(Checkpoint(from_plain(ckpt)), *args, **options).root)
 
     return either
@@ -66,12 +66,14 @@ def strip_prefix(
     goes whatever it is.
 
     Raises:
+        RuleError: the prefix is empty.
         NoMatch: no key has the prefix.
         PartialMatch: only some keys have it.
         KeyCollision: two keys would become one.
     """
     weights = ckpt.state_dict(at)
-    shown = "the first component" if first else repr(prefix.rstrip(".") + ".")
+    head = "" if first else _head(prefix)
+    shown = "the first component" if first else f"'{printable(head)}.'"
     new = {key: names.drop_first(key) if first else names.strip_prefix(key, prefix) for key in weights}
     fitting = {key: value for key, value in new.items() if value is not None}
     if not fitting:
@@ -91,7 +93,7 @@ def strip_prefix(
             evidence=_few(without),
             hint=None
             if first
-            else f"ckptool rename {_file(ckpt)} OUT --rename {shell_quote(prefix.rstrip('.') + '=')}"
+            else f"ckptool rename {_file(ckpt)} OUT --rename {shell_quote(printable(head) + '=')}"
             " changes only the keys that have it",
         )
     done = rekey(ckpt, weights.path, weights.node, fitting, f"without {shown}")
@@ -100,11 +102,29 @@ def strip_prefix(
 
 @_on_plain_dicts_too
 def add_prefix(ckpt: Checkpoint, prefix: str = "module.", *, at: str | None = None) -> Checkpoint:
-    """Put PREFIX before every key: `conv1.weight` becomes `module.conv1.weight`, for a model wrapped in DataParallel."""
+    """Put PREFIX before every key: `conv1.weight` becomes `module.conv1.weight`, for a model wrapped in DataParallel.
+
+    Raises:
+        RuleError: the prefix is empty, or has an empty component.
+    """
     weights = ckpt.state_dict(at)
-    new = {key: names.add_prefix(key, prefix) for key in weights}
+    head = _head(prefix)
+    if not all(head.split(".")):
+        raise RuleError(f"the prefix '{printable(prefix)}' has an empty component", where="--prefix", hint=_EXAMPLE)
+    new = {key: names.add_prefix(key, head) for key in weights}
     done = rekey(ckpt, weights.path, weights.node, new)
-    return done.noting(f"add {prefix.rstrip('.') + '.'!r}: {len(new):,} of {len(new):,} keys{_at(weights)}")
+    return done.noting(f"add '{printable(head)}.': {len(new):,} of {len(new):,} keys{_at(weights)}")
+
+
+_EXAMPLE = "--prefix module."
+
+
+def _head(prefix: str) -> str:
+    """A prefix without its last dot, which may be left out."""
+    head = prefix.removesuffix(".")
+    if not head:
+        raise RuleError("the prefix is empty", where="--prefix", hint=_EXAMPLE)
+    return head
 
 
 @_on_plain_dicts_too
@@ -127,9 +147,11 @@ def unwrap(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "error
         raise NoMatch("no key goes through a wrapper", where=ckpt.where, evidence=_key_evidence(weights))
     new: dict[str, str | None] = dict(names.unwrap(list(weights)))
     lines = [f"unwrap {name}: {count:,} of {len(new):,} keys{_at(weights)}" for name, count in found.items()]
-    if "n_averaged" in new and any(old != key for old, key in new.items()):
-        new["n_averaged"] = None
-        lines.append("unwrap: n_averaged, the counter of AveragedModel, left behind")
+    for counter in [key for key, short in new.items() if short == names.AVERAGED_COUNTER]:
+        beside = counter.removesuffix(names.AVERAGED_COUNTER) + "module."
+        if "module." in found and all(key.startswith(beside) for key in new if key != counter):
+            new[counter] = None
+            lines.append("unwrap: n_averaged, the counter of AveragedModel, left behind")
     return rekey(ckpt, weights.path, weights.node, new, "unwrapped").noting(*lines)
 
 
@@ -171,12 +193,14 @@ def rename(
     idle = [rule for index, rule in enumerate(parsed) if not matched[index]]
     if idle and missing == "error":
         raise NoMatch(
-            f"no key matches {printable(str(idle[0]))!r}",
+            f"no key matches '{printable(str(idle[0]))}'",
             where=ckpt.where,
             evidence=_key_evidence(weights, str(idle[0]).split("=")[0]),
             hint="--if-present lets rules match nothing",
         )
-    lines = [f"rename {printable(str(r))}: {used[i]:,} of {len(weights):,} keys{_at(weights)}" for i, r in enumerate(parsed)]
+    lines = [
+        f"rename {printable(str(r))}: {used[i]:,} of {len(weights):,} keys{_at(weights)}" for i, r in enumerate(parsed)
+    ]
     return rekey(ckpt, weights.path, weights.node, new).noting(*lines)
 
 
@@ -204,9 +228,9 @@ def _filter(
     for pattern in parsed:
         if missing == "error" and not any(pattern.matches(key) for key in weights):
             raise NoMatch(
-                f"no key matches {printable(str(pattern))!r}",
+                f"no key matches '{printable(pattern.text)}'",
                 where=ckpt.where,
-                evidence=_key_evidence(weights, str(pattern)),
+                evidence=_key_evidence(weights, pattern.text),
                 hint="--if-present lets patterns match nothing",
             )
     gone: dict[str, str | None] = {
@@ -237,11 +261,11 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
 
 
 def map_location(ckpt: AnyCheckpoint, rules: Rules, *, missing: Missing = "error") -> AnyCheckpoint:
-    """Change where storages say they were: "cpu", "cuda:1->cuda:0", {"cuda:1": "cuda:0"}, "cuda:*=cpu", several at once.
+    """Change where storages say they were: "cpu", "cuda:1->cuda:0", "cuda:*=cpu", {"cuda:1": "cuda:0"}, several at once.
 
-    Every storage in the file is reached, also in optimizers and pickled objects. On the CPU stay random number generator
-    states and the `step` of Adam, which torch refuses elsewhere. Other places where a device is written down
-    (torch.device objects, texts) are listed in the history and left as they are.
+    Every storage in the file is reached, also in optimizers and pickled objects. On the CPU stay the states of random
+    number generators and the `step` of Adam, which torch refuses elsewhere. Other places where a device is written
+    down (torch.device objects, texts) are listed in the history and left as they are.
 
     On a plain dict of torch tensors the tensors themselves are moved, as torch.load would; ties stay ties.
 
@@ -250,25 +274,28 @@ def map_location(ckpt: AnyCheckpoint, rules: Rules, *, missing: Missing = "error
         RuleError: a word is no location.
     """
     parsed = parse_rules(rules)
+    moved: Any
     if isinstance(ckpt, Checkpoint):
-        return _relocate(ckpt, parsed, missing)
-    from .model import move
+        moved = _relocate(ckpt, parsed, missing)
+    else:
+        from .model import move
 
-    return move(ckpt, parsed)
+        moved = move(ckpt, parsed)
+    return moved  # type: ignore[no-any-return]
 
 
 def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing) -> Checkpoint:
     held = _held_on_cpu(ckpt)
     before = Counter(storage.location for storage in ckpt.storages())
     for rule in parsed:
-        if rule.source is not None and not any(map(rule.takes, before)) and rule.target not in before:
-            if missing == "error" and before:
-                raise NoMatch(
-                    f"no storage is on {rule.source}",
-                    where=ckpt.where,
-                    evidence=[", ".join(f"{printable(place)}: {n:,} storages" for place, n in before.items())],
-                    hint=f"--map-location {shell_quote(f'{next(iter(before))}={rule.target}')}",
-                )
+        idle = rule.source is not None and not any(map(rule.takes, before)) and rule.target not in before
+        if idle and missing == "error" and before:
+            raise NoMatch(
+                f"no storage is on {rule.source}",
+                where=ckpt.where,
+                evidence=[", ".join(f"{printable(place)}: {n:,} storages" for place, n in before.items())],
+                hint=f"--map-location {shell_quote(f'{printable(next(iter(before)))}={rule.target}')}",
+            )
     moved: Counter[str] = Counter()
 
     def change(storage: Storage) -> Storage:
@@ -284,11 +311,17 @@ def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing
     lines = lines or [f"map-location: 0 of {total:,} storages changed; all are where they should be"]
     if held and any(rule.takes("cpu") and rule.target != "cpu" for rule in parsed):
         lines.append(f"note: {len(held):,} storages stay on cpu (random number generators, steps of Adam)")
+    written = mentions(done.root)
     lines += [
         f"note: {printable(place, 60) or 'the root'} also names a device ({printable(text, 40)}); left as it is"
-        for place, text in _first(mentions(done.root), 8)
+        for place, text in written[:_MENTIONS_SHOWN]
     ]
+    if len(written) > _MENTIONS_SHOWN:
+        lines.append(f"note: {len(written) - _MENTIONS_SHOWN:,} more places name a device; left as they are")
     return done.noting(*lines)
+
+
+_MENTIONS_SHOWN = 8
 
 
 def _held_on_cpu(ckpt: Checkpoint) -> set[int]:
@@ -302,12 +335,6 @@ def _held_on_cpu(ckpt: Checkpoint) -> set[int]:
 
 
 # -- words for messages
-
-
-def _first(items: list[tuple[str, str]], limit: int) -> list[tuple[str, str]]:
-    if len(items) <= limit:
-        return items
-    return [*items[:limit], (f"{len(items) - limit:,} more places", "…")]
 
 
 def _file(ckpt: Checkpoint) -> str:
@@ -325,7 +352,7 @@ def _few(listed: Sequence[str], limit: int = 5) -> list[str]:
 
 def _key_evidence(weights: StateDict, wanted: str = "") -> list[str]:
     leading = names.leading(list(weights))
-    shown = ", ".join(f"{printable(name, 60)!r} ({count:,})" for name, count in leading[:6])
+    shown = ", ".join(f"'{printable(name, 60)}' ({count:,})" for name, count in leading[:6])
     lines = [f"the {len(weights):,} keys start with: {shown}{', …' if len(leading) > 6 else ''}"]
     near = names.closest(wanted, list(weights)) if wanted else []
     return lines + ([f"did you mean: {', '.join(printable(key, 80) for key in near)}"] if near else [])
@@ -333,7 +360,7 @@ def _key_evidence(weights: StateDict, wanted: str = "") -> list[str]:
 
 def _prefix_hint(weights: StateDict) -> str | None:
     common = names.common_prefix(list(weights))
-    return f"--prefix {shell_quote(common.split('.')[0] + '.')}" if common else None
+    return f"--prefix {shell_quote(printable(common.split('.')[0]) + '.')}" if common else None
 
 
 __all__ = [

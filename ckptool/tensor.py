@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 #: Bytes of a strided tensor that are gathered at once. Large, because a transposed matrix is read in runs whose
 #: length grows with it.
 _GATHERED = 16 << 20
+#: Dimensions that torch and numpy can hold.
+MOST_DIMENSIONS = 64
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -107,6 +109,11 @@ class LazyTensor:
         return self.storage.location
 
     @property
+    def identity(self) -> tuple[Any, ...]:
+        """The same for tensors that are one: the same view of the same storage, read in the same way."""
+        return self.storage.identity, self.dtype, self.offset, self.shape, self.stride, self.conj, self.neg
+
+    @property
     def numel(self) -> int:
         """Number of elements."""
         return prod(self.shape)
@@ -140,6 +147,8 @@ class LazyTensor:
             problem = f"has {len(self.shape)} sizes but {len(self.stride)} strides"
         elif min(self.shape, default=0) < 0 or min(self.stride, default=0) < 0 or self.offset < 0:
             problem = "has a negative size, stride or offset"
+        elif len(self.shape) > MOST_DIMENSIONS or self.nbytes >= 1 << 63:
+            problem = "has more elements or dimensions than any memory"
         elif self.numel:
             last = self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
             needed = (last + 1) * self.dtype.itemsize
@@ -252,6 +261,8 @@ class Gathered:
         """LENGTH bytes from OFFSET of the values in C order."""
         import numpy as np
 
+        if not length:
+            return memoryview(b"")
         item = self.tensor.dtype.itemsize
         first, last = offset // item, -(-(offset + length) // item)
         parts = [self._box(start, count) for start, count in _boxes(self.tensor.shape, first, last)]
@@ -259,7 +270,7 @@ class Gathered:
         raw = values.view(np.uint8)
         if self.tensor.conj or self.tensor.neg:
             raw = _flip_signs(raw, self.tensor)
-        return memoryview(raw)[offset - first * item :][:length]
+        return memoryview(raw.data)[offset - first * item :][:length]
 
     def _box(self, start: tuple[int, ...], count: tuple[int, ...]) -> np.ndarray[Any, Any]:
         tensor = self.tensor
@@ -267,9 +278,7 @@ class Gathered:
         return _gather(tensor.storage.source.read, tensor.dtype.itemsize, count, tensor.stride, offset)
 
 
-def _boxes(
-    shape: tuple[int, ...], first: int, last: int
-) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Cover the elements FIRST to LAST of C order by boxes (start, count), in order, at most two per dimension."""
     if first >= last:
         return
@@ -324,7 +333,8 @@ def _flip_signs(raw: np.ndarray[Any, Any], tensor: LazyTensor) -> np.ndarray[Any
         top ^= np.uint8(0x80)
     if tensor.conj:
         top[1::2] ^= np.uint8(0x80)
-    return signs.reshape(-1)
+    flat: np.ndarray[Any, Any] = signs.reshape(-1)
+    return flat
 
 
 def untyped(source: Source, location: str = "cpu", key: str = "") -> Storage:

@@ -299,17 +299,18 @@ def rebuild(
 
     result = copied(root)
     while fills:
+        copy: Any
         copy, original = fills.pop()
         if isinstance(original, List):
-            copy.items = [copied(item) for item in original.items]  # type: ignore[union-attr]
+            copy.items = [copied(item) for item in original.items]
         elif isinstance(original, Set):
-            copy.__init__([copied(item) for item in original.items], original.frozen)  # type: ignore[misc]
+            copy.items, copy.frozen = [copied(item) for item in original.items], original.frozen
         elif isinstance(original, Dict):
-            copy.entries = [(copied(key), copied(value)) for key, value in original.entries]  # type: ignore[union-attr]
-            copy.ordered = original.ordered  # type: ignore[union-attr]
-            copy.attributes = copied(original.attributes)  # type: ignore[union-attr]
+            copy.entries = [(copied(key), copied(value)) for key, value in original.entries]
+            copy.ordered, copy.attributes = original.ordered, copied(original.attributes)
         else:
-            copy.__init__(original.how, copied(original.callee), copied(original.args), [])  # type: ignore[misc]
+            copy.how, copy.callee, copy.args = original.how, copied(original.callee), copied(original.args)
+            copy.steps = []
             for kind, value in original.steps:
                 if kind == "items":
                     value = [copied(item) for item in value]
@@ -317,5 +318,5 @@ def rebuild(
                     value = [(copied(key), copied(item)) for key, item in value]
                 else:
                     value = copied(value)
-                copy.steps.append((kind, value))  # type: ignore[union-attr]
+                copy.steps.append((kind, value))
     return result

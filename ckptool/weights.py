@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from .errors import Ambiguous, NotFound, printable
+from .files import shell_quote
 from .tensor import LazyTensor
-from .tree import ABSENT, Dict, Global, List, Object, component_text, descend
+from .tree import ABSENT, Dict, Global, List, Object, Trail, address, component_text, descend
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint, StateDict
@@ -20,14 +22,17 @@ ENVELOPES = frozenset(
     """.split()
 )
 
-#: Keys under which tensors are training state, never weights.
-_TRAINING_STATE = frozenset(
-    """
-    optimizer optimizers optimizer_state optimizer_states optimizer_state_dict optim lr_scheduler lr_schedulers
-    scheduler schedulers scheduler_state_dict param_schedulers scaler amp_scaler amp grad_scaler callbacks loops
-    rng_state rng rng_states random_state random_rng_state message_hub last_optimizer_state optimizer_history
-    """.split()
-)
+#: Words that make a key one of training state, never of weights: `optimizer_0`, `d_optim`, `cuda_rng_state`.
+_TRAINING_WORDS = frozenset("optim optims optimizer optimizers scheduler schedulers scaler rng rngs".split())
+_TRAINING_STATE = frozenset("amp callbacks loops message_hub random_state random_states cuda_random_state".split())
+
+
+def is_training_state(key: Any) -> bool:
+    """Whether an envelope key is one of optimizers, schedulers, scalers or random number generators."""
+    if not isinstance(key, str) or "." in key:
+        return False
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", key)
+    return key.lower() in _TRAINING_STATE or any(word.lower() in _TRAINING_WORDS for word in words)
 
 
 def is_tensor(value: Any) -> bool:
@@ -45,7 +50,8 @@ def is_tensor(value: Any) -> bool:
 def is_state_dict(node: Any) -> bool:
     """Whether a node is a state dict: string keys, tensors as values, and at most a few scalars between them.
 
-    Entries named `_extra_state` may hold anything, as `torch.nn.Module.get_extra_state` may return anything.
+    Entries named `_extra_state` may hold anything, as `torch.nn.Module.get_extra_state` may return anything, and so may
+    the packed parameters of quantized modules. States of random number generators do not count.
     """
     if not isinstance(node, Dict) or not node.entries:
         return False
@@ -53,9 +59,11 @@ def is_state_dict(node: Any) -> bool:
     for key, value in node.entries:
         if not isinstance(key, str):
             return False
+        if is_training_state(key):
+            continue
         if is_tensor(value):
             tensors += 1
-        elif key.rpartition(".")[2] == "_extra_state":
+        elif key.rpartition(".")[2] == "_extra_state" or "_packed_params." in key:
             continue
         elif value is None or isinstance(value, str | bytes | int | float):
             scalars += 1
@@ -76,14 +84,14 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
         return [StateDict(ckpt.root, "")]
     found: list[tuple[bool, StateDict]] = []
     seen: set[int] = set()
-    pending: list[tuple[str, Any, bool]] = [("", ckpt.root, False)]
+    pending: list[tuple[Trail, Any, bool]] = [(None, ckpt.root, False)]
     while pending:
-        path, node, usual = pending.pop()
+        trail, node, usual = pending.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
         if is_state_dict(node):
-            found.append((usual, StateDict(node, path)))
+            found.append((usual, StateDict(node, address(trail))))
             continue
         below: list[tuple[Any, Any]] = []
         if isinstance(node, Dict) and not ("param_groups" in node and "state" in node):
@@ -91,9 +99,9 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
         elif isinstance(node, List) or type(node) is tuple:
             below = list(enumerate(node.items if isinstance(node, List) else node))
         inner = [
-            (f"{path}/{component_text(key)}" if path else component_text(key), value, usual or key in ENVELOPES)
+            ((trail, key), value, usual or key in ENVELOPES)
             for key, value in below
-            if isinstance(key, str | int) and key not in _TRAINING_STATE and isinstance(value, Dict | List | tuple)
+            if isinstance(key, str | int) and not is_training_state(key) and isinstance(value, Dict | List | tuple)
         ]
         pending.extend(reversed(inner))
     usual_ones = [state_dict for usual, state_dict in found if usual]
@@ -124,7 +132,7 @@ def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
             for one in found[:8]
         ]
         + (["…"] if len(found) > 8 else []),
-        hint=f"--at {found[0].path}",
+        hint=f"--at {shell_quote(printable(found[0].path))}",
     )
 
 
@@ -140,6 +148,4 @@ def _overview(ckpt: Checkpoint) -> list[str]:
 
 
 def _look(ckpt: Checkpoint) -> str | None:
-    from .files import shell_quote
-
     return f"ckptool inspect {shell_quote(printable(ckpt.where))}" if ckpt.path else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import click
 
 from ..errors import CheckpointError
@@ -37,5 +39,6 @@ def inspect(files: tuple[str, ...], as_json: bool, verbose: bool) -> int:
     if as_json:
         print_json({"ckptool": 1, "command": "inspect", "files": [one.as_json() for one in seen]})
     else:
-        click.echo("\n\n".join(inspect_text(one, everything=verbose) for one in seen))
+        width = max(shutil.get_terminal_size((120, 40)).columns, 60)
+        click.echo("\n\n".join(inspect_text(one, everything=verbose, width=width) for one in seen))
     return status

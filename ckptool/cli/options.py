@@ -10,7 +10,7 @@ import click
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-class FileName(click.ParamType):
+class FileName(click.ParamType[str]):
     """A path as it was typed. Files are opened in one place, which says in one voice what is wrong with them."""
 
     name = "file"
@@ -22,7 +22,7 @@ class FileName(click.ParamType):
         return [CompletionItem(incomplete, type="file")]
 
 
-class FormatName(click.ParamType):
+class FormatName(click.ParamType[str]):
     """The name of a format, completed by the shell."""
 
     name = "format"

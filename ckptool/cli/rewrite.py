@@ -7,9 +7,9 @@ will be written.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -82,7 +82,7 @@ def rewrite(wanted: Passes, command: str, options: dict[str, Any]) -> None:
     ckpt = wanted.run(opened, options["at"], missing)
     renamed = _renamed(opened, ckpt) if options["verbose"] else []
     if wanted.map_location:
-        ckpt = passes.map_location(ckpt, _explain_redirection(wanted.map_location, target), missing=missing)
+        ckpt = passes.map_location(ckpt, _explain_redirection(wanted.map_location), missing=missing)
     chosen = formats.target_format(ckpt, target, options["format_"])
     if options["at"] is not None and not chosen.pickles and not wanted.extract:
         ckpt = passes.extract(ckpt, at=options["at"])  # it holds one set of tensors, and these were named
@@ -94,7 +94,7 @@ def rewrite(wanted: Passes, command: str, options: dict[str, Any]) -> None:
         keep_objects=options["keep_objects"],
     )
     if not options["dry_run"]:
-        with progress_bar(os.path.basename(target), plan.nbytes, wanted=not options["quiet"]) as progress:
+        with progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"]) as progress:
             formats.write(plan, overwrite=overwrite, backup=options["backup"], progress=progress)
     print_receipt(
         plan,
@@ -114,7 +114,8 @@ def _target(options: dict[str, Any]) -> str:
             raise click.UsageError("--in-place replaces IN; OUT must not be given with it.")
         return str(options["source"])
     if len(named) != 1:
-        raise click.UsageError("Missing OUT, the file to write (or --in-place)." if not named else "OUT is given twice.")
+        missing = "Missing OUT, the file to write (or --in-place)."
+        raise click.UsageError("OUT is given twice." if named else missing)
     if named[0] == "-":
         raise click.UsageError("Checkpoints are not written to stdout; name a file.")
     return str(named[0])
@@ -127,31 +128,29 @@ def _renamed(before: Checkpoint, after: Checkpoint) -> list[tuple[str, str]]:
     return [(old[t], key) for t, key in new.items() if t in old and old[t] != key]
 
 
-def _explain_redirection(rules: Sequence[str], target: str) -> Sequence[str]:
-    """Recognise what a shell makes of an unquoted `cuda:1->cuda:0`: the rule `cuda:1-`, and stdout in a file `cuda:0`."""
+def _explain_redirection(rules: Sequence[str]) -> Sequence[str]:
+    """Recognise what a shell makes of an unquoted `cuda:1->cuda:0`: a rule `cuda:1-`, and stdout in a file `cuda:0`."""
     for rule in rules:
         if rule.endswith("-") and "=" not in rule:
             stray = _stdout_file()
-            meant = f"{rule[:-1]}={os.path.basename(stray) if stray else 'cuda:0'}"
+            meant = f"{rule[:-1]}={stray or 'cuda:0'}"
             raise RuleError(
                 f"the shell took the '>' of an unquoted rule for itself and passed on {printable(rule)!r}",
                 where="--map-location",
-                evidence=[f"it made a file named {printable(os.path.basename(stray))!r} of what ckptool prints"]
-                if stray
-                else [],
+                evidence=[f"it made a file named {printable(stray)!r} of what ckptool prints"] if stray else [],
                 hint=f"--map-location {shell_quote(printable(meant))}   (or quote the rule)"
-                + (f"; then: rm {shell_quote(printable(os.path.basename(stray)))}" if stray else ""),
+                + (f"; then: rm {shell_quote(printable(stray))}" if stray else ""),
             )
     return rules
 
 
 def _stdout_file() -> str | None:
-    """The path of the regular file that stdout goes to, where the system tells (Linux)."""
+    """The name of the regular file that stdout goes to, where the system tells (Linux)."""
     try:
-        path = os.readlink("/proc/self/fd/1")
-        return path if os.path.isfile(path) else None
+        path = Path("/proc/self/fd/1").readlink()
     except OSError:
         return None
+    return path.name if path.is_file() else None
 
 
 @click.command()
@@ -183,7 +182,7 @@ def add_prefix(prefix: str, **options: Any) -> None:
 
 
 @click.command()
-@click.option("--rename", "rules", multiple=True, metavar="OLD=NEW", help="A rule; the first that matches a key counts.")
+@click.option("--rename", "rules", multiple=True, metavar="OLD=NEW", help="A rule; the first that fits a key counts.")
 @click.option("--rules", "rules_file", metavar="FILE", help="A file with one rule OLD=NEW a line.")
 @writing_options
 def rename(rules: tuple[str, ...], rules_file: str | None, **options: Any) -> None:
@@ -235,7 +234,7 @@ def remap(locations: tuple[str, ...], **options: Any) -> None:
 @click.option("--add-prefix", metavar="PREFIX", help="Put PREFIX before every key.")
 @click.option("--select", multiple=True, metavar="PATTERN", help="Keep only the keys that match.")
 @click.option("--drop", multiple=True, metavar="PATTERN", help="Leave out the keys that match.")
-@click.option("--map-location", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
+@click.option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
 @writing_options
 def convert(
     extract: bool,
@@ -260,9 +259,5 @@ def convert(
     ckptool convert in.pth old.pth -t legacy
     ckptool convert in.pth out.pth --drop fc --map-location cpu
     """
-    wanted = Passes(
-        extract, unwrap, strip_prefix, strip_first, rename, rules, add_prefix, select, drop, map_location
-    )
+    wanted = Passes(extract, unwrap, strip_prefix, strip_first, rename, rules, add_prefix, select, drop, map_location)
     rewrite(wanted, "convert", options)
-
-

@@ -56,7 +56,7 @@ def _detect(file: File) -> Format:
     raise UnknownFormat(f"not a checkpoint that can be read: {what}", where=file.path, hint=hint)
 
 
-def open(path: StrPath, *, format: str | None = None) -> Checkpoint:  # noqa: A001 - the public name is ckptool.open
+def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
     """Open a checkpoint: headers and pickles are read, tensors stay in the file until they are asked for.
 
     Nothing in the file is run or imported. The file stays open as long as something refers to its tensors.
@@ -168,9 +168,7 @@ def plan(
     if objects and not keep_objects:
         raise _live_objects(ckpt, dict(objects))
     form = (*draft.form, *ckpt.lost_form)
-    return Plan(
-        Path(path), chosen.name, draft.nbytes, ckpt.history, form, content, dict(objects), draft.how, draft
-    )
+    return Plan(Path(path), chosen.name, draft.nbytes, ckpt.history, form, content, dict(objects), draft.how, draft)
 
 
 def save(

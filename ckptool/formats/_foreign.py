@@ -5,6 +5,7 @@ Most of "invalid load key" and "Unsupported operand" is one of these.
 
 from __future__ import annotations
 
+import codecs
 import re
 from pathlib import Path
 
@@ -31,6 +32,13 @@ _MAGIC: tuple[tuple[int, bytes, str, str | None], ...] = (
     (0, b"%PDF", "a PDF document", None),
     (0, b"\x7fELF", "a program (ELF)", None),
     (0, b"#!", "a script", None),
+    (2, b"\x03\x04", "a zip archive whose beginning is damaged", "copy or download it again"),
+)
+
+_ONNX = re.compile(rb"\x08[\x01-\x20]\x12.(?:pytorch|tf2onnx|onnx|keras2onnx|skl2onnx)")
+#: How pickles of protocol 0 and 1, which have no header, begin: a dict, a list, or an object of some class.
+_OLD_PICKLE = re.compile(
+    rb"\(?[dl]p\d+\n|[}\]]q[\x00-\x7f]|\(?[ci](?:__\w+__|collections|copy_?reg|numpy|torch|sklearn)[\w.]*\n\w+\n"
 )
 
 _AGAIN = "download it again; look at the address, the login and the quota"
@@ -40,7 +48,7 @@ def describe(head: bytes, size: int, path: Path) -> tuple[str, str | None]:
     """What a file is that no format takes: a phrase, and a hint or None. HEAD are its first bytes (some 4 KB)."""
     if not size:
         return "the file is empty", "copy or download it again"
-    if not head.strip(b"\0"):
+    if not head[:64].strip(b"\0"):
         return "it begins with zeros, as a file does whose writing was cut off", "copy or download it again"
     pointer = re.match(rb"version https://git-lfs[^\n]*\n(?:[^\n]*\n)*?size (\d{1,18})", head)
     if pointer:
@@ -55,15 +63,19 @@ def describe(head: bytes, size: int, path: Path) -> tuple[str, str | None]:
     if head[257:262] == b"ustar":
         if head.startswith((b"sys_info\0", b"pickle\0", b"tensors\0", b"storages\0")):
             return "what torch.save wrote before 0.1.10 (a tar archive); ckptool does not read these yet", None
-        return "a tar archive", "unpack it first: tar xf (but a '.pth.tar' made by torch.save is none, and needs no unpacking)"
-    if head[:1] == b"\x80" and head[1:2] in (b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"):
+        return "a tar archive", "unpack it first (what torch.save writes is none, even if it is called .pth.tar)"
+    if _ONNX.match(head):
+        return "an ONNX model", None
+    if re.match(rb"\x80[\x01-\x05]", head) or _OLD_PICKLE.match(head):
         return "a plain pickle, not made by torch.save; ckptool does not read these yet", None
     return _text(head, size)
 
 
 def _text(head: bytes, size: int) -> tuple[str, str | None]:
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        head = head.decode("utf-16", "ignore").encode()
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
-    shown = printable(start[:60].decode("utf-8", "replace").split("\n")[0])
+    shown = printable(start[:60].decode("utf-8", "replace").splitlines()[0]) if start else ""
     if start[:1] == b"<":
         kind = "a web page (HTML)" if re.match(rb"<(!doctype\s+html|html|head|body)", start, re.I) else "XML or HTML"
         return f"{kind}, as a login, quota or error page is saved in place of a file", _AGAIN
@@ -71,6 +83,14 @@ def _text(head: bytes, size: int) -> tuple[str, str | None]:
         if b'"weight_map"' in head:
             return "the index of a sharded checkpoint, which names files but holds no tensor", None
         return f"JSON: {shown}", _AGAIN if size < 1 << 16 else None
-    if start and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in head):
+    if start and _is_text(head, whole=size <= len(head)):
         return f"a text: {shown}", _AGAIN if size < 1 << 16 else None
     return f"its first bytes, {head[:8].hex(' ')}, are those of no format that ckptool knows", None
+
+
+def _is_text(head: bytes, *, whole: bool) -> bool:
+    try:
+        text = codecs.getincrementaldecoder("utf-8")().decode(head, whole)  # else its last character may be cut
+    except UnicodeDecodeError:
+        return False
+    return all(char.isprintable() or char in "\t\r\n\f\x1b\ufeff" for char in text)

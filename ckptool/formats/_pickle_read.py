@@ -20,6 +20,8 @@ from ..tree import ABSENT, ByteString, Dict, Global, List, Object, Set
 #: Bytes of the longest integer that is read. Python's own limit for decimal text is of that size, too.
 _LONGEST_INTEGER = 1024
 _LONGEST_LINE = 1 << 20
+#: Values in the largest tuple, counted through tuples within tuples, that may be a key of a dict.
+_LARGEST_KEY = 10_000
 
 _BUILTINS = ("builtins", "__builtin__")
 
@@ -87,7 +89,7 @@ class Reader:
                     break
                 handler = table.get(opcode)
                 if handler is None:
-                    self._fail(f"has no opcode {opcode:#04x}", at)
+                    return self._fail(f"has no opcode {opcode:#04x}", at)
                 handler(self)
             value = self._stack.pop()
         except IndexError:
@@ -109,7 +111,7 @@ class Reader:
         raise Malformed(
             "its pickle is cut short"
             if length == 1
-            else f"its pickle is cut short: {length:,} bytes more are announced at byte {self.position - self._start:,}",
+            else f"its pickle is cut short: it wants {length:,} bytes at byte {self.position - self._start:,}",
             where=self.where,
             hint="the download or copy did not finish; compare the size with the source",
         )
@@ -234,6 +236,9 @@ class Reader:
         if len(flat) % 2:
             self._fail("sets a key without a value")
         pairs = list(zip(flat[::2], flat[1::2], strict=True))
+        for key, _ in pairs:
+            if not isinstance(key, str | int):
+                self._check_hashable(key)
         if isinstance(target, Dict):
             target.entries.extend(pairs)
         elif isinstance(target, Object):
@@ -251,7 +256,22 @@ class Reader:
         target = self._stack[-1]
         if not isinstance(target, Set) or target.frozen:
             self._fail(f"adds to {_kind(target)}")
+        for item in items:
+            self._check_hashable(item)
         target.items.extend(items)
+
+    def _check_hashable(self, key: Any) -> None:
+        """Refuse what no dict or set can hold, or what would take Python for ever to hash."""
+        pending, steps = [key], 0
+        while pending:
+            part = pending.pop()
+            steps += 1
+            if isinstance(part, List | Dict | bytearray) or (isinstance(part, Set) and not part.frozen):
+                self._fail(f"has {_kind(part)} as a key")
+            if steps > _LARGEST_KEY:
+                self._fail("has a key that is too large to be one")
+            if isinstance(part, tuple):
+                pending.extend(part)
 
     def _tuple(self, length: int) -> None:
         stack = self._stack
@@ -270,11 +290,15 @@ class Reader:
             self._fail(f"refers to memo {index}, which was never set")
 
     def _put(self, index: int) -> None:
+        if index < 0:
+            self._fail("sets a memo with a negative number")
         self._memo[index] = self._stack[-1]
 
     # -- globals and objects
 
     def _global(self, module: str, name: str) -> None:
+        if not module or not name:
+            self._fail("names a class without a name")
         known = self._globals.get((module, name))
         if known is None:
             known = self._globals[module, name] = Global(module, name)
@@ -295,7 +319,9 @@ class Reader:
 
     def _call(self) -> None:
         args, callee = self._stack.pop(), self._stack.pop()
-        made = self._plain_call(callee, args) if isinstance(callee, Global) and isinstance(args, tuple) else ABSENT
+        if not isinstance(callee, Global | Object) or not isinstance(args, tuple):
+            self._fail(f"calls {_kind(callee)} with {_kind(args)}")
+        made = self._plain_call(callee, args) if isinstance(callee, Global) else ABSENT
         if made is ABSENT:
             made = self._reduce(callee, args)
         self._push(Object("reduce", callee, args) if made is ABSENT else made)
@@ -337,6 +363,8 @@ class Reader:
         if how == "newobj_ex":
             args = (self._stack.pop(), args)
         callee = self._stack.pop()
+        if not isinstance(callee, Global | Object) or not isinstance(args, tuple):
+            self._fail(f"makes an object of {_kind(callee)} with {_kind(args)}")
         self._push(Object(how, callee, args))
 
     def _inst(self) -> None:
@@ -391,82 +419,80 @@ def _step(target: Object, kind: str) -> list[Any]:
 def _kind(value: Any) -> str:
     if isinstance(value, Global):
         return f"the global {printable(str(value), 80)}"
-    return f"a {type(value).__name__.lower()}"
+    return "None" if value is None else f"a {type(value).__name__.lower()}"
 
 
 _FLOAT = struct.Struct(">d")
 _Handler = Callable[[Reader], None]
 
-_OPCODES: dict[int, _Handler] = {
-    ord(name) if isinstance(name, str) else name: handler
-    for name, handler in {
-        # strings, as Python 3, 2 and 0 wrote them
-        "X": lambda r: r._text(r._take(r._number(4))),
-        0x8C: lambda r: r._text(r._take(r._number(1))),
-        0x8D: lambda r: r._text(r._take(r._number(8))),
-        "V": Reader._unicode_line,
-        "U": lambda r: r._push(ByteString(r._take(r._number(1)))),
-        "T": lambda r: r._push(ByteString(r._take(r._number(4)))),
-        "S": Reader._string_line,
-        "C": lambda r: r._push(r._take(r._number(1))),
-        "B": lambda r: r._push(r._take(r._number(4))),
-        0x8E: lambda r: r._push(r._take(r._number(8))),
-        0x96: lambda r: r._push(bytearray(r._take(r._number(8)))),
-        # numbers and constants
-        "K": lambda r: r._push(r._number(1)),
-        "M": lambda r: r._push(r._number(2)),
-        "J": lambda r: r._push(int.from_bytes(r._take(4), "little", signed=True)),
-        0x8A: lambda r: r._long(1),
-        0x8B: lambda r: r._long(4),
-        "I": Reader._int_line,
-        "L": lambda r: r._push(r._decimal(r._line())),
-        "G": lambda r: r._push(_FLOAT.unpack(r._take(8))[0]),
-        "F": Reader._float_line,
-        "N": lambda r: r._push(None),
-        0x88: lambda r: r._push(True),
-        0x89: lambda r: r._push(False),
-        # memo
-        "h": lambda r: r._get(r._number(1)),
-        "j": lambda r: r._get(r._number(4)),
-        "g": lambda r: r._get(r._decimal(r._line())),
-        "q": lambda r: r._put(r._number(1)),
-        "r": lambda r: r._put(r._number(4)),
-        "p": lambda r: r._put(r._decimal(r._line())),
-        0x94: lambda r: r._put(len(r._memo)),
-        # containers
-        "(": Reader._mark,
-        ")": lambda r: r._push(()),
-        0x85: lambda r: r._tuple(1),
-        0x86: lambda r: r._tuple(2),
-        0x87: lambda r: r._tuple(3),
-        "t": lambda r: r._push_after_mark(tuple),
-        "]": lambda r: r._push(List()),
-        "l": lambda r: r._push_after_mark(List),
-        "a": lambda r: r._append([r._stack.pop()]),
-        "e": lambda r: r._append(r._pop_mark()),
-        "}": lambda r: r._push(Dict()),
-        "d": Reader._dict_from_mark,
-        "s": lambda r: r._set_items([r._stack.pop(-2), r._stack.pop()]),
-        "u": lambda r: r._set_items(r._pop_mark()),
-        0x8F: lambda r: r._push(Set()),
-        0x90: Reader._add_items,
-        0x91: lambda r: r._push_after_mark(lambda items: Set(items, frozen=True)),
-        # globals and objects
-        "c": Reader._global_lines,
-        0x93: Reader._stack_global,
-        "R": Reader._call,
-        0x81: lambda r: r._new("newobj"),
-        0x92: lambda r: r._new("newobj_ex"),
-        "i": Reader._inst,
-        "o": Reader._obj,
-        "b": Reader._build,
-        "Q": lambda r: r._persistent_id(r._stack.pop()),
-        "P": lambda r: r._persistent_id(r._line().decode("ascii", "replace")),
-        # the machine itself
-        0x80: Reader._proto,
-        0x95: Reader._frame,
-        "0": Reader._pop,
-        "1": lambda r: r._discard(r._pop_mark()),
-        "2": lambda r: r._push(r._stack[-1]),
-    }.items()
+_HANDLERS: dict[str | int, _Handler] = {
+    # strings, as Python 3, 2 and 0 wrote them
+    "X": lambda r: r._text(r._take(r._number(4))),
+    0x8C: lambda r: r._text(r._take(r._number(1))),
+    0x8D: lambda r: r._text(r._take(r._number(8))),
+    "V": Reader._unicode_line,
+    "U": lambda r: r._push(ByteString(r._take(r._number(1)))),
+    "T": lambda r: r._push(ByteString(r._take(r._number(4)))),
+    "S": Reader._string_line,
+    "C": lambda r: r._push(r._take(r._number(1))),
+    "B": lambda r: r._push(r._take(r._number(4))),
+    0x8E: lambda r: r._push(r._take(r._number(8))),
+    0x96: lambda r: r._push(bytearray(r._take(r._number(8)))),
+    # numbers and constants
+    "K": lambda r: r._push(r._number(1)),
+    "M": lambda r: r._push(r._number(2)),
+    "J": lambda r: r._push(int.from_bytes(r._take(4), "little", signed=True)),
+    0x8A: lambda r: r._long(1),
+    0x8B: lambda r: r._long(4),
+    "I": Reader._int_line,
+    "L": lambda r: r._push(r._decimal(r._line())),
+    "G": lambda r: r._push(_FLOAT.unpack(r._take(8))[0]),
+    "F": Reader._float_line,
+    "N": lambda r: r._push(None),
+    0x88: lambda r: r._push(True),
+    0x89: lambda r: r._push(False),
+    # memo
+    "h": lambda r: r._get(r._number(1)),
+    "j": lambda r: r._get(r._number(4)),
+    "g": lambda r: r._get(r._decimal(r._line())),
+    "q": lambda r: r._put(r._number(1)),
+    "r": lambda r: r._put(r._number(4)),
+    "p": lambda r: r._put(r._decimal(r._line())),
+    0x94: lambda r: r._put(len(r._memo)),
+    # containers
+    "(": Reader._mark,
+    ")": lambda r: r._push(()),
+    0x85: lambda r: r._tuple(1),
+    0x86: lambda r: r._tuple(2),
+    0x87: lambda r: r._tuple(3),
+    "t": lambda r: r._push_after_mark(tuple),
+    "]": lambda r: r._push(List()),
+    "l": lambda r: r._push_after_mark(List),
+    "a": lambda r: r._append([r._stack.pop()]),
+    "e": lambda r: r._append(r._pop_mark()),
+    "}": lambda r: r._push(Dict()),
+    "d": Reader._dict_from_mark,
+    "s": lambda r: r._set_items([r._stack.pop(-2), r._stack.pop()]),
+    "u": lambda r: r._set_items(r._pop_mark()),
+    0x8F: lambda r: r._push(Set()),
+    0x90: Reader._add_items,
+    0x91: lambda r: r._push_after_mark(lambda items: Set(items, frozen=True)),
+    # globals and objects
+    "c": Reader._global_lines,
+    0x93: Reader._stack_global,
+    "R": Reader._call,
+    0x81: lambda r: r._new("newobj"),
+    0x92: lambda r: r._new("newobj_ex"),
+    "i": Reader._inst,
+    "o": Reader._obj,
+    "b": Reader._build,
+    "Q": lambda r: r._persistent_id(r._stack.pop()),
+    "P": lambda r: r._persistent_id(r._line().decode("ascii", "replace")),
+    # the machine itself
+    0x80: Reader._proto,
+    0x95: Reader._frame,
+    "0": Reader._pop,
+    "1": lambda r: r._discard(r._pop_mark()),
+    "2": lambda r: r._push(r._stack[-1]),
 }
+_OPCODES = {ord(name) if isinstance(name, str) else name: handler for name, handler in _HANDLERS.items()}

@@ -81,7 +81,7 @@ class _Op:
 
 
 _REDUCE, _NEWOBJ, _NEWOBJ_EX, _OBJ = _Op(b"R"), _Op(b"\x81"), _Op(b"\x92"), _Op(b"o")
-_BUILD, _MARK, _APPENDS, _SETITEMS, _PERSISTENT = _Op(b"b"), _Op(b"("), _Op(b"e"), _Op(b"u"), _Op(b"Q")
+_BUILD, _MARK, _APPENDS, _SETITEMS = _Op(b"b"), _Op(b"("), _Op(b"e"), _Op(b"u")
 
 
 def write_pickle(root: Any, persistent: Callable[[Storage], tuple[Any, ...]]) -> bytes:
@@ -173,14 +173,14 @@ class _Emitter:
         elif kind is bytes:
             self._bytes(node)
         elif kind is Storage:
-            self._push(self._persistent(node), _PERSISTENT)
+            self._storage(node)
         elif not self._fetch(id(node)):
             self._new_node(node)
 
     def _new_node(self, node: Any) -> None:
         put = _PutLater(id(node), node)
         if isinstance(node, LazyTensor):
-            self._tensor(node, put)
+            self._tensor(node)
         elif isinstance(node, Dict):
             self._dict(node, put)
         elif isinstance(node, List):
@@ -283,23 +283,57 @@ class _Emitter:
                 tasks += [value, _BUILD]
         self._push(*tasks)
 
-    def _tensor(self, tensor: LazyTensor, put: _PutLater) -> None:
-        flags = {name: True for name in ("conj", "neg") if getattr(tensor, name)}
+    # -- tensors: written at once, since nothing in them can be referenced again
+
+    def _tensor(self, tensor: LazyTensor) -> None:
+        out = self._out
         typed = tensor.dtype.storage is not None
-        args = (
-            tensor.storage,
-            tensor.offset,
-            tensor.shape,
-            tensor.stride,
-            tensor.requires_grad and not tensor.parameter,
-            Dict(ordered=True),
-            *(() if typed else (Global("torch", tensor.dtype.name),)),
-            *((Dict(list(flags.items())),) if flags else ()),
-        )
-        tasks = [_TENSOR_2 if typed else _TENSOR_3, _MARK, *args, _Op(b"t"), _REDUCE]
         if tensor.parameter:
-            tasks = [_PARAMETER, *tasks, tensor.requires_grad, Dict(ordered=True), _Op(b"\x87"), _REDUCE]
-        self._push(*tasks, put)
+            self._global(_PARAMETER)
+        self._global(_TENSOR_2 if typed else _TENSOR_3)
+        out.append(b"(")
+        self._storage(tensor.storage)
+        out.append(_integer(tensor.offset))
+        self._numbers(tensor.shape)
+        self._numbers(tensor.stride)
+        out.append(b"\x88" if tensor.requires_grad and not tensor.parameter else b"\x89")
+        self._no_hooks()
+        if not typed:
+            self._global(Global("torch", tensor.dtype.name))
+        if tensor.conj or tensor.neg:
+            out.append(b"}")
+            for name in ("conj", "neg"):
+                if getattr(tensor, name):
+                    self._text(name)
+                    out.append(b"\x88s")
+        out.append(b"tR")
+        if tensor.parameter:
+            out.append(b"\x88" if tensor.requires_grad else b"\x89")
+            self._no_hooks()
+            out.append(b"\x87R")
+        self._put(id(tensor), tensor)
+
+    def _storage(self, storage: Storage) -> None:
+        self._out.append(b"(")
+        for part in self._persistent(storage):
+            if part is None:
+                self._out.append(b"N")
+            elif isinstance(part, str):
+                self._text(str(part))
+            elif isinstance(part, Global):
+                self._global(part)
+            else:
+                self._out.append(_integer(part))
+        self._out.append(b"tQ")
+
+    def _numbers(self, numbers: tuple[int, ...]) -> None:
+        short = len(numbers) <= 3
+        end = (b")", b"\x85", b"\x86", b"\x87")[len(numbers)] if short else b"t"
+        self._out.append((b"" if short else b"(") + b"".join(map(_integer, numbers)) + end)
+
+    def _no_hooks(self) -> None:
+        self._global(_ORDERED_DICT)
+        self._out.append(b")R")
 
 
 def _integer(value: int) -> bytes:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..dtypes import BY_NAME, BY_STORAGE, UINT8, DType
-from ..errors import Malformed, printable
-from ..tensor import LazyTensor, Storage
+from ..errors import printable
+from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage
 from ..tree import ABSENT, Dict, Global, Object
 from ._pickle_read import Reader
 
@@ -76,7 +76,9 @@ class TorchReader(Reader):
             self._ids[found.key] = found
             self.storages[found.key] = self._make(found)
         elif found.nbytes != known.nbytes:
-            self._fail(f"gives storage {printable(repr(found.key))} two sizes: {known.nbytes:,} and {found.nbytes:,} bytes")
+            self._fail(
+                f"gives storage {printable(repr(found.key))} two sizes: {known.nbytes:,} and {found.nbytes:,} bytes"
+            )
         return self.storages[found.key]
 
     def _storage_id(self, pid: tuple[Any, ...]) -> StorageId:
@@ -128,13 +130,13 @@ class TorchReader(Reader):
         tensor.check(self.where)
         return tensor
 
-    def _dtype(self, storage: Storage, more: list[Any]) -> DType:
+    def _dtype(self, storage: Storage, more: list[Any]) -> Any:
         named = more[2] if len(more) > 2 and isinstance(more[2], Global) else None
         if named is None:
             return storage.dtype or UINT8
         dtype = BY_NAME.get(named.name) if named.module == "torch" else None
         if dtype is None:
-            self._fail(f"has a tensor of unknown type {printable(str(named))}")
+            return self._fail(f"has a tensor of unknown type {printable(str(named))}")
         return dtype
 
     def _flags(self, metadata: tuple[Any, ...]) -> set[str]:
@@ -146,6 +148,12 @@ class TorchReader(Reader):
         if flags - {"conj", "neg"}:
             self._fail("has a tensor with unknown metadata")
         return flags
+
+    def _quantized(self, callee: Global, args: tuple[Any, ...]) -> Any:
+        """Checked as a dense tensor is, then kept as it came."""
+        if len(args) > 4:
+            self._dense(Global(callee.module, "_rebuild_tensor"), args[:4])
+        return ABSENT
 
     def _parameter(self, callee: Global, args: tuple[Any, ...]) -> Any:
         if len(args) != 3 or not isinstance(args[0], LazyTensor) or _not_empty(args[2]):
@@ -161,6 +169,7 @@ _REBUILDS: dict[str, Callable[[TorchReader, Global, tuple[Any, ...]], Any]] = {
     "_rebuild_tensor_v2": TorchReader._dense,
     "_rebuild_tensor_v3": TorchReader._dense,
     "_rebuild_parameter": TorchReader._parameter,
+    "_rebuild_qtensor": TorchReader._quantized,
 }
 
 
@@ -168,11 +177,14 @@ def _numbers(value: Any) -> tuple[int, ...] | None:
     """A shape or stride: a tuple of integers, or a torch.Size of one."""
     if isinstance(value, Object) and str(value.callee) == "torch.Size" and len(value.args) == 1:
         value = value.args[0]
-    if isinstance(value, tuple) and len(value) <= 64 and all(type(n) is int and abs(n) < 1 << 62 for n in value):
+    if (
+        isinstance(value, tuple)
+        and len(value) <= MOST_DIMENSIONS
+        and all(type(n) is int and abs(n) < 1 << 62 for n in value)
+    ):
         return value
     return None
 
 
 def _not_empty(hooks: Any) -> bool:
     return not (hooks is None or hooks == () or (isinstance(hooks, Dict) and not hooks.entries))
-

@@ -1,4 +1,4 @@
-"""Zip archives as torch.save writes them: a strict reader, and the layout of new ones.
+"""Zip archives as torch.save writes them: a strict reader. `_zip_layout` writes them.
 
     local header 30 | TOP/name | extra | payload | descriptor 16      a record, as often as there are records
     ...
@@ -26,36 +26,33 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from ..errors import Malformed, printable
-from ..files import CHUNK, Buffer, Crc32Of, File, FileRange, Piece, Source, shell_quote
+from ..files import CHUNK, File, FileRange, Source, shell_quote
 
 STORED = 0
 DEFLATED = 8
 
 # Pad bytes (x) are fields that nobody needs: versions, times, attributes. torch writes zeros, and so do we.
-_LOCAL = struct.Struct("<4s2x2H4x3I2H")  # PK34, flags method, crc compressed size, lengths of name and extra
-_ENTRY = struct.Struct("<4s4x2H4x3I4H6xI")  # PK12, the same, lengths of name extra comment, disk, header
-_END = struct.Struct("<4s4H2IH")  # PK56, disk disk entries entries, size and offset of the directory, comment
-_LOCATOR = struct.Struct("<4sIQI")  # PK67, disk, offset of the zip64 end record, disks
-_END64 = struct.Struct("<4sQ2H2I4Q")  # PK66, its length, made-by needed, then as in _END
+LOCAL = struct.Struct("<4s2x2H4x3I2H")  # PK34, flags method, crc compressed size, lengths of name and extra
+ENTRY = struct.Struct("<4s4x2H4x3I4H6xI")  # PK12, the same, lengths of name extra comment, disk, header
+END = struct.Struct("<4s4H2IH")  # PK56, disk disk entries entries, size and offset of the directory, comment
+LOCATOR = struct.Struct("<4sIQI")  # PK67, disk, offset of the zip64 end record, disks
+END64 = struct.Struct("<4sQ2H2I4Q")  # PK66, its length, made-by needed, then as in END
 _DESCRIPTOR = struct.Struct("<4s3I")  # PK78, crc compressed size
 _DESCRIPTOR64 = struct.Struct("<4sI2Q")
-_CRC_IN_ENTRY = 16
-_UNKNOWN = -1  # a CRC that will be computed while the payload is copied
 
 _ENCRYPTED = 0x2041  # bits 0, 6 and 13: the payload, strongly, the directory
-_FOLLOWS = 0x0008  # CRC and sizes follow the payload, in a descriptor
-_UTF8 = 0x0800
-_KNOWN_FLAGS = 0x0006 | _FOLLOWS | _UTF8  # 1 and 2 tell how hard deflate tried
-_CAP16 = 0xFFFF
-_CAP32 = 0xFFFFFFFF
-_TAIL = _END.size + _CAP16  # the end record with the longest comment that it may have: 65,557 bytes
+FOLLOWS = 0x0008  # CRC and sizes follow the payload, in a descriptor
+UTF8 = 0x0800
+_KNOWN_FLAGS = 0x0006 | FOLLOWS | UTF8  # 1 and 2 tell how hard deflate tried
+CAP16 = 0xFFFF
+CAP32 = 0xFFFFFFFF
+_TAIL = END.size + CAP16  # the end record with the longest comment that it may have: 65,557 bytes
 _DEFLATE_RATIO = 1032  # deflate cannot do better than 258 bytes in 2 bits
-_SMALL = 64 << 10  # a payload in memory up to here is joined with its headers
 _PARTS = "is one part of an archive on several disks"
 _CUT_SHORT = "the download or copy did not finish; compare the size with the source, and fetch it again"
 
@@ -118,7 +115,7 @@ class Archive:
         member = self._member(name)
         if member.size > limit:
             raise self._bad(member, f"is too large: {member.size:,} bytes, where {limit:,} are plenty")
-        data = self._inflated(member) if member.method == DEFLATED else self.range(name).read(0, member.size)
+        data = b"".join(self.inflate(member)) if member.method == DEFLATED else self.range(name).read(0, member.size)
         found = zlib.crc32(data)
         if found != member.crc and member.crc:
             raise self._bad(
@@ -128,25 +125,37 @@ class Archive:
             )
         return data
 
-    def _inflated(self, member: Member) -> bytes:
+    def source(self, name: str) -> Source:
+        """The payload of a record of any size: as a range of the file, or inflated when it is read."""
+        member = self._member(name)
+        return self.range(name) if member.method == STORED else Inflated(self, member)
+
+    def inflate(self, member: Member) -> Iterator[bytes]:
         """Inflate in bounded steps, and never more than the record is said to have: it may go on for ever."""
-        inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-        data = bytearray()
+        stream = zlib.decompressobj(-zlib.MAX_WBITS)
+        size = 0
         try:
             for chunk in FileRange(self.file, member.start, member.compressed).chunks():
-                # One byte more than there may be shows a stream that goes on; and 0 would mean "no limit".
-                data += inflate.decompress(chunk, member.size - len(data) + 1)
-                if len(data) > member.size or inflate.unused_data:
+                while chunk and not stream.eof and size <= member.size:
+                    # One byte more than there may be shows a stream that goes on; and 0 would mean "no limit".
+                    data = stream.decompress(chunk, min(member.size - size + 1, CHUNK))
+                    size += len(data)
+                    yield data
+                    chunk = stream.unconsumed_tail
+                if size > member.size or stream.unused_data:
                     break
+            if not stream.eof and size <= member.size:
+                data = stream.decompress(b"", member.size - size + 1)
+                size += len(data)
+                yield data
         except zlib.error as error:
             raise self._bad(member, "cannot be inflated", str(error)) from None
-        if len(data) != member.size or inflate.unused_data or not inflate.eof:
+        if size != member.size or stream.unused_data or not stream.eof:
             raise self._bad(
                 member,
                 f"does not inflate to the {member.size:,} bytes that the directory states",
-                f"{len(data):,} bytes came out, and the stream {'ended' if inflate.eof else 'had not ended'}",
+                f"{size:,} bytes came out, and the stream {'ended' if stream.eof else 'had not ended'}",
             )
-        return bytes(data)
 
     def _member(self, name: str) -> Member:
         member = self.members.get(name)
@@ -158,6 +167,37 @@ class Archive:
 
     def _bad(self, member: Member, what: str, *evidence: str) -> Malformed:
         return _bad(self.file, f"the record {printable(member.name)} {what}", *evidence)
+
+
+class Inflated:
+    """A compressed record as a source. torch.save never compresses, but people zip archives again.
+
+    Bytes from the middle are had from an unnamed temporary file that the whole record is inflated to once.
+    """
+
+    def __init__(self, archive: Archive, member: Member) -> None:
+        self._archive = archive
+        self._member = member
+        self._file: IO[bytes] | None = None
+
+    @property
+    def length(self) -> int:
+        """Bytes when inflated."""
+        return self._member.size
+
+    def chunks(self) -> Iterator[bytes]:
+        """All bytes, as they come out."""
+        return self._archive.inflate(self._member)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """LENGTH bytes from OFFSET."""
+        if self._file is None:
+            import tempfile
+
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this source
+            self._file.writelines(self.chunks())
+        self._file.seek(offset)
+        return self._file.read(length)
 
 
 def looks_like_zip(head: bytes) -> bool:
@@ -202,9 +242,9 @@ def _find_end(file: File) -> tuple[int, int, int]:
     if len(head) == 4 and not looks_like_zip(head):
         raise _bad(file, "does not start like a zip archive", f"the first bytes are {head.hex(' ')}")
     at, end = _end_record(file)
-    start = at - _LOCATOR.size
-    if start >= 0 and (locator := file.read(start, _LOCATOR.size)).startswith(b"PK\6\7"):
-        _, disk, at, disks = _LOCATOR.unpack(locator)
+    start = at - LOCATOR.size
+    if start >= 0 and (locator := file.read(start, LOCATOR.size)).startswith(b"PK\6\7"):
+        _, disk, at, disks = LOCATOR.unpack(locator)
         end = _end_record64(file, at, start, end)
         end = end._replace(disk=end.disk | disk | (disks > 1))
     if end.disk or end.directory_disk or end.entries_here != end.entries:
@@ -213,7 +253,7 @@ def _find_end(file: File) -> tuple[int, int, int]:
         raise _shifted(file, "the end of the central directory", end.offset + end.size, at)
     if not end.entries:
         raise _bad(file, "is an archive without records", hint="what wrote it has failed; write it again")
-    if end.size < end.entries * _ENTRY.size:
+    if end.size < end.entries * ENTRY.size:
         raise _bad(file, "the central directory is too small", f"{end.size:,} bytes for {end.entries:,} entries")
     return end.entries, end.offset, end.size
 
@@ -235,13 +275,13 @@ def _end_record(file: File) -> tuple[int, _End]:
     tail = file.read(base, file.size - base)
     behind = 0
     for at in _backwards(tail, b"PK\5\6"):
-        _, *numbers, comment = _END.unpack_from(tail, at)
+        _, *numbers, comment = END.unpack_from(tail, at)
         end = _End(*numbers)
-        left = len(tail) - at - _END.size - comment
+        left = len(tail) - at - END.size - comment
         if not left:
             return base + at, end
         # Payloads may hold the signature by chance or as a nested archive. Only one that fits its place is ours.
-        zip64 = tail[max(0, at - _LOCATOR.size) : at].startswith(b"PK\6\7")
+        zip64 = tail[max(0, at - LOCATOR.size) : at].startswith(b"PK\6\7")
         if left > 0 and (zip64 or end.offset + end.size == base + at):
             behind = left
     if behind:
@@ -252,13 +292,13 @@ def _end_record(file: File) -> tuple[int, _End]:
 
 def _end_record64(file: File, at: int, locator: int, classic: _End) -> _End:
     """The zip64 end record at AT, which must reach to its locator and agree with the classic one."""
-    if at + _END64.size != locator:
-        raise _shifted(file, "the zip64 end record", at, locator - _END64.size)
-    signature, length, _, _, *numbers = _END64.unpack(file.read(at, _END64.size))
-    if signature != b"PK\6\6" or length != _END64.size - 12:
+    if at + END64.size != locator:
+        raise _shifted(file, "the zip64 end record", at, locator - END64.size)
+    signature, length, _, _, *numbers = END64.unpack(file.read(at, END64.size))
+    if signature != b"PK\6\6" or length != END64.size - 12:
         raise _bad(file, "the zip64 end record is damaged", f"at byte {at:,}")
     end = _End(*numbers)
-    caps = (_CAP16,) * 4 + (_CAP32,) * 2
+    caps = (CAP16,) * 4 + (CAP32,) * 2
     if any(short not in (long, cap) for short, long, cap in zip(classic, end, caps, strict=True)):
         said = "{}: {:,} entries, {:,} bytes at {:,}"
         raise _bad(
@@ -272,7 +312,7 @@ def _end_record64(file: File, at: int, locator: int, classic: _End) -> _End:
 
 def _backwards(tail: bytes, signature: bytes) -> Iterator[int]:
     """Where SIGNATURE stands in TAIL with room for an end record behind it, from the back."""
-    at = tail.rfind(signature, 0, max(0, len(tail) - _END.size + len(signature)))
+    at = tail.rfind(signature, 0, max(0, len(tail) - END.size + len(signature)))
     while at >= 0:
         yield at
         at = tail.rfind(signature, 0, at + len(signature) - 1)
@@ -299,11 +339,11 @@ def _read_directory(file: File, count: int, offset: int, size: int) -> Iterator[
         where = offset + at
         entry = None
         fault: str | None = "the central directory is damaged"
-        if size - at >= _ENTRY.size:
-            sign, flags, method, crc, compressed, length, named, extra, comment, disk, header = _ENTRY.unpack_from(
+        if size - at >= ENTRY.size:
+            sign, flags, method, crc, compressed, length, named, extra, comment, disk, header = ENTRY.unpack_from(
                 data, at
             )
-            begin = at + _ENTRY.size
+            begin = at + ENTRY.size
             at = begin + named + extra + comment
             if sign == b"PK\1\2" and at <= size:
                 raw = data[begin : begin + named]
@@ -339,7 +379,7 @@ def _entry_fault(entry: _Entry) -> str | None:
         return "a record that is not compressed has two sizes"
     if entry.size > entry.compressed * _DEFLATE_RATIO + 64:
         return "a compressed record claims more than deflate can do"
-    if fault := _name_fault(entry.name):
+    if fault := name_fault(entry.name):
         return f"the name of a record {fault}"
     if entry.name.endswith("/") and entry.size:
         return "a folder of the archive has content"
@@ -361,14 +401,14 @@ def _widen(extra: bytes, values: tuple[int, ...]) -> tuple[int, ...] | None:
             field = extra[at - length : at]
     if field is None:
         return values
-    capped = values.count(_CAP32)
+    capped = values.count(CAP32)
     if len(field) < 8 * capped:
         return None
     numbers = iter(struct.unpack_from(f"<{capped}Q", field))
-    return tuple(next(numbers) if value == _CAP32 else value for value in values)
+    return tuple(next(numbers) if value == CAP32 else value for value in values)
 
 
-def _name_fault(name: str) -> str | None:
+def name_fault(name: str) -> str | None:
     """Why no record may have this full name, or None.
 
     We never extract, but others do. A top folder "." leads nowhere, and torch makes one for a file `..pt`.
@@ -415,12 +455,12 @@ def _common_top(file: File, names: list[str]) -> str:
 def _locate(file: File, entry: _Entry, limit: int, skip: int) -> Member:
     """Read the local header of a record, hold it against the directory, and find the payload."""
     raw, name, flags, method, crc, compressed, size, header, at = entry
-    end = header + _LOCAL.size + len(raw)
+    end = header + LOCAL.size + len(raw)
     if end > limit:
         where = f"header at byte {header:,}, the directory begins at {limit:,}"
         raise _bad(file, "a record begins behind the last possible place", printable(name), where)
-    data = file.read(header, _LOCAL.size + len(raw))
-    signature, flags2, method2, crc2, compressed2, size2, named, extra = _LOCAL.unpack_from(data)
+    data = file.read(header, LOCAL.size + len(raw))
+    signature, flags2, method2, crc2, compressed2, size2, named, extra = LOCAL.unpack_from(data)
     start = end + extra
     if signature != b"PK\3\4":
         where = f"{printable(name)}, at byte {header:,}: {signature.hex(' ')}"
@@ -428,14 +468,14 @@ def _locate(file: File, entry: _Entry, limit: int, skip: int) -> Member:
     if start + compressed > limit:
         where = f"bytes {start:,} to {start + compressed:,}, the directory begins at {limit:,}"
         raise _bad(file, "a record reaches into the central directory", printable(name), where)
-    if _CAP32 in (compressed2, size2):
+    if CAP32 in (compressed2, size2):
         size2, compressed2 = _widen(file.read(end, extra), (size2, compressed2)) or (-1, -1)
-    same = data[_LOCAL.size :] == raw and (flags2, method2, named) == (flags, method, len(raw))
+    same = data[LOCAL.size :] == raw and (flags2, method2, named) == (flags, method, len(raw))
     local, stated = (crc2, compressed2, size2), (crc, compressed, size)
     if local != stated:
-        same &= all(a == b or (a == 0 and flags & _FOLLOWS) for a, b in zip(local, stated, strict=True))
+        same &= all(a == b or (a == 0 and flags & FOLLOWS) for a, b in zip(local, stated, strict=True))
     if not same:
-        other = printable(data[_LOCAL.size :].decode("utf-8", "replace"))
+        other = printable(data[LOCAL.size :].decode("utf-8", "replace"))
         raise _bad(
             file,
             "a record contradicts its entry in the directory",
@@ -443,7 +483,7 @@ def _locate(file: File, entry: _Entry, limit: int, skip: int) -> Member:
             f"record at byte {header:,}: {other}: {_said(flags2, method2, *local)}",
         )
     end = start + compressed
-    descriptor = end if flags & _FOLLOWS and _has_descriptor(file, entry, end, limit) else None
+    descriptor = end if flags & FOLLOWS and _has_descriptor(file, entry, end, limit) else None
     return Member(name[skip:], method, flags, crc, size, compressed, header, start, at, descriptor)
 
 
@@ -473,118 +513,3 @@ def _check_extents(file: File, members: list[Member]) -> None:
             raise _bad(file, "two records overlap", f"{both} share bytes {member.header:,} to {end:,}")
         end = member.start + member.compressed + (0 if member.descriptor is None else _DESCRIPTOR.size)
         last = member
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A record to be written, stored. With `crc` None it is computed while the payload is copied."""
-
-    name: str
-    source: Source
-    crc: int | None
-
-
-def lay_out(top: str, records: Sequence[Record], alignment: int = 64) -> list[Piece]:
-    """The bytes of an archive of RECORDS, in order, exactly as torch 2.13 would write them.
-
-    Args:
-        top: name of the folder that holds all records.
-        records: in the order of writing. torch starts with `data.pkl`.
-        alignment: every payload starts at a multiple of it. 1 to 32,768: the gap must fit a 16-bit length.
-
-    Raises:
-        ValueError: an alignment or a name that cannot be written. (torch writes an unreadable file there.)
-    """
-    if not 1 <= alignment <= 1 << 15:
-        raise ValueError(f"alignment must be 1 to 32768, not {alignment}")
-    out = _Pieces()
-    entries = [_add_record(out, f"{top}/{record.name}", record, alignment) for record in records]
-    if len({entry.name.casefold() for entry in entries}) != len(entries):
-        raise ValueError("two records have the same name")
-    offset = out.position
-    for entry, record in zip(entries, records, strict=True):
-        _add_entry(out, entry, record)
-    size, count, at = out.position - offset, len(entries), out.position
-    out.add(_END64.pack(b"PK\6\6", _END64.size - 12, 0x031E, 45, 0, 0, count, count, size, offset))
-    out.add(_LOCATOR.pack(b"PK\6\7", 0, at, 1))
-    count, size, offset = min(count, _CAP16), min(size, _CAP32), min(offset, _CAP32)
-    out.add(_END.pack(b"PK\5\6", 0, 0, count, count, size, offset, 0))
-    return out.finish()
-
-
-def _add_record(out: _Pieces, name: str, record: Record, alignment: int) -> _Entry:
-    """Header, payload and descriptor of one record. Returns what the directory will say about it."""
-    raw = name.encode()
-    if len(raw) > _CAP16 or name.endswith("/") or name.startswith("__MACOSX/") or _name_fault(name):
-        raise ValueError(f"a record cannot be called {printable(name)!r}")
-    header, size, source = out.position, record.source.length, record.source
-    crc = record.crc
-    if not size:
-        crc = 0
-    elif crc is None and isinstance(source, Buffer) and size <= CHUNK:
-        crc = zlib.crc32(source.data)  # at once: this keeps its headers and its neighbours' in one piece
-    wide = _wide_field(size, 0, header)
-    start = header + _LOCAL.size + len(raw) + len(wide) + 4
-    filling = -start % alignment
-    extra = wide + struct.pack("<2sH", b"FB", filling) + b"Z" * filling
-    flags = _UTF8 | (_FOLLOWS if size else 0)
-    out.add(_LOCAL.pack(b"PK\3\4", flags, STORED, 0, 0, 0, len(raw), len(extra)) + raw + extra)
-    if size:
-        out.add_source(source)
-        out.add(b"PK\7\10")
-        out.add_crc(crc, source)
-        out.add(struct.pack("<2Q" if wide else "<2I", size, size))
-    return _Entry(raw, name, flags, STORED, _UNKNOWN if crc is None else crc, size, size, header, 0)
-
-
-def _add_entry(out: _Pieces, entry: _Entry, record: Record) -> None:
-    size, header = min(entry.size, _CAP32), min(entry.header, _CAP32)
-    wide = _wide_field(entry.size, entry.size, entry.header)
-    named, extra = len(entry.raw), len(wide)
-    data = _ENTRY.pack(b"PK\1\2", entry.flags, STORED, 0, size, size, named, extra, 0, 0, header)
-    out.add(data[:_CRC_IN_ENTRY])
-    out.add_crc(None if entry.crc == _UNKNOWN else entry.crc, record.source)
-    out.add(data[_CRC_IN_ENTRY + 4 :] + entry.raw + wide)
-
-
-def _wide_field(size: int, compressed: int, header: int) -> bytes:
-    """The zip64 extra field of a record that is so large or so far behind, else nothing."""
-    numbers = [size, compressed] if size >= _CAP32 else []
-    if header >= _CAP32:
-        numbers.append(header)
-    return struct.pack(f"<2H{len(numbers)}Q", 1, 8 * len(numbers), *numbers) if numbers else b""
-
-
-class _Pieces:
-    """Pieces that grow at the end; what stands in memory side by side becomes one."""
-
-    def __init__(self) -> None:
-        self.position = 0
-        self._pieces: list[Piece] = []
-        self._bytes = bytearray()
-
-    def add(self, data: bytes | memoryview) -> None:
-        self._bytes += data
-        self.position += len(data)
-
-    def add_source(self, source: Source) -> None:
-        if isinstance(source, Buffer) and source.length <= _SMALL:
-            self.add(source.data)
-        else:
-            self._append(source)
-
-    def add_crc(self, crc: int | None, source: Source) -> None:
-        if crc is None:
-            self._append(Crc32Of(source))
-        else:
-            self.add(crc.to_bytes(4, "little"))
-
-    def _append(self, piece: Piece) -> None:
-        self.finish().append(piece)
-        self.position += piece.length
-
-    def finish(self) -> list[Piece]:
-        if self._bytes:
-            self._pieces.append(Buffer(bytes(self._bytes)))
-            self._bytes = bytearray()
-        return self._pieces

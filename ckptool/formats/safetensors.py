@@ -22,7 +22,7 @@ from ..checkpoint import Checkpoint, StateDict, from_plain, metadata_of, to_plai
 from ..dtypes import BY_SAFETENSORS, DType
 from ..errors import CannotCarry, Malformed, printable
 from ..files import Buffer, File, FileRange, Piece
-from ..tensor import LazyTensor, Storage, contiguous_stride, is_permutation, permuted
+from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride, is_permutation, permuted
 from ..tree import ABSENT, Dict, List, walk
 from ..weights import the_state_dict
 from .base import Draft, Format
@@ -53,7 +53,9 @@ def open_safetensors(file: File) -> Checkpoint:
         ranges.append((begin, end, name))
     _check_tiling(file, ranges, file.size - start)
     note = _read_note(metadata.get(_NOTE))
-    warnings = () if note is not None else ("the order of its keys is that of the header; how they were saved is not known",)
+    warnings = (
+        () if note is not None else ("the order of its keys is that of the header; how they were saved is not known",)
+    )
     root = Dict(entries, ordered=True)
     _restore(root, note or {})
     return Checkpoint(
@@ -61,7 +63,8 @@ def open_safetensors(file: File) -> Checkpoint:
         "safetensors",
         file.path,
         file.size,
-        metadata={key: value for key, value in metadata.items() if key != _NOTE},
+        # `format: pt` says nothing of the weights; every writer for torch adds it, and so do we
+        metadata={key: value for key, value in metadata.items() if key != _NOTE and (key, value) != ("format", "pt")},
         order_preserved=note is not None,
         warnings=warnings,
     )
@@ -102,6 +105,9 @@ def _read_header(file: File) -> dict[str, Any]:
         raise Malformed(f"its header is not JSON: {printable(str(error), 120)}", where=where) from None
     if not isinstance(header, dict):
         raise Malformed("its header is no object of JSON", where=where)
+    for name in header:
+        if not name.isascii() and any("\ud800" <= char <= "\udfff" for char in name):
+            raise Malformed(f"its header has the name {printable(repr(name), 80)}, which is no text", where=where)
     return header
 
 
@@ -115,8 +121,12 @@ def _entry(file: File, name: str, entry: Any) -> tuple[DType, tuple[int, ...], i
     dtype = BY_SAFETENSORS.get(code) if isinstance(code, str) else None
     if dtype is None:
         raise Malformed(f"{shown} has the unknown dtype {printable(repr(code), 40)}", where=file.path)
-    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 1 << 62 for n in [*shape, begin, end]):
-        raise Malformed(f"the shape or offsets of {shown} are no natural numbers", where=file.path)
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MOST_DIMENSIONS
+        or not all(type(n) is int and 0 <= n < 1 << 62 for n in [*shape, begin, end])
+    ):
+        raise Malformed(f"the shape or offsets of {shown} are none", where=file.path)
     if dtype.packed > 1:
         if not shape or shape[-1] % dtype.packed:
             raise Malformed(f"{shown} has an odd number of 4-bit elements in a row", where=file.path)
@@ -170,7 +180,11 @@ def _restore(root: Dict, note: dict[str, Any]) -> None:
     ties: dict[str, object] = defaultdict(object)
     for name, kept in _pairs(note.get("ties")):
         one, other = by_name.get(name), by_name.get(kept) if isinstance(kept, str) else None
-        if one is None or other is None or (one.dtype, one.shape, one.stride) != (other.dtype, other.shape, other.stride):
+        if (
+            one is None
+            or other is None
+            or (one.dtype, one.shape, one.stride) != (other.dtype, other.shape, other.stride)
+        ):
             continue
         for tensor in (one, other):
             object.__setattr__(tensor.storage, "tie", ties[kept])  # complete what nobody has seen yet

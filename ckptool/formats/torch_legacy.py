@@ -91,6 +91,8 @@ def _read_pickles(file: File, data: bytes, *, complete: bool) -> _Pickles:
         reader = _LegacyReader(data, file.path, storage, complete=complete, start=position)
         values.append(reader.load())
         position = reader.position
+        if index != 3 and reader.discarded:
+            raise Malformed("has calls in a pickle that only holds plain data", where=file.path)
         if index == 0 and values[0] != MAGIC:
             raise Malformed("does not begin with torch's magic number", where=file.path)
         if index == 1 and values[1] != _PROTOCOL:
@@ -211,6 +213,13 @@ def draft_legacy(ckpt: Checkpoint) -> Draft:
     tree = write_pickle(ckpt.root, persistent)
     if any(storage.big_endian for storage in storages.values()):
         raise CannotCarry("big-endian values can only be copied from torch zip to torch zip", where=ckpt.where)
+    untyped = next((storage for storage in storages.values() if storage.class_name == "UntypedStorage"), None)
+    if untyped is not None:
+        raise CannotCarry(
+            "torch cannot load untyped storages (of float8, uint16 and other new types) from legacy files",
+            where=ckpt.where,
+            hint="-t torch-zip",
+        )
     plain = partial(write_pickle, persistent=persistent)
     sizes = Dict([("short", 2), ("int", 4), ("long", 4)])
     info = Dict([("protocol_version", _PROTOCOL), ("little_endian", True), ("type_sizes", sizes)])
@@ -219,10 +228,12 @@ def draft_legacy(ckpt: Checkpoint) -> Draft:
     pieces: list[Piece] = [Buffer(b"".join(header))]
     for storage in storages.values():
         pieces += [Buffer(storage.numel.to_bytes(8, "little")), storage.source]
-    content = ()
+    content: tuple[str, ...] = ()
     if ckpt.metadata:
         content = (f"the text metadata of the safetensors header: {printable(', '.join(ckpt.metadata))}",)
-    return Draft([piece for piece in pieces if piece.length], content=content, how="a new file, tensors copied as they are")
+    return Draft(
+        [piece for piece in pieces if piece.length], content=content, how="a new file, tensors copied as they are"
+    )
 
 
 FORMAT = Format(

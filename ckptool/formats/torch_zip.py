@@ -17,17 +17,18 @@ up), which both ways keep: storages are numbered and laid out in the order in wh
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..errors import Malformed, UnknownFormat, printable
-from ..files import Buffer, FileRange, Piece, Source
-from ..files import Crc32Of, File
+from ..files import Buffer, Crc32Of, File, FileRange, Piece
 from ..tensor import Storage
 from ._pickle_write import fit, names_class, write_pickle
 from ._torch import StorageId, TorchReader
-from ._zip import Archive, Record, lay_out, looks_like_zip, open_archive
+from ._zip import DEFLATED, FOLLOWS, STORED, Archive, looks_like_zip, open_archive
+from ._zip_layout import CRC_IN_DESCRIPTOR, CRC_IN_ENTRY, Record, lay_out
 from .base import Draft, Format
 
 #: Largest pickle that is read. The biggest real ones (optimizer states, 100,000 tensors) are some tens of megabytes.
@@ -66,15 +67,14 @@ def open_zip(file: File) -> Checkpoint:
             raise Malformed(f"the storage {printable(found.key)} is a view, which only legacy files have", where=where)
         if member.size != found.nbytes:
             raise Malformed(
-                f"the storage data/{printable(found.key)} has {member.size:,} bytes; "
-                f"its tensors need {found.nbytes:,}",
+                f"the storage data/{printable(found.key)} has {member.size:,} bytes; its tensors need {found.nbytes:,}",
                 where=where,
             )
         crc = member.crc if member.crc or not member.size else None
-        source = archive.range(member.name)
+        source = archive.source(member.name)
         return Storage(source, found.location, found.dtype, found.key, crc, big_endian)
 
-    reader = TorchReader(archive.read("data.pkl", _LARGEST_PICKLE), where, storage)
+    reader = TorchReader(archive.read("data.pkl", _largest_pickle(archive)), where, storage)
     root = reader.load()
     warnings, lost = [], []
     if reader.position < len(reader.data):
@@ -96,6 +96,12 @@ def open_zip(file: File) -> Checkpoint:
         lost_content=reader.lost_content(),
         lost_form=tuple(lost),
     )
+
+
+def _largest_pickle(archive: Archive) -> int:
+    """The limit for its pickle. A compressed one that grows more than a hundredfold is a bomb."""
+    member = archive.members["data.pkl"]
+    return max(1 << 24, 100 * member.compressed) if member.method == DEFLATED else _LARGEST_PICKLE
 
 
 def _refuse_relatives(archive: Archive) -> None:
@@ -161,11 +167,15 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
         return None
     archive = ckpt.origin.archive
     member = archive.members["data.pkl"]
+    stored = all(m.method == STORED for m in archive.members.values())
+    findable = member.descriptor is not None or not member.flags & FOLLOWS  # else its second checksum is hidden
+    if not stored or not findable:
+        return None
     whole = {name: archive.range(name) for name in archive.members if name.startswith("data/")}
     keys = _Keys(keep=True)
     storages = ckpt.storages()
     kept = {f"data/{s.key}": s.source for s in storages}
-    if member.method or kept != whole or len(kept) != len(storages) or _read_note(archive) != dict(ckpt.metadata):
+    if kept != whole or len(kept) != len(storages) or _read_note(archive) != dict(ckpt.metadata):
         return None
     pickle = fit(write_pickle(ckpt.root, keys), member.size)
     in_order = [f"data/{s.key}" for s in keys.storages] == sorted(whole, key=lambda n: archive.members[n].start)
@@ -173,12 +183,16 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
         return None
     pickle_piece = Buffer(pickle)
     crc = Crc32Of(pickle_piece)
-    patches: list[tuple[int, Piece]] = [(member.start, pickle_piece), (member.directory + 16, crc)]
-    patches.append((member.descriptor + 4 if member.descriptor is not None else member.header + 14, crc))
+    second = member.header + 14 if member.descriptor is None else member.descriptor + CRC_IN_DESCRIPTOR
+    patches: list[tuple[int, Piece]] = [
+        (member.start, pickle_piece),
+        (member.directory + CRC_IN_ENTRY, crc),
+        (second, crc),
+    ]
     return Draft(overlay(archive.file, patches), how="the old file with its pickle replaced")
 
 
-def overlay(file: File, patches: list[tuple[int, Piece]]) -> list[Piece]:
+def overlay(file: File, patches: Sequence[tuple[int, Piece]]) -> list[Piece]:
     """All of FILE, with PATCHES (offset, piece) instead of what stood there."""
     pieces: list[Piece] = []
     position = 0
@@ -219,8 +233,7 @@ def _carried(archive: Archive) -> list[Record]:
     records = []
     for name in others:
         member = archive.members[name]
-        source: Source = Buffer(archive.read(name, _LARGEST_RECORD)) if member.method else archive.range(name)
-        records.append(Record(name, source, member.crc or None))
+        records.append(Record(name, archive.source(name), member.crc or None))
     return records
 
 

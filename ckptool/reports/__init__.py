@@ -1,0 +1,1 @@
+"""Reports: what a checkpoint is, as a value, and that value as text."""

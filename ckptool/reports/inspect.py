@@ -10,7 +10,7 @@ from typing import Any
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict
 from ..errors import printable
-from ..files import StrPath, shell_quote
+from ..files import StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
 from ..locations import mentions
 from ..objects import beyond_plain_data, count_objects
@@ -61,7 +61,7 @@ class Inspection:
         others: (name, summary) of what stands around the state dicts.
         devices: (path, text) of places other than storages that name a device.
         unsafe: classes that may run code when the file is unpickled.
-        suggestions: (command, why) for what was seen.
+        suggestions: (command, what for) for what was seen.
     """
 
     path: str
@@ -80,7 +80,9 @@ class Inspection:
     def as_json(self) -> dict[str, Any]:
         """The document that `ckptool inspect --json` prints for one file."""
         whole = asdict(self)
-        return {name: whole[name] for name in ("path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings")}
+        return {
+            name: whole[name] for name in ("path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings")
+        }
 
 
 def inspect(path: StrPath) -> Inspection:
@@ -122,9 +124,7 @@ def _state_dict(weights: StateDict) -> StateDictReport:
 
 def _tensors(ckpt: Checkpoint, weights: list[StateDict]) -> list[TensorReport]:
     key_of = {
-        f"{one.path}/{component_text(key)}" if one.path else component_text(key): key
-        for one in weights
-        for key in one
+        f"{one.path}/{component_text(key)}" if one.path else component_text(key): key for one in weights for key in one
     }
     numbers: dict[int, int] = {}
     found = []
@@ -183,24 +183,24 @@ def _summary(node: Any) -> str:
 
 
 def _suggestions(ckpt: Checkpoint, weights: list[StateDict], unsafe: dict[str, int]) -> list[tuple[str, str]]:
-    """Commands that would change what is often in the way, with the reason."""
+    """Commands that would change what is often in the way: (command, what for)."""
     file = shell_quote(printable(os.fspath(ckpt.where), 4096))
     found: list[tuple[str, str]] = []
     for one in weights:
         wrappers = keys.find_wrappers(list(one))
         at = f" --at {shell_quote(printable(one.path))}" if len(weights) > 1 else ""
         if list(wrappers) == ["module."] and all(key.startswith("module.") for key in one):
-            found.append((f"ckptool strip-prefix {file} OUT{at}", "keys start with 'module.' (DataParallel or DDP)"))
+            out = beside(ckpt.where, "plain")
+            found.append((f"ckptool strip-prefix {file} {out}{at}", "to remove 'module.' (DataParallel or DDP)"))
         elif wrappers:
-            named = " and ".join(wrappers)
-            found.append((f"ckptool convert {file} OUT --unwrap{at}", f"keys go through {named}"))
+            out = beside(ckpt.where, "plain")
+            found.append((f"ckptool convert {file} {out} --unwrap{at}", f"to remove {' and '.join(wrappers)}"))
     devices = Counter(s.location for s in ckpt.storages() if s.location != "cpu")
     if devices:
         places = ", ".join(printable(place, 20) for place in devices)
-        found.append((f"ckptool remap {file} OUT --map-location cpu", f"tensors are tagged {places}"))
+        out = beside(ckpt.where, "cpu")
+        found.append((f"ckptool remap {file} {out} --map-location cpu", f"to load it without {places}"))
     if len(weights) == 1 and weights[0].path and unsafe:
-        path = printable(weights[0].path)
-        found.append((f"ckptool convert {file} OUT.safetensors --extract", f"only {path} is weights; the rest names classes"))
+        out = beside(ckpt.where, "weights", ".safetensors")
+        found.append((f"ckptool convert {file} {out} --extract", "to keep the weights alone, without classes"))
     return found
-
-

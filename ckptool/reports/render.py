@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..errors import printable
 from ..keys import collapse
@@ -30,17 +30,23 @@ def count_text(count: int) -> str:
     return f"{count:,}"
 
 
-def inspect_text(seen: Inspection, *, everything: bool = False) -> str:
-    """What is in a file, for a person: modules one a line, numbered ones folded, then what else there is."""
-    return "\n".join(_inspection(seen, everything))
+def inspect_text(seen: Inspection, *, everything: bool = False, width: int = 120) -> str:
+    """What is in a file, for a person: modules one a line, numbered ones folded, then what else there is.
+
+    Args:
+        seen: the report.
+        everything: list all modules and all their tensors, however many.
+        width: columns to fill.
+    """
+    return "\n".join(_inspection(seen, everything, width))
 
 
-def _inspection(seen: Inspection, everything: bool) -> Iterator[str]:
+def _inspection(seen: Inspection, everything: bool, width: int) -> Iterator[str]:
     yield f"{printable(seen.path)}: {seen.format}, {size_text(seen.bytes)}"
     for one in seen.state_dicts:
         inside = [t for t in seen.tensors if t.key is not None and t.path == _path_of(one.path, t)]
         yield ""
-        yield from _state_dict(one, inside, everything)
+        yield from _state_dict(one, inside, everything, width)
     if not seen.state_dicts:
         yield f"  no state dict; {len(seen.tensors):,} tensors"
     yield from _section("tied", [" = ".join(printable(key, 60) for key in keys) for keys in seen.ties], everything)
@@ -53,7 +59,8 @@ def _inspection(seen: Inspection, everything: bool) -> Iterator[str]:
     devices = [(printable(path, 60) or "the root", printable(text, 40)) for path, text in seen.devices]
     yield from _section("devices written down elsewhere", _table(devices), everything)
     yield from _section("notes", [printable(line) for line in seen.warnings], everything)
-    yield from _section("try", _table([(command, f"# {why}") for command, why in seen.suggestions]), True)
+    for command, why in seen.suggestions:
+        yield from _section(why, [command], True)
 
 
 def _path_of(state_dict: str, tensor: TensorReport) -> str:
@@ -71,26 +78,27 @@ def _section(title: str, lines: list[str], everything: bool) -> Iterator[str]:
             yield f"    … and {len(lines) - len(shown):,} more (-v lists all)"
 
 
-def _state_dict(one: StateDictReport, tensors: list[TensorReport], everything: bool) -> Iterator[str]:
+def _state_dict(one: StateDictReport, tensors: list[TensorReport], everything: bool, width: int) -> Iterator[str]:
     place = f"at {printable(one.path)}" if one.path else "at the root"
-    yield (
-        f"  state dict {place}: {one.keys:,} keys, {count_text(one.parameters)} parameters, {size_text(one.bytes)}"
-    )
+    yield (f"  state dict {place}: {one.keys:,} keys, {count_text(one.parameters)} parameters, {size_text(one.bytes)}")
     dtypes, locations = Counter(t.dtype for t in tensors), Counter(t.location for t in tensors)
     facts = [_histogram(dtypes), _histogram(locations)]
+    storages = len({t.storage for t in tensors})
+    if storages < len(tensors):
+        facts.append(f"{len(tensors):,} tensors share {storages:,} storages")
     facts += [f"{count:,} keys go through {name}" for name, count in one.wrappers.items()]
     yield "    " + "; ".join(fact for fact in facts if fact)
     yield ""
     usual = (dtypes.most_common(1)[0][0], locations.most_common(1)[0][0]) if tensors else ("", "")
-    rows = _modules(tensors, usual)
+    rows = _modules(tensors, usual, 10**6 if everything else width - 4)
     shown = rows if everything else rows[:_ROWS]
     yield from (f"    {line}" for line in _table(shown))
     if len(rows) > len(shown):
         yield f"    … and {len(rows) - len(shown):,} more lines (-v lists all)"
 
 
-def _modules(tensors: list[TensorReport], usual: tuple[str, str]) -> list[tuple[str, ...]]:
-    """A row for each module, or for each run of modules that differ in a number only."""
+def _modules(tensors: list[TensorReport], usual: tuple[str, str], width: int) -> list[tuple[str, ...]]:
+    """A row for each module, or for each run of modules that differ in a number only, not wider than WIDTH."""
     leaves: dict[str, list[tuple[str, str]]] = {}
     sizes: Counter[str] = Counter()
     for t in tensors:
@@ -98,14 +106,25 @@ def _modules(tensors: list[TensorReport], usual: tuple[str, str]) -> list[tuple[
         unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
         leaves.setdefault(module, []).append((leaf, " ".join([str(t.shape), *unusual])))
         sizes[module] += t.bytes
-    rows = []
+    rows: list[tuple[str, str, list[str]]] = []
     for group in collapse((module, tuple(held)) for module, held in leaves.items()):
         held = leaves[group.keys[0]]
         name = printable(group.pattern, 80) + (f"  x{len(group.keys):,}" if len(group.keys) > 1 else "")
-        text = "  ".join(f"{printable(leaf, 40)} {shape}" for leaf, shape in held[:6])
-        text += f"  … {len(held) - 6:,} more" if len(held) > 6 else ""
-        rows.append((name or "(top level)", text, size_text(sum(sizes[module] for module in group.keys))))
-    return rows
+        texts = [f"{printable(leaf, 40)} {shape}" for leaf, shape in held]
+        rows.append((name or "(top level)", size_text(sum(sizes[module] for module in group.keys)), texts))
+    room = width - sum(max((len(row[i]) for row in rows), default=0) + 2 for i in (0, 1))
+    return [(name, size, _fitting(texts, room)) for name, size, texts in rows]
+
+
+def _fitting(texts: list[str], room: int) -> str:
+    """TEXTS side by side, as many as there is ROOM for, and how many more there are."""
+    line = texts[0]
+    for index, text in enumerate(texts[1:], start=1):
+        more = f"  … {len(texts) - index:,} more"
+        if len(line) + 2 + len(text) + (len(more) if index < len(texts) - 1 else 0) > room:
+            return line + more
+        line += f"  {text}"
+    return line
 
 
 def _histogram(counted: Counter[str]) -> str:
@@ -114,9 +133,9 @@ def _histogram(counted: Counter[str]) -> str:
     return ", ".join(f"{printable(name, 40)} x{count:,}" for name, count in counted.most_common(6))
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Rows as aligned columns; the last column is not padded."""
     if not rows:
         return []
-    widths = [min(max(len(row[i]) for row in rows), 60) for i in range(len(rows[0]))]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
