@@ -253,9 +253,9 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     for value in weights.values():
         outside.pop(id(value), None)
     entries = ckpt.root.entries if isinstance(ckpt.root, Dict) else []
-    left = [printable(str(key), 40) for key, value in entries if value is not weights.node]
+    left = [printable(str(key), 40) for key, value in entries if value is not weights.node and isinstance(key, str | int)]
     return replace(ckpt, root=weights.node).noting(
-        f"extract {weights.path}: {len(weights):,} keys kept; left behind: "
+        f"extract {printable(weights.path, 60)}: {len(weights):,} keys kept; left behind: "
         + ", ".join([f"{len(outside):,} tensors", *left[:12], *(["…"] if len(left) > 12 else [])])
     )
 

@@ -50,7 +50,8 @@ class _Commands(click.Group):
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             import difflib
 
-            near = difflib.get_close_matches(args[0], _COMMANDS, 1)
+            near = [name for name in _COMMANDS if name.startswith(args[0])]
+            near = near or difflib.get_close_matches(args[0], _COMMANDS, 1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             ctx.fail(f"No such command '{args[0][:40]}'.{hint}")
         return super().resolve_command(ctx, args)

@@ -1,0 +1,152 @@
+"""What holds for every command: help, exit codes, streams, start-up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from samples import Run
+
+from ckptool.cli import cli
+
+COMMANDS = list(cli.list_commands(click.Context(cli)))
+CKPTOOL = [sys.executable, "-m", "ckptool"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_what_it_does_and_shows_an_example(run: Run, command: str) -> None:
+    ran = run(command, "--help")
+    assert ran.code == 0
+    assert f"\n  ckptool {command}" in ran.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_has_a_help_text(command: str) -> None:
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    options = [param for param in found.params if isinstance(param, click.Option)]
+    assert [option.name for option in options if not option.help] == []
+
+
+def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
+    spelled = set()
+    for command in COMMANDS:
+        found = cli.get_command(click.Context(cli), command)
+        assert found is not None
+        for param in found.params:
+            if isinstance(param, click.Option):
+                spelled.update(param.opts)
+    assert sorted(spelled) == sorted(
+        """--add-prefix --allow-loss --at --backup --drop --dry-run --extract --first --if-present --in-place --json
+        --keep-objects --map-location --output --overwrite --prefix --quiet --rename --rules --select --strip-first
+        --strip-prefix --to --unwrap --verbose -m -n -o -q -t -v""".split()
+    )
+
+
+@pytest.mark.parametrize("args", [[], ["--help"], ["-h"], ["--version"]])
+def test_the_tool_introduces_itself(run: Run, args: list[str]) -> None:
+    ran = run(*args)
+    assert ran.code in (0, 2)  # click 8.2 and later leave with 2 when no command is given
+    assert "ckptool" in ran.out + ran.err
+
+
+def test_starting_imports_neither_torch_nor_numpy_nor_rich(files: dict[str, Path]) -> None:
+    script = (
+        "import sys; from ckptool.cli import main\n"
+        "try: main(['strip-prefix', 'dp.pth', 'out.pth', '-q'])\n"
+        "except SystemExit as left: assert not left.code\n"
+        "print([name for name in ('torch', 'numpy', 'rich', 'ml_dtypes', 'yaml') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=files["dp.pth"].parent, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(files: dict[str, Path]) -> None:
+    piped = f"{' '.join(CKPTOOL)} inspect dp.pth dp.pth dp.pth --json | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", piped], cwd=files["dp.pth"].parent, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] in ("0", "141")
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 143)])
+def test_a_signal_leaves_no_half_written_file(tmp_path: Path, name: str, code: int) -> None:
+    waiting = (
+        "import os, sys, ckptool.cli.rewrite as rewrite, ckptool.formats as formats\n"
+        "from ckptool.cli import main\n"
+        "write = formats.write_pieces\n"
+        "def slow(*args):\n"
+        "    write(*args)\n"
+        "    print('written', flush=True)\n"
+        "    import time; time.sleep(30)\n"
+        "formats.write_pieces = slow\n"
+        "main(['add-prefix', 'in.pth', 'out.pth'])\n"
+    )
+    from samples import state_dict
+
+    from ckptool import save
+    from ckptool.checkpoint import Checkpoint
+
+    save(Checkpoint(state_dict()), tmp_path / "in.pth")
+    with subprocess.Popen(
+        [sys.executable, "-c", waiting], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "written\n"
+        assert len(list(tmp_path.iterdir())) == 2  # the input and the temporary file
+        time.sleep(0.1)
+        child.send_signal(getattr(signal, name))
+        _, err = child.communicate(timeout=20)
+        assert child.returncode == code
+    assert "nothing was changed" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.pth"]
+
+
+def test_an_unexpected_failure_is_one_line_and_a_traceback_on_request(
+    run: Run, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ckptool.cli.inspect as command
+
+    def broken(path: str) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(command.report, "inspect", broken)
+    quiet = run("inspect", "dp.pth")
+    assert (quiet.code, "Traceback" in quiet.err, "CKPTOOL_DEBUG=1" in quiet.err) == (2, False, True)
+    monkeypatch.setenv("CKPTOOL_DEBUG", "1")
+    assert "ZeroDivisionError" in run("inspect", "dp.pth").err
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash", "zsh", "fish", "ksh"])
+@pytest.mark.parametrize("command", ["remap dp.pth out.pth --map-location", "convert dp.pth out.pth --map-location"])
+def test_an_unquoted_arrow_is_explained_in_a_real_shell(files: dict[str, Path], shell: str, command: str) -> None:
+    import shutil
+
+    found = shutil.which(shell)
+    if found is None:
+        pytest.skip(f"there is no {shell} here")
+    folder = files["dp.pth"].parent
+    typed = f"{' '.join(CKPTOOL)} {command} cuda:1->cuda:0"
+    done = subprocess.run([found, "-c", typed], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "the shell took the '>'" in done.stderr
+    assert "named 'cuda:0'" in done.stderr
+    assert "--map-location cuda:1=cuda:0" in done.stderr
+    assert "rm cuda:0" in done.stderr
+    assert (folder / "cuda:0").read_bytes() == b""
+    assert not (folder / "out.pth").exists()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_completion_script_is_there(shell: str) -> None:
+    done = subprocess.run(
+        CKPTOOL, env={**os.environ, "_CKPTOOL_COMPLETE": f"{shell}_source"}, capture_output=True, text=True, check=False
+    )
+    assert "ckptool" in done.stdout or "bash" in done.stderr.lower()

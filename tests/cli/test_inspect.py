@@ -1,0 +1,108 @@
+"""`ckptool inspect` and `ckptool formats`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from samples import Files, Run, tensor
+
+import ckptool
+from ckptool.checkpoint import Checkpoint
+from ckptool.tree import Dict
+
+
+def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Files) -> None:
+    document = json.loads(run("inspect", "last.ckpt", "--json").out)
+    assert (document["ckptool"], document["command"]) == (1, "inspect")
+    (file,) = document["files"]
+    assert set(file) == {"path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings"}
+    assert (file["path"], file["format"]) == ("last.ckpt", "torch-zip")
+    assert file["bytes"] == files["last.ckpt"].stat().st_size
+    (weights,) = file["state_dicts"]
+    assert weights["path"] == "state_dict"
+    assert (weights["keys"], weights["parameters"], weights["bytes"]) == (3, 28, 112)
+    assert weights["wrappers"] == {"module.": 3}
+    assert list(weights["metadata"]) == ["", "module", "module.conv1", "module.fc"]
+    assert file["objects"] == {"argparse.Namespace": 1}
+    assert file["tensors"][0] == {
+        "path": "state_dict/module.conv1.weight",
+        "key": "module.conv1.weight",
+        "dtype": "float32",
+        "shape": [2, 1, 3, 3],
+        "stride": [9, 9, 3, 1],
+        "location": "cuda:1",
+        "storage": 0,
+        "bytes": 72,
+        "requires_grad": False,
+    }
+    outside = [t for t in file["tensors"] if t["key"] is None]
+    assert [t["path"] for t in outside] == ["optimizer/state/0/step", "optimizer/state/0/exp_avg"]
+
+
+def test_paths_tell_integer_keys_from_strings_and_escape_slashes(run: Run, tmp_path: Path) -> None:
+    inner = Dict([(0, tensor(1)), ("0", tensor(1)), ("a/b~c", tensor(1)), ("", tensor(1))])
+    ckptool.save(Checkpoint(Dict([("x", inner)])), tmp_path / "odd.pth")
+    (file,) = json.loads(run("inspect", "odd.pth", "--json").out)["files"]
+    assert [t["path"] for t in file["tensors"]] == ["x/0", 'x/"0"', "x/a~1b~0c", 'x/""']
+
+
+def test_tied_tensors_have_the_same_storage_number(run: Run, tmp_path: Path) -> None:
+    one = tensor(2, 3)
+    root = Dict([("embed.weight", one), ("head.weight", one), ("bias", tensor(2))])
+    ckptool.save(Checkpoint(root), tmp_path / "tied.pth")
+    (file,) = json.loads(run("inspect", "tied.pth", "--json").out)["files"]
+    assert [t["storage"] for t in file["tensors"]] == [0, 0, 1]
+    assert file["state_dicts"][0]["parameters"] == 8
+    assert "embed.weight = head.weight" in run("inspect", "tied.pth").out
+
+
+def test_the_text_folds_layers_and_names_the_command_that_helps(run: Run, files: Files, tmp_path: Path) -> None:
+    layers = [(f"module.layers.{i}.{leaf}", tensor(4, 4, location="cuda:1")) for i in range(32) for leaf in ("w", "b")]
+    ckptool.save(Checkpoint(Dict(layers, True)), tmp_path / "deep.pth")
+    out = run("inspect", "deep.pth").out
+    assert "module.layers.{0..31}  x32" in out
+    assert "ckptool strip-prefix deep.pth deep-plain.pth" in out
+    assert "ckptool remap deep.pth deep-cpu.pth --map-location cpu" in out
+
+
+def test_the_commands_that_it_names_work(run: Run, files: Files) -> None:
+    for name in ("dp.pth", "last.ckpt", "evil.pth", "mixed.pth"):
+        commands = [line.split() for line in run("inspect", name).out.splitlines() if line.startswith("    ckptool ")]
+        for words in commands:
+            ran = run(*words[1:])
+            assert ran.code == 0 or "--keep-objects" in ran.err, ran.err
+    assert Path("dp-plain.pth").exists()
+
+
+def test_what_else_is_in_the_file_is_told(run: Run, files: Files) -> None:
+    out = run("inspect", "last.ckpt").out
+    for words in ("epoch", "argparse.Namespace", "2 tensors", "args/@state/gpu"):
+        assert words in out
+    assert "1 classes or functions that unpickling would import or call" in run("inspect", "evil.pth").out
+
+
+def test_names_from_a_file_cannot_talk_to_the_terminal(run: Run, tmp_path: Path) -> None:
+    root = Dict([("\x1b[31mred\x07\u202e.weight", tensor(1)), ("line\nbreak", tensor(1))])
+    ckptool.save(Checkpoint(root), tmp_path / "loud.pth")
+    for args in (["loud.pth"], ["loud.pth", "-v"], ["loud.pth", "--json"]):
+        out = run("inspect", *args).out
+        assert not set(out) & {"\x1b", "\x07", "\u202e"}
+        assert "line\nbreak" not in out
+
+
+def test_of_several_files_the_worst_decides(run: Run, files: Files) -> None:
+    ran = run("inspect", "plain.pth", "absent.pth", "plain.safetensors")
+    assert ran.code == 2
+    assert "absent.pth: no such file" in ran.err
+    assert "plain.safetensors: safetensors" in ran.out
+    assert [f["path"] for f in json.loads(run("inspect", "plain.pth", "absent.pth", "--json").out)["files"]] == [
+        "plain.pth"
+    ]
+
+
+def test_formats_are_listed_for_people_and_programs(run: Run) -> None:
+    listed = json.loads(run("formats", "--json").out)["formats"]
+    assert [f["name"] for f in listed] == ["torch-zip", "torch-legacy", "safetensors"]
+    text = run("formats").out
+    assert all(f["name"] in text for f in listed)
