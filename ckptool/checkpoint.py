@@ -193,8 +193,8 @@ def _moved_metadata(metadata: Dict, moved: Sequence[tuple[str, str | None]]) -> 
 
     Each entry belongs to the module at a dotted path, "" the root. It follows the keys below that path: when
     `module.conv.weight` becomes `conv.weight`, the module at `module` is now the root and the old root, a wrapper, is
-    gone. Modules without keys (a ReLU) follow the nearest one above them. Where two modules meet, the one with keys that
-    did not change stays, else the inner one takes the place of its wrapper.
+    gone. Modules without keys (a ReLU) follow the nearest one above them. Where two modules meet, the one with keys
+    that did not change stays, else the inner one takes the place of its wrapper.
     """
     paths = {str(path) for path, _ in metadata.entries}
     stays: set[str] = set()
@@ -243,8 +243,8 @@ def _moved_metadata(metadata: Dict, moved: Sequence[tuple[str, str | None]]) -> 
 def _places(old: Sequence[str], new: Sequence[str]) -> list[int | None]:
     """Where modules are when the key OLD becomes NEW: for the one above each component of OLD, its depth in NEW.
 
-    None for one that is no more. Names are compared from the right: a component that is gone was a wrapper, and what was
-    inside stands in its place; one that is new is a wrapper around what was there.
+    None for one that is no more. Names are compared from the right: a component that is gone was a wrapper, and what
+    was inside stands in its place; one that is new is a wrapper around what was there.
     """
     if len(old) == len(new):
         return list(range(len(old)))

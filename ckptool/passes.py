@@ -253,7 +253,8 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     for value in weights.values():
         outside.pop(id(value), None)
     entries = ckpt.root.entries if isinstance(ckpt.root, Dict) else []
-    left = [printable(str(key), 40) for key, value in entries if value is not weights.node and isinstance(key, str | int)]
+    others = (key for key, value in entries if value is not weights.node)
+    left = [printable(str(key), 40) for key in others if isinstance(key, str | int)]
     return replace(ckpt, root=weights.node).noting(
         f"extract {printable(weights.path, 60)}: {len(weights):,} keys kept; left behind: "
         + ", ".join([f"{len(outside):,} tensors", *left[:12], *(["…"] if len(left) > 12 else [])])
@@ -261,7 +262,7 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
 
 
 def map_location(ckpt: AnyCheckpoint, rules: Rules, *, missing: Missing = "error") -> AnyCheckpoint:
-    """Change where storages say they were: "cpu", "cuda:1->cuda:0", "cuda:*=cpu", {"cuda:1": "cuda:0"}, several at once.
+    """Change where storages say they are: "cpu", "cuda:1->cuda:0", "cuda:*=cpu", {"cuda:1": "cuda:0"}, several at once.
 
     Every storage in the file is reached, also in optimizers and pickled objects. On the CPU stay the states of random
     number generators and the `step` of Adam, which torch refuses elsewhere. Other places where a device is written

@@ -14,21 +14,20 @@ from ckptool.tensor import LazyTensor, Storage
 from ckptool.tree import ABSENT, Dict, Global, List, Object, Set
 
 
-def graph(root, *, bits=True, location=True, sharing_of_tuples=True):
+def graph(root, *, storages=True, sharing_of_tuples=True):
     """The canonical form of what is below ROOT.
 
     Args:
         root: a tree of ckptool, or Python objects with torch tensors among them.
-        bits: include the bytes of storages.
-        location: include where storages are.
+        storages: include where storages are, what is in them, and which tensors share them.
         sharing_of_tuples: tell a tuple that is referenced twice from two equal ones.
     """
-    return _Graph(bits, location, sharing_of_tuples).of(root)
+    return _Graph(storages, sharing_of_tuples).of(root)
 
 
 class _Graph:
-    def __init__(self, bits, location, sharing_of_tuples):
-        self.bits, self.location, self.sharing_of_tuples = bits, location, sharing_of_tuples
+    def __init__(self, storages, sharing_of_tuples):
+        self.storages, self.sharing_of_tuples = storages, sharing_of_tuples
         self.out = []
         self.numbers = {}
         self.alive = []
@@ -86,8 +85,12 @@ class _Graph:
 
     def storage(self, identity, location, data, alive):
         self.alive.append(alive)
-        if self.is_new(("storage", identity), "storage"):
-            self.out.append(("storage", location if self.location else "", data() if self.bits else b""))
+        if not self.storages:
+            self.out.append("storage")
+        elif not (alive.nbytes() if callable(alive.nbytes) else alive.nbytes):  # torch gives each tensor one of its own
+            self.out.append(("storage", location, b""))
+        elif self.is_new(("storage", identity), "storage"):
+            self.out.append(("storage", location, data()))
 
     def torch_storage(self, storage):
         import torch
@@ -96,7 +99,7 @@ class _Graph:
         self.storage(
             untyped._cdata,
             torch.serialization.location_tag(untyped),
-            lambda: bytes(untyped.tolist()) if untyped.nbytes() else b"",
+            lambda: bytes(untyped.tolist()),
             untyped,
         )
 
@@ -124,18 +127,18 @@ class _Graph:
         elif isinstance(node, Dict) or type(node) in (dict, OrderedDict):
             if self.is_new(id(node), "dict"):
                 self.dict(node)
+        elif isinstance(node, bytearray) or (isinstance(node, Object) and node.class_name.removeprefix("__builtin__").removeprefix("builtins") == ".bytearray"):
+            if self.is_new(id(node), "bytearray"):  # a call, before protocol 5
+                self.out.append(("bytearray", bytes(*node.args) if isinstance(node, Object) else bytes(node)))
         elif isinstance(node, Object):
             if self.is_new(id(node), "object"):
                 self.object(node)
-        elif isinstance(node, bytearray):
-            if self.is_new(id(node), "bytearray"):
-                self.out.append(("bytearray", bytes(node)))
         elif self.is_new(id(node), kind):
             self.instance(node)
 
     def set(self, node):
         # their order is that of the file in a tree, and of hashes in Python
-        forms = [_Graph(self.bits, self.location, False).of(item) for item in (node.items if isinstance(node, Set) else node)]
+        forms = [_Graph(self.storages, False).of(item) for item in (node.items if isinstance(node, Set) else node)]
         frozen = node.frozen if isinstance(node, Set) else isinstance(node, frozenset)
         self.out.append(("frozenset" if frozen else "set", sorted(forms, key=repr)))
 
