@@ -39,6 +39,11 @@ def printable(text: str, limit: int = _SHOWN) -> str:
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """NUMBER of NOUN, in the plural where there is not one: "1 key", "1,024 keys"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 class CheckpointError(Exception):
     """Base of all errors that ckptool raises on purpose.
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -86,6 +85,12 @@ class File:
             parts.append(more)
             got += len(more)
         return b"".join(parts)
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill VIEW with the bytes from OFFSET, as `read` does, into memory that is there already."""
+        done = os.preadv(self.fd, [view], offset) if hasattr(os, "preadv") else 0
+        if done < len(view):
+            view[done:] = self.read(offset + done, len(view) - done)
 
     def close(self) -> None:
         """Close the file. Storages that were not read yet can no longer be read."""
@@ -241,7 +246,8 @@ class _Output:
         self.position = 0  # where the next byte goes
         self._fd = fd
         self._progress = progress
-        self._buffer = bytearray()  # the bytes before the position that are not in the file yet
+        self._buffer = memoryview(bytearray(_STEP))
+        self._filled = 0  # bytes at the start of the buffer that are not in the file yet
         self._started = 0  # what is before this is on its way to the disk
         self._in_kernel = hasattr(os, "copy_file_range")
 
@@ -249,38 +255,49 @@ class _Output:
         """Append bytes."""
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         while view:
-            part = view[: _STEP - self.position % _STEP]
-            self._buffer += part
-            self._advance(len(part))
-            if self.position % _STEP == 0:
-                self.flush()
-            view = view[len(part) :]
+            room = self._room(len(view))
+            room[:] = view[: len(room)]
+            self._advance(len(room))
+            view = view[len(room) :]
 
     def copy(self, piece: FileRange) -> None:
         """Append a range of an input."""
         source, offset, end = piece.file, piece.offset, piece.offset + piece.length
         while offset < end:
             done = 0
-            if end - offset >= _STEP and not self._buffer and (offset - self.position) % _PAGE == 0:
+            if end - offset >= _STEP and not self._filled and (offset - self.position) % _PAGE == 0:
                 done = self._copy_in_kernel(source, offset, min(end - offset, _AHEAD - self.position % _AHEAD))
             if not done:
-                chunk = source.read(offset, min(end - offset, _STEP - self.position % _STEP))
-                self.write(chunk)
-                done = len(chunk)
+                room = self._room(end - offset)
+                source.read_into(room, offset)
+                done = len(room)
+                self._advance(done)
             offset += done
 
     def skip(self, length: int) -> None:
         """Leave LENGTH bytes as they are."""
         self.flush()
-        self._advance(length)
-        self._started = self.position
+        self.position = self._started = self.position + length
+        self._report(length)
 
     def flush(self) -> None:
         """Bring the buffer into the file."""
-        if self._buffer:
-            _write_at(self._fd, memoryview(self._buffer), self.position - len(self._buffer))
-            self._buffer = bytearray()
+        if self._filled:
+            _write_at(self._fd, self._buffer[: self._filled], self.position - self._filled)
+            self._filled = 0
         self._start_writeback()
+
+    def _room(self, wanted: int) -> memoryview:
+        """Up to WANTED bytes of the buffer, for what comes next, but not beyond the end of the step."""
+        return self._buffer[self._filled : self._filled + min(wanted, _STEP - self.position % _STEP)]
+
+    def _advance(self, length: int) -> None:
+        """LENGTH bytes were put into the buffer."""
+        self._filled += length
+        self.position += length
+        if self.position % _STEP == 0:
+            self.flush()
+        self._report(length)
 
     def _copy_in_kernel(self, source: File, offset: int, length: int) -> int:
         """Copy up to LENGTH bytes. 0 if the kernel cannot, between these filesystems or at all."""
@@ -293,8 +310,9 @@ class _Output:
                 raise
             self._in_kernel = False
             return 0
-        self._advance(done)
+        self.position += done
         self._start_writeback()
+        self._report(done)
         return done
 
     def _start_writeback(self) -> None:
@@ -304,8 +322,7 @@ class _Output:
                 os.posix_fadvise(self._fd, self._started, self.position - self._started, os.POSIX_FADV_DONTNEED)
             self._started = self.position
 
-    def _advance(self, length: int) -> None:
-        self.position += length
+    def _report(self, length: int) -> None:
         if self._progress:
             self._progress(length)
 
@@ -391,7 +408,7 @@ def replacing(
     kept = Path(f"{target}{backup}") if backup and old else None
     if kept is not None and kept.exists() and not overwrite:
         raise OutputExists(f"the backup {kept.name} exists already", where=path, hint="choose another --backup suffix")
-    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.ckptool-tmp")
+    temporary = target.with_name(f".{target.name[:200]}.{os.urandom(4).hex()}.ckptool-tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
         _require_room(target, size)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .checkpoint import Checkpoint
-from .dtypes import BY_NAME, BY_STORAGE, UINT8
+from .dtypes import BY_NAME, BY_STORAGE
 from .errors import CannotCarry, printable
 from .files import Buffer, File, FileRange, StrPath
 from .formats import open as open_checkpoint
@@ -28,6 +28,7 @@ _BUILTINS = ("builtins", "__builtin__")
 _FACTORIES: dict[str, Callable[[], Any]] = {
     f"{module}.{kind.__name__}": kind for module in _BUILTINS for kind in (list, dict, set, int, float, str, tuple)
 }
+_BYTEARRAYS = [f"{module}.bytearray" for module in _BUILTINS]
 _NUMBERS = {f"{module}.{kind.__name__}": kind for module in _BUILTINS for kind in (complex, slice, range)}
 
 
@@ -201,6 +202,8 @@ class _Loader:
             return Counter()
         if name == "collections.defaultdict" and len(args) == 1 and str(args[0]) in _FACTORIES:
             return defaultdict(_FACTORIES[str(args[0])])
+        if name in _BYTEARRAYS and all(isinstance(arg, bytes) for arg in args):
+            return bytearray(*args[:1])
         if name in _NUMBERS and all(isinstance(arg, int | float | None) for arg in args):
             return _NUMBERS[name](*args)
         return Inert(node.class_name)
@@ -312,6 +315,8 @@ def move(tensors: Mapping[str, Any], rules: Sequence[LocationRule]) -> dict[str,
             place = new_location(str(value.device), rules)
             if place is None or place == str(value.device):
                 return value
+            if place == "meta":
+                return value.to("meta")
             if storage._cdata not in moved:
                 moved[storage._cdata] = storage.to(device=torch.device(place))
             made = torch.empty(0, dtype=value.dtype, device=place)
@@ -320,14 +325,15 @@ def move(tensors: Mapping[str, Any], rules: Sequence[LocationRule]) -> dict[str,
                 return torch.nn.Parameter(made, value.requires_grad)
             return made.requires_grad_() if value.requires_grad else made
         if isinstance(value, Mapping):
-            made_dict = type(value)((key, to(item)) for key, item in value.items())  # type: ignore[call-arg]
+            made_dict: Any = OrderedDict() if isinstance(value, OrderedDict) else {}
+            made_dict.update((key, to(item)) for key, item in value.items())
             if hasattr(value, "_metadata"):
-                made_dict._metadata = value._metadata  # type: ignore[attr-defined]
+                made_dict._metadata = value._metadata
             return made_dict
-        return [to(item) for item in value] if type(value) is list else value
+        return type(value)(to(item) for item in value) if type(value) in (list, tuple) else value
 
     result: dict[str, Any] = to(tensors)
     return result
 
 
-__all__ = ["UINT8", "Inert", "from_torch", "load", "move"]
+__all__ = ["Inert", "from_torch", "load", "move"]

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from . import keys as names
 from .checkpoint import Checkpoint, StateDict, from_plain, map_storages, rekey, to_plain
-from .errors import NoMatch, PartialMatch, RuleError, printable
+from .errors import NoMatch, PartialMatch, RuleError, counted, printable
 from .files import shell_quote
 from .keys import Pattern, Rename
 from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules
@@ -169,7 +169,7 @@ def rename(
     several, and `re:` begins a regular expression (see `ckptool.keys`). A dict gives OLD -> NEW.
 
     Raises:
-        NoMatch: one of the rules is used by no key.
+        NoMatch: one of the rules matches no key.
         KeyCollision: two keys would become one.
         RuleError: a rule cannot be understood.
     """
@@ -256,8 +256,8 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     others = (key for key, value in entries if value is not weights.node)
     left = [printable(str(key), 40) for key in others if isinstance(key, str | int)]
     return replace(ckpt, root=weights.node).noting(
-        f"extract {printable(weights.path, 60)}: {len(weights):,} keys kept; left behind: "
-        + ", ".join([f"{len(outside):,} tensors", *left[:12], *(["…"] if len(left) > 12 else [])])
+        f"extract {printable(weights.path, 60)}: {counted(len(weights), 'key')} kept; left behind: "
+        + ", ".join([counted(len(outside), "tensor"), *left[:12], *(["…"] if len(left) > 12 else [])])
     )
 
 
@@ -271,7 +271,7 @@ def map_location(ckpt: AnyCheckpoint, rules: Rules, *, missing: Missing = "error
     On a plain dict of torch tensors the tensors themselves are moved, as torch.load would; ties stay ties.
 
     Raises:
-        NoMatch: no storage is at a location that a rule names, and none is where it should go.
+        NoMatch: no storage is at a location that a rule names, and not all are where it should bring them.
         RuleError: a word is no location.
     """
     parsed = parse_rules(rules)
@@ -289,13 +289,13 @@ def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing
     held = _held_on_cpu(ckpt)
     before = Counter(storage.location for storage in ckpt.storages())
     for rule in parsed:
-        idle = rule.source is not None and not any(map(rule.takes, before)) and rule.target not in before
+        idle = rule.source is not None and not any(map(rule.takes, before)) and set(before) != {rule.target}
         if idle and missing == "error" and before:
             raise NoMatch(
                 f"no storage is on {rule.source}",
                 where=ckpt.where,
-                evidence=[", ".join(f"{printable(place)}: {n:,} storages" for place, n in before.items())],
-                hint=f"--map-location {shell_quote(f'{printable(next(iter(before)))}={rule.target}')}",
+                evidence=[", ".join(f"{printable(place)}: {counted(n, 'storage')}" for place, n in before.items())],
+                hint=_other_rule(rule, before),
             )
     moved: Counter[str] = Counter()
 
@@ -309,7 +309,7 @@ def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing
     done = map_storages(ckpt, change)
     total = sum(before.values())
     lines = [f"map-location {step}: {count:,} of {total:,} storages" for step, count in moved.items()]
-    lines = lines or [f"map-location: 0 of {total:,} storages changed; all are where they should be"]
+    lines = lines or [f"map-location: 0 of {total:,} storages changed" + "; all are where they should be" * bool(total)]
     if held and any(rule.takes("cpu") and rule.target != "cpu" for rule in parsed):
         lines.append(f"note: {len(held):,} storages stay on cpu (random number generators, steps of Adam)")
     written = mentions(done.root)
@@ -323,6 +323,13 @@ def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing
 
 
 _MENTIONS_SHOWN = 8
+
+
+def _other_rule(rule: LocationRule, before: Counter[str]) -> str:
+    source = next((place for place in before if place != rule.target), None)
+    if source is None:
+        return "--if-present lets rules match nothing"
+    return f"--map-location {shell_quote(printable(f'{source}={rule.target}'))}"
 
 
 def _held_on_cpu(ckpt: Checkpoint) -> set[int]:

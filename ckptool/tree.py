@@ -271,7 +271,7 @@ def rebuild(
             fills.append((copy, original))
         elif isinstance(original, LazyTensor | Storage):
             copy = leaf(original) if leaf else original
-        elif isinstance(original, tuple):
+        elif type(original) is tuple:
             return ABSENT
         else:
             copy = original

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from .errors import Ambiguous, NotFound, printable
+from .errors import Ambiguous, NotFound, counted, printable
 from .files import shell_quote
 from .tensor import LazyTensor
 from .tree import ABSENT, Dict, Global, List, Object, Trail, address, component_text, descend
@@ -18,7 +18,7 @@ ENVELOPES = frozenset(
     """
     state_dict model_state_dict model_state model net net_dict net_state network weight weights params module
     state_dict_ema model_ema ema ema_state_dict model_ema_state_dict params_ema params-ema g_ema teacher student
-    G D netG netD netG_A netG_B netD_A netD_B generator discriminator encoder decoder backbone adapter blobs
+    G D g d netG netD netG_A netG_B netD_A netD_B generator discriminator encoder decoder backbone adapter blobs
     """.split()
 )
 
@@ -128,7 +128,7 @@ def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
         f"holds {len(found)} state dicts; say which one:",
         where=ckpt.where,
         evidence=[
-            f"{printable(one.path, 60):{width}}   {len(one):,} keys   {one.parameters:,} parameters"
+            f"{printable(one.path, 60):{width}}   {counted(len(one), 'key')}   {counted(one.parameters, 'parameter')}"
             for one in found[:8]
         ]
         + (["…"] if len(found) > 8 else []),

@@ -234,7 +234,7 @@ CUTS = {
         (0.1, "its pickle is cut short"),
         (0.99, "is cut short: 200 bytes expected at offset"),
     ],
-    "safetensors": [(0.1, "its header is cut short"), (0.99, "is cut short: the tensors take 600 bytes")],
+    "safetensors": [(0.1, "its header is cut short"), (0.99, "is cut short: its tensors take 600 bytes")],
 }
 
 

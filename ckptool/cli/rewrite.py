@@ -45,7 +45,7 @@ class Passes:
         if self.unwrap:
             ckpt = passes.unwrap(ckpt, at=at, missing=missing)
         if self.strip_prefix is not None or self.strip_first:
-            prefix = self.strip_prefix or "module."
+            prefix = "module." if self.strip_prefix is None else self.strip_prefix
             ckpt = passes.strip_prefix(ckpt, prefix, first=self.strip_first, at=at, missing=missing)
         rules: list[str | Rename] = [*self.rename, *(_rules_from(self.rules) if self.rules else ())]
         if rules:

@@ -71,6 +71,17 @@ def describe(head: bytes, size: int, path: Path) -> tuple[str, str | None]:
     return _text(head, size)
 
 
+def describe_zip(names: list[str]) -> str:
+    """What a zip archive of these members is, which torch.save did not make."""
+    inner = next((name for name in names if name.endswith((".pth", ".pt", ".bin", ".ckpt", ".safetensors"))), None)
+    if inner:
+        return f"a zip archive with a checkpoint in it ({printable(inner, 60)}); unpack it first"
+    if all(name.endswith(".npy") for name in names):
+        return "numpy arrays (.npz)"
+    shown = ", ".join(printable(name, 40) for name in names[:5])
+    return f"a zip archive, but none of torch's: it holds {shown}"
+
+
 def _text(head: bytes, size: int) -> tuple[str, str | None]:
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         head = head.decode("utf-16", "ignore").encode()

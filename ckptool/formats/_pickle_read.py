@@ -97,6 +97,7 @@ class Reader:
         self._discard(self._stack)
         for below in self._marks:
             self._discard(below)
+        self._memo = {}
         return value
 
     # -- taking bytes
@@ -130,6 +131,11 @@ class Reader:
         return self.data[start:end]
 
     def _number(self, size: int) -> int:
+        start = self.position
+        end = start + size
+        if self._frame_end is None and end <= len(self.data):  # as `_take`; half of all opcodes come here
+            self.position = end
+            return int.from_bytes(self.data[start:end], "little")
         return int.from_bytes(self._take(size), "little")
 
     def _line(self) -> bytes:

@@ -221,8 +221,8 @@ class _Emitter:
     def _global(self, node: Global) -> None:
         if self._fetch(node):
             return
-        if "\n" in node.module or "\n" in node.name:
-            raise CannotCarry(f"the class name {printable(str(node))} holds a line break; no pickle should carry it")
+        if "\n" in str(node) or any("\ud800" <= char <= "\udfff" for char in str(node)):
+            raise CannotCarry(f"the class name {printable(str(node))} is none; no pickle should carry it")
         if "." in node.name:  # nested: only protocol 4 walks through attributes
             self._protocol = 4
             self._push(node.module, node.name, _Op(b"\x93"), _PutLater(node, node))

@@ -30,8 +30,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, NamedTuple
 
-from ..errors import Malformed, printable
+from ..errors import Malformed, UnknownFormat, counted, printable
 from ..files import CHUNK, File, FileRange, Source, shell_quote
+from ._foreign import describe_zip
 
 STORED = 0
 DEFLATED = 8
@@ -434,9 +435,14 @@ def _common_top(file: File, names: list[str]) -> str:
         )
     flat = next((name for name in names if "/" not in name), None)
     if flat is not None:
-        counted = f"{len(names):,} records, such as {printable(flat)}"
-        hint = f"unzip -d archive {quoted} && zip -0 -r repaired.pt archive" if "data.pkl" in names else None
-        raise _bad(file, "its records are not in one folder, as torch.save puts them", counted, hint=hint)
+        if "data.pkl" not in names:
+            raise UnknownFormat(f"not a checkpoint that can be read: {describe_zip(names)}", where=file.path)
+        raise _bad(
+            file,
+            "its records are not in one folder, as torch.save puts them",
+            f"{counted(len(names), 'record')}, such as {printable(flat)}",
+            hint=f"unzip -d archive {quoted} && zip -0 -r repaired.pt archive",
+        )
     tops = list(dict.fromkeys(name.split("/", 1)[0] for name in names))
     if len(tops) > 1:
         shown = ", ".join(printable(top, 40) for top in tops[:8])

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict, from_plain, metadata_of, to_plain
 from ..dtypes import BY_SAFETENSORS, DType
-from ..errors import CannotCarry, Malformed, printable
+from ..errors import CannotCarry, Malformed, counted, printable
 from ..files import Buffer, File, FileRange, Piece
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride, is_permutation, permuted
 from ..tree import ABSENT, Dict, List, walk
@@ -151,7 +151,8 @@ def _check_tiling(file: File, ranges: list[tuple[int, int, str]], available: int
     if position > available:
         short = sum(end > available for _, end, _ in ranges)
         raise Malformed(
-            f"is cut short: the tensors take {position:,} bytes, {available:,} are there ({short:,} tensors concerned)",
+            f"is cut short: its tensors take {position:,} bytes, {available:,} are there",
+            evidence=[f"{counted(short, 'tensor')} of {len(ranges):,} not whole"],
             where=file.path,
             hint="the download or copy did not finish; compare the size with the source",
         )
@@ -282,7 +283,7 @@ def _outside(ckpt: Checkpoint, weights: StateDict) -> list[str]:
                 around(value, inner)
                 continue
             tensors = sum(isinstance(found, LazyTensor) for found in nodes)
-            lines.append(printable(inner, 80) + (f" ({tensors:,} tensors)" if tensors else ""))
+            lines.append(printable(inner, 80) + (f" ({counted(tensors, 'tensor')})" if tensors else ""))
 
     around(ckpt.root, "")
     return lines or ["what stands around the state dict"]

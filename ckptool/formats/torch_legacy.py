@@ -54,7 +54,7 @@ def open_legacy(file: File) -> Checkpoint:
             pickles = _read_pickles(file, file.read(0, min(have, file.size)), complete=have >= file.size)
             break
         except NeedsMore:
-            have *= 4
+            have *= 8
     where, reader = file.path, pickles.reader
     end = _place_storages(file, pickles)
     lost = []

@@ -25,6 +25,7 @@ from ..checkpoint import Checkpoint
 from ..errors import Malformed, UnknownFormat, printable
 from ..files import Buffer, Crc32Of, File, FileRange, Piece
 from ..tensor import Storage
+from ._foreign import describe_zip
 from ._pickle_write import fit, names_class, write_pickle
 from ._torch import StorageId, TorchReader
 from ._zip import DEFLATED, FOLLOWS, STORED, Archive, looks_like_zip, open_archive
@@ -115,13 +116,10 @@ def _refuse_relatives(archive: Archive) -> None:
         what = "an exported program (.pt2); ckptool does not read these yet"
     elif "data.pkl" in members:
         return
-    elif any(name.endswith((".pth", ".pt", ".bin", ".ckpt")) for name in members):
-        what = "a zip archive with a checkpoint in it; unpack it first"
     elif "version" in members:
         what = "a torch zip archive without data.pkl, as a failed torch.save leaves behind"
     else:
-        shown = ", ".join(printable(name, 40) for name in list(members)[:5])
-        what = f"a zip archive, but none of torch's: it holds {shown}"
+        what = describe_zip(list(members))
     raise UnknownFormat(f"not a checkpoint that can be read: {what}", where=where)
 
 

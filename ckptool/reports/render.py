@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from ..errors import printable
+from ..errors import counted, printable
 from ..keys import collapse
-from .inspect import Inspection, StateDictReport, TensorReport
+
+if TYPE_CHECKING:
+    from .inspect import Inspection, StateDictReport, TensorReport
 
 _ROWS = 40
 
@@ -48,14 +51,14 @@ def _inspection(seen: Inspection, everything: bool, width: int) -> Iterator[str]
         yield ""
         yield from _state_dict(one, inside, everything, width)
     if not seen.state_dicts:
-        yield f"  no state dict; {len(seen.tensors):,} tensors"
+        yield f"  no state dict; {counted(len(seen.tensors), 'tensor')}"
     yield from _section("tied", [" = ".join(printable(key, 60) for key in keys) for keys in seen.ties], everything)
     yield from _section("also in the file", _table([(printable(n, 40), text) for n, text in seen.others]), everything)
     objects = [(printable(name, 80), f"{count:,}") for name, count in seen.objects.items()]
     yield from _section("objects (shown, never run)", _table(objects), everything)
     if seen.unsafe:
         yield ""
-        yield f"  {len(seen.unsafe):,} classes or functions that unpickling would import or call; nothing was"
+        yield f"  unpickling would import or call {counted(len(seen.unsafe), 'name')} beyond plain data; nothing was"
     devices = [(printable(path, 60) or "the root", printable(text, 40)) for path, text in seen.devices]
     yield from _section("devices written down elsewhere", _table(devices), everything)
     yield from _section("notes", [printable(line) for line in seen.warnings], everything)
@@ -80,7 +83,8 @@ def _section(title: str, lines: list[str], everything: bool) -> Iterator[str]:
 
 def _state_dict(one: StateDictReport, tensors: list[TensorReport], everything: bool, width: int) -> Iterator[str]:
     place = f"at {printable(one.path)}" if one.path else "at the root"
-    yield (f"  state dict {place}: {one.keys:,} keys, {count_text(one.parameters)} parameters, {size_text(one.bytes)}")
+    size = f"{count_text(one.parameters)} parameters, {size_text(one.bytes)}"
+    yield f"  state dict {place}: {counted(one.keys, 'key')}, {size}"
     dtypes, locations = Counter(t.dtype for t in tensors), Counter(t.location for t in tensors)
     facts = [_histogram(dtypes), _histogram(locations)]
     storages = len({t.storage for t in tensors})
