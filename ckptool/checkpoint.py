@@ -172,7 +172,7 @@ def rekey(ckpt: Checkpoint, path: str, node: Dict, renamed: Mapping[str, str | N
                         f"{printable(old)}   ({'unchanged' if old == new else what or 'renamed'})"
                         for old in (taken[new], str(key))
                     ],
-                    hint="--drop one of them first, or rename one of them to something else",
+                    hint="rename or drop one of them in a run of its own before",
                 )
             taken[new] = str(key)
             if new != key:

@@ -23,7 +23,8 @@ from .files import shell_quote
 from .keys import Pattern, Rename
 from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules
 from .tensor import LazyTensor, Storage
-from .tree import Dict, address, walk
+from .tree import address, walk
+from .weights import around
 
 Missing = Literal["error", "ok"]
 #: A checkpoint, or a plain dict of tensors; a pass returns what it was given.
@@ -249,15 +250,10 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     weights = ckpt.state_dict(at)
     if weights.node is ckpt.root:
         return ckpt.noting("extract: the weights are all there is")
-    outside = {id(t): t for _, t in ckpt.tensors()}
-    for value in weights.values():
-        outside.pop(id(value), None)
-    entries = ckpt.root.entries if isinstance(ckpt.root, Dict) else []
-    others = (key for key, value in entries if value is not weights.node)
-    left = [printable(str(key), 40) for key in others if isinstance(key, str | int)]
+    left = around(ckpt, weights)
     return replace(ckpt, root=weights.node).noting(
         f"extract {printable(weights.path, 60)}: {counted(len(weights), 'key')} kept; left behind: "
-        + ", ".join([counted(len(outside), "tensor"), *left[:12], *(["…"] if len(left) > 12 else [])])
+        + ", ".join(left[:12] + ["…"] * (len(left) > 12))
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import Ambiguous, NotFound, counted, printable
 from .files import shell_quote
 from .tensor import LazyTensor
-from .tree import ABSENT, Dict, Global, List, Object, Trail, address, component_text, descend
+from .tree import ABSENT, Dict, Global, List, Object, Trail, address, children, component_text, descend, walk
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint, StateDict
@@ -134,6 +134,25 @@ def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
         + (["…"] if len(found) > 8 else []),
         hint=f"--at {shell_quote(printable(found[0].path))}",
     )
+
+
+def around(ckpt: Checkpoint, weights: StateDict) -> list[str]:
+    """What stands around a state dict, an entry a line, with the number of tensors in it."""
+    if weights.node is ckpt.root:
+        return []
+    lines: list[str] = []
+    pending: list[tuple[Trail, Any]] = [(None, ckpt.root)]
+    while pending:
+        trail, node = pending.pop()
+        if node is weights.node:
+            continue
+        nodes = [found for _, found in walk(node)]
+        if isinstance(node, Dict | List | tuple) and any(found is weights.node for found in nodes):
+            pending.extend(reversed([((trail, part), child) for part, child in children(node)]))
+            continue
+        tensors = sum(isinstance(found, LazyTensor) for found in nodes)
+        lines.append(printable(address(trail), 80) + (f" ({counted(tensors, 'tensor')})" if tensors else ""))
+    return lines
 
 
 def _overview(ckpt: Checkpoint) -> list[str]:

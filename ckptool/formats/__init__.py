@@ -20,6 +20,8 @@ from .base import Draft, Format
 FORMATS: tuple[Format, ...] = (torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT)
 
 _HEAD = 4096
+#: Suffixes that promise a format which is none of ours.
+_NOT_WRITTEN = frozenset(".onnx .npz .npy .gguf .h5 .hdf5 .keras .msgpack .pb .tflite .zip .json .pt2 .jit".split())
 
 
 def find_format(name: str) -> Format:
@@ -121,6 +123,10 @@ def target_format(ckpt: Checkpoint, path: StrPath, format: str | None = None) ->
     if format:
         return find_format(format)
     suffix = Path(path).suffix.lower()
+    if suffix in _NOT_WRITTEN:
+        raise RuleError(
+            f"ckptool does not write {suffix} files", where=path, hint="choose another suffix, or a format with --to"
+        )
     if suffix == ".safetensors":
         return safetensors.FORMAT
     if ckpt.format == "torch-legacy":

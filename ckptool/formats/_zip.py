@@ -25,6 +25,7 @@ the archive. No size or offset is used before it has been held against the size 
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -180,6 +181,7 @@ class Inflated:
         self._archive = archive
         self._member = member
         self._file: IO[bytes] | None = None
+        self._lock = threading.Lock()
 
     @property
     def length(self) -> int:
@@ -192,13 +194,23 @@ class Inflated:
 
     def read(self, offset: int, length: int) -> bytes:
         """LENGTH bytes from OFFSET."""
-        if self._file is None:
-            import tempfile
+        with self._lock:
+            if self._file is None:
+                import tempfile
 
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this source
-            self._file.writelines(self.chunks())
-        self._file.seek(offset)
-        return self._file.read(length)
+                file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this source
+                try:
+                    file.writelines(self.chunks())
+                except BaseException:
+                    file.close()
+                    raise
+                self._file = file
+            self._file.seek(offset)
+            return self._file.read(length)
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 def looks_like_zip(head: bytes) -> bool:

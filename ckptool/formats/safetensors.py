@@ -7,14 +7,17 @@
 
 Read more strictly than by the reference (no repeated names, the header begins with "{"): what it refuses, we refuse.
 What we write: names in registration order, data by falling item size (so that each is aligned), `format: pt`, and one
-metadata entry `ckptool` that notes what the format cannot say: that the order is the true one, which tensors were tied,
-strides, and `_metadata`. Reading restores it.
+metadata entry `ckptool` that notes what the format cannot say: that the order of the keys is the true one (by their
+CRC-32, since other programs sort them and keep the note), which tensors were tied, strides, and `_metadata`. Reading
+restores it.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -23,8 +26,8 @@ from ..dtypes import BY_SAFETENSORS, DType
 from ..errors import CannotCarry, Malformed, counted, printable
 from ..files import Buffer, File, FileRange, Piece
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride, is_permutation, permuted
-from ..tree import ABSENT, Dict, List, walk
-from ..weights import the_state_dict
+from ..tree import ABSENT, Dict
+from ..weights import around, the_state_dict
 from .base import Draft, Format
 
 _LARGEST_HEADER = 100_000_000  # the reference's own limit
@@ -52,12 +55,11 @@ def open_safetensors(file: File) -> Checkpoint:
         entries.append((name, LazyTensor(storage, dtype, shape, contiguous_stride(shape))))
         ranges.append((begin, end, name))
     _check_tiling(file, ranges, file.size - start)
-    note = _read_note(metadata.get(_NOTE))
-    warnings = (
-        () if note is not None else ("the order of its keys is that of the header; how they were saved is not known",)
-    )
+    note = _read_note(metadata.get(_NOTE)) or {}
+    in_order = note.get("order") == _order(header)
+    lost = "the order of its keys is that of the header; how they were saved is not known"
     root = Dict(entries, ordered=True)
-    _restore(root, note or {})
+    _restore(root, note)
     return Checkpoint(
         root,
         "safetensors",
@@ -65,8 +67,8 @@ def open_safetensors(file: File) -> Checkpoint:
         file.size,
         # `format: pt` says nothing of the weights; every writer for torch adds it, and so do we
         metadata={key: value for key, value in metadata.items() if key != _NOTE and (key, value) != ("format", "pt")},
-        order_preserved=note is not None,
-        warnings=warnings,
+        order_preserved=in_order,
+        warnings=() if in_order else (lost,),
     )
 
 
@@ -197,6 +199,11 @@ def _restore(root: Dict, note: dict[str, Any]) -> None:
         root.attributes = Dict([("_metadata", node)])
 
 
+def _order(keys: Iterable[str]) -> str:
+    """A checksum of keys in their order."""
+    return f"{zlib.crc32(chr(0).join(keys).encode('utf-8', 'surrogatepass')):08x}"
+
+
 def _pairs(value: Any) -> list[tuple[str, Any]]:
     return list(value.items()) if isinstance(value, dict) else []
 
@@ -204,7 +211,7 @@ def _pairs(value: Any) -> list[tuple[str, Any]]:
 def draft_safetensors(ckpt: Checkpoint) -> Draft:
     """Lay out the weights of a checkpoint as a safetensors file; what else is in it would be lost and is listed."""
     weights = the_state_dict(ckpt)
-    content = _outside(ckpt, weights) + _not_tensors(weights)
+    content = around(ckpt, weights) + _not_tensors(weights)
     tensors = {key: t for key, t in weights.tensors.items() if t.dtype.safetensors}
     if any(t.storage.big_endian for t in tensors.values()):
         raise CannotCarry("big-endian values can only be copied from torch zip to torch zip", where=ckpt.where)
@@ -214,7 +221,7 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
         for key, t in tensors.items()
         if not t.is_contiguous and t.numel and is_permutation(t.shape, t.stride)
     }
-    note: dict[str, Any] = {"version": 1, "ties": ties, "strides": strides}
+    note: dict[str, Any] = {"version": 1, "order": _order(tensors), "ties": ties, "strides": strides}
     form = _form(tensors, ties, strides)
     metadata = metadata_of(weights.node)
     if metadata is not None:
@@ -260,33 +267,6 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
         else:
             joined.append(piece)
     return joined
-
-
-def _outside(ckpt: Checkpoint, weights: StateDict) -> list[str]:
-    """What stands around the state dict, an entry a line."""
-    if weights.node is ckpt.root:
-        return []
-    lines: list[str] = []
-
-    def around(node: Any, path: str) -> None:
-        if isinstance(node, Dict):
-            below = [(str(key), value) for key, value in node.entries]
-        else:
-            items = node.items if isinstance(node, List) else node if isinstance(node, tuple) else []
-            below = [(str(i), value) for i, value in enumerate(items)]
-        for name, value in below:
-            inner = f"{path}/{name}" if path else name
-            if value is weights.node:
-                continue
-            nodes = [found for _, found in walk(value)]
-            if isinstance(value, Dict | List | tuple) and any(found is weights.node for found in nodes):
-                around(value, inner)
-                continue
-            tensors = sum(isinstance(found, LazyTensor) for found in nodes)
-            lines.append(printable(inner, 80) + (f" ({counted(tensors, 'tensor')})" if tensors else ""))
-
-    around(ckpt.root, "")
-    return lines or ["what stands around the state dict"]
 
 
 def _not_tensors(weights: StateDict) -> list[str]:
@@ -341,7 +321,7 @@ FORMAT = Format(
     aliases=(),
     suffixes=(".safetensors",),
     summary="a flat set of tensors behind a JSON header",
-    carries="tensors of 22 types, text metadata; noted and restored: order, ties, permuted strides, _metadata",
+    carries=f"tensors of {len(BY_SAFETENSORS)} types, text metadata; noted: order, ties, permuted strides, _metadata",
     pickles=False,
     sniff=sniff,
     open=open_safetensors,

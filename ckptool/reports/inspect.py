@@ -154,7 +154,7 @@ def _others(ckpt: Checkpoint, weights: list[StateDict]) -> list[tuple[str, str]]
     elif isinstance(ckpt.root, Dict):
         pairs = [(key, value) for key, value in ckpt.root.entries if id(value) not in inside]
     else:
-        return [("", _summary(ckpt.root))]
+        return [("(root)", _summary(ckpt.root))]
     return [(component_text(key) if isinstance(key, str | int) else "#", _summary(value)) for key, value in pairs]
 
 
@@ -200,7 +200,12 @@ def _suggestions(ckpt: Checkpoint, weights: list[StateDict], unsafe: dict[str, i
         places = ", ".join(printable(place, 20) for place in devices)
         out = beside(ckpt.where, "cpu")
         found.append((f"ckptool remap {file} {out} --map-location cpu", f"to load it without {places}"))
-    if len(weights) == 1 and weights[0].path and unsafe:
+    if len(weights) == 1 and weights[0].path:
         out = beside(ckpt.where, "weights", ".safetensors")
-        found.append((f"ckptool convert {file} {out} --extract", "to keep the weights alone, without classes"))
+        found.append(
+            (
+                f"ckptool convert {file} {out} --extract",
+                f"to keep the weights alone, without {'the classes and ' if unsafe else ''}what stands around them",
+            )
+        )
     return found

@@ -89,8 +89,8 @@ def _state_dict(one: StateDictReport, tensors: list[TensorReport], everything: b
     facts = [_histogram(dtypes), _histogram(locations)]
     storages = len({t.storage for t in tensors})
     if storages < len(tensors):
-        facts.append(f"{len(tensors):,} tensors share {storages:,} storages")
-    facts += [f"{count:,} keys go through {name}" for name, count in one.wrappers.items()]
+        facts.append(f"{len(tensors):,} tensors in {counted(storages, 'storage')}")
+    facts += [f"{name} in {counted(count, 'key')}" for name, count in one.wrappers.items()]
     yield "    " + "; ".join(fact for fact in facts if fact)
     yield ""
     usual = (dtypes.most_common(1)[0][0], locations.most_common(1)[0][0]) if tensors else ("", "")
