@@ -184,7 +184,7 @@ def rekey(ckpt: Checkpoint, path: str, node: Dict, renamed: Mapping[str, str | N
     if metadata is not None and changed:
         moved = [(str(key), renamed.get(key, key)) for key, _ in node.entries if isinstance(key, str)]
         instead[id(metadata)] = Dict(_moved_metadata(metadata, moved), metadata.ordered, metadata.attributes)
-    notes = _named_elsewhere(ckpt.root, path, changed) if changed else []
+    notes = _named_elsewhere(ckpt.root, path, changed) if changed and node is not ckpt.root else []
     return replace(ckpt, root=rebuild(ckpt.root, instead=instead), history=(*ckpt.history, *notes))
 
 

@@ -403,7 +403,7 @@ def replacing(
         OutputExists: the target (or the backup) exists and OVERWRITE is false.
         Unwritable: no such folder, no permission, no room, or the target is no regular file.
     """
-    target = Path(os.path.realpath(path))
+    target = _real(path)
     old = check_target(path, overwrite=overwrite)
     kept = Path(f"{target}{backup}") if backup and old else None
     if kept is not None and kept.exists() and not overwrite:
@@ -438,7 +438,7 @@ def replacing(
 
 def check_target(path: StrPath, *, overwrite: bool = False) -> os.stat_result | None:
     """Refuse a target that cannot or must not be written, before any work is done. Returns its status if it exists."""
-    target = Path(os.path.realpath(path))
+    target = _real(path)
     if os.fspath(path).endswith(("/", os.sep)):
         raise Unwritable("is a folder, not a file name", where=path)
     try:
@@ -466,6 +466,14 @@ def beside(path: object, word: str, suffix: str | None = None) -> str:
     """A name for an output beside PATH, quoted for a shell, so that a hint is a command that works as it stands."""
     source = Path(str(path) or "in.pth")
     return shell_quote(source.with_name(f"{source.stem}-{word}{source.suffix if suffix is None else suffix}"))
+
+
+def _real(path: StrPath) -> Path:
+    """Where PATH leads when links are followed. It need not exist."""
+    try:
+        return Path(os.path.realpath(path))
+    except (OSError, ValueError) as error:  # a NUL in the name
+        raise Unwritable(_reason(error), where=path) from None
 
 
 def shell_quote(text: object) -> str:

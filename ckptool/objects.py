@@ -12,7 +12,7 @@ from typing import Any
 from .dtypes import BY_STORAGE
 from .tree import Global, Object, walk
 
-_TENSOR_TYPES = "BFloat16 Bool Byte Char ComplexDouble ComplexFloat Double Float Half Int Long Short".split()
+_TENSOR_TYPES = "BFloat16 Bool Byte Char Double Float Half Int Long Short".split()
 _TORCH_CONSTANTS = """
     float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex128 complex64 complex32
     qint8 quint8 qint32 quint4x2 quint2x4 bits8 bits16 bits1x8 bits2x4 bits4x2 uint16 uint32 uint64
@@ -26,8 +26,8 @@ PLAIN: frozenset[str] = frozenset(
     [
         *(f"torch.{name}" for name in ("Size", "Tensor", "device", *_TORCH_CONSTANTS)),
         *(f"torch.{name}" for name in BY_STORAGE),
-        *(f"torch.{name}Tensor" for name in _TENSOR_TYPES),
-        *(f"torch.cuda.{name}{kind}" for name in _TENSOR_TYPES for kind in ("Storage", "Tensor")),
+        *(f"{module}.{name}Tensor" for module in ("torch", "torch.cuda") for name in _TENSOR_TYPES),
+        *(f"torch.cuda.{name}Storage" for name in (*_TENSOR_TYPES, "ComplexDouble", "ComplexFloat")),
         "torch.storage.UntypedStorage",
         "torch.storage.TypedStorage",
         "torch.nn.parameter.Parameter",

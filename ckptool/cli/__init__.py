@@ -9,7 +9,6 @@ Python and click cost.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from importlib import import_module
@@ -78,7 +77,6 @@ class _Terminated(BaseException):
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
-    gc.disable()  # what a command builds, it needs to the end: a fifth of the time of a file with many tensors
     try:
         _unwind_on_signals()
         code = cli.main(argv, prog_name="ckptool", standalone_mode=False)

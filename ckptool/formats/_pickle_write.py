@@ -31,27 +31,6 @@ _TENSOR_3 = Global("torch._utils", "_rebuild_tensor_v3")
 _UNTYPED = Global("torch.storage", "UntypedStorage")
 
 
-class _Memo:
-    """A value that may be referenced again: where it is put, and how often it is fetched.
-
-    It keeps the value alive, since many (empty dicts, persistent ids) are made on the way and known by their `id`.
-    """
-
-    __slots__ = ("fetched", "index", "value")
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.fetched = 0
-        self.index = -1
-
-
-class _Put:
-    __slots__ = ("memo",)
-
-    def __init__(self, memo: _Memo) -> None:
-        self.memo = memo
-
-
 class _PutLater:
     """A task: put VALUE, just made, under KEY."""
 
@@ -98,10 +77,18 @@ def write_pickle(root: Any, persistent: Callable[[Storage], tuple[Any, ...]]) ->
 
 
 class _Emitter:
+    """Turns a tree into opcodes.
+
+    Values that can be referenced again are numbered as they are put. In `out`, a number N stands for a fetch of value N
+    and ~N for its put; which of them are needed, and their places in the memo, is known only at the end.
+    """
+
     def __init__(self, persistent: Callable[[Storage], tuple[Any, ...]]) -> None:
         self._persistent = persistent
-        self._out: list[bytes | _Put | _Memo] = []
-        self._memo: dict[Any, _Memo] = {}
+        self._out: list[bytes | int] = []
+        self._numbers_of: dict[Any, int] = {}
+        self._fetched: list[int] = []  # how often each is fetched
+        self._alive: list[Any] = []  # what is known by its `id` must live, lest another value gets the same
         self._todo: list[Any] = []
         self._protocol = 2
 
@@ -114,32 +101,33 @@ class _Emitter:
 
     def _render(self) -> bytes:
         # the most fetched values get the one-byte indices
-        used = sorted((m for m in self._memo.values() if m.fetched), key=lambda m: -m.fetched)
-        for index, memo in enumerate(used):
-            memo.index = index
+        used = sorted((n for n, count in enumerate(self._fetched) if count), key=lambda n: -self._fetched[n])
+        place = {number: index for index, number in enumerate(used)}
         parts = [bytes((0x80, self._protocol))]
         for item in self._out:
             if isinstance(item, bytes):
                 parts.append(item)
-            elif isinstance(item, _Memo):
-                parts.append(_indexed(b"h", b"j", item.index))
-            elif item.memo.fetched:
-                parts.append(_indexed(b"q", b"r", item.memo.index))
+            elif item >= 0:
+                parts.append(_indexed(b"h", b"j", place[item]))
+            elif ~item in place:
+                parts.append(_indexed(b"q", b"r", place[~item]))
         parts.append(b".")
         return b"".join(parts)
 
     def _fetch(self, key: Any) -> bool:
         """Emit a fetch if the value was put already."""
-        memo = self._memo.get(key)
-        if memo is None:
+        number = self._numbers_of.get(key)
+        if number is None:
             return False
-        memo.fetched += 1
-        self._out.append(memo)
+        self._fetched[number] += 1
+        self._out.append(number)
         return True
 
     def _put(self, key: Any, value: Any) -> None:
-        memo = self._memo[key] = _Memo(value)
-        self._out.append(_Put(memo))
+        number = self._numbers_of[key] = len(self._fetched)
+        self._fetched.append(0)
+        self._alive.append(value)
+        self._out.append(~number)
 
     def _push(self, *tasks: Any) -> None:
         """Do TASKS next, in this order."""
@@ -240,7 +228,7 @@ class _Emitter:
             self._push(*begin, *items, _TupleEnd(items))
 
     def _end_tuple(self, items: tuple[Any, ...]) -> None:
-        if id(items) in self._memo:  # it holds itself, and was made while its items were
+        if id(items) in self._numbers_of:  # it holds itself, and was made while its items were
             self._out.append(b"1" if len(items) > 3 else b"0" * len(items))
             self._fetch(id(items))
             return

@@ -108,7 +108,7 @@ def _read_header(file: File) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise Malformed("its header is no object of JSON", where=where)
     for name in header:
-        if not name.isascii() and any("\ud800" <= char <= "\udfff" for char in name):
+        if _has_half_a_pair(name):
             raise Malformed(f"its header has the name {printable(repr(name), 80)}, which is no text", where=where)
     return header
 
@@ -212,10 +212,11 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
     """Lay out the weights of a checkpoint as a safetensors file; what else is in it would be lost and is listed."""
     weights = the_state_dict(ckpt)
     content = around(ckpt, weights) + _not_tensors(weights)
-    tensors = {key: t for key, t in weights.tensors.items() if t.dtype.safetensors}
+    tensors = {key: t for key, t in weights.tensors.items() if _obstacle(key, t) is None}
     if any(t.storage.big_endian for t in tensors.values()):
         raise CannotCarry("big-endian values can only be copied from torch zip to torch zip", where=ckpt.where)
-    ties = {other: keys[0] for keys in weights.ties() for other in keys[1:] if keys[0] in tensors}
+    tied = [[key for key in keys if key in tensors] for keys in weights.ties()]
+    ties = {other: keys[0] for keys in tied for other in keys[1:]}
     strides = {
         key: list(t.stride)
         for key, t in tensors.items()
@@ -227,11 +228,9 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
     if metadata is not None:
         try:
             note["_metadata"] = json.loads(json.dumps({str(k): to_plain(v) for k, v in metadata.entries}))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             form.append("the _metadata of the state dict, which are not plain data, are left out")
-    header: dict[str, Any] = {
-        "__metadata__": {"format": "pt", **ckpt.metadata, _NOTE: json.dumps(note, ensure_ascii=False)}
-    }
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **ckpt.metadata, _NOTE: _text_of(note)}}
     data: list[Piece] = []
     offsets: dict[str, tuple[int, int]] = {}
     position = 0
@@ -244,7 +243,10 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
     for key, t in tensors.items():
         shape = [*t.shape[:-1], t.shape[-1] * t.dtype.packed] if t.dtype.packed > 1 else list(t.shape)
         header[key] = {"dtype": t.dtype.safetensors, "shape": shape, "data_offsets": list(offsets[key])}
-    raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    try:
+        raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        raise CannotCarry("its text metadata are no text (half of a surrogate pair)", where=ckpt.where) from None
     raw += b" " * (-len(raw) % 8)
     if len(raw) > _LARGEST_HEADER:
         raise CannotCarry(f"the header would have {len(raw):,} bytes; safetensors reads at most 100,000,000")
@@ -269,17 +271,37 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     return joined
 
 
+def _obstacle(key: Any, value: Any) -> str | None:
+    """What keeps an entry of a state dict out of a safetensors file, or None."""
+    if not isinstance(key, str):
+        return "keys that are no text"
+    if not isinstance(value, LazyTensor):
+        return "values that are no dense tensor"
+    if not value.dtype.safetensors or (value.dtype.packed > 1 and not value.shape):
+        return f"tensors of {value.dtype.name}"
+    if key == "__metadata__" or _has_half_a_pair(key):
+        return "keys that no header can have"
+    return None
+
+
+def _has_half_a_pair(text: str) -> bool:
+    """Whether TEXT holds a lone surrogate, which Python allows and UTF-8 does not."""
+    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _text_of(note: dict[str, Any]) -> str:
+    text = json.dumps(note, ensure_ascii=False)
+    return json.dumps(note) if _has_half_a_pair(text) else text
+
+
 def _not_tensors(weights: StateDict) -> list[str]:
     """Entries of the state dict itself that the format cannot hold."""
     lines: list[str] = []
     kinds: dict[str, list[str]] = {}
     for key, value in weights.node.entries:
-        if not isinstance(key, str):
-            kinds.setdefault("keys that are no text", []).append(str(key))
-        elif not isinstance(value, LazyTensor):
-            kinds.setdefault("values that are no dense tensor", []).append(key)
-        elif not value.dtype.safetensors:
-            kinds.setdefault(f"tensors of {value.dtype.name}", []).append(key)
+        obstacle = _obstacle(key, value)
+        if obstacle:
+            kinds.setdefault(obstacle, []).append(str(key))
     for kind, keys in kinds.items():
         shown = ", ".join(printable(key, 60) for key in keys[:4])
         lines.append(f"{len(keys):,} {kind}: {shown}{', …' if len(keys) > 4 else ''}")

@@ -169,13 +169,12 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
     findable = member.descriptor is not None or not member.flags & FOLLOWS  # else its second checksum is hidden
     if not stored or not findable:
         return None
-    whole = {name: archive.range(name) for name in archive.members if name.startswith("data/")}
     keys = _Keys(keep=True)
-    storages = ckpt.storages()
-    kept = {f"data/{s.key}": s.source for s in storages}
-    if kept != whole or len(kept) != len(storages) or _read_note(archive) != dict(ckpt.metadata):
-        return None
     pickle = fit(write_pickle(ckpt.root, keys), member.size)
+    whole = {name: archive.range(name) for name in archive.members if name.startswith("data/")}
+    kept = {f"data/{s.key}": s.source for s in keys.storages}
+    if kept != whole or len(kept) != len(keys.storages) or _read_note(archive) != dict(ckpt.metadata):
+        return None
     in_order = [f"data/{s.key}" for s in keys.storages] == sorted(whole, key=lambda n: archive.members[n].start)
     if pickle is None or (".format_version" in archive.members and not in_order):
         return None

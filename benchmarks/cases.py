@@ -1,0 +1,85 @@
+"""What is measured, as one table. In a command, {src}, {dst}, {python} and {ckptool} are filled in."""
+
+from dataclasses import dataclass
+
+Command = tuple[str, ...]
+
+#: MB of memory that ckptool may take in any case.
+MEMORY = 60
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job and the ways to do it.
+
+    Attributes:
+        name: for --only.
+        title: for the table.
+        source: the input, one of `inputs.INPUTS`.
+        suffix: of the output.
+        limit: the ratio of wall times, ckptool to the baseline, that must not be exceeded.
+        ways: name -> command. The first is the baseline, the second "ckptool".
+        prefix, location: what the keys of the output begin with and its tensors are tagged with.
+        rounds: how many times as many rounds as the others it needs, being short.
+    """
+
+    name: str
+    title: str
+    source: str
+    suffix: str
+    limit: float
+    ways: dict[str, Command]
+    prefix: str = "module."
+    location: str = "cpu"
+    rounds: int = 1
+
+
+def _ckptool(*words: str) -> Command:
+    return ("{ckptool}", words[0], "{src}", "{dst}", *words[1:], "--quiet")
+
+
+def _torch(*steps: str, mmap: bool = False) -> Command:
+    load = f"sd = torch.load(sys.argv[1], map_location='cpu', weights_only=True, mmap={mmap})"
+    return ("{python}", "-c", "; ".join(("import os, sys, torch", load, *steps, _SYNC)), "{src}", "{dst}")
+
+
+# ckptool has its output on disk when it ends, so the others have to as well
+_SYNC = "os.fsync(os.open(sys.argv[2], os.O_RDONLY))"
+_COPY = {"cp && sync": ("sh", "-c", 'cp "$0" "$1" && sync "$1"', "{src}", "{dst}")}
+_STRIP = "torch.nn.modules.utils.consume_prefix_in_state_dict_if_present(sd, 'module.')"
+_SAVE = "torch.save(sd, sys.argv[2])"
+_SAVE_FILE = "from safetensors.torch import save_file; save_file(sd, sys.argv[2])"
+
+_STRIP_WAYS = {
+    **_COPY,
+    "ckptool": _ckptool("strip-prefix"),
+    "torch": _torch(_STRIP, _SAVE),
+    "torch, mmap=True": _torch(_STRIP, _SAVE, mmap=True),
+}
+_REMAP_WAYS = {**_COPY, "ckptool": _ckptool("remap", "--map-location", "cpu=cuda:0")}
+_SAFETENSORS_WAYS = {
+    **_COPY,
+    "ckptool": _ckptool("convert"),
+    "torch, save_file": _torch(_SAVE_FILE),
+    "torch, mmap=True, save_file": _torch(_SAVE_FILE, mmap=True),
+}
+_LEGACY_WAYS = {**_COPY, "ckptool": _ckptool("convert", "--to", "torch-zip"), "torch": _torch(_SAVE)}
+_START_WAYS = {"python -c 'import click'": ("{python}", "-c", "import click"), "ckptool": ("{ckptool}", "--version")}
+
+
+def _rewrites(layout: str) -> tuple[Case, ...]:
+    """The same four jobs for each layout of `inputs`."""
+    zipped, legacy, tail = f"{layout}.pth", f"{layout}-legacy.pth", "" if layout == "large" else f"-{layout}"
+    return (
+        Case(f"strip{tail}", f"strip-prefix {zipped}, zip to zip", zipped, ".pth", 1.15, _STRIP_WAYS, prefix=""),
+        Case(f"remap{tail}", f"remap {zipped}, zip to zip", zipped, ".pth", 1.15, _REMAP_WAYS, location="cuda:0"),
+        Case(f"safetensors{tail}", f"{zipped} to safetensors", zipped, ".safetensors", 1.3, _SAFETENSORS_WAYS),
+        Case(f"legacy{tail}", f"{legacy} to zip", legacy, ".pth", 1.3, _LEGACY_WAYS),
+    )
+
+
+CASES = (
+    *_rewrites("large"),
+    *_rewrites("many"),
+    Case("start-up", "ckptool --version", "tiny.pth", "", 2.5, _START_WAYS, rounds=5),
+)

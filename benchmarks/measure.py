@@ -1,0 +1,105 @@
+"""Running commands in turn, and what they took."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+from .cases import Case, Command
+from .inputs import check
+
+#: The ways through torch take several times as long, and nothing hangs on their third digit.
+_RUNS_OF_OTHERS = 2
+
+
+class Failed(Exception):
+    """A command that was to be measured did not succeed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one child process took: seconds on the clock, seconds of CPU, peak resident memory in MB."""
+
+    wall: float
+    cpu: float
+    peak: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """All counted runs of one way to do a case, round by round."""
+
+    way: str
+    runs: tuple[Run, ...]
+    ratios: tuple[float, ...]  # of its wall time to that of the baseline in the same round
+
+    @property
+    def wall(self) -> float:
+        return median(run.wall for run in self.runs)
+
+    @property
+    def cpu(self) -> float:
+        return median(run.cpu for run in self.runs)
+
+    @property
+    def peak(self) -> float:
+        return max(run.peak for run in self.runs)
+
+    @property
+    def ratio(self) -> float:
+        return median(self.ratios)
+
+
+def measure(case: Case, folder: Path, rounds: int) -> list[Result]:
+    """Run the ways of CASE in turn, A B C A B C …, so that all of them meet the same moods of the machine;
+    those after the second way sit out later rounds.
+
+    The first round is not counted: it fills the caches, and what ckptool writes in it is checked.
+    """
+    source, target = folder / case.source, folder / f"out{case.suffix}"
+    runs: dict[str, list[Run]] = {way: [] for way in case.ways}
+    for number in range(rounds * case.rounds + 1):
+        for place, (way, command) in enumerate(case.ways.items()):
+            if place > 1 and number > _RUNS_OF_OTHERS:
+                continue
+            run = _run(command, source, target)
+            if number:
+                runs[way].append(run)
+            elif way == "ckptool" and target.exists():
+                check(source, target, case.prefix, case.location)
+            target.unlink(missing_ok=True)
+            os.sync()  # what one leaves behind must not slow the next
+    baseline = next(iter(runs.values()))
+    return [
+        Result(way, tuple(mine), tuple(m.wall / b.wall for m, b in zip(mine, baseline, strict=False)))
+        for way, mine in runs.items()
+    ]
+
+
+def _run(command: Command, source: Path, target: Path) -> Run:
+    places = {"{src}": source, "{dst}": target, "{python}": sys.executable, "{ckptool}": _ckptool()}
+    words = [str(places.get(word, word)) for word in command]
+    # an installed package has its modules compiled
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    said = target.with_name("said")
+    with said.open("wb") as out:
+        begin = perf_counter()
+        child = subprocess.Popen(words, stdout=out, stderr=out, env=environment)
+        _, status, used = os.wait4(child.pid, 0)
+        wall = perf_counter() - begin
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise Failed(f"{' '.join(words)}\nended with {child.returncode}: {said.read_text(errors='replace')[-2000:]}")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return Run(wall, used.ru_utime + used.ru_stime, used.ru_maxrss * unit / 1e6)
+
+
+def _ckptool() -> str:
+    found = shutil.which("ckptool", path=os.path.dirname(sys.executable)) or shutil.which("ckptool")
+    if found is None:
+        raise Failed("the command ckptool is not installed")
+    return found
