@@ -30,6 +30,7 @@ class Checkpoint:
         origin: what the format needs to write the file back with little change; of no use to others.
         order_preserved: keys are in the order in which they were saved (safetensors files lose it).
         warnings: oddities that were noticed while opening.
+        at: path of the state dict, if somebody named it; else it is looked for.
         lost_content, lost_form: what no rewrite can keep, since reading already left it behind.
         history: what passes did, a line each.
     """
@@ -42,6 +43,7 @@ class Checkpoint:
     origin: Any = None
     order_preserved: bool = True
     warnings: tuple[str, ...] = ()
+    at: str | None = None
     lost_content: tuple[str, ...] = ()
     lost_form: tuple[str, ...] = ()
     history: tuple[str, ...] = ()
@@ -183,7 +185,10 @@ def rekey(ckpt: Checkpoint, path: str, node: Dict, renamed: Mapping[str, str | N
     metadata = metadata_of(node)
     if metadata is not None and changed:
         moved = [(str(key), renamed.get(key, key)) for key, _ in node.entries if isinstance(key, str)]
-        instead[id(metadata)] = Dict(_moved_metadata(metadata, moved), metadata.ordered, metadata.attributes)
+        # in attributes of its own: another state dict may share the old ones
+        followed = Dict(_moved_metadata(metadata, moved), metadata.ordered, metadata.attributes)
+        attributes = Dict([(k, followed if v is metadata else v) for k, v in node.attributes.entries])
+        instead[id(node)] = Dict(entries, node.ordered, attributes)
     notes = _named_elsewhere(ckpt.root, path, changed) if changed and node is not ckpt.root else []
     return replace(ckpt, root=rebuild(ckpt.root, instead=instead), history=(*ckpt.history, *notes))
 
@@ -305,28 +310,43 @@ def map_storages(ckpt: Checkpoint, change: Callable[[Storage], Storage]) -> Chec
 # -- plain Python values, so that passes work on what torch.load returned
 
 
-def from_plain(value: Any) -> Any:
-    """A dict of tensors (or a dict of dicts of them) as a tree. Whatever is no dict, list or tuple is a leaf."""
+def from_plain(value: Any, made: dict[int, Any] | None = None) -> Any:
+    """A dict of tensors (or a dict of dicts of them) as a tree. Whatever is no dict, list or tuple is a leaf.
+
+    What stands at several places (MADE remembers it) stays one.
+    """
+    made = {} if made is None else made
+    if id(value) in made:
+        return made[id(value)]
     if isinstance(value, Mapping):
+        node = made[id(value)] = Dict(ordered=isinstance(value, OrderedDict))
         metadata = getattr(value, "_metadata", None)
-        attributes = ABSENT if metadata is None else Dict([("_metadata", from_plain(metadata))])
-        entries = [(key, from_plain(item)) for key, item in value.items()]
-        return Dict(entries, isinstance(value, OrderedDict), attributes)
+        node.attributes = ABSENT if metadata is None else Dict([("_metadata", from_plain(metadata, made))])
+        node.entries = [(key, from_plain(item, made)) for key, item in value.items()]
+        return node
     if isinstance(value, list):
-        return List([from_plain(item) for item in value])
-    return tuple(map(from_plain, value)) if type(value) is tuple else value
+        listed = made[id(value)] = List()
+        listed.items = [from_plain(item, made) for item in value]
+        return listed
+    return tuple(from_plain(item, made) for item in value) if type(value) is tuple else value
 
 
-def to_plain(node: Any) -> Any:
+def to_plain(node: Any, made: dict[int, Any] | None = None) -> Any:
     """The dict or list that a tree of `from_plain` stands for."""
+    made = {} if made is None else made
+    if id(node) in made:
+        return made[id(node)]
     if isinstance(node, Dict):
-        made: dict[Any, Any] = OrderedDict() if node.ordered else {}
+        plain: Any = OrderedDict() if node.ordered else {}
+        made[id(node)] = plain
         for key, value in node.entries:
-            made[key] = to_plain(value)
+            plain[key] = to_plain(value, made)
         metadata = metadata_of(node)
         if metadata is not None and node.ordered:
-            made._metadata = to_plain(metadata)  # type: ignore[attr-defined]
-        return made
+            plain._metadata = to_plain(metadata, made)
+        return plain
     if isinstance(node, List):
-        return [to_plain(item) for item in node.items]
-    return tuple(map(to_plain, node)) if type(node) is tuple else node
+        listed: list[Any] = made.setdefault(id(node), [])
+        listed.extend(to_plain(item, made) for item in node.items)
+        return listed
+    return tuple(to_plain(item, made) for item in node) if type(node) is tuple else node

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
 
-from .errors import Malformed, OutputExists, Unreadable, Unwritable
+from .errors import Malformed, OutputExists, RuleError, Unreadable, Unwritable, printable
 
 StrPath = str | os.PathLike[str]
 Progress = Callable[[int], None]
@@ -59,6 +59,7 @@ class File:
             kind = "a folder" if stat.S_ISDIR(found.st_mode) else "not a regular file"
             raise Unreadable(f"is {kind}", where=path)
         self.size = found.st_size
+        self.mode = stat.S_IMODE(found.st_mode)
         self.identity = (found.st_dev, found.st_ino)
 
     def read(self, offset: int, length: int) -> bytes:
@@ -386,7 +387,12 @@ def _write_at(fd: int, data: bytes | memoryview, position: int) -> None:
 
 @contextlib.contextmanager
 def replacing(
-    path: StrPath, *, size: int | None = None, overwrite: bool = False, backup: str | None = None
+    path: StrPath,
+    *,
+    size: int | None = None,
+    overwrite: bool = False,
+    backup: str | None = None,
+    mode: int = 0o666,
 ) -> Iterator[IO[bytes]]:
     """Open a temporary file that becomes PATH when the block ends well, and vanishes when it does not.
 
@@ -398,6 +404,7 @@ def replacing(
         size: bytes that will be written, to refuse early when the disk has no room.
         overwrite: allow the target to exist.
         backup: suffix under which the old target is kept.
+        mode: of a new file, before the umask; a file that is replaced keeps its own.
 
     Raises:
         OutputExists: the target (or the backup) exists and OVERWRITE is false.
@@ -405,14 +412,12 @@ def replacing(
     """
     target = _real(path)
     old = check_target(path, overwrite=overwrite)
-    kept = Path(f"{target}{backup}") if backup and old else None
-    if kept is not None and kept.exists() and not overwrite:
-        raise OutputExists(f"the backup {kept.name} exists already", where=path, hint="choose another --backup suffix")
+    kept = check_backup(path, backup) if old else None
     temporary = target.with_name(f".{target.name[:200]}.{os.urandom(4).hex()}.ckptool-tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
         _require_room(target, size)
-        out = os.fdopen(os.open(temporary, flags, 0o666), "wb", buffering=0)
+        out = os.fdopen(os.open(temporary, flags, mode), "wb", buffering=0)
     except OSError as error:
         raise Unwritable(_reason(error), where=path) from None
     try:
@@ -476,11 +481,24 @@ def _real(path: StrPath) -> Path:
         raise Unwritable(_reason(error), where=path) from None
 
 
+def check_backup(path: StrPath, suffix: str | None) -> Path | None:
+    """Where the old file at PATH is kept under SUFFIX, or None if it is not. An existing backup is never replaced."""
+    if suffix is None:
+        return None
+    target = Path(os.path.realpath(path))
+    kept = target.with_name(target.name + suffix)
+    if not suffix or "/" in suffix or os.sep in suffix:
+        raise RuleError("the suffix of a backup is empty or holds a slash", where="--backup", hint="--backup .bak")
+    if os.path.lexists(kept):
+        raise OutputExists(f"its backup {kept.name} exists already", where=path, hint="choose another --backup suffix")
+    return kept
+
+
 def shell_quote(text: object) -> str:
     """TEXT as one word of a POSIX shell, for the commands in hints."""
     import shlex
 
-    return shlex.quote(str(text))
+    return shlex.quote(printable(str(text), 4096))
 
 
 def _require_room(target: Path, size: int | None) -> None:
@@ -494,11 +512,14 @@ def _require_room(target: Path, size: int | None) -> None:
 
 def _keep(target: Path, kept: Path) -> None:
     """Give the old target a second name, so that it is at its place until the new one takes it."""
-    kept.unlink(missing_ok=True)
     try:
         os.link(target, kept)
+    except FileExistsError:
+        raise OutputExists(f"its backup {kept.name} was made meanwhile", where=target) from None
     except OSError:  # a filesystem without hard links
-        target.rename(kept)
+        import shutil
+
+        shutil.copy2(target, kept)
 
 
 def _rename_to_new(temporary: Path, target: Path, path: StrPath) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, map_storages
 from .dtypes import BY_NAME, BY_STORAGE
 from .errors import CannotCarry, printable
 from .files import Buffer, File, FileRange, StrPath
@@ -24,12 +25,10 @@ from .tree import ABSENT, Dict, Global, List, Object, Set
 #: As in torch.load: a device, a dict of locations, a function of (storage, location), or None.
 MapLocation = Any
 
-_BUILTINS = ("builtins", "__builtin__")
 _FACTORIES: dict[str, Callable[[], Any]] = {
-    f"{module}.{kind.__name__}": kind for module in _BUILTINS for kind in (list, dict, set, int, float, str, tuple)
+    f"builtins.{kind.__name__}": kind for kind in (list, dict, set, int, float, str, tuple)
 }
-_BYTEARRAYS = [f"{module}.bytearray" for module in _BUILTINS]
-_NUMBERS = {f"{module}.{kind.__name__}": kind for module in _BUILTINS for kind in (complex, slice, range)}
+_NUMBERS = {f"builtins.{kind.__name__}": kind for kind in (complex, slice, range)}
 
 
 class Inert:
@@ -71,7 +70,10 @@ def load(path: StrPath, map_location: MapLocation = None, *, mmap: bool = False)
         CheckpointError: the file cannot be read.
     """
     ckpt = settle_ties(open_checkpoint(path))
-    return _Loader(map_location, mmap=mmap).value(ckpt.root)
+    try:
+        return _Loader(map_location, mmap=mmap).value(ckpt.root)
+    except RecursionError:
+        raise CannotCarry("holds tuples that are too deep to be loaded", where=path) from None
 
 
 class _Loader:
@@ -134,17 +136,9 @@ class _Loader:
         return self._maps[id(file)]
 
     def _tensor(self, node: LazyTensor) -> Any:
-        dtype = getattr(torch, node.dtype.name)
-        storage = self._storage(node.storage)
-        made = torch.empty(0, dtype=dtype, device=storage.device)
-        made.set_(storage, node.offset, node.shape, node.stride)
-        if node.conj:
-            made = torch._conj(made)
-        if node.neg:
-            made = torch._neg_view(made)
-        if node.parameter:
-            return torch.nn.Parameter(made, node.requires_grad)
-        return made.requires_grad_() if node.requires_grad else made
+        made = torch.empty(0, dtype=getattr(torch, node.dtype.name), device=self._storage(node.storage).device)
+        made.set_(self._storage(node.storage), node.offset, node.shape, node.stride)
+        return _finished(made, node.conj, node.neg, node.parameter, node.requires_grad)
 
     # -- containers
 
@@ -202,7 +196,7 @@ class _Loader:
             return Counter()
         if name == "collections.defaultdict" and len(args) == 1 and str(args[0]) in _FACTORIES:
             return defaultdict(_FACTORIES[str(args[0])])
-        if name in _BYTEARRAYS and all(isinstance(arg, bytes) for arg in args):
+        if name == "builtins.bytearray" and all(isinstance(arg, bytes) for arg in args):
             return bytearray(*args[:1])
         if name in _NUMBERS and all(isinstance(arg, int | float | None) for arg in args):
             return _NUMBERS[name](*args)
@@ -224,7 +218,17 @@ class _Loader:
         elif isinstance(made, dict):
             if isinstance(made, Counter) and node.args:  # the counts are its argument, those of a defaultdict follow
                 self._fill(made, node.args[0])
-            made.update((self._begin(key), self._begin(value)) for key, value in node.entries)
+            for key, value in node.entries:  # not update(): that of a Counter counts
+                made[self._begin(key)] = self._begin(value)
+
+
+def _finished(made: Any, conj: bool, neg: bool, parameter: bool, requires_grad: bool) -> Any:
+    """A tensor over its storage, with all else that a tensor can be."""
+    made = torch._conj(made) if conj else made
+    made = torch._neg_view(made) if neg else made
+    if parameter:
+        return torch.nn.Parameter(made, requires_grad)
+    return made.requires_grad_() if requires_grad else made
 
 
 # -- from torch
@@ -236,7 +240,10 @@ def from_torch(value: Any) -> Checkpoint:
     Raises:
         CannotCarry: a value of another class, which only torch.save can write.
     """
-    return Checkpoint(_FromTorch().node(value, ""))
+    maker = _FromTorch()
+    ckpt = Checkpoint(maker.node(value, ""))
+    # what is seen as several types is bytes to the pickle, and each tensor names its own
+    return map_storages(ckpt, lambda s: replace(s, dtype=None) if id(s) in maker.mixed else s) if maker.mixed else ckpt
 
 
 class _FromTorch:
@@ -244,10 +251,14 @@ class _FromTorch:
         self._made: dict[int, Any] = {}
         self._storages: dict[int, Storage] = {}
         self._alive: list[Any] = []
+        self.mixed: set[int] = set()  # storages that tensors of several types share
 
     def node(self, value: Any, path: str) -> Any:
-        if value is None or isinstance(value, str | bytes | int | float):
+        if value is None or isinstance(value, bool | bytes):
             return value
+        for plain in (str, int, float):  # of a subclass (an enum, a number of numpy) the value counts
+            if isinstance(value, plain):
+                return plain(value)
         if id(value) in self._made:
             return self._made[id(value)]
         self._alive.append(value)  # so that its id stays its own
@@ -255,7 +266,9 @@ class _FromTorch:
             made: Any = self._tensor(value, path)
         elif type(value) is tuple:
             made = tuple(self.node(item, f"{path}/{i}") for i, item in enumerate(value))
-        elif isinstance(value, Mapping):
+        elif isinstance(value, torch.Size):
+            made = Object("reduce", Global("torch", "Size"), (tuple(value),))
+        elif type(value) in (dict, OrderedDict):
             made = self._made[id(value)] = Dict(ordered=isinstance(value, OrderedDict))
             made.entries = [
                 (self.node(k, path), self.node(v, f"{path}/{k}" if path else str(k))) for k, v in value.items()
@@ -290,6 +303,8 @@ class _FromTorch:
             place = torch.serialization.location_tag(untyped)
             storage = Storage(Buffer(memoryview(data)), place, typed)
             self._storages[untyped._cdata] = storage
+        if storage.dtype is not None and storage.dtype != dtype:
+            self.mixed.add(id(storage))
         made = LazyTensor(
             storage,
             dtype,
@@ -305,25 +320,36 @@ class _FromTorch:
         return made
 
 
+def devices(value: Any) -> set[str]:
+    """The devices of all torch tensors in a dict, and in dicts and lists in it."""
+    if isinstance(value, torch.Tensor):
+        return {str(value.device)}
+    inner = value.values() if isinstance(value, Mapping) else value if type(value) in (list, tuple) else ()
+    return set().union(*map(devices, inner))
+
+
 def move(tensors: Mapping[str, Any], rules: Sequence[LocationRule]) -> dict[str, Any]:
     """The same dict with its torch tensors on the devices that RULES give; tensors that share memory still do."""
     moved: dict[int, Any] = {}
 
     def to(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            storage = value.untyped_storage()
             place = new_location(str(value.device), rules)
             if place is None or place == str(value.device):
                 return value
-            if place == "meta":
-                return value.to("meta")
+            if value.layout != torch.strided or value.is_quantized:
+                return value.to(place)
+            storage = value.untyped_storage()
             if storage._cdata not in moved:
-                moved[storage._cdata] = storage.to(device=torch.device(place))
+                moved[storage._cdata] = (
+                    torch.UntypedStorage(storage.nbytes(), device="meta")
+                    if place == "meta"
+                    else storage.to(device=torch.device(place))
+                )
             made = torch.empty(0, dtype=value.dtype, device=place)
             made.set_(moved[storage._cdata], value.storage_offset(), value.shape, value.stride())
-            if isinstance(value, torch.nn.Parameter):
-                return torch.nn.Parameter(made, value.requires_grad)
-            return made.requires_grad_() if value.requires_grad else made
+            parameter = isinstance(value, torch.nn.Parameter)
+            return _finished(made, value.is_conj(), value.is_neg(), parameter, value.requires_grad)
         if isinstance(value, Mapping):
             made_dict: Any = OrderedDict() if isinstance(value, OrderedDict) else {}
             made_dict.update((key, to(item)) for key, item in value.items())
@@ -336,4 +362,4 @@ def move(tensors: Mapping[str, Any], rules: Sequence[LocationRule]) -> dict[str,
     return result
 
 
-__all__ = ["Inert", "from_torch", "load", "move"]
+__all__ = ["Inert", "devices", "from_torch", "load", "move"]

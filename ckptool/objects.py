@@ -41,7 +41,7 @@ PLAIN: frozenset[str] = frozenset(
         "collections.OrderedDict",
         "collections.Counter",
         "_codecs.encode",
-        *(f"{module}.{name}" for module in ("builtins", "__builtin__") for name in ("set", "bytearray", "complex")),
+        *(f"builtins.{name}" for name in ("set", "bytearray", "complex")),
     ]
 )
 
@@ -55,12 +55,10 @@ HARMLESS: frozenset[str] = frozenset(
         "collections.defaultdict",
         "collections.deque",
         *(
-            f"{module}.{name}"
-            for module in ("builtins", "__builtin__")
-            for name in "bool bytes dict float frozenset int list long object range str tuple unicode".split()
+            f"builtins.{name}"
+            for name in "bool bytes dict float frozenset int list object range slice str tuple".split()
         ),
         "copyreg._reconstructor",
-        "copy_reg._reconstructor",
         *(
             f"pathlib{inner}.{name}"
             for inner in ("", "._local")
@@ -92,8 +90,10 @@ HARMLESS: frozenset[str] = frozenset(
 #: In place of the name of what is called, where that is not a global.
 COMPUTED = "calls of computed functions"
 
+_BUILDERS = frozenset(f"builtins.{name}" for name in "bytes bytearray dict frozenset list set str tuple".split())
+
 #: How torch and Python spell plain data; not worth a line in a listing of objects.
-_PLUMBING = PLAIN | {f"{m}.{n}" for m in ("builtins", "__builtin__") for n in ("bytes", "frozenset")}
+_PLUMBING = PLAIN | {"builtins.bytes", "builtins.frozenset"}
 
 
 def named_globals(root: Any) -> Counter[str]:
@@ -106,10 +106,17 @@ def named_globals(root: Any) -> Counter[str]:
     for _, node in walk(root):
         if isinstance(node, Object):
             name = str(node.callee) if isinstance(node.callee, Global) else COMPUTED
-            counted[COMPUTED if name == "_codecs.encode" else name] += 1
+            counted[COMPUTED if name == "_codecs.encode" or _allocates(name, node.args) else name] += 1
         elif isinstance(node, Global):
             counted.setdefault(str(node), 1)
     return counted
+
+
+def _allocates(name: str, args: Any) -> bool:
+    """Whether a call makes as much as it is told to: `bytes(10**12)`, `list(range(10**12))`."""
+    if name in ("builtins.bytes", "builtins.bytearray"):
+        return any(isinstance(arg, int) for arg in args)
+    return name in _BUILDERS and any(isinstance(arg, Object) for arg in args)
 
 
 def beyond_plain_data(root: Any) -> Counter[str]:

@@ -19,7 +19,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 from . import keys as names
 from .checkpoint import Checkpoint, StateDict, from_plain, map_storages, rekey, to_plain
 from .errors import NoMatch, PartialMatch, RuleError, counted, printable
-from .files import shell_quote
+from .files import beside, shell_quote
 from .keys import Pattern, Rename
 from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules
 from .tensor import LazyTensor, Storage
@@ -92,10 +92,7 @@ def strip_prefix(
             f"{shown} fits {len(fitting):,} of {len(new):,} keys; these do not have it:",
             where=ckpt.where,
             evidence=_few(without),
-            hint=None
-            if first
-            else f"ckptool rename {_file(ckpt)} OUT --rename {shell_quote(printable(head) + '=')}"
-            " changes only the keys that have it",
+            hint=None if first else _rename_hint(ckpt, head, at),
         )
     done = rekey(ckpt, weights.path, weights.node, fitting, f"without {shown}")
     return done.noting(f"strip {shown}: {len(fitting):,} of {len(new):,} keys{_at(weights)}")
@@ -249,9 +246,9 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     """Keep only the weights: the state dict becomes the root, and what stood around it is left behind."""
     weights = ckpt.state_dict(at)
     if weights.node is ckpt.root:
-        return ckpt.noting("extract: the weights are all there is")
+        return replace(ckpt, at="").noting("extract: the weights are all there is")
     left = around(ckpt, weights)
-    return replace(ckpt, root=weights.node).noting(
+    return replace(ckpt, root=weights.node, at="").noting(
         f"extract {printable(weights.path, 60)}: {counted(len(weights), 'key')} kept; left behind: "
         + ", ".join(left[:12] + ["…"] * (len(left) > 12))
     )
@@ -275,8 +272,9 @@ def map_location(ckpt: AnyCheckpoint, rules: Rules, *, missing: Missing = "error
     if isinstance(ckpt, Checkpoint):
         moved = _relocate(ckpt, parsed, missing)
     else:
-        from .model import move
+        from .model import devices, move
 
+        _require_match(parsed, Counter(devices(ckpt)), devices(ckpt), missing, "")
         moved = move(ckpt, parsed)
     return moved  # type: ignore[no-any-return]
 
@@ -284,15 +282,8 @@ def map_location(ckpt: AnyCheckpoint, rules: Rules, *, missing: Missing = "error
 def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing) -> Checkpoint:
     held = _held_on_cpu(ckpt)
     before = Counter(storage.location for storage in ckpt.storages())
-    for rule in parsed:
-        idle = rule.source is not None and not any(map(rule.takes, before)) and set(before) != {rule.target}
-        if idle and missing == "error" and before:
-            raise NoMatch(
-                f"no storage is on {rule.source}",
-                where=ckpt.where,
-                evidence=[", ".join(f"{printable(place)}: {counted(n, 'storage')}" for place, n in before.items())],
-                hint=_other_rule(rule, before),
-            )
+    movable = {storage.location for storage in ckpt.storages() if id(storage) not in held}
+    _require_match(parsed, before, movable, missing, ckpt.where)
     moved: Counter[str] = Counter()
 
     def change(storage: Storage) -> Storage:
@@ -305,7 +296,9 @@ def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing
     done = map_storages(ckpt, change)
     total = sum(before.values())
     lines = [f"map-location {step}: {count:,} of {total:,} storages" for step, count in moved.items()]
-    lines = lines or [f"map-location: 0 of {total:,} storages changed" + "; all are where they should be" * bool(total)]
+    if not lines:
+        there = "; all are where they should be" if movable <= {rule.target for rule in parsed} and movable else ""
+        lines = [f"map-location: 0 of {total:,} storages changed{there}"]
     if held and any(rule.takes("cpu") and rule.target != "cpu" for rule in parsed):
         lines.append(f"note: {len(held):,} storages stay on cpu (random number generators, steps of Adam)")
     written = mentions(done.root)
@@ -321,8 +314,23 @@ def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing
 _MENTIONS_SHOWN = 8
 
 
-def _other_rule(rule: LocationRule, before: Counter[str]) -> str:
-    source = next((place for place in before if place != rule.target), None)
+def _require_match(
+    rules: Sequence[LocationRule], before: Counter[str], movable: set[str], missing: Missing, where: str
+) -> None:
+    """Refuse a rule that speaks of no storage, unless all that can move are already where it brings them."""
+    for rule in rules:
+        idle = rule.source is not None and not any(map(rule.takes, before)) and movable != {rule.target}
+        if idle and missing == "error" and before:
+            raise NoMatch(
+                f"no storage is on {rule.source}",
+                where=where,
+                evidence=[", ".join(f"{printable(place)}: {counted(n, 'storage')}" for place, n in before.items())],
+                hint=_other_rule(rule, sorted(movable)),
+            )
+
+
+def _other_rule(rule: LocationRule, places: Sequence[str]) -> str:
+    source = next((place for place in places if place != rule.target), None)
     if source is None:
         return "--if-present lets rules match nothing"
     return f"--map-location {shell_quote(printable(f'{source}={rule.target}'))}"
@@ -343,6 +351,13 @@ def _held_on_cpu(ckpt: Checkpoint) -> set[int]:
 
 def _file(ckpt: Checkpoint) -> str:
     return shell_quote(printable(ckpt.where)) if ckpt.path else "IN"
+
+
+def _rename_hint(ckpt: Checkpoint, head: str, at: str | None) -> str:
+    rule = shell_quote(printable(head) + "=")
+    place = "" if at is None else f" --at {shell_quote(at)}"
+    files = f"{_file(ckpt)} {beside(ckpt.where, 'plain')}"
+    return f"ckptool rename {files} --rename {rule}{place} changes only the keys that have it"
 
 
 def _at(weights: StateDict) -> str:

@@ -45,6 +45,10 @@ class ByteString(str):
         made.raw = raw
         return made
 
+    def __getnewargs__(self) -> tuple[bytes]:  # type: ignore[override]
+        """So that it can be copied."""
+        return (self.raw,)
+
 
 @dataclass(frozen=True, slots=True)
 class Global:
@@ -132,7 +136,7 @@ class Object:
     @property
     def class_name(self) -> str:
         """Dotted name of its class, as far as the pickle tells."""
-        if str(self.callee) in ("copyreg._reconstructor", "copy_reg._reconstructor") and self.args:
+        if str(self.callee) == "copyreg._reconstructor" and self.args:
             return str(self.args[0])
         return str(self.callee) if isinstance(self.callee, Global) else "?"
 

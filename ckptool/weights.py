@@ -112,6 +112,7 @@ def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
     """The one state dict of a checkpoint, or the one at the path AT."""
     from .checkpoint import StateDict
 
+    at = ckpt.at if at is None else at
     if at is not None:
         node = descend(ckpt.root, at)
         if isinstance(node, Dict):

@@ -299,7 +299,7 @@ def test_a_strip_that_fits_only_some_keys_is_refused_with_counts_and_the_rename_
         strip_prefix(Checkpoint(state_dict(["module.a", "n_averaged", "module.b", "head.w"])))
     assert raised.value.what == "'module.' fits 2 of 4 keys; these do not have it:"
     assert raised.value.evidence == ("n_averaged", "head.w")
-    assert raised.value.hint == "ckptool rename IN OUT --rename module= changes only the keys that have it"
+    assert raised.value.hint == "ckptool rename IN in-plain.pth --rename module= changes only the keys that have it"
 
 
 def test_the_rename_that_a_partial_match_proposes_does_it():

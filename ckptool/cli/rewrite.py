@@ -18,7 +18,7 @@ import click
 from .. import formats, passes
 from ..checkpoint import Checkpoint
 from ..errors import RuleError, Unreadable, printable
-from ..files import check_target, shell_quote
+from ..files import check_backup, check_target, shell_quote
 from ..keys import Rename, parse_rules
 from .options import writing_options
 from .output import print_receipt, progress_bar
@@ -67,20 +67,25 @@ def _rules_from(path: str) -> list[Rename]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text in UTF-8"
         raise Unreadable(str(reason).lower(), where=path) from None
-    return parse_rules(text, path)
+    rules = parse_rules(text, path)
+    if not rules:
+        raise RuleError("holds no rule", where=path, hint="one rule OLD=NEW a line")
+    return rules
 
 
 def rewrite(wanted: Passes, command: str, options: dict[str, Any]) -> None:
     """Open, pass, plan, write, and say what was done."""
     gc.disable()  # what is built here is needed to the end: a fifth of the time of a file with many tensors
     source, target = options["source"], _target(options)
-    if options["dry_run"]:
-        overwrite = True
-    else:
-        overwrite = options["overwrite"] or options["in_place"]
-        check_target(target, overwrite=overwrite)
+    overwrite = options["overwrite"] or options["in_place"]
+    if check_target(target, overwrite=overwrite):
+        check_backup(target, options["backup"])
     missing: passes.Missing = "ok" if options["if_present"] else "error"
     opened = formats.open(source)
+    if options["at"] is not None:
+        opened.state_dict(options["at"])  # it is there, whether or not a pass needs it
+    if options["in_place"] and not options["format_"]:
+        options["format_"] = opened.format
     ckpt = wanted.run(opened, options["at"], missing)
     renamed = _renamed(opened, ckpt) if options["verbose"] else []
     if wanted.map_location:
@@ -135,7 +140,7 @@ def _explain_redirection(rules: Sequence[str]) -> Sequence[str]:
     for rule in rules:
         if rule.endswith("-") and "=" not in rule:
             stray = _stdout_file()
-            meant = f"{rule[:-1]}={stray or 'cuda:0'}"
+            meant = f"{rule[:-1]}={stray or 'cuda:0'}" if stray != rule[:-1] else "cuda:1=cuda:0"
             raise RuleError(
                 f"the shell took the '>' of an unquoted rule for itself and passed on {printable(rule)!r}",
                 where="--map-location",

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, map_storages
 from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, printable
-from ..files import File, StrPath, check_target, replacing, same_bytes, shell_quote, write_pieces
+from ..files import File, FileRange, StrPath, beside, check_target, replacing, same_bytes, shell_quote, write_pieces
 from ..objects import beyond_plain_data
 from ..tensor import Storage
 from . import safetensors, torch_legacy, torch_zip
@@ -167,13 +167,19 @@ def plan(
     except CheckpointError as error:
         error.where = error.where or ckpt.where
         raise
-    content = (*draft.content, *ckpt.lost_content)
+    content = (
+        *draft.content,
+        *ckpt.lost_content,
+        *(() if chosen is torch_zip.FORMAT else torch_zip.extra_members(ckpt)),
+    )
     if content and not allow_loss:
         raise _loss(ckpt, chosen, content)
     objects = beyond_plain_data(ckpt.root) if chosen.pickles else {}
     if objects and not keep_objects:
         raise _live_objects(ckpt, dict(objects))
     form = (*draft.form, *ckpt.lost_form)
+    if not ckpt.order_preserved:
+        form = (*form, "the keys stand in the order of the old header; how they were saved is not known")
     return Plan(Path(path), chosen.name, draft.nbytes, ckpt.history, form, content, dict(objects), draft.how, draft)
 
 
@@ -219,8 +225,10 @@ def write(
     progress: Callable[[int], None] | None = None,
 ) -> None:
     """Carry out a plan."""
-    with replacing(planned.path, size=planned.nbytes, overwrite=overwrite, backup=backup) as out:
-        write_pieces(out, planned.draft.pieces, progress)
+    pieces = planned.draft.pieces
+    mode = next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)  # as cp does
+    with replacing(planned.path, size=planned.nbytes, overwrite=overwrite, backup=backup, mode=mode) as out:
+        write_pieces(out, pieces, progress)
 
 
 def settle_ties(ckpt: Checkpoint) -> Checkpoint:
@@ -248,7 +256,7 @@ def _loss(ckpt: Checkpoint, chosen: Format, content: tuple[str, ...]) -> CannotC
     outer = [state_dict.path for state_dict in ckpt.state_dicts()]
     hint = "--allow-loss writes the rest"
     if not chosen.pickles and len(outer) == 1 and outer[0]:
-        hint = f"--extract keeps the weights at {printable(outer[0], 60)} only; -t torch-zip keeps everything"
+        hint = f"--extract keeps the weights at {printable(outer[0], 60)} only; a .pth file keeps everything"
     return CannotCarry(
         f"{chosen.name} cannot hold all of it; these would be lost:",
         where=ckpt.where,
@@ -264,7 +272,8 @@ def _live_objects(ckpt: Checkpoint, objects: dict[str, int]) -> CannotCarry:
     ways = ["--keep-objects writes them as they came (whoever loads the file runs what they name)"]
     if weights and weights[0].path:
         at = f" --at {shell_quote(printable(weights[0].path))}" if len(weights) > 1 else ""
-        ways.insert(0, f"ckptool convert {where} OUT --extract{at} keeps the weights only")
+        out = beside(ckpt.where, "weights")
+        ways.insert(0, f"ckptool convert {where} {out} --extract{at} keeps the weights only")
     return CannotCarry(
         "holds objects that may run code when a pickle with them is loaded:",
         where=ckpt.where,

@@ -16,14 +16,13 @@ from typing import Any
 
 from ..errors import Malformed, printable
 from ..tree import ABSENT, ByteString, Dict, Global, List, Object, Set
+from ._pickle_names import python3_name
 
 #: Bytes of the longest integer that is read. Python's own limit for decimal text is of that size, too.
 _LONGEST_INTEGER = 1024
 _LONGEST_LINE = 1 << 20
 #: Values in the largest tuple, counted through tuples within tuples, that may be a key of a dict.
 _LARGEST_KEY = 10_000
-
-_BUILTINS = ("builtins", "__builtin__")
 
 
 class NeedsMore(Exception):
@@ -305,6 +304,8 @@ class Reader:
     def _global(self, module: str, name: str) -> None:
         if not module or not name:
             self._fail("names a class without a name")
+        if self.protocol < 3:
+            module, name = python3_name(module, name)
         known = self._globals.get((module, name))
         if known is None:
             known = self._globals[module, name] = Global(module, name)
@@ -341,7 +342,7 @@ class Reader:
                 pairs = [pair.items if isinstance(pair, List) else pair for pair in args[0].items]
                 if all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
                     return Dict([(key, value) for key, value in pairs], ordered=True)
-        elif callee.module in _BUILTINS and callee.name in ("set", "frozenset"):
+        elif callee.module == "builtins" and callee.name in ("set", "frozenset"):
             if len(args) == 1 and isinstance(args[0], List):
                 return Set(list(args[0].items), frozen=callee.name == "frozenset")
             if not args:
@@ -349,7 +350,7 @@ class Reader:
         elif callee.module == "_codecs" and callee.name == "encode":
             if len(args) == 2 and isinstance(args[0], str) and args[1] == "latin1":
                 return self._encode(args[0])
-        elif callee.module in _BUILTINS and callee.name == "bytes" and not args:
+        elif callee.module == "builtins" and callee.name == "bytes" and not args:
             return b""
         return ABSENT
 

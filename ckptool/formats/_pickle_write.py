@@ -3,7 +3,8 @@
 A value that is referenced again is put into the memo, and nothing else is, so what we write is nearly always shorter
 than what torch wrote. `fit` fills it up to a given length with memo puts before its STOP: any unpickler runs them, none
 sees anything odd, and the pickle can then be patched over the old one in place. Only where the tree holds what
-protocol 2 cannot say (nested class names, keyword arguments to __new__) is protocol 4 written.
+protocol 2 cannot say (nested class names, keyword arguments to __new__, a module that is called as one of Python 2 was)
+is protocol 4 written.
 
 Opcodes: CPython's `pickletools`. The subset: `torch/_weights_only_unpickler.py` of torch 2.13.
 """
@@ -17,14 +18,15 @@ from typing import Any
 from ..errors import CannotCarry, printable
 from ..tensor import LazyTensor, Storage
 from ..tree import ABSENT, ByteString, Dict, Global, List, Object, Set
+from ._pickle_names import python2_name, python3_name
 
 _BATCH = 1000  # items per APPENDS or SETITEMS, as the standard pickler does
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
 _ENCODE = Global("_codecs", "encode")
-_BYTES = Global("__builtin__", "bytes")
-_BYTEARRAY = Global("__builtin__", "bytearray")
-_SETS = {False: Global("__builtin__", "set"), True: Global("__builtin__", "frozenset")}
+_BYTES = Global("builtins", "bytes")
+_BYTEARRAY = Global("builtins", "bytearray")
+_SETS = {False: Global("builtins", "set"), True: Global("builtins", "frozenset")}
 _PARAMETER = Global("torch._utils", "_rebuild_parameter")
 _TENSOR_2 = Global("torch._utils", "_rebuild_tensor_v2")
 _TENSOR_3 = Global("torch._utils", "_rebuild_tensor_v3")
@@ -73,7 +75,9 @@ def write_pickle(root: Any, persistent: Callable[[Storage], tuple[Any, ...]]) ->
     Raises:
         CannotCarry: a name that no pickle can spell.
     """
-    return _Emitter(persistent).run(root)
+    emitter = _Emitter(persistent)
+    pickle = emitter.run(root)
+    return pickle if emitter.protocol == 2 else _Emitter(persistent, emitter.protocol).run(root)
 
 
 class _Emitter:
@@ -83,14 +87,14 @@ class _Emitter:
     and ~N for its put; which of them are needed, and their places in the memo, is known only at the end.
     """
 
-    def __init__(self, persistent: Callable[[Storage], tuple[Any, ...]]) -> None:
+    def __init__(self, persistent: Callable[[Storage], tuple[Any, ...]], protocol: int = 2) -> None:
+        self.protocol = protocol  # grows to 4 where the tree needs it; what was written then is written again
         self._persistent = persistent
         self._out: list[bytes | int] = []
         self._numbers_of: dict[Any, int] = {}
         self._fetched: list[int] = []  # how often each is fetched
         self._alive: list[Any] = []  # what is known by its `id` must live, lest another value gets the same
         self._todo: list[Any] = []
-        self._protocol = 2
 
     def run(self, root: Any) -> bytes:
         todo = self._todo
@@ -103,7 +107,7 @@ class _Emitter:
         # the most fetched values get the one-byte indices
         used = sorted((n for n, count in enumerate(self._fetched) if count), key=lambda n: -self._fetched[n])
         place = {number: index for index, number in enumerate(used)}
-        parts = [bytes((0x80, self._protocol))]
+        parts = [bytes((0x80, self.protocol))]
         for item in self._out:
             if isinstance(item, bytes):
                 parts.append(item)
@@ -212,10 +216,16 @@ class _Emitter:
         if "\n" in str(node) or any("\ud800" <= char <= "\udfff" for char in str(node)):
             raise CannotCarry(f"the class name {printable(str(node))} is none; no pickle should carry it")
         if "." in node.name:  # nested: only protocol 4 walks through attributes
-            self._protocol = 4
-            self._push(node.module, node.name, _Op(b"\x93"), _PutLater(node, node))
+            self.protocol = 4
+        spelled = (node.module, node.name)
+        if self.protocol == 2:
+            spelled = python2_name(*spelled)
+            if python3_name(*spelled) != (node.module, node.name):  # readers would take it for a name of Python 2
+                self.protocol = 4
+        if "." in node.name:
+            self._push(*spelled, _Op(b"\x93"), _PutLater(node, node))
         else:
-            self._out.append(f"c{node.module}\n{node.name}\n".encode())
+            self._out.append(f"c{spelled[0]}\n{spelled[1]}\n".encode())
             self._put(node, node)
 
     # -- containers
@@ -257,7 +267,7 @@ class _Emitter:
         if node.how == "obj":
             tasks += [_MARK, node.callee, *node.args, _OBJ]
         elif node.how == "newobj_ex":
-            self._protocol = 4
+            self.protocol = 4
             tasks += [node.callee, *node.args, _NEWOBJ_EX]
         else:
             tasks += [node.callee, node.args, _NEWOBJ if node.how == "newobj" else _REDUCE]
@@ -275,7 +285,9 @@ class _Emitter:
 
     def _tensor(self, tensor: LazyTensor) -> None:
         out = self._out
-        typed = tensor.dtype.storage is not None
+        typed = tensor.storage.dtype is not None
+        if typed and tensor.storage.dtype != tensor.dtype:  # torch rebuilds it as what the storage is
+            raise CannotCarry(f"a tensor of {tensor.dtype.name} over a storage of {tensor.storage.dtype}")
         if tensor.parameter:
             self._global(_PARAMETER)
         self._global(_TENSOR_2 if typed else _TENSOR_3)

@@ -222,12 +222,16 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
         for key, t in tensors.items()
         if not t.is_contiguous and t.numel and is_permutation(t.shape, t.stride)
     }
-    note: dict[str, Any] = {"version": 1, "order": _order(tensors), "ties": ties, "strides": strides}
+    order = {"order": _order(tensors)} if ckpt.order_preserved else {}
+    note: dict[str, Any] = {"version": 1, **order, "ties": ties, "strides": strides}
     form = _form(tensors, ties, strides)
     metadata = metadata_of(weights.node)
     if metadata is not None:
         try:
-            note["_metadata"] = json.loads(json.dumps({str(k): to_plain(v) for k, v in metadata.entries}))
+            plain = {str(path): to_plain(value) for path, value in metadata.entries}
+            note["_metadata"] = json.loads(json.dumps(plain))
+            if note["_metadata"] != plain:
+                form.append("in the _metadata, what JSON does not have (tuples, keys that are no text) is changed")
         except (TypeError, ValueError, RecursionError):
             form.append("the _metadata of the state dict, which are not plain data, are left out")
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **ckpt.metadata, _NOTE: _text_of(note)}}
@@ -332,6 +336,12 @@ def _form(tensors: dict[str, LazyTensor], ties: dict[str, str], strides: dict[st
     located = Counter(t.location for t in tensors.values() if t.location != "cpu")
     for location, count in located.items():
         form.append(f"the location {printable(location)} of {count:,} tensors is not recorded; they load on cpu")
+    unused = sum(t.nbytes < t.storage.nbytes and shared[t.storage.identity] == 1 for t in tensors.values())
+    if unused:
+        form.append(f"{unused:,} tensors leave parts of their storages behind that no tensor uses")
+    resolved = sum(t.conj or t.neg for t in tensors.values())
+    if resolved:
+        form.append(f"{resolved:,} lazily conjugated or negated tensors are stored as their values")
     parameters = sum(t.parameter or t.requires_grad for t in tensors.values())
     if parameters:
         form.append(f"that {parameters:,} tensors require gradients is not recorded")

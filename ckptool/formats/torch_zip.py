@@ -214,7 +214,7 @@ def _laid_out(ckpt: Checkpoint) -> Draft:
         "byteorder": "big" if orders == {True} else "little",
     }
     if ckpt.metadata:
-        texts[_NOTE] = json.dumps(dict(ckpt.metadata), ensure_ascii=False)
+        texts[_NOTE] = json.dumps(dict(ckpt.metadata))
     records = [Record("data.pkl", Buffer(pickle), None)]
     records += [Record(name, Buffer(text.encode()), None) for name, text in texts.items()]
     records += [Record(f"data/{i}", storage.source, storage.crc) for i, storage in enumerate(keys.storages)]
@@ -225,10 +225,20 @@ def _laid_out(ckpt: Checkpoint) -> Draft:
     return Draft(lay_out(top, records), how="a new archive, tensors copied as they are")
 
 
+def extra_members(ckpt: Checkpoint) -> tuple[str, ...]:
+    """Members of the archive that CKPT came from which no other format can hold."""
+    if not isinstance(ckpt.origin, _Origin):
+        return ()
+    return tuple(f"the member {printable(name, 80)} of the archive" for name in _others(ckpt.origin.archive))
+
+
+def _others(archive: Archive) -> list[str]:
+    return [name for name in archive.members if name not in _KNOWN and not name.startswith("data/")]
+
+
 def _carried(archive: Archive) -> list[Record]:
-    others = [name for name in archive.members if name not in _KNOWN and not name.startswith("data/")]
     records = []
-    for name in others:
+    for name in _others(archive):
         member = archive.members[name]
         records.append(Record(name, archive.source(name), member.crc or None))
     return records

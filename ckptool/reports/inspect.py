@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from .. import keys
-from ..checkpoint import Checkpoint, StateDict
+from ..checkpoint import Checkpoint, StateDict, metadata_of
 from ..errors import printable
 from ..files import StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
@@ -118,8 +117,25 @@ def _state_dict(weights: StateDict) -> StateDictReport:
         weights.parameters,
         sum(unique.values()),
         keys.find_wrappers(list(weights)),
-        weights.metadata,
+        _metadata(weights),
     )
+
+
+def _metadata(weights: StateDict) -> dict[str, Any] | None:
+    """The `_metadata` as JSON can have it: what is no scalar is told in words."""
+    found = metadata_of(weights.node)
+    if found is None:
+        return None
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, str):
+            return str(value)
+        return value if value is None or isinstance(value, bool | int | float) else _summary(value)
+
+    return {
+        str(path): {str(k): plain(v) for k, v in value.entries} if isinstance(value, Dict) else plain(value)
+        for path, value in found.entries
+    }
 
 
 def _tensors(ckpt: Checkpoint, weights: list[StateDict]) -> list[TensorReport]:
@@ -183,29 +199,32 @@ def _summary(node: Any) -> str:
 
 
 def _suggestions(ckpt: Checkpoint, weights: list[StateDict], unsafe: dict[str, int]) -> list[tuple[str, str]]:
-    """Commands that would change what is often in the way: (command, what for)."""
+    """Commands that would change what is often in the way: (command, what for).
+
+    Objects that must not be written are left behind with the envelope, or kept where there is none.
+    """
     file = shell_quote(printable(os.fspath(ckpt.where), 4096))
+    inner = len(weights) == 1 and bool(weights[0].path)
+    kept = (" --extract" if inner else " --keep-objects") if unsafe else ""
     found: list[tuple[str, str]] = []
     for one in weights:
         wrappers = keys.find_wrappers(list(one))
         at = f" --at {shell_quote(printable(one.path))}" if len(weights) > 1 else ""
+        out = beside(ckpt.where, "plain")
         if list(wrappers) == ["module."] and all(key.startswith("module.") for key in one):
-            out = beside(ckpt.where, "plain")
-            found.append((f"ckptool strip-prefix {file} {out}{at}", "to remove 'module.' (DataParallel or DDP)"))
+            command = f"strip-prefix {file} {out}" if not kept else f"convert {file} {out} --strip-prefix module.{kept}"
+            found.append((f"ckptool {command}{at}", "to remove 'module.' (DataParallel or DDP)"))
         elif wrappers:
-            out = beside(ckpt.where, "plain")
-            found.append((f"ckptool convert {file} {out} --unwrap{at}", f"to remove {' and '.join(wrappers)}"))
-    devices = Counter(s.location for s in ckpt.storages() if s.location != "cpu")
+            found.append((f"ckptool convert {file} {out} --unwrap{kept}{at}", f"to remove {' and '.join(wrappers)}"))
+    devices = [place for place in dict.fromkeys(s.location for s in ckpt.storages()) if place != "cpu"]
     if devices:
+        command = "convert" if "--extract" in kept else "remap"
         places = ", ".join(printable(place, 20) for place in devices)
         out = beside(ckpt.where, "cpu")
-        found.append((f"ckptool remap {file} {out} --map-location cpu", f"to load it without {places}"))
-    if len(weights) == 1 and weights[0].path:
-        out = beside(ckpt.where, "weights", ".safetensors")
-        found.append(
-            (
-                f"ckptool convert {file} {out} --extract",
-                f"to keep the weights alone, without {'the classes and ' if unsafe else ''}what stands around them",
-            )
-        )
+        found.append((f"ckptool {command} {file} {out} --map-location cpu{kept}", f"to load it without {places}"))
+    if inner:
+        flat = all(isinstance(value, LazyTensor) and value.dtype.safetensors for value in weights[0].values())
+        out = beside(ckpt.where, "weights", ".safetensors" if flat else None)
+        around = f"{'the classes and ' if unsafe else ''}what stands around them"
+        found.append((f"ckptool convert {file} {out} --extract", f"to keep the weights alone, without {around}"))
     return found
