@@ -4,13 +4,21 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest.register_assert_rewrite("contract", "oracle")
+
 # Timing is no property of the code under test; what CI finds must be found again on the next run.
 settings.register_profile(
-    "default", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    "default", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
 settings.register_profile("long", settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "default"))
+
+
+@pytest.fixture(scope="session")
+def torch():
+    """torch, where it is installed. Modules that are all about it begin with importorskip instead."""
+    return pytest.importorskip("torch")
 
 
 @pytest.fixture
@@ -35,11 +43,16 @@ def bytes_read(monkeypatch):
     from ckptool.files import File
 
     taken = []
-    read = File.read
+    read, read_into = File.read, File.read_into
 
     def counted(self, offset, length):
         taken.append(length)
         return read(self, offset, length)
 
+    def counted_into(self, buffer, offset):
+        taken.append(len(buffer))
+        return read_into(self, buffer, offset)
+
     monkeypatch.setattr(File, "read", counted)
+    monkeypatch.setattr(File, "read_into", counted_into)
     return taken

@@ -65,7 +65,7 @@ class _Graph:
         elif type(node) is tuple:
             self.tuple(node)
         elif isinstance(node, Global):
-            self.out.append(("global", node.module.replace("__builtin__", "builtins"), node.name))
+            self.out.append(("global", node.module, node.name))
         elif isinstance(node, type | types.FunctionType | types.BuiltinFunctionType):
             self.out.append(("global", node.__module__, node.__qualname__))
         elif isinstance(node, Storage):
@@ -127,7 +127,7 @@ class _Graph:
         elif isinstance(node, Dict) or type(node) in (dict, OrderedDict):
             if self.is_new(id(node), "dict"):
                 self.dict(node)
-        elif isinstance(node, bytearray) or (isinstance(node, Object) and node.class_name.removeprefix("__builtin__").removeprefix("builtins") == ".bytearray"):
+        elif isinstance(node, bytearray) or (isinstance(node, Object) and node.class_name == "builtins.bytearray"):
             if self.is_new(id(node), "bytearray"):  # a call, before protocol 5
                 self.out.append(("bytearray", bytes(*node.args) if isinstance(node, Object) else bytes(node)))
         elif isinstance(node, Object):
@@ -137,10 +137,11 @@ class _Graph:
             self.instance(node)
 
     def set(self, node):
-        # their order is that of the file in a tree, and of hashes in Python
-        forms = [_Graph(self.storages, False).of(item) for item in (node.items if isinstance(node, Set) else node)]
+        items = node.items if isinstance(node, Set) else list(node)
         frozen = node.frozen if isinstance(node, Set) else isinstance(node, frozenset)
-        self.out.append(("frozenset" if frozen else "set", sorted(forms, key=repr)))
+        self.out.append(("frozenset" if frozen else "set", len(items)))
+        # of what is hashed by its value, the order is that of the file in a tree, and that of hashes in Python
+        self.then(*(sorted(items, key=repr) if all(map(_hashed_by_value, items)) else items))
 
     def dict(self, node):
         if isinstance(node, Dict):
@@ -185,6 +186,10 @@ class _Graph:
 class _Token:
     def __init__(self, value):
         self.value = value
+
+
+def _hashed_by_value(item):
+    return isinstance(item, str | bytes | int) or (type(item) is tuple and all(map(_hashed_by_value, item)))
 
 
 def _torch_kind(value):

@@ -1,0 +1,165 @@
+"""Who may import whom: the picture of the house, read from the source."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import ckptool
+
+PACKAGE = Path(ckptool.__file__).parent
+MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path in PACKAGE.rglob("*.py"))
+
+#: From the ground up. A module imports from lower floors.
+FLOORS = [
+    ["errors"],
+    ["dtypes", "files"],
+    ["tensor", "keys"],
+    ["tree"],
+    ["objects", "locations"],
+    ["checkpoint", "weights"],
+    ["passes", "formats"],
+    ["model", "distributed"],
+    ["transfer", "reports", "train"],
+    ["cli"],
+    ["__init__", "__main__"],
+]
+FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
+
+#: Exceptions (importer, imported), each with its reason.
+ALLOWED = {
+    ("checkpoint", "weights"): "a checkpoint knows where its weights are",
+    ("weights", "checkpoint"): "and they are state dicts",
+    ("formats", "model"): "a dict of torch tensors may be saved as it is",
+    ("passes", "model"): "and have passes applied to it",
+    ("cli", "__init__"): "its version",
+}
+
+#: Third-party package -> the modules that may import it.
+HOMES = {
+    "torch": {"model", "transfer/prove", "distributed", "train"},
+    "safetensors": {"model"},
+    "click": {"cli"},
+    "rich": {"cli", "reports/render"},
+    "yaml": {"keys", "cli", "transfer", "passes"},
+    "fsspec": {"files", "remote"},
+}
+#: Where values are computed; imported inside functions, so that starting costs nothing.
+NUMERIC = {"numpy", "ml_dtypes"}
+
+
+def imports_of(module):
+    """(top-level package or own module, whether it is inside a function, line) for every import of a module."""
+    path = PACKAGE / f"{module}.py"
+    tree = ast.parse(path.read_text())
+    lazy = {
+        id(node) for function in ast.walk(tree) if isinstance(function, ast.FunctionDef) for node in ast.walk(function)
+    }
+    for_types = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in ast.walk(block)
+    }
+    here = ["ckptool", *module.split("/")]
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            base = here[: len(here) - node.level]
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            names = [origin] if node.module else [f"{origin}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module]
+        else:
+            continue
+        for name in names:
+            yield name, id(node) in lazy, node.lineno
+
+
+def room_of(dotted):
+    """The name on the plan: `formats` for `ckptool.formats._zip`, `__init__` for what the package itself holds."""
+    room = dotted.split(".")[1] if "." in dotted else "__init__"
+    return room if room in FLOOR else "__init__"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_is_on_the_plan(module):
+    assert module.split("/")[0] in FLOOR
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down_only(module):
+    own = module.split("/")[0]
+    for name, _, line in imports_of(module):
+        other = room_of(name) if name.split(".")[0] == "ckptool" else own
+        if other != own and (own, other) not in ALLOWED:
+            assert FLOOR[other] < FLOOR[own], f"{module}:{line} imports {name}, which is not below it"
+
+
+def test_every_exception_from_the_plan_is_used():
+    used = {(module.split("/")[0], room_of(name)) for module in MODULES for name, _, _ in imports_of(module)}
+    assert set(ALLOWED) <= used
+
+
+def test_passes_and_formats_do_not_know_each_other():
+    for module in MODULES:
+        own = module.split("/")[0]
+        known = {room_of(name) for name, _, _ in imports_of(module) if name.startswith("ckptool.")}
+        assert not (own == "passes" and "formats" in known)
+        assert not (own == "formats" and "passes" in known)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_package_is_imported_only_where_it_has_its_home(module):
+    for name, _, line in imports_of(module):
+        package = name.split(".")[0]
+        if package in HOMES:
+            homes = HOMES[package]
+            assert any(module == home or module.startswith(f"{home}/") for home in homes), (
+                f"{module}:{line} imports {name}"
+            )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_numpy_is_imported_inside_functions_only(module):
+    for name, lazy, line in imports_of(module):
+        assert lazy or name.split(".")[0] not in NUMERIC, f"{module}:{line} imports {name} for everybody"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_other_package_is_needed(module):
+    known = {*sys.stdlib_module_names, *HOMES, *NUMERIC, "ckptool"}
+    for name, _, line in imports_of(module):
+        assert name.split(".")[0] in known, f"{module}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("name", ["utils", "util", "helpers", "manager", "core", "common", "misc", "base_utils"])
+def test_no_module_is_named_for_being_a_heap(name):
+    assert not [module for module in MODULES if name in module.split("/")]
+
+
+PUBLIC_AND_LIGHT = "import sys, ckptool; names = dir(ckptool); print(*sorted({%s} & set(sys.modules)))"
+
+
+def test_importing_the_package_imports_nothing_heavy(in_new_python):
+    heavy = "'torch', 'numpy', 'ml_dtypes', 'click', 'rich', 'yaml', 'safetensors', 'ckptool.formats', 'ckptool.passes'"
+    assert in_new_python(PUBLIC_AND_LIGHT % heavy) == ""
+
+
+def test_every_public_name_is_where_it_is_said_to_be():
+    needs_torch = {"load", "from_torch", "Inert"}
+    for name in ckptool.__all__:
+        if name not in needs_torch:
+            assert getattr(ckptool, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = ckptool.nonsense
+
+
+def test_public_names_that_need_torch_are_there_with_it(torch):
+    assert callable(ckptool.load)
+    assert callable(ckptool.from_torch)
+    assert ckptool.Inert("a.B").class_name == "a.B"
