@@ -237,12 +237,13 @@ def component_text(component: str | int) -> str:
 
 
 def descend(root: Any, path: str) -> Any:
-    """The node at PATH (see `address`), or ABSENT if there is none."""
+    """The node at PATH (see `address`), or ABSENT if there is none. Of equal keys the last counts, as in Python."""
     node = root
     for text in path.split("/") if path else []:
-        node = next((child for part, child in children(node) if component_text(part) == text), ABSENT)
-        if node is ABSENT:
-            break
+        found = [child for part, child in children(node) if component_text(part) == text]
+        if not found:
+            return ABSENT
+        node = found[-1]
     return node
 
 
