@@ -19,12 +19,10 @@ from ckptool.files import (
     Crc32Of,
     File,
     FileRange,
-    check_target,
     crc32,
-    replacing,
     same_bytes,
-    write_pieces,
 )
+from ckptool.writing import check_target, replacing, write_pieces
 
 #: The sizes at which copying changes its ways: a page, a write, what the kernel copies at once.
 EDGES = [0, 1, 4095, 4096, 4097, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, (1 << 19) + 5000, 9 << 20]

@@ -15,6 +15,7 @@ MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path i
 FLOORS = [
     ["errors"],
     ["dtypes", "files"],
+    ["writing"],
     ["tensor", "keys"],
     ["tree"],
     ["objects", "locations"],

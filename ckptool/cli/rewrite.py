@@ -18,8 +18,9 @@ import click
 from .. import formats, passes
 from ..checkpoint import Checkpoint
 from ..errors import RuleError, Unreadable, printable
-from ..files import check_backup, check_target, shell_quote
+from ..files import shell_quote
 from ..keys import Rename, parse_rules
+from ..writing import check_backup, check_target
 from .options import writing_options
 from .output import print_receipt, progress_bar
 

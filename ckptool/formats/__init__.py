@@ -9,9 +9,10 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, map_storages
 from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, printable
-from ..files import File, FileRange, StrPath, beside, check_target, replacing, same_bytes, shell_quote, write_pieces
+from ..files import File, FileRange, StrPath, beside, same_bytes, shell_quote
 from ..objects import beyond_plain_data
 from ..tensor import Storage
+from ..writing import check_target, replacing, write_pieces
 from . import safetensors, torch_legacy, torch_zip
 from ._foreign import describe
 from .base import Draft, Format

@@ -110,7 +110,7 @@ def describe(ckpt: Checkpoint) -> Inspection:
 
 
 def _state_dict(weights: StateDict) -> StateDictReport:
-    unique = {(t.storage.identity, t.offset, t.shape, t.stride): t.nbytes for t in weights.tensors.values()}
+    unique = {t.identity: t.nbytes for t in weights.tensors.values()}
     return StateDictReport(
         weights.path,
         len(weights),
