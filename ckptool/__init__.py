@@ -24,9 +24,10 @@ _HOMES = {
     **dict.fromkeys(
         ("strip_prefix", "add_prefix", "unwrap", "rename", "select", "drop", "extract", "map_location"), "passes"
     ),
+    **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
-        NoMatch PartialMatch KeyCollision CannotCarry""".split(),
+        NoMatch PartialMatch KeyCollision CannotCarry Doubtful""".split(),
         "errors",
     ),
 }
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         Ambiguous,
         CannotCarry,
         CheckpointError,
+        Doubtful,
         KeyCollision,
         Malformed,
         NoMatch,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     )
     from .formats import FORMATS, Plan, detect, open, plan, save
     from .model import Inert, from_torch, load
+    from .porting import Mapping, load_into, read_mapping, transfer
     from .passes import add_prefix, drop, extract, map_location, rename, select, strip_prefix, unwrap
     from .tensor import LazyTensor, Storage
 
@@ -72,10 +75,12 @@ __all__ = [
     "CannotCarry",
     "Checkpoint",
     "CheckpointError",
+    "Doubtful",
     "Inert",
     "KeyCollision",
     "LazyTensor",
     "Malformed",
+    "Mapping",
     "NoMatch",
     "NotFound",
     "OutputExists",
@@ -94,12 +99,15 @@ __all__ = [
     "extract",
     "from_torch",
     "load",
+    "load_into",
     "map_location",
     "open",
     "plan",
+    "read_mapping",
     "rename",
     "save",
     "select",
     "strip_prefix",
+    "transfer",
     "unwrap",
 ]

@@ -25,9 +25,12 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .checkpoint import Checkpoint
 from .errors import Ambiguous, CannotCarry, NotFound, RuleError, Unreadable, printable
 from .files import shell_quote
+from .model import from_torch, to_torch
 from .signature import Entry, Signature
+from .tensor import LazyTensor
 
 # ------------------------------------------------------------------------------------------ finding the model
 
@@ -298,6 +301,48 @@ def _where_in_user_code(error: BaseException, place: str) -> list[str]:
 # ----------------------------------------------------------------------------------------------- building it
 
 
+def signature_for(model: Any, *, inputs: Any = None, kwargs: Mapping[str, Any] | None = None) -> Signature:
+    """The signature of a module, or of the code that a text names (which is imported and run)."""
+    if _is_model(model):
+        return signature_of(unwrapped(model), inputs=inputs)
+    found = find_model(str(model), kwargs)
+    return signature_of(unwrapped(build(found)), inputs=inputs)
+
+
+def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTensor]:
+    """The values that the model itself gives to KEYS when it is built. This builds it for real."""
+    state = unwrapped(build(source, real=True)).state_dict()
+    tensors = from_torch({key: state[key].detach().contiguous() for key in keys}).state_dict("").tensors
+    return dict(tensors)
+
+
+def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
+    """Copy the tensors of a checkpoint into the parameters and buffers of MODEL that have their names."""
+    own = model.state_dict()
+    with torch.no_grad():
+        for key, tensor in ckpt.state_dict("").tensors.items():
+            to_fill = own[key]
+            if to_fill.is_meta:
+                raise CannotCarry(
+                    f"{printable(key)} is on the meta device and has no memory",
+                    hint="model.to_empty(device='cpu') gives it some",
+                )
+            to_fill.copy_(to_torch(tensor))
+
+
+def read_inputs(inputs: Any) -> Any:
+    """Inputs as they may be given: texts, tensors, or specs; positional or by name."""
+    if inputs is None:
+        return None
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if isinstance(inputs, Mapping):
+        return {k: (parse_inputs([v])[0] if isinstance(v, str) else v) for k, v in inputs.items()}  # type: ignore[index]
+    if all(isinstance(one, str) for one in inputs):
+        return parse_inputs(inputs)
+    return list(inputs)
+
+
 def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:
     """Build the model: on the meta device unless REAL values are wanted or the code cannot be run there."""
     if real or source.instance:
@@ -539,7 +584,7 @@ class _Follower(TorchFunctionMode):
 
     def _learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """What is worth knowing of a result: features and how they are flattened, fused projections, rotary."""
-        if name == "view_as_complex" or name == "polar":
+        if name == "view_as_complex" or name == "polar" or (name == "__getitem__" and _every_second(args)):
             self.rotary = "interleaved"
         if not isinstance(result, torch.Tensor):
             if isinstance(result, tuple | list):
@@ -591,7 +636,7 @@ class _Follower(TorchFunctionMode):
     def _reshaped(self, what: Any, first: Any, result: Any) -> None:
         inner = tuple(result.shape[first.ndim - 1 :])
         if math.prod(inner) == what[1] and len(inner) >= 2:
-            if inner[0] in (2, 3) and inner[-1] not in (2, 3):
+            if len(inner) == 3 and inner[0] in (2, 3):
                 self._layout(what, "block")
             elif len(inner) == 3 and inner[1] in (2, 3):
                 self._layout(what, "heads", inner[0])
@@ -602,6 +647,16 @@ class _Follower(TorchFunctionMode):
         key = what[0]
         if key in self.uses:
             self.uses[key].notes.setdefault("layout", (layout, heads))
+
+
+def _every_second(args: Any) -> bool:
+    """Whether the even or the odd elements of a last dimension are taken, as rotary embeddings of pairs do."""
+    index = args[1] if len(args) > 1 else None
+    last = index[-1] if isinstance(index, tuple) and index else None
+    return (
+        isinstance(last, slice) and last.step == 2 and args[0].ndim in (3, 4) and args[0].is_floating_point()
+        and len(index) in (2, args[0].ndim) and all(i is Ellipsis or i == slice(None) for i in index[:-1])
+    )
 
 
 #: Functions that read a property, and those that give a view whose use is what counts.

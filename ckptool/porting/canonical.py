@@ -144,6 +144,7 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
     if not is_target:
         _turn_by_vote(canon)
     _missing_key_bias(canon)
+    _gated(canon)
     return canon
 
 
@@ -171,6 +172,8 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
         if role == "bias" and leaf not in ("bias",) and not siblings & {"weight", "gamma", "scale", "kernel", "w", "a_2"}:
             return path, "weight"  # a parameter that is alone is no bias of anything
         return head, role
+    if {"q_bias", "v_bias"} <= siblings and leaf in ("q_bias", "k_bias", "v_bias"):
+        return path, "bias"
     suffix = _SUFFIX.match(leaf)
     if suffix:
         return (*head, suffix[1]), "weight" if suffix[2] == "kernel" else suffix[2]
@@ -187,14 +190,14 @@ def _torch_layout(canon: Canon, piece: Piece, leaf: str) -> None:
     rank = len(piece.shape)
     if canon.is_target:
         if piece.entry.notes.get("right") and rank >= 2 and piece.entry.module != "Embedding":
-            _turn(canon, piece)
+            turn(canon, piece)
         return
     if leaf == "depthwise_kernel" and rank == 4:
         _reorder(canon, piece, (2, 3, 0, 1))
     elif leaf in table().inputs_first and rank in _TURNED:
         if piece.role == "weight" and {"recurrent_kernel"} & _leaves_beside(canon, piece):
             piece = _renamed(canon, piece, "weight_ih")
-        _reorder(canon, piece, _TURNED[rank]) if rank != 2 else _turn(canon, piece)
+        _reorder(canon, piece, _TURNED[rank]) if rank != 2 else turn(canon, piece)
     elif leaf == "bias" and {"recurrent_kernel"} & _leaves_beside(canon, piece) and rank == 1:
         _renamed(canon, piece, "bias_ih")
 
@@ -212,7 +215,8 @@ def _renamed(canon: Canon, piece: Piece, role: str) -> Piece:
     return canon.pieces[new.name]
 
 
-def _turn(canon: Canon, piece: Piece) -> None:
+def turn(canon: Canon, piece: Piece) -> None:
+    """Swap the last two dimensions of a piece."""
     shape = (*piece.shape[:-2], piece.shape[-1], piece.shape[-2])
     canon.become(piece, [(replace(piece, shape=shape), ex.transpose)], ex.transpose)
 
@@ -250,20 +254,31 @@ def _turn_by_vote(canon: Canon) -> None:
     for piece in matrices:
         vote = votes.get(_kin(piece)) or everywhere
         if vote[True] > vote[False]:
-            _turn(canon, piece)
+            turn(canon, piece)
 
 
 def _kin(piece: Piece) -> str:
     return re.sub(r"\d+", "", piece.path[-1]) if piece.path else ""
 
 
+_GATED = {"w1": "gate", "w2": "down", "w3": "up"}
+
+
+def _gated(canon: Canon) -> None:
+    """Where w1, w2 and w3 stand together they are gate, down and up of a gated block."""
+    heads = Counter(p.path[:-1] for p in canon.pieces.values() if p.path and p.path[-1] in _GATED and p.role == "weight")
+    for name, piece in list(canon.pieces.items()):
+        if piece.path and piece.path[-1] in _GATED and heads[piece.path[:-1]] == 3:
+            canon.pieces[name] = replace(piece, words=(*piece.words, _GATED[piece.path[-1]]))
+
+
 def _missing_key_bias(canon: Canon) -> None:
     """`q_bias` and `v_bias` beside a fused projection without a bias: its bias, with zeros for the keys."""
     for piece in list(canon.pieces.values()):
-        if piece.role != "bias" or cut(piece.path[-1]) != ("q",) or len(piece.shape) != 1:
+        if piece.role != "bias" or piece.path[-1] != "q_bias" or len(piece.shape) != 1:
             continue
         base = piece.path[:-1]
-        other = canon.pieces.get(".".join((*base, "v")) + "|bias")
+        other = canon.pieces.get(".".join((*base, "v_bias")) + "|bias")
         fused = next(
             (
                 p
@@ -272,7 +287,7 @@ def _missing_key_bias(canon: Canon) -> None:
             ),
             None,
         )
-        if other is None or fused is None or ".".join((*base, "q")) + "|weight" in canon.pieces:
+        if other is None or fused is None:
             continue
         n = piece.shape[0]
         if ".".join(fused.path) + "|bias" in canon.pieces or fused.shape[0] != 3 * n:
@@ -382,6 +397,8 @@ def _split_fused(one: Canon, other: Canon) -> None:
             rows[label][p.shape] += 1
     for weight, kind in fused:
         layout = weight.entry.notes.get("layout", ("", 0)) if one.is_target else ("", 0)
+        if layout == ("maybe heads", len(kind.parts)):
+            layout = ("block", 0)
         whole = theirs[weight.shape] >= own[weight.shape]
         if whole and not _conflicting_layout(one, other, weight, kind):
             continue
@@ -496,8 +513,9 @@ def _unstack(one: Canon, other: Canon) -> None:
         big = [p for p in fitting if len(p.shape) >= 3]
         if not big:
             continue
-        for piece in fitting:
-            _unstacked(one, piece, n)
+        first = min(fitting, key=lambda p: p.order)
+        for place, piece in enumerate(sorted(fitting, key=lambda p: p.order)):
+            _unstacked(one, piece, n, first, place, len(fitting))
 
 
 def _lists(canon: Canon) -> dict[int, set[Shape]]:
@@ -514,7 +532,8 @@ def _lists(canon: Canon) -> dict[int, set[Shape]]:
     return found
 
 
-def _unstacked(canon: Canon, piece: Piece, n: int) -> None:
+def _unstacked(canon: Canon, piece: Piece, n: int, first: Piece, place: int, of: int) -> None:
+    """Take apart one tensor of a list, so that its parts stand layer by layer among those of the others."""
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
     cut_at = len(piece.path) - 1
     for i in range(n):
@@ -522,8 +541,8 @@ def _unstacked(canon: Canon, piece: Piece, n: int) -> None:
             piece,
             path=(*piece.path[:cut_at], str(i), *piece.path[cut_at:]),
             shape=piece.shape[1:],
-            order=piece.order + i * 1e-6,
-            used=None if piece.used is None else piece.used + i * 1e-6,
+            order=first.order + (i * of + place) * 1e-6,
+            used=None if piece.used is None or first.used is None else first.used + (i * of + place) * 1e-6,
         )
         new.append((made, lambda e, i=i: ex.select(e, 0, i)))
     canon.become(piece, new, lambda *e: ex.stack(*e))

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..signature import Signature
 from . import expression as ex
-from .canonical import STATISTICS, Canon, Piece, canonical, part_label, reconcile, squeezed, substituted
+from .canonical import STATISTICS, Canon, Piece, canonical, part_label, reconcile, squeezed, substituted, turn
 from .expression import Expr, Shape
 from .mapping import Entry, Mapping
 from .match import Matching, Unit, _Matcher, _meaningful, _related, _similarity, hard_conflict
@@ -45,26 +45,58 @@ def port(
         lora_scale: factor of low-rank adapters, if the file says it.
     """
     shapes = {key: entry.shape for key, entry in source.entries.items()}
-    if set(shapes) and _identical(source, target):
-        return _as_it_is(source, target, shapes)
     copies = _copies(source, target)
     kept = replace(source, entries={k: e for k, e in source.entries.items() if k not in copies})
     s, t = canonical(kept, is_target=False), canonical(target, is_target=True)
     reconcile(s, t, lora_scale=lora_scale)
+    _turn_bare_matrices(s, t)
     matcher = _Matcher(s, t)
     matching = matcher.run()
     filler = _Filler(s, t, matching, matcher, values, copies)
     return filler.mapping(shapes)
 
 
-def _identical(source: Signature, target: Signature) -> bool:
-    wanted = {k: e.shape for k, e in target.entries.items()}
-    have = {k: e.shape for k, e in source.entries.items()}
-    return wanted == have and False
+def _turn_bare_matrices(source: Canon, target: Canon) -> None:
+    """Matrices that are parameters of their own, not of a linear layer, may stand with the inputs first.
+
+    Nothing in a file says so but how they lie in the order of the model: both ways are laid beside it.
+    """
+    wanted = {squeezed(p.shape) for p in target.pieces.values()}
+    bare = [
+        p
+        for p in source.pieces.values()
+        if p.role == "weight"
+        and len(p.shape) == 2
+        and p.path[-1] == p.entry.key.rpartition(".")[2]
+        and p.shape[0] != p.shape[1]
+        and p.shape[::-1] in wanted
+    ]
+    if not bare:
+        return
+    as_is = _agreement(source, target, set())
+    turned = _agreement(source, target, {p.name for p in bare})
+    if turned == as_is:
+        reason = "whether this matrix stands with its inputs or its outputs first is in the code only"
+        if all(p.shape in wanted for p in bare):
+            for p in bare:
+                source.pieces[p.name] = replace(p, doubts=(*p.doubts, (reason, None)))
+            return
+    if turned >= as_is:
+        for p in bare:
+            turn(source, p)
 
 
-def _as_it_is(source: Signature, target: Signature, shapes: MappingOf[str, Shape]) -> Mapping:
-    raise NotImplementedError
+def _agreement(source: Canon, target: Canon, turned: set[str]) -> int:
+    """How many tensors lie in the same order on both sides if some matrices are TURNED."""
+    from difflib import SequenceMatcher
+
+    a = [
+        (p.role, squeezed(p.shape[::-1] if p.name in turned else p.shape))
+        for p in sorted(source.pieces.values(), key=lambda p: p.order)
+    ]
+    in_use = [p for p in target.pieces.values() if p.used is not None]
+    b = [(p.role, squeezed(p.shape)) for p in sorted(in_use or target.pieces.values(), key=lambda p: (p.used or 0, p.order))]
+    return sum(block.size for block in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks())
 
 
 def _copies(source: Signature, target: Signature) -> dict[str, str]:

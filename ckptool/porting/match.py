@@ -425,7 +425,10 @@ class _Matcher:
         if len(targets) == len(sources) == 1:
             _join_scopes(targets[0], sources[0], "")
             return
-        for labels in (self._parent_label, self._scope_words, self._scope_name):
+        by_words = [
+            (lambda scope, _, g=group: label(g, scope.words)) for group in table().groups if group.hard
+        ]
+        for labels in (self._parent_label, *by_words, self._scope_name):
             parts: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
             for scope in targets:
                 parts[labels(scope, True)][0].append(scope)
@@ -486,10 +489,6 @@ class _Matcher:
             return None
         return id(outer if is_target else outer.partner)
 
-    def _scope_words(self, scope: Scope, is_target: bool) -> Hashable:
-        found = [label(group, scope.words) for group in table().groups if group.hard]
-        return tuple(found) if any(found) else None
-
     def _scope_name(self, scope: Scope, is_target: bool) -> Hashable:
         return scope.path
 
@@ -545,11 +544,38 @@ class _Matcher:
                 return True
             even = [(t, s) for t, s in self._open() if len(t) == len(s)]
             for side, word in ((0, "after"), (1, "before")):
-                if self._split(
-                    f"{word} the same neighbour in {name}", lambda u, x, d=side: near(u, x, d), mode="one", cells=even
-                ):
-                    return True
+                text = f"{word} the same neighbour in {name}"
+                for targets_, sources_ in even:
+                    doubt = ""
+                    if not self._norms_after_weights(targets_, side):
+                        doubt = self._against_order(targets_, sources_, lambda u, x, d=side: near(u, x, d), targets, sources)
+                    if self._split(
+                        text, lambda u, x, d=side: near(u, x, d), mode="one", cells=[(targets_, sources_)], doubt=doubt
+                    ):
+                        return True
         return False
+
+    def _norms_after_weights(self, targets: list[Unit], side: int) -> bool:
+        """Whether these are batch norms and the neighbour is what they normalise: that much order is certain."""
+        return side == 0 and all("running_var" in u.pieces for u in targets)
+
+    def _against_order(
+        self,
+        targets: list[Unit],
+        sources: list[Unit],
+        near: Callable[[Unit, bool], Hashable],
+        order_t: list[Unit],
+        order_s: list[Unit],
+    ) -> str:
+        """A doubt if neighbours pair units that are not at the same place among those that look alike."""
+        place_t = {id(u): i for i, u in enumerate(u for u in order_t if any(u is t for t in targets))}
+        place_s = {id(u): i for i, u in enumerate(u for u in order_s if any(u is s for s in sources))}
+        labels = {near(s, False): s for s in sources}
+        for t in targets:
+            s = labels.get(near(t, True))
+            if near(t, True) is not None and s is not None and place_t.get(id(t)) != place_s.get(id(s)):
+                return "its neighbours and its place in the order do not agree"
+        return ""
 
     def _by_rank(self) -> bool:
         """The same place among those that look alike, in the order of use and storage; last, and only for full cells."""

@@ -1,0 +1,100 @@
+"""A mapping as text that people can check in a minute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..errors import counted, printable
+from ..keys import collapse
+from ..reports.render import count_text
+from .mapping import Entry, Mapping
+from .mapping_file import folded
+
+
+def mapping_text(mapping: Mapping, *, everything: bool = False, width: int = 100) -> str:
+    """What becomes of every key of the target: coverage, doubts first, then the rest, blocks folded.
+
+    Args:
+        mapping: the mapping.
+        everything: one line for each key, with its evidence.
+        width: columns to fill.
+    """
+    return "\n".join(line.rstrip() for line in _lines(mapping, everything, width))
+
+
+def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
+    keys, parameters = mapping.coverage["keys"], mapping.coverage["parameters"]
+    yield (
+        f"{printable(mapping.source, 60) or 'the source'} -> {printable(mapping.target, 60)}: "
+        f"{keys[0]:,} of {counted(keys[1], 'key')}, {count_text(parameters[0])} of {count_text(parameters[1])} parameters"
+    )
+    for note in mapping.notes:
+        yield f"  note: {printable(note)}"
+    guessed, unmapped = mapping.having("guessed"), mapping.having("unmapped")
+    mapped = [e for e in mapping.entries if e.status == "mapped" and e.expr is not None]
+    defaults = [e for e in mapping.entries if e.default]
+    if guessed:
+        yield from _section(f"guessed ({len(guessed):,})", guessed, everything, width, doubts=True)
+    if unmapped:
+        yield ""
+        yield f"  without a source ({len(unmapped):,}); the model's own initial values stay:"
+        yield from _keys_only(unmapped, everything)
+    if mapped:
+        yield from _section(f"mapped ({len(mapped):,})", mapped, everything, width, doubts=False)
+    if defaults:
+        counters = sum(e.target.endswith("num_batches_tracked") for e in defaults)
+        yield ""
+        words = [f"{counted(counters, 'counter')} num_batches_tracked"] if counters else []
+        if len(defaults) > counters:
+            words.append(f"{counted(len(defaults) - counters, 'buffer')} that the model computes itself")
+        yield f"  needs no source: {', '.join(words)}"
+    if mapping.unused:
+        yield ""
+        yield f"  not used, of the source ({len(mapping.unused):,}):"
+        shown = [c.pattern for c in collapse([(key, None) for key in mapping.unused])]
+        yield from (f"    {printable(text, 100)}" for text in (shown if everything else shown[:_FEW]))
+        if len(shown) > _FEW and not everything:
+            yield f"    … and {len(shown) - _FEW:,} more lines (-v lists all)"
+    if mapping.proof is not None:
+        yield ""
+        yield f"  proof: {printable(str(mapping.proof.get('text', '')), 300)}"
+
+
+_FEW = 12
+
+
+def _section(title: str, entries: Sequence[Entry], everything: bool, width: int, *, doubts: bool) -> Iterator[str]:
+    yield ""
+    yield f"  {title}:"
+    rows = []
+    for pattern, made, members in folded(entries) if not everything else [(e.target, str(e.expr), [e]) for e in entries]:
+        rows.append((printable(pattern, 100), printable(made, 200), members))
+    left = min(max((len(r[0]) for r in rows), default=0), max(width // 2 - 4, 20))
+    said = ""
+    for pattern, made, members in rows:
+        first = members[0]
+        if doubts:
+            text = "; ".join(first.doubts)
+            if text != said:
+                yield f"    ({printable(text, 400)})"
+                said = text
+        sizes = {e.shape for e in members}
+        size = "x".join(map(str, next(iter(sizes)))) if len(sizes) == 1 else ""
+        evidence = f"   [{first.evidence}]" if everything and first.evidence else ""
+        yield f"    {pattern:<{left}} <- {made}   {size}{evidence}"
+        if doubts:
+            more = len(first.rivals) - _RIVALS
+            for rival in first.rivals[:_RIVALS]:
+                yield f"    {'':<{left}}  or {printable(str(rival), 200)}"
+            if more > 0:
+                yield f"    {'':<{left}}  or {more:,} others"
+
+
+_RIVALS = 3
+
+
+def _keys_only(entries: Sequence[Entry], everything: bool) -> Iterator[str]:
+    items = [(e.target, e.shape) for e in entries]
+    for found in collapse(items):
+        shape = entries[0].shape if not isinstance(found.signature, tuple) else found.signature
+        yield f"    {printable(found.pattern, 100)}   {'x'.join(map(str, shape))}"
