@@ -79,7 +79,7 @@ def main() -> None:
 def port(folder: Path, meta: dict[str, Any], prove: bool) -> tuple[Any, list[str], list[str], str]:
     """What `ckptool transfer --accept-guesses --partial` gives: tensors, flagged keys, keys left, and a remark."""
     from ckptool.architecture import InputSpec
-    from ckptool.porting.transfer import apply
+    from ckptool.porting.sources import apply
 
     arguments: dict[str, Any] = {}
     source = folder / meta["source_file"]

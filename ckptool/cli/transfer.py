@@ -73,7 +73,7 @@ def transfer(source: str, model: str, **options: Any) -> int:
     from ..architecture import build, find_model, initial_values, parse_inputs, signature_of, unwrapped
     from ..porting.refusal import require_accepted
     from ..porting.report import mapping_text
-    from ..porting.transfer import apply, open_source, require_fit
+    from ..porting.sources import apply, open_source, require_fit
 
     inputs = parse_inputs(options["inputs"])
     _check_options(options)
@@ -142,7 +142,7 @@ def _check_options(options: dict[str, Any]) -> None:
 def _mapping(ckpt: Checkpoint, target: Any, code: Any, options: dict[str, Any]) -> Mapping:
     from ..architecture import build, parse_inputs, signature_of, unwrapped
     from ..porting import mapping_file
-    from ..porting.transfer import by_position, match_signature
+    from ..porting.sources import by_position, match_signature
 
     if options["mapping_file"]:
         read = mapping_file.read(options["mapping_file"])

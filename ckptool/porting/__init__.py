@@ -39,7 +39,7 @@ def transfer(
         CheckpointError: the source cannot be read, the model cannot be built, or nothing fits.
     """
     from ..architecture import read_inputs, signature_for
-    from .transfer import match_signature, require_fit
+    from .sources import match_signature, require_fit
 
     given = read_inputs(inputs)
     target = signature_for(model, inputs=given)
@@ -84,7 +84,7 @@ def load_into(
     """
     from ..architecture import fill, unwrapped
     from .refusal import require_accepted
-    from .transfer import apply
+    from .sources import apply
 
     inner = unwrapped(model)
     found = mapping if mapping is not None else transfer(source, inner, at=at, hints=hints, inputs=inputs)
