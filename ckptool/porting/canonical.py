@@ -117,7 +117,7 @@ def substituted(expr: Expr, values: dict[str, Expr]) -> Expr:
 def canonical(signature: Signature, *, is_target: bool) -> Canon:
     """The common form of one side, as far as it can be had without looking at the other."""
     canon = Canon(signature, is_target)
-    entries = [e for e in signature.entries.values() if e.tied is None or not is_target]
+    entries = [e for e in signature.entries.values() if e.tied is None]
     short = names.unwrap([entry.key for entry in entries])
     tops = {key.split(".")[0] for key in short.values()}
     collections = table().collections if tops <= table().collections else frozenset()
@@ -309,8 +309,9 @@ def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) 
     _merge_lora(source, lora_scale)
     for one, other in ((source, target), (target, source)):
         _merge_norms(one, other)
+    both = _fused_shapes(source) & _fused_shapes(target)
     for one, other in ((source, target), (target, source)):
-        _split_fused(one, other)
+        _split_fused(one, other, both)
     for one, other in ((source, target), (target, source)):
         _unstack(one, other)
     _general_dense(source, target)
@@ -374,6 +375,13 @@ def _fused_kind(piece: Piece) -> Fused | None:
     return table().fused.get(words) or table().fused.get(words[-2:]) or table().fused.get(words[-1:])
 
 
+def fused_by_name(key: str) -> bool:
+    """Whether the name of a key says that it is several projections in one."""
+    path, _ = role_of(tuple(key.split(".")), set())
+    words = tuple(word for word in cut(path[-1]) if not word.isdigit()) if path else ()
+    return any(phrase in table().fused for phrase in (words, words[-2:], words[-1:]))
+
+
 def part_label(path: Sequence[str]) -> str | None:
     """Which part of a fused projection a module is by its name: q, k, v, gate, up, or None."""
     words = tuple(word for word in cut(path[-1]) if not word.isdigit()) if path else ()
@@ -383,8 +391,12 @@ def part_label(path: Sequence[str]) -> str | None:
     return None
 
 
-def _split_fused(one: Canon, other: Canon) -> None:
-    """Take fused projections apart, unless the other side has as many that look the same."""
+def _fused_shapes(canon: Canon) -> set[Shape]:
+    return {p.shape for p in canon.pieces.values() if p.role == "weight" and _fused_kind(p)}
+
+
+def _split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
+    """Take fused projections apart, unless the other side has them fused, too: BOTH are shapes that both have."""
     fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := _fused_kind(p))]
     if not fused:
         return
@@ -399,7 +411,8 @@ def _split_fused(one: Canon, other: Canon) -> None:
         layout = weight.entry.notes.get("layout", ("", 0)) if one.is_target else ("", 0)
         if layout == ("maybe heads", len(kind.parts)):
             layout = ("block", 0)
-        whole = theirs[weight.shape] >= own[weight.shape]
+        apart = any(rows[label][(size, *weight.shape[1:])] for label in kind.parts for size in _part_sizes(weight, kind, rows) or ())
+        whole = weight.shape in both or theirs[weight.shape] >= (own[weight.shape] if apart else 1)
         if whole and not _conflicting_layout(one, other, weight, kind):
             continue
         sizes = _part_sizes(weight, kind, rows)

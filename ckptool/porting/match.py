@@ -60,6 +60,10 @@ class Unit:
         return next((self.pieces[role] for role in _MAIN if role in self.pieces), next(iter(self.pieces.values())))
 
 
+#: Similarity of names above which they count as related.
+_SOME = 0.15
+#: An order of which less than this share agrees says little on its own.
+_LITTLE = 0.6
 _MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "running_mean", "weight_hh", "bias")
 
 
@@ -73,6 +77,8 @@ class Scope:
     cell: Hashable = None
     partner: Scope | None = None
     doubts: list[str] = field(default_factory=list)
+    whole: bool = False
+    all: bool = True
 
     @property
     def order(self) -> float:
@@ -151,6 +157,7 @@ class _Matcher:
             unit.cell = colours.setdefault(unit.colour, len(colours))
         self._cells = len(colours)
         self.pair_of: dict[int, tuple[Unit, Unit]] = {}
+        self._credits: dict[str, float] = {}
         self._scopes()
 
     # -- the loop
@@ -204,6 +211,7 @@ class _Matcher:
         mode: str = "some",
         cells: Iterable[tuple[list[Unit], list[Unit]]] | None = None,
         doubt: str = "",
+        doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], str] | None = None,
     ) -> bool:
         """Split cells by a label. "all": only where every label balances; "some": those that do; "one": single pairs."""
         changed = False
@@ -225,13 +233,21 @@ class _Matcher:
                 if len(t) == len(targets) and len(s) == len(sources):
                     continue
                 self._cells += 1
+                said = doubt
+                if doubt_of is not None and len(t) == 1:
+                    said = said or doubt_of(t[0], s[0], targets, sources)
                 for unit in (*t, *s):
                     unit.cell = self._cells
                     unit.evidence.append(name)
-                    if doubt:
-                        unit.doubts.append(doubt)
-                if doubt and len(t) == 1:
-                    t[0].rivals = [u for u in sources if u is not s[0]][:8]
+                    if said:
+                        unit.doubts.append(said)
+                if said:
+                    for unit in t:
+                        unit.rivals = [u for u in sources if u is not s[0]][:8]
+                    for unit in (*targets, *sources):  # who is left over is so because of a guess
+                        if unit.cell != self._cells and said not in unit.doubts:
+                            unit.doubts.append(said)
+                            unit.rivals = unit.rivals or list(s)
                 changed = True
         if changed:
             self._settle()
@@ -297,7 +313,7 @@ class _Matcher:
             full = own == theirs == ()
             if rivals and not full:
                 continue
-            if share >= wanted and clash <= max(2, 0.1 * len(agreed)) and (len(agreed) > 1 or share == 1 or full):
+            if share >= wanted and clash <= max(2, 0.1 * len(agreed)) and (len(agreed) > 1 or full):
                 return own, theirs, agreed
             if full and not plain:
                 return own, theirs, agreed
@@ -327,10 +343,12 @@ class _Matcher:
             for a, b in votes.items()
             if len(b) == 1 and len(back[next(iter(b))]) == 1 and any("{}" in part for part in a)  # type: ignore[union-attr]
         }
+        doubtful = {_template(t.path): t.doubts[0] for t, _ in self.pair_of.values() if t.doubts}
         return self._split(
             "other blocks",
             lambda u, is_target: certain.get(_template(u.path)) if is_target else
             (_template(u.path) if _template(u.path) in back and len(back[_template(u.path)]) == 1 else None),
+            doubt_of=lambda t, s, ts, ss: doubtful.get(_template(t.path), ""),
         )
 
     def _by_roles(self) -> bool:
@@ -397,7 +415,8 @@ class _Matcher:
                 if path and inside.get(path[:-1]) and len(inside[path[:-1]]) == len(members):
                     continue  # the same as the one around it
                 if len(members) > 1 or not path:
-                    found.append(Scope(path, members, words_of(path)))
+                    every = len(members) == len(units) if not path else True
+                    found.append(Scope(path, members, words_of(path), all=every))
             self.scopes[is_target] = found
         self._inner: dict[int, list[Scope]] = defaultdict(list)
         for scopes in self.scopes.values():
@@ -420,6 +439,10 @@ class _Matcher:
             for targets, sources in classes.values():
                 if targets and sources:
                     self._pair_class(targets, sources)
+                    for scope in (*targets, *sources):
+                        scope.whole = (
+                            scope.partner is not None and not only_balanced and scope.all and scope.partner.all
+                        )
 
     def _pair_class(self, targets: list[Scope], sources: list[Scope]) -> None:
         if len(targets) == len(sources) == 1:
@@ -455,20 +478,22 @@ class _Matcher:
             votes.append([by_number[numbered[id(t)]] for t in targets])
         stored = sorted(sources, key=lambda s: s.order) if self.ordered else None
         if stored is not None:
-            if self.traced and all(t.used is not None for t in targets):
-                used = sorted(targets, key=lambda t: t.used or 0.0)
-                votes.append([stored[used.index(t)] for t in targets])
-            registered = sorted(targets, key=lambda t: t.order)
-            votes.append([stored[registered.index(t)] for t in targets])
+            for name, _, _ in self._sequences():
+                if name == "registration order":
+                    own = sorted(targets, key=lambda t: t.order)
+                elif name == "execution order" and all(t.used is not None for t in targets):
+                    own = sorted(targets, key=lambda t: t.used or 0.0)
+                else:
+                    continue
+                votes.append([stored[own.index(t)] for t in targets])
         if not votes:
             return
-        same_numbers = numbered is not None and _same_numbers(targets, sources)
         chosen = votes[0]
-        agree = all(vote == chosen for vote in votes)
-        if not agree and len(votes) == 3 and (same_numbers or votes[0] == votes[1] or votes[0] == votes[2]):
-            agree = votes[0] == votes[1] or same_numbers
-        if not agree and numbered is None and len(votes) == 2:
-            chosen = votes[0]
+        agree = all(vote == chosen for vote in votes) or (len(votes) == 3 and votes[0] in votes[1:])
+        if not agree and numbered is not None and _same_numbers(targets, sources):
+            agree = True
+        if not agree:
+            agree = sum(not _names_speak_for(t, s, targets, sources) for t, s in zip(targets, chosen, strict=True)) <= 1
         doubt = "" if agree else "equal parts of the model come in another order than they are registered or numbered"
         for t, s in zip(targets, chosen, strict=True):
             _join_scopes(t, s, doubt)
@@ -520,7 +545,30 @@ class _Matcher:
             if self.traced:
                 found.append(("execution order", _in_use(self.targets), stored))
             found.append(("registration order", sorted(self.targets, key=lambda u: u.order), stored))
-        return found
+        return sorted(found, key=lambda one: -self._credit(*one))
+
+    def _credit(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
+        """How well two orders agree as far as shapes tell: the share of neighbours that look alike on both sides."""
+        if name not in self._credits:
+            a, b = (Counter(zip(c, c[1:], strict=False)) for c in ([u.colour for u in targets], [u.colour for u in sources]))
+            self._credits[name] = sum((a & b).values()) / max(min(sum(a.values()), sum(b.values())), 1)
+        return self._credits[name]
+
+    def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> str:
+        """A doubt if a credible order gives t and s different places among those that look alike."""
+        if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
+            return ""
+        inside_t, inside_s = set(map(id, targets)), set(map(id, sources))
+        if self._corroborated(t, s, targets, sources):
+            return ""
+        if max((self._credits[name] for name, _, _ in self._sequences()), default=1.0) < _LITTLE:
+            return "the two sides are stored and used in different orders"
+        for name, ts, ss in self._sequences():
+            place_t = next((i for i, u in enumerate(u for u in ts if id(u) in inside_t) if u is t), None)
+            place_s = next((i for i, u in enumerate(u for u in ss if id(u) in inside_s) if u is s), None)
+            if place_t is not None and place_s is not None and place_t != place_s:
+                return f"the {name} speaks for another"
+        return ""
 
     def _by_neighbours(self) -> bool:
         """What comes directly before and after it, where those are decided."""
@@ -540,53 +588,40 @@ class _Matcher:
                 a, b = near(u, is_target, 0), near(u, is_target, 1)
                 return None if a is None or b is None else (a, b)
 
-            if self._split(f"between the same neighbours in {name}", both, mode="one"):
+            if self._split(f"between the same neighbours in {name}", both, mode="one", doubt_of=self._against):
                 return True
             even = [(t, s) for t, s in self._open() if len(t) == len(s)]
             for side, word in ((0, "after"), (1, "before")):
-                text = f"{word} the same neighbour in {name}"
-                for targets_, sources_ in even:
-                    doubt = ""
-                    if not self._norms_after_weights(targets_, side):
-                        doubt = self._against_order(targets_, sources_, lambda u, x, d=side: near(u, x, d), targets, sources)
-                    if self._split(
-                        text, lambda u, x, d=side: near(u, x, d), mode="one", cells=[(targets_, sources_)], doubt=doubt
-                    ):
-                        return True
+                if self._split(
+                    f"{word} the same neighbour in {name}",
+                    lambda u, x, d=side: near(u, x, d),
+                    mode="one",
+                    cells=even,
+                    doubt_of=self._against,
+                ):
+                    return True
         return False
 
-    def _norms_after_weights(self, targets: list[Unit], side: int) -> bool:
-        """Whether these are batch norms and the neighbour is what they normalise: that much order is certain."""
-        return side == 0 and all("running_var" in u.pieces for u in targets)
-
-    def _against_order(
-        self,
-        targets: list[Unit],
-        sources: list[Unit],
-        near: Callable[[Unit, bool], Hashable],
-        order_t: list[Unit],
-        order_s: list[Unit],
-    ) -> str:
-        """A doubt if neighbours pair units that are not at the same place among those that look alike."""
-        place_t = {id(u): i for i, u in enumerate(u for u in order_t if any(u is t for t in targets))}
-        place_s = {id(u): i for i, u in enumerate(u for u in order_s if any(u is s for s in sources))}
-        labels = {near(s, False): s for s in sources}
-        for t in targets:
-            s = labels.get(near(t, True))
-            if near(t, True) is not None and s is not None and place_t.get(id(t)) != place_s.get(id(s)):
-                return "its neighbours and its place in the order do not agree"
-        return ""
+    def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
+        """Whether names or numbers speak for this pair and no other of the cell, too."""
+        own = _similarity(t, s)
+        if own > max((_similarity(t, other) for other in sources if other is not s), default=0.0) and own > max(
+            (_similarity(other, s) for other in targets if other is not t), default=0.0
+        ):
+            return True
+        ranks = _number_ranks(targets, sources)
+        if ranks is not None and len(set(ranks.values())) == len(targets):
+            return ranks[id(t)] == ranks[id(s)]
+        same = [u for u in (*targets, *sources) if u.numbers == t.numbers]
+        return bool(t.numbers) and len(same) == 2 and s.numbers == t.numbers
 
     def _by_rank(self) -> bool:
         """The same place among those that look alike, in the order of use and storage; last, and only for full cells."""
-        sequences = self._sequences()
-        cells = sorted(
-            ((t, s) for t, s in self._open() if len(t) == len(s)), key=lambda c: len(c[0])
-        )
+        cells = sorted(((t, s) for t, s in self._open() if len(t) == len(s)), key=lambda c: len(c[0]))
         for targets, sources in cells:
+            inside_t, inside_s = set(map(id, targets)), set(map(id, sources))
             votes = []
-            for name, ts, ss in sequences:
-                inside_t, inside_s = set(map(id, targets)), set(map(id, sources))
+            for name, ts, ss in self._sequences():
                 rank_t = {id(u): i for i, u in enumerate(u for u in ts if id(u) in inside_t)}
                 rank_s = {id(u): i for i, u in enumerate(u for u in ss if id(u) in inside_s)}
                 if len(rank_t) == len(rank_s) == len(targets):
@@ -598,13 +633,18 @@ class _Matcher:
                 continue
             name, ranks = votes[0]
             first = _pairing(targets, sources, ranks)
-            against = [n for n, r in votes[1:] if _pairing(targets, sources, r) != first]
-            supporters = len(votes) - len(against)
+            other = {n: _pairing(targets, sources, r) for n, r in votes[1:]}
+            against = [n for n, pairing in other.items() if pairing != first]
             doubt = ""
-            if against and not (name.startswith("execution") and any(n == "numbers" for n, _ in votes) and "numbers" not in against):
+            pairs = [(t, next(s for s in sources if id(s) == i)) for t, i in zip(targets, first, strict=True)]
+            if sum(not self._corroborated(t, s, targets, sources) for t, s in pairs) <= 1:
+                against = []
+            if not against and name != "numbers" and self._credits[name] < _LITTLE and other.get("numbers") != first:
+                doubt = self._against(*pairs[0], targets, sources)
+            if against and other.get("numbers") != first:
                 doubt = f"{name} and {against[0]} do not agree"
-            elif supporters < 1:
-                doubt = "nothing but their order tells them apart"
+            elif name == "numbers" and not self.ordered and not _same_numbers(targets, sources):
+                doubt = "nothing but numbers tells them apart"
             if self._split(name, lambda u, _, r=ranks: r[id(u)], mode="all", cells=[(targets, sources)], doubt=doubt):
                 return True
         return False
@@ -627,12 +667,18 @@ class _Matcher:
                     s = following.get(id(self.pair_of[b.cell][1]))
                 if s is None or s.cell != t.cell or s.cell in self.pair_of:
                     continue
+                if isinstance(b, Unit) and self.pair_of[b.cell][1].path[:-1] != s.path[:-1]:
+                    continue  # the list that it would go on is at its end
+                goes_on = isinstance(b, Unit) and _series(b) == _series(t)
+                named = _similarity(t, s) > _SOME or _related(t, s)
+                doubt = "" if goes_on or named else "it only follows the one before it"
                 cell = next((c for c in self._open() if any(u is t for u in c[0])), None)
                 if cell is not None and self._split(
                     f"follows the one before it in {name}",
                     lambda u, _, a=t, b=s: 1 if u is a or u is b else None,
                     mode="one",
                     cells=[cell],
+                    doubt=doubt,
                 ):
                     return True
         return False
@@ -663,17 +709,18 @@ class _Matcher:
 
     def _supported(self, t: Unit, s: Unit, share: float) -> bool:
         """The last gate: a pair that only its shape made needs a name, a scope or neighbours that agree."""
-        strong = [e for e in t.evidence if e in ("name", "similar names", "other blocks") or e.startswith("between")]
+        strong = [e for e in t.evidence if e in ("name", "similar names", "other blocks") or e.startswith(("between", "follows"))]
         if strong:
             return True
         if self._hard_conflict(t, s):
             return False
-        if self._same_scope(t, s) or _similarity(t, s) > 0.15 or _related(t, s):
+        if self._same_scope(t, s) or _similarity(t, s) > _SOME or _related(t, s):
             return True
         return any(self._fits_between(t, s, ts, ss) for _, ts, ss in self._sequences())
 
     def _same_scope(self, t: Unit, s: Unit) -> bool:
-        partners = {id(scope.partner) for scope in self._inner.get(id(t), ()) if scope.partner is not None}
+        """Whether both are in a pair of scopes of which the whole content matched."""
+        partners = {id(scope.partner) for scope in self._inner.get(id(t), ()) if scope.partner is not None and scope.whole}
         return any(id(scope) in partners for scope in self._inner.get(id(s), ()))
 
     def _fits_between(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
@@ -691,6 +738,7 @@ class _Matcher:
         return hard_conflict(t.words, s.words)
 
     def _contradictions(self, pairs: list[tuple[Unit, Unit]]) -> None:
+        self._unusual_attention(pairs)
         for t, s in pairs:
             conflict = self._hard_conflict(t, s)
             if conflict and "name" not in t.evidence:
@@ -698,6 +746,22 @@ class _Matcher:
             for scope in self._inner.get(id(t), ()):
                 if scope.doubts and any(p is scope.partner for p in self._inner.get(id(s), ())):
                     t.doubts += [d for d in scope.doubts if d not in t.doubts]
+
+
+    def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
+        """Queries, keys, values and output by the names of one side that the other does not use in that order."""
+        group = next(g for g in table().groups if g.name == "attention")
+        blocks: dict[tuple[str, ...], list[tuple[str, Unit, Unit]]] = defaultdict(list)
+        for t, s in pairs:
+            own, theirs = label(group, t.words), label(group, s.words)
+            if (own is None) != (theirs is None) and "name" not in t.evidence:
+                blocks[t.path[:-1]].append((own or theirs or "", t, s))
+        for members in blocks.values():
+            members.sort(key=lambda m: m[1].used if m[1].used is not None else m[1].order)
+            said = [name for name, _, _ in members]
+            if len(said) > 1 and said != sorted(said, key="qkvo".index):
+                for name, t, _ in members:
+                    t.doubts.append(f"{name} is not where queries, keys and values are computed as a rule")
 
 
 def hard_conflict(a: Sequence[str], b: Sequence[str]) -> str | None:
@@ -708,6 +772,21 @@ def hard_conflict(a: Sequence[str], b: Sequence[str]) -> str | None:
             if one and other and one != other:
                 return f"the names speak of different things: {one} and {other}"
     return None
+
+
+def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
+    """Whether two scopes have more words in common than either has with another."""
+    own = _shared_words(t, s)
+    return own > max((_shared_words(t, o) for o in sources if o is not s), default=0) and own > max(
+        (_shared_words(o, s) for o in targets if o is not t), default=0
+    )
+
+
+def _shared_words(t: Scope, s: Scope) -> int:
+    said = [
+        g.name for g in table().groups if (one := label(g, t.words)) is not None and one == label(g, s.words)
+    ]
+    return len(set(t.words) & set(s.words) - table().empty) + len(said)
 
 
 def _join_scopes(target: Scope, source: Scope, doubt: str) -> None:
@@ -745,6 +824,11 @@ def _natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
 
 def _template(path: Sequence[str]) -> tuple[str, ...]:
     return tuple("{}" if component.isdigit() else component for component in path)
+
+
+def _series(unit: Unit) -> tuple[str, ...]:
+    """What a path has in common with those of the same list: everything but its numbers."""
+    return tuple(re.sub(r"\d+", "", component) for component in unit.path)
 
 
 def _in_use(units: list[Unit]) -> list[Unit]:

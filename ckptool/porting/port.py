@@ -114,6 +114,8 @@ def _copies(source: Signature, target: Signature) -> dict[str, str]:
     for prefix, inner in below.items():
         if len(inner) >= 4 and not prefix[-1].isdigit():
             groups[(len(prefix), prefix[:-1], frozenset(inner.items()))].append(prefix)
+    size: dict[tuple[str, ...], int] = {prefix: len(inner) for prefix, inner in below.items()}
+    size[()] = len(source.entries)
     wanted: dict[Shape, int] = defaultdict(int)
     for entry in target.entries.values():
         wanted[entry.shape] += 1
@@ -123,6 +125,8 @@ def _copies(source: Signature, target: Signature) -> dict[str, str]:
     found: dict[str, str] = {}
     for (_, _, inner), prefixes in sorted(groups.items(), key=lambda g: -len(g[0][2])):
         if len(prefixes) < 2 or any(".".join(p) in found for p in prefixes):
+            continue
+        if len(prefixes) * len(inner) < 0.7 * size[prefixes[0][:-1]] or len(target.entries) > 1.5 * len(inner):
             continue
         big = [shape for _, shape in inner if len(shape) >= 2]
         if not big or any(wanted[shape] >= have[shape] for shape in big):
@@ -180,6 +184,7 @@ class _Filler:
             self._guess(targets, sources)
         self._fold_norms()
         self._near_misses()
+        self._tied_sources()
         self._tied_heads()
         self._rotary()
         self._flatten()
@@ -334,6 +339,20 @@ class _Filler:
             return True
         return any(self.matcher._fits_between(t, s, ts, ss) for _, ts, ss in self.matcher._sequences())
 
+    def _tied_sources(self) -> None:
+        """Keys of the source that are the same tensor as another, for what the model holds apart."""
+        tied = [e for e in self.source.signature.entries.values() if e.tied is not None]
+        for t in self.matching.free_targets if tied else ():
+            hole = t.main.name
+            if hole in self.holes:
+                continue
+            wanted = t.main.entry.key.split(".")
+            near = [e for e in tied if e.shape == t.main.shape and e.key.split(".")[-2:] == wanted[-2:]]
+            exact = [e for e in near if e.key == t.main.entry.key] or near
+            if len(exact) == 1:
+                self.holes[hole] = _Filled(ex.of(exact[0].key), f"name; tied to {exact[0].tied} in the source")
+                self.unit_of[hole] = (t, t)
+
     def _tied_heads(self) -> None:
         """An output layer that the source does not have, of the sizes of its word embedding: tied, most likely."""
         tokens = [
@@ -349,9 +368,9 @@ class _Filler:
                 continue
             for own, s in tokens:
                 if own.main.shape == t.main.shape and t.main.entry.how != "embedding":
-                    self.holes[hole] = _Filled(
-                        s.main.expr, "tied to the embedding", ["the source has no such layer; its word embedding is put here"]
-                    )
+                    tied = any(e.tied == s.main.entry.key for e in self.source.signature.entries.values())
+                    doubts = [] if tied else ["the source has no such layer; its word embedding is put here"]
+                    self.holes[hole] = _Filled(s.main.expr, "tied to the embedding", doubts)
                     self.unit_of[hole] = (t, s)
                     break
 
