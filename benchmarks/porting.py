@@ -201,15 +201,22 @@ def _pair_line(row: dict[str, Any]) -> str:
     right = f"{row['right']}/{row['n_truth']}"
     keys = ", ".join([*row["wrong_keys"][:2], *row["missed_keys"][:2]])
     hint = "needs a hint" if row["hint"] else ""
-    flags = f"{row['flagged_right'] + row['flagged_wrong']} flagged" if row["flagged_right"] + row["flagged_wrong"] else ""
+    flags = (
+        f"{row['flagged_right'] + row['flagged_wrong']} flagged" if row["flagged_right"] + row["flagged_wrong"] else ""
+    )
     return f"{row['outcome']:<8} {row['cls']}  {row['name']:<34} {right:>9} {row['seconds']:6.2f} s  {hint:<13}{flags:<12}{keys} {row['remark'][:90]}".rstrip()
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """Right and silently wrong pairs of each method by class of difficulty."""
     classes = sorted({row["cls"] for row in next(iter(results.values()))})
-    head = f"{'right / silently wrong':<26}" + "".join(f"{_CLASSES.get(c, str(c)):>28}" for c in classes) + f"{'all':>14}"
-    lines = [head, f"{'pairs':<26}" + "".join(f"{sum(r['cls'] == c for r in next(iter(results.values()))):>28}" for c in classes)]
+    head = (
+        f"{'right / silently wrong':<26}" + "".join(f"{_CLASSES.get(c, str(c)):>28}" for c in classes) + f"{'all':>14}"
+    )
+    lines = [
+        head,
+        f"{'pairs':<26}" + "".join(f"{sum(r['cls'] == c for r in next(iter(results.values()))):>28}" for c in classes),
+    ]
     lines[-1] += f"{len(next(iter(results.values()))):>14}"
     for name, rows in results.items():
         cells = []
@@ -234,7 +241,11 @@ def summary(rows: list[dict[str, Any]]) -> str:
         [
             "",
             f"decidable pairs fully right: {len(right)} of {len(decidable)}"
-            + (f"; not: {', '.join(r['name'] for r in decidable if r['outcome'] != 'right')}" if len(right) < len(decidable) else ""),
+            + (
+                f"; not: {', '.join(r['name'] for r in decidable if r['outcome'] != 'right')}"
+                if len(right) < len(decidable)
+                else ""
+            ),
             f"silently wrong: {len(wrong)}" + (f": {', '.join(r['name'] for r in wrong)}" if wrong else ""),
             f"right, but flagged without need: {len(needless)} of {len(right)}"
             + (f": {', '.join(r['name'] for r in needless)}" if needless else ""),

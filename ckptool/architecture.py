@@ -157,11 +157,7 @@ def _choices(module: Any) -> dict[str, Any]:
     for name, value in own.items():
         if (
             _is_model(value)
-            or (
-                isinstance(value, type)
-                and issubclass(value, torch.nn.Module)
-                and value.__module__ == module.__name__
-            )
+            or (isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == module.__name__)
             or (inspect.isfunction(value) and value.__module__ == module.__name__ and _makes_a_model(name, value))
         ):
             found[name] = value
@@ -563,7 +559,9 @@ class _Follower(TorchFunctionMode):
         self._alive.append(result)
         if name in _VIEWS and args and id(args[0]) in self._keys and isinstance(result, torch.Tensor):
             self._keys.setdefault(id(result), self._keys[id(args[0])])
-            if (name in ("t", "transpose") or (name == "permute" and result.ndim == 2)) != (id(args[0]) in self._turned):
+            if (name in ("t", "transpose") or (name == "permute" and result.ndim == 2)) != (
+                id(args[0]) in self._turned
+            ):
                 self._turned.add(id(result))
         self._learn(name, args, kwargs, result)
         return result
@@ -654,14 +652,20 @@ def _every_second(args: Any) -> bool:
     index = args[1] if len(args) > 1 else None
     last = index[-1] if isinstance(index, tuple) and index else None
     return (
-        isinstance(last, slice) and last.step == 2 and args[0].ndim in (3, 4) and args[0].is_floating_point()
-        and len(index) in (2, args[0].ndim) and all(i is Ellipsis or i == slice(None) for i in index[:-1])
+        isinstance(last, slice)
+        and last.step == 2
+        and args[0].ndim in (3, 4)
+        and args[0].is_floating_point()
+        and len(index) in (2, args[0].ndim)
+        and all(i is Ellipsis or i == slice(None) for i in index[:-1])
     )
 
 
 #: Functions that read a property, and those that give a view whose use is what counts.
 _LOOKS = frozenset("__get__ size dim numel stride __len__ is_floating_point is_complex data_ptr type_as".split())
-_VIEWS = frozenset("t T mT transpose permute view reshape unsqueeze squeeze detach contiguous to expand expand_as".split())
+_VIEWS = frozenset(
+    "t T mT transpose permute view reshape unsqueeze squeeze detach contiguous to expand expand_as".split()
+)
 
 
 _PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm".split())
@@ -707,9 +711,7 @@ def parse_inputs(texts: Sequence[str]) -> list[InputSpec] | dict[str, InputSpec]
     for text in texts:
         found = _SPEC.match(text.strip())
         if found is None or not hasattr(torch, found[2]) or not isinstance(getattr(torch, found[2]), torch.dtype):
-            raise RuleError(
-                f"{printable(text)!r} is no input", where="--input", hint="--input 'float32[2,3,64,64]'"
-            )
+            raise RuleError(f"{printable(text)!r} is no input", where="--input", hint="--input 'float32[2,3,64,64]'")
         spec = InputSpec(found[2], tuple(int(n) for n in found[3].split(",") if n.strip()), int(found[4] or 0))
         if found[1]:
             named[found[1]] = spec
@@ -755,17 +757,26 @@ def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
     except (TypeError, ValueError):
         return
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if needed:
+        yield from _combined(model, [p.name for p in needed], by_name=False)
+        return
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if not names:
+        yield []
+        return
     main = getattr(model, "main_input_name", None)
-    by_name: list[str] = []
-    if not needed:
-        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        by_name = [main] if isinstance(main, str) and main in names else []
-        both = [n for n in ("input_ids", "pixel_values") if n in names]
-        by_name = both if len(both) == 2 else by_name or both or names[:1]
-        if not by_name:
-            yield []
-            return
-    wanted = by_name or [p.name for p in needed]
+    first = main if isinstance(main, str) and main in names else names[0]
+    tokens = next((n for n in names if n in ("input_ids", "text", "tokens", "ids")), None)
+    pictures = next((n for n in names if n in ("pixel_values", "image", "images", "img")), None)
+    if tokens and pictures:
+        yield from _combined(model, [n for n in names if n in (tokens, pictures)], by_name=True)
+    if "decoder_input_ids" in names:
+        yield from _combined(model, [first, "decoder_input_ids"], by_name=True)
+    yield from _combined(model, [first], by_name=True)
+
+
+def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> Iterator[Any]:
+    """Inputs for the arguments WANTED, the likeliest combinations first."""
     options = [list(_inputs_for(model, name, len(wanted))) for name in wanted]
     if len(wanted) == 1:
         combined: Iterator[tuple[InputSpec, ...]] = ((one,) for one in options[0])
@@ -776,7 +787,7 @@ def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
     else:
         combined = itertools.islice(itertools.product(*(o[:10] for o in options)), 100)
     for specs in combined:
-        yield dict(zip(by_name, specs, strict=True)) if by_name else list(specs)
+        yield dict(zip(wanted, specs, strict=True)) if by_name else list(specs)
 
 
 def _inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
@@ -787,16 +798,16 @@ def _inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[Input
             embeddings.append(module.num_embeddings)
         elif isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d):
             convolutions.append((module.weight.ndim - 2, module.in_channels))
-        elif isinstance(
-            module, torch.nn.ConvTranspose1d | torch.nn.ConvTranspose2d | torch.nn.ConvTranspose3d
-        ):
+        elif isinstance(module, torch.nn.ConvTranspose1d | torch.nn.ConvTranspose2d | torch.nn.ConvTranspose3d):
             convolutions.append((module.weight.ndim - 2, -module.in_channels))
         elif isinstance(module, torch.nn.Linear):
             vectors.append(module.in_features)
         elif isinstance(module, torch.nn.RNNBase | torch.nn.RNNCellBase):
             vectors.insert(0, module.input_size)
     high = min(embeddings, default=0)
-    tokens = [InputSpec("int64", (2, n), min(high, 1 << 30)) for n in (12, 8, 16, 4, 77, 32, 64, 10)] if embeddings else []
+    tokens = (
+        [InputSpec("int64", (2, n), min(high, 1 << 30)) for n in (12, 8, 16, 4, 77, 32, 64, 10)] if embeddings else []
+    )
     first = dict.fromkeys(convolutions)
     low = sorted(first, key=lambda c: (abs(c[1]) not in (1, 3, 4), list(first).index(c)))
     pictures = []

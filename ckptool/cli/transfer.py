@@ -35,24 +35,49 @@ _ALL = "*"
 @click.option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`).")
 @click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory.")
 @click.option(
-    "--accept-guesses", is_flag=False, flag_value=_ALL, multiple=True, metavar="[PATTERN]", help="Accept guesses: all, or those that match."
+    "--accept-guesses",
+    is_flag=False,
+    flag_value=_ALL,
+    multiple=True,
+    metavar="[PATTERN]",
+    help="Accept guesses: all, or those that match.",
 )
 @click.option(
-    "--partial", is_flag=False, flag_value=_ALL, multiple=True, metavar="[PATTERN]",
+    "--partial",
+    is_flag=False,
+    flag_value=_ALL,
+    multiple=True,
+    metavar="[PATTERN]",
     help="Keep the model's own initial values where the source has nothing: everywhere, or where it matches.",
 )
-@click.option("--hint", "hints", multiple=True, metavar="OLD=NEW", help="Names of the source and what the model calls them.")
-@click.option("--by", type=click.Choice(["evidence", "position"]), default="evidence", help="position: the n-th to the n-th.")
+@click.option(
+    "--hint", "hints", multiple=True, metavar="OLD=NEW", help="Names of the source and what the model calls them."
+)
+@click.option(
+    "--by", type=click.Choice(["evidence", "position"]), default="evidence", help="position: the n-th to the n-th."
+)
 @click.option("--first", type=click.IntRange(1), metavar="N", help="With --by position: fill N tensors only.")
-@click.option("--start", type=click.IntRange(0), default=0, metavar="K", help="With --by position: skip K of the source.")
-@click.option("--mapping", "mapping_file", type=FileName(), metavar="FILE", help="Replay a mapping file instead of matching.")
+@click.option(
+    "--start", type=click.IntRange(0), default=0, metavar="K", help="With --by position: skip K of the source."
+)
+@click.option(
+    "--mapping", "mapping_file", type=FileName(), metavar="FILE", help="Replay a mapping file instead of matching."
+)
 @click.option("--invert", is_flag=True, help="With --mapping: the way back.")
-@click.option("--save-mapping", type=FileName(), metavar="FILE", help="Write the mapping as YAML, to read, edit and replay.")
-@click.option("--source-model", metavar="SRC.py[:NAME]", help="The source's own code: its order counts, and --prove can run it.")
+@click.option(
+    "--save-mapping", type=FileName(), metavar="FILE", help="Write the mapping as YAML, to read, edit and replay."
+)
+@click.option(
+    "--source-model", metavar="SRC.py[:NAME]", help="The source's own code: its order counts, and --prove can run it."
+)
 @click.option("--source-kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for it.")
 @click.option("--prove", is_flag=True, help="Run both models on the same inputs and compare; settle doubts by it.")
-@click.option("--reference", type=FileName(), metavar="FILE", help="Saved inputs and outputs of the source, to prove against.")
-@click.option("--input", "inputs", multiple=True, metavar="SPEC", help="Example input: 'float32[2,3,64,64]', 'int64[2,12]<100'.")
+@click.option(
+    "--reference", type=FileName(), metavar="FILE", help="Saved inputs and outputs of the source, to prove against."
+)
+@click.option(
+    "--input", "inputs", multiple=True, metavar="SPEC", help="Example input: 'float32[2,3,64,64]', 'int64[2,12]<100'."
+)
 @click.option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
 @click.option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything.")
 @click.option("--json", "as_json", is_flag=True, help="Print the mapping as JSON.")
@@ -86,7 +111,9 @@ def transfer(source: str, model: str, **options: Any) -> int:
     target = signature_of(built, inputs=inputs)
     code = None
     if options["source_model"]:
-        code = find_model(options["source_model"], _kwargs(options["source_kwargs"], "--source-kwargs"), option="--source-model")
+        code = find_model(
+            options["source_model"], _kwargs(options["source_kwargs"], "--source-kwargs"), option="--source-model"
+        )
     mapping = _mapping(ckpt, target, code, options)
     if not options["mapping_file"] and options["by"] == "evidence":
         require_fit(mapping, ckpt, target)
@@ -123,7 +150,12 @@ def transfer(source: str, model: str, **options: Any) -> int:
         plan = _write(made, out, options)
     if options["as_json"]:
         print_json(
-            {"ckptool": 1, "command": "transfer", **mapping.as_json(), "output": None if plan is None else plan.as_json()}
+            {
+                "ckptool": 1,
+                "command": "transfer",
+                **mapping.as_json(),
+                "output": None if plan is None else plan.as_json(),
+            }
         )
     elif plan is not None and not options["quiet"]:
         click.echo(f"wrote {printable(str(out))}: {plan.format}, {plan.nbytes:,} bytes, {plan.steps[-1]}", err=True)
@@ -136,7 +168,9 @@ def _check_options(options: dict[str, Any]) -> None:
     if options["invert"] and not options["mapping_file"]:
         raise click.UsageError("--invert needs --mapping FILE.")
     if options["prove"] and not options["source_model"] and not options["reference"]:
-        raise click.UsageError("--prove needs the source's code: --source-model SRC.py, or its outputs: --reference FILE.")
+        raise click.UsageError(
+            "--prove needs the source's code: --source-model SRC.py, or its outputs: --reference FILE."
+        )
 
 
 def _mapping(ckpt: Checkpoint, target: Any, code: Any, options: dict[str, Any]) -> Mapping:
@@ -163,7 +197,9 @@ def _mapping(ckpt: Checkpoint, target: Any, code: Any, options: dict[str, Any]) 
 def _require_proof(mapping: Mapping, options: dict[str, Any]) -> None:
     if mapping.proof is not None and not mapping.proof.get("equal"):
         raise Doubtful(
-            f"not proved: {mapping.proof.get('text')}", where=mapping.target, hint="leave out --prove to write it all the same"
+            f"not proved: {mapping.proof.get('text')}",
+            where=mapping.target,
+            hint="leave out --prove to write it all the same",
         )
 
 

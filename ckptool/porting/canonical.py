@@ -97,7 +97,9 @@ class Canon:
             if hole in expr.keys():  # noqa: SIM118
                 self.assembly[key] = substituted(expr, {hole: value})
 
-    def merge(self, olds: Sequence[Piece], new: Piece, down: Callable[..., Expr], up: Sequence[Callable[[Expr], Expr]]) -> None:
+    def merge(
+        self, olds: Sequence[Piece], new: Piece, down: Callable[..., Expr], up: Sequence[Callable[[Expr], Expr]]
+    ) -> None:
         """Replace OLDS by one NEW piece, made by DOWN from them; UP makes each of them from it."""
         for old in olds:
             del self.pieces[old.name]
@@ -169,7 +171,11 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
         return head, "weight_sv"
     role = table().leaves.get(cut(leaf))
     if role is not None and head:
-        if role == "bias" and leaf not in ("bias",) and not siblings & {"weight", "gamma", "scale", "kernel", "w", "a_2"}:
+        if (
+            role == "bias"
+            and leaf not in ("bias",)
+            and not siblings & {"weight", "gamma", "scale", "kernel", "w", "a_2"}
+        ):
             return path, "weight"  # a parameter that is alone is no bias of anything
         return head, role
     if {"q_bias", "v_bias"} <= siblings and leaf in ("q_bias", "k_bias", "v_bias"):
@@ -204,9 +210,11 @@ def _torch_layout(canon: Canon, piece: Piece, leaf: str) -> None:
 
 def _leaves_beside(canon: Canon, piece: Piece) -> set[str]:
     head = piece.entry.key.rpartition(".")[0]
-    return {
-        key.rpartition(".")[2] for key in canon.signature.entries if key.rpartition(".")[0] == head
-    } if any("recurrent_kernel" in key for key in canon.signature.entries) else set()
+    return (
+        {key.rpartition(".")[2] for key in canon.signature.entries if key.rpartition(".")[0] == head}
+        if any("recurrent_kernel" in key for key in canon.signature.entries)
+        else set()
+    )
 
 
 def _renamed(canon: Canon, piece: Piece, role: str) -> Piece:
@@ -266,7 +274,9 @@ _GATED = {"w1": "gate", "w2": "down", "w3": "up"}
 
 def _gated(canon: Canon) -> None:
     """Where w1, w2 and w3 stand together they are gate, down and up of a gated block."""
-    heads = Counter(p.path[:-1] for p in canon.pieces.values() if p.path and p.path[-1] in _GATED and p.role == "weight")
+    heads = Counter(
+        p.path[:-1] for p in canon.pieces.values() if p.path and p.path[-1] in _GATED and p.role == "weight"
+    )
     for name, piece in list(canon.pieces.items()):
         if piece.path and piece.path[-1] in _GATED and heads[piece.path[:-1]] == 3:
             canon.pieces[name] = replace(piece, words=(*piece.words, _GATED[piece.path[-1]]))
@@ -325,9 +335,7 @@ def _merge_norms(one: Canon, other: Canon) -> None:
         if v is None or "weight_g" in roles:
             continue
         new = replace(v, role="weight", words=(*v.words[:-1], "weight"))
-        one.merge(
-            [g, v], new, lambda a, b: Expr("weight_norm", (a, b)), [lambda e: Expr("norm", (e,)), lambda e: e]
-        )
+        one.merge([g, v], new, lambda a, b: Expr("weight_norm", (a, b)), [lambda e: Expr("norm", (e,)), lambda e: e])
     for w in [p for p in one.pieces.values() if p.role == "weight_orig"]:
         if "weight_orig" in roles:
             continue
@@ -411,16 +419,18 @@ def _split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         layout = weight.entry.notes.get("layout", ("", 0)) if one.is_target else ("", 0)
         if layout == ("maybe heads", len(kind.parts)):
             layout = ("block", 0)
-        apart = any(rows[label][(size, *weight.shape[1:])] for label in kind.parts for size in _part_sizes(weight, kind, rows) or ())
+        apart = any(
+            rows[label][(size, *weight.shape[1:])]
+            for label in kind.parts
+            for size in _part_sizes(weight, kind, rows) or ()
+        )
         whole = weight.shape in both or theirs[weight.shape] >= (own[weight.shape] if apart else 1)
         if whole and not _conflicting_layout(one, other, weight, kind):
             continue
         sizes = _part_sizes(weight, kind, rows)
         if sizes is None:
             continue
-        alike = all(
-            theirs[(size, *weight.shape[1:])] >= 1 for size in sizes
-        )
+        alike = all(theirs[(size, *weight.shape[1:])] >= 1 for size in sizes)
         if not alike and not whole:
             continue
         heads = layout[1] if layout[0] == "heads" else 0
@@ -470,19 +480,23 @@ def _part_sizes(weight: Piece, kind: Fused, rows: dict[str, Counter[tuple[int, .
     return [total // n] * n if total % n == 0 else None
 
 
-def _take_apart(canon: Canon, piece: Piece, parts: Sequence[str], sizes: Sequence[int], heads: int, doubtful: bool) -> None:
+def _take_apart(
+    canon: Canon, piece: Piece, parts: Sequence[str], sizes: Sequence[int], heads: int, doubtful: bool
+) -> None:
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
     at, n = 0, len(parts)
     by_heads = heads > 1 and len(set(sizes)) == 1 and piece.shape[0] % (heads * n) == 0
     for index, (name, size) in enumerate(zip(parts, sizes, strict=True)):
-        block = (lambda e, a=at, b=at + size: ex.part(e, 0, a, b))
-        turns = (lambda e, i=index: Expr("of_heads", (e,), (heads, n, i)))
+        block = lambda e, a=at, b=at + size: ex.part(e, 0, a, b)
+        turns = lambda e, i=index: Expr("of_heads", (e,), (heads, n, i))
         chosen, rival = (turns, block) if by_heads else (block, turns if heads > 1 else None)
         doubt = ()
         if doubtful:
             doubt = (
-                ("the name does not say whether the parts of this projection alternate by attention head",
-                 None if rival is None or canon.is_target else rival(piece.expr)),
+                (
+                    "the name does not say whether the parts of this projection alternate by attention head",
+                    None if rival is None or canon.is_target else rival(piece.expr),
+                ),
             )
         new.append(
             (
@@ -514,7 +528,11 @@ def _unstack(one: Canon, other: Canon) -> None:
     own = Counter(_squeezed(p.shape) for p in one.pieces.values())
     groups: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
     for piece in one.pieces.values():
-        if len(piece.shape) >= 2 and piece.shape[0] in lists and theirs[_squeezed(piece.shape)] < own[_squeezed(piece.shape)]:
+        if (
+            len(piece.shape) >= 2
+            and piece.shape[0] in lists
+            and theirs[_squeezed(piece.shape)] < own[_squeezed(piece.shape)]
+        ):
             groups[(piece.path[:-1], piece.shape[0])].append(piece)
     for (_, n), members in groups.items():
         inside = lists[n]
@@ -572,7 +590,9 @@ def _general_dense(source: Canon, target: Canon) -> None:
                 if theirs[flat[::-1]]:
                     new = replace(piece, shape=flat[::-1])
                     plain = ex.of(piece.entry.key)
-                    source.become(piece, [(new, lambda _, f=flat, p=plain: ex.transpose(ex.reshape(p, f)))], lambda e: e)
+                    source.become(
+                        piece, [(new, lambda _, f=flat, p=plain: ex.transpose(ex.reshape(p, f)))], lambda e: e
+                    )
                     break
         elif piece.role == "bias" and len(shape) == 2 and not theirs[piece.shape]:
             flat1 = (shape[0] * shape[1],)

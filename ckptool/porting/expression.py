@@ -153,9 +153,7 @@ def cat(dim: int, *parts: Expr) -> Expr:
     if len(parts) == 1:
         return parts[0]
     whole = _whole(parts, "slice", lambda p: p.params[0] == dim)
-    if whole is not None and all(
-        int(a.params[2]) == int(b.params[1]) for a, b in zip(parts, parts[1:], strict=False)
-    ):
+    if whole is not None and all(int(a.params[2]) == int(b.params[1]) for a, b in zip(parts, parts[1:], strict=False)):
         if int(parts[0].params[1]) == 0 and parts[-1].params[2] == _END.get(id(whole), parts[-1].params[2]):
             return Expr("cat", parts, (dim,))
     return Expr("cat", parts, (dim,))
@@ -254,7 +252,9 @@ def _selected(shape: Shape, dim: int, index: int) -> Shape:
 
 def _joined(dim: int, *shapes: Shape) -> Shape:
     rest = {(*s[:dim], *s[dim + 1 :]) for s in shapes}
-    _need(len(rest) == 1 and len({len(s) for s in shapes}) == 1, f"cannot join {', '.join(str(list(s)) for s in shapes)}")
+    _need(
+        len(rest) == 1 and len({len(s) for s in shapes}) == 1, f"cannot join {', '.join(str(list(s)) for s in shapes)}"
+    )
     return (*shapes[0][:dim], sum(s[dim] for s in shapes), *shapes[0][dim + 1 :])
 
 
@@ -276,7 +276,9 @@ def _of_heads(shape: Shape, heads: int, n: int, index: int) -> Shape:
 
 
 def _into_heads(heads: int, *shapes: Shape) -> Shape:
-    _need(len(set(shapes)) == 1 and shapes[0][0] % heads == 0, f"cannot interleave {len(shapes)} parts by {heads} heads")
+    _need(
+        len(set(shapes)) == 1 and shapes[0][0] % heads == 0, f"cannot interleave {len(shapes)} parts by {heads} heads"
+    )
     return (shapes[0][0] * len(shapes), *shapes[0][1:])
 
 
@@ -782,7 +784,9 @@ def inverted(target: str, x: Expr, shapes: Mapping[str, Shape]) -> dict[str, lis
     return out
 
 
-def _undo(x: Expr, value: Expr, piece: Any, out: dict[str, list[tuple[Expr, Any]]], shapes: Mapping[str, Shape]) -> bool:
+def _undo(
+    x: Expr, value: Expr, piece: Any, out: dict[str, list[tuple[Expr, Any]]], shapes: Mapping[str, Shape]
+) -> bool:
     if x.op == "key":
         out.setdefault(x.key, []).append((value, piece))
         return True

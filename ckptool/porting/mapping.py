@@ -124,9 +124,7 @@ class Mapping:
     def with_entries(self, entries: Sequence[Entry]) -> Mapping:
         """The same with other entries; what is unused follows."""
         used = {key for entry in entries for key in entry.sources}
-        return replace(
-            self, entries=tuple(entries), unused=tuple(key for key in self.source_shapes if key not in used)
-        )
+        return replace(self, entries=tuple(entries), unused=tuple(key for key in self.source_shapes if key not in used))
 
     def as_json(self) -> dict[str, Any]:
         """The document that `--json` prints, without what only the command knows."""
@@ -145,7 +143,9 @@ def _patterns(texts: Sequence[str] | None) -> list[Pattern]:
 
 def accepting(text: str) -> Pattern:
     """A pattern of `--accept-guesses` or `--partial`: as everywhere, and `head.*` for all below `head`."""
-    return Pattern.parse("" if text == "*" else text.removesuffix("*").removesuffix(".") if text.endswith(".*") else text)
+    return Pattern.parse(
+        "" if text == "*" else text.removesuffix("*").removesuffix(".") if text.endswith(".*") else text
+    )
 
 
 __all__ = ["Entry", "Mapping", "Status", "accepting", "of"]

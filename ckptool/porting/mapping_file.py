@@ -42,7 +42,11 @@ _VERSION = 1
 def text_of(mapping: Mapping) -> str:
     """A mapping as the text of a file."""
     lines = [f"ckptool-mapping: {_VERSION}"]
-    lines += [f"{name}: {json.dumps(value)}" for name, value in (("source", mapping.source), ("target", mapping.target)) if value]
+    lines += [
+        f"{name}: {json.dumps(value)}"
+        for name, value in (("source", mapping.source), ("target", mapping.target))
+        if value
+    ]
     if mapping.at:
         lines.append(f"at: {json.dumps(mapping.at)}")
     guessed = mapping.having("guessed")
@@ -112,7 +116,11 @@ def folded(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
 def _shape_of_key(entry: Entry) -> tuple[str, ...]:
     left = tuple("#" if _is_number(c) else c for c in entry.target.split("."))
     assert entry.expr is not None
-    return (*left, "|", *(tuple("#" if _is_number(c) else c for c in key.split(".")) for key in entry.expr.keys()).__repr__().split())  # noqa: SIM118
+    return (
+        *left,
+        "|",
+        *(tuple("#" if _is_number(c) else c for c in key.split(".")) for key in entry.expr.keys()).__repr__().split(),
+    )  # noqa: SIM118
 
 
 def _templates(members: Sequence[Entry]) -> dict[str, str]:
@@ -129,7 +137,9 @@ def _templates(members: Sequence[Entry]) -> dict[str, str]:
         for at in range(len(split[0])):
             if any(at >= len(s) or not _is_number(s[at]) for s in split):
                 continue
-            fitting = [i for i in range(len(numbers[0])) if all(s[at] == n[i] for s, n in zip(split, numbers, strict=True))]
+            fitting = [
+                i for i in range(len(numbers[0])) if all(s[at] == n[i] for s, n in zip(split, numbers, strict=True))
+            ]
             if fitting and len({s[at] for s in split}) > 1:
                 taken = set(found.values())
                 found[at] = next((i for i in fitting if i not in taken), fitting[0])
@@ -158,7 +168,12 @@ def _text(expr: Expr, names: dict[str, str]) -> str:
 
 
 def _is_number(component: str) -> bool:
-    return component.isascii() and component.isdigit() and (component == "0" or component[0] != "0") and len(component) < 10
+    return (
+        component.isascii()
+        and component.isdigit()
+        and (component == "0" or component[0] != "0")
+        and len(component) < 10
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ reading
@@ -254,7 +269,9 @@ def _expanded(pattern: str, value: str, path: StrPath) -> Iterator[tuple[str, st
             for place, n in enumerate(numbers, 1):
                 text = text.replace(f"{{{place}}}", str(n))
         if re.search(r"\{\d*\}", text):
-            raise Malformed(f"{printable(pattern)}: {printable(value)} has a hole that the left side does not fill", where=path)
+            raise Malformed(
+                f"{printable(pattern)}: {printable(value)} has a hole that the left side does not fill", where=path
+            )
         yield key, text
 
 

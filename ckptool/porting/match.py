@@ -135,7 +135,9 @@ def _colour(unit: Unit) -> tuple[Shape, str]:
     return squeezed(unit.main.shape), family
 
 
-def match(source: Canon, target: Canon, hints: Sequence[tuple[Callable[[str], bool], Callable[[str], str | None]]] = ()) -> Matching:
+def match(
+    source: Canon, target: Canon, hints: Sequence[tuple[Callable[[str], bool], Callable[[str], str | None]]] = ()
+) -> Matching:
     """Match the units of two sides in their common form."""
     return _Matcher(source, target, hints).run()
 
@@ -187,9 +189,7 @@ class _Matcher:
     def _settle(self) -> None:
         """Note the cells that hold one pair."""
         groups = self._groups()
-        self.pair_of = {
-            cell: (ts[0], ss[0]) for cell, (ts, ss) in groups.items() if len(ts) == len(ss) == 1
-        }
+        self.pair_of = {cell: (ts[0], ss[0]) for cell, (ts, ss) in groups.items() if len(ts) == len(ss) == 1}
 
     def _groups(self) -> dict[int, tuple[list[Unit], list[Unit]]]:
         groups: dict[int, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
@@ -307,8 +307,9 @@ class _Matcher:
             plain = sum(path[-1].isdigit() for path, t in below_t.items() if path) / max(len(below_t), 1)
             wanted = 0.9 if plain > 0.5 else 0.5
             rivals = [
-                pair for pair, n in votes.items() if n >= votes[(own, theirs)] and pair != (own, theirs)
-                and (pair[0] == own or pair[1] == theirs)
+                pair
+                for pair, n in votes.items()
+                if n >= votes[(own, theirs)] and pair != (own, theirs) and (pair[0] == own or pair[1] == theirs)
             ]
             full = own == theirs == ()
             if rivals and not full:
@@ -323,9 +324,7 @@ class _Matcher:
         return any([self._by_group(group) for group in table().groups if group.hard])
 
     def _by_group(self, group: Group) -> bool:
-        return self._split(
-            "words", lambda u, _: label(group, u.words), mode="some" if group.hard else "all"
-        )
+        return self._split("words", lambda u, _: label(group, u.words), mode="some" if group.hard else "all")
 
     def _by_soft_words(self) -> bool:
         return any([self._by_group(group) for group in table().groups if not group.hard])
@@ -346,8 +345,11 @@ class _Matcher:
         doubtful = {_template(t.path): t.doubts[0] for t, _ in self.pair_of.values() if t.doubts}
         return self._split(
             "other blocks",
-            lambda u, is_target: certain.get(_template(u.path)) if is_target else
-            (_template(u.path) if _template(u.path) in back and len(back[_template(u.path)]) == 1 else None),
+            lambda u, is_target: (
+                certain.get(_template(u.path))
+                if is_target
+                else (_template(u.path) if _template(u.path) in back and len(back[_template(u.path)]) == 1 else None)
+            ),
             doubt_of=lambda t, s, ts, ss: doubtful.get(_template(t.path), ""),
         )
 
@@ -448,9 +450,7 @@ class _Matcher:
         if len(targets) == len(sources) == 1:
             _join_scopes(targets[0], sources[0], "")
             return
-        by_words = [
-            (lambda scope, _, g=group: label(g, scope.words)) for group in table().groups if group.hard
-        ]
+        by_words = [(lambda scope, _, g=group: label(g, scope.words)) for group in table().groups if group.hard]
         for labels in (self._parent_label, *by_words, self._scope_name):
             parts: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
             for scope in targets:
@@ -458,7 +458,14 @@ class _Matcher:
             for scope in sources:
                 parts[labels(scope, False)][1].append(scope)
             good = {k: v for k, v in parts.items() if k is not None and len(v[0]) == len(v[1])}
-            if len(parts) > 1 and good and (len(targets) != len(sources) or len(good) + (None in parts and len(parts[None][0]) == len(parts[None][1])) == len(parts)):
+            if (
+                len(parts) > 1
+                and good
+                and (
+                    len(targets) != len(sources)
+                    or len(good) + (None in parts and len(parts[None][0]) == len(parts[None][1])) == len(parts)
+                )
+            ):
                 for key, (t, s) in parts.items():
                     if len(t) == len(s):
                         if len(targets) != len(sources) and key is None:
@@ -550,7 +557,9 @@ class _Matcher:
     def _credit(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
         """How well two orders agree as far as shapes tell: the share of neighbours that look alike on both sides."""
         if name not in self._credits:
-            a, b = (Counter(zip(c, c[1:], strict=False)) for c in ([u.colour for u in targets], [u.colour for u in sources]))
+            a, b = (
+                Counter(zip(c, c[1:], strict=False)) for c in ([u.colour for u in targets], [u.colour for u in sources])
+            )
             self._credits[name] = sum((a & b).values()) / max(min(sum(a.values()), sum(b.values())), 1)
         return self._credits[name]
 
@@ -709,7 +718,11 @@ class _Matcher:
 
     def _supported(self, t: Unit, s: Unit, share: float) -> bool:
         """The last gate: a pair that only its shape made needs a name, a scope or neighbours that agree."""
-        strong = [e for e in t.evidence if e in ("name", "similar names", "other blocks") or e.startswith(("between", "follows"))]
+        strong = [
+            e
+            for e in t.evidence
+            if e in ("name", "similar names", "other blocks") or e.startswith(("between", "follows"))
+        ]
         if strong:
             return True
         if self._hard_conflict(t, s):
@@ -720,7 +733,9 @@ class _Matcher:
 
     def _same_scope(self, t: Unit, s: Unit) -> bool:
         """Whether both are in a pair of scopes of which the whole content matched."""
-        partners = {id(scope.partner) for scope in self._inner.get(id(t), ()) if scope.partner is not None and scope.whole}
+        partners = {
+            id(scope.partner) for scope in self._inner.get(id(t), ()) if scope.partner is not None and scope.whole
+        }
         return any(id(scope) in partners for scope in self._inner.get(id(s), ()))
 
     def _fits_between(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
@@ -746,7 +761,6 @@ class _Matcher:
             for scope in self._inner.get(id(t), ()):
                 if scope.doubts and any(p is scope.partner for p in self._inner.get(id(s), ())):
                     t.doubts += [d for d in scope.doubts if d not in t.doubts]
-
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
         """Queries, keys, values and output by the names of one side that the other does not use in that order."""
@@ -783,9 +797,7 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
 
 
 def _shared_words(t: Scope, s: Scope) -> int:
-    said = [
-        g.name for g in table().groups if (one := label(g, t.words)) is not None and one == label(g, s.words)
-    ]
+    said = [g.name for g in table().groups if (one := label(g, t.words)) is not None and one == label(g, s.words)]
     return len(set(t.words) & set(s.words) - table().empty) + len(said)
 
 
@@ -808,8 +820,11 @@ def _constant(unit: Unit, source: Canon) -> bool:
 def _sorted_by_name(canon: Canon) -> bool:
     """Whether the keys of a file are in the order of the alphabet, as no model registers them."""
     found = list(canon.signature.entries)
-    return len(found) > 3 and found == sorted(found) and found != sorted(found, key=lambda k: _natural(k.split(".")))or (
-        len(found) > 8 and found == sorted(found)
+    return (
+        len(found) > 3
+        and found == sorted(found)
+        and found != sorted(found, key=lambda k: _natural(k.split(".")))
+        or (len(found) > 8 and found == sorted(found))
     )
 
 

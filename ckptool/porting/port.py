@@ -95,7 +95,10 @@ def _agreement(source: Canon, target: Canon, turned: set[str]) -> int:
         for p in sorted(source.pieces.values(), key=lambda p: p.order)
     ]
     in_use = [p for p in target.pieces.values() if p.used is not None]
-    b = [(p.role, squeezed(p.shape)) for p in sorted(in_use or target.pieces.values(), key=lambda p: (p.used or 0, p.order))]
+    b = [
+        (p.role, squeezed(p.shape))
+        for p in sorted(in_use or target.pieces.values(), key=lambda p: (p.used or 0, p.order))
+    ]
     return sum(block.size for block in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks())
 
 
@@ -301,9 +304,7 @@ class _Filler:
             doubt = "the source has a batch norm here and the target has none: folded in, with eps 1e-05"
             hole = t.pieces["weight"].name
             plain = self.holes[hole].expr
-            self.holes[hole] = _Filled(
-                Expr("fold_weight", (plain, gamma, var), (1e-05,)), "folded", [doubt], [plain]
-            )
+            self.holes[hole] = _Filled(Expr("fold_weight", (plain, gamma, var), (1e-05,)), "folded", [doubt], [plain])
             zero = Expr("zeros", (), norm.pieces["weight"].shape)
             self.holes[t.pieces["bias"].name] = _Filled(
                 Expr("fold_bias", (zero, gamma, beta, mean, var), (1e-05,)), "folded", [doubt], [beta]
@@ -356,8 +357,10 @@ class _Filler:
     def _tied_heads(self) -> None:
         """An output layer that the source does not have, of the sizes of its word embedding: tied, most likely."""
         tokens = [
-            (t, s) for t, s in self.matching.pairs
-            if label_of(t, "embedding") in ("token", None) and t.main.entry.how == "embedding"
+            (t, s)
+            for t, s in self.matching.pairs
+            if label_of(t, "embedding") in ("token", None)
+            and t.main.entry.how == "embedding"
             or label_of(s, "embedding") == "token"
         ]
         for t in self.matching.free_targets:
@@ -387,8 +390,9 @@ class _Filler:
             piece = t.pieces[hole.rpartition("|")[2]]
             heads = _heads(t)
             theirs = table().rotary.get(cut(s.path[-1]))
-            theirs_kind = {"half": "half", "interleaved": "interleaved"}.get(str(next(
-                (k for words, k in table().rotary.items() if cut(s.path[-1]) == words), theirs)))
+            theirs_kind = {"half": "half", "interleaved": "interleaved"}.get(
+                str(next((k for words, k in table().rotary.items() if cut(s.path[-1]) == words), theirs))
+            )
             turned = None
             if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
                 turned = Expr("rotary", (filled.expr,), (heads, kind if kind != "unknown" else "half"))
@@ -442,9 +446,15 @@ class _Filler:
             if share is None:
                 continue
             if not adds_one and share > 0.25:
-                amount, doubt = 1.0, "the source's norm weights lie around 0, as where code adds 1 to them; this model does not"
+                amount, doubt = (
+                    1.0,
+                    "the source's norm weights lie around 0, as where code adds 1 to them; this model does not",
+                )
             elif adds_one and share < 0.02:
-                amount, doubt = -1.0, "this model adds 1 to its norm weights; those of the source look as if its code does not"
+                amount, doubt = (
+                    -1.0,
+                    "this model adds 1 to its norm weights; those of the source look as if its code does not",
+                )
             else:
                 continue
             for _, _, piece in members:
@@ -487,7 +497,9 @@ class _Filler:
                 return replace(blank, status="mapped", default=True, evidence="computed by the model itself")
             return replace(blank, doubts=("nothing in the source goes here",))
         filled = [self.holes[hole] for hole in holes]
-        expr = ex.simplified(substituted(assembly, {h: f.expr for h, f in zip(holes, filled, strict=True)}), self.shapes)
+        expr = ex.simplified(
+            substituted(assembly, {h: f.expr for h, f in zip(holes, filled, strict=True)}), self.shapes
+        )
         doubts = list(dict.fromkeys(d for f in filled for d in f.doubts))
         if expr.is_copy:  # what was taken apart and put together again needs no layout
             doubts = [d for d in doubts if "alternate by attention head" not in d]
@@ -508,7 +520,9 @@ class _Filler:
 
     def _counter(self, blank: Entry) -> Entry:
         path = self.target.counters[blank.target]
-        norm = next((p for p in self.target.pieces.values() if ".".join(p.path) == path and p.name in self.unit_of), None)
+        norm = next(
+            (p for p in self.target.pieces.values() if ".".join(p.path) == path and p.name in self.unit_of), None
+        )
         if norm is not None:
             partner = ".".join(self.unit_of[norm.name][1].path)
             for key, where in self.source.counters.items():
@@ -516,7 +530,10 @@ class _Filler:
                     filled = self.holes[norm.name]
                     guessed = bool(filled.doubts)
                     return replace(
-                        blank, status="guessed" if guessed else "mapped", expr=ex.of(key), evidence=filled.evidence,
+                        blank,
+                        status="guessed" if guessed else "mapped",
+                        expr=ex.of(key),
+                        evidence=filled.evidence,
                         doubts=tuple(filled.doubts),
                     )
         return replace(blank, status="mapped", default=True, evidence="a counter; the source has none")

@@ -77,7 +77,9 @@ def prove(
     trial = _Trial(own, ckpt, mapping, given[1])
     expected = _run(theirs, given[0], trial.watched_sources(theirs))
     if expected is None:
-        raise CannotCarry("the source's code cannot be run on these inputs", where="--prove", hint="--input 'float32[2,3,64,64]'")
+        raise CannotCarry(
+            "the source's code cannot be run on these inputs", where="--prove", hint="--input 'float32[2,3,64,64]'"
+        )
     return _settle(mapping, trial, expected, inputs_text(given[2]))
 
 
@@ -100,7 +102,9 @@ def prove_against(mapping: Mapping, source: Any, target_model: Any, reference: S
     if not ins or not outs:
         raise NotFound("holds no tensors named `input…` and `output…`", where=reference)
     names = [k.partition(".")[2] for k in ins]
-    given: Any = list(ins.values()) if all(not n or n.isdigit() for n in names) else dict(zip(names, ins.values(), strict=True))
+    given: Any = (
+        list(ins.values()) if all(not n or n.isdigit() for n in names) else dict(zip(names, ins.values(), strict=True))
+    )
     trial = _Trial(_built(target_model), open_source(source), mapping, given)
     return _settle(mapping, trial, _Seen(outs, {}), "the saved inputs")
 
@@ -114,25 +118,20 @@ def _built(model: Any) -> torch.nn.Module:
 
 def _load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> None:
     """Load the source file into the source's own code."""
-    weights = ckpt.state_dict(mapping.at)
-    own = model.state_dict()
-    plain = {new: old for old, new in unwrap(list(weights.tensors)).items()}
-    missing = []
-    with torch.no_grad():
-        for key, tensor in own.items():
-            held = weights.tensors.get(key) or weights.tensors.get(plain.get(key, ""))
-            if held is not None and tuple(held.shape) == tuple(tensor.shape):
-                tensor.copy_(to_torch(held))
-            elif not key.endswith("num_batches_tracked"):
-                missing.append(key)
-    tied = {id(p) for p in model.parameters()}
-    if len(missing) > 0.1 * len(own) and tied:
+    from ..architecture import signature_of
+    from .sources import apply, match_signature
+
+    found = match_signature(ckpt, signature_of(model, trace=False), at=mapping.at)
+    wanted = [e for e in found.entries if not e.default]
+    missing = [e.target for e in wanted if e.status != "mapped"]
+    if len(missing) > 0.1 * len(wanted):
         raise NotFound(
-            f"the code of the source has {counted(len(missing), 'key')} that the file does not have",
+            f"the code of the source has {counted(len(missing), 'key')} that the file does not have for certain",
             where=ckpt.where,
             evidence=[printable(key, 100) for key in missing[:4]],
             hint="--source-model names the code that the file was saved from",
         )
+    fill(model, apply(found, ckpt))
 
 
 # -------------------------------------------------------------------------------------------------- inputs
@@ -229,7 +228,7 @@ def _keeper(inner: dict[str, torch.Tensor], name: str) -> Any:
     def keep(_module: Any, _inputs: Any, output: Any) -> None:
         first = next(iter(_tensors(output)), None)
         if first is not None and name not in inner:
-            inner[name] = first.detach()
+            inner[name] = first.detach().clone()  # a ReLU in place may follow
 
     return keep
 
@@ -249,8 +248,6 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.numel() != b.numel() or a.numel() == 0:
         return False
     if a.shape != b.shape:
-        if sorted(a.shape) != sorted(b.shape):
-            return False
         if a.squeeze().shape != b.squeeze().shape:
             return False
         a, b = a.squeeze(), b.squeeze()
@@ -303,6 +300,15 @@ class _Trial:
                     own.copy_(to_torch(ex.lazy(entry.expr, self.tensors)))
 
     def run(self, entries: Sequence[Entry]) -> _Seen | None:
+        """What the model gives with these entries; None where one of them cannot be made."""
+        shapes = {key: t.shape for key, t in self.tensors.items()}
+        for entry in entries:
+            if entry.expr is not None and self.loaded.get(entry.target) != entry.expr:
+                try:
+                    if ex.shape_of(entry.expr, shapes) != entry.shape:
+                        return None
+                except RuleError:
+                    return None
         self.load(entries)
         self.runs += 1
         return _run(self.model, self.inputs, {path: path for path in self.modules})
@@ -361,7 +367,9 @@ def _judge(expected: _Seen, seen: _Seen | None) -> _Verdict:
     equal = bool(pairs) and all(same)
     if not pairs:
         equal = compared > 0 and total == compared
-    return _Verdict(equal, agreeing, compared, len(pairs), None if equal else divergence or "the output", total + agreeing / 1000)
+    return _Verdict(
+        equal, agreeing, compared, len(pairs), None if equal else divergence or "the output", total + agreeing / 1000
+    )
 
 
 def _paired(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -390,7 +398,11 @@ def _settle(mapping: Mapping, trial: _Trial, expected: _Seen, shown: str) -> Map
         entries, verdict, changed = _search(entries, verdict, trial, expected)
     if verdict.equal:
         entries = _felt(entries, verdict, trial, expected)
-    where = f"outputs are equal on {shown}" if verdict.outputs else f"{verdict.compared} matched modules give the same on {shown}"
+    where = (
+        f"outputs are equal on {shown}"
+        if verdict.outputs
+        else f"{verdict.compared} matched modules give the same on {shown}"
+    )
     if not verdict.equal:
         where = (
             f"outputs differ on {shown}; the first divergence is at {verdict.divergence}, after {verdict.agreeing} of "
@@ -517,13 +529,22 @@ def _conventions(entries: list[Entry], trial: _Trial) -> Iterator[tuple[str, lis
                 if all(e.shape[0] % heads == 0 for e, _ in split.values()):
                     yield (
                         f"parts that alternate by {heads} heads",
-                        _with(entries, {p: Expr("of_heads", e.expr.args, (heads, n, i)) for p, (e, i) in split.items()}),
+                        _with(
+                            entries, {p: Expr("of_heads", e.expr.args, (heads, n, i)) for p, (e, i) in split.items()}
+                        ),
                     )
     fused = [(p, e) for p, e in copied if e.expr.op == "cat" and e.expr.params == (0,) and len(e.expr.args) in (2, 3)]
     for heads in _HEAD_COUNTS if fused else ():
         yield (
             f"parts that alternate by {heads} heads",
-            _with(entries, {p: Expr("by_heads", e.expr.args, (heads,)) for p, e in fused if (e.shape[0] // len(e.expr.args)) % heads == 0}),
+            _with(
+                entries,
+                {
+                    p: Expr("by_heads", e.expr.args, (heads,))
+                    for p, e in fused
+                    if (e.shape[0] // len(e.expr.args)) % heads == 0
+                },
+            ),
         )
     whole = [(p, e) for p, e in copied if e.expr.is_copy and _is_fused(e)]
     for heads in _HEAD_COUNTS if whole else ():
@@ -541,7 +562,9 @@ def _conventions(entries: list[Entry], trial: _Trial) -> Iterator[tuple[str, lis
                     new[p] = Expr("cat", tuple(cut), (0,))
             if new:
                 yield f"fused projections {'to' if turn else 'from'} alternating by {heads} heads", _with(entries, new)
-    norms = [(p, e) for p, e in copied if len(e.shape) == 1 and e.target.endswith("weight") and "norm" in e.target.lower()]
+    norms = [
+        (p, e) for p, e in copied if len(e.shape) == 1 and e.target.endswith("weight") and "norm" in e.target.lower()
+    ]
     for amount in (1.0, -1.0) if norms else ():
         yield f"norm weights {amount:+g}", _with(entries, {p: Expr("shift", (e.expr,), (amount,)) for p, e in norms})
     for p, e in copied:
@@ -606,7 +629,9 @@ def _felt(entries: list[Entry], verdict: _Verdict, trial: _Trial, expected: _See
                 settled = False
         if settled:
             for place in places:
-                out[place] = replace(out[place], status="mapped", evidence="proved by equal outputs", doubts=(), rivals=())
+                out[place] = replace(
+                    out[place], status="mapped", evidence="proved by equal outputs", doubts=(), rivals=()
+                )
     trial.load(entries)
     return out
 

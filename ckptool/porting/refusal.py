@@ -10,7 +10,9 @@ from ..keys import collapse
 from .mapping import Entry, Mapping
 
 
-def require_accepted(mapping: Mapping, guesses: Sequence[str] | None, gaps: Sequence[str] | None, command: str = "") -> None:
+def require_accepted(
+    mapping: Mapping, guesses: Sequence[str] | None, gaps: Sequence[str] | None, command: str = ""
+) -> None:
     """Refuse guesses and gaps that were not accepted.
 
     Raises:
@@ -22,7 +24,9 @@ def require_accepted(mapping: Mapping, guesses: Sequence[str] | None, gaps: Sequ
     guessed = [e for e in open_entries if e.status == "guessed"]
     unmapped = [e for e in open_entries if e.status == "unmapped"]
     what = " and ".join(
-        f"{counted(len(some), 'key')} {word}" for some, word in ((guessed, "guessed"), (unmapped, "without a source")) if some
+        f"{counted(len(some), 'key')} {word}"
+        for some, word in ((guessed, "guessed"), (unmapped, "without a source"))
+        if some
     )
     evidence = [_line(e) for e in _few(open_entries)]
     if len(open_entries) > len(evidence):

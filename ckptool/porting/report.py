@@ -67,7 +67,9 @@ def _section(title: str, entries: Sequence[Entry], everything: bool, width: int,
     yield ""
     yield f"  {title}:"
     rows = []
-    for pattern, made, members in folded(entries) if not everything else [(e.target, str(e.expr), [e]) for e in entries]:
+    for pattern, made, members in (
+        folded(entries) if not everything else [(e.target, str(e.expr), [e]) for e in entries]
+    ):
         rows.append((printable(pattern, 100), printable(made, 200), members))
     left = min(max((len(r[0]) for r in rows), default=0), max(width // 2 - 4, 20))
     said = ""

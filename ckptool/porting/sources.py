@@ -116,16 +116,33 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
         own = key if key in entries else short.get(key)
         if own is not None and entries[own].shape == entry.shape:
             entries[own] = replace(
-                entries[own], parameter=entry.parameter, module=entry.module, used=entry.used, how=entry.how,
+                entries[own],
+                parameter=entry.parameter,
+                module=entry.module,
+                used=entry.used,
+                how=entry.how,
                 notes=entry.notes,
             )
             known += 1
+    if known < 0.5 * len(code.entries):  # below a prefix, or in an older form: matched as any other port
+        found = port(signature, replace(code, rotary=None))
+        for made in found.having("mapped"):
+            for key in made.sources if made.expr is not None else ():
+                theirs = code.entries[made.target]
+                entries[key] = replace(entries[key], used=theirs.used, how=theirs.how, parameter=theirs.parameter)
+                known += made.expr is not None and made.expr.is_copy
     if not known:
         raise NotFound(
-            "its keys are not those of the source model", where=signature.name,
-            evidence=[f"the file: {', '.join(list(signature.entries)[:3])}", f"the code: {', '.join(list(code.entries)[:3])}"],
+            "its keys are not those of the source model",
+            where=signature.name,
+            evidence=[
+                f"the file: {', '.join(list(signature.entries)[:3])}",
+                f"the code: {', '.join(list(code.entries)[:3])}",
+            ],
         )
-    return replace(signature, entries=entries, traced=code.traced and known >= 0.9 * len(code.entries), rotary=code.rotary)
+    return replace(
+        signature, entries=entries, traced=code.traced and known >= 0.9 * len(code.entries), rotary=code.rotary
+    )
 
 
 def _ported(
@@ -173,7 +190,8 @@ def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signat
         if not hit:
             near = closest(str(rule.old), list(signature.entries))
             raise NoMatch(
-                f"no key of the source matches {printable(str(rule))!r}", where="--hint",
+                f"no key of the source matches {printable(str(rule))!r}",
+                where="--hint",
                 evidence=[f"did you mean: {', '.join(map(printable, near))}"] if near else [],
             )
     if len(set(new.values())) < len(new):
@@ -195,7 +213,9 @@ def _lora_scale(ckpt: Checkpoint) -> float | None:
     return None
 
 
-def by_position(source: Any, target: Signature, *, at: str | None = None, first: int | None = None, start: int = 0) -> Mapping:
+def by_position(
+    source: Any, target: Signature, *, at: str | None = None, first: int | None = None, start: int = 0
+) -> Mapping:
     """The loop of old: the n-th tensor to the n-th, with shapes checked. Counters of batch norms do not count.
 
     Args:
@@ -283,7 +303,9 @@ def source_tensors(source: Any, mapping: Mapping) -> dict[str, LazyTensor]:
     return found
 
 
-def apply(mapping: Mapping, source: Any, initial: Callable[[Sequence[str]], MappingOf[str, LazyTensor]] | None = None) -> Checkpoint:
+def apply(
+    mapping: Mapping, source: Any, initial: Callable[[Sequence[str]], MappingOf[str, LazyTensor]] | None = None
+) -> Checkpoint:
     """The state dict of the target, made of SOURCE as MAPPING says. No tensor is read before it is written.
 
     Args:
@@ -320,10 +342,10 @@ def apply(mapping: Mapping, source: Any, initial: Callable[[Sequence[str]], Mapp
         node.attributes = Dict([("_metadata", _tree(mapping.metadata))])
     copied = sum(e.expr is not None and e.expr.is_copy for e in mapping.entries)
     computed = sum(e.expr is not None and not e.expr.is_copy for e in mapping.entries)
-    lines = [f"transfer: {counted(copied, 'tensor')} copied, {computed:,} rearranged, {len(left):,} left as the model has them"]
-    return Checkpoint(
-        node, ckpt.format, ckpt.path, ckpt.nbytes, lost_form=(), history=(*ckpt.history, *lines)
-    )
+    lines = [
+        f"transfer: {counted(copied, 'tensor')} copied, {computed:,} rearranged, {len(left):,} left as the model has them"
+    ]
+    return Checkpoint(node, ckpt.format, ckpt.path, ckpt.nbytes, lost_form=(), history=(*ckpt.history, *lines))
 
 
 def _own(tensor: LazyTensor) -> LazyTensor:
@@ -377,7 +399,11 @@ def _misses(mapping: Mapping, target: Signature) -> list[str]:
     for entry in mapping.entries:
         if entry.expr is not None or len(entry.shape) < 2:
             continue
-        same_rank = [k for k in tails.get(entry.target.rpartition(".")[2], []) if len(mapping.source_shapes[k]) == len(entry.shape)]
+        same_rank = [
+            k
+            for k in tails.get(entry.target.rpartition(".")[2], [])
+            if len(mapping.source_shapes[k]) == len(entry.shape)
+        ]
         key = entry.target if entry.target in same_rank else next(iter(closest(entry.target, same_rank, 1)), None)
         if key is None and same_rank:
             key = same_rank[0]
