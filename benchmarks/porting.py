@@ -78,7 +78,7 @@ def main() -> None:
 
 def port(folder: Path, meta: dict[str, Any], prove: bool) -> tuple[Any, list[str], list[str], str]:
     """What `ckptool transfer --accept-guesses --partial` gives: tensors, flagged keys, keys left, and a remark."""
-    from ckptool.architecture import InputSpec
+    from ckptool.inputs import InputSpec
     from ckptool.porting.sources import apply
 
     arguments: dict[str, Any] = {}
@@ -177,7 +177,7 @@ def run(name: str, method: Any, chosen: list[Path], folder: Path, pairs: Path, s
             (out / "pred.json").write_text(json.dumps({"flagged": flagged, "unmapped_target": left}))
         except CheckpointError as error:
             remark = f"refused: {error.what}"
-        except Exception as error:  # noqa: BLE001 - one pair must not end the run
+        except Exception as error:
             remark = f"FAILED: {type(error).__name__}: {error}"
         remarks[pair.name], seconds[pair.name] = remark, time.monotonic() - began
     result = predictions / "result.json"
@@ -198,13 +198,16 @@ def run(name: str, method: Any, chosen: list[Path], folder: Path, pairs: Path, s
 
 
 def _pair_line(row: dict[str, Any]) -> str:
-    right = f"{row['right']}/{row['n_truth']}"
-    keys = ", ".join([*row["wrong_keys"][:2], *row["missed_keys"][:2]])
-    hint = "needs a hint" if row["hint"] else ""
-    flags = (
-        f"{row['flagged_right'] + row['flagged_wrong']} flagged" if row["flagged_right"] + row["flagged_wrong"] else ""
-    )
-    return f"{row['outcome']:<8} {row['cls']}  {row['name']:<34} {right:>9} {row['seconds']:6.2f} s  {hint:<13}{flags:<12}{keys} {row['remark'][:90]}".rstrip()
+    flagged = row["flagged_right"] + row["flagged_wrong"]
+    cells = [
+        f"{row['outcome']:<8} {row['cls']}  {row['name']:<34}",
+        f"{row['right']:>5}/{row['n_truth']:<5} {row['seconds']:6.2f} s ",
+        f"{'needs a hint' if row['hint'] else '':<13}",
+        f"{f'{flagged} flagged' if flagged else '':<12}",
+        ", ".join([*row["wrong_keys"][:2], *row["missed_keys"][:2]]),
+        row["remark"][:90],
+    ]
+    return " ".join(cells).rstrip()
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:

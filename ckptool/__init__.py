@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     )
     from .formats import FORMATS, Plan, detect, open, plan, save
     from .model import Inert, from_torch, load
-    from .porting import Mapping, load_into, read_mapping, transfer
     from .passes import add_prefix, drop, extract, map_location, rename, select, strip_prefix, unwrap
+    from .porting import Mapping, load_into, read_mapping, transfer
     from .tensor import LazyTensor, Storage
 
 

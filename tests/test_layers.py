@@ -20,9 +20,12 @@ FLOORS = [
     ["tree"],
     ["objects", "locations"],
     ["checkpoint", "weights"],
-    ["passes", "formats"],
-    ["model", "distributed"],
-    ["transfer", "reports", "train"],
+    ["passes", "formats", "signature"],
+    ["model", "distributed", "inputs"],
+    ["trace"],
+    ["architecture"],
+    ["reports", "train"],
+    ["porting"],
     ["cli"],
     ["__init__", "__main__"],
 ]
@@ -39,11 +42,11 @@ ALLOWED = {
 
 #: Third-party package -> the modules that may import it.
 HOMES = {
-    "torch": {"model", "transfer/prove", "distributed", "train"},
+    "torch": {"model", "inputs", "trace", "architecture", "porting/prove", "distributed", "train"},
     "safetensors": {"model"},
     "click": {"cli"},
     "rich": {"cli", "reports/render"},
-    "yaml": {"keys", "cli", "transfer", "passes"},
+    "yaml": {"keys", "cli", "porting", "passes"},
     "fsspec": {"files", "remote"},
 }
 #: Where values are computed; imported inside functions, so that starting costs nothing.

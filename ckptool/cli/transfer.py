@@ -95,10 +95,12 @@ def transfer(source: str, model: str, **options: Any) -> int:
     ckptool transfer resnet18.pth model.py --partial 'head.*'
     ckptool transfer llama.pth model.py --source-model llama.py --prove
     """
-    from ..architecture import build, find_model, initial_values, parse_inputs, signature_of, unwrapped
+    from ..architecture import build, find_model, initial_values, unwrapped
+    from ..inputs import parse_inputs
     from ..porting.refusal import require_accepted
     from ..porting.report import mapping_text
     from ..porting.sources import apply, open_source, require_fit
+    from ..trace import signature_of
 
     inputs = parse_inputs(options["inputs"])
     _check_options(options)
@@ -174,9 +176,11 @@ def _check_options(options: dict[str, Any]) -> None:
 
 
 def _mapping(ckpt: Checkpoint, target: Any, code: Any, options: dict[str, Any]) -> Mapping:
-    from ..architecture import build, parse_inputs, signature_of, unwrapped
+    from ..architecture import build, unwrapped
+    from ..inputs import parse_inputs
     from ..porting import mapping_file
     from ..porting.sources import by_position, match_signature
+    from ..trace import signature_of
 
     if options["mapping_file"]:
         read = mapping_file.read(options["mapping_file"])

@@ -38,7 +38,8 @@ def transfer(
     Raises:
         CheckpointError: the source cannot be read, the model cannot be built, or nothing fits.
     """
-    from ..architecture import read_inputs, signature_for
+    from ..architecture import signature_for
+    from ..inputs import read_inputs
     from .sources import match_signature, require_fit
 
     given = read_inputs(inputs)

@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from .. import keys as names
 from ..signature import Entry, Signature
@@ -272,6 +273,10 @@ def _kin(piece: Piece) -> str:
 _GATED = {"w1": "gate", "w2": "down", "w3": "up"}
 
 
+def _with_zeros_between(q: Expr, v: Expr, *, n: int) -> Expr:
+    return ex.cat(0, q, Expr("zeros", (), (n,)), v)
+
+
 def _gated(canon: Canon) -> None:
     """Where w1, w2 and w3 stand together they are gate, down and up of a gated block."""
     heads = Counter(
@@ -306,8 +311,8 @@ def _missing_key_bias(canon: Canon) -> None:
         canon.merge(
             [piece, other],
             new,
-            lambda q, v, n=n: ex.cat(0, q, Expr("zeros", (), (n,)), v),
-            [lambda e, n=n: ex.part(e, 0, 0, n), lambda e, n=n: ex.part(e, 0, 2 * n, 3 * n)],
+            partial(_with_zeros_between, n=n),
+            [partial(_block, start=0, stop=n), partial(_block, start=2 * n, stop=3 * n)],
         )
 
 
@@ -419,10 +424,9 @@ def _split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         layout = weight.entry.notes.get("layout", ("", 0)) if one.is_target else ("", 0)
         if layout == ("maybe heads", len(kind.parts)):
             layout = ("block", 0)
+        rest = weight.shape[1:]
         apart = any(
-            rows[label][(size, *weight.shape[1:])]
-            for label in kind.parts
-            for size in _part_sizes(weight, kind, rows) or ()
+            rows[label][_of_rows(size, rest)] for label in kind.parts for size in _part_sizes(weight, kind, rows) or ()
         )
         whole = weight.shape in both or theirs[weight.shape] >= (own[weight.shape] if apart else 1)
         if whole and not _conflicting_layout(one, other, weight, kind):
@@ -430,7 +434,7 @@ def _split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         sizes = _part_sizes(weight, kind, rows)
         if sizes is None:
             continue
-        alike = all(theirs[(size, *weight.shape[1:])] >= 1 for size in sizes)
+        alike = all(theirs[_of_rows(size, rest)] >= 1 for size in sizes)
         if not alike and not whole:
             continue
         heads = layout[1] if layout[0] == "heads" else 0
@@ -480,6 +484,18 @@ def _part_sizes(weight: Piece, kind: Fused, rows: dict[str, Counter[tuple[int, .
     return [total // n] * n if total % n == 0 else None
 
 
+def _of_rows(size: int, rest: Shape) -> Shape:
+    return (size, *rest)
+
+
+def _block(e: Expr, *, start: int, stop: int) -> Expr:
+    return ex.part(e, 0, start, stop)
+
+
+def _turn_of(e: Expr, *, heads: int, n: int, index: int) -> Expr:
+    return Expr("of_heads", (e,), (heads, n, index))
+
+
 def _take_apart(
     canon: Canon, piece: Piece, parts: Sequence[str], sizes: Sequence[int], heads: int, doubtful: bool
 ) -> None:
@@ -487,17 +503,13 @@ def _take_apart(
     at, n = 0, len(parts)
     by_heads = heads > 1 and len(set(sizes)) == 1 and piece.shape[0] % (heads * n) == 0
     for index, (name, size) in enumerate(zip(parts, sizes, strict=True)):
-        block = lambda e, a=at, b=at + size: ex.part(e, 0, a, b)
-        turns = lambda e, i=index: Expr("of_heads", (e,), (heads, n, i))
+        block = partial(_block, start=at, stop=at + size)
+        turns = partial(_turn_of, heads=heads, n=n, index=index)
         chosen, rival = (turns, block) if by_heads else (block, turns if heads > 1 else None)
-        doubt = ()
+        doubt: tuple[tuple[str, Expr | None], ...] = ()
         if doubtful:
-            doubt = (
-                (
-                    "the name does not say whether the parts of this projection alternate by attention head",
-                    None if rival is None or canon.is_target else rival(piece.expr),
-                ),
-            )
+            other = None if rival is None or canon.is_target else rival(piece.expr)
+            doubt = (("the name does not say whether the parts of this projection alternate by attention head", other),)
         new.append(
             (
                 replace(
@@ -575,7 +587,7 @@ def _unstacked(canon: Canon, piece: Piece, n: int, first: Piece, place: int, of:
             order=first.order + (i * of + place) * 1e-6,
             used=None if piece.used is None or first.used is None else first.used + (i * of + place) * 1e-6,
         )
-        new.append((made, lambda e, i=i: ex.select(e, 0, i)))
+        new.append((made, partial(ex.select, dim=0, index=i)))
     canon.become(piece, new, lambda *e: ex.stack(*e))
 
 
@@ -589,16 +601,21 @@ def _general_dense(source: Canon, target: Canon) -> None:
             for flat in ((shape[0], shape[1] * shape[2]), (shape[0] * shape[1], shape[2])):
                 if theirs[flat[::-1]]:
                     new = replace(piece, shape=flat[::-1])
-                    plain = ex.of(piece.entry.key)
-                    source.become(
-                        piece, [(new, lambda _, f=flat, p=plain: ex.transpose(ex.reshape(p, f)))], lambda e: e
-                    )
+                    source.become(piece, [(new, partial(_flat_dense, key=piece.entry.key, shape=flat))], _same)
                     break
         elif piece.role == "bias" and len(shape) == 2 and not theirs[piece.shape]:
             flat1 = (shape[0] * shape[1],)
             if theirs[flat1]:
                 new = replace(piece, shape=flat1)
-                source.become(piece, [(new, lambda e, f=flat1: ex.reshape(e, f))], lambda e: e)
+                source.become(piece, [(new, partial(ex.reshape, shape=flat1))], _same)
+
+
+def _flat_dense(_: Expr, *, key: str, shape: Shape) -> Expr:
+    return ex.transpose(ex.reshape(ex.of(key), shape))
+
+
+def _same(e: Expr) -> Expr:
+    return e
 
 
 def _squeezed(shape: Shape) -> Shape:

@@ -114,19 +114,15 @@ def folded(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
 
 
 def _shape_of_key(entry: Entry) -> tuple[str, ...]:
-    left = tuple("#" if _is_number(c) else c for c in entry.target.split("."))
-    assert entry.expr is not None
-    return (
-        *left,
-        "|",
-        *(tuple("#" if _is_number(c) else c for c in key.split(".")) for key in entry.expr.keys()).__repr__().split(),
-    )  # noqa: SIM118
+    """What the keys of an entry look like without their numbers; entries that share it may be one line."""
+    keys = [entry.target, *entry.sources]
+    return tuple(".".join("#" if _is_number(c) else c for c in key.split(".")) for key in keys)
 
 
 def _templates(members: Sequence[Entry]) -> dict[str, str]:
     """The expression of each entry with the numbers of its target as holes `{#1}`, where that holds for all of them."""
     numbers = [[c for c in e.target.split(".") if _is_number(c)] for e in members]
-    keys = [e.expr.keys() for e in members if e.expr is not None]  # noqa: SIM118
+    keys = [e.expr.keys() for e in members if e.expr is not None]
     count = len(keys[0]) if keys else 0
     if any(len(k) != count for k in keys):
         return {e.target: str(e.expr) for e in members}
@@ -324,7 +320,7 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
         ):
             entries.append(replace(blank, status="mapped", default=True, evidence="computed by the model itself"))
         else:
-            entries.append(found and replace(blank, doubts=found.doubts) or blank)
+            entries.append((found and replace(blank, doubts=found.doubts)) or blank)
     made = replace(mapping, target=target.name, source_shapes=shapes, metadata=target.metadata)
     return made.with_entries(entries)
 

@@ -3,16 +3,19 @@
 All modules that look the same (equal shapes) begin in one cell. A piece of evidence gives every module a label that
 means the same on both sides: its name, the pair of scopes that it stands in, the word `query` in its name, the pair
 that comes just before it. Where both sides have as many of a label, the cell is split. Strong evidence goes first, and
-whenever something was learned, it begins again: decided pairs make scopes known, and scopes decide what is in them. What
-is never split by anything is not decided, and is reported as a guess; what only weak or contradicting evidence split, too.
+whenever something was learned, it begins again: decided pairs make scopes known, and scopes decide what is in them.
+What is never split by anything is not decided and is reported as a guess; what only weak or contradicting evidence
+split, too.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 
 from .canonical import STATISTICS, Canon, Piece, part_label, squeezed
 from .expression import Shape
@@ -213,7 +216,7 @@ class _Matcher:
         doubt: str = "",
         doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], str] | None = None,
     ) -> bool:
-        """Split cells by a label. "all": only where every label balances; "some": those that do; "one": single pairs."""
+        """Split cells by a label. "all": where every label balances; "some": those that do; "one": single pairs."""
         changed = False
         for targets, sources in self._open() if cells is None else cells:
             by_label: dict[Hashable, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
@@ -260,7 +263,7 @@ class _Matcher:
         if getattr(self, "_exact", None) is None:
             self._exact = self._prefix_labels()
         exact = self._exact
-        return self._split("name", lambda u, _: exact.get(id(u)))
+        return self._split("name", partial(_of, exact))
 
     def _prefix_labels(self) -> dict[int, Hashable]:
         found: dict[int, Hashable] = {}
@@ -321,18 +324,24 @@ class _Matcher:
         return None
 
     def _by_hard_words(self) -> bool:
-        return any([self._by_group(group) for group in table().groups if group.hard])
-
-    def _by_group(self, group: Group) -> bool:
-        return self._split("words", lambda u, _: label(group, u.words), mode="some" if group.hard else "all")
+        """Words that exclude one another: query and key, encoder and decoder."""
+        return self._by_groups(hard=True)
 
     def _by_soft_words(self) -> bool:
-        return any([self._by_group(group) for group in table().groups if not group.hard])
+        """Words that only tell apart, where both sides use them alike."""
+        return self._by_groups(hard=False)
+
+    def _by_groups(self, *, hard: bool) -> bool:
+        changed = False
+        for group in table().groups:
+            if group.hard is hard:
+                changed |= self._split("words", partial(_said, group), mode="some" if hard else "all")
+        return changed
 
     def _by_template(self) -> bool:
         """What was decided about other blocks: if `h.{}.a` went to `layers.{}.b` there, it does here."""
-        votes: dict[Hashable, Counter[Hashable]] = defaultdict(Counter)
-        back: dict[Hashable, Counter[Hashable]] = defaultdict(Counter)
+        votes: dict[tuple[str, ...], Counter[tuple[str, ...]]] = defaultdict(Counter)
+        back: dict[tuple[str, ...], Counter[tuple[str, ...]]] = defaultdict(Counter)
         for t, s in self.pair_of.values():
             a, b = _template(t.path), _template(s.path)
             votes[a][b] += 1
@@ -340,7 +349,7 @@ class _Matcher:
         certain = {
             a: b.most_common(1)[0][0]
             for a, b in votes.items()
-            if len(b) == 1 and len(back[next(iter(b))]) == 1 and any("{}" in part for part in a)  # type: ignore[union-attr]
+            if len(b) == 1 and len(back[next(iter(b))]) == 1 and "{}" in a
         }
         doubtful = {_template(t.path): t.doubts[0] for t, _ in self.pair_of.values() if t.doubts}
         return self._split(
@@ -368,7 +377,7 @@ class _Matcher:
             against = self._order_conflict(targets, sources, ranks)
             if against and not _same_numbers(targets, sources):
                 continue
-            changed |= self._split("numbers", lambda u, _, r=ranks: r[id(u)], mode="all", cells=[(targets, sources)])
+            changed |= self._split("numbers", partial(_of, ranks), mode="all", cells=[(targets, sources)])
         return changed
 
     def _order_conflict(self, targets: list[Unit], sources: list[Unit], ranks: dict[int, int]) -> bool:
@@ -396,9 +405,7 @@ class _Matcher:
                 if top >= 0.3 and top > second + 0.1 and top > others + 0.1:
                     best[id(t)] = best[id(s)] = (id(t), id(s))
             if best:
-                changed |= self._split(
-                    "similar names", lambda u, _, b=best: b.get(id(u)), mode="one", cells=[(targets, sources)]
-                )
+                changed |= self._split("similar names", partial(_of, best), mode="one", cells=[(targets, sources)])
         return changed
 
     # -- scopes
@@ -450,8 +457,9 @@ class _Matcher:
         if len(targets) == len(sources) == 1:
             _join_scopes(targets[0], sources[0], "")
             return
-        by_words = [(lambda scope, _, g=group: label(g, scope.words)) for group in table().groups if group.hard]
-        for labels in (self._parent_label, *by_words, self._scope_name):
+        by_words = [partial(_said, group) for group in table().groups if group.hard]
+        ways: list[Callable[[Scope, bool], Hashable]] = [self._parent_label, *by_words, self._scope_name]
+        for labels in ways:
             parts: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
             for scope in targets:
                 parts[labels(scope, True)][0].append(scope)
@@ -528,12 +536,12 @@ class _Matcher:
         """Being inside a pair of scopes, the innermost that is known."""
         changed = False
         for depth in range(3):
-            changed |= self._split("scope", lambda u, is_target, d=depth: self._scope_label(u, is_target, d))
+            changed |= self._split("scope", partial(self._scope_label, depth=depth))
             if changed:
                 break
         return changed
 
-    def _scope_label(self, unit: Unit, is_target: bool, depth: int) -> Hashable:
+    def _scope_label(self, unit: Unit, is_target: bool, *, depth: int) -> Hashable:
         paired = [scope for scope in self._inner.get(id(unit), ()) if scope.partner is not None]
         if len(paired) <= depth:
             return None
@@ -557,9 +565,7 @@ class _Matcher:
     def _credit(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
         """How well two orders agree as far as shapes tell: the share of neighbours that look alike on both sides."""
         if name not in self._credits:
-            a, b = (
-                Counter(zip(c, c[1:], strict=False)) for c in ([u.colour for u in targets], [u.colour for u in sources])
-            )
+            a, b = (Counter(pairwise(c)) for c in ([u.colour for u in targets], [u.colour for u in sources]))
             self._credits[name] = sum((a & b).values()) / max(min(sum(a.values()), sum(b.values())), 1)
         return self._credits[name]
 
@@ -582,34 +588,29 @@ class _Matcher:
     def _by_neighbours(self) -> bool:
         """What comes directly before and after it, where those are decided."""
         for name, targets, sources in self._sequences():
-            before_t, after_t = _neighbours(targets)
-            before_s, after_s = _neighbours(sources)
-
-            def near(u: Unit, is_target: bool, side: int) -> Hashable:
-                place = ((before_t, after_t) if is_target else (before_s, after_s))[side].get(id(u))
-                if place is None:
-                    return None
-                if place == "edge":
-                    return "edge"
-                return place.cell if place.cell in self.pair_of else None
-
-            def both(u: Unit, is_target: bool) -> Hashable:
-                a, b = near(u, is_target, 0), near(u, is_target, 1)
-                return None if a is None or b is None else (a, b)
-
-            if self._split(f"between the same neighbours in {name}", both, mode="one", doubt_of=self._against):
+            around = (_neighbours(targets), _neighbours(sources))
+            between = f"between the same neighbours in {name}"
+            if self._split(between, partial(self._both_sides, around), mode="one", doubt_of=self._against):
                 return True
             even = [(t, s) for t, s in self._open() if len(t) == len(s)]
             for side, word in ((0, "after"), (1, "before")):
-                if self._split(
-                    f"{word} the same neighbour in {name}",
-                    lambda u, x, d=side: near(u, x, d),
-                    mode="one",
-                    cells=even,
-                    doubt_of=self._against,
-                ):
+                near = partial(self._one_side, around, side=side)
+                text = f"{word} the same neighbour in {name}"
+                if self._split(text, near, mode="one", cells=even, doubt_of=self._against):
                     return True
         return False
+
+    def _one_side(self, around: tuple[_Around, _Around], unit: Unit, is_target: bool, *, side: int) -> Hashable:
+        """The pair that stands directly before (0) or after (1) a unit, "edge" where nothing does."""
+        place = around[0 if is_target else 1][side].get(id(unit))
+        if place is None or isinstance(place, str):
+            return place
+        return place.cell if place.cell in self.pair_of else None
+
+    def _both_sides(self, around: tuple[_Around, _Around], unit: Unit, is_target: bool) -> Hashable:
+        before = self._one_side(around, unit, is_target, side=0)
+        after = self._one_side(around, unit, is_target, side=1)
+        return None if before is None or after is None else (before, after)
 
     def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         """Whether names or numbers speak for this pair and no other of the cell, too."""
@@ -625,7 +626,7 @@ class _Matcher:
         return bool(t.numbers) and len(same) == 2 and s.numbers == t.numbers
 
     def _by_rank(self) -> bool:
-        """The same place among those that look alike, in the order of use and storage; last, and only for full cells."""
+        """The same place among those that look alike; last, and only for full cells."""
         cells = sorted(((t, s) for t, s in self._open() if len(t) == len(s)), key=lambda c: len(c[0]))
         for targets, sources in cells:
             inside_t, inside_s = set(map(id, targets)), set(map(id, sources))
@@ -654,7 +655,7 @@ class _Matcher:
                 doubt = f"{name} and {against[0]} do not agree"
             elif name == "numbers" and not self.ordered and not _same_numbers(targets, sources):
                 doubt = "nothing but numbers tells them apart"
-            if self._split(name, lambda u, _, r=ranks: r[id(u)], mode="all", cells=[(targets, sources)], doubt=doubt):
+            if self._split(name, partial(_of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt):
                 return True
         return False
 
@@ -684,7 +685,7 @@ class _Matcher:
                 cell = next((c for c in self._open() if any(u is t for u in c[0])), None)
                 if cell is not None and self._split(
                     f"follows the one before it in {name}",
-                    lambda u, _, a=t, b=s: 1 if u is a or u is b else None,
+                    partial(_of, {id(t): 1, id(s): 1}),
                     mode="one",
                     cells=[cell],
                     doubt=doubt,
@@ -821,20 +822,25 @@ def _sorted_by_name(canon: Canon) -> bool:
     """Whether the keys of a file are in the order of the alphabet, as no model registers them."""
     found = list(canon.signature.entries)
     return (
-        len(found) > 3
-        and found == sorted(found)
-        and found != sorted(found, key=lambda k: _natural(k.split(".")))
-        or (len(found) > 8 and found == sorted(found))
-    )
+        len(found) > 3 and found == sorted(found) and found != sorted(found, key=lambda k: _natural(k.split(".")))
+    ) or (len(found) > 8 and found == sorted(found))
 
 
 def _natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
-    out = []
+    out: list[tuple[int, int, str]] = []
     for component in path:
-        for part in re.findall(r"\d+|\D+", component):
-            out.append((0, int(part), "") if part.isdigit() else (1, 0, part))
+        pieces = re.findall(r"\d+|\D+", component)
+        out += [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in pieces]
         out.append((-1, 0, ""))
     return out
+
+
+def _of(labels: Mapping[int, Hashable], unit: Unit, _: bool) -> Hashable:
+    return labels.get(id(unit))
+
+
+def _said(group: Group, item: Unit | Scope, _: bool) -> str | None:
+    return label(group, item.words)
 
 
 def _template(path: Sequence[str]) -> tuple[str, ...]:
@@ -850,7 +856,10 @@ def _in_use(units: list[Unit]) -> list[Unit]:
     return sorted((u for u in units if u.used is not None), key=lambda u: u.used or 0.0)
 
 
-def _neighbours(units: list[Unit]) -> tuple[dict[int, Unit | str], dict[int, Unit | str]]:
+_Around = tuple[dict[int, Unit | str], dict[int, Unit | str]]
+
+
+def _neighbours(units: list[Unit]) -> _Around:
     before: dict[int, Unit | str] = {}
     after: dict[int, Unit | str] = {}
     for place, unit in enumerate(units):

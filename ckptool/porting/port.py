@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping as MappingOf, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ..signature import Signature
@@ -12,7 +14,7 @@ from . import expression as ex
 from .canonical import STATISTICS, Canon, Piece, canonical, part_label, reconcile, squeezed, substituted, turn
 from .expression import Expr, Shape
 from .mapping import Entry, Mapping
-from .match import Matching, Unit, _Matcher, _meaningful, _related, _similarity, hard_conflict
+from .match import Matching, Unit, _Matcher, _related, _similarity, hard_conflict
 from .words import cut, label, table
 
 #: Gives the values of a source key as a numpy array, for the few small tensors whose values say something.
@@ -245,18 +247,18 @@ class _Filler:
         if role == "bias_hh" and "bias_ih" in s.pieces and "bias_hh" not in s.pieces:
             return Expr("zeros", (), piece.shape), []
         both = [s.pieces.get(r) for r in ("bias_ih", "bias_hh")]
-        if role in ("bias", "bias_ih") and all(b is not None and b.shape == piece.shape for b in both):
-            if role == "bias" or "bias_hh" not in t.pieces:
-                return Expr("add", tuple(b.expr for b in both if b)), ["bias_ih", "bias_hh"]
+        one_only = role == "bias" or (role == "bias_ih" and "bias_hh" not in t.pieces)
+        if one_only and all(b is not None and b.shape == piece.shape for b in both):
+            return Expr("add", tuple(b.expr for b in both if b)), ["bias_ih", "bias_hh"]
         if role == "bias_ih" and "bias" in s.pieces and s.pieces["bias"].shape == piece.shape:
             return s.pieces["bias"].expr, ["bias"]
         return None
 
     def _guess(self, targets: list[Unit], sources: list[Unit]) -> None:
-        """What no evidence separates: paired as it comes, and said to be a guess, where there is any reason to fill it."""
+        """What no evidence separates: paired as it comes and called a guess, where there is any reason to fill it."""
         free = sorted(sources, key=lambda u: u.order)
         own = sorted(targets, key=lambda u: u.used if u.used is not None else u.order)
-        for place, t in enumerate(own):
+        for t in own:
             ranked = sorted(free, key=lambda s: (hard_conflict(t.words, s.words) is not None, -_similarity(t, s)))
             if not ranked:
                 return
@@ -359,8 +361,7 @@ class _Filler:
         tokens = [
             (t, s)
             for t, s in self.matching.pairs
-            if label_of(t, "embedding") in ("token", None)
-            and t.main.entry.how == "embedding"
+            if (label_of(t, "embedding") in ("token", None) and t.main.entry.how == "embedding")
             or label_of(s, "embedding") == "token"
         ]
         for t in self.matching.free_targets:
@@ -396,7 +397,10 @@ class _Filler:
             turned = None
             if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
                 turned = Expr("rotary", (filled.expr,), (heads, kind if kind != "unknown" else "half"))
-            doubt = "the model turns queries and keys (rotary embedding); whether the source pairs rows in the same way is not in its names"
+            doubt = (
+                "the model turns queries and keys (rotary embedding); whether the source pairs rows in the same way is "
+                "not in its names"
+            )
             if turned is not None and theirs_kind is not None and kind != "unknown" and theirs_kind != kind:
                 filled.rivals.insert(0, filled.expr)
                 filled.expr = turned
@@ -473,7 +477,7 @@ class _Filler:
             keys = filled.expr.keys()
             for n in range(max((len(others[k]) for k in keys if k in others), default=0)):
                 swap = {k: others[k][n] for k in keys if len(others.get(k, ())) > n}
-                filled.rivals.append(filled.expr.rename(lambda k, m=swap: m.get(k, k)))
+                filled.rivals.append(filled.expr.rename(partial(_swapped, swap)))
             if any(k in others for k in keys):
                 filled.doubts.append("the file holds several copies of this model")
 
@@ -542,6 +546,10 @@ class _Filler:
         entry = self.target.signature.entries[key]
         piece = next((p for p in self.target.pieces.values() if p.entry.key == key), None)
         return entry.parameter is False and (piece is None or piece.role not in STATISTICS)
+
+
+def _swapped(names: MappingOf[str, str], key: str) -> str:
+    return names.get(key, key)
 
 
 def label_of(unit: Unit, group: str) -> str | None:

@@ -1,33 +1,26 @@
 """Proof: both models on the same inputs, and what comes out compared.
 
-Equal outputs prove all that they depend on. Where they differ, the modules that were matched are compared in the order in
-which they run, which names the first divergence; and the rivals of doubtful tensors, and conventions that no shape
-shows, are tried against it, within bounds: each trial must move the first divergence towards the end.
+Equal outputs prove all that they depend on. Where they differ, the modules that were matched are compared in the order
+in which they run, which names the first divergence; and the rivals of doubtful tensors, and conventions that no shape
+shows, are tried against it, within bounds: each trial must bring more of the modules to agree.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping as MappingOf, Sequence
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import torch
 
-from ..architecture import (
-    ModelSource,
-    build,
-    fill,
-    find_model,
-    guess_inputs,
-    inputs_text,
-    made,
-    unwrapped,
-)
+from ..architecture import ModelSource, build, fill, find_model, unwrapped
 from ..checkpoint import Checkpoint
 from ..errors import CannotCarry, CheckpointError, NotFound, RuleError, counted, printable
 from ..files import StrPath
+from ..inputs import guess_inputs, inputs_text, made
 from ..keys import unwrap
 from ..model import load, to_torch
 from . import expression as ex
@@ -118,7 +111,7 @@ def _built(model: Any) -> torch.nn.Module:
 
 def _load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> None:
     """Load the source file into the source's own code."""
-    from ..architecture import signature_of
+    from ..trace import signature_of
     from .sources import apply, match_signature
 
     found = match_signature(ckpt, signature_of(model, trace=False), at=mapping.at)
@@ -507,79 +500,79 @@ def _exchanges(entries: list[Entry]) -> Iterator[tuple[str, list[Entry]]]:
 
 def _conventions(entries: list[Entry], trial: _Trial) -> Iterator[tuple[str, list[Entry]]]:
     """Conventions that shapes do not show, each applied to all tensors that it concerns."""
-    copied = [(p, e) for p, e in enumerate(entries) if e.expr is not None]
-    attention = [(p, e) for p, e in copied if _part(e) in ("q", "k")]
-    widths = sorted({e.shape[0] for _, e in attention})
+    copied = [(p, e, e.expr) for p, e in enumerate(entries) if e.expr is not None]
+    attention = [(p, e, x) for p, e, x in copied if _part(e) in ("q", "k")]
+    widths = sorted({e.shape[0] for _, e, _ in attention})
     if attention:
         for head in (d for d in _HEAD_SIZES if all(w % d == 0 for w in widths)):
             for kind in ("half", "interleaved"):
                 yield (
                     f"rows of queries and keys in {kind} order",
-                    _with(entries, {p: Expr("rotary", (e.expr,), (e.shape[0] // head, kind)) for p, e in attention}),
+                    _with(entries, {p: Expr("rotary", (x,), (e.shape[0] // head, kind)) for p, e, x in attention}),
                 )
-    parts = [(p, e) for p, e in copied if e.expr.op == "slice" and e.expr.params[0] == 0]
+    parts = [(p, e, x) for p, e, x in copied if x.op == "slice" and x.params[0] == 0]
     for n in (3, 2):
         split = {}
-        for p, e in parts:
-            _, start, stop = map(int, e.expr.params)
+        for p, _, x in parts:
+            _, start, stop = map(int, x.params)
             if (stop - start) and start % (stop - start) == 0 and start // (stop - start) < n:
-                split[p] = (e, start // (stop - start))
+                split[p] = (x, start // (stop - start))
         if split:
             for heads in _HEAD_COUNTS:
-                if all(e.shape[0] % heads == 0 for e, _ in split.values()):
+                if all(entries[p].shape[0] % heads == 0 for p in split):
                     yield (
                         f"parts that alternate by {heads} heads",
-                        _with(
-                            entries, {p: Expr("of_heads", e.expr.args, (heads, n, i)) for p, (e, i) in split.items()}
-                        ),
+                        _with(entries, {p: Expr("of_heads", x.args, (heads, n, i)) for p, (x, i) in split.items()}),
                     )
-    fused = [(p, e) for p, e in copied if e.expr.op == "cat" and e.expr.params == (0,) and len(e.expr.args) in (2, 3)]
+    fused = [(p, e, x) for p, e, x in copied if x.op == "cat" and x.params == (0,) and len(x.args) in (2, 3)]
     for heads in _HEAD_COUNTS if fused else ():
         yield (
             f"parts that alternate by {heads} heads",
             _with(
                 entries,
                 {
-                    p: Expr("by_heads", e.expr.args, (heads,))
-                    for p, e in fused
-                    if (e.shape[0] // len(e.expr.args)) % heads == 0
+                    p: Expr("by_heads", x.args, (heads,))
+                    for p, e, x in fused
+                    if (e.shape[0] // len(x.args)) % heads == 0
                 },
             ),
         )
-    whole = [(p, e) for p, e in copied if e.expr.is_copy and _is_fused(e)]
+    whole = [(p, e, x) for p, e, x in copied if x.is_copy and _is_fused(e)]
     for heads in _HEAD_COUNTS if whole else ():
         for turn in (True, False):
             new = {}
-            for p, e in whole:
+            for p, e, x in whole:
                 third = e.shape[0] // 3
                 if e.shape[0] % 3 or third % heads:
                     continue
                 if turn:
-                    cut = [ex.part(e.expr, 0, i * third, (i + 1) * third) for i in range(3)]
+                    cut = [ex.part(x, 0, i * third, (i + 1) * third) for i in range(3)]
                     new[p] = Expr("by_heads", tuple(cut), (heads,))
                 else:
-                    cut = [Expr("of_heads", (e.expr,), (heads, 3, i)) for i in range(3)]
+                    cut = [Expr("of_heads", (x,), (heads, 3, i)) for i in range(3)]
                     new[p] = Expr("cat", tuple(cut), (0,))
             if new:
                 yield f"fused projections {'to' if turn else 'from'} alternating by {heads} heads", _with(entries, new)
     norms = [
-        (p, e) for p, e in copied if len(e.shape) == 1 and e.target.endswith("weight") and "norm" in e.target.lower()
+        (p, e, x)
+        for p, e, x in copied
+        if len(e.shape) == 1 and e.target.endswith("weight") and "norm" in e.target.lower()
     ]
     for amount in (1.0, -1.0) if norms else ():
-        yield f"norm weights {amount:+g}", _with(entries, {p: Expr("shift", (e.expr,), (amount,)) for p, e in norms})
-    for p, e in copied:
-        if len(e.shape) == 2 and e.shape[1] >= 8 and e.expr.op in ("key", "transpose"):
+        yield f"norm weights {amount:+g}", _with(entries, {p: Expr("shift", (x,), (amount,)) for p, e, x in norms})
+    for p, e, x in copied:
+        if len(e.shape) == 2 and e.shape[1] >= 8 and x.op in ("key", "transpose"):
             for c in _channels_before(entries, p, e.shape[1]):
                 side = int((e.shape[1] // c) ** 0.5)
                 if side * side * c == e.shape[1] and side > 1:
                     for to in ("nhwc", "nchw"):
                         yield (
                             f"{e.target} for features flattened as {to.upper()}",
-                            _with(entries, {p: Expr("flatten", (e.expr,), (c, side, side, to))}),
+                            _with(entries, {p: Expr("flatten", (x,), (c, side, side, to))}),
                         )
-    square = [(p, e) for p, e in copied if len(e.shape) == 2 and e.shape[0] == e.shape[1]]
+    square = [(p, e, x) for p, e, x in copied if len(e.shape) == 2 and e.shape[0] == e.shape[1]]
     if square:
-        yield "square matrices transposed", _with(entries, {p: ex.transpose(e.expr) for p, e in square})
+        yield "square matrices transposed", _with(entries, {p: ex.transpose(x) for p, e, x in square})
 
 
 _HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4)

@@ -26,7 +26,8 @@ def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
     keys, parameters = mapping.coverage["keys"], mapping.coverage["parameters"]
     yield (
         f"{printable(mapping.source, 60) or 'the source'} -> {printable(mapping.target, 60)}: "
-        f"{keys[0]:,} of {counted(keys[1], 'key')}, {count_text(parameters[0])} of {count_text(parameters[1])} parameters"
+        f"{keys[0]:,} of {counted(keys[1], 'key')}, "
+        f"{count_text(parameters[0])} of {count_text(parameters[1])} parameters"
     )
     for note in mapping.notes:
         yield f"  note: {printable(note)}"

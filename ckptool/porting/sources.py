@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping as MappingOf, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Mapping as MappingOf
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
 from ..errors import Ambiguous, NoMatch, NotFound, RuleError, counted, printable
-from ..files import Buffer, StrPath
+from ..files import Buffer
 from ..formats import open as open_checkpoint
 from ..keys import Rename, closest, unwrap
 from ..signature import Entry as Wanted
@@ -98,7 +98,7 @@ def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[str])
             e,
             status="guessed",
             doubts=(doubt, *e.doubts),
-            rivals=(*(e.expr.rename(lambda k, p=path: f"{p}/{k}") for path in others), *e.rivals),
+            rivals=(*(e.expr.rename(f"{path}/{{}}".format) for path in others), *e.rivals),
         )
         for e in mapping.entries
     ]
@@ -343,7 +343,8 @@ def apply(
     copied = sum(e.expr is not None and e.expr.is_copy for e in mapping.entries)
     computed = sum(e.expr is not None and not e.expr.is_copy for e in mapping.entries)
     lines = [
-        f"transfer: {counted(copied, 'tensor')} copied, {computed:,} rearranged, {len(left):,} left as the model has them"
+        f"transfer: {counted(copied, 'tensor')} copied, {computed:,} rearranged, "
+        f"{len(left):,} left as the model has them"
     ]
     return Checkpoint(node, ckpt.format, ckpt.path, ckpt.nbytes, lost_form=(), history=(*ckpt.history, *lines))
 
@@ -404,11 +405,9 @@ def _misses(mapping: Mapping, target: Signature) -> list[str]:
             for k in tails.get(entry.target.rpartition(".")[2], [])
             if len(mapping.source_shapes[k]) == len(entry.shape)
         ]
-        key = entry.target if entry.target in same_rank else next(iter(closest(entry.target, same_rank, 1)), None)
-        if key is None and same_rank:
-            key = same_rank[0]
-        if key is not None:
-            pairs.append((entry, key))
+        if same_rank:
+            near = [entry.target] if entry.target in same_rank else closest(entry.target, same_rank, 1)
+            pairs.append((entry, (near or same_rank)[0]))
     for entry, key in pairs[:4]:
         lines.append(
             f"{printable(entry.target, 60)} wants {list(entry.shape)}; nearest is {printable(key, 60)} "
