@@ -65,6 +65,8 @@ class Unit:
 
 #: Similarity of names above which they count as related.
 _SOME = 0.15
+#: Evidence that is a place among those that look alike, of which both sides have as many.
+_RANKS = ("execution order of both", "execution order", "registration order", "numbers")
 #: An order of which less than this share agrees says little on its own.
 _LITTLE = 0.6
 _MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "running_mean", "weight_hh", "bias")
@@ -163,6 +165,8 @@ class _Matcher:
         self._cells = len(colours)
         self.pair_of: dict[int, tuple[Unit, Unit]] = {}
         self._credits: dict[str, float] = {}
+        own, theirs = (Counter(u.colour for u in units) for units in (self.targets, self.sources))
+        self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
         self._scopes()
 
     # -- the loop
@@ -730,7 +734,20 @@ class _Matcher:
             return False
         if self._same_scope(t, s) or _similarity(t, s) > _SOME or _related(t, s):
             return True
-        return any(self._fits_between(t, s, ts, ss) for _, ts, ss in self._sequences())
+        if any(self._fits_between(t, s, ts, ss) for _, ts, ss in self._sequences()):
+            return True
+        alone = self._alike[t.colour] == (1, 1) or any(e in _RANKS for e in t.evidence)
+        return alone and any(self._is_last(t, s, ts, ss) for _, ts, ss in self._sequences())
+
+    def _is_last(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
+        """Whether they follow a pair, and after them nothing has a partner on either side: what ends there is changed."""
+        place = [next((i for i, u in enumerate(units) if u is one), -1) for units, one in ((targets, t), (sources, s))]
+        if min(place) < 1:
+            return False
+        before = targets[place[0] - 1], sources[place[1] - 1]
+        rest = [*targets[place[0] + 1 :], *sources[place[1] + 1 :]]
+        paired = before[0].cell == before[1].cell and before[0].cell in self.pair_of
+        return paired and not any(u.cell in self.pair_of for u in rest)
 
     def _same_scope(self, t: Unit, s: Unit) -> bool:
         """Whether both are in a pair of scopes of which the whole content matched."""
