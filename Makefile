@@ -19,7 +19,7 @@ env: $(STAMP) ## Build .venv: the package with torch, test and lint tools
 $(STAMP): $(RECIPE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) --upgrade 'pip>=25.1'
-	$(BIN)/python $(PIP) -c constraints.txt -e '.[torch]' --group test --group lint
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[train]' --group test --group lint
 	@touch $@
 
 env-notorch: $(BARE_STAMP) ## Build .venv-notorch: base dependencies and test tools, no torch
