@@ -6,7 +6,8 @@ import json
 import os
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
@@ -27,6 +28,7 @@ from ..train.config import (
 )
 from .options import FileName
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _DEFAULT = Config()
 
 
@@ -129,7 +131,7 @@ def _rates(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
     return rates
 
 
-def _option(name: str, help: str, **more: Any) -> Any:
+def _option(name: str, help: str, **more: Any) -> Callable[[_Command], _Command]:
     """An option whose default is the one of Config, shown in the help."""
     field = name.removeprefix("--").replace("-", "_")
     default = getattr(_DEFAULT, field)

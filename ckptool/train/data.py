@@ -222,12 +222,13 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 @dataclass(frozen=True)
 class Resized:
-    """Scale an image to SIZE x SIZE; with AUGMENT also a random crop of at least half of it, mirrored half of the time."""
+    """Scale an image to SIZE x SIZE; with AUGMENT, first crop at least half of it, and mirror every other one."""
 
     size: int
     augment: bool = False
 
     def __call__(self, image: Any) -> Tensor:
+        """Turn an image of Pillow into values from -1 to 1 of shape [3, SIZE, SIZE]."""
         import numpy
         from PIL import Image, ImageOps
 

@@ -126,8 +126,7 @@ def check_batch(config: Config, place: Place) -> int:
     parts = config.accumulate * (place.world if config.in_processes else 1)
     if config.batch_size % parts:
         raise RuleError(
-            f"{config.batch_size} cannot be divided by {parts} "
-            f"({counted(place.world, 'process').replace('processs', 'processes')}, accumulated {config.accumulate} times)",
+            f"{config.batch_size} cannot be divided by {parts} (processes times accumulated passes)",
             where="--batch-size",
             hint=f"--batch-size {(config.batch_size // parts + 1) * parts}",
         )

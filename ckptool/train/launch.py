@@ -1,4 +1,4 @@
-"""Starting a run: in this process, in several that torch's elastic launcher watches, or as a rank of the user's torchrun."""
+"""Starting a run: in this process, in several under torch's elastic launcher, or as a rank of the user's torchrun."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class HousingNet(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Two convolutions with batch norm and a classifier, for images of any size. Input [N, 3, H, W], output [N, classes]."""
+    """Two convolutions with batch norm and a classifier. Input [N, 3, H, W] of any size, output [N, classes]."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()

@@ -142,7 +142,9 @@ def _as_list(value: Any) -> list[Any]:
 
 def _unwrapped(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """The weights under the names that the code of the model gives."""
-    return dict(unwrap(dict(state_dict), missing="ok"))
+    plain: Any = dict(state_dict)
+    unwrapped: dict[str, Any] = unwrap(plain, missing="ok")
+    return unwrapped
 
 
 def by_number(state: Mapping[str, Any], names: Sequence[str] | None, wanted: Sequence[Sequence[str]]) -> dict[str, Any]:

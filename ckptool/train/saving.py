@@ -1,4 +1,4 @@
-"""What a run saves: each kind of checkpoint as training scripts write it, with torch.save or the safetensors library."""
+"""What a run saves: each kind of checkpoint as training scripts do, with torch.save or the safetensors library."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def write(value: Any, path: Path, save: Save) -> None:
         CannotCarry: the value cannot be pickled, or shares memory where safetensors does not allow that.
     """
     with replacing(path, overwrite=True) as raw:
-        out = io.BufferedWriter(raw)  # type: ignore[type-var]
+        out = io.BufferedWriter(raw)
         try:
             if save.container == "safetensors":
                 import safetensors.torch

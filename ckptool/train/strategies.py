@@ -96,7 +96,7 @@ class Strategy:
         """Within it gradients are exchanged, unless more of the same step will follow."""
         return contextlib.nullcontext()
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def autocast(self) -> Any:
         """Mixed precision, if it is asked for."""
         dtype = torch.float16 if self.config.amp == "fp16" else torch.bfloat16
         return torch.autocast(self.device.type, dtype, enabled=self.config.amp != "none")
@@ -197,7 +197,7 @@ class Manual(Strategy):
             replica.train(mode)
 
     def scatter(self, batch: Tensor) -> list[Tensor]:
-        """Cut a batch along its first dimension, a shard for each device. Some get none if there are too few samples."""
+        """Cut a batch along its first dimension, a shard for each device; some are empty if there are few samples."""
         if self.device.type == "cpu":  # torch's scatter is for GPUs
             return list(batch.tensor_split(len(self.replicas)))
         return list(nn.parallel.scatter(batch, list(self.place.devices)))
@@ -308,7 +308,7 @@ class FullyShard(_InProcesses):
     @contextlib.contextmanager
     def synchronised(self, last: bool) -> Iterator[None]:
         """Gradients are reduced at the last of several batches only."""
-        self.wrapped.set_requires_gradient_sync(last)  # type: ignore[operator]
+        self.wrapped.set_requires_gradient_sync(last)
         yield
 
     def wrapped_state(self) -> dict[str, Any]:
