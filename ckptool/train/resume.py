@@ -143,8 +143,8 @@ def _as_list(value: Any) -> list[Any]:
 def _unwrapped(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     """The weights under the names that the code of the model gives."""
     plain: Any = dict(state_dict)
-    unwrapped: dict[str, Any] = unwrap(plain, missing="ok")
-    return unwrapped
+    unwrapped: Any = unwrap(plain, missing="ok")
+    return dict(unwrapped)
 
 
 def by_number(state: Mapping[str, Any], names: Sequence[str] | None, wanted: Sequence[Sequence[str]]) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _read_directory(folder: Path) -> Progress:
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-    class Inert(_EmptyStateDictLoadPlanner):  # type: ignore[misc]
+    class Inert(_EmptyStateDictLoadPlanner):
         def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
             loaded = torch.load(value, weights_only=True)
             self.state_dict[read_item.dest_index.fqn] = loaded
