@@ -37,7 +37,7 @@ class Epoch:
         test_loss: mean over the test samples, after it.
         accuracy: part of the test samples whose class was right; None for a regression.
         rate: learning rate of the first group.
-        seconds: on the clock.
+        seconds: on the clock; not kept in checkpoints, so that the same run gives the same file.
     """
 
     number: int
@@ -45,7 +45,7 @@ class Epoch:
     test_loss: float
     accuracy: float | None
     rate: float
-    seconds: float
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -272,4 +272,4 @@ def _shown_sizes(session: Session, watcher: Watcher) -> Iterator[None]:
 
 def plain_history(history: list[Epoch]) -> list[dict[str, Any]]:
     """A history as plain data, as checkpoints keep it."""
-    return [asdict(epoch) for epoch in history]
+    return [{name: value for name, value in asdict(epoch).items() if name != "seconds"} for epoch in history]

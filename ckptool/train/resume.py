@@ -233,14 +233,13 @@ def _read_directory(folder: Path) -> Progress:
 
 
 def _epoch(row: list[float]) -> dict[str, Any]:
-    number, loss, test_loss, accuracy, rate, seconds = row
+    number, loss, test_loss, accuracy, rate = row
     return {
         "number": int(number),
         "loss": loss,
         "test_loss": test_loss,
         "accuracy": None if accuracy != accuracy else accuracy,
         "rate": rate,
-        "seconds": seconds,
     }
 
 
