@@ -10,7 +10,7 @@ BARE_STAMP := $(BARE)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test demo bench clean
+.PHONY: help env env-notorch lint types test demo fixtures bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the sui
 
 demo: $(STAMP) ## Run the demonstration
 	$(BIN)/python -m fixtures.demo
+
+fixtures: $(STAMP) ## Make the checkpoints in fixtures/trained anew, with ckptool's own training pipeline
+	$(BIN)/python -m fixtures.build
 
 bench: $(STAMP) ## Run the benchmarks
 	$(BIN)/python -m benchmarks
