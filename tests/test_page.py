@@ -1,4 +1,4 @@
-"""The pages of reports, in a real browser: they load, search, zoom and filter, and nothing from a file is run by them."""
+"""The pages of reports in a real browser: they load, search, zoom and filter, and run nothing that is in a file."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_the_command_writes_the_page_beside_its_text(tmp_path, capfd):
 
 @pytest.fixture(scope="module")
 def browser():
-    """A headless Chromium. `make test-page` installs one and requires it; elsewhere these tests say that it is missing."""
+    """A headless Chromium. `make test-page` requires one; elsewhere these tests say that it is missing."""
     required = os.environ.get("CKPTOOL_REQUIRE_BROWSER") == "1"
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     try:
