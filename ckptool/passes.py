@@ -16,14 +16,16 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
+from . import decode
 from . import keys as names
 from .checkpoint import Checkpoint, StateDict, from_plain, map_storages, rekey, to_plain
 from .errors import NoMatch, PartialMatch, RuleError, counted, printable
 from .files import beside, shell_quote
 from .keys import Pattern, Rename
+from .kinds import OtherTensor, others_in
 from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules
 from .tensor import LazyTensor, Storage
-from .tree import address, walk
+from .tree import address, rebuild, walk
 from .weights import around
 
 Missing = Literal["error", "ok"]
@@ -254,6 +256,46 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     )
 
 
+def to_dense(ckpt: Checkpoint, *, missing: Missing = "error") -> Checkpoint:
+    """Make dense tensors of sparse ones, wherever they are in the file, for formats that hold no others.
+
+    Their values are put in place when they are written; the index tensors are read and checked now.
+
+    Raises:
+        NoMatch: there is no sparse tensor.
+        CannotCarry: a dense tensor would be absurdly large.
+    """
+    return _decoded(ckpt, missing, "to-dense", lambda kind: kind.startswith("sparse"), "sparse", decode.to_dense)
+
+
+def dequantize(ckpt: Checkpoint, *, missing: Missing = "error") -> Checkpoint:
+    """Make float32 tensors of quantized ones, wherever they are in the file: (q - zero point) * scale.
+
+    Raises:
+        NoMatch: there is no quantized tensor.
+    """
+    quantized = "quantized".__eq__
+    return _decoded(ckpt, missing, "dequantize", quantized, "quantized", decode.dequantized)
+
+
+def _decoded(
+    ckpt: Checkpoint,
+    missing: Missing,
+    name: str,
+    wanted: Callable[[str], bool],
+    word: str,
+    decoded: Callable[[OtherTensor], LazyTensor],
+) -> Checkpoint:
+    """CKPT with the tensors of a kind replaced by what DECODED makes of them."""
+    found = [(node, other) for _, node, other in others_in(ckpt.root) if wanted(other.kind)]
+    if not found and missing == "error":
+        raise NoMatch(f"no tensor is {word}", where=ckpt.where, hint="--if-present lets rules match nothing")
+    made = {id(node): decoded(other) for node, other in found}
+    before, after = sum(other.nbytes for _, other in found), sum(tensor.nbytes for tensor in made.values())
+    line = f"{name}: {counted(len(found), f'{word} tensor')}, {before:,} bytes -> {after:,}"
+    return replace(ckpt, root=rebuild(ckpt.root, instead=made)).noting(line)
+
+
 def map_location(ckpt: AnyCheckpoint, rules: Rules, *, missing: Missing = "error") -> AnyCheckpoint:
     """Change where storages say they are: "cpu", "cuda:1->cuda:0", "cuda:*=cpu", {"cuda:1": "cuda:0"}, several at once.
 
@@ -385,11 +427,13 @@ def _prefix_hint(weights: StateDict) -> str | None:
 __all__ = [
     "LocationRule",
     "add_prefix",
+    "dequantize",
     "drop",
     "extract",
     "map_location",
     "rename",
     "select",
     "strip_prefix",
+    "to_dense",
     "unwrap",
 ]

@@ -253,9 +253,15 @@ def settle_ties(ckpt: Checkpoint) -> Checkpoint:
     return done.noting(*broken)
 
 
+#: Kind of tensor -> the option that makes dense ones of it.
+_DECODED = {"sparse": "--to-dense", "quantized": "--dequantize"}
+
+
 def _loss(ckpt: Checkpoint, chosen: Format, content: tuple[str, ...]) -> CannotCarry:
     outer = [state_dict.path for state_dict in ckpt.state_dicts()]
-    hint = "--allow-loss writes the rest"
+    kinds = {other.kind.split("_")[0] for _, other in ckpt.other_tensors()} if not chosen.pickles else set()
+    ways = [f"{option} makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
+    hint = "; ".join([*ways, "--allow-loss writes the rest"])
     if not chosen.pickles and len(outer) == 1 and outer[0]:
         hint = f"--extract keeps the weights at {printable(outer[0], 60)} only; a .pth file keeps everything"
     return CannotCarry(

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, little_endian_throughout
+from ..decode import check_all
 from ..errors import CannotCarry, Malformed, printable
 from ..files import Buffer, File, FileRange, Piece
 from ..tensor import LazyTensor, Storage
@@ -57,6 +58,7 @@ def open_legacy(file: File) -> Checkpoint:
             have *= 8
     where, reader = file.path, pickles.reader
     end = _place_storages(file, pickles)
+    unchecked = check_all(reader.others, where)
     lost = []
     if end < file.size:
         lost.append(f"{file.size - end:,} bytes that follow the last storage")
@@ -68,7 +70,7 @@ def open_legacy(file: File) -> Checkpoint:
         "torch-legacy",
         where,
         file.size,
-        warnings=tuple(lost),
+        warnings=(*unchecked, *lost),
         lost_content=reader.lost_content(),
         lost_form=tuple(lost),
     )
@@ -210,9 +212,7 @@ def draft_legacy(ckpt: Checkpoint) -> Draft:
             None,
         )
 
-    tree = write_pickle(ckpt.root, persistent)
-    if any(storage.big_endian for storage in storages.values()):
-        raise CannotCarry("big-endian values can only be copied from torch zip to torch zip", where=ckpt.where)
+    tree = write_pickle(little_endian_throughout(ckpt).root, persistent)
     untyped = next((storage for storage in storages.values() if storage.class_name == "UntypedStorage"), None)
     if untyped is not None:
         raise CannotCarry(

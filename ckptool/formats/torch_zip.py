@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, little_endian_throughout
+from ..decode import check_all
 from ..errors import Malformed, UnknownFormat, printable
 from ..files import Buffer, Crc32Of, File, FileRange, Piece
 from ..tensor import Storage
@@ -77,7 +78,7 @@ def open_zip(file: File) -> Checkpoint:
 
     reader = TorchReader(archive.read("data.pkl", _largest_pickle(archive)), where, storage)
     root = reader.load()
-    warnings, lost = [], []
+    warnings, lost = [*check_all(reader.others, where)], []
     if reader.position < len(reader.data):
         lost.append(f"{len(reader.data) - reader.position:,} bytes that follow the end of its pickle")
     unused = [name for name in archive.members if name.startswith("data/") and name[5:] not in reader.storages]
@@ -205,8 +206,8 @@ def _laid_out(ckpt: Checkpoint) -> Draft:
     keys = _Keys(keep=False)
     pickle = write_pickle(ckpt.root, keys)
     orders = {storage.big_endian for storage in keys.storages}
-    if len(orders) > 1:
-        raise Malformed("mixes big-endian and little-endian storages", where=ckpt.where)
+    if len(orders) > 1:  # the file says it once for all
+        return _laid_out(little_endian_throughout(ckpt))
     archive = ckpt.origin.archive if isinstance(ckpt.origin, _Origin) else None
     texts = {
         ".format_version": "1",

@@ -11,10 +11,12 @@ from ..checkpoint import Checkpoint, StateDict, metadata_of
 from ..errors import printable
 from ..files import StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
+from ..kinds import OtherTensor, as_dense, others_in
 from ..locations import mentions
 from ..objects import beyond_plain_data, count_objects
 from ..tensor import LazyTensor
-from ..tree import Dict, Global, List, Object, Set, component_text, walk
+from ..tree import Dict, Global, List, Object, Set, address, component_text, walk
+from ..weights import is_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class StateDictReport:
 class TensorReport:
     """A tensor in a file. `storage` numbers the storages: tensors with the same number share memory.
 
-    `key` is None outside a state dict; `shape` and `stride` are in elements.
+    `key` is None outside a state dict; `shape` and `stride` are in elements. `kind` is "dense", or what the tensor is
+    otherwise ("sparse_coo", "quantized", "numpy" …); `bytes` are then those of its parts, which follow it in the list.
     """
 
     path: str
@@ -42,9 +45,10 @@ class TensorReport:
     shape: list[int]
     stride: list[int]
     location: str
-    storage: int
+    storage: int | None
     bytes: int
     requires_grad: bool
+    kind: str = "dense"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,30 +147,35 @@ def _tensors(ckpt: Checkpoint, weights: list[StateDict]) -> list[TensorReport]:
         f"{one.path}/{component_text(key)}" if one.path else component_text(key): key for one in weights for key in one
     }
     numbers: dict[int, int] = {}
-    found = []
-    for path, t in ckpt.tensors():
-        number = numbers.setdefault(t.storage.identity, len(numbers))
-        found.append(
-            TensorReport(
-                path,
-                key_of.get(path),
-                t.dtype.name,
-                list(t.shape),
-                list(t.stride),
-                t.location,
-                number,
-                t.nbytes,
-                t.requires_grad,
-            )
+    others = {id(node): other for _, node, other in others_in(ckpt.root)}
+
+    def number(t: LazyTensor) -> int:
+        return numbers.setdefault(t.storage.identity, len(numbers))
+
+    def report(path: str, t: LazyTensor | OtherTensor) -> TensorReport:
+        stored = t if isinstance(t, LazyTensor) else t.dense
+        return TensorReport(
+            path,
+            key_of.get(path),
+            t.dtype.name if t.dtype else "?",
+            list(t.shape),
+            list(stored.stride) if stored else [],
+            t.location,
+            number(stored) if stored else None,
+            t.nbytes,
+            t.requires_grad,
+            "dense" if isinstance(t, LazyTensor) else t.words,
         )
-    return found
+
+    found = ((trail, node if isinstance(node, LazyTensor) else others.get(id(node))) for trail, node in walk(ckpt.root))
+    return [report(address(trail), tensor) for trail, tensor in found if tensor is not None]
 
 
 def _others(ckpt: Checkpoint, weights: list[StateDict]) -> list[tuple[str, str]]:
     """What stands at the root beside the state dicts, and what stands in them that is no tensor."""
     inside = {id(one.node) for one in weights}
     if id(ckpt.root) in inside:
-        pairs = [(key, value) for key, value in weights[0].node.entries if not isinstance(value, LazyTensor)]
+        pairs = [(key, value) for key, value in weights[0].node.entries if not is_tensor(value)]
     elif isinstance(ckpt.root, Dict):
         pairs = [(key, value) for key, value in ckpt.root.entries if id(value) not in inside]
     else:
@@ -223,7 +232,7 @@ def _suggestions(ckpt: Checkpoint, weights: list[StateDict], unsafe: dict[str, i
         out = beside(ckpt.where, "cpu")
         found.append((f"ckptool {command} {file} {out} --map-location cpu{kept}", f"to load it without {places}"))
     if inner:
-        flat = all(isinstance(value, LazyTensor) and value.dtype.safetensors for value in weights[0].values())
+        flat = all((dense := as_dense(value)) is not None and dense.dtype.safetensors for value in weights[0].values())
         out = beside(ckpt.where, "weights", ".safetensors" if flat else None)
         around = f"{'the classes and ' if unsafe else ''}what stands around them"
         found.append((f"ckptool convert {file} {out} --extract", f"to keep the weights alone, without {around}"))

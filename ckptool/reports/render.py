@@ -86,10 +86,12 @@ def _state_dict(one: StateDictReport, tensors: list[TensorReport], everything: b
     size = f"{count_text(one.parameters)} parameters, {size_text(one.bytes)}"
     yield f"  state dict {place}: {counted(one.keys, 'key')}, {size}"
     dtypes, locations = Counter(t.dtype for t in tensors), Counter(t.location for t in tensors)
+    kinds = Counter(t.kind for t in tensors if t.kind != "dense")
     facts = [_histogram(dtypes), _histogram(locations)]
-    storages = len({t.storage for t in tensors})
-    if storages < len(tensors):
-        facts.append(f"{len(tensors):,} tensors in {counted(storages, 'storage')}")
+    stored = [t.storage for t in tensors if t.storage is not None]
+    if len(set(stored)) < len(stored):
+        facts.append(f"{len(stored):,} tensors in {counted(len(set(stored)), 'storage')}")
+    facts += [f"{count:,} {kind}" for kind, count in kinds.items()]
     facts += [f"{name} in {counted(count, 'key')}" for name, count in one.wrappers.items()]
     yield "    " + "; ".join(fact for fact in facts if fact)
     yield ""
@@ -108,6 +110,7 @@ def _modules(tensors: list[TensorReport], usual: tuple[str, str], width: int) ->
     for t in tensors:
         module, _, leaf = (t.key or "").rpartition(".")
         unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
+        unusual += [t.kind] if t.kind != "dense" else []
         leaves.setdefault(module, []).append((leaf, " ".join([str(t.shape), *unusual])))
         sizes[module] += t.bytes
     rows: list[tuple[str, str, list[str]]] = []

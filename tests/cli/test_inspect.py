@@ -35,6 +35,7 @@ def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Fil
         "storage": 0,
         "bytes": 72,
         "requires_grad": False,
+        "kind": "dense",
     }
     outside = [t for t in file["tensors"] if t["key"] is None]
     assert [t["path"] for t in outside] == ["optimizer/state/0/step", "optimizer/state/0/exp_avg"]
