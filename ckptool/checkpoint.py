@@ -14,8 +14,9 @@ from typing import Any
 
 from .errors import KeyCollision, printable
 from .kinds import OtherTensor, other_tensor, others_in
+from .modules import PickledModule, state_dict_of
 from .tensor import LazyTensor, Storage, little_endian
-from .tree import ABSENT, Dict, List, Mapped, address, attributes_of, rebuild, walk, with_entries
+from .tree import ABSENT, Dict, List, Mapped, Object, address, attributes_of, rebuild, walk, with_entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +104,17 @@ class StateDict(Mapping[str, Any]):
     """A state dict inside a checkpoint: key -> tensor, in the order in which it was saved.
 
     Attributes:
-        node: its place in the tree.
-        path: the path of that place, "" at the root.
+        node: its place in the tree. For one that was recovered from a pickled model it is made anew.
+        path: the path of that place, "" at the root; of a recovered one that of the model.
+        model: the pickled model that it was recovered from, or None.
+        places: of a recovered one, the path of each of its tensors.
     """
 
-    def __init__(self, node: Mapped, path: str) -> None:
+    def __init__(self, node: Mapped, path: str, model: Object | None = None) -> None:
         self.node = node
         self.path = path
+        self.model = model
+        self.places: dict[str, str] = {}
         self._values = {str(key): value for key, value in node.entries if isinstance(key, str)}
 
     def __getitem__(self, key: str) -> Any:
@@ -150,6 +155,14 @@ class StateDict(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"StateDict({self.path!r}, {len(self)} keys)"
+
+
+def recovered(module: PickledModule, where: object = "") -> StateDict:
+    """The state dict that a whole pickled model would give (see `ckptool.modules`)."""
+    node, places = state_dict_of(module, where)
+    made = StateDict(node, address(module.trail), module.node)
+    made.places = {key: address(trail) for key, trail in places.items()}
+    return made
 
 
 def ties_of(tensors: Mapping[str, LazyTensor]) -> list[list[str]]:

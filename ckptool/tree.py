@@ -264,6 +264,14 @@ def component_text(component: str | int) -> str:
     return text.replace("~", "~0").replace("/", "~1")
 
 
+def trail_to(path: str) -> Trail:
+    """The trail whose `address` is PATH."""
+    trail: Trail = None
+    for text in path.split("/") if path else []:
+        trail = (trail, Aside(text))
+    return trail
+
+
 def descend(root: Any, path: str) -> Any:
     """The node at PATH (see `address`), or ABSENT if there is none. Of equal keys the last counts, as in Python."""
     node = root

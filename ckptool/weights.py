@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 from .errors import Ambiguous, NotFound, counted, printable
 from .files import shell_quote
 from .kinds import stands_for_a_tensor
+from .modules import PickledModule, find_modules, is_module
 from .tensor import LazyTensor
 from .tree import (
     ABSENT,
+    NODES,
     Dict,
+    Global,
     List,
     Mapped,
     Object,
@@ -21,6 +24,7 @@ from .tree import (
     component_text,
     descend,
     is_mapping,
+    trail_to,
     walk,
 )
 
@@ -85,9 +89,10 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
     """The state dicts in a checkpoint, in the order of the file.
 
     The root, if it is one. Else those in dicts and lists below it, leaving out training state (optimizers, schedulers,
-    random number generators). If some stand under a usual envelope key, only those.
+    random number generators). If some stand under a usual envelope key, only those. Without any, those that can be
+    recovered from whole pickled models.
     """
-    from .checkpoint import StateDict
+    from .checkpoint import StateDict, recovered
 
     if is_state_dict(ckpt.root):
         return [StateDict(ckpt.root, "")]
@@ -114,7 +119,8 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
         ]
         pending.extend(reversed(inner))
     usual_ones = [state_dict for usual, state_dict in found if usual]
-    return usual_ones or [state_dict for _, state_dict in found]
+    plain = usual_ones or [state_dict for _, state_dict in found]
+    return plain or [recovered(module, ckpt.where) for module in find_modules(ckpt.root)]
 
 
 def _holds_others(node: Any) -> bool:
@@ -127,11 +133,13 @@ def _is_optimizer(node: Mapped) -> bool:
 
 def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
     """The one state dict of a checkpoint, or the one at the path AT."""
-    from .checkpoint import StateDict
+    from .checkpoint import StateDict, recovered
 
     at = ckpt.at if at is None else at
     if at is not None:
         node = descend(ckpt.root, at)
+        if is_module(node):
+            return recovered(PickledModule(node, trail_to(at)), ckpt.where)
         if is_mapping(node):
             return StateDict(node, at)
         what = "nothing is" if node is ABSENT else "there is no dict"
@@ -156,18 +164,23 @@ def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
 
 def around(ckpt: Checkpoint, weights: StateDict) -> list[str]:
     """What stands around a state dict, an entry a line, with the number of tensors in it."""
-    if weights.node is ckpt.root:
-        return []
+    held = weights.model or weights.node
     lines: list[str] = []
+    if weights.model is not None:
+        lines.append(f"the model around them: an object of class {printable(weights.model.class_name, 80)}")
+    if held is ckpt.root:
+        return lines
     pending: list[tuple[Trail, Any]] = [(None, ckpt.root)]
     while pending:
         trail, node = pending.pop()
-        if node is weights.node:
+        if node is held:
             continue
         nodes = [found for _, found in walk(node)]
-        if _holds_others(node) and any(found is weights.node for found in nodes):
+        if isinstance(node, (tuple, *NODES)) and any(found is held for found in nodes):
             pending.extend(reversed([((trail, part), child) for part, child in children(node)]))
             continue
+        if isinstance(node, Global):
+            continue  # the class of an object around them
         tensors = sum(isinstance(found, LazyTensor) for found in nodes)
         lines.append(printable(address(trail), 80) + (f" ({counted(tensors, 'tensor')})" if tensors else ""))
     return lines

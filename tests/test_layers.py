@@ -19,7 +19,7 @@ FLOORS = [
     ["tensor", "keys"],
     ["tree"],
     ["kinds"],
-    ["decode"],
+    ["decode", "modules"],
     ["objects", "locations"],
     ["checkpoint", "weights"],
     ["passes", "formats"],

@@ -293,3 +293,19 @@ def convert(
         dequantize,
     )
     rewrite(wanted, "convert", options)
+
+
+@click.command()
+@writing_options
+def extract_weights(**options: Any) -> None:
+    """Take the weights out of a checkpoint, and leave everything else behind.
+
+    Out of a whole pickled model (torch.save(model, …)) the state dict is recovered as model.state_dict() would give it:
+    without the class, and without running anything.
+
+    \b
+    ckptool extract-weights yolo.pt -o weights.safetensors
+    ckptool extract-weights last.ckpt weights.pth
+    ckptool extract-weights gan.pt -o generator.safetensors --at generator
+    """
+    rewrite(Passes(extract=True), "extract-weights", options)

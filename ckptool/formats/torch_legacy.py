@@ -63,7 +63,8 @@ def open_legacy(file: File) -> Checkpoint:
     if end < file.size:
         lost.append(f"{file.size - end:,} bytes that follow the last storage")
     if reader.sources:
-        names = ", ".join(printable(name, 60) for name in list(reader.sources)[:6])
+        names = ", ".join(printable(name, 60) for name in list(reader.sources)[:3])
+        names += ", …" if len(reader.sources) > 3 else ""
         lost.append(f"the source code of {len(reader.sources):,} classes that is recorded in it: {names}")
     return Checkpoint(
         pickles.tree,

@@ -36,6 +36,7 @@ def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Fil
         "bytes": 72,
         "requires_grad": False,
         "kind": "dense",
+        "state_dict": "state_dict",
     }
     outside = [t for t in file["tensors"] if t["key"] is None]
     assert [t["path"] for t in outside] == ["optimizer/state/0/step", "optimizer/state/0/exp_avg"]
