@@ -35,6 +35,8 @@ class Checkpoint:
         at: path of the state dict, if somebody named it; else it is looked for.
         lost_content, lost_form: what no rewrite can keep, since reading already left it behind.
         history: what passes did, a line each.
+        sealed: why the whole cannot be written to a pickle, nor its keys changed ("is a TorchScript archive: …"); ""
+            if it can. Extracting the weights takes them out.
     """
 
     root: Any
@@ -49,6 +51,7 @@ class Checkpoint:
     lost_content: tuple[str, ...] = ()
     lost_form: tuple[str, ...] = ()
     history: tuple[str, ...] = ()
+    sealed: str = ""
 
     @property
     def where(self) -> str:

@@ -261,7 +261,7 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     ]
     if weights.model is not None and has_own_ways(weights.model):
         notes.append("note: the model has functions that change its state dict when it is made; they were not run")
-    return replace(ckpt, root=weights.node, at="").noting(*notes)
+    return replace(ckpt, root=weights.node, at="", sealed="").noting(*notes)
 
 
 def to_dense(ckpt: Checkpoint, *, missing: Missing = "error") -> Checkpoint:
@@ -396,6 +396,9 @@ def _held_on_cpu(ckpt: Checkpoint) -> set[int]:
     return {key for key, stays in held.items() if stays}
 
 
+_TAKE_OUT = "add --extract, which takes the weights out of it first"
+
+
 def _changeable(ckpt: Checkpoint, at: str | None) -> StateDict:
     """The state dict whose keys a pass changes.
 
@@ -403,12 +406,14 @@ def _changeable(ckpt: Checkpoint, at: str | None) -> StateDict:
         RuleError: its keys are attributes of a pickled model, which cannot be renamed there.
     """
     weights = ckpt.state_dict(at)
+    if ckpt.sealed:
+        raise RuleError(ckpt.sealed, where=ckpt.where, hint=_TAKE_OUT)
     if weights.model is not None:
         raise RuleError(
             f"its keys are attributes of a whole pickled model ({printable(weights.model.class_name, 80)}), and its "
             "code needs them as they are",
             where=ckpt.where,
-            hint="add --extract, which takes the weights out of it first",
+            hint=_TAKE_OUT,
         )
     return weights
 

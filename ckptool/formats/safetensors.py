@@ -35,7 +35,7 @@ _LARGEST_HEADER = 100_000_000  # the reference's own limit
 _NOTE = "ckptool"
 
 
-def sniff(head: bytes) -> bool:
+def sniff(head: bytes, file: object = None) -> bool:
     """Whether HEAD may be the beginning of a safetensors file: a header length that makes sense, then `{`."""
     return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LARGEST_HEADER
 

@@ -34,7 +34,7 @@ _MAGIC_BYTES = MAGIC.to_bytes(10, "little")
 _FIRST_READ = 1 << 18
 
 
-def sniff(head: bytes) -> bool:
+def sniff(head: bytes, file: object = None) -> bool:
     """Whether HEAD begins with the pickled magic number, in any pickle protocol that can hold it."""
     return _MAGIC_BYTES in head[:24] or head.startswith(b"L%dL\n" % MAGIC)
 
@@ -75,6 +75,31 @@ def open_legacy(file: File) -> Checkpoint:
         lost_content=reader.lost_content(),
         lost_form=tuple(lost),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _InMemory:
+    """Bytes that are read like a file."""
+
+    data: bytes
+    path: Any
+
+    @property
+    def size(self) -> int:
+        """How many bytes there are."""
+        return len(self.data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """LENGTH bytes from OFFSET."""
+        return self.data[offset : offset + length]
+
+
+def read_stream(data: bytes, where: object) -> Any:
+    """The tree in a legacy stream that stands somewhere in memory; offsets of its storages count from its start."""
+    stream: Any = _InMemory(data, where)
+    pickles = _read_pickles(stream, data, complete=True)
+    _place_storages(stream, pickles)
+    return pickles.tree
 
 
 def _read_pickles(file: File, data: bytes, *, complete: bool) -> _Pickles:

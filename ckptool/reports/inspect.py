@@ -102,7 +102,7 @@ def inspect(path: StrPath) -> Inspection:
 def describe(ckpt: Checkpoint) -> Inspection:
     """Say what is in an open checkpoint."""
     weights = ckpt.state_dicts()
-    unsafe = dict(beyond_plain_data(ckpt.root)) if ckpt.format != "safetensors" else {}
+    unsafe = dict(beyond_plain_data(ckpt.root)) if ckpt.format != "safetensors" and not ckpt.sealed else {}
     return Inspection(
         ckpt.where,
         ckpt.format,

@@ -78,7 +78,7 @@ def _section(title: str, lines: list[str], everything: bool) -> Iterator[str]:
 
 def _state_dict(one: StateDictReport, tensors: list[TensorReport], everything: bool, width: int) -> Iterator[str]:
     place = f"at {printable(one.path)}" if one.path else "at the root"
-    place += f", recovered from a pickled {printable(one.model, 80)}" if one.model else ""
+    place += f", recovered from a module of class {printable(one.model, 80)}" if one.model else ""
     size = f"{count_text(one.parameters)} parameters, {size_text(one.bytes)}"
     yield f"  state dict {place}: {counted(one.keys, 'key')}, {size}"
     dtypes, locations = Counter(t.dtype for t in tensors), Counter(t.location for t in tensors)

@@ -240,9 +240,6 @@ def test_what_reading_leaves_behind_is_said(tmp_path, origin):
 
 
 RELATIVES = {
-    "constants.pkl": "a TorchScript archive",
-    ".data/extern_modules": "a torch.package archive",
-    "archive_format": "an exported program",
     "model.pth": "a zip archive with a checkpoint in it",
     "version": "without data.pkl",
     "image.png": "a zip archive, but none of torch's",
