@@ -22,7 +22,8 @@ _HOMES = {
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(
-        ("strip_prefix", "add_prefix", "unwrap", "rename", "select", "drop", "extract", "map_location"), "passes"
+        """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize""".split(),
+        "passes",
     ),
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
@@ -52,7 +53,18 @@ if TYPE_CHECKING:
     )
     from .formats import FORMATS, Plan, detect, open, plan, save
     from .model import Inert, from_torch, load
-    from .passes import add_prefix, drop, extract, map_location, rename, select, strip_prefix, unwrap
+    from .passes import (
+        add_prefix,
+        dequantize,
+        drop,
+        extract,
+        map_location,
+        rename,
+        select,
+        strip_prefix,
+        to_dense,
+        unwrap,
+    )
     from .porting import Mapping, load_into, read_mapping, transfer
     from .tensor import LazyTensor, Storage
 
@@ -94,6 +106,7 @@ __all__ = [
     "Unwritable",
     "__version__",
     "add_prefix",
+    "dequantize",
     "detect",
     "drop",
     "extract",
@@ -108,6 +121,7 @@ __all__ = [
     "save",
     "select",
     "strip_prefix",
+    "to_dense",
     "transfer",
     "unwrap",
 ]

@@ -14,6 +14,7 @@
         KeyCollision                        ... because two keys would become one
       CannotCarry     (ValueError)          the target format would lose content, or an object must not be written
       Doubtful        (ValueError)          a port holds guesses or gaps that nobody accepted
+      TrainingFailed  (RuntimeError)        a training run that broke off: a rank died, or the loss is no number
 
 An error reads `where: what.`, then a few lines of evidence, then `Hint:` with a command that works. Each class
 also derives from the builtin that a caller would catch.
@@ -121,3 +122,7 @@ class CannotCarry(CheckpointError, ValueError):
 
 class Doubtful(CheckpointError, ValueError):
     """A port holds guesses or gaps that were not accepted. Nothing was written or loaded."""
+
+
+class TrainingFailed(CheckpointError, RuntimeError):
+    """A training run broke off. What it saved before is whole."""

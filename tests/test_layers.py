@@ -18,6 +18,8 @@ FLOORS = [
     ["writing"],
     ["tensor", "keys"],
     ["tree"],
+    ["kinds"],
+    ["decode", "modules"],
     ["objects", "locations"],
     ["checkpoint", "weights"],
     ["passes", "formats", "signature"],
@@ -43,7 +45,9 @@ ALLOWED = {
 #: Third-party package -> the modules that may import it.
 HOMES = {
     "torch": {"model", "inputs", "trace", "architecture", "porting/prove", "distributed", "train"},
-    "safetensors": {"model"},
+    "safetensors": {"model", "train"},
+    "PIL": {"train"},
+    "matplotlib": {"train"},
     "click": {"cli"},
     "rich": {"cli", "reports/render"},
     "yaml": {"keys", "cli", "porting", "passes"},

@@ -740,7 +740,7 @@ class _Matcher:
         return alone and any(self._is_last(t, s, ts, ss) for _, ts, ss in self._sequences())
 
     def _is_last(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-        """Whether they follow a pair, and after them nothing has a partner on either side: what ends there is changed."""
+        """Whether they follow a pair, and nothing after them has a partner on either side: only the end differs."""
         place = [next((i for i, u in enumerate(units) if u is one), -1) for units, one in ((targets, t), (sources, s))]
         if min(place) < 1:
             return False
