@@ -165,6 +165,7 @@ class _Matcher:
         self._cells = len(colours)
         self.pair_of: dict[int, tuple[Unit, Unit]] = {}
         self._credits: dict[str, float] = {}
+        self._exact: dict[int, Hashable] | None = None
         own, theirs = (Counter(u.colour for u in units) for units in (self.targets, self.sources))
         self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
         self._scopes()
@@ -264,10 +265,9 @@ class _Matcher:
 
     def _by_exact_names(self) -> bool:
         """Equal paths below a prefix of each side, where most of what is below the prefixes agrees."""
-        if getattr(self, "_exact", None) is None:
+        if self._exact is None:
             self._exact = self._prefix_labels()
-        exact = self._exact
-        return self._split("name", partial(_of, exact))
+        return self._split("name", partial(_of, self._exact))
 
     def _prefix_labels(self) -> dict[int, Hashable]:
         found: dict[int, Hashable] = {}
@@ -772,6 +772,7 @@ class _Matcher:
 
     def _contradictions(self, pairs: list[tuple[Unit, Unit]]) -> None:
         self._unusual_attention(pairs)
+        self._strangers_among_namesakes(pairs)
         for t, s in pairs:
             conflict = self._hard_conflict(t, s)
             if conflict and "name" not in t.evidence:
@@ -779,6 +780,16 @@ class _Matcher:
             for scope in self._inner.get(id(t), ()):
                 if scope.doubts and any(p is scope.partner for p in self._inner.get(id(s), ())):
                     t.doubts += [d for d in scope.doubts if d not in t.doubts]
+
+    def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> None:
+        """Where all else has the same name on both sides, a pair of other names may be something new that merely fits."""
+        names = self._exact or {}
+        strangers = [(t, s) for t, s in pairs if id(t) not in names or names[id(t)] != names.get(id(s))]
+        if len(strangers) > 0.2 * len(pairs):
+            return
+        for t, s in strangers:
+            if _similarity(t, s) <= _SOME and not _related(t, s):
+                t.doubts.append("all else has the same name on both sides, and this has another")
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
         """Queries, keys, values and output by the names of one side that the other does not use in that order."""
