@@ -57,6 +57,7 @@ class _Commands(click.Group):
             near = near or difflib.get_close_matches(args[0], _COMMANDS, 1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             ctx.fail(f"No such command '{args[0][:40]}'.{hint}")
+        ctx.obj = tuple(args)  # as typed, for hints that repeat the command with something added
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -17,7 +17,7 @@ from .. import keys as names
 from ..signature import Entry, Signature
 from . import expression as ex
 from .expression import Expr, Shape
-from .words import Fused, cut, table
+from .words import Fused, cut, table, words_of
 
 #: What is merged or derived rather than matched.
 _COUNTER = "num_batches_tracked"
@@ -137,7 +137,7 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
         if role == _COUNTER:
             canon.counters[entry.key] = ".".join(path)
             continue
-        words = tuple(w for c in split[entry.key] for w in cut(c))
+        words = words_of(path)  # without the leaf: that two things have a mean does not make them alike
         piece = Piece(path, role, entry.shape, ex.of(entry.key), order, entry.used, words, entry)
         piece = canon.put(piece)
         if is_target:
@@ -339,7 +339,7 @@ def _merge_norms(one: Canon, other: Canon) -> None:
         v = one.pieces.get(".".join(g.path) + "|weight_v")
         if v is None or "weight_g" in roles:
             continue
-        new = replace(v, role="weight", words=(*v.words[:-1], "weight"))
+        new = replace(v, role="weight")
         one.merge([g, v], new, lambda a, b: Expr("weight_norm", (a, b)), [lambda e: Expr("norm", (e,)), lambda e: e])
     for w in [p for p in one.pieces.values() if p.role == "weight_orig"]:
         if "weight_orig" in roles:
@@ -518,7 +518,7 @@ def _take_apart(
                     shape=(size, *piece.shape[1:]),
                     order=piece.order + index / 8,
                     used=None if piece.used is None else piece.used + index / 8,
-                    words=(*piece.words, name, piece.role),
+                    words=(*piece.words, name),
                     doubts=(*piece.doubts, *doubt),
                 ),
                 chosen,

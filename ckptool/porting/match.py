@@ -782,7 +782,7 @@ class _Matcher:
                     t.doubts += [d for d in scope.doubts if d not in t.doubts]
 
     def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> None:
-        """Where all else has the same name on both sides, a pair of other names may be something new that merely fits."""
+        """Where all else has the same name on both sides, a pair of two names may be something new that merely fits."""
         names = self._exact or {}
         strangers = [(t, s) for t, s in pairs if id(t) not in names or names[id(t)] != names.get(id(s))]
         if len(strangers) > 0.2 * len(pairs):

@@ -178,6 +178,7 @@ class _Filler:
         self.values, self.copies = values, copies
         self.shapes: dict[str, Shape] = {k: e.shape for k, e in source.signature.entries.items()}
         self.holes: dict[str, _Filled] = {}
+        self.misses: dict[str, str] = {}
         self.unit_of: dict[str, tuple[Unit, Unit]] = {}
         self.same_names = self._same_names()
 
@@ -191,6 +192,7 @@ class _Filler:
         self._near_misses()
         self._tied_sources()
         self._tied_heads()
+        self._of_other_sizes()
         self._rotary()
         self._flatten()
         self._centred_norms()
@@ -332,6 +334,16 @@ class _Filler:
                 if piece is not t.main and role in s.pieces and s.pieces[role].shape == piece.shape:
                     self.holes[piece.name] = _Filled(s.pieces[role].expr, "similar names")
                     self.unit_of[piece.name] = (t, s)
+
+    def _of_other_sizes(self) -> None:
+        """What stands in the place of a tensor that has no source, with other sizes, to be named in the refusal."""
+        for t in self.matching.free_targets:
+            near = [s for s in self.matching.free_sources if self._alike(t, s)]
+            if t.main.name not in self.holes and len(near) == 1:
+                for role, piece in t.pieces.items():
+                    if role in near[0].pieces:
+                        other = near[0].pieces[role].entry
+                        self.misses[piece.name] = f"in its place the source has {other.key} {list(other.shape)}"
 
     def _alike(self, t: Unit, s: Unit) -> bool:
         if hard_conflict(t.words, s.words):
@@ -499,7 +511,10 @@ class _Filler:
         if missing:
             if self._is_constant(key):
                 return replace(blank, status="mapped", default=True, evidence="computed by the model itself")
-            return replace(blank, doubts=("nothing in the source goes here",))
+            why = next(
+                (self.misses[hole] for hole in missing if hole in self.misses), "nothing in the source goes here"
+            )
+            return replace(blank, doubts=(why,))
         filled = [self.holes[hole] for hole in holes]
         expr = ex.simplified(
             substituted(assembly, {h: f.expr for h, f in zip(holes, filled, strict=True)}), self.shapes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import Doubtful, counted, printable
+from ..errors import Doubtful, NoMatch, counted, printable
 from ..files import shell_quote
-from ..keys import collapse
-from .mapping import Entry, Mapping
+from ..keys import closest, collapse
+from .mapping import Entry, Mapping, accepting
 
 
 def require_accepted(
@@ -16,8 +16,11 @@ def require_accepted(
     """Refuse guesses and gaps that were not accepted.
 
     Raises:
+        NoMatch: a pattern fits no key of the model.
         Doubtful: there are some; the message ends with what would accept them.
     """
+    for name, patterns in (("--accept-guesses", guesses), ("--partial", gaps)):
+        _require_known(mapping, patterns or (), name if command else name[2:].replace("-", "_"))
     open_entries = mapping.open_questions(guesses, gaps)
     if not open_entries:
         return
@@ -37,6 +40,20 @@ def require_accepted(
         evidence=evidence,
         hint=accepting_command(mapping, guessed, unmapped, command),
     )
+
+
+def _require_known(mapping: Mapping, patterns: Sequence[str], where: str) -> None:
+    keys = [e.target for e in mapping.entries]
+    for text in patterns:
+        if not any(map(accepting(text).matches, keys)):
+            near = closest(
+                text.removesuffix("*").removesuffix("."), [*keys, *{k.rpartition(".")[0] for k in keys} - {""}]
+            )
+            raise NoMatch(
+                f"no key of {printable(mapping.target)} matches {printable(text)!r}",
+                where=where,
+                evidence=[f"did you mean: {', '.join(map(printable, near))}"] if near else [],
+            )
 
 
 def _few(entries: Sequence[Entry], limit: int = 8) -> list[Entry]:

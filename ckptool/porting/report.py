@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ..errors import counted, printable
 from ..keys import collapse
+from ..reports.page import pairs_page
 from ..reports.render import count_text
 from .mapping import Entry, Mapping
 from .mapping_file import folded
@@ -20,6 +22,29 @@ def mapping_text(mapping: Mapping, *, everything: bool = False, width: int = 100
         width: columns to fill.
     """
     return "\n".join(line.rstrip() for line in _lines(mapping, everything, width))
+
+
+def mapping_page(mapping: Mapping) -> str:
+    """A mapping as a page of HTML: the source's keys beside the target's, coloured by what is known of each pair."""
+    links = []
+    for entry in mapping.entries:
+        details = [("shape", "x".join(map(str, entry.shape))), ("evidence", entry.evidence)]
+        details += [("made of", str(entry.expr))] if entry.expr is not None and not entry.expr.is_copy else []
+        details += [("doubt", doubt) for doubt in entry.doubts]
+        details += [("fits as well", str(rival)) for rival in entry.rivals]
+        status = "default" if entry.default else entry.status
+        keys: list[str | None] = list(entry.sources) or [None]
+        links += [_link(key, entry.target, status, details) for key in keys]
+    links += [_link(key, None, "unused", []) for key in mapping.unused]
+    covered, parameters = mapping.coverage["keys"], mapping.coverage["parameters"]
+    summary = f"{covered[0]:,} of {counted(covered[1], 'key')}, {parameters[0]:,} of {parameters[1]:,} parameters"
+    notes = [*mapping.notes, *([str(mapping.proof.get("text", ""))] if mapping.proof is not None else [])]
+    title = f"{mapping.source} to {mapping.target}"
+    return pairs_page(title, mapping.source, mapping.target, links, summary=summary, notes=notes)
+
+
+def _link(left: str | None, right: str | None, status: str, details: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    return {"left": left, "right": right, "status": status, "details": [d for d in details if d[1]]}
 
 
 def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
@@ -39,7 +64,7 @@ def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
     if unmapped:
         yield ""
         yield f"  without a source ({len(unmapped):,}); the model's own initial values stay:"
-        yield from _keys_only(unmapped, everything)
+        yield from _keys_only(unmapped, everything or len(unmapped) <= _MOST_NAMES)
     if mapped:
         yield from _section(f"mapped ({len(mapped):,})", mapped, everything, width, doubts=False)
     if defaults:
@@ -96,8 +121,13 @@ def _section(title: str, entries: Sequence[Entry], everything: bool, width: int,
 _RIVALS = 3
 
 
-def _keys_only(entries: Sequence[Entry], everything: bool) -> Iterator[str]:
-    items = [(e.target, e.shape) for e in entries]
-    for found in collapse(items):
-        shape = entries[0].shape if not isinstance(found.signature, tuple) else found.signature
-        yield f"    {printable(found.pattern, 100)}   {'x'.join(map(str, shape))}"
+#: Keys without a source that are named one by one; more of them are folded.
+_MOST_NAMES = 60
+
+
+def _keys_only(entries: Sequence[Entry], one_by_one: bool) -> Iterator[str]:
+    sized = [(e.target, "x".join(map(str, e.shape))) for e in entries]
+    rows = sized if one_by_one else [(found.pattern, str(found.signature)) for found in collapse(sized)]
+    width = max((len(key) for key, _ in rows), default=0)
+    for key, size in rows:
+        yield f"    {printable(key, 100):<{min(width, 100)}}   {size}"

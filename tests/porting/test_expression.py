@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sides import lazy_tensor
 from hypothesis import given
 from hypothesis import strategies as st
+from sides import lazy_tensor
 
 from ckptool.errors import RuleError
 from ckptool.porting import expression as ex
