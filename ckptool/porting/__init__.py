@@ -88,10 +88,23 @@ def load_into(
     from .sources import apply
 
     inner = unwrapped(model)
-    found = mapping if mapping is not None else transfer(source, inner, at=at, hints=hints, inputs=inputs)
+    if mapping is None:
+        found = transfer(source, inner, at=at, hints=hints, inputs=inputs)
+    else:
+        found = _for_model(mapping, source, inner)
     require_accepted(found, _patterns(accept_guesses), _patterns(partial))
     fill(inner, apply(found, source))
     return found
+
+
+def _for_model(mapping: Mapping, source: Any, model: Any) -> Mapping:
+    """A mapping that was read or made before, for this model and source, whose shapes it has to fit."""
+    from ..trace import signature_of
+    from .mapping_file import for_target
+    from .sources import open_source
+
+    weights = open_source(source).state_dict(mapping.at)
+    return for_target(mapping, signature_of(model, trace=False), {k: t.shape for k, t in weights.tensors.items()})
 
 
 def _patterns(given: bool | Sequence[str]) -> Sequence[str] | None:

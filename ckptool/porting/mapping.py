@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
+from ..checkpoint import Checkpoint
+from ..files import StrPath
 from ..keys import Pattern
 from .expression import Expr, Shape, of
 
@@ -125,6 +127,25 @@ class Mapping:
         """The same with other entries; what is unused follows."""
         used = {key for entry in entries for key in entry.sources}
         return replace(self, entries=tuple(entries), unused=tuple(key for key in self.source_shapes if key not in used))
+
+    def save(self, path: StrPath, *, overwrite: bool = False) -> None:
+        """Write it as a mapping file (YAML), to be read, edited and used again (see `ckptool.read_mapping`)."""
+        from .mapping_file import save
+
+        save(self, path, overwrite=overwrite)
+
+    def apply(self, source: Any) -> Checkpoint:
+        """The model's state dict made of SOURCE, a path, a Checkpoint or a dict of tensors; `ckptool.save` writes it.
+
+        No tensor is read before it is written. Keys that are left are not in it.
+
+        Raises:
+            NotFound: the source does not have a key that is read.
+            RuleError: an operation does not fit the sizes of the source.
+        """
+        from .sources import apply
+
+        return apply(self, source)
 
     def as_json(self) -> dict[str, Any]:
         """The document that `--json` prints, without what only the command knows."""

@@ -243,7 +243,7 @@ def _mapping(document: dict[Any, Any], path: StrPath) -> Mapping:
     )
 
 
-_RANGE = re.compile(r"\{([\d.,\s]+)\}")
+_RANGE = re.compile(r"\{([^{}]*)\}")
 _MOST_KEYS = 1_000_000
 
 

@@ -554,7 +554,7 @@ def _conventions(entries: list[Entry], trial: _Trial) -> Iterator[tuple[str, lis
             if new:
                 yield f"fused projections {'to' if turn else 'from'} alternating by {heads} heads", _with(entries, new)
     norms = [
-        (p, e, x)
+        (p, e, x.args[0] if x.op == "shift" else x)
         for p, e, x in copied
         if len(e.shape) == 1 and e.target.endswith("weight") and "norm" in e.target.lower()
     ]

@@ -325,7 +325,7 @@ def apply(
             if entry.expr not in same:
                 same[entry.expr] = _own(ex.lazy(entry.expr, tensors))
             tensor = same[entry.expr]
-            if tensor.shape != entry.shape:
+            if tensor.shape != entry.shape and mapping.source_shapes:  # a mapping that was read knows no shapes
                 raise RuleError(
                     f"{printable(entry.target)} wants {list(entry.shape)}; {entry.expr} gives {list(tensor.shape)}",
                     where=ckpt.where,

@@ -372,13 +372,13 @@ CODE: dict[str, tuple[str, list[str], str]] = {
         "defines 2 models; say which",
     ),
     "needs arguments": (
-        "from torch import nn\nclass A(nn.Module):\n    def __init__(self, width, depth):\n        super().__init__()\n",
+        "from torch import nn\nclass A(nn.Linear):\n    def __init__(self, width, depth):\n        pass\n",
         [],
         "needs width, depth",
     ),
     "a name that is not there": ("from torch import nn\nclass A(nn.Linear): pass\n", [":B"], "no 'B'"),
     "raises when built": (
-        "from torch import nn\nclass A(nn.Module):\n    def __init__(self):\n        super().__init__()\n        1 / 0\n",
+        "from torch import nn\nclass A(nn.Linear):\n    def __init__(self):\n        1 / 0\n",
         [],
         "ZeroDivisionError",
     ),
