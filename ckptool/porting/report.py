@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from ..errors import counted, printable
@@ -92,30 +94,64 @@ _FEW = 12
 def _section(title: str, entries: Sequence[Entry], everything: bool, width: int, *, doubts: bool) -> Iterator[str]:
     yield ""
     yield f"  {title}:"
-    rows = []
-    for pattern, made, members in (
-        folded(entries) if not everything else [(e.target, str(e.expr), [e]) for e in entries]
-    ):
-        rows.append((printable(pattern, 100), printable(made, 200), members))
-    left = min(max((len(r[0]) for r in rows), default=0), max(width // 2 - 4, 20))
+    rows = _rows(entries) if not everything else [_Row(e.target, str(e.expr), _sizes([e]), [e]) for e in entries]
+    left = min(max((len(row.target) for row in rows), default=0), max(width // 2 - 4, 20))
+    right = min(max((len(row.made) for row in rows), default=0), max(width // 2 - 8, 20))
     said = ""
-    for pattern, made, members in rows:
-        first = members[0]
+    for row in rows:
+        first = row.members[0]
         if doubts:
             text = "; ".join(first.doubts)
             if text != said:
                 yield f"    ({printable(text, 400)})"
                 said = text
-        sizes = {e.shape for e in members}
-        size = "x".join(map(str, next(iter(sizes)))) if len(sizes) == 1 else ""
         evidence = f"   [{first.evidence}]" if everything and first.evidence else ""
-        yield f"    {pattern:<{left}} <- {made}   {size}{evidence}"
+        yield f"    {printable(row.target, 100):<{left}} <- {printable(row.made, 200):<{right}}   {row.sizes}{evidence}"
         if doubts:
             more = len(first.rivals) - _RIVALS
             for rival in first.rivals[:_RIVALS]:
                 yield f"    {'':<{left}}  or {printable(str(rival), 200)}"
             if more > 0:
                 yield f"    {'':<{left}}  or {more:,} others"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One line: what a key, or a module with all its keys, is made of."""
+
+    target: str
+    made: str
+    sizes: str
+    members: Sequence[Entry]
+
+
+def _rows(entries: Sequence[Entry]) -> list[_Row]:
+    """Entries folded: equal blocks are one line, and so is a module that takes all its tensors from one module."""
+    rows: list[_Row] = []
+    for head, group in groupby(folded(entries), _modules):
+        lines = list(group)
+        members = [entry for _, _, some in lines for entry in some]
+        if head is None or len(lines) == 1:
+            rows += [_Row(pattern, made, _sizes(some), some) for pattern, made, some in lines]
+        else:
+            leaves = [f"{pattern.rpartition('.')[2]} {_sizes(some)}".rstrip() for pattern, _, some in lines]
+            shown = [*leaves[:2], *([f"… {len(leaves) - 2} more"] if len(leaves) > 2 else [])]
+            rows.append(_Row(f"{head[0]}.", f"{head[1]}.", ", ".join(shown), members))
+    return rows
+
+
+def _modules(line: tuple[str, str, list[Entry]]) -> tuple[str, str, tuple[str, ...]] | None:
+    """The two modules between which a line copies a tensor of the same name, and its doubts."""
+    pattern, made, members = line
+    (own, _, leaf), (theirs, _, other) = pattern.rpartition("."), made.rpartition(".")
+    if not own or leaf != other or any(e.expr is None or not e.expr.is_copy or e.rivals for e in members):
+        return None
+    return own, theirs, members[0].doubts
+
+
+def _sizes(members: Sequence[Entry]) -> str:
+    sizes = {e.shape for e in members}
+    return "x".join(map(str, next(iter(sizes)))) if len(sizes) == 1 else "(several sizes)"
 
 
 _RIVALS = 3
