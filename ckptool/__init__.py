@@ -21,6 +21,7 @@ _HOMES = {
     **dict.fromkeys(("load", "from_torch", "Inert"), "model"),
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
+    **dict.fromkeys(("Scan", "scan"), "reports.scan"),
     **dict.fromkeys(
         ("strip_prefix", "add_prefix", "unwrap", "rename", "select", "drop", "extract", "map_location"), "passes"
     ),
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from .formats import FORMATS, Plan, detect, open, plan, save
     from .model import Inert, from_torch, load
     from .passes import add_prefix, drop, extract, map_location, rename, select, strip_prefix, unwrap
+    from .reports.scan import Scan, scan
     from .tensor import LazyTensor, Storage
 
 
@@ -82,6 +84,7 @@ __all__ = [
     "PartialMatch",
     "Plan",
     "RuleError",
+    "Scan",
     "StateDict",
     "Storage",
     "UnknownFormat",
@@ -99,6 +102,7 @@ __all__ = [
     "plan",
     "rename",
     "save",
+    "scan",
     "select",
     "strip_prefix",
     "unwrap",

@@ -27,6 +27,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "remap": ("rewrite", "Change the devices that tensors are tagged with."),
     "convert": ("rewrite", "Rewrite a checkpoint: every pass, every format."),
     "inspect": ("inspect", "Show what is in a checkpoint, without loading or running it."),
+    "scan": ("scan", "Show what unpickling a file would import and call, without doing it."),
     "train": ("train", "Train a small model with DataParallel, DDP or FSDP, and save what that saves."),
     "formats": ("formats", "List the formats that can be read and written."),
 }

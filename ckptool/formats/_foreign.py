@@ -37,7 +37,7 @@ _MAGIC: tuple[tuple[int, bytes, str, str | None], ...] = (
 
 _ONNX = re.compile(rb"\x08[\x01-\x20]\x12.(?:pytorch|tf2onnx|onnx|keras2onnx|skl2onnx)")
 #: How pickles of protocol 0 and 1, which have no header, begin: a dict, a list, or an object of some class.
-_OLD_PICKLE = re.compile(
+OLD_PICKLE = re.compile(
     rb"\(?[dl]p\d+\n|[}\]]q[\x00-\x7f]|\(?[ci](?:__\w+__|collections|copy_?reg|numpy|torch|sklearn)[\w.]*\n\w+\n"
 )
 
@@ -66,7 +66,7 @@ def describe(head: bytes, size: int, path: Path) -> tuple[str, str | None]:
         return "a tar archive", "unpack it first (what torch.save writes is none, even if it is called .pth.tar)"
     if _ONNX.match(head):
         return "an ONNX model", None
-    if re.match(rb"\x80[\x01-\x05]", head) or _OLD_PICKLE.match(head):
+    if re.match(rb"\x80[\x01-\x05]", head) or OLD_PICKLE.match(head):
         return "a plain pickle, not made by torch.save; ckptool does not read these yet", None
     return _text(head, size)
 
