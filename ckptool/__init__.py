@@ -23,7 +23,8 @@ _HOMES = {
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(("Scan", "scan"), "reports.scan"),
     **dict.fromkeys(
-        ("strip_prefix", "add_prefix", "unwrap", "rename", "select", "drop", "extract", "map_location"), "passes"
+        """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize""".split(),
+        "passes",
     ),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
@@ -51,7 +52,18 @@ if TYPE_CHECKING:
     )
     from .formats import FORMATS, Plan, detect, open, plan, save
     from .model import Inert, from_torch, load
-    from .passes import add_prefix, drop, extract, map_location, rename, select, strip_prefix, unwrap
+    from .passes import (
+        add_prefix,
+        dequantize,
+        drop,
+        extract,
+        map_location,
+        rename,
+        select,
+        strip_prefix,
+        to_dense,
+        unwrap,
+    )
     from .reports.scan import Scan, scan
     from .tensor import LazyTensor, Storage
 
@@ -92,6 +104,7 @@ __all__ = [
     "Unwritable",
     "__version__",
     "add_prefix",
+    "dequantize",
     "detect",
     "drop",
     "extract",
@@ -105,5 +118,6 @@ __all__ = [
     "scan",
     "select",
     "strip_prefix",
+    "to_dense",
     "unwrap",
 ]

@@ -18,6 +18,8 @@ FLOORS = [
     ["writing"],
     ["tensor", "keys"],
     ["tree"],
+    ["kinds"],
+    ["decode", "modules"],
     ["objects", "locations"],
     ["checkpoint", "weights"],
     ["passes", "formats"],

@@ -18,13 +18,22 @@ def formats(as_json: bool) -> None:
     """
     if as_json:
         listed = [
-            {"name": f.name, "aliases": list(f.aliases), "suffixes": list(f.suffixes), "carries": f.carries}
+            {
+                "name": f.name,
+                "aliases": list(f.aliases),
+                "suffixes": list(f.suffixes),
+                "summary": f.summary,
+                "carries": f.carries,
+                "reads": True,
+                "writes": f.draft is not None,
+            }
             for f in FORMATS
         ]
         print_json({"ckptool": 1, "command": "formats", "formats": listed})
         return
     for f in FORMATS:
         also = f" (also: {', '.join(f.aliases)})" if f.aliases else ""
-        click.echo(f"{f.name}{also}\n  {f.summary}\n  carries {f.carries}")
+        does = "read and written" if f.draft else "read only"
+        click.echo(f"{f.name}{also}: {does}\n  {f.summary}\n  carries {f.carries}")
         if f.suffixes:
             click.echo(f"  written for {' '.join(f.suffixes)}")

@@ -33,7 +33,7 @@ class FormatName(click.ParamType[str]):
 
         from ..formats import FORMATS
 
-        return [CompletionItem(f.name) for f in FORMATS if f.name.startswith(incomplete)]
+        return [CompletionItem(f.name) for f in FORMATS if f.draft and f.name.startswith(incomplete)]
 
 
 _WRITING: tuple[Callable[[Any], Any], ...] = (

@@ -13,12 +13,21 @@ from ..files import File, FileRange, StrPath, beside, same_bytes, shell_quote
 from ..objects import beyond_plain_data
 from ..tensor import Storage
 from ..writing import check_target, replacing, write_pieces
-from . import safetensors, torch_legacy, torch_zip
+from . import plain_pickle, pt2, safetensors, torch_legacy, torch_package, torch_tar, torch_zip, torchscript
 from ._foreign import describe
 from .base import Draft, Format
 
 #: In the order in which they are tried.
-FORMATS: tuple[Format, ...] = (torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT)
+FORMATS: tuple[Format, ...] = (
+    torch_zip.FORMAT,
+    torch_legacy.FORMAT,
+    safetensors.FORMAT,
+    torchscript.FORMAT,
+    torch_package.FORMAT,
+    pt2.FORMAT,
+    torch_tar.FORMAT,
+    plain_pickle.FORMAT,
+)
 
 _HEAD = 4096
 #: Suffixes that promise a format which is none of ours.
@@ -34,7 +43,7 @@ def find_format(name: str) -> Format:
     for format_ in FORMATS:
         if name.lower() in (format_.name, *format_.aliases):
             return format_
-    known = ", ".join(format_.name for format_ in FORMATS)
+    known = ", ".join(format_.name for format_ in FORMATS if format_.draft)
     raise RuleError(f"there is no format {printable(name)!r}; there are {known}", where="--to", hint="ckptool formats")
 
 
@@ -51,7 +60,7 @@ def detect(path: StrPath) -> str:
 def _detect(file: File) -> Format:
     head = file.read(0, min(_HEAD, file.size))
     for format_ in FORMATS:
-        if format_.sniff(head):
+        if format_.sniff(head, file):
             return format_
     what, hint = describe(head, file.size, file.path)
     if file.path.suffix == ".safetensors" and "no format that" in what:
@@ -162,6 +171,15 @@ def plan(
 
         ckpt = from_torch(ckpt)
     chosen = target_format(ckpt, path, format)
+    if chosen.draft is None:
+        raise RuleError(f"ckptool reads {chosen.name} and does not write it", where="--to", hint="ckptool formats")
+    if ckpt.sealed and chosen.pickles:
+        out = beside(ckpt.where, "weights", ".safetensors")
+        raise CannotCarry(
+            ckpt.sealed,
+            where=ckpt.where,
+            hint=f"ckptool extract-weights {shell_quote(printable(ckpt.where))} {out} takes the weights out of it",
+        )
     ckpt = settle_ties(ckpt)
     try:
         draft = chosen.draft(ckpt)
@@ -253,9 +271,15 @@ def settle_ties(ckpt: Checkpoint) -> Checkpoint:
     return done.noting(*broken)
 
 
+#: Kind of tensor -> the option that makes dense ones of it.
+_DECODED = {"sparse": "--to-dense", "quantized": "--dequantize"}
+
+
 def _loss(ckpt: Checkpoint, chosen: Format, content: tuple[str, ...]) -> CannotCarry:
     outer = [state_dict.path for state_dict in ckpt.state_dicts()]
-    hint = "--allow-loss writes the rest"
+    kinds = {other.kind.split("_")[0] for _, other in ckpt.other_tensors()} if not chosen.pickles else set()
+    ways = [f"{option} makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
+    hint = "; ".join([*ways, "--allow-loss writes the rest"])
     if not chosen.pickles and len(outer) == 1 and outer[0]:
         hint = f"--extract keeps the weights at {printable(outer[0], 60)} only; a .pth file keeps everything"
     return CannotCarry(

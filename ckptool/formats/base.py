@@ -42,9 +42,10 @@ class Format:
         summary: one line for `ckptool formats`.
         carries: what it can hold, for `ckptool formats`.
         pickles: it holds a pickle, which whoever loads it will run.
-        sniff: whether a file that starts with these bytes is one.
+        sniff: whether a file that starts with these bytes is one. The file itself is for formats that share a
+            container, such as zip.
         open: read headers and pickles of one.
-        draft: lay out a checkpoint as one.
+        draft: lay out a checkpoint as one; None for a format that is only read.
     """
 
     name: str
@@ -53,6 +54,6 @@ class Format:
     summary: str
     carries: str
     pickles: bool
-    sniff: Callable[[bytes], bool]
+    sniff: Callable[[bytes, File], bool]
     open: Callable[[File], Checkpoint]
-    draft: Callable[[Checkpoint], Draft]
+    draft: Callable[[Checkpoint], Draft] | None = None
