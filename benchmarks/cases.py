@@ -95,6 +95,6 @@ CASES = (
     *_rewrites("many"),
     Case("scan", "scan large.pth", "large.pth", "", 3.0, _SCAN_WAYS),
     Case("scan-legacy", "scan large-legacy.pth", "large-legacy.pth", "", 3.0, _SCAN_WAYS),
-    Case("scan-folder", "scan a folder of 1,000 files of 20 tensors", "folder", "", 20.0, _SCAN_WAYS),
+    Case("scan-folder", "scan a folder of 1,000 files of 20 tensors", "folder", "", 30.0, _SCAN_WAYS),
     Case("start-up", "ckptool --version", "tiny.pth", "", 2.5, _START_WAYS, rounds=5),
 )
