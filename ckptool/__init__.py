@@ -22,6 +22,7 @@ _HOMES = {
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(("Scan", "scan"), "reports.scan"),
+    **dict.fromkeys(("Diff", "diff"), "reports.diff"),
     **dict.fromkeys(
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize""".split(),
         "passes",
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
         to_dense,
         unwrap,
     )
+    from .reports.diff import Diff, diff
     from .reports.scan import Scan, scan
     from .tensor import LazyTensor, Storage
 
@@ -86,6 +88,7 @@ __all__ = [
     "CannotCarry",
     "Checkpoint",
     "CheckpointError",
+    "Diff",
     "Inert",
     "KeyCollision",
     "LazyTensor",
@@ -106,6 +109,7 @@ __all__ = [
     "add_prefix",
     "dequantize",
     "detect",
+    "diff",
     "drop",
     "extract",
     "from_torch",
