@@ -22,7 +22,7 @@ _HOMES = {
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(
-        """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize""".split(),
+        """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
     ),
     **dict.fromkeys(
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .model import Inert, from_torch, load
     from .passes import (
         add_prefix,
+        clean,
         dequantize,
         drop,
         extract,
@@ -101,6 +102,7 @@ __all__ = [
     "Unwritable",
     "__version__",
     "add_prefix",
+    "clean",
     "dequantize",
     "detect",
     "drop",

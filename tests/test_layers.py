@@ -21,6 +21,7 @@ FLOORS = [
     ["kinds"],
     ["decode", "modules"],
     ["objects", "locations"],
+    ["cleaning"],
     ["checkpoint", "weights"],
     ["passes", "formats"],
     ["model", "distributed"],

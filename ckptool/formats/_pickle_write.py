@@ -24,7 +24,6 @@ _BATCH = 1000  # items per APPENDS or SETITEMS, as the standard pickler does
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
 _ENCODE = Global("_codecs", "encode")
-_BYTES = Global("builtins", "bytes")
 _BYTEARRAY = Global("builtins", "bytearray")
 _SETS = {False: Global("builtins", "set"), True: Global("builtins", "frozenset")}
 _PARAMETER = Global("torch._utils", "_rebuild_parameter")
@@ -204,11 +203,8 @@ class _Emitter:
 
     def _bytes(self, data: bytes) -> None:
         if not self._fetch((bytes, id(data))):
-            made = (data.decode("latin-1"), "latin1")
-            if data:
-                self._push(_ENCODE, made, _REDUCE, _PutLater((bytes, id(data)), data))
-            else:
-                self._push(_BYTES, (), _REDUCE)
+            made = (data.decode("latin-1"), "latin1")  # also of none: weights_only knows no call of bytes()
+            self._push(_ENCODE, made, _REDUCE, _PutLater((bytes, id(data)), data))
 
     def _global(self, node: Global) -> None:
         if self._fetch(node):
