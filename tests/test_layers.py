@@ -21,7 +21,7 @@ FLOORS = [
     ["kinds"],
     ["decode", "modules"],
     ["objects", "locations"],
-    ["cleaning"],
+    ["cleaning", "vintage"],
     ["checkpoint", "weights"],
     ["passes", "formats"],
     ["model", "distributed"],

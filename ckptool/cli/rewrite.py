@@ -110,6 +110,7 @@ def rewrite(wanted: Passes, command: str, options: dict[str, Any]) -> None:
         format=options["format_"],
         allow_loss=options["allow_loss"],
         keep_objects=options["keep_objects"],
+        for_torch=options["for_torch"],
     )
     if not options["dry_run"]:
         with progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"]) as progress:

@@ -12,6 +12,7 @@ from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, pri
 from ..files import File, FileRange, StrPath, beside, same_bytes, shell_quote
 from ..objects import beyond_plain_data
 from ..tensor import Storage
+from ..vintage import impossible, parse_target
 from ..writing import check_target, replacing, write_pieces
 from . import plain_pickle, pt2, safetensors, torch_legacy, torch_package, torch_tar, torch_zip, torchscript
 from ._foreign import describe
@@ -153,6 +154,7 @@ def plan(
     format: str | None = None,
     allow_loss: bool = False,
     keep_objects: bool = False,
+    for_torch: str | None = None,
 ) -> Plan:
     """Work out what writing CKPT to PATH would give, without writing.
 
@@ -162,9 +164,11 @@ def plan(
         format: name of the format.
         allow_loss: accept that the format cannot hold all content.
         keep_objects: write objects of any class back to a pickle as they came.
+        for_torch: "torch==1.6" refuses what that version cannot load.
 
     Raises:
-        CannotCarry: content would be lost, or an object would be written that may run code when it is loaded.
+        CannotCarry: content would be lost, an object would be written that may run code when it is loaded, or
+            FOR_TORCH cannot load it.
     """
     if not isinstance(ckpt, Checkpoint):
         from ..model import from_torch
@@ -180,6 +184,8 @@ def plan(
             where=ckpt.where,
             hint=f"ckptool extract-weights {shell_quote(printable(ckpt.where))} {out} takes the weights out of it",
         )
+    if for_torch is not None:
+        _require_readable(ckpt, chosen, for_torch)
     ckpt = settle_ties(ckpt)
     try:
         draft = chosen.draft(ckpt)
@@ -211,6 +217,7 @@ def save(
     backup: str | None = None,
     allow_loss: bool = False,
     keep_objects: bool = False,
+    for_torch: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Plan:
     """Write a checkpoint (or a dict of torch tensors) to PATH, whole or not at all.
@@ -218,7 +225,7 @@ def save(
     The file that the checkpoint came from may be the target: it is replaced when the new one is complete and on disk.
 
     Args:
-        ckpt, path, format, allow_loss, keep_objects: see `plan`.
+        ckpt, path, format, allow_loss, keep_objects, for_torch: see `plan`.
         overwrite: allow PATH to exist.
         backup: suffix under which an old PATH is kept.
         progress: called with the number of bytes, each time some were written.
@@ -231,7 +238,7 @@ def save(
         OutputExists, Unwritable: the target may not be, or cannot be, written.
     """
     check_target(path, overwrite=overwrite)
-    receipt = plan(ckpt, path, format=format, allow_loss=allow_loss, keep_objects=keep_objects)
+    receipt = plan(ckpt, path, format=format, allow_loss=allow_loss, keep_objects=keep_objects, for_torch=for_torch)
     write(receipt, overwrite=overwrite, backup=backup, progress=progress)
     return receipt
 
@@ -273,6 +280,22 @@ def settle_ties(ckpt: Checkpoint) -> Checkpoint:
 
 #: Kind of tensor -> the option that makes dense ones of it.
 _DECODED = {"sparse": "--to-dense", "quantized": "--dequantize"}
+
+
+def _require_readable(ckpt: Checkpoint, chosen: Format, for_torch: str) -> None:
+    """Refuse what a version of torch cannot load. Other programs read safetensors files, whatever the torch."""
+    version = parse_target(for_torch)
+    lines = impossible(ckpt.root, version, zipped=chosen is torch_zip.FORMAT) if chosen.pickles else []
+    if lines:
+        zipped = [line for line in lines if line.startswith("the zip archive")]
+        raise CannotCarry(
+            f"torch {version[0]}.{version[1]} cannot load all of it:",
+            where=ckpt.where,
+            evidence=lines,
+            hint="-t legacy writes what every torch reads"
+            if zipped == lines
+            else "drop, convert or decode these first",
+        )
 
 
 def _loss(ckpt: Checkpoint, chosen: Format, content: tuple[str, ...]) -> CannotCarry:

@@ -20,6 +20,7 @@ from ..tensor import LazyTensor, Storage
 from ..tree import ABSENT, ByteString, Dict, Global, List, Object, Set
 from ._pickle_names import python2_name, python3_name
 
+_LONGEST_TEXT = (1 << 32) - 1  # bytes that the texts of protocol 2 can have
 _BATCH = 1000  # items per APPENDS or SETITEMS, as the standard pickler does
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
@@ -191,7 +192,11 @@ class _Emitter:
     def _text(self, text: str) -> None:
         if not self._fetch(text):
             raw = text.encode("utf-8", "surrogatepass")
-            self._out.append(struct.pack("<cI", b"X", len(raw)) + raw)
+            if len(raw) <= _LONGEST_TEXT:
+                self._out.append(struct.pack("<cI", b"X", len(raw)) + raw)
+            else:
+                self.protocol = 4
+                self._out.append(struct.pack("<BQ", 0x8D, len(raw)) + raw)
             self._put(text, text)
 
     def _byte_string(self, text: ByteString) -> None:
