@@ -10,7 +10,7 @@ BARE_STAMP := $(BARE)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test demo bench clean
+.PHONY: help env env-notorch lint types test test-page demo fixtures bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,7 +19,7 @@ env: $(STAMP) ## Build .venv: the package with torch, test and lint tools
 $(STAMP): $(RECIPE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) --upgrade 'pip>=25.1'
-	$(BIN)/python $(PIP) -c constraints.txt -e '.[torch]' --group test --group lint
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[train]' --group test --group lint
 	@touch $@
 
 env-notorch: $(BARE_STAMP) ## Build .venv-notorch: base dependencies and test tools, no torch
@@ -41,8 +41,17 @@ test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the sui
 	$(BIN)/pytest --cov
 	$(BARE)/bin/pytest
 
+test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must be installed (Debian: chromium)
+	$(BIN)/python $(PIP) --group page
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
+		echo "installing chromium"; apt-get install -y --no-install-recommends chromium; }
+	CKPTOOL_REQUIRE_BROWSER=1 $(BIN)/pytest -q tests/test_page.py
+
 demo: $(STAMP) ## Run the demonstration
 	$(BIN)/python -m fixtures.demo
+
+fixtures: $(STAMP) ## Make the checkpoints in fixtures/trained anew, with ckptool's own training pipeline
+	$(BIN)/python -m fixtures.build
 
 bench: $(STAMP) ## Run the benchmarks
 	$(BIN)/python -m benchmarks

@@ -43,7 +43,9 @@ ALLOWED = {
 #: Third-party package -> the modules that may import it.
 HOMES = {
     "torch": {"model", "transfer/prove", "distributed", "train"},
-    "safetensors": {"model"},
+    "safetensors": {"model", "train"},
+    "PIL": {"train"},
+    "matplotlib": {"train"},
     "click": {"cli"},
     "rich": {"cli", "reports/render"},
     "yaml": {"keys", "cli", "transfer", "passes"},

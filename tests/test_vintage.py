@@ -46,6 +46,7 @@ def test_types_are_named_with_the_version_that_brought_them(tmp_path, dtype, las
         assert line == f"2 tensors of {dtype} (since torch {first})"
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
 def test_kinds_of_tensors_are_named_too(torch, tmp_path):
     parameter = torch.nn.Parameter(torch.ones(1))
     parameter.tag = 1

@@ -1,0 +1,241 @@
+"""`ckptool train`: train a small model in one of the ways people train, and save what such runs save."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from ..errors import NotFound, RuleError
+from ..train.config import (
+    AMP,
+    BACKENDS,
+    CONTAINERS,
+    DEPTHS,
+    INITS,
+    OPTIMIZERS,
+    SAVES,
+    SCHEDULES,
+    STRATEGIES,
+    TASKS,
+    Config,
+    split_saves,
+)
+from . import _Terminated
+from .options import FileName
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_DEFAULT = Config()
+
+
+class Console:
+    """Shows a run on stderr: a line for each epoch, and a bar within it on a terminal.
+
+    It is sent to the process of rank 0 before anything is drawn.
+    """
+
+    def __init__(self, *, bars: bool) -> None:
+        self._bars = bars
+        self._bar: Any = None
+        self._first: float | None = None
+        self._drawn = 0.0
+
+    def say(self, text: str) -> None:
+        """Print a remark."""
+        self._clear()
+        click.echo(text, err=True)
+
+    def begin_epoch(self, number: int, epochs: int, steps: int) -> None:
+        """Remember what the bar is drawn of."""
+        self._epoch, self._epochs, self._steps, self._done = number, epochs, steps, 0
+
+    def step(self, loss: float) -> None:
+        """Move the bar, a few times a second."""
+        self._done += 1
+        now = time.monotonic()
+        if self._bars and sys.stderr.isatty() and now - self._drawn > 0.1:
+            filled = 30 * self._done // self._steps
+            bar = "━" * filled + "─" * (30 - filled)
+            line = f"\r\x1b[Kepoch {self._epoch}/{self._epochs} {bar} {self._done}/{self._steps}  loss {loss:.4f}"
+            click.echo(line, nl=False, err=True)
+            self._drawn = now
+
+    def end_epoch(self, epoch: Any) -> None:
+        """Print the line of an epoch."""
+        self._clear()
+        width = len(str(self._epochs))
+        accuracy = "" if epoch.accuracy is None else f"  accuracy {100 * epoch.accuracy:5.1f} %"
+        click.echo(
+            f"epoch {epoch.number:{width}}/{self._epochs}  loss {epoch.loss:8.4f}  test {epoch.test_loss:8.4f}"
+            f"{accuracy}  rate {epoch.rate:g}  {epoch.seconds:.1f} s",
+            err=True,
+        )
+
+    def _clear(self) -> None:
+        if self._drawn:
+            click.echo("\r\x1b[K", nl=False, err=True)
+            self._drawn = 0.0
+
+
+def _table(rows: dict[str, str]) -> str:
+    width = max(map(len, rows))
+    return "\b\n" + "\n".join(f"  {name:{width}}  {summary}" for name, summary in rows.items())
+
+
+_HELP = f"""Train a small model for real, and save checkpoints as such runs do.
+
+It makes files to try other commands on, and shows why keys have 'module.'. The code in ckptool/train is
+meant to be read: one loop, and a short class for each strategy. torch is needed.
+
+Tasks:
+
+{_table(TASKS)}
+
+Strategies:
+
+{_table(STRATEGIES)}
+
+Kinds of --save, each as KIND or KIND:CONTAINER ({", ".join(CONTAINERS)}):
+
+{_table(SAVES)}
+
+Files are named TASK-STRATEGY-KIND and stand in the folder of --out.
+
+Examples:
+
+\b
+ckptool train --task housing --strategy ddp --nproc 2 --out run
+ckptool train --task vgg --strategy data-parallel --save wrapped,unwrapped:safetensors --out run
+ckptool train --task housing --strategy single --resume run/housing-ddp-full.pth --epochs 20 --out run
+torchrun --nproc-per-node 2 -m ckptool train --task cnn --strategy fsdp --out run
+"""
+
+
+def _several(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(part for value in values for part in split_saves(value))
+
+
+def _rates(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, float]:
+    rates = {}
+    for value in values:
+        pattern, _, rate = value.rpartition("=")
+        try:
+            rates[pattern] = float(rate)
+        except ValueError:
+            pattern = ""
+        if not pattern:
+            raise RuleError(f"{value!r} is no PATTERN=RATE", where="--lr-group", hint="--lr-group 'classifier.=0.001'")
+    return rates
+
+
+def _option(name: str, help: str, **more: Any) -> Callable[[_Command], _Command]:
+    """An option whose default is the one of Config, shown in the help."""
+    field = name.removeprefix("--").replace("-", "_")
+    default = getattr(_DEFAULT, field)
+    if isinstance(default, bool):
+        more.setdefault("is_flag", True)
+    elif default is not None:
+        more.setdefault("show_default", True)
+        more.setdefault("type", type(default))
+    return click.option(*more.pop("short", ()), name, field, default=default, help=help, **more)
+
+
+@click.command(help=_HELP)
+@_option("--task", "What is learned.", metavar="TASK")
+@_option("--strategy", "How it is spread over devices.", metavar="STRATEGY")
+@click.option("--out", "-o", type=FileName(), metavar="DIR", required=True, help="Folder for what is saved.")
+@click.option(
+    "--devices",
+    multiple=True,
+    callback=_several,
+    metavar="LIST",
+    help="cpu, cuda, or cuda:0,cuda:1. Default: all GPUs, else the CPU.",
+)
+@_option("--nproc", "Processes, or replicas of `manual` on a CPU.", type=int, metavar="N")
+@_option("--wrap-optimizer", "With data-parallel: wrap the optimizer too, as in 2018.")
+@_option("--epochs", "Epochs in all, those before --resume included.")
+@click.option("--save", multiple=True, callback=_several, metavar="KINDS", help="What to save. Default: wrapped,full.")
+@_option("--save-every", "Save after every N epochs; 0: after the last only.", metavar="N")
+@_option("--resume", "Go on from this checkpoint, of any strategy.", type=FileName(), metavar="FILE")
+@_option("--overwrite", "Replace what another run left in DIR.")
+@_option("--batch-size", "Samples of a step, over all devices.")
+@_option("--accumulate", "Forward passes whose gradients make a step.", metavar="N")
+@_option("--drop-last", "Leave out the last batch if it is smaller.")
+@_option("--optimizer", f"{', '.join(OPTIMIZERS)}.", metavar="NAME")
+@_option("--lr", "Learning rate.")
+@click.option(
+    "--lr-group",
+    "lr_groups",
+    multiple=True,
+    callback=_rates,
+    metavar="PATTERN=RATE",
+    help="Another rate for the parameters that match.",
+)
+@_option("--momentum", "Of sgd.")
+@_option("--weight-decay", "Pull of the weights towards 0.")
+@_option("--schedule", f"{', '.join(SCHEDULES)}; with numbers: step:10:0.1.", metavar="NAME")
+@_option("--init", f"{', '.join(INITS)}; with a number: constant:0.01.", metavar="SCHEME")
+@_option("--amp", f"Mixed precision: {', '.join(AMP)}.", metavar="TYPE")
+@_option("--seed", "Of everything that is drawn at random.")
+@_option("--data", "Table of `housing`, or folder of `imagefolder`.", type=FileName(), metavar="PATH")
+@_option("--target", "Column that is predicted. Default: the last.", type=str, metavar="NAME")
+@_option("--labels", "Numbers of the classes, as JSON.", type=FileName(), metavar="FILE")
+@_option("--samples", "Synthetic samples.", type=int, metavar="N")
+@_option("--test-fraction", "Part of the samples that is held out.")
+@_option("--workers", "Processes that load the data.", metavar="N")
+@_option("--depth", f"Layers of `vgg`: {', '.join(map(str, DEPTHS))}.")
+@_option("--width", "Channels of `vgg`, as a part of the real ones; 1 is the real VGG.")
+@_option("--batch-norm", "Batch norm in `vgg`.")
+@_option("--classes", "Classes of synthetic images.")
+@_option("--image-size", "Side to which images of a folder are scaled.")
+@_option("--backend", f"{', '.join(BACKENDS)}; auto is nccl on GPUs, else gloo.", metavar="NAME")
+@_option("--rendezvous", "Where processes meet: env://, tcp://HOST:PORT, file:///PATH.", metavar="URL")
+@click.option("--curves/--no-curves", default=True, help="Draw the curves of loss and accuracy as a PNG.")
+@_option("--tensorboard", "Write logs for TensorBoard.")
+@click.option("--json", "as_json", is_flag=True, help="Print what the run came to as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
+@_option("--verbose", "Show devices, and batch sizes outside and inside the model.", short=("-v",))
+def train(as_json: bool, quiet: bool, **options: Any) -> None:
+    """See _HELP."""
+    options["devices"] = options["devices"] or _DEFAULT.devices
+    config = Config(**options)
+    config.check()
+    try:
+        from ..train.launch import run
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise NotFound("training needs torch", hint="pip install 'ckptool[train]'") from None
+    if os.environ.get("RANK", "0") != "0":  # under torchrun, one process speaks for all
+        quiet, as_json = True, False
+    try:
+        done = run(config, None if quiet else Console(bars=not as_json))
+    except (KeyboardInterrupt, _Terminated) as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        what = "interrupted" if interrupted else "terminated"
+        click.echo(f"Error: {what}; what was saved before is whole", err=True)
+        raise click.exceptions.Exit(130 if interrupted else 143) from None
+    if as_json:
+        click.echo(json.dumps(_document(config, done), indent=2))
+    elif not quiet:
+        for path in done.files:
+            click.echo(f"wrote {path}", err=True)
+
+
+def _document(config: Config, done: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "ckptool": 1,
+        "command": "train",
+        "task": config.task,
+        "strategy": config.strategy,
+        "history": [asdict(epoch) for epoch in done.history],
+        "files": [os.fspath(path) for path in done.files],
+        "remarks": list(done.remarks),
+    }

@@ -1,0 +1,151 @@
+"""The checkpoints that ckptool's own training pipeline made are what the manifest says, and can be made again."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from same import graph
+
+import ckptool
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+TRAINED = FIXTURES / "trained"
+MANIFEST = json.loads((FIXTURES / "manifest.json").read_text(encoding="utf-8"))
+FILES = sorted(path.relative_to(TRAINED).as_posix() for path in TRAINED.rglob("*") if path.is_file())
+SINGLE = [name for name in FILES if "/" not in name]
+WITH_MODULE = [
+    name
+    for name in SINGLE
+    if any(f"-{how}-wrapped" in name for how in ("data-parallel", "ddp"))
+    or any(f"-{how}-full" in name for how in ("data-parallel", "ddp"))
+]
+
+
+def test_every_file_is_in_the_manifest_with_its_checksum_and_how_it_was_made():
+    listed = {one["file"]: one for one in MANIFEST["files"]}
+    assert sorted(listed) == FILES
+    for name, one in listed.items():
+        assert hashlib.sha256((TRAINED / name).read_bytes()).hexdigest() == one["sha256"], name
+        assert one["bytes"] == (TRAINED / name).stat().st_size
+        assert one["command"].startswith(("ckptool train", "ckptool remap", "python -m fixtures.build"))
+        assert one["by"]
+
+
+def test_all_strategies_are_there_and_all_together_are_small():
+    for strategy in "single data-parallel functional manual average-gradients ddp fsdp".split():
+        assert f"housing-{strategy}-wrapped.pth" in FILES
+        assert f"housing-{strategy}-full.pth" in FILES
+    assert sum((TRAINED / name).stat().st_size for name in FILES) < 3_000_000
+
+
+def test_no_file_says_where_it_was_made():
+    here = str(FIXTURES.parents[0]).encode()
+    for name in FILES:
+        assert here not in (TRAINED / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_trained_file_opens_without_torch(name):
+    ckpt = ckptool.open(TRAINED / name)
+    assert ckpt.format == (
+        "safetensors" if name.endswith("safetensors") else "torch-legacy" if "legacy" in name else "torch-zip"
+    )
+    assert ckpt.storages()
+
+
+@pytest.mark.parametrize("name", WITH_MODULE)
+def test_a_wrapped_file_without_its_prefix_is_what_the_run_saved_unwrapped(name, tmp_path):
+    ckpt = ckptool.open(TRAINED / name)
+    at = "model" if "-full" in name else ""
+    stripped = ckptool.strip_prefix(ckpt, at=at)
+    task, strategy = name.split("-")[0], "ddp" if "-ddp-" in name else "data-parallel"
+    plain = TRAINED / f"{task}-{strategy}-unwrapped.pth"
+    keys = list(stripped.state_dict(at))
+    assert not any(key.startswith("module.") for key in keys)
+    if plain.exists() and "2018" not in name and "cuda" not in name and "mixed" not in name:
+        expected = ckptool.open(plain).state_dict()
+        in_order = sorted if name.endswith("safetensors") else list  # the safetensors library writes them sorted
+        assert keys == in_order(expected)
+        for key, tensor in stripped.state_dict(at).tensors.items():
+            assert bytes(tensor.source().read(0, tensor.nbytes)) == bytes(expected[key].source().read(0, tensor.nbytes))
+        if not name.endswith("safetensors"):
+            assert stripped.state_dict(at).metadata == expected.metadata
+
+
+def test_the_optimizer_of_the_2018_recipe_is_really_empty_in_its_file():
+    root = ckptool.open(TRAINED / "housing-data-parallel-full-2018.pth").root
+    assert dict(root.entries)["optimizer"].entries == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_files_are_tagged_with_the_gpu_in_their_name(number):
+    ckpt = ckptool.open(TRAINED / f"housing-data-parallel-wrapped-cuda{number}.pth")
+    assert {storage.location for storage in ckpt.storages()} == {f"cuda:{number}"}
+
+
+def test_one_file_is_spread_over_two_gpus_and_comes_to_the_cpu_whole(tmp_path):
+    ckpt = ckptool.open(TRAINED / "housing-data-parallel-wrapped-mixed.pth")
+    assert {storage.location for storage in ckpt.storages()} == {"cuda:0", "cuda:1"}
+    moved = ckptool.map_location(ckpt, {"cuda:*": "cpu"})
+    assert {storage.location for storage in moved.storages()} == {"cpu"}
+
+
+def test_making_them_again_gives_the_same_but_for_rounding(tmp_path):
+    """The same keys, types, tags and objects, exactly; values within 1e-4, since processors round differently."""
+    torch = pytest.importorskip("torch")
+    if torch.__version__.partition("+")[0] != MANIFEST["torch"]:
+        pytest.skip(f"made with torch {MANIFEST['torch']}")
+    command = [sys.executable, "-m", "fixtures.build", "again"]
+    (tmp_path / "fixtures").symlink_to(FIXTURES)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    again = tmp_path / "again"
+    assert sorted(path.relative_to(again).as_posix() for path in again.rglob("*") if path.is_file()) == FILES
+    for name in SINGLE:
+        assert_alike(torch, TRAINED / name, again / name)
+    from ckptool.train.resume import read
+
+    for folder in sorted(path.name for path in TRAINED.iterdir() if path.is_dir()):
+        one, other = read(TRAINED / folder), read(again / folder)
+        assert_close(
+            torch, [one.weights, one.optimizer, one.scheduler], [other.weights, other.optimizer, other.scheduler]
+        )
+
+
+def assert_alike(torch, one, other):
+    left, right = ckptool.open(one), ckptool.open(other)
+    assert list(map(without_values, graph(left.root))) == list(map(without_values, graph(right.root))), one.name
+    assert_close(torch, ckptool.load(one, "cpu"), ckptool.load(other, "cpu"))
+
+
+def without_values(entry):
+    """An entry of a graph without the numbers that depend on rounding."""
+    if isinstance(entry, tuple) and entry[0] == "float":
+        return "float"
+    if isinstance(entry, tuple) and entry[0] == "storage" and len(entry) == 3 and isinstance(entry[2], bytes):
+        return ("storage", entry[1], len(entry[2]))
+    return entry
+
+
+def assert_close(torch, one, other):
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
+    elif isinstance(one, dict):
+        assert list(one) == list(other)
+        for key in one:
+            assert_close(torch, one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_close(torch, a, b)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-4)
+    elif isinstance(one, ckptool.Inert):
+        assert one.class_name == other.class_name
+        assert_close(torch, [one.args, one.state, one.items], [other.args, other.state, other.items])
+    else:
+        assert one == other
