@@ -8,16 +8,18 @@ says what and where.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import counted
-from .kinds import Contradiction, numpy_dtype, other_tensor, stands_for_a_tensor
+from .kinds import COMPRESSED, Contradiction, numbers, other_tensor, stands_for_a_tensor
+from .locations import is_device
 from .modules import PickledModule, is_module, state_dict_of
 from .objects import HARMLESS, PLAIN
+from .plain_values import array_items, plain_value
 from .tensor import LazyTensor, Storage
-from .tree import ABSENT, ByteString, Dict, Global, List, Object, Set, Trail, address, is_mapping
+from .tree import ABSENT, ByteString, Dict, Global, List, Object, Set, Trail, address, is_mapping, walk
 
 _LONGEST = 255  # bytes of an integer that protocol 2 writes in the way that weights_only knows
 _DEEPEST = 100  # objects within objects; deeper ones are left out
@@ -98,6 +100,8 @@ class _Cleaner:
             if isinstance(node.attributes, Dict):
                 kept = self.entries(node.attributes.entries, (trail, "@state"))
                 made.attributes = Dict(kept) if kept else ABSENT
+            elif node.attributes is not ABSENT:
+                self.changed(trail, "the state of an OrderedDict that is no dict", "left out", None)
             return made
         if isinstance(node, Set):
             return self.set(node, trail)
@@ -113,25 +117,33 @@ class _Cleaner:
         return [None if item is _LEFT_OUT else item for item in found]
 
     def entries(self, entries: list[tuple[Any, Any]], trail: Trail) -> list[tuple[Any, Any]]:
-        kept = []
+        kept: list[tuple[Any, Any]] = []
+        as_they_were = {key for key, _ in entries if isinstance(key, str | int | float | bytes)}
         for index, (key, value) in enumerate(entries):
             plain = isinstance(key, str | int)
             name = self.key(key, trail, index)
             item = self.value(value, (trail, key if plain else f"#{index}"))
-            if name is not _LEFT_OUT and item is not _LEFT_OUT:
-                kept.append((name, item))
+            if name is _LEFT_OUT or item is _LEFT_OUT:
+                continue
+            if isinstance(key, Object | Global | Set) and not isinstance(name, Object):
+                if name in as_they_were:
+                    self.changed((trail, f"#{index}"), f"an entry whose key became {name!r}, as another", "left out", 0)
+                    continue
+                as_they_were.add(name)
+            kept.append((name, item))
         return kept
 
     def key(self, key: Any, trail: Trail, index: int) -> Any:
         """The clean form of a key; what no dict could hold is left out with its value."""
         made = self.value(key, (trail, f"#{index}@key"))
-        if not _hashable(made):
+        if made is not _LEFT_OUT and not _hashable(made):
             return self.changed((trail, f"#{index}"), "an entry whose key is no plain value", "left out", _LEFT_OUT)
         return made
 
     def set(self, node: Set, trail: Trail) -> Any:
-        items = [item for item in self.items(node.items, trail) if item is not None or None in node.items]
-        if any(isinstance(item, List | Dict | Set | Object) for item in items):
+        nothing = any(item is None for item in node.items)
+        items = [item for item in self.items(node.items, trail) if item is not None or nothing]
+        if not all(map(_hashable, items)):
             return self.changed(trail, "a set", "a list", List(items))
         if node.frozen:
             return self.changed(trail, "a frozenset", "a set", Set(items))
@@ -149,24 +161,24 @@ class _Cleaner:
             return self.changed(trail, name, f"its state dict of {len(state_dict.entries):,} keys", made)
         if name in _CALLS:
             return self.plain_call(node, trail)
-        if name.startswith("omegaconf.") and isinstance(node.state, Dict) and {"_content", "_val"} & _names(node.state):
+        if (
+            name.startswith("omegaconf.")
+            and isinstance(node.state, Dict)
+            and ("_content" in node.state or "_val" in node.state)
+        ):
             held = node.state.get("_content", node.state.get("_val"))
             return self.changed(trail, name, "what it holds", self.value(held, trail))
-        for known in _KNOWN:
-            text = known(node)
-            if text is not None:
-                return self.changed(trail, name, "text" if isinstance(text, str) else "a plain value", text)
+        known = plain_value(node)
+        if known is not None:
+            return self.changed(trail, name, "text" if isinstance(known, str) else "a plain value", known)
         return self.data(node, name, trail)
 
     def plain_call(self, node: Object, trail: Trail) -> Any:
-        """A call that weights_only makes (torch.Size, torch.device, Counter …), with clean arguments."""
-        args = self.items(node.args, (trail, "@args"))
-        if str(node.callee) == "builtins.bytearray" and not all(isinstance(arg, bytes) for arg in args):
-            return self.changed(trail, "a call that makes as much as it is told to", "left out", _LEFT_OUT)
-        steps = [(kind, self.entries(value, trail)) for kind, value in node.steps if kind == "entries"]
-        if len(steps) != len(node.steps):
-            return self.changed(trail, f"{node.class_name} with a state", "left out", _LEFT_OUT)
-        return Object(node.how, node.callee, tuple(args), list(steps))
+        """A call that weights_only makes (torch.Size, torch.device, Counter …), if it can be made."""
+        args = self.items(node.args, (trail, "@args")) if isinstance(node.args, tuple) else []
+        if node.steps or not _CALLS[node.class_name](args):
+            return self.changed(trail, f"a call of {node.class_name} that fails", "left out", _LEFT_OUT)
+        return Object(node.how, node.callee, tuple(args))
 
     def tensor(self, node: Object, trail: Trail) -> Any:
         try:
@@ -174,22 +186,36 @@ class _Cleaner:
         except Contradiction:
             other = None
         if other is None:
-            return self.data(node, node.class_name, trail)
+            return self.array(node, trail)
         if other.kind == "numpy" and other.dense is not None:
             if not other.shape:
                 return self.changed(trail, f"a numpy {other.dense.dtype.name}", "a number", _number(other.dense))
             return self.changed(trail, "a numpy array", "a tensor", other.dense)
-        if other.kind == "subclass":
-            if other.dense is None:
-                return self.changed(trail, f"a tensor of class {other.class_name}", "left out", _LEFT_OUT)
-            lost = f" without {', '.join(other.attributes)}" if other.attributes else ""
-            return self.changed(trail, f"a tensor of class {other.class_name}", f"a plain tensor{lost}", other.dense)
-        if not self.all_plain(node):
-            if other.dense is None:
-                return self.changed(trail, f"a {other.words} tensor with attributes", "left out", _LEFT_OUT)
-            lost = f" without {', '.join(other.attributes)}" if other.attributes else ""
-            return self.changed(trail, f"a tensor of the call {node.callee}", f"a plain tensor{lost}", other.dense)
-        return node
+        if other.kind != "subclass" and self.all_plain(node):
+            return node
+        what = f"of class {other.class_name}" if other.kind == "subclass" else f"of the call {node.callee}"
+        lost = f" without {_listed(other.attributes)}" if other.attributes else ""
+        if other.dense is not None:
+            return self.changed(trail, f"a tensor {what}", f"a plain tensor{lost}", other.dense)
+        inner = _without_attributes(node)
+        if inner is not None and self.all_plain(inner):
+            return self.changed(trail, f"a {other.words} tensor with attributes", f"a {other.words} one{lost}", inner)
+        if not other.parts:
+            return self.changed(trail, f"a tensor {what}", "left out", _LEFT_OUT)
+        parts = Dict(list(other.parts.items()))
+        return self.changed(trail, f"a tensor {what}", f"a dict of its parts ({_listed(other.parts)}){lost}", parts)
+
+    def array(self, node: Object, trail: Trail) -> Any:
+        """A numpy array of objects or texts as lists within lists."""
+        found = array_items(node)
+        if found is None:
+            return self.data(node, node.class_name, trail)
+        shape, items = found
+        nested: list[Any] = self.items(items, (trail, "@state"))
+        for size in reversed(shape[1:]):
+            nested = [List(nested[at : at + size]) for at in range(0, len(nested), size)] if size else []
+        what = f"a list of {shape[0]:,}" if shape else "its item"
+        return self.changed(trail, "a numpy array of objects or texts", what, List(nested) if shape else nested[0])
 
     def all_plain(self, node: Object) -> bool:
         """Whether a tensor of another kind consists of nothing but what weights_only takes."""
@@ -200,22 +226,40 @@ class _Cleaner:
         return str(node.callee) in PLAIN and not probe.changes and not node.steps
 
     def data(self, node: Object, name: str, trail: Trail) -> Any:
-        """An object as what it holds: a dict of its attributes or entries, a list of its items."""
-        if name.endswith(("_pickle.restore_type_tag",)) and node.args:
-            return self.value(node.args[0], trail)
-        if (node.items or name == "collections.deque") and not node.entries:
-            listed = List(self.items(node.items, trail))
-            return self.changed(trail, name, f"a list of {len(listed.items):,}", listed)
-        pairs = [*_attributes(node), *node.entries] if not is_mapping(node) else node.entries
-        if pairs or _holds_data(node):
+        """An object as what it holds: a dict of its entries or attributes, a list of its items, its state or arguments.
+
+        One of these is taken; what else there is is named in the change.
+        """
+        attributes, state = _attributes(node)
+        items, args = node.items, _values(node.args)
+        if name.startswith("torch.jit._pickle.") and node.args:  # a list or dict of TorchScript with its type
+            return self.changed(trail, name, "what it types", self.value(node.args[0], (trail, "@args")))
+        if is_mapping(node) or (attributes and not items):
+            entries = node.entries if is_mapping(node) else attributes
+            rest = [key for key, _ in attributes if not _has(entries, key)] if is_mapping(node) else []
             made = self.made[id(node)] = Dict()
-            made.entries = self.entries(pairs, trail)
-            return self.changed(trail, name, f"a dict of {len(made.entries):,}", made)
-        named = isinstance(node.callee, Global) and isinstance(node.args, tuple) and node.args
-        if named and len(node.args) == 1 and isinstance(node.args[0], str | int | float):  # as an Enum pickles
-            return self.changed(trail, name, "its plain value", self.value(node.args[0], trail))
-        if named and node.how == "newobj":  # as a named tuple pickles
-            return self.changed(trail, name, f"a tuple of {len(node.args):,}", tuple(self.items(node.args, trail)))
+            made.entries = self.entries(entries, trail)
+            lost = _lost(rest, state=state, items=items, args=args)
+            return self.changed(trail, name, f"a dict of {len(made.entries):,}{lost}", made)
+        if items or name == "collections.deque":
+            listed = self.made[id(node)] = List()
+            listed.items = self.items(items, trail)
+            lost = _lost([key for key, _ in attributes], state=state)
+            return self.changed(trail, name, f"a list of {len(listed.items):,}{lost}", listed)
+        if name in _FUNCTIONS and not _holds_tensors(node):
+            return self.changed(trail, name, "left out", _LEFT_OUT)
+        if state is not ABSENT:
+            return self.changed(trail, name, "its state" + _lost(args=args), self.value(state, (trail, "@state")))
+        if _empty_instance(node):
+            return self.changed(trail, name, "a dict of 0", Dict())
+        if isinstance(node.callee, Global) and isinstance(node.args, tuple) and args:
+            if node.how == "newobj":  # as a named tuple pickles
+                return self.changed(trail, name, f"a tuple of {len(node.args):,}", self.value(node.args, trail))
+            if len(node.args) == 1 and isinstance(args[0], str | int | float | List | Set | Dict | tuple):
+                # as an Enum pickles, or a class of sets
+                return self.changed(trail, name, "the value it is made from", self.value(args[0], (trail, "@args")))
+            if _holds_tensors(node):
+                return self.changed(trail, name, "its arguments", self.value(node.args, (trail, "@args")))
         return self.changed(trail, name if name != "?" else "a call", "left out", _LEFT_OUT)
 
 
@@ -228,15 +272,25 @@ def clean(root: Any, where: object = "") -> tuple[Any, list[Change]]:
     return (None if made is _LEFT_OUT else made), cleaner.changes
 
 
-#: Calls that weights_only makes and that make no more than they are given.
-_CALLS = frozenset(
-    """torch.Size torch.device torch.serialization._get_layout collections.Counter builtins.bytearray
-    builtins.complex""".split()
-)
+def _finite(args: list[Any]) -> bool:
+    return len(args) == 2 and all(isinstance(arg, float) or (type(arg) is int and abs(arg) < 1 << 62) for arg in args)
 
 
-def _names(node: Dict) -> set[str]:
-    return {key for key, _ in node.entries if isinstance(key, str)}
+_LAYOUTS = ("torch.strided", "torch.jagged", "torch.sparse_coo", *(f"torch.{name}" for name in COMPRESSED))
+
+#: Calls that weights_only makes and that make no more than they are given -> whether arguments are ones that it takes.
+_CALLS: dict[str, Callable[[list[Any]], bool]] = {
+    "torch.Size": lambda args: len(args) == 1 and numbers(args[0]) is not None,
+    "torch.device": lambda args: is_device(args),
+    "torch.serialization._get_layout": lambda args: len(args) == 1 and args[0] in _LAYOUTS,
+    "collections.Counter": lambda args: not args or (len(args) == 1 and isinstance(args[0], Dict)),
+    "builtins.bytearray": lambda args: len(args) == 1 and isinstance(args[0], bytes),
+    "builtins.complex": _finite,
+}
+_KEYS = ("torch.Size", "torch.device", "torch.serialization._get_layout", "builtins.complex")
+
+#: Callables that are pickled as what they are made of.
+_FUNCTIONS = ("functools.partial", "operator.attrgetter", "operator.itemgetter", "operator.methodcaller")
 
 
 def _hashable(key: Any) -> bool:
@@ -244,20 +298,54 @@ def _hashable(key: Any) -> bool:
     pending = [key]
     while pending:
         part = pending.pop()
-        if part is _LEFT_OUT or isinstance(part, Set | List | Dict | Object | bytearray):
-            return part is _LEFT_OUT
-        if isinstance(part, tuple):
+        if isinstance(part, Object):
+            if part.class_name not in _KEYS:
+                return False
+        elif isinstance(part, Set | List | Dict | bytearray):
+            return False
+        elif isinstance(part, tuple):
             pending.extend(part)
     return True
 
 
-def _attributes(node: Object) -> list[tuple[Any, Any]]:
+def _attributes(node: Object) -> tuple[list[tuple[Any, Any]], Any]:
+    """The attributes that a state gives (a dict, or one and a dict of slots), or else the state itself."""
     state = node.state
-    parts = state if isinstance(state, tuple) else (state,)
-    return [pair for part in parts if isinstance(part, Dict) for pair in part.entries if isinstance(pair[0], str)]
+    parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
+    if any(isinstance(part, Dict) for part in parts) and all(isinstance(part, Dict | None) for part in parts):
+        return [pair for part in parts if isinstance(part, Dict) for pair in part.entries], ABSENT
+    return [], ABSENT if state is None else state
 
 
-def _holds_data(node: Object) -> bool:
+def _values(args: Any) -> list[Any]:
+    """Arguments that are data, and no classes, or empty ones, as the plumbing of pickles has them."""
+    if not isinstance(args, tuple):
+        return []
+    empty = (None, (), "")
+    return [arg for arg in args if not isinstance(arg, Global) and not any(arg is none for none in empty)]
+
+
+def _has(entries: list[tuple[Any, Any]], name: Any) -> bool:
+    return any(isinstance(key, str) and key == name for key, _ in entries)
+
+
+def _lost(attributes: Iterable[Any] = (), state: Any = ABSENT, items: Any = (), args: Any = ()) -> str:
+    """What is not in the clean form of an object, for the line of its change."""
+    names = [f"the attributes {_listed(attributes)}"] if attributes else []
+    names += [
+        f"its {what}"
+        for what, there in (("state", state is not ABSENT), ("items", items), ("arguments", args))
+        if there
+    ]
+    return f" without {' and '.join(names)}" if names else ""
+
+
+def _listed(names: Iterable[Any]) -> str:
+    texts = [str(name) if isinstance(name, str | int) else "?" for name in names]
+    return ", ".join(texts[:5]) + (f" and {len(texts) - 5:,} more" if len(texts) > 5 else "")
+
+
+def _empty_instance(node: Object) -> bool:
     """Whether an object was made without arguments to call its class with, as instances of plain classes are."""
     if str(node.callee) in ("copyreg._reconstructor", "collections.defaultdict"):
         return True
@@ -265,71 +353,22 @@ def _holds_data(node: Object) -> bool:
     return isinstance(node.callee, Global) and called and not node.args
 
 
+def _holds_tensors(node: Object) -> bool:
+    return any(isinstance(below, LazyTensor | Storage) or stands_for_a_tensor(below) for _, below in walk(node))
+
+
+def _without_attributes(node: Object) -> Object | None:
+    """The call that makes the tensor inside one with attributes."""
+    name, args = str(node.callee), node.args
+    if name.startswith("torch._utils._rebuild_parameter") and isinstance(args[0], Object):
+        return args[0]
+    if name.startswith("torch._tensor._rebuild_from_type") and isinstance(args[0], Global):
+        return Object("reduce", args[0], args[2])
+    return None
+
+
 def _number(scalar: LazyTensor) -> Any:
     value = scalar.numpy()[()].item()
     if not isinstance(value, complex):
         return value
     return Object("reduce", Global("builtins", "complex"), (value.real, value.imag))
-
-
-# -- objects whose value is known from their arguments
-
-
-def _path(node: Object) -> str | None:
-    module, _, name = node.class_name.rpartition(".")
-    if module not in ("pathlib", "pathlib._local") or not all(isinstance(part, str) for part in node.args):
-        return None
-    parts = [str(part) for part in node.args]
-    slash = "\\" if "Windows" in name else "/"
-    first = parts[0] if parts else ""
-    rest = slash.join(parts[1:])
-    return (first + rest if first.endswith(slash) else slash.join(filter(None, [first, rest]))) or "."
-
-
-def _moment(node: Object) -> Any:
-    """A date, time or difference, from the bytes that they pickle as."""
-    if not node.class_name.startswith("datetime.") or not node.args:
-        return None
-    import datetime
-
-    raw = node.args[0].raw if isinstance(node.args[0], ByteString) else node.args[0]
-    try:
-        if node.class_name == "datetime.timedelta":
-            return str(datetime.timedelta(*(int(part) for part in node.args)))
-        if node.class_name in ("datetime.datetime", "datetime.date", "datetime.time") and isinstance(raw, bytes):
-            made: Any = getattr(datetime, node.class_name[9:])(raw)
-            return str(made.isoformat())
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return "UTC" if node.class_name == "datetime.timezone" else None
-
-
-def _exact(node: Object) -> Any:
-    """Decimal, Fraction and UUID."""
-    if node.class_name in ("decimal.Decimal", "fractions.Fraction"):
-        whole = all(type(part) is int or isinstance(part, str) for part in node.args)
-        return "/".join(map(str, node.args)) if whole and node.args else None
-    if node.class_name == "uuid.UUID" and isinstance(node.state, Dict):
-        number = node.state.get("int")
-        if type(number) is int and 0 <= number < 1 << 128:
-            digits = f"{number:032x}"
-            return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
-    return None
-
-
-def _range(node: Object) -> Any:
-    if node.class_name in ("builtins.range", "builtins.slice") and all(
-        part is None or type(part) is int for part in node.args
-    ):
-        return f"{node.class_name[9:]}({', '.join(map(str, node.args))})"
-    return None
-
-
-def _dtype(node: Object) -> Any:
-    if node.class_name != "numpy.dtype":
-        return None
-    found = numpy_dtype(node)
-    return found[0].name if found else str(node.args[0]) if node.args and isinstance(node.args[0], str) else None
-
-
-_KNOWN: tuple[Callable[[Object], Any], ...] = (_path, _moment, _exact, _range, _dtype)

@@ -19,7 +19,7 @@ FLOORS = [
     ["tensor", "keys"],
     ["tree"],
     ["kinds"],
-    ["decode", "modules"],
+    ["decode", "modules", "plain_values"],
     ["objects", "locations"],
     ["cleaning", "vintage"],
     ["checkpoint", "weights"],
