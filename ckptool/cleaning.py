@@ -19,7 +19,7 @@ from .modules import PickledModule, is_module, state_dict_of
 from .objects import HARMLESS, PLAIN
 from .plain_values import array_items, plain_value
 from .tensor import LazyTensor, Storage
-from .tree import ABSENT, ByteString, Dict, Global, List, Object, Set, Trail, address, is_mapping, walk
+from .tree import ABSENT, Aside, ByteString, Dict, Global, List, Object, Set, Trail, address, is_mapping, walk
 
 _LONGEST = 255  # bytes of an integer that protocol 2 writes in the way that weights_only knows
 _DEEPEST = 100  # objects within objects; deeper ones are left out
@@ -30,6 +30,7 @@ class _Nothing:
 
 
 _LEFT_OUT: Any = _Nothing()
+_STATE, _ARGS = Aside("@state"), Aside("@args")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class _Cleaner:
             made = self.made[id(node)] = Dict(ordered=node.ordered)
             made.entries = self.entries(node.entries, trail)
             if isinstance(node.attributes, Dict):
-                kept = self.entries(node.attributes.entries, (trail, "@state"))
+                kept = self.entries(node.attributes.entries, (trail, _STATE))
                 made.attributes = Dict(kept) if kept else ABSENT
             elif node.attributes is not ABSENT:
                 self.changed(trail, "the state of an OrderedDict that is no dict", "left out", None)
@@ -120,24 +121,27 @@ class _Cleaner:
         kept: list[tuple[Any, Any]] = []
         as_they_were = {key for key, _ in entries if isinstance(key, str | int | float | bytes)}
         for index, (key, value) in enumerate(entries):
-            plain = isinstance(key, str | int)
-            name = self.key(key, trail, index)
-            item = self.value(value, (trail, key if plain else f"#{index}"))
+            plain = isinstance(key, str) or type(key) is int
+            place = (trail, key if plain else Aside(f"#{index}"))
+            name = self.key(key, (trail, Aside(f"#{index}@key")), place)
+            item = self.value(value, place)
             if name is _LEFT_OUT or item is _LEFT_OUT:
                 continue
             if isinstance(key, Object | Global | Set) and not isinstance(name, Object):
                 if name in as_they_were:
-                    self.changed((trail, f"#{index}"), f"an entry whose key became {name!r}, as another", "left out", 0)
+                    self.changed(
+                        (trail, Aside(f"#{index}")), f"an entry whose key became {name!r}, as another", "left out", 0
+                    )
                     continue
                 as_they_were.add(name)
             kept.append((name, item))
         return kept
 
-    def key(self, key: Any, trail: Trail, index: int) -> Any:
-        """The clean form of a key; what no dict could hold is left out with its value."""
-        made = self.value(key, (trail, f"#{index}@key"))
+    def key(self, key: Any, trail: Trail, place: Trail) -> Any:
+        """The clean form of a key; what no dict could hold is left out with its value, at PLACE."""
+        made = self.value(key, trail)
         if made is not _LEFT_OUT and not _hashable(made):
-            return self.changed((trail, f"#{index}"), "an entry whose key is no plain value", "left out", _LEFT_OUT)
+            return self.changed(place, "an entry whose key is no plain value", "left out", _LEFT_OUT)
         return made
 
     def set(self, node: Set, trail: Trail) -> Any:
@@ -175,7 +179,7 @@ class _Cleaner:
 
     def plain_call(self, node: Object, trail: Trail) -> Any:
         """A call that weights_only makes (torch.Size, torch.device, Counter …), if it can be made."""
-        args = self.items(node.args, (trail, "@args")) if isinstance(node.args, tuple) else []
+        args = self.items(node.args, (trail, _ARGS)) if isinstance(node.args, tuple) else []
         if node.steps or not _CALLS[node.class_name](args):
             return self.changed(trail, f"a call of {node.class_name} that fails", "left out", _LEFT_OUT)
         return Object(node.how, node.callee, tuple(args))
@@ -211,7 +215,7 @@ class _Cleaner:
         if found is None:
             return self.data(node, node.class_name, trail)
         shape, items = found
-        nested: list[Any] = self.items(items, (trail, "@state"))
+        nested: list[Any] = self.items(items, (trail, _STATE))
         for size in reversed(shape[1:]):
             nested = [List(nested[at : at + size]) for at in range(0, len(nested), size)] if size else []
         what = f"a list of {shape[0]:,}" if shape else "its item"
@@ -233,7 +237,7 @@ class _Cleaner:
         attributes, state = _attributes(node)
         items, args = node.items, _values(node.args)
         if name.startswith("torch.jit._pickle.") and node.args:  # a list or dict of TorchScript with its type
-            return self.changed(trail, name, "what it types", self.value(node.args[0], (trail, "@args")))
+            return self.changed(trail, name, "what it types", self.value(node.args[0], (trail, _ARGS)))
         if is_mapping(node) or (attributes and not items):
             entries = node.entries if is_mapping(node) else attributes
             rest = [key for key, _ in attributes if not _has(entries, key)] if is_mapping(node) else []
@@ -249,7 +253,7 @@ class _Cleaner:
         if name in _FUNCTIONS and not _holds_tensors(node):
             return self.changed(trail, name, "left out", _LEFT_OUT)
         if state is not ABSENT:
-            return self.changed(trail, name, "its state" + _lost(args=args), self.value(state, (trail, "@state")))
+            return self.changed(trail, name, "its state" + _lost(args=args), self.value(state, (trail, _STATE)))
         if _empty_instance(node):
             return self.changed(trail, name, "a dict of 0", Dict())
         if isinstance(node.callee, Global) and isinstance(node.args, tuple) and args:
@@ -257,9 +261,9 @@ class _Cleaner:
                 return self.changed(trail, name, f"a tuple of {len(node.args):,}", self.value(node.args, trail))
             if len(node.args) == 1 and isinstance(args[0], str | int | float | List | Set | Dict | tuple):
                 # as an Enum pickles, or a class of sets
-                return self.changed(trail, name, "the value it is made from", self.value(args[0], (trail, "@args")))
+                return self.changed(trail, name, "the value it is made from", self.value(args[0], (trail, _ARGS)))
             if _holds_tensors(node):
-                return self.changed(trail, name, "its arguments", self.value(node.args, (trail, "@args")))
+                return self.changed(trail, name, "its arguments", self.value(node.args, (trail, _ARGS)))
         return self.changed(trail, name if name != "?" else "a call", "left out", _LEFT_OUT)
 
 

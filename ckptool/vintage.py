@@ -1,7 +1,7 @@
 """What a torch of some version cannot load from a pickle: types and calls that are younger than it is.
 
-Versions are those in which torch first wrote the thing. Checked by running torch 1.13 and 2.13; the others are those of
-torch's release notes. A thing that is not listed is taken to be as old as torch 0.4.
+Versions are those of torch's release notes; what came between 1.13 and 2.13 was seen by running both. Tensors in the
+form that ckptool writes came with torch 0.4. Objects of classes are not judged: that is a matter of the class.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any
 
 from .errors import RuleError, printable
-from .tensor import LazyTensor
+from .tensor import LazyTensor, Storage
 from .tree import Global, Object, walk
 
 Version = tuple[int, int]
@@ -27,7 +27,9 @@ _DTYPES: dict[str, Version] = {
     "float8_e8m0fnu": (2, 7),
     "float4_e2m1fn_x2": (2, 8),
 }
+_TENSORS: Version = (0, 4)  # _rebuild_tensor_v2
 _UNTYPED: Version = (2, 1)  # tensors over storages without a type, whose own type is named (_rebuild_tensor_v3)
+_BARE: Version = (2, 0)  # torch.UntypedStorage under this name
 _FLAGS: Version = (2, 0)  # lazily conjugated and negated tensors
 _CALLS: dict[str, tuple[str, Version]] = {
     "torch._utils._rebuild_qtensor": ("quantized tensors", (1, 3)),
@@ -76,10 +78,14 @@ def impossible(root: Any, target: Version, *, zipped: bool) -> list[str]:
                 found[_CALLS[name]] += 1
             elif name == "torch._utils._rebuild_sparse_tensor":
                 found["sparse tensors", _since_sparse(node)] += 1
+        elif isinstance(node, Storage) and node.dtype is None:
+            found["storages without a type", _BARE] += 1
         elif isinstance(node, Global) and node.module.startswith("numpy._core"):
             found["numpy objects under the names of numpy 2", _NUMPY_2] += 1
+        elif isinstance(node, Global) and node.module == "torch" and node.name in _DTYPES:
+            found[f"the type {node}", _DTYPES[node.name]] += 1
     lines = [
-        f"{count:,} {what} (since torch {_text(since)})" for (what, since), count in found.items() if since > target
+        f"{what}: {count:,} (since torch {_text(since)})" for (what, since), count in found.items() if since > target
     ]
     if zipped and target < _ZIP:
         lines.insert(0, f"the zip archive (since torch {_text(_ZIP)})")
@@ -87,7 +93,7 @@ def impossible(root: Any, target: Version, *, zipped: bool) -> list[str]:
 
 
 def _since_dtype(tensor: LazyTensor) -> Version:
-    since = _DTYPES.get(tensor.dtype.name, (0, 1))
+    since = _DTYPES.get(tensor.dtype.name, _TENSORS)
     return max(since, _UNTYPED) if tensor.storage.dtype is None else since
 
 

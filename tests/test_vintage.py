@@ -8,8 +8,10 @@ from strategies import state_dict_of, tensor_of
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
+from ckptool.files import Buffer
 from ckptool.formats import _pickle_write
 from ckptool.formats._pickle_read import Reader
+from ckptool.tensor import Storage
 from ckptool.tree import Dict, Global, Object
 from ckptool.vintage import impossible, parse_target
 
@@ -43,7 +45,7 @@ def test_types_are_named_with_the_version_that_brought_them(tmp_path, dtype, las
     assert impossible(ckpt.root, parse_target(first), zipped=False) == []
     if last:
         (line,) = impossible(ckpt.root, parse_target(last), zipped=False)
-        assert line == f"2 tensors of {dtype} (since torch {first})"
+        assert line == f"tensors of {dtype}: 2 (since torch {first})"
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
@@ -55,10 +57,26 @@ def test_kinds_of_tensors_are_named_too(torch, tmp_path):
     with pytest.raises(ckptool.CannotCarry) as raised:
         ckptool.save(ckptool.open(tmp_path / "x.pt"), tmp_path / "y.pt", for_torch="torch==1.13")
     assert sorted(raised.value.evidence) == [
-        "1 lazily conjugated or negated tensors (since torch 2.0)",
-        "1 parameters with attributes (since torch 2.0)",
-        "1 sparse tensors (since torch 2.0)",
+        "lazily conjugated or negated tensors: 1 (since torch 2.0)",
+        "parameters with attributes: 1 (since torch 2.0)",
+        "sparse tensors: 1 (since torch 2.0)",
     ]
+    assert raised.value.hint == "--to-dense makes dense tensors of sparse ones"
+
+
+def test_types_and_storages_that_stand_for_themselves_count_too():
+    root = Dict([("t", Global("torch", "bfloat16")), ("s", Storage(Buffer(b"1234"), "cpu", None, "s"))])
+    assert impossible(root, (1, 1), zipped=True) == [
+        "the zip archive (since torch 1.6)",
+        "the type torch.bfloat16: 1 (since torch 1.2)",
+        "storages without a type: 1 (since torch 2.0)",
+    ]
+    assert impossible(root, (2, 0), zipped=True) == []
+
+
+def test_no_torch_before_0_4_reads_the_tensors_that_are_written(tmp_path):
+    with pytest.raises(ckptool.CannotCarry, match=r"tensors of float32: 1 \(since torch 0.4\)"):
+        ckptool.plan(state_dict_of({"w": tensor_of("float32")}), tmp_path / "x.pth", format="legacy", for_torch="0.3")
 
 
 @pytest.mark.parametrize("core", ["core", "_core"])

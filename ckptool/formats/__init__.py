@@ -287,14 +287,17 @@ def _require_readable(ckpt: Checkpoint, chosen: Format, for_torch: str) -> None:
     version = parse_target(for_torch)
     lines = impossible(ckpt.root, version, zipped=chosen is torch_zip.FORMAT) if chosen.pickles else []
     if lines:
-        zipped = [line for line in lines if line.startswith("the zip archive")]
+        kinds = {other.kind.split("_")[0] for _, other in ckpt.other_tensors()}
+        ways = [f"{option} makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
+        if lines[0].startswith("the zip archive"):
+            ways.insert(0, "-t legacy writes what every torch reads")
+        if any("numpy" in line for line in lines):
+            ways.append("ckptool clean makes tensors of numpy arrays")
         raise CannotCarry(
             f"torch {version[0]}.{version[1]} cannot load all of it:",
             where=ckpt.where,
             evidence=lines,
-            hint="-t legacy writes what every torch reads"
-            if zipped == lines
-            else "drop, convert or decode these first",
+            hint="; ".join(ways) or None,
         )
 
 

@@ -18,6 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from assemble import Call, Name, pickled
 from contract import in_one_folder
 from hypothesis import given
 from same import graph
@@ -49,6 +50,33 @@ Point = collections.namedtuple("Point", "x y")
 
 class Config(dict):
     """A class of dicts."""
+
+
+class Names(set):
+    """A class of sets."""
+
+
+class Pair:
+    """An object whose state is a tuple."""
+
+    def __init__(self, left, right):
+        self.left, self.right = left, right
+
+    def __getstate__(self):
+        return self.left, self.right
+
+    def __setstate__(self, state):
+        self.left, self.right = state
+
+
+class Made:
+    """An object that is made by a call."""
+
+    def __init__(self, weight, name):
+        self.weight, self.name = weight, name
+
+    def __reduce__(self):
+        return Made, (self.weight, self.name)
 
 
 class Box(torch.Tensor):
@@ -103,6 +131,13 @@ CASES = {
     "type": (torch.bfloat16, torch.bfloat16),
     "set": ({1, "a"}, {1, "a"}),
     "tuple of keys": ({(1, pathlib.PurePosixPath("k")): 2}, {(1, "k"): 2}),
+    "class of sets": (Names({1}), [1]),
+    "state that is a tuple": (Pair(1, [2]), (1, [2])),
+    "array of objects": (np.array([["a", 1], [None, 2.5]], dtype=object), [["a", 1], [None, 2.5]]),
+    "array of texts": (np.array([["a", "bcd"]]), [["a", "bcd"]]),
+    "array of texts in Fortran's order": (np.asfortranarray([["a", "b"], ["c", "d"]]), [["a", "b"], ["c", "d"]]),
+    "array of bytes": (np.array([b"a", b"bcd"]), [b"a", b"bcd"]),
+    "array of nothing": (np.empty((0, 2), dtype=object), []),
     "path as key": ({pathlib.PurePosixPath("k"): 2}, {"k": 2}),
 }
 SAME = "bytes, no bytes, bytearray, complex, device, size, type, set, Counter".split(", ")
@@ -111,7 +146,6 @@ GONE = {
     "class": Callback,
     "partial": functools.partial(print, 1),
     "bound method": "x".upper,
-    "generator": torch.Generator(),
 }
 
 
@@ -190,6 +224,105 @@ def test_objects_that_hold_themselves_are_dicts_that_do(tmp_path):
     assert found["callback"]["me"] is found["callback"]
     assert found["callback"]["count"] == 3
     assert "function" not in found["callback"]
+
+
+def test_tensors_are_kept_wherever_they_are_in_objects(tmp_path):
+    found, steps = cleaned(
+        tmp_path, {"made": Made(torch.ones(2), "x"), "g": torch.Generator(), "p": Pair(torch.ones(1), 2)}
+    )
+    assert found["made"][0].tolist() == [1, 1]
+    assert found["made"][1] == "x"
+    assert found["g"][2].dtype == torch.uint8
+    assert found["p"][0].tolist() == [1]
+    assert "clean made: test_cleaning.Made -> its arguments" in steps
+
+
+def test_what_an_object_holds_beside_its_entries_is_named(tmp_path):
+    config = Config(a=1)
+    config.source = "x"
+    numbers = Numbers([1, 2])
+    numbers.unit = "m"
+    found, steps = cleaned(tmp_path, {"config": config, "numbers": numbers, "w": torch.ones(1)})
+    assert found["config"] == {"a": 1}
+    assert found["numbers"] == [1, 2]
+    assert "clean config: test_cleaning.Config -> a dict of 1 without the attributes source" in steps
+    assert "clean numbers: test_cleaning.Numbers -> a list of 2 without the attributes unit" in steps
+
+
+class Numbers(list):
+    """A class of lists."""
+
+
+def test_of_two_keys_that_become_one_the_one_that_was_plain_stays(tmp_path):
+    value = {pathlib.PurePosixPath("a"): 1, "a": 2, pathlib.PurePosixPath("b"): 3}
+    found, steps = cleaned(tmp_path, {"files": value, "w": torch.ones(1)})
+    assert found["files"] == {"a": 2, "b": 3}
+    assert "clean files/#0: an entry whose key became 'a', as another -> left out" in steps
+
+
+def test_devices_and_sizes_can_be_keys(tmp_path):
+    value = {torch.device("cpu"): 1, torch.Size([1]): 2, 1j: 3}
+    found, steps = cleaned(tmp_path, {"x": value})
+    assert (found["x"], steps) == (value, ("clean: nothing had to be changed",))
+
+
+class Wrapped(torch.Tensor):
+    """A tensor that keeps its values in an attribute, as a part of a DTensor and tensors of other libraries do."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, (4, 3), dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner, self.rank = inner, 1
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+    def __reduce_ex__(self, protocol):
+        arguments = Wrapped, self.dtype, (4, 3), (3, 1), 0, self.layout, self.device, False
+        return torch._tensor._rebuild_from_type_v2, (
+            torch._utils._rebuild_wrapper_subclass,
+            Wrapped,
+            arguments,
+            {"inner": self.inner, "rank": 1},
+        )
+
+
+def test_tensors_that_have_no_plain_form_become_their_parts(tmp_path):
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    sparse = torch.nn.Parameter(torch.eye(2).to_sparse())
+    sparse.callback = Callback()
+    found, steps = cleaned(tmp_path, {"wrapped": Wrapped(torch.ones(2, 3)), "jagged": jagged, "sparse": sparse})
+    assert found["wrapped"]["inner"].shape == (2, 3)
+    assert found["jagged"]["values"].tolist() == [1] * 5
+    assert torch.equal(found["sparse"].to_dense(), torch.eye(2))
+    text = "\n".join(steps)
+    assert "clean wrapped: a tensor of class test_cleaning.Wrapped -> a dict of its parts (inner) without rank" in text
+    assert "clean sparse: a sparse_coo tensor with attributes -> a sparse_coo one without callback" in text
+
+
+HOSTILE = {
+    "size": Call("torch.Size", "abc"),
+    "device": Call("torch.device", "bogus", 1),
+    "number of a device": Call("torch.device", "cuda", -5),
+    "layout": Call("torch.serialization._get_layout", "torch.none"),
+    "counter": Call("collections.Counter", 5),
+    "bytes without end": Call("builtins.bytearray", 1 << 40),
+    "complex": Call("builtins.complex", 10**400, 0),
+    "parameter": Call("torch.nn.parameter.Parameter", "x"),
+    "rebuilt": Call("torch._utils._rebuild_parameter", "x", True, {}),
+    "array": Call("numpy.core.multiarray._reconstruct", Name("numpy.ndarray"), (0,), b"b"),
+    "run": Call("os.system", "true"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_calls_that_would_fail_are_not_in_a_clean_copy(tmp_path, name):
+    (tmp_path / "x.pkl").write_bytes(pickled({"it": HOSTILE[name], "listed": [HOSTILE[name]], "n": 1}))
+    ckptool.save(ckptool.clean(ckptool.open(tmp_path / "x.pkl")), tmp_path / "y.pth")
+    assert torch.load(tmp_path / "y.pth", weights_only=True)["n"] == 1
 
 
 class OmegaNode:
