@@ -15,7 +15,7 @@ from typing import Any
 from .errors import counted
 from .kinds import COMPRESSED, Contradiction, numbers, other_tensor, stands_for_a_tensor
 from .locations import is_device
-from .modules import PickledModule, is_module, state_dict_of
+from .modules import PickledModule, has_own_ways, is_module, state_dict_of
 from .objects import HARMLESS, PLAIN
 from .plain_values import array_items, plain_value
 from .tensor import LazyTensor, Storage
@@ -162,7 +162,8 @@ class _Cleaner:
         if is_module(node):
             state_dict, _ = state_dict_of(PickledModule(node, trail), self.where)
             made = self.value(state_dict, trail)
-            return self.changed(trail, name, f"its state dict of {len(state_dict.entries):,} keys", made)
+            hooked = "; functions that change it are not run" if has_own_ways(node) else ""
+            return self.changed(trail, name, f"its state dict of {len(state_dict.entries):,} keys{hooked}", made)
         if name in _CALLS:
             return self.plain_call(node, trail)
         if (

@@ -219,6 +219,13 @@ def test_whole_models_become_their_state_dicts(tmp_path):
     assert "clean model: torch.nn.modules.container.Sequential -> its state dict of 7 keys" in steps
 
 
+def test_functions_that_would_change_a_state_dict_are_mentioned(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    model._register_state_dict_hook(print)
+    _, steps = cleaned(tmp_path, model)
+    assert steps[0].endswith("Linear -> its state dict of 2 keys; functions that change it are not run")
+
+
 def test_objects_that_hold_themselves_are_dicts_that_do(tmp_path):
     found, _ = cleaned(tmp_path, {"callback": Callback(), "w": torch.ones(1)})
     assert found["callback"]["me"] is found["callback"]
