@@ -28,7 +28,7 @@ _HOMES = {
     ),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
-        NoMatch PartialMatch KeyCollision CannotCarry""".split(),
+        NoMatch PartialMatch KeyCollision CannotCarry TrainingFailed""".split(),
         "errors",
     ),
 }
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         OutputExists,
         PartialMatch,
         RuleError,
+        TrainingFailed,
         UnknownFormat,
         Unreadable,
         Unwritable,
@@ -99,6 +100,7 @@ __all__ = [
     "Scan",
     "StateDict",
     "Storage",
+    "TrainingFailed",
     "UnknownFormat",
     "Unreadable",
     "Unwritable",
