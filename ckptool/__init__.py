@@ -21,6 +21,7 @@ _HOMES = {
     **dict.fromkeys(("load", "from_torch", "Inert"), "model"),
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
+    **dict.fromkeys(("Scan", "scan"), "reports.scan"),
     **dict.fromkeys(
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize""".split(),
         "passes",
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
         to_dense,
         unwrap,
     )
+    from .reports.scan import Scan, scan
     from .tensor import LazyTensor, Storage
 
 
@@ -94,6 +96,7 @@ __all__ = [
     "PartialMatch",
     "Plan",
     "RuleError",
+    "Scan",
     "StateDict",
     "Storage",
     "UnknownFormat",
@@ -112,6 +115,7 @@ __all__ = [
     "plan",
     "rename",
     "save",
+    "scan",
     "select",
     "strip_prefix",
     "to_dense",
