@@ -29,6 +29,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "extract-weights": ("rewrite", "Take the weights alone, also out of a whole pickled model."),
     "clean": ("rewrite", "Write what torch.load(weights_only=True) loads: tensors and plain data."),
     "inspect": ("inspect", "Show what is in a checkpoint, without loading or running it."),
+    "scan": ("scan", "Show what unpickling a file would import and call, without doing it."),
     "train": ("train", "Train a small model with DataParallel, DDP or FSDP, and save what that saves."),
     "formats": ("formats", "List the formats that can be read and written."),
 }
