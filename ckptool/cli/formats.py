@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..formats import FORMATS
+from ..formats import FOLDERS, FORMATS
 from .output import print_json
 
 
@@ -21,6 +21,7 @@ def formats(as_json: bool) -> None:
             {"name": f.name, "aliases": list(f.aliases), "suffixes": list(f.suffixes), "carries": f.carries}
             for f in FORMATS
         ]
+        listed += [{"name": f.name, "aliases": list(f.aliases), "suffixes": [], "carries": f.carries} for f in FOLDERS]
         print_json({"ckptool": 1, "command": "formats", "formats": listed})
         return
     for f in FORMATS:
@@ -28,3 +29,6 @@ def formats(as_json: bool) -> None:
         click.echo(f"{f.name}{also}\n  {f.summary}\n  carries {f.carries}")
         if f.suffixes:
             click.echo(f"  written for {' '.join(f.suffixes)}")
+    for folder in FOLDERS:
+        also = f" (also: {', '.join(folder.aliases)})" if folder.aliases else ""
+        click.echo(f"{folder.name}{also}\n  {folder.summary}\n  carries {folder.carries}")

@@ -275,6 +275,11 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     return joined
 
 
+def fits_in(key: Any, value: Any) -> bool:
+    """Whether an entry of a state dict can be in a safetensors file."""
+    return _obstacle(key, value) is None
+
+
 def _obstacle(key: Any, value: Any) -> str | None:
     """What keeps an entry of a state dict out of a safetensors file, or None."""
     if not isinstance(key, str):

@@ -196,10 +196,7 @@ def _save_directory(session: Session, path: Path) -> None:
 def _history(session: Session) -> torch.Tensor:
     """The history as a table, so that no directory needs a pickle of our own classes."""
     nan = float("nan")
-    rows = [
-        [e.number, e.loss, e.test_loss, nan if e.accuracy is None else e.accuracy, e.rate]
-        for e in session.history
-    ]
+    rows = [[e.number, e.loss, e.test_loss, nan if e.accuracy is None else e.accuracy, e.rate] for e in session.history]
     return torch.tensor(rows, dtype=torch.float64)
 
 

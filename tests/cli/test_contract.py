@@ -44,8 +44,8 @@ def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
                 spelled.update(param.opts)
     assert sorted(spelled) == sorted(
         """--add-prefix --allow-loss --at --backup --drop --dry-run --extract --first --if-present --in-place --json
-        --keep-objects --map-location --output --overwrite --prefix --quiet --rename --rules --select --strip-first
-        --strip-prefix --to --unwrap --verbose -m -n -o -q -t -v""".split()
+        --keep-objects --map-location --max-shard-size --output --overwrite --prefix --quiet --rename --rules --select --strip-first
+        --strip-prefix --to --unwrap --variant --verbose -m -n -o -q -t -v""".split()
     )
 
 

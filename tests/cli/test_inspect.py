@@ -9,6 +9,7 @@ from samples import Files, Run, tensor
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
+from ckptool.formats import FOLDERS
 from ckptool.tree import Dict
 
 
@@ -103,6 +104,6 @@ def test_of_several_files_the_worst_decides(run: Run, files: Files) -> None:
 
 def test_formats_are_listed_for_people_and_programs(run: Run) -> None:
     listed = json.loads(run("formats", "--json").out)["formats"]
-    assert [f["name"] for f in listed] == ["torch-zip", "torch-legacy", "safetensors"]
+    assert [f["name"] for f in listed] == [f.name for f in (*ckptool.FORMATS, *FOLDERS)]
     text = run("formats").out
     assert all(f["name"] in text for f in listed)
