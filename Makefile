@@ -10,7 +10,7 @@ BARE_STAMP := $(BARE)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test demo fixtures bench clean
+.PHONY: help env env-notorch lint types test test-page demo fixtures bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,12 @@ types: $(STAMP) ## Check types
 test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the suite with coverage, the suite without torch
 	$(BIN)/pytest --cov
 	$(BARE)/bin/pytest
+
+test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must be installed (Debian: chromium)
+	$(BIN)/python $(PIP) --group page
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
+		echo "installing chromium"; apt-get install -y --no-install-recommends chromium; }
+	CKPTOOL_REQUIRE_BROWSER=1 $(BIN)/pytest -q tests/test_page.py
 
 demo: $(STAMP) ## Run the demonstration
 	$(BIN)/python -m fixtures.demo

@@ -22,7 +22,8 @@ _HOMES = {
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(
-        ("strip_prefix", "add_prefix", "unwrap", "rename", "select", "drop", "extract", "map_location"), "passes"
+        """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize""".split(),
+        "passes",
     ),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
@@ -50,7 +51,18 @@ if TYPE_CHECKING:
     )
     from .formats import FORMATS, Plan, detect, open, plan, save
     from .model import Inert, from_torch, load
-    from .passes import add_prefix, drop, extract, map_location, rename, select, strip_prefix, unwrap
+    from .passes import (
+        add_prefix,
+        dequantize,
+        drop,
+        extract,
+        map_location,
+        rename,
+        select,
+        strip_prefix,
+        to_dense,
+        unwrap,
+    )
     from .tensor import LazyTensor, Storage
 
 
@@ -89,6 +101,7 @@ __all__ = [
     "Unwritable",
     "__version__",
     "add_prefix",
+    "dequantize",
     "detect",
     "drop",
     "extract",
@@ -101,5 +114,6 @@ __all__ = [
     "save",
     "select",
     "strip_prefix",
+    "to_dense",
     "unwrap",
 ]

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from .errors import KeyCollision, printable
-from .tensor import LazyTensor, Storage
-from .tree import ABSENT, Dict, List, address, rebuild, walk
+from .kinds import OtherTensor, other_tensor, others_in
+from .modules import PickledModule, state_dict_of
+from .tensor import LazyTensor, Storage, little_endian
+from .tree import ABSENT, Dict, List, Mapped, Object, address, attributes_of, rebuild, walk, with_entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class Checkpoint:
         at: path of the state dict, if somebody named it; else it is looked for.
         lost_content, lost_form: what no rewrite can keep, since reading already left it behind.
         history: what passes did, a line each.
+        sealed: why the whole cannot be written to a pickle, nor its keys changed ("is a TorchScript archive: …"); ""
+            if it can. Extracting the weights takes them out.
     """
 
     root: Any
@@ -47,6 +51,7 @@ class Checkpoint:
     lost_content: tuple[str, ...] = ()
     lost_form: tuple[str, ...] = ()
     history: tuple[str, ...] = ()
+    sealed: str = ""
 
     @property
     def where(self) -> str:
@@ -58,6 +63,11 @@ class Checkpoint:
         for trail, node in walk(self.root):
             if isinstance(node, LazyTensor):
                 yield address(trail), node
+
+    def other_tensors(self) -> Iterator[tuple[str, OtherTensor]]:
+        """Every tensor that is no dense one (sparse, quantized, a numpy array …) with its path, once each."""
+        for trail, _, other in others_in(self.root):
+            yield address(trail), other
 
     def storages(self) -> list[Storage]:
         """Every storage in the tree, once each, in the order in which it is first met."""
@@ -97,13 +107,17 @@ class StateDict(Mapping[str, Any]):
     """A state dict inside a checkpoint: key -> tensor, in the order in which it was saved.
 
     Attributes:
-        node: its place in the tree.
-        path: the path of that place, "" at the root.
+        node: its place in the tree. For one that was recovered from a pickled model it is made anew.
+        path: the path of that place, "" at the root; of a recovered one that of the model.
+        model: the pickled model that it was recovered from, or None.
+        places: of a recovered one, the path of each of its tensors.
     """
 
-    def __init__(self, node: Dict, path: str) -> None:
+    def __init__(self, node: Mapped, path: str, model: Object | None = None) -> None:
         self.node = node
         self.path = path
+        self.model = model
+        self.places: dict[str, str] = {}
         self._values = {str(key): value for key, value in node.entries if isinstance(key, str)}
 
     def __getitem__(self, key: str) -> Any:
@@ -121,10 +135,16 @@ class StateDict(Mapping[str, Any]):
         return {key: value for key, value in self._values.items() if isinstance(value, LazyTensor)}
 
     @property
+    def others(self) -> dict[str, OtherTensor]:
+        """The entries that are tensors of other kinds: sparse, quantized, numpy arrays and so on."""
+        found = {key: other_tensor(value) for key, value in self._values.items()}
+        return {key: other for key, other in found.items() if other is not None}
+
+    @property
     def parameters(self) -> int:
-        """Number of elements of all tensors, tied ones counted once."""
+        """Number of elements of all tensors, tied ones counted once, of sparse ones those that are stored."""
         views = {t.identity: t.numel for t in self.tensors.values()}
-        return sum(views.values())
+        return sum(views.values()) + sum(other.numel for other in self.others.values())
 
     @property
     def metadata(self) -> dict[str, Any] | None:
@@ -134,23 +154,37 @@ class StateDict(Mapping[str, Any]):
 
     def ties(self) -> list[list[str]]:
         """Groups of keys whose tensors are the same view of the same storage."""
-        groups: dict[Any, list[str]] = {}
-        for key, t in self.tensors.items():
-            if t.numel:
-                groups.setdefault(t.identity, []).append(key)
-        return [keys for keys in groups.values() if len(keys) > 1]
+        return ties_of(self.tensors)
 
     def __repr__(self) -> str:
         return f"StateDict({self.path!r}, {len(self)} keys)"
 
 
-def metadata_of(node: Dict) -> Dict | None:
+def recovered(module: PickledModule, where: object = "") -> StateDict:
+    """The state dict that a whole pickled model would give (see `ckptool.modules`)."""
+    node, places = state_dict_of(module, where)
+    made = StateDict(node, address(module.trail), module.node)
+    made.places = {key: address(trail) for key, trail in places.items()}
+    return made
+
+
+def ties_of(tensors: Mapping[str, LazyTensor]) -> list[list[str]]:
+    """Groups of keys whose tensors are the same view of the same storage."""
+    groups: dict[Any, list[str]] = {}
+    for key, t in tensors.items():
+        if t.numel:
+            groups.setdefault(t.identity, []).append(key)
+    return [keys for keys in groups.values() if len(keys) > 1]
+
+
+def metadata_of(node: Mapped) -> Dict | None:
     """The `_metadata` node of a state dict, or None."""
-    found = node.attributes.get("_metadata") if isinstance(node.attributes, Dict) else None
+    attributes = attributes_of(node)
+    found = attributes.get("_metadata") if isinstance(attributes, Dict) else None
     return found if isinstance(found, Dict) else None
 
 
-def rekey(ckpt: Checkpoint, path: str, node: Dict, renamed: Mapping[str, str | None], what: str = "") -> Checkpoint:
+def rekey(ckpt: Checkpoint, path: str, node: Mapped, renamed: Mapping[str, str | None], what: str = "") -> Checkpoint:
     """Rename keys of the state dict NODE: RENAMED gives the new key of each old one, or None to drop it.
 
     Keys that RENAMED does not mention and entries whose key is no string stay as they are; order is kept, and
@@ -181,14 +215,14 @@ def rekey(ckpt: Checkpoint, path: str, node: Dict, renamed: Mapping[str, str | N
                 key = new
         entries.append((key, value))
     changed = {str(old) for old, new in renamed.items() if old != new}
-    instead: dict[int, Any] = {id(node): Dict(entries, node.ordered, node.attributes)}
+    instead: dict[int, Any] = {id(node): with_entries(node, entries)}
     metadata = metadata_of(node)
     if metadata is not None and changed:
         moved = [(str(key), renamed.get(key, key)) for key, _ in node.entries if isinstance(key, str)]
         # in attributes of its own: another state dict may share the old ones
         followed = Dict(_moved_metadata(metadata, moved), metadata.ordered, metadata.attributes)
-        attributes = Dict([(k, followed if v is metadata else v) for k, v in node.attributes.entries])
-        instead[id(node)] = Dict(entries, node.ordered, attributes)
+        attributes = Dict([(k, followed if v is metadata else v) for k, v in attributes_of(node).entries])
+        instead[id(node)] = with_entries(node, entries, attributes)
     notes = _named_elsewhere(ckpt.root, path, changed) if changed and node is not ckpt.root else []
     return replace(ckpt, root=rebuild(ckpt.root, instead=instead), history=(*ckpt.history, *notes))
 
@@ -305,6 +339,14 @@ def map_storages(ckpt: Checkpoint, change: Callable[[Storage], Storage]) -> Chec
         return mapped(node) if isinstance(node, Storage) else replace(node, storage=mapped(node.storage))
 
     return replace(ckpt, root=rebuild(ckpt.root, leaf=leaf))
+
+
+def little_endian_throughout(ckpt: Checkpoint) -> Checkpoint:
+    """The same checkpoint with the bytes of big-endian storages turned round as they are read."""
+    if not any(storage.big_endian for storage in ckpt.storages()):
+        return ckpt
+    seen_as = {id(t.storage): t.dtype for _, t in ckpt.tensors()}
+    return map_storages(ckpt, lambda storage: little_endian(storage, seen_as.get(id(storage))))
 
 
 # -- plain Python values, so that passes work on what torch.load returned

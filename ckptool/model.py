@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
-from .checkpoint import Checkpoint, map_storages
+from .checkpoint import Checkpoint, little_endian_throughout, map_storages
+from .decode import check_indices
 from .dtypes import BY_NAME, BY_STORAGE
 from .errors import CannotCarry, printable
 from .files import Buffer, File, FileRange, StrPath
 from .formats import open as open_checkpoint
 from .formats import settle_ties
+from .kinds import OtherTensor, other_tensor, stands_for_a_tensor
 from .locations import LocationRule, new_location
 from .tensor import LazyTensor, Storage
 from .tree import ABSENT, Dict, Global, List, Object, Set
@@ -69,7 +71,7 @@ def load(path: StrPath, map_location: MapLocation = None, *, mmap: bool = False)
             put it.
         CheckpointError: the file cannot be read.
     """
-    ckpt = settle_ties(open_checkpoint(path))
+    ckpt = little_endian_throughout(settle_ties(open_checkpoint(path)))
     try:
         return _Loader(map_location, mmap=mmap).value(ckpt.root)
     except RecursionError:
@@ -100,8 +102,6 @@ class _Loader:
         return self._storages[id(storage)]
 
     def _restored(self, storage: Storage) -> Any:
-        if storage.big_endian:
-            raise CannotCarry("holds big-endian values, which are only copied, not loaded", where=storage.key)
         place, target = storage.location, self._map_location
         if isinstance(target, Mapping):
             place = str(target.get(place, place))
@@ -140,6 +140,51 @@ class _Loader:
         made.set_(self._storage(node.storage), node.offset, node.shape, node.stride)
         return _finished(made, node.conj, node.neg, node.parameter, node.requires_grad)
 
+    def _other(self, node: Object) -> Any:
+        """A tensor that is no dense one, or a numpy array; None where it would be an object of a class."""
+        other = other_tensor(node)
+        if other is None or other.kind == "subclass":
+            return None
+        check_indices(other)
+        if other.kind == "quantized":
+            return self._quantized(node, other)
+        if other.kind == "numpy" and other.dense is not None:
+            array = other.dense.numpy()
+            return array if array.shape or "scalar" not in str(node.callee) else array[()]
+        if other.kind == "meta":
+            made = torch.empty(other.shape, dtype=getattr(torch, other.dtype.name), device="meta")  # type: ignore[union-attr]
+            return _finished(made, False, False, other.parameter, other.requires_grad)
+        if other.dense is not None:
+            return self._with_attributes(self._tensor(other.dense), node)
+        parts = [self._tensor(replace(part, requires_grad=False)) for part in other.parts.values()]
+        if other.kind == "sparse_coo":
+            made = torch.sparse_coo_tensor(*parts, other.shape, is_coalesced=other.detail, check_invariants=False)
+        elif other.kind.startswith("sparse"):
+            layout = getattr(torch, other.kind)
+            made = torch.sparse_compressed_tensor(*parts, other.shape, layout=layout, check_invariants=False)
+        elif other.kind == "nested" and other.detail is None:
+            made = torch._nested_view_from_buffer(*parts)
+        else:
+            return None
+        return _finished(made, False, False, other.parameter, other.requires_grad)
+
+    def _quantized(self, node: Object, other: OtherTensor) -> Any:
+        while node.callee.name != "_rebuild_qtensor":  # a parameter around it
+            node = node.args[0]
+        storage, offset, shape, stride, scheme, grad = node.args[:6]
+        quantizer = (getattr(torch, scheme[0].name), *(self._begin(part) for part in scheme[1:]))
+        made = torch._utils._rebuild_qtensor(
+            self._begin(storage), offset, self._begin(shape), self._begin(stride), quantizer, grad, OrderedDict()
+        )
+        return _finished(made, False, False, other.parameter, other.requires_grad)
+
+    def _with_attributes(self, made: Any, node: Object) -> Any:
+        for part in node.args[-1] if isinstance(node.args[-1], tuple) else node.args[-1:]:
+            for name, value in part.entries if isinstance(part, Dict) else ():
+                if isinstance(name, str) and name.isidentifier() and not hasattr(torch.Tensor, name):
+                    setattr(made, name, self._begin(value))
+        return made
+
     # -- containers
 
     def _begin(self, node: Any) -> Any:
@@ -175,6 +220,9 @@ class _Loader:
         elif isinstance(node, List):
             made = []
         elif isinstance(node, Object):
+            other = self._other(node) if stands_for_a_tensor(node) else None
+            if other is not None:
+                return other
             made = self._object(node)
         else:
             return node

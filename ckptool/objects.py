@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 
 from .dtypes import BY_STORAGE
+from .kinds import stands_for_a_tensor
 from .tree import Global, Object, walk
 
 _TENSOR_TYPES = "BFloat16 Bool Byte Char Double Float Half Int Long Short".split()
@@ -125,11 +126,11 @@ def beyond_plain_data(root: Any) -> Counter[str]:
 
 
 def count_objects(root: Any) -> dict[str, int]:
-    """Instances by class name, most frequent first, without what torch and Python use to spell plain data."""
+    """Instances by class name, most frequent first, without tensors and the spelling of plain data."""
     counted: Counter[str] = Counter()
     for _, node in walk(root):
         if isinstance(node, Object):
             name = node.class_name
-            if name not in _PLUMBING or "_rebuild_" in name:
+            if name not in _PLUMBING and not stands_for_a_tensor(node):
                 counted[name] += 1
     return dict(counted.most_common())

@@ -16,14 +16,17 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
+from . import decode
 from . import keys as names
 from .checkpoint import Checkpoint, StateDict, from_plain, map_storages, rekey, to_plain
 from .errors import NoMatch, PartialMatch, RuleError, counted, printable
 from .files import beside, shell_quote
 from .keys import Pattern, Rename
+from .kinds import OtherTensor, others_in
 from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules
+from .modules import has_own_ways
 from .tensor import LazyTensor, Storage
-from .tree import address, walk
+from .tree import address, rebuild, walk
 from .weights import around
 
 Missing = Literal["error", "ok"]
@@ -72,7 +75,7 @@ def strip_prefix(
         PartialMatch: only some keys have it.
         KeyCollision: two keys would become one.
     """
-    weights = ckpt.state_dict(at)
+    weights = _changeable(ckpt, at)
     head = "" if first else _head(prefix)
     shown = "the first component" if first else f"'{printable(head)}.'"
     new = {key: names.drop_first(key) if first else names.strip_prefix(key, prefix) for key in weights}
@@ -105,7 +108,7 @@ def add_prefix(ckpt: Checkpoint, prefix: str = "module.", *, at: str | None = No
     Raises:
         RuleError: the prefix is empty, or has an empty component.
     """
-    weights = ckpt.state_dict(at)
+    weights = _changeable(ckpt, at)
     head = _head(prefix)
     if not all(head.split(".")):
         raise RuleError(f"the prefix '{printable(prefix)}' has an empty component", where="--prefix", hint=_EXAMPLE)
@@ -137,7 +140,7 @@ def unwrap(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "error
         NoMatch: no key goes through a wrapper.
         KeyCollision: two keys would become one.
     """
-    weights = ckpt.state_dict(at)
+    weights = _changeable(ckpt, at)
     found = names.find_wrappers(list(weights))
     if not found:
         if missing == "ok":
@@ -171,7 +174,7 @@ def rename(
         KeyCollision: two keys would become one.
         RuleError: a rule cannot be understood.
     """
-    weights = ckpt.state_dict(at)
+    weights = _changeable(ckpt, at)
     if isinstance(rules, Mapping):
         parsed = [Rename(old, new) for old, new in rules.items()]
     else:
@@ -221,7 +224,7 @@ def drop(
 def _filter(
     ckpt: Checkpoint, patterns: str | Sequence[str], at: str | None, missing: Missing, *, keep: bool
 ) -> Checkpoint:
-    weights = ckpt.state_dict(at)
+    weights = _changeable(ckpt, at)
     parsed = [Pattern.parse(text) for text in ([patterns] if isinstance(patterns, str) else patterns)]
     for pattern in parsed:
         if missing == "error" and not any(pattern.matches(key) for key in weights):
@@ -243,15 +246,62 @@ def _filter(
 
 @_on_plain_dicts_too
 def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
-    """Keep only the weights: the state dict becomes the root, and what stood around it is left behind."""
+    """Keep only the weights: the state dict becomes the root, and what stood around it is left behind.
+
+    From a whole pickled model the state dict is recovered, as `model.state_dict()` would give it, without its class.
+    """
     weights = ckpt.state_dict(at)
     if weights.node is ckpt.root:
         return replace(ckpt, at="").noting("extract: the weights are all there is")
     left = around(ckpt, weights)
-    return replace(ckpt, root=weights.node, at="").noting(
-        f"extract {printable(weights.path, 60)}: {counted(len(weights), 'key')} kept; left behind: "
+    path = f" {printable(weights.path, 60)}" if weights.path else ""
+    notes = [
+        f"extract{path}: {counted(len(weights), 'key')} kept; left behind: "
         + ", ".join(left[:12] + ["…"] * (len(left) > 12))
-    )
+    ]
+    if weights.model is not None and has_own_ways(weights.model):
+        notes.append("note: the model has functions that change its state dict when it is made; they were not run")
+    return replace(ckpt, root=weights.node, at="", sealed="").noting(*notes)
+
+
+def to_dense(ckpt: Checkpoint, *, missing: Missing = "error") -> Checkpoint:
+    """Make dense tensors of sparse ones, wherever they are in the file, for formats that hold no others.
+
+    Their values are put in place when they are written; the index tensors are read and checked now.
+
+    Raises:
+        NoMatch: there is no sparse tensor.
+        CannotCarry: a dense tensor would be absurdly large.
+    """
+    return _decoded(ckpt, missing, "to-dense", lambda kind: kind.startswith("sparse"), "sparse", decode.to_dense)
+
+
+def dequantize(ckpt: Checkpoint, *, missing: Missing = "error") -> Checkpoint:
+    """Make float32 tensors of quantized ones, wherever they are in the file: (q - zero point) * scale.
+
+    Raises:
+        NoMatch: there is no quantized tensor.
+    """
+    quantized = "quantized".__eq__
+    return _decoded(ckpt, missing, "dequantize", quantized, "quantized", decode.dequantized)
+
+
+def _decoded(
+    ckpt: Checkpoint,
+    missing: Missing,
+    name: str,
+    wanted: Callable[[str], bool],
+    word: str,
+    decoded: Callable[[OtherTensor], LazyTensor],
+) -> Checkpoint:
+    """CKPT with the tensors of a kind replaced by what DECODED makes of them."""
+    found = [(node, other) for _, node, other in others_in(ckpt.root) if wanted(other.kind)]
+    if not found and missing == "error":
+        raise NoMatch(f"no tensor is {word}", where=ckpt.where, hint="--if-present lets rules match nothing")
+    made = {id(node): decoded(other) for node, other in found}
+    before, after = sum(other.nbytes for _, other in found), sum(tensor.nbytes for tensor in made.values())
+    line = f"{name}: {counted(len(found), f'{word} tensor')}, {before:,} bytes -> {after:,}"
+    return replace(ckpt, root=rebuild(ckpt.root, instead=made)).noting(line)
 
 
 def map_location(ckpt: AnyCheckpoint, rules: Rules, *, missing: Missing = "error") -> AnyCheckpoint:
@@ -346,6 +396,28 @@ def _held_on_cpu(ckpt: Checkpoint) -> set[int]:
     return {key for key, stays in held.items() if stays}
 
 
+_TAKE_OUT = "add --extract, which takes the weights out of it first"
+
+
+def _changeable(ckpt: Checkpoint, at: str | None) -> StateDict:
+    """The state dict whose keys a pass changes.
+
+    Raises:
+        RuleError: its keys are attributes of a pickled model, which cannot be renamed there.
+    """
+    weights = ckpt.state_dict(at)
+    if ckpt.sealed:
+        raise RuleError(ckpt.sealed, where=ckpt.where, hint=_TAKE_OUT)
+    if weights.model is not None:
+        raise RuleError(
+            f"its keys are attributes of a whole pickled model ({printable(weights.model.class_name, 80)}), and its "
+            "code needs them as they are",
+            where=ckpt.where,
+            hint=_TAKE_OUT,
+        )
+    return weights
+
+
 # -- words for messages
 
 
@@ -385,11 +457,13 @@ def _prefix_hint(weights: StateDict) -> str | None:
 __all__ = [
     "LocationRule",
     "add_prefix",
+    "dequantize",
     "drop",
     "extract",
     "map_location",
     "rename",
     "select",
     "strip_prefix",
+    "to_dense",
     "unwrap",
 ]

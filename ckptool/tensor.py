@@ -8,7 +8,7 @@ All counts (offset, shape, stride) are in elements, as in torch; `nbytes` and `l
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -161,10 +161,10 @@ class LazyTensor:
         """The bytes of its values in C order: a range of the file where possible, else gathered piece by piece.
 
         Raises:
-            CannotCarry: the bytes are big-endian, or a stride of 0 makes a huge tensor of a few bytes.
+            CannotCarry: a stride of 0 makes a huge tensor of a few bytes.
         """
-        if self.storage.big_endian and self.dtype.itemsize > 1:
-            raise CannotCarry("big-endian values can only be copied from torch zip to torch zip")
+        if self.storage.big_endian:
+            return replace(self, storage=little_endian(self.storage, self.dtype)).source()
         if self.is_contiguous and not self.conj and not self.neg:
             whole, start = self.storage.source, self.offset * self.dtype.itemsize
             if start == 0 and self.nbytes == whole.length:
@@ -197,6 +197,57 @@ class LazyTensor:
 
     def __repr__(self) -> str:
         return f"LazyTensor({self.dtype.name}, {list(self.shape)}, {self.location})"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Swapped:
+    """The bytes of another source with the order of those of each number turned round.
+
+    Attributes:
+        source: the bytes as they are.
+        step: bytes of a number; those of the two parts of a complex number are turned one by one.
+    """
+
+    source: Source
+    step: int
+
+    @property
+    def length(self) -> int:
+        """How many bytes there are."""
+        return self.source.length
+
+    def read(self, offset: int, length: int) -> memoryview:
+        """LENGTH bytes from OFFSET."""
+        import numpy as np
+
+        start = offset // self.step * self.step
+        end = min(-(-(offset + length) // self.step) * self.step, self.length)
+        raw = bytearray(self.source.read(start, end - start))
+        whole = len(raw) // self.step * self.step
+        swapped = np.frombuffer(raw, np.uint8)[:whole].reshape(-1, self.step)
+        swapped[:] = swapped[:, ::-1].copy()
+        return memoryview(raw)[offset - start :][:length]
+
+    def chunks(self) -> Iterator[memoryview]:
+        """All bytes, in pieces."""
+        for at in range(0, self.length, _GATHERED):
+            yield self.read(at, min(_GATHERED, self.length - at))
+
+
+def little_endian(storage: Storage, dtype: DType | None = None) -> Storage:
+    """A big-endian storage with its bytes turned round as they are read; others as they are.
+
+    Args:
+        storage: the storage.
+        dtype: element type of the tensor that is read, which counts where the storage has none of its own.
+    """
+    if not storage.big_endian:
+        return storage
+    dtype = storage.dtype or dtype
+    step = 1 if dtype is None else dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
+    if step == 1:
+        return replace(storage, big_endian=False)
+    return replace(storage, source=Swapped(storage.source, step), big_endian=False, crc=None)
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:

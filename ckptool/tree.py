@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from .tensor import LazyTensor, Storage
 
@@ -141,9 +141,37 @@ class Object:
         return str(self.callee) if isinstance(self.callee, Global) else "?"
 
 
+Mapped = Dict | Object
 Node = List | Set | Dict | Object
 NODES = (List, Set, Dict, Object)
 Scalar = str | bytes | bytearray | int | float | bool | None
+
+
+def is_mapping(node: Any) -> TypeGuard[Mapped]:
+    """Whether a node is a dict, or an object that keys were set in, as a defaultdict or another class of dicts."""
+    return isinstance(node, Dict) or (isinstance(node, Object) and any(kind == "entries" for kind, _ in node.steps))
+
+
+def attributes_of(node: Any) -> Any:
+    """The attributes of an instance of a class of dicts (a `Dict` in a state dict), or ABSENT."""
+    return node.attributes if isinstance(node, Dict) else node.state if isinstance(node, Object) else ABSENT
+
+
+def with_entries(node: Mapped, entries: list[tuple[Any, Any]], attributes: Any = ABSENT) -> Mapped:
+    """A copy of a dict (of whatever class) with other ENTRIES, and other ATTRIBUTES if they are given."""
+    if isinstance(node, Dict):
+        return Dict(entries, node.ordered, node.attributes if attributes is ABSENT else attributes)
+    steps: list[tuple[str, Any]] = []
+    placed = False
+    for kind, value in node.steps:
+        if kind == "entries" and placed:
+            continue
+        placed |= kind == "entries"
+        changed = (
+            entries if kind == "entries" else attributes if kind == "state" and attributes is not ABSENT else value
+        )
+        steps.append((kind, changed))
+    return Object(node.how, node.callee, node.args, steps)
 
 
 class Aside(str):
@@ -234,6 +262,14 @@ def component_text(component: str | int) -> str:
     if not text or text[0] in '"#@' or _INTEGER.match(text):
         text = f'"{text}"'
     return text.replace("~", "~0").replace("/", "~1")
+
+
+def trail_to(path: str) -> Trail:
+    """The trail whose `address` is PATH."""
+    trail: Trail = None
+    for text in path.split("/") if path else []:
+        trail = (trail, Aside(text))
+    return trail
 
 
 def descend(root: Any, path: str) -> Any:

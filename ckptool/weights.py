@@ -7,8 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import Ambiguous, NotFound, counted, printable
 from .files import shell_quote
+from .kinds import stands_for_a_tensor
+from .modules import PickledModule, find_modules, is_module
 from .tensor import LazyTensor
-from .tree import ABSENT, Dict, Global, List, Object, Trail, address, children, component_text, descend, walk
+from .tree import (
+    ABSENT,
+    NODES,
+    Dict,
+    Global,
+    List,
+    Mapped,
+    Object,
+    Trail,
+    address,
+    children,
+    component_text,
+    descend,
+    is_mapping,
+    trail_to,
+    walk,
+)
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint, StateDict
@@ -37,13 +55,8 @@ def is_training_state(key: Any) -> bool:
 
 def is_tensor(value: Any) -> bool:
     """Whether a value of a state dict counts as a tensor: dense, a kind kept inert, a numpy array, or one in memory."""
-    if isinstance(value, LazyTensor):
+    if isinstance(value, LazyTensor) or stands_for_a_tensor(value):
         return True
-    if isinstance(value, Object):
-        name = str(value.callee) if isinstance(value.callee, Global) else ""
-        return name.startswith(("torch._utils._rebuild_", "torch._tensor._rebuild_")) or name.endswith(
-            (".multiarray._reconstruct", ".multiarray.scalar")
-        )
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
@@ -53,7 +66,7 @@ def is_state_dict(node: Any) -> bool:
     Entries named `_extra_state` may hold anything, as `torch.nn.Module.get_extra_state` may return anything, and so may
     the packed parameters of quantized modules. States of random number generators do not count.
     """
-    if not isinstance(node, Dict) or not node.entries:
+    if not is_mapping(node) or not node.entries:
         return False
     tensors = scalars = 0
     for key, value in node.entries:
@@ -76,9 +89,10 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
     """The state dicts in a checkpoint, in the order of the file.
 
     The root, if it is one. Else those in dicts and lists below it, leaving out training state (optimizers, schedulers,
-    random number generators). If some stand under a usual envelope key, only those.
+    random number generators). If some stand under a usual envelope key, only those. Without any, those that can be
+    recovered from whole pickled models.
     """
-    from .checkpoint import StateDict
+    from .checkpoint import StateDict, recovered
 
     if is_state_dict(ckpt.root):
         return [StateDict(ckpt.root, "")]
@@ -94,28 +108,39 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
             found.append((usual, StateDict(node, address(trail))))
             continue
         below: list[tuple[Any, Any]] = []
-        if isinstance(node, Dict) and not ("param_groups" in node and "state" in node):
+        if is_mapping(node) and not _is_optimizer(node):
             below = node.entries
         elif isinstance(node, List) or type(node) is tuple:
             below = list(enumerate(node.items if isinstance(node, List) else node))
         inner = [
             ((trail, key), value, usual or key in ENVELOPES)
             for key, value in below
-            if isinstance(key, str | int) and not is_training_state(key) and isinstance(value, Dict | List | tuple)
+            if isinstance(key, str | int) and not is_training_state(key) and _holds_others(value)
         ]
         pending.extend(reversed(inner))
     usual_ones = [state_dict for usual, state_dict in found if usual]
-    return usual_ones or [state_dict for _, state_dict in found]
+    plain = usual_ones or [state_dict for _, state_dict in found]
+    return plain or [recovered(module, ckpt.where) for module in find_modules(ckpt.root)]
+
+
+def _holds_others(node: Any) -> bool:
+    return is_mapping(node) or isinstance(node, List | tuple)
+
+
+def _is_optimizer(node: Mapped) -> bool:
+    return {"param_groups", "state"} <= {key for key, _ in node.entries if isinstance(key, str)}
 
 
 def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
     """The one state dict of a checkpoint, or the one at the path AT."""
-    from .checkpoint import StateDict
+    from .checkpoint import StateDict, recovered
 
     at = ckpt.at if at is None else at
     if at is not None:
         node = descend(ckpt.root, at)
-        if isinstance(node, Dict):
+        if is_module(node):
+            return recovered(PickledModule(node, trail_to(at)), ckpt.where)
+        if is_mapping(node):
             return StateDict(node, at)
         what = "nothing is" if node is ABSENT else "there is no dict"
         raise NotFound(f"{what} at {printable(repr(at))}", where=ckpt.where, evidence=_overview(ckpt), hint=_look(ckpt))
@@ -139,18 +164,23 @@ def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
 
 def around(ckpt: Checkpoint, weights: StateDict) -> list[str]:
     """What stands around a state dict, an entry a line, with the number of tensors in it."""
-    if weights.node is ckpt.root:
-        return []
+    held = weights.model or weights.node
     lines: list[str] = []
+    if weights.model is not None:
+        lines.append(f"the model around them: an object of class {printable(weights.model.class_name, 80)}")
+    if held is ckpt.root:
+        return lines
     pending: list[tuple[Trail, Any]] = [(None, ckpt.root)]
     while pending:
         trail, node = pending.pop()
-        if node is weights.node:
+        if node is held:
             continue
         nodes = [found for _, found in walk(node)]
-        if isinstance(node, Dict | List | tuple) and any(found is weights.node for found in nodes):
+        if isinstance(node, (tuple, *NODES)) and any(found is held for found in nodes):
             pending.extend(reversed([((trail, part), child) for part, child in children(node)]))
             continue
+        if isinstance(node, Global):
+            continue  # the class of an object around them
         tensors = sum(isinstance(found, LazyTensor) for found in nodes)
         lines.append(printable(address(trail), 80) + (f" ({counted(tensors, 'tensor')})" if tensors else ""))
     return lines

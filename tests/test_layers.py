@@ -19,6 +19,8 @@ FLOORS = [
     ["directories"],
     ["tensor", "keys"],
     ["tree"],
+    ["kinds"],
+    ["decode", "modules"],
     ["objects", "locations"],
     ["checkpoint", "weights"],
     ["passes", "formats"],
@@ -41,7 +43,9 @@ ALLOWED = {
 #: Third-party package -> the modules that may import it.
 HOMES = {
     "torch": {"model", "transfer/prove", "distributed", "train"},
-    "safetensors": {"model"},
+    "safetensors": {"model", "train"},
+    "PIL": {"train"},
+    "matplotlib": {"train"},
     "click": {"cli"},
     "rich": {"cli", "reports/render"},
     "yaml": {"keys", "cli", "transfer", "passes"},

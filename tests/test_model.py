@@ -86,7 +86,7 @@ def test_on_meta_there_are_shapes_and_no_bytes(tagged, target, bytes_read):
     expected = torch.load(tagged, target)
     assert graph(loaded, storages=False) == graph(expected, storages=False)
     assert {tensor.device.type for tensor in loaded.values()} == {"meta"}
-    assert sum(bytes_read) < 10_000
+    assert sum(bytes_read) < 20_000
 
 
 @pytest.mark.parametrize("container", [True, False], ids=["zip", "legacy"])
@@ -214,17 +214,6 @@ def test_safetensors_files_are_loaded_with_their_ties(tmp_path):
     ckptool.save({"a": weight, "b": weight, "c": weight.clone()}, tmp_path / "x.safetensors")
     loaded = ckptool.load(tmp_path / "x.safetensors")
     assert loaded["a"].data_ptr() == loaded["b"].data_ptr() != loaded["c"].data_ptr()
-
-
-def test_big_endian_files_are_not_loaded_as_something_else(tmp_path):
-    import zipfile
-
-    torch.save({"x": torch.ones(2)}, tmp_path / "x")
-    with zipfile.ZipFile(tmp_path / "x") as old, zipfile.ZipFile(tmp_path / "y", "w") as new:
-        for name in old.namelist():
-            new.writestr(name, b"big" if name.endswith("byteorder") else old.read(name))
-    with pytest.raises(ckptool.CannotCarry, match="big-endian"):
-        ckptool.load(tmp_path / "y")
 
 
 # -------------------------------------------------------------------------------------------------- from torch

@@ -26,6 +26,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "rename": ("rewrite", "Rename keys by rules OLD=NEW."),
     "remap": ("rewrite", "Change the devices that tensors are tagged with."),
     "convert": ("rewrite", "Rewrite a checkpoint: every pass, every format."),
+    "extract-weights": ("rewrite", "Take the weights alone, also out of a whole pickled model."),
     "inspect": ("inspect", "Show what is in a checkpoint, without loading or running it."),
     "train": ("train", "Train a small model with DataParallel, DDP or FSDP, and save what that saves."),
     "formats": ("formats", "List the formats that can be read and written."),

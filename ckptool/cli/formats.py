@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ..formats import FOLDERS, FORMATS
+from ..formats.base import AnyFormat, FolderFormat
 from .output import print_json
 
 
@@ -16,19 +17,26 @@ def formats(as_json: bool) -> None:
     \b
     ckptool formats
     """
+    every: list[AnyFormat] = [*FORMATS, *FOLDERS]
     if as_json:
         listed = [
-            {"name": f.name, "aliases": list(f.aliases), "suffixes": list(f.suffixes), "carries": f.carries}
-            for f in FORMATS
+            {
+                "name": f.name,
+                "aliases": list(f.aliases),
+                "suffixes": list(f.suffixes),
+                "directory": isinstance(f, FolderFormat),
+                "summary": f.summary,
+                "carries": f.carries,
+                "reads": True,
+                "writes": f.draft is not None,
+            }
+            for f in every
         ]
-        listed += [{"name": f.name, "aliases": list(f.aliases), "suffixes": [], "carries": f.carries} for f in FOLDERS]
         print_json({"ckptool": 1, "command": "formats", "formats": listed})
         return
-    for f in FORMATS:
+    for f in every:
         also = f" (also: {', '.join(f.aliases)})" if f.aliases else ""
-        click.echo(f"{f.name}{also}\n  {f.summary}\n  carries {f.carries}")
+        does = "read and written" if f.draft else "read only"
+        click.echo(f"{f.name}{also}: {does}\n  {f.summary}\n  carries {f.carries}")
         if f.suffixes:
             click.echo(f"  written for {' '.join(f.suffixes)}")
-    for folder in FOLDERS:
-        also = f" (also: {', '.join(folder.aliases)})" if folder.aliases else ""
-        click.echo(f"{folder.name}{also}\n  {folder.summary}\n  carries {folder.carries}")

@@ -33,7 +33,7 @@ class FormatName(click.ParamType[str]):
 
         from ..formats import FOLDERS, FORMATS
 
-        names = [*(f.name for f in FORMATS), *(f.name for f in FOLDERS)]
+        names = [*(f.name for f in FORMATS if f.draft), *(f.name for f in FOLDERS)]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

@@ -58,6 +58,15 @@ def print_receipt(
         )
 
 
+def write_page(page: str, path: str) -> None:
+    """Write a page of HTML, in the place of an older one: whole, or not at all."""
+    from ..writing import replacing
+
+    with replacing(path, overwrite=True) as out:
+        out.write(page.encode())
+    click.echo(f"wrote {printable(path)}", err=True)
+
+
 def print_json(document: dict[str, Any]) -> None:
     """One document of JSON on stdout, in ASCII so that no key can talk to the terminal."""
     click.echo(json.dumps(document, indent=2))

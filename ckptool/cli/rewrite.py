@@ -1,6 +1,7 @@
 """The commands that rewrite a checkpoint. `convert` is the engine; the others are its everyday short forms.
 
-Passes run in one order, whatever the order typed: extract, unwrap, strip, rename, add, select, drop, map-location.
+Passes run in one order, whatever the order typed: extract, unwrap, strip, rename, add, select, drop, to-dense,
+dequantize, map-location.
 So patterns of `--rename` see keys without wrappers and prefixes, and those of `--select` and `--drop` see the keys that
 will be written.
 """
@@ -39,6 +40,8 @@ class Passes:
     select: Sequence[str] = ()
     drop: Sequence[str] = ()
     map_location: Sequence[str] = ()
+    to_dense: bool = False
+    dequantize: bool = False
 
     def run(self, ckpt: Checkpoint, at: str | None, missing: passes.Missing) -> Checkpoint:
         """The passes in their order, without `map_location`, which touches no key."""
@@ -58,6 +61,10 @@ class Passes:
             ckpt = passes.select(ckpt, self.select, at=at, missing=missing)
         if self.drop:
             ckpt = passes.drop(ckpt, self.drop, at=at, missing=missing)
+        if self.to_dense:
+            ckpt = passes.to_dense(ckpt, missing=missing)
+        if self.dequantize:
+            ckpt = passes.dequantize(ckpt, missing=missing)
         return ckpt
 
 
@@ -253,6 +260,8 @@ def remap(locations: tuple[str, ...], **options: Any) -> None:
 @click.option("--add-prefix", metavar="PREFIX", help="Put PREFIX before every key.")
 @click.option("--select", multiple=True, metavar="PATTERN", help="Keep only the keys that match.")
 @click.option("--drop", multiple=True, metavar="PATTERN", help="Leave out the keys that match.")
+@click.option("--to-dense", is_flag=True, help="Make dense tensors of sparse ones.")
+@click.option("--dequantize", is_flag=True, help="Make float32 tensors of quantized ones.")
 @click.option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
 @click.option("--max-shard-size", metavar="SIZE", help="Write a folder of shards of at most SIZE (5GB, 500MB).")
 @click.option("--variant", metavar="WORD", help="A word in the names of shards: fp16.")
@@ -267,6 +276,8 @@ def convert(
     add_prefix: str | None,
     select: tuple[str, ...],
     drop: tuple[str, ...],
+    to_dense: bool,
+    dequantize: bool,
     map_location: tuple[str, ...],
     max_shard_size: str | None,
     variant: str | None,
@@ -284,5 +295,34 @@ def convert(
     ckptool convert in.pth folder/ --max-shard-size 5GB
     ckptool convert folder/ out.safetensors
     """
-    wanted = Passes(extract, unwrap, strip_prefix, strip_first, rename, rules, add_prefix, select, drop, map_location)
+    wanted = Passes(
+        extract,
+        unwrap,
+        strip_prefix,
+        strip_first,
+        rename,
+        rules,
+        add_prefix,
+        select,
+        drop,
+        map_location,
+        to_dense,
+        dequantize,
+    )
     rewrite(wanted, "convert", options, max_shard_size=max_shard_size, variant=variant)
+
+
+@click.command()
+@writing_options
+def extract_weights(**options: Any) -> None:
+    """Take the weights out of a checkpoint, and leave everything else behind.
+
+    Out of a whole pickled model (torch.save(model, …)) the state dict is recovered as model.state_dict() would give it:
+    without the class, and without running anything.
+
+    \b
+    ckptool extract-weights yolo.pt -o weights.safetensors
+    ckptool extract-weights last.ckpt weights.pth
+    ckptool extract-weights gan.pt -o generator.safetensors --at generator
+    """
+    rewrite(Passes(extract=True), "extract-weights", options)

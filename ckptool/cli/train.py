@@ -26,6 +26,7 @@ from ..train.config import (
     Config,
     split_saves,
 )
+from . import _Terminated
 from .options import FileName
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -105,12 +106,13 @@ Kinds of --save, each as KIND or KIND:CONTAINER ({", ".join(CONTAINERS)}):
 
 Files are named TASK-STRATEGY-KIND and stand in the folder of --out.
 
-\b
 Examples:
-  ckptool train --task housing --strategy ddp --nproc 2 --out run
-  ckptool train --task vgg --strategy data-parallel --save wrapped,unwrapped:safetensors --out run
-  ckptool train --task housing --strategy single --resume run/housing-ddp-full.pth --epochs 20 --out run
-  torchrun --nproc-per-node 2 -m ckptool train --task cnn --strategy fsdp --out run
+
+\b
+ckptool train --task housing --strategy ddp --nproc 2 --out run
+ckptool train --task vgg --strategy data-parallel --save wrapped,unwrapped:safetensors --out run
+ckptool train --task housing --strategy single --resume run/housing-ddp-full.pth --epochs 20 --out run
+torchrun --nproc-per-node 2 -m ckptool train --task cnn --strategy fsdp --out run
 """
 
 
@@ -211,7 +213,13 @@ def train(as_json: bool, quiet: bool, **options: Any) -> None:
         raise NotFound("training needs torch", hint="pip install 'ckptool[train]'") from None
     if os.environ.get("RANK", "0") != "0":  # under torchrun, one process speaks for all
         quiet, as_json = True, False
-    done = run(config, None if quiet else Console(bars=not as_json))
+    try:
+        done = run(config, None if quiet else Console(bars=not as_json))
+    except (KeyboardInterrupt, _Terminated) as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        what = "interrupted" if interrupted else "terminated"
+        click.echo(f"Error: {what}; what was saved before is whole", err=True)
+        raise click.exceptions.Exit(130 if interrupted else 143) from None
     if as_json:
         click.echo(json.dumps(_document(config, done), indent=2))
     elif not quiet:

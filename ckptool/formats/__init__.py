@@ -15,13 +15,23 @@ from ..files import File, FileRange, Folder, StrPath, beside, same_bytes, shell_
 from ..objects import beyond_plain_data
 from ..tensor import Storage
 from ..writing import check_target, replacing, write_pieces
-from . import safetensors, sharded, torch_legacy, torch_zip
+from . import plain_pickle, pt2, safetensors, sharded, torch_legacy, torch_package, torch_tar, torch_zip, torchscript
 from ._folder import is_part, left_beside, may_go
 from ._foreign import describe
+from ._refusals import live_objects, loss_of_content
 from .base import AnyFormat, Draft, FolderFormat, Format, Split
 
 #: In the order in which they are tried.
-FORMATS: tuple[Format, ...] = (torch_zip.FORMAT, torch_legacy.FORMAT, safetensors.FORMAT)
+FORMATS: tuple[Format, ...] = (
+    torch_zip.FORMAT,
+    torch_legacy.FORMAT,
+    safetensors.FORMAT,
+    torchscript.FORMAT,
+    torch_package.FORMAT,
+    pt2.FORMAT,
+    torch_tar.FORMAT,
+    plain_pickle.FORMAT,
+)
 #: The formats that are directories, in the order in which they are tried.
 FOLDERS: tuple[FolderFormat, ...] = (sharded.SAFETENSORS, sharded.BIN)
 _ALL: tuple[AnyFormat, ...] = (*FORMATS, *FOLDERS)
@@ -49,7 +59,7 @@ def _named(name: str) -> AnyFormat:
     for format_ in _ALL:
         if name.lower() in (format_.name, *format_.aliases):
             return format_
-    known = ", ".join(format_.name for format_ in _ALL)
+    known = ", ".join(format_.name for format_ in _ALL if format_.draft)
     raise RuleError(f"there is no format {printable(name)!r}; there are {known}", where="--to", hint="ckptool formats")
 
 
@@ -79,7 +89,7 @@ def _detect_folder(folder: Folder) -> FolderFormat:
 def _detect(file: File) -> Format:
     head = file.read(0, min(_HEAD, file.size))
     for format_ in FORMATS:
-        if format_.sniff(head):
+        if format_.sniff(head, file):
             return format_
     what, hint = describe(head, file.size, file.path)
     if file.path.suffix == ".safetensors" and "no format that" in what:
@@ -236,6 +246,15 @@ def plan(
         ckpt = from_torch(ckpt)
     split = split_of(max_shard_size, variant)
     chosen = target_format(ckpt, path, format, split)
+    if chosen.draft is None:
+        raise RuleError(f"ckptool reads {chosen.name} and does not write it", where="--to", hint="ckptool formats")
+    if ckpt.sealed and chosen.pickles:
+        out = beside(ckpt.where, "weights", ".safetensors")
+        raise CannotCarry(
+            ckpt.sealed,
+            where=ckpt.where,
+            hint=f"ckptool extract-weights {shell_quote(printable(ckpt.where))} {out} takes the weights out of it",
+        )
     ckpt = settle_ties(ckpt)
     try:
         draft = chosen.draft(ckpt) if isinstance(chosen, Format) else chosen.draft(ckpt, split)
@@ -248,10 +267,10 @@ def plan(
         *(() if chosen is torch_zip.FORMAT else torch_zip.extra_members(ckpt)),
     )
     if content and not allow_loss:
-        raise _loss(ckpt, chosen, content)
+        raise loss_of_content(ckpt, chosen, content)
     objects = beyond_plain_data(ckpt.root) if chosen.pickles else {}
     if objects and not keep_objects:
-        raise _live_objects(ckpt, dict(objects))
+        raise live_objects(ckpt, dict(objects))
     form = (*draft.form, *ckpt.lost_form, *(left_beside(ckpt) if not draft.folder else ()))
     if not ckpt.order_preserved:
         form = (*form, "the keys stand in the order of the old header; how they were saved is not known")
@@ -355,34 +374,3 @@ def settle_ties(ckpt: Checkpoint) -> Checkpoint:
         return ckpt
     done = map_storages(ckpt, settled)
     return done.noting(*broken)
-
-
-def _loss(ckpt: Checkpoint, chosen: AnyFormat, content: tuple[str, ...]) -> CannotCarry:
-    outer = [state_dict.path for state_dict in ckpt.state_dicts()]
-    hint = "--allow-loss writes the rest"
-    if not chosen.pickles and len(outer) == 1 and outer[0]:
-        hint = f"--extract keeps the weights at {printable(outer[0], 60)} only; a .pth file keeps everything"
-    return CannotCarry(
-        f"{chosen.name} cannot hold all of it; these would be lost:",
-        where=ckpt.where,
-        evidence=[*content[:12], *([f"… and {len(content) - 12:,} more"] if len(content) > 12 else [])],
-        hint=hint,
-    )
-
-
-def _live_objects(ckpt: Checkpoint, objects: dict[str, int]) -> CannotCarry:
-    named = sorted(objects.items(), key=lambda item: -item[1])
-    weights = ckpt.state_dicts()
-    where = shell_quote(printable(ckpt.where)) if ckpt.path else "IN"
-    ways = ["--keep-objects writes them as they came (whoever loads the file runs what they name)"]
-    if weights and weights[0].path:
-        at = f" --at {shell_quote(printable(weights[0].path))}" if len(weights) > 1 else ""
-        out = beside(ckpt.where, "weights")
-        ways.insert(0, f"ckptool convert {where} {out} --extract{at} keeps the weights only")
-    return CannotCarry(
-        "holds objects that may run code when a pickle with them is loaded:",
-        where=ckpt.where,
-        evidence=[f"{printable(name, 100)} ({count:,})" for name, count in named[:12]]
-        + ([f"… and {len(named) - 12:,} more classes"] if len(named) > 12 else []),
-        hint="; ".join(ways),
-    )

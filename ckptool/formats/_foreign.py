@@ -37,7 +37,7 @@ _MAGIC: tuple[tuple[int, bytes, str, str | None], ...] = (
 
 _ONNX = re.compile(rb"\x08[\x01-\x20]\x12.(?:pytorch|tf2onnx|onnx|keras2onnx|skl2onnx)")
 #: How pickles of protocol 0 and 1, which have no header, begin: a dict, a list, or an object of some class.
-_OLD_PICKLE = re.compile(
+OLD_PICKLE = re.compile(
     rb"\(?[dl]p\d+\n|[}\]]q[\x00-\x7f]|\(?[ci](?:__\w+__|collections|copy_?reg|numpy|torch|sklearn)[\w.]*\n\w+\n"
 )
 
@@ -61,18 +61,16 @@ def describe(head: bytes, size: int, path: Path) -> tuple[str, str | None]:
         if head[offset : offset + len(magic)] == magic:
             return what, hint
     if head[257:262] == b"ustar":
-        if head.startswith((b"sys_info\0", b"pickle\0", b"tensors\0", b"storages\0")):
-            return "what torch.save wrote before 0.1.10 (a tar archive); ckptool does not read these yet", None
         return "a tar archive", "unpack it first (what torch.save writes is none, even if it is called .pth.tar)"
     if _ONNX.match(head):
         return "an ONNX model", None
-    if re.match(rb"\x80[\x01-\x05]", head) or _OLD_PICKLE.match(head):
-        return "a plain pickle, not made by torch.save; ckptool does not read these yet", None
     return _text(head, size)
 
 
 def describe_zip(names: list[str]) -> str:
     """What a zip archive of these members is, which torch.save did not make."""
+    if "serialized_exported_program.json" in names:
+        return "an exported program (.pt2) of torch 2.1 to 2.7; its serialized_state_dict.pt is a checkpoint: unzip it"
     inner = next((name for name in names if name.endswith((".pth", ".pt", ".bin", ".ckpt", ".safetensors"))), None)
     if inner:
         return f"a zip archive with a checkpoint in it ({printable(inner, 60)}); unpack it first"

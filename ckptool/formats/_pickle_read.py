@@ -79,7 +79,10 @@ class Reader:
         try:
             while True:
                 at = self.position
+                if self._frame_end is None:
+                    at = self._run_short_opcodes(at)
                 if at >= len(data):
+                    self.position = at
                     self._out_of_data(1)
                 self._opcode_at = at
                 self.position = at + 1
@@ -98,6 +101,53 @@ class Reader:
             self._discard(below)
         self._memo = {}
         return value
+
+    def _run_short_opcodes(self, at: int) -> int:
+        """Do the opcodes from AT on that most of torch's pickles are made of, in one loop: a call of a handler for each
+        takes longer. Returns where another one stands. None of them can be wrong but by its memo number or an empty
+        stack, and those cases are left to their handlers, as are the last bytes of the data.
+        """
+        data, stack, memo, last = self.data, self._stack, self._memo, len(self.data) - 5
+        while at < last:
+            opcode = data[at]
+            if opcode == 0x71:  # BINPUT
+                if not stack:
+                    break
+                memo[data[at + 1]] = stack[-1]
+                at += 2
+            elif opcode == 0x68:  # BINGET
+                value = memo.get(data[at + 1], ABSENT)
+                if value is ABSENT:
+                    break
+                stack.append(value)
+                at += 2
+            elif opcode == 0x72:  # LONG_BINPUT
+                if not stack:
+                    break
+                memo[int.from_bytes(data[at + 1 : at + 5], "little")] = stack[-1]
+                at += 5
+            elif opcode == 0x4B:  # BININT1
+                stack.append(data[at + 1])
+                at += 2
+            elif opcode == 0x4D:  # BININT2
+                stack.append(data[at + 1] | data[at + 2] << 8)
+                at += 3
+            elif opcode == 0x6A:  # LONG_BINGET
+                value = memo.get(int.from_bytes(data[at + 1 : at + 5], "little"), ABSENT)
+                if value is ABSENT:
+                    break
+                stack.append(value)
+                at += 5
+            elif opcode == 0x28:  # MARK
+                self._marks.append(stack)
+                stack = self._stack = []
+                at += 1
+            elif opcode == 0x89:  # NEWFALSE
+                stack.append(False)
+                at += 1
+            else:
+                break
+        return at
 
     # -- taking bytes
 

@@ -218,6 +218,21 @@ def looks_like_zip(head: bytes) -> bool:
     return head.startswith((b"PK\3\4", b"PK\5\6"))
 
 
+def holds_record(file: File, name: str) -> bool:
+    """Whether FILE is a zip archive with the record TOP/NAME, from a look at its directory; nothing is checked."""
+    try:
+        if not looks_like_zip(file.read(0, min(4, file.size))):
+            return False
+        _, offset, size = _find_end(file)
+        data = file.read(offset, size)
+    except Malformed:
+        return False
+    if len(data) < ENTRY.size:
+        return False
+    top = data[ENTRY.size :].split(b"/", 1)[0]
+    return data.startswith(b"PK\1\2") and top + b"/" + name.encode() in data
+
+
 def open_archive(file: File) -> Archive:
     """Read and check the structure of an archive: end, directory and all local headers, but no payload.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ..checkpoint import Checkpoint
 from ..files import File, Folder, Piece
@@ -44,9 +45,10 @@ class Format:
         summary: one line for `ckptool formats`.
         carries: what it can hold, for `ckptool formats`.
         pickles: it holds a pickle, which whoever loads it will run.
-        sniff: whether a file that starts with these bytes is one.
+        sniff: whether a file that starts with these bytes is one. The file itself is for formats that share a
+            container, such as zip.
         open: read headers and pickles of one.
-        draft: lay out a checkpoint as one.
+        draft: lay out a checkpoint as one; None for a format that is only read.
     """
 
     name: str
@@ -55,9 +57,9 @@ class Format:
     summary: str
     carries: str
     pickles: bool
-    sniff: Callable[[bytes], bool]
+    sniff: Callable[[bytes, File], bool]
     open: Callable[[File], Checkpoint]
-    draft: Callable[[Checkpoint], Draft]
+    draft: Callable[[Checkpoint], Draft] | None = None
 
 
 #: Bytes of tensors in a file of a directory, unless somebody wants another size. That of huggingface_hub.
@@ -98,6 +100,8 @@ class FolderFormat:
     fits: Callable[[Folder], bool]
     open: Callable[[Folder], Checkpoint]
     draft: Callable[[Checkpoint, Split], Draft]
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
 
 
 AnyFormat = Format | FolderFormat

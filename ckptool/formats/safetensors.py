@@ -21,12 +21,13 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any
 
-from ..checkpoint import Checkpoint, StateDict, from_plain, metadata_of, to_plain
+from ..checkpoint import Checkpoint, StateDict, from_plain, metadata_of, ties_of, to_plain
 from ..dtypes import BY_SAFETENSORS, DType
 from ..errors import CannotCarry, Malformed, counted, printable
 from ..files import Buffer, File, FileRange, Piece
+from ..kinds import as_dense, other_tensor
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride, is_permutation, permuted
-from ..tree import ABSENT, Dict
+from ..tree import ABSENT, Dict, attributes_of
 from ..weights import around, the_state_dict
 from .base import Draft, Format
 
@@ -34,7 +35,7 @@ _LARGEST_HEADER = 100_000_000  # the reference's own limit
 _NOTE = "ckptool"
 
 
-def sniff(head: bytes) -> bool:
+def sniff(head: bytes, file: object = None) -> bool:
     """Whether HEAD may be the beginning of a safetensors file: a header length that makes sense, then `{`."""
     return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LARGEST_HEADER
 
@@ -212,11 +213,9 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
     """Lay out the weights of a checkpoint as a safetensors file; what else is in it would be lost and is listed."""
     weights = the_state_dict(ckpt)
     content = around(ckpt, weights) + _not_tensors(weights)
-    tensors = {key: t for key, t in weights.tensors.items() if _obstacle(key, t) is None}
-    if any(t.storage.big_endian for t in tensors.values()):
-        raise CannotCarry("big-endian values can only be copied from torch zip to torch zip", where=ckpt.where)
-    tied = [[key for key in keys if key in tensors] for keys in weights.ties()]
-    ties = {other: keys[0] for keys in tied for other in keys[1:]}
+    dense = {key: (value if isinstance(value, LazyTensor) else as_dense(value)) for key, value in weights.items()}
+    tensors = {key: t for key, t in dense.items() if t is not None and _obstacle(key, t) is None}
+    ties = {other: keys[0] for keys in ties_of(tensors) for other in keys[1:]}
     strides = {
         key: list(t.stride)
         for key, t in tensors.items()
@@ -224,7 +223,7 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
     }
     order = {"order": _order(tensors)} if ckpt.order_preserved else {}
     note: dict[str, Any] = {"version": 1, **order, "ties": ties, "strides": strides}
-    form = _form(tensors, ties, strides)
+    form = _form(tensors, ties, strides) + _simplified(weights)
     metadata = metadata_of(weights.node)
     if metadata is not None:
         try:
@@ -275,9 +274,10 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     return joined
 
 
-def fits_in(key: Any, value: Any) -> bool:
-    """Whether an entry of a state dict can be in a safetensors file."""
-    return _obstacle(key, value) is None
+def those_that_fit(entries: Iterable[tuple[Any, Any]]) -> list[tuple[str, LazyTensor]]:
+    """The entries of a state dict that a safetensors file can hold, as the dense tensors that they stand for."""
+    fitting = [(key, as_dense(value)) for key, value in entries if _obstacle(key, value) is None]
+    return [(key, tensor) for key, tensor in fitting if tensor is not None]
 
 
 def _obstacle(key: Any, value: Any) -> str | None:
@@ -285,7 +285,14 @@ def _obstacle(key: Any, value: Any) -> str | None:
     if not isinstance(key, str):
         return "keys that are no text"
     if not isinstance(value, LazyTensor):
-        return "values that are no dense tensor"
+        other = other_tensor(value)
+        if other is None:
+            return "values that are no tensor"
+        if other.dense is None:
+            return f"{other.words} tensors"
+        if other.attributes:
+            return "attributes of tensors"
+        value = other.dense
     if not value.dtype.safetensors or (value.dtype.packed > 1 and not value.shape):
         return f"tensors of {value.dtype.name}"
     if key == "__metadata__" or _has_half_a_pair(key):
@@ -314,13 +321,23 @@ def _not_tensors(weights: StateDict) -> list[str]:
     for kind, keys in kinds.items():
         shown = ", ".join(printable(key, 60) for key in keys[:4])
         lines.append(f"{len(keys):,} {kind}: {shown}{', …' if len(keys) > 4 else ''}")
-    attributes = weights.node.attributes
+    attributes = attributes_of(weights.node)
     if isinstance(attributes, Dict):
         others = [str(key) for key, _ in attributes.entries if key != "_metadata"]
         lines += [f"attributes of the state dict: {printable(', '.join(others))}"] if others else []
     elif attributes is not ABSENT:
         lines.append("attributes of the state dict")
     return lines
+
+
+def _simplified(weights: StateDict) -> list[str]:
+    """Tensors of other kinds that are stored as the plain tensors that they are in the end."""
+    kinds = Counter(
+        "numpy arrays" if other.kind == "numpy" else f"tensors of class {printable(other.class_name, 80)}"
+        for other in weights.others.values()
+        if other.dense is not None and (other.kind == "numpy" or other.class_name)
+    )
+    return [f"{count:,} {kind} are stored as plain tensors" for kind, count in kinds.items()]
 
 
 def _form(tensors: dict[str, LazyTensor], ties: dict[str, str], strides: dict[str, list[int]]) -> list[str]:

@@ -30,7 +30,7 @@ from ..checkpoint import Checkpoint
 from ..errors import Ambiguous, CheckpointError, Malformed, RuleError, UnknownFormat, counted, printable
 from ..files import Buffer, File, Folder, Piece, shell_quote
 from ..tensor import LazyTensor
-from ..tree import ABSENT, Dict
+from ..tree import ABSENT, Dict, Object
 from ..weights import around, the_state_dict
 from . import safetensors, torch_legacy, torch_zip
 from ._folder import FolderOrigin, carried_along, files_under, lying_beside
@@ -225,7 +225,7 @@ def _container(file: File, kind: str) -> Format:
         return safetensors.FORMAT
     head = file.read(0, min(4096, file.size))
     for format_ in (torch_zip.FORMAT, torch_legacy.FORMAT):
-        if format_.sniff(head):
+        if format_.sniff(head, file):
             return format_
     raise UnknownFormat("is no shard that can be read: torch.save did not write it", where=file.path)
 
@@ -334,7 +334,7 @@ def check_variant(word: str | None) -> str | None:
 
 def draft_sharded(ckpt: Checkpoint, split: Split, kind: str) -> Draft:
     """Lay out the weights of a checkpoint as shards with their index; what else is in it is listed as lost."""
-    inner = safetensors.FORMAT if kind == "safetensors" else torch_zip.FORMAT
+    inner = safetensors.draft_safetensors if kind == "safetensors" else torch_zip.draft_zip
     weights = the_state_dict(ckpt)
     content = around(ckpt, weights)
     entries = [(key, value) for key, value in weights.node.entries if isinstance(key, str)]
@@ -345,20 +345,23 @@ def draft_sharded(ckpt: Checkpoint, split: Split, kind: str) -> Draft:
         whole = safetensors.draft_safetensors(replace(ckpt, root=weights.node, at="", metadata={}))
         form += whole.form
         content += whole.content
-        entries = [(key, value) for key, value in entries if safetensors.fits_in(key, value)]
+        entries = safetensors.those_that_fit(entries)
+    node = weights.node if isinstance(weights.node, Dict) else Dict([])
+    if isinstance(weights.node, Object):
+        form.append(f"that the weights are an object of class {printable(weights.node.class_name, 80)} is not recorded")
     kept = None if split.most else _as_they_were(ckpt, entries, kind, split)
     place = {key: number for number, (key, _) in enumerate(entries)}
     shards = kept or _split(entries, split.most or SHARD_SIZE, kind, split.variant)
     shards = {name: sorted(held, key=lambda pair: place[pair[0]]) for name, held in shards.items()}
     folder: dict[str, Sequence[Piece]] = {}
     for number, (name, held) in enumerate(shards.items()):
-        attributes = weights.node.attributes if number == 0 else ABSENT
+        attributes = node.attributes if number == 0 else ABSENT
         metadata = dict(ckpt.metadata) if len(shards) == 1 else {}
         if ckpt.order_preserved and len(shards) > 1:
             metadata[_PLACES] = json.dumps([place[key] for key, _ in held], separators=(",", ":"))
-        root = Dict(held, weights.node.ordered, attributes)
+        root = Dict(held, node.ordered, attributes)
         part = Checkpoint(root, metadata=metadata, path=ckpt.path, at="", order_preserved=ckpt.order_preserved)
-        folder[name] = inner.draft(part).pieces
+        folder[name] = inner(part).pieces
     if len(shards) > 1:
         weight_map = {key: name for name, held in shards.items() for key, _ in held}
         total = _total_size(Dict(entries))

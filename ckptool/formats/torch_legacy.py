@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, little_endian_throughout
+from ..decode import check_all
 from ..errors import CannotCarry, Malformed, printable
 from ..files import Buffer, File, FileRange, Piece
 from ..tensor import LazyTensor, Storage
@@ -33,7 +34,7 @@ _MAGIC_BYTES = MAGIC.to_bytes(10, "little")
 _FIRST_READ = 1 << 18
 
 
-def sniff(head: bytes) -> bool:
+def sniff(head: bytes, file: object = None) -> bool:
     """Whether HEAD begins with the pickled magic number, in any pickle protocol that can hold it."""
     return _MAGIC_BYTES in head[:24] or head.startswith(b"L%dL\n" % MAGIC)
 
@@ -57,21 +58,48 @@ def open_legacy(file: File) -> Checkpoint:
             have *= 8
     where, reader = file.path, pickles.reader
     end = _place_storages(file, pickles)
+    unchecked = check_all(reader.others, where)
     lost = []
     if end < file.size:
         lost.append(f"{file.size - end:,} bytes that follow the last storage")
     if reader.sources:
-        names = ", ".join(printable(name, 60) for name in list(reader.sources)[:6])
+        names = ", ".join(printable(name, 60) for name in list(reader.sources)[:3])
+        names += ", …" if len(reader.sources) > 3 else ""
         lost.append(f"the source code of {len(reader.sources):,} classes that is recorded in it: {names}")
     return Checkpoint(
         pickles.tree,
         "torch-legacy",
         where,
         file.size,
-        warnings=tuple(lost),
+        warnings=(*unchecked, *lost),
         lost_content=reader.lost_content(),
         lost_form=tuple(lost),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _InMemory:
+    """Bytes that are read like a file."""
+
+    data: bytes
+    path: Any
+
+    @property
+    def size(self) -> int:
+        """How many bytes there are."""
+        return len(self.data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        """LENGTH bytes from OFFSET."""
+        return self.data[offset : offset + length]
+
+
+def read_stream(data: bytes, where: object) -> Any:
+    """The tree in a legacy stream that stands somewhere in memory; offsets of its storages count from its start."""
+    stream: Any = _InMemory(data, where)
+    pickles = _read_pickles(stream, data, complete=True)
+    _place_storages(stream, pickles)
+    return pickles.tree
 
 
 def _read_pickles(file: File, data: bytes, *, complete: bool) -> _Pickles:
@@ -210,9 +238,7 @@ def draft_legacy(ckpt: Checkpoint) -> Draft:
             None,
         )
 
-    tree = write_pickle(ckpt.root, persistent)
-    if any(storage.big_endian for storage in storages.values()):
-        raise CannotCarry("big-endian values can only be copied from torch zip to torch zip", where=ckpt.where)
+    tree = write_pickle(little_endian_throughout(ckpt).root, persistent)
     untyped = next((storage for storage in storages.values() if storage.class_name == "UntypedStorage"), None)
     if untyped is not None:
         raise CannotCarry(

@@ -21,20 +21,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, little_endian_throughout
+from ..decode import check_all
 from ..errors import Malformed, UnknownFormat, printable
 from ..files import Buffer, Crc32Of, File, FileRange, Piece
 from ..tensor import Storage
 from ._foreign import describe_zip
 from ._pickle_write import fit, names_class, write_pickle
-from ._torch import StorageId, TorchReader
-from ._zip import DEFLATED, FOLLOWS, STORED, Archive, looks_like_zip, open_archive
+from ._records import is_big_endian, read_pickle, small, storages_of
+from ._torch import TorchReader
+from ._zip import FOLLOWS, STORED, Archive, holds_record, looks_like_zip, open_archive
 from ._zip_layout import CRC_IN_DESCRIPTOR, CRC_IN_ENTRY, Record, lay_out
 from .base import Draft, Format
 
-#: Largest pickle that is read. The biggest real ones (optimizer states, 100,000 tensors) are some tens of megabytes.
-_LARGEST_PICKLE = 1 << 30
 _LARGEST_RECORD = 1 << 26
+#: What other archives of torch have at their top, which are formats of their own.
+_RELATIVES = ("constants.pkl", ".data/extern_modules", "archive_format")
 _NOTE = ".ckptool/metadata.json"
 _KNOWN = ("data.pkl", ".format_version", ".storage_alignment", "byteorder", "version", ".data/serialization_id", _NOTE)
 
@@ -52,32 +54,15 @@ def open_zip(file: File) -> Checkpoint:
     archive = open_archive(file)
     _refuse_relatives(archive)
     where = file.path
-    byteorder = _small(archive, "byteorder", b"little").strip()
-    if byteorder not in (b"little", b"big"):
-        raise Malformed(f"its byteorder is {printable(repr(byteorder))}, neither little nor big", where=where)
-    version = _small(archive, "version", b"3").strip()
+    big_endian = is_big_endian(archive)
+    version = small(archive, "version", b"3").strip()
     if version.isdigit() and not 1 <= int(version[:9]) <= 10:
         raise Malformed(f"its version is {printable(version.decode())}; torch reads 1 to 10", where=where)
-    big_endian = byteorder == b"big"
 
-    def storage(found: StorageId) -> Storage:
-        member = archive.members.get(f"data/{found.key}")
-        if member is None:
-            raise Malformed(f"the storage data/{printable(found.key)} is missing", where=where)
-        if found.rest:
-            raise Malformed(f"the storage {printable(found.key)} is a view, which only legacy files have", where=where)
-        if member.size != found.nbytes:
-            raise Malformed(
-                f"the storage data/{printable(found.key)} has {member.size:,} bytes; its tensors need {found.nbytes:,}",
-                where=where,
-            )
-        crc = member.crc if member.crc or not member.size else None
-        source = archive.source(member.name)
-        return Storage(source, found.location, found.dtype, found.key, crc, big_endian)
-
-    reader = TorchReader(archive.read("data.pkl", _largest_pickle(archive)), where, storage)
+    storage = storages_of(archive, "data/{}", big_endian=big_endian)
+    reader = TorchReader(read_pickle(archive, "data.pkl"), where, storage)
     root = reader.load()
-    warnings, lost = [], []
+    warnings, lost = [*check_all(reader.others, where)], []
     if reader.position < len(reader.data):
         lost.append(f"{len(reader.data) - reader.position:,} bytes that follow the end of its pickle")
     unused = [name for name in archive.members if name.startswith("data/") and name[5:] not in reader.storages]
@@ -99,32 +84,16 @@ def open_zip(file: File) -> Checkpoint:
     )
 
 
-def _largest_pickle(archive: Archive) -> int:
-    """The limit for its pickle. A compressed one that grows more than a hundredfold is a bomb."""
-    member = archive.members["data.pkl"]
-    return max(1 << 24, 100 * member.compressed) if member.method == DEFLATED else _LARGEST_PICKLE
-
-
 def _refuse_relatives(archive: Archive) -> None:
     """Say what other zip archives are that torch makes, or that look like torch's."""
     members, where = archive.members, archive.file.path
-    if "constants.pkl" in members:
-        what = "a TorchScript archive; ckptool does not read these yet"
-    elif ".data/extern_modules" in members:
-        what = "a torch.package archive; ckptool does not read these yet"
-    elif "archive_format" in members:
-        what = "an exported program (.pt2); ckptool does not read these yet"
-    elif "data.pkl" in members:
+    if "data.pkl" in members:
         return
-    elif "version" in members:
+    if "version" in members:
         what = "a torch zip archive without data.pkl, as a failed torch.save leaves behind"
     else:
         what = describe_zip(list(members))
     raise UnknownFormat(f"not a checkpoint that can be read: {what}", where=where)
-
-
-def _small(archive: Archive, name: str, default: bytes) -> bytes:
-    return archive.read(name, 4096) if name in archive.members else default
 
 
 def _read_note(archive: Archive) -> dict[str, str]:
@@ -205,8 +174,8 @@ def _laid_out(ckpt: Checkpoint) -> Draft:
     keys = _Keys(keep=False)
     pickle = write_pickle(ckpt.root, keys)
     orders = {storage.big_endian for storage in keys.storages}
-    if len(orders) > 1:
-        raise Malformed("mixes big-endian and little-endian storages", where=ckpt.where)
+    if len(orders) > 1:  # the file says it once for all
+        return _laid_out(little_endian_throughout(ckpt))
     archive = ckpt.origin.archive if isinstance(ckpt.origin, _Origin) else None
     texts = {
         ".format_version": "1",
@@ -219,7 +188,7 @@ def _laid_out(ckpt: Checkpoint) -> Draft:
     records += [Record(name, Buffer(text.encode()), None) for name, text in texts.items()]
     records += [Record(f"data/{i}", storage.source, storage.crc) for i, storage in enumerate(keys.storages)]
     records += _carried(archive) if archive else []
-    version = _small(archive, "version", b"3\n") if archive else b"3\n"
+    version = small(archive, "version", b"3\n") if archive else b"3\n"
     records.append(Record("version", Buffer(version), None))
     top = archive.top if archive else "archive"
     return Draft(lay_out(top, records), how="a new archive, tensors copied as they are")
@@ -251,7 +220,7 @@ FORMAT = Format(
     summary="what torch.save writes since 1.6",
     carries="everything: nested entries, objects, ties, strides, locations, order, _metadata",
     pickles=True,
-    sniff=looks_like_zip,
+    sniff=lambda head, file: looks_like_zip(head) and not any(holds_record(file, name) for name in _RELATIVES),
     open=open_zip,
     draft=draft_zip,
 )

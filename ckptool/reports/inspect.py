@@ -11,15 +11,20 @@ from ..checkpoint import Checkpoint, StateDict, metadata_of
 from ..errors import printable
 from ..files import StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
+from ..kinds import OtherTensor, as_dense, other_tensor, others_in
 from ..locations import mentions
 from ..objects import beyond_plain_data, count_objects
 from ..tensor import LazyTensor
-from ..tree import Dict, Global, List, Object, Set, component_text, walk
+from ..tree import Dict, Global, List, Object, Set, address, component_text, is_mapping, walk
+from ..weights import is_tensor
 
 
 @dataclass(frozen=True, slots=True)
 class StateDictReport:
-    """A state dict in a file. `wrappers` gives the number of keys that go through each wrapper ("module.")."""
+    """A state dict in a file. `wrappers` gives the number of keys that go through each wrapper ("module.").
+
+    `model` is the class of the whole pickled model that it was recovered from, or None.
+    """
 
     path: str
     keys: int
@@ -27,13 +32,16 @@ class StateDictReport:
     bytes: int
     wrappers: dict[str, int]
     metadata: dict[str, Any] | None
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
     """A tensor in a file. `storage` numbers the storages: tensors with the same number share memory.
 
-    `key` is None outside a state dict; `shape` and `stride` are in elements.
+    `key` and `state_dict` (its path) are None outside a state dict; `shape` and `stride` are in elements. `kind` is
+    "dense", or what the tensor is otherwise ("sparse_coo", "quantized", "numpy" …); `bytes` are then those of its
+    parts, which follow it in the list.
     """
 
     path: str
@@ -42,9 +50,11 @@ class TensorReport:
     shape: list[int]
     stride: list[int]
     location: str
-    storage: int
+    storage: int | None
     bytes: int
     requires_grad: bool
+    kind: str = "dense"
+    state_dict: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +102,7 @@ def inspect(path: StrPath) -> Inspection:
 def describe(ckpt: Checkpoint) -> Inspection:
     """Say what is in an open checkpoint."""
     weights = ckpt.state_dicts()
-    unsafe = dict(beyond_plain_data(ckpt.root)) if ckpt.format != "safetensors" else {}
+    unsafe = dict(beyond_plain_data(ckpt.root)) if ckpt.format != "safetensors" and not ckpt.sealed else {}
     return Inspection(
         ckpt.where,
         ckpt.format,
@@ -118,6 +128,7 @@ def _state_dict(weights: StateDict) -> StateDictReport:
         sum(unique.values()),
         keys.find_wrappers(list(weights)),
         _metadata(weights),
+        weights.model.class_name if weights.model else None,
     )
 
 
@@ -139,35 +150,54 @@ def _metadata(weights: StateDict) -> dict[str, Any] | None:
 
 
 def _tensors(ckpt: Checkpoint, weights: list[StateDict]) -> list[TensorReport]:
-    key_of = {
-        f"{one.path}/{component_text(key)}" if one.path else component_text(key): key for one in weights for key in one
-    }
     numbers: dict[int, int] = {}
-    found = []
-    for path, t in ckpt.tensors():
-        number = numbers.setdefault(t.storage.identity, len(numbers))
-        found.append(
-            TensorReport(
-                path,
-                key_of.get(path),
-                t.dtype.name,
-                list(t.shape),
-                list(t.stride),
-                t.location,
-                number,
-                t.nbytes,
-                t.requires_grad,
-            )
+    others = {id(node): other for _, node, other in others_in(ckpt.root)}
+
+    def number(t: LazyTensor) -> int:
+        return numbers.setdefault(t.storage.identity, len(numbers))
+
+    def report(path: str, t: LazyTensor | OtherTensor, key: str | None, state_dict: str | None) -> TensorReport:
+        stored = t if isinstance(t, LazyTensor) else t.dense
+        return TensorReport(
+            path,
+            key,
+            t.dtype.name if t.dtype else "?",
+            list(t.shape),
+            list(stored.stride) if stored else [],
+            t.location,
+            number(stored) if stored else None,
+            t.nbytes,
+            t.requires_grad,
+            "dense" if isinstance(t, LazyTensor) else t.words,
+            state_dict,
         )
-    return found
+
+    rows: list[TensorReport] = []
+    key_of: dict[str, tuple[str, str]] = {}
+    told: set[str] = set()
+    for one in weights:
+        if one.model is None:
+            base = f"{one.path}/" if one.path else ""
+            key_of |= {base + component_text(key): (key, one.path) for key in one}
+            continue
+        for key, value in one.items():  # recovered from a model: under every name that it has there
+            tensor = value if isinstance(value, LazyTensor) else other_tensor(value)
+            if tensor is not None:
+                rows.append(report(one.places[key], tensor, key, one.path))
+                told.add(one.places[key])
+    for trail, node in walk(ckpt.root):
+        tensor = node if isinstance(node, LazyTensor) else others.get(id(node))
+        if tensor is not None and (path := address(trail)) not in told:
+            rows.append(report(path, tensor, *key_of.get(path, (None, None))))
+    return rows
 
 
 def _others(ckpt: Checkpoint, weights: list[StateDict]) -> list[tuple[str, str]]:
     """What stands at the root beside the state dicts, and what stands in them that is no tensor."""
-    inside = {id(one.node) for one in weights}
+    inside = {id(one.model or one.node) for one in weights}
     if id(ckpt.root) in inside:
-        pairs = [(key, value) for key, value in weights[0].node.entries if not isinstance(value, LazyTensor)]
-    elif isinstance(ckpt.root, Dict):
+        pairs = [(key, value) for key, value in weights[0].node.entries if not is_tensor(value)]
+    elif is_mapping(ckpt.root):
         pairs = [(key, value) for key, value in ckpt.root.entries if id(value) not in inside]
     else:
         return [("(root)", _summary(ckpt.root))]
@@ -204,8 +234,9 @@ def _suggestions(ckpt: Checkpoint, weights: list[StateDict], unsafe: dict[str, i
     Objects that must not be written are left behind with the envelope, or kept where there is none.
     """
     file = shell_quote(printable(os.fspath(ckpt.where), 4096))
-    inner = len(weights) == 1 and bool(weights[0].path)
-    kept = (" --extract" if inner else " --keep-objects") if unsafe else ""
+    inner = len(weights) == 1 and (bool(weights[0].path) or weights[0].model is not None)
+    models = any(one.model is not None for one in weights)
+    kept = (" --extract" if inner or models else " --keep-objects") if unsafe else ""
     found: list[tuple[str, str]] = []
     for one in weights:
         wrappers = keys.find_wrappers(list(one))
@@ -222,8 +253,12 @@ def _suggestions(ckpt: Checkpoint, weights: list[StateDict], unsafe: dict[str, i
         places = ", ".join(printable(place, 20) for place in devices)
         out = beside(ckpt.where, "cpu")
         found.append((f"ckptool {command} {file} {out} --map-location cpu{kept}", f"to load it without {places}"))
-    if inner:
-        flat = all(isinstance(value, LazyTensor) and value.dtype.safetensors for value in weights[0].values())
+    for one in weights if models else ():
+        at = f" --at {shell_quote(printable(one.path))}" if len(weights) > 1 else ""
+        out = beside(ckpt.where, one.path.rpartition("/")[2] if at else "weights", ".safetensors")
+        found.append((f"ckptool extract-weights {file} {out}{at}", "to have the weights without the class"))
+    if inner and not models:
+        flat = all((dense := as_dense(value)) is not None and dense.dtype.safetensors for value in weights[0].values())
         out = beside(ckpt.where, "weights", ".safetensors" if flat else None)
         around = f"{'the classes and ' if unsafe else ''}what stands around them"
         found.append((f"ckptool convert {file} {out} --extract", f"to keep the weights alone, without {around}"))

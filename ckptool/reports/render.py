@@ -47,7 +47,7 @@ def inspect_text(seen: Inspection, *, everything: bool = False, width: int = 120
 def _inspection(seen: Inspection, everything: bool, width: int) -> Iterator[str]:
     yield f"{printable(seen.path)}: {seen.format}, {size_text(seen.bytes)}"
     for one in seen.state_dicts:
-        inside = [t for t in seen.tensors if t.key is not None and t.path == _path_of(one.path, t)]
+        inside = [t for t in seen.tensors if t.key is not None and t.state_dict == one.path]
         yield ""
         yield from _state_dict(one, inside, everything, width)
     if not seen.state_dicts:
@@ -62,13 +62,8 @@ def _inspection(seen: Inspection, everything: bool, width: int) -> Iterator[str]
     devices = [(printable(path, 60) or "the root", printable(text, 40)) for path, text in seen.devices]
     yield from _section("devices written down elsewhere", _table(devices), everything)
     yield from _section("notes", [printable(line) for line in seen.warnings], everything)
-    for command, why in seen.suggestions:
-        yield from _section(why, [command], True)
-
-
-def _path_of(state_dict: str, tensor: TensorReport) -> str:
-    last = tensor.path.rpartition("/")[2]
-    return f"{state_dict}/{last}" if state_dict else last
+    for why in dict.fromkeys(why for _, why in seen.suggestions):
+        yield from _section(why, [command for command, reason in seen.suggestions if reason == why], True)
 
 
 def _section(title: str, lines: list[str], everything: bool) -> Iterator[str]:
@@ -83,13 +78,16 @@ def _section(title: str, lines: list[str], everything: bool) -> Iterator[str]:
 
 def _state_dict(one: StateDictReport, tensors: list[TensorReport], everything: bool, width: int) -> Iterator[str]:
     place = f"at {printable(one.path)}" if one.path else "at the root"
+    place += f", recovered from a module of class {printable(one.model, 80)}" if one.model else ""
     size = f"{count_text(one.parameters)} parameters, {size_text(one.bytes)}"
     yield f"  state dict {place}: {counted(one.keys, 'key')}, {size}"
     dtypes, locations = Counter(t.dtype for t in tensors), Counter(t.location for t in tensors)
+    kinds = Counter(t.kind for t in tensors if t.kind != "dense")
     facts = [_histogram(dtypes), _histogram(locations)]
-    storages = len({t.storage for t in tensors})
-    if storages < len(tensors):
-        facts.append(f"{len(tensors):,} tensors in {counted(storages, 'storage')}")
+    stored = [t.storage for t in tensors if t.storage is not None]
+    if len(set(stored)) < len(stored):
+        facts.append(f"{len(stored):,} tensors in {counted(len(set(stored)), 'storage')}")
+    facts += [f"{count:,} {kind}" for kind, count in kinds.items()]
     facts += [f"{name} in {counted(count, 'key')}" for name, count in one.wrappers.items()]
     yield "    " + "; ".join(fact for fact in facts if fact)
     yield ""
@@ -108,6 +106,7 @@ def _modules(tensors: list[TensorReport], usual: tuple[str, str], width: int) ->
     for t in tensors:
         module, _, leaf = (t.key or "").rpartition(".")
         unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
+        unusual += [t.kind] if t.kind != "dense" else []
         leaves.setdefault(module, []).append((leaf, " ".join([str(t.shape), *unusual])))
         sizes[module] += t.bytes
     rows: list[tuple[str, str, list[str]]] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -50,9 +51,10 @@ CONTAINERS = {"zip": ".pth", "legacy": ".legacy.pth", "safetensors": ".safetenso
 #: The saves that are tensors and nothing else.
 WEIGHTS_ONLY = ("wrapped", "unwrapped", "compiled", "ema")
 
-INITS = ("default", "xavier", "kaiming", "constant")
+#: Schemes and schedules -> the numbers that may follow them after colons, as they are if none are given.
+INITS: dict[str, tuple[float, ...]] = {"default": (), "xavier": (), "kaiming": (), "constant": (0.01,)}
+SCHEDULES: dict[str, tuple[float, ...]] = {"none": (), "step": (10, 0.1), "exponential": (0.9,), "cosine": (math.inf,)}
 OPTIMIZERS = ("sgd", "adam", "adamw")
-SCHEDULES = ("none", "step", "exponential", "cosine")
 AMP = ("none", "bf16", "fp16")
 BACKENDS = ("auto", "gloo", "nccl", "mpi")
 DEPTHS = (11, 13, 16, 19)
@@ -180,8 +182,14 @@ class Config:
         _one_of("--task", self.task, TASKS)
         _one_of("--strategy", self.strategy, STRATEGIES)
         _one_of("--optimizer", self.optimizer, OPTIMIZERS)
-        _one_of("--init", self.init.partition(":")[0], INITS)
-        _one_of("--schedule", self.schedule.partition(":")[0], SCHEDULES)
+        with_numbers("--init", self.init, INITS)
+        name, numbers = with_numbers("--schedule", self.schedule, SCHEDULES)
+        if any(number <= 0 for number in numbers) or (name in ("step", "cosine") and numbers[0] < 1):
+            raise RuleError(
+                f"{printable(self.schedule)} has a number that is too small",
+                where="--schedule",
+                hint="--schedule step:10:0.1",
+            )
         _one_of("--amp", self.amp, AMP)
         _one_of("--backend", self.backend, BACKENDS)
         for option in ("epochs", "batch_size", "accumulate", "classes", "image_size"):
@@ -193,9 +201,19 @@ class Config:
                 _at_least(option, getattr(self, option), 1)
         if self.depth not in DEPTHS:
             raise RuleError(f"VGG has {', '.join(map(str, DEPTHS))} layers, not {self.depth}", where="--depth")
+        if self.seed >= 1 << 32:
+            raise RuleError("must be less than 2**32", where="--seed")
         for option in ("lr", "width"):
-            if not getattr(self, option) > 0:
+            if not 0 < getattr(self, option) < math.inf:
                 raise RuleError("must be more than 0", where=f"--{option}")
+        if not all(0 < rate < math.inf for rate in self.lr_groups.values()):
+            raise RuleError("a rate must be more than 0", where="--lr-group")
+        if not 0 <= self.momentum < 1:
+            raise RuleError("must be 0 or more, and less than 1", where="--momentum", hint="--momentum 0.9")
+        if not 0 <= self.weight_decay < math.inf:
+            raise RuleError("must be 0 or more", where="--weight-decay")
+        if not self.devices:
+            raise RuleError("names no device", where="--devices", hint="--devices cpu")
         if not 0 < self.test_fraction < 1:
             raise RuleError("must be between 0 and 1", where="--test-fraction", hint="--test-fraction 0.2")
         if any(save.kind == "full-2018" for save in self.saves) and not self.wrap_optimizer:
@@ -214,6 +232,11 @@ class Config:
             raise RuleError("needs a folder of images", where="--task imagefolder", hint="add --data FOLDER")
         if self.data is not None and self.task not in ("housing", "imagefolder"):
             raise RuleError(f"the task {self.task} makes its own data", where="--data")
+        if self.data is not None and self.samples is not None:
+            raise RuleError("is for synthetic samples, and --data gives real ones", where="--samples")
+        for option, task in (("target", "housing"), ("labels", "imagefolder")):
+            if getattr(self, option) is not None and (self.task != task or self.data is None):
+                raise RuleError(f"belongs to --task {task} --data", where=f"--{option}")
 
     def _check_fsdp(self) -> None:
         for kind, why in (
@@ -229,6 +252,24 @@ class Config:
 def split_saves(text: str) -> tuple[str, ...]:
     """The saves in TEXT, which commas or spaces separate."""
     return tuple(part for part in text.replace(",", " ").split() if part)
+
+
+def with_numbers(option: str, text: str, known: Mapping[str, tuple[float, ...]]) -> tuple[str, tuple[float, ...]]:
+    """Read NAME or NAME:NUMBER:…; numbers that are not given are those of KNOWN.
+
+    Raises:
+        RuleError: there is no such name, or what follows it are not such numbers.
+    """
+    name, *given = text.split(":")
+    _one_of(option, name, known)
+    try:
+        numbers = tuple(float(number) for number in given)
+        if len(numbers) > len(known[name]) or not all(map(math.isfinite, numbers)):
+            raise ValueError
+    except ValueError:
+        usual = "".join(f":{number:g}" for number in known[name] if number < math.inf)
+        raise RuleError(f"{printable(text)} is not understood", where=option, hint=f"{option} {name}{usual}") from None
+    return name, numbers + known[name][len(numbers) :]
 
 
 def _one_of(option: str, value: str, known: Any) -> None:

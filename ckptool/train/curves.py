@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,17 +30,22 @@ def check(config: Config) -> list[str]:
     return []
 
 
-def draw(session: Session, folder: Path) -> list[Path]:
-    """Draw the curves of a run as TASK-STRATEGY-curves.png, and log them if that is asked for."""
-    config = session.config
-    paths = []
-    if config.curves and _installed("matplotlib"):
-        path = folder / f"{config.task}-{config.strategy}-curves.png"
-        with replacing(path, overwrite=True) as out:
-            out.write(_picture(session))
-        paths.append(path)
-    if config.tensorboard:
-        paths.append(_log(session, folder / f"{config.task}-{config.strategy}-tensorboard"))
+def targets(config: Config) -> list[Path]:
+    """The picture and the folder of logs, as far as they are wanted."""
+    start = Path(config.out) / f"{config.task}-{config.strategy}-"
+    wanted = {"curves.png": config.curves and _installed("matplotlib"), "tensorboard": config.tensorboard}
+    return [start.with_name(start.name + name) for name, is_wanted in wanted.items() if is_wanted]
+
+
+def draw(session: Session) -> list[Path]:
+    """Draw the curves of a run, and log its epochs, as far as that is wanted. Returns where."""
+    paths = targets(session.config)
+    for path in paths:
+        if path.suffix == ".png":
+            with replacing(path, overwrite=True) as out:
+                out.write(_picture(session))
+        else:
+            _log(session, path)
     return paths
 
 
@@ -78,14 +84,15 @@ def _picture(session: Session) -> bytes:
     return buffer.getvalue()
 
 
-def _log(session: Session, folder: Path) -> Path:
-    """Append the last epoch to the logs."""
+def _log(session: Session, folder: Path) -> None:
+    """Write the logs of all epochs anew: they are few, and those of a run that went before are not mixed with them."""
     from torch.utils.tensorboard import SummaryWriter
 
-    epoch = session.history[-1]
+    shutil.rmtree(folder, ignore_errors=True)
     with SummaryWriter(os.fspath(folder)) as writer:
-        writer.add_scalars("loss", {"training": epoch.loss, "test": epoch.test_loss}, epoch.number)
-        writer.add_scalar("rate", epoch.rate, epoch.number)
-        if epoch.accuracy is not None:
-            writer.add_scalar("accuracy", epoch.accuracy, epoch.number)
-    return folder
+        for epoch in session.history:
+            writer.add_scalar("loss/training", epoch.loss, epoch.number)
+            writer.add_scalar("loss/test", epoch.test_loss, epoch.number)
+            writer.add_scalar("rate", epoch.rate, epoch.number)
+            if epoch.accuracy is not None:
+                writer.add_scalar("accuracy", epoch.accuracy, epoch.number)

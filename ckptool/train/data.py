@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from ..errors import Malformed, NotFound, RuleError, Unreadable, counted, printable
+from ..errors import CheckpointError, Malformed, NotFound, RuleError, Unreadable, counted, printable
 from ..files import reason
 from .config import Config
 
@@ -98,15 +98,15 @@ def read_table(path: Path, target: str | None) -> tuple[Tensor, Tensor]:
             rows = list(csv.reader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise Unreadable(reason(error), where=path) from None
-    if len(rows) < 2:
-        raise Malformed("is no table: it has no rows", where=path)
-    names = [name.strip() for name in rows[0]]
+    lines = [(line, row) for line, row in enumerate(rows, 1) if any(cell.strip() for cell in row)]
+    if not lines:
+        raise Malformed("is empty", where=path)
+    names = [name.strip() for name in lines[0][1]]
     _check_columns(path, names, target)
+    if not lines[1:]:
+        raise Malformed("has the names of columns, and no rows", where=path)
     chosen = names.index(target) if target else len(names) - 1
-    table = torch.tensor(
-        [_numbers(path, names, row, line) for line, row in enumerate(rows[1:], 2) if any(cell.strip() for cell in row)],
-        dtype=torch.float64,
-    )
+    table = torch.tensor([_numbers(path, names, row, line) for line, row in lines[1:]], dtype=torch.float64)
     rest = [column for column in range(len(names)) if column != chosen]
     return table[:, rest], table[:, [chosen]]
 
@@ -114,7 +114,15 @@ def read_table(path: Path, target: str | None) -> tuple[Tensor, Tensor]:
 def _check_columns(path: Path, names: list[str], target: str | None) -> None:
     shown = ", ".join(printable(name, 30) for name in names[:20])
     if all(_is_number(name) for name in names):
-        raise NotFound("has no line of column names", where=path, evidence=[f"its first line: {shown}"])
+        raise NotFound(
+            "has no line of column names",
+            where=path,
+            evidence=[f"its first line: {shown}"],
+            hint="put a line with the names of the columns before the numbers",
+        )
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise Malformed(f"has several columns {printable(twice[0], 40)!r}", where=path)
     if target and target not in names:
         raise NotFound(
             f"has no column {printable(target)!r}",
@@ -294,7 +302,8 @@ def _label_map(path: Path) -> dict[str, int]:
         raise Unreadable(reason(error), where=path) from None
     except ValueError as error:
         raise Malformed(f"is no JSON: {error}", where=path) from None
-    if not isinstance(labels, dict) or sorted(labels.values(), key=str) != sorted(range(len(labels)), key=str):
+    numbers: list[Any] = list(labels.values()) if isinstance(labels, dict) else []
+    if not numbers or any(type(n) is not int for n in numbers) or sorted(numbers) != list(range(len(numbers))):
         raise Malformed("is no label map: the names of the classes with the numbers from 0 on", where=path)
     return labels
 
@@ -314,21 +323,29 @@ def _files_of(folder: Path, labels: dict[str, int]) -> list[tuple[Path, int]]:
     return files
 
 
+def unburied(error: CheckpointError) -> CheckpointError:
+    """ERROR as it was raised. Of one in a worker of a DataLoader, torch gives the traceback for its message."""
+    kind = type(error)
+    _, is_buried, text = error.what.rpartition(f"{kind.__module__}.{kind.__qualname__}: ")
+    return kind(text.strip().rstrip(".")) if is_buried else error
+
+
 # -- dividing among processes
 
 
 class Partition(Sampler[int]):
     """The part of one process, by hand: of each epoch's permutation, which all processes draw alike, every WORLD-th.
 
-    Samples from the start of the permutation are used twice so that all parts are equally long; else a process would
-    wait for the others for ever. This is what DistributedSampler does.
+    All parts are equally long, else a process would wait for the others for ever: samples from the start of the
+    permutation are used twice, or with DROP_LAST some from its end are not used. This is what DistributedSampler does.
     """
 
-    def __init__(self, count: int, rank: int, world: int, seed: int) -> None:
+    def __init__(self, count: int, rank: int, world: int, seed: int, *, drop_last: bool = False) -> None:
         self._count = count
         self._rank = rank
         self._world = world
         self._seed = seed
+        self._length = count // world if drop_last else math.ceil(count / world)
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -336,10 +353,10 @@ class Partition(Sampler[int]):
         self._epoch = epoch
 
     def __len__(self) -> int:
-        return math.ceil(self._count / self._world)
+        return self._length
 
     def __iter__(self) -> Iterator[int]:
         order = torch.randperm(self._count, generator=torch.Generator().manual_seed(self._seed + self._epoch)).tolist()
-        missing = len(self) * self._world - self._count
-        order += (order * math.ceil(missing / self._count))[:missing]
+        total = self._length * self._world
+        order = (order * math.ceil(total / self._count))[:total]
         return iter(order[self._rank :: self._world])

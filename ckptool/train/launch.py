@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import signal
 import socket
 import tempfile
+import threading
+import time
 import uuid
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
-from types import FrameType
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from .. import errors
 from ..errors import CheckpointError, RuleError, TrainingFailed, counted
 from . import curves, devices, saving
 from .config import Config
 from .devices import Place
 from .loop import Run, Silent, Watcher, train_rank
+
+if TYPE_CHECKING:
+    from torch.distributed.launcher.api import LaunchConfig
 
 
 def run(config: Config, watcher: Watcher | None = None) -> Run:
@@ -41,24 +50,29 @@ def run(config: Config, watcher: Watcher | None = None) -> Run:
     """
     config.check()
     watcher = watcher or Silent()
-    if os.environ.get("RANK", "0") == "0":
+    ranked = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if ranked and not config.in_processes and os.environ["WORLD_SIZE"] != "1":
+        raise RuleError(
+            f"{config.strategy} is one process, and torchrun has started {os.environ['WORLD_SIZE']}",
+            where="--strategy",
+            hint="start it without torchrun, or --strategy ddp",
+        )
+    own = _own_place(config) if ranked and config.in_processes else None
+    places = [own] if own else devices.places(config)
+    if config.in_processes:
+        _check_backend(config)
+        if not own:
+            _check_rendezvous(config)
+    else:
+        _check_cpu_wrapper(config, places[0])
+    devices.check_batch(config, places[0])
+    if places[0].leads:
+        saving.check_targets(config)
         for line in curves.check(config):
             watcher.say(line)
-    ranked = config.in_processes and "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if not config.in_processes:
-        place = devices.places(config)[0]
-        _check_cpu_wrapper(config, place)
-        devices.check_batch(config, place)
-        saving.check_targets(config)
-        return train_rank(config, place, watcher)
-    _check_backend(config)
-    if ranked:
-        return _as_rank(config, _own_place(config), watcher)
-    places = devices.places(config)
-    devices.check_batch(config, places[0])
-    _check_rendezvous(config)
-    saving.check_targets(config)
-    return _launch(config, places, watcher)
+    if own:
+        return _as_rank(config, own, watcher)
+    return _launch(config, places, watcher) if config.in_processes else train_rank(config, places[0], watcher)
 
 
 def _launch(config: Config, places: list[Place], watcher: Watcher) -> Run:
@@ -66,7 +80,6 @@ def _launch(config: Config, places: list[Place], watcher: Watcher) -> Run:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # it speaks in tracebacks; we, below
     logs = tempfile.mkdtemp(prefix="ckptool-train-")
     launch = LaunchConfig(
         min_nodes=1,
@@ -82,20 +95,78 @@ def _launch(config: Config, places: list[Place], watcher: Watcher) -> Run:
         start_method="spawn",
     )
     try:
-        results = elastic_launch(launch, _rank)(config, places, watcher)
-    except ChildFailedError as error:
-        raise _explained(error) from None
+        with _silenced(), _signals(launch), _interrupts_kept_from_children():
+            results = elastic_launch(launch, _rank)(config, places, watcher, os.getpid())
     except BaseException as error:
-        number = getattr(error, "sigval", None)  # torch's SignalException
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt from None
-        if number is not None:
-            raise TrainingFailed(f"{signal.Signals(number).name} arrived; all ranks were ended") from None
-        raise
+        saving.clear(config)  # a rank that is killed while it writes cannot do that itself
+        if isinstance(error, ChildFailedError):
+            raise _explained(error) from None
+        signalled = getattr(error, "sigval", None)  # of torch's SignalException
+        if signalled is None:
+            raise
+    else:
+        run: Run = results[0]
+        return run
     finally:
         shutil.rmtree(logs, ignore_errors=True)
-    run: Run = results[0]
-    return run
+        if config.rendezvous.startswith("file://"):
+            _meeting_file(config).unlink(missing_ok=True)
+    signal.raise_signal(signalled)  # the ranks have ended; now it goes to whoever handles it in this process
+    raise TrainingFailed(f"{signal.Signals(signalled).name} arrived; all ranks were ended")
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Within it torch's launcher says nothing: it speaks in tracebacks, and what there is to say is said below."""
+    names = [name for name in logging.root.manager.loggerDict if name.startswith(_TALKATIVE)]
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}  # each has a level of its own
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
+
+
+_TALKATIVE = ("torch.distributed.elastic", "torch.multiprocessing")
+
+
+@contextlib.contextmanager
+def _signals(launch: LaunchConfig) -> Iterator[None]:
+    """Within it torch's launcher handles the signals that end a process, except those that are ignored here."""
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    if hasattr(launch, "signals_to_handle"):  # older torch: all of them; nohup does not help there
+        wanted = [number.name for number in numbers if before[number] is not signal.SIG_IGN]
+        launch.signals_to_handle = ",".join(wanted)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # torch does nothing in another one
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _interrupts_kept_from_children() -> Iterator[None]:
+    """Ctrl-C reaches every process of a terminal. Python would answer with a traceback in each child that is still
+    importing torch, so children are born with SIGINT blocked: they inherit the mask of the thread that starts them.
+    This process still gets it, in another thread, from where Python brings it to the main one."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # when multiprocessing starts it, it unblocks SIGINT
+    over = threading.Event()
+    listener = threading.Thread(target=over.wait, daemon=True)
+    listener.start()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        over.set()
+        listener.join()
 
 
 def _explained(error: ChildFailedError) -> CheckpointError:
@@ -108,27 +179,42 @@ def _explained(error: ChildFailedError) -> CheckpointError:
             if failure.exitcode == -9
             else None,
         )
-    _, _, text = str(failure.message).partition(": ")  # "TypeName: what str() gave"
-    head, *rest = text.splitlines() or [f"exit code {failure.exitcode}"]
+    message = failure.error_file_data.get("message")
+    if not isinstance(message, dict):
+        return TrainingFailed(
+            f"rank {rank} ended with exit code {failure.exitcode} before it began to train",
+            hint="a script that calls run must do so below `if __name__ == '__main__':`, since each process imports it",
+        )
+    kind, _, text = message["message"].partition(": ")  # what str() gave, after the name of the class
+    head, *rest = text.splitlines() or [""]
+    if not hasattr(errors, kind):
+        head = f"{kind}: {head}"
     hint = next((line.removeprefix("Hint: ") for line in rest if line.startswith("Hint: ")), None)
     evidence = [line.strip() for line in rest if not line.startswith("Hint: ")]
     return TrainingFailed(f"rank {rank} failed: {head.rstrip('.')}", evidence=evidence[:8], hint=hint)
 
 
-@record
-def _rank(config: Config, places: list[Place], watcher: Watcher) -> Run:
+def _rank(config: Config, places: list[Place], watcher: Watcher, launcher: int) -> Run:
     """What each of the launched processes does."""
-    parent = os.getppid()
-
-    def interrupted(number: int, frame: FrameType | None) -> None:
-        # Ctrl-C reaches every process; the launcher ends its ranks in order. But if it was killed, nobody will.
-        if os.getppid() != parent:
-            os._exit(1)
-
-    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends it without a word
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
-    return _as_rank(config, places[rank], watcher)
+    try:
+        return _as_rank(config, places[rank], watcher)
+    except RuntimeError as error:
+        if not isinstance(error, CheckpointError):
+            time.sleep(1)  # perhaps only a witness: another rank broke off. It is to be seen first
+        raise
+
+
+def _end_with(launcher: int) -> None:
+    """End this process when the launcher is gone, also if it was killed and could not say so."""
+    while os.getppid() == launcher:
+        time.sleep(0.3)
+    os._exit(1)
 
 
 def _as_rank(config: Config, place: Place, watcher: Watcher) -> Run:
@@ -138,15 +224,9 @@ def _as_rank(config: Config, place: Place, watcher: Watcher) -> Run:
     backend = _backend(config, place.device)
     # what lies outside: the launcher's own store, a port of the user's, or a file that all can see
     dist.init_process_group(backend, init_method=config.rendezvous, rank=place.rank, world_size=place.world)
-    try:
-        if "TORCHELASTIC_RUN_ID" in os.environ and place.leads:
-            saving.check_targets(config)
-        run = train_rank(config, place, watcher)
-    except BaseException:
-        # No farewell: the others wait for this rank in a collective, and are ended by whoever watches.
-        raise
-    else:
-        dist.destroy_process_group()
+    run = train_rank(config, place, watcher)
+    # If that fails there is no farewell: the others wait in a collective, and are ended by whoever watches.
+    dist.destroy_process_group()
     return run
 
 
@@ -212,11 +292,15 @@ def _check_rendezvous(config: Config) -> None:
                     hint="another port, or leave out --rendezvous: then a free one is found",
                 ) from None
     elif config.rendezvous.startswith("file://"):
-        path = Path(urlsplit(config.rendezvous).path)
+        path = _meeting_file(config)
         if path.exists():
             raise RuleError("is there already; ranks of another run may have met in it", where=path, hint=f"rm {path}")
         if not path.parent.is_dir():
             raise RuleError("its folder does not exist", where=path, hint=f"mkdir -p {path.parent}")
+
+
+def _meeting_file(config: Config) -> Path:
+    return Path(unquote(urlsplit(config.rendezvous).path))
 
 
 def _check_cpu_wrapper(config: Config, place: Place) -> None:

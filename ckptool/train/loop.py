@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
-from ..errors import TrainingFailed, counted
+from ..errors import CheckpointError, TrainingFailed, counted
 from . import devices, resume, saving
 from .config import Config
+from .data import unburied
 from .devices import Place
 from .optim import build_optimizer, build_scheduler
 from .strategies import STRATEGIES
@@ -141,6 +142,7 @@ def train_rank(config: Config, place: Place, watcher: Watcher) -> Run:
     loss_of = task.loss()
     sampler = strategy.sampler(data.train)
     pinned = torch.accelerator.is_available()
+    draws = torch.Generator()  # of the workers that load
     loader = DataLoader(
         data.train,
         batch,
@@ -148,7 +150,7 @@ def train_rank(config: Config, place: Place, watcher: Watcher) -> Run:
         drop_last=config.drop_last,
         num_workers=config.workers,
         pin_memory=pinned,
-        generator=torch.Generator().manual_seed(config.seed + place.rank),
+        generator=draws,
     )
     tests = DataLoader(data.test, batch, num_workers=config.workers, pin_memory=pinned)
     steps = math.ceil(len(loader) / config.accumulate)
@@ -162,6 +164,7 @@ def train_rank(config: Config, place: Place, watcher: Watcher) -> Run:
     for number in range(first, config.epochs + 1):
         began = time.perf_counter()
         sampler.set_epoch(number)
+        draws.manual_seed((config.seed + number) * 65_536 + place.rank)  # a run that is resumed draws the same
         watcher.begin_epoch(number, config.epochs, steps)
         rate = strategy.optimizer.param_groups[0]["lr"]
         with _shown_sizes(session, watcher) if config.verbose and number == first else contextlib.nullcontext():
@@ -213,13 +216,20 @@ def _train_epoch(session: Session, loader: Any, loss_of: Any, watcher: Watcher) 
 def _in_groups(loader: Any, size: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """The batches of one step of the optimizer; the last step may have fewer."""
     group: list[tuple[Tensor, Tensor]] = []
-    for batch in loader:
+    for batch in _batches(loader):
         group.append(batch)
         if len(group) == size:
             yield group
             group = []
     if group:
         yield group
+
+
+def _batches(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    try:
+        yield from loader
+    except CheckpointError as error:
+        raise unburied(error) from None
 
 
 @torch.no_grad()
@@ -229,7 +239,7 @@ def _test(session: Session, loader: Any, loss_of: Any) -> tuple[float, float | N
     strategy = session.strategy
     strategy.train(False)
     loss_sum = right = count = 0.0
-    for inputs, targets in loader:
+    for inputs, targets in _batches(loader):
         with strategy.autocast():
             outputs = strategy.forward(inputs)
         targets = targets.to(outputs.device)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LRScheduler, StepLR
 
-from ..errors import NoMatch, RuleError
+from ..errors import NoMatch
 from ..keys import Pattern, closest
-from .config import Config
+from .config import SCHEDULES, Config, with_numbers
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
@@ -21,16 +22,14 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     """
     rules = [(Pattern.parse(text), rate) for text, rate in config.lr_groups.items()]
     groups: dict[float, list[nn.Parameter]] = {config.lr: []}
-    used = set()
     names = [name for name, _ in model.named_parameters()]
-    for name, parameter in model.named_parameters():
-        pattern, rate = next(((p, rate) for p, rate in rules if p.matches(name)), (None, config.lr))
-        used.add(pattern)
-        groups.setdefault(rate, []).append(parameter)
     for pattern, _ in rules:
-        if pattern not in used:
+        if not any(map(pattern.matches, names)):
             near = closest(pattern.text, names)
             raise NoMatch(f"no parameter matches {pattern.text!r}", where="--lr-group", evidence=near)
+    for name, parameter in model.named_parameters():
+        rate = next((rate for pattern, rate in rules if pattern.matches(name)), config.lr)
+        groups.setdefault(rate, []).append(parameter)
     listed: list[dict[str, Any]] = [{"params": group, "lr": rate} for rate, group in groups.items() if group]
     if config.optimizer == "sgd":
         return torch.optim.SGD(listed, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
@@ -39,28 +38,14 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def build_scheduler(config: Config, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
-    """What changes the rate after each epoch; None if it stays.
-
-    Raises:
-        RuleError: the numbers after the name of the schedule are none.
-    """
-    name, *numbers = config.schedule.split(":")
-    try:
-        if name == "step":
-            size, factor = [*numbers, *("10", "0.1")[len(numbers) :]]
-            return StepLR(optimizer, int(size), float(factor))
-        if name == "exponential":
-            (factor,) = numbers or ["0.9"]
-            return ExponentialLR(optimizer, float(factor))
-        if name == "cosine":
-            (length,) = numbers or [str(config.epochs)]
-            return CosineAnnealingLR(optimizer, int(length))
-    except ValueError:
-        raise RuleError(
-            f"{config.schedule!r} is no schedule",
-            where="--schedule",
-            hint="--schedule step:10:0.1, exponential:0.9 or cosine",
-        ) from None
+    """What changes the rate after each epoch; None if it stays."""
+    name, numbers = with_numbers("--schedule", config.schedule, SCHEDULES)
+    if name == "step":
+        return StepLR(optimizer, int(numbers[0]), numbers[1])
+    if name == "exponential":
+        return ExponentialLR(optimizer, numbers[0])
+    if name == "cosine":
+        return CosineAnnealingLR(optimizer, config.epochs if math.isinf(numbers[0]) else int(numbers[0]))
     return None
 
 

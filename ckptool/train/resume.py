@@ -16,6 +16,7 @@ from ..files import StrPath
 from ..formats import open as open_checkpoint
 from ..model import load
 from ..passes import unwrap
+from . import saving
 
 if TYPE_CHECKING:
     from .loop import Session
@@ -47,6 +48,10 @@ class Progress:
             CannotCarry: keys or shapes are not those of the model.
         """
         own = model.state_dict()
+        no_tensors = [key for key, value in self.weights.items() if not isinstance(value, torch.Tensor)]
+        if no_tensors:
+            evidence = [printable(key, 60) for key in no_tensors[:5]]
+            raise CannotCarry("its weights are not all tensors", where=where, evidence=evidence)
         missing = [key for key in own if key not in self.weights]
         unknown = [key for key in self.weights if key not in own]
         shapes = [
@@ -68,28 +73,40 @@ class Progress:
         from .optim import parameter_names
 
         lacking = []
+        remarks = []
+        strategy = session.strategy
         if not self.optimizer or not self.optimizer.get("param_groups"):  # empty: a wrapped optimizer's own state_dict
             lacking.append("optimizer state")
         else:
-            groups = parameter_names(session.strategy)
-            session.strategy.load_optimizer(by_number(self.optimizer, self.param_names, groups))
+            numbered = by_number(self.optimizer, self.param_names, parameter_names(strategy))
+            remarks = _settings(numbered["param_groups"], strategy.optimizer.param_groups)
+            strategy.load_optimizer(numbered)
         session.history = [Epoch(**epoch) for epoch in self.history]
         if not self.history:
             lacking.append("epoch")
-        if session.scheduler:
-            if self.scheduler:
-                session.scheduler.load_state_dict(self.scheduler)
+        for name, part, state in (
+            ("scheduler", session.scheduler, self.scheduler),
+            ("gradient scaler", strategy.scaler if strategy.scaler.is_enabled() else None, self.scaler),
+            ("moving average", session.average, self.average),
+        ):
+            if part is None:
+                continue
+            if not state:
+                lacking.append(name)
+            elif part.state_dict().keys() != state.keys():
+                raise CannotCarry(
+                    f"its {name} is another one",
+                    where=session.config.resume or "",
+                    evidence=[f"it has {', '.join(printable(str(key), 40) for key in state)}"],
+                    hint="give the same --schedule as the run that is resumed",
+                )
             else:
-                lacking.append("scheduler")
-        if self.scaler and session.strategy.scaler.is_enabled():
-            session.strategy.scaler.load_state_dict(self.scaler)
-        if session.average is not None and self.average:
-            session.average.load_state_dict(self.average)
+                part.load_state_dict(state)
         line = (
             f"going on after epoch {session.epoch}" if self.history else "starting from the weights of the checkpoint"
         )
         line += f"; it holds no {', no '.join(lacking)}" if lacking else ""
-        return [line, *self._restore_rng(session)]
+        return [line, *remarks, *self._restore_rng(session)]
 
     def _restore_rng(self, session: Session) -> list[str]:
         if not self.rng:
@@ -127,8 +144,8 @@ def read(path: StrPath) -> Progress:
             scheduler=root.get("scheduler"),
             scaler=root.get("scaler"),
             average=root.get("ema"),
-            rng=_as_list(root.get("rng")),
-            history=_as_list(root.get("history")),
+            rng=_states(root.get("rng")),
+            history=_epochs(root.get("history")),
         )
     weights = ckpt.state_dict()
     for part in weights.path.split("/") if weights.path else []:
@@ -136,8 +153,42 @@ def read(path: StrPath) -> Progress:
     return Progress(_unwrapped(root))
 
 
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list) else []
+def _states(value: Any) -> list[dict[str, Any]]:
+    """The states of random number generators as we keep them; other scripts keep other things under that name."""
+    states = list(value) if isinstance(value, list) else []
+    known = all(isinstance(state, dict) and isinstance(state.get("torch"), torch.Tensor) for state in states)
+    return states if known else []
+
+
+def _epochs(value: Any) -> list[dict[str, Any]]:
+    epochs = list(value) if isinstance(value, list) else []
+    fields = {"number", "loss", "test_loss", "accuracy", "rate"}
+    return epochs if all(isinstance(epoch, dict) and set(epoch) == fields for epoch in epochs) else []
+
+
+def _settings(given: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> list[str]:
+    """What the optimizer of a checkpoint is told otherwise than that of this run: it goes on with its own settings.
+
+    Raises:
+        CannotCarry: it is another kind of optimizer.
+    """
+    remarks = []
+    for theirs, ours in zip(given, wanted, strict=True):
+        other = theirs.keys() ^ ours.keys()
+        if {"momentum", "betas"} & other:
+            raise CannotCarry(
+                "its optimizer is another one",
+                evidence=[f"settings that only one of the two has: {', '.join(sorted(map(str, other)))}"],
+                hint="give the same --optimizer as the run that is resumed",
+            )
+        rates = theirs.get("initial_lr", theirs.get("lr")), ours.get("initial_lr", ours["lr"])
+        for name, (kept, asked) in {
+            "rate": rates,
+            **{name: (theirs.get(name), ours.get(name)) for name in ("momentum", "weight_decay")},
+        }.items():
+            if kept != asked:
+                remarks.append(f"its {name.replace('_', ' ')} of {kept:g} goes on; {asked:g} was asked for")
+    return list(dict.fromkeys(remarks))
 
 
 def _unwrapped(state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,6 +253,7 @@ def _read_directory(folder: Path) -> Progress:
     import io
 
     from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.api import CheckpointException  # no Exception, but a BaseException
     from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
     from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
@@ -216,19 +268,26 @@ def _read_directory(folder: Path) -> Progress:
 
     _check_metadata(folder / ".metadata")
     state: dict[str, Any] = {}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        _load_state_dict(state, storage_reader=FileSystemReader(folder), planner=Inert(), no_dist=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            _load_state_dict(state, storage_reader=FileSystemReader(folder), planner=Inert(), no_dist=True)
+    except (Exception, CheckpointException) as error:
+        causes = [cause for cause in saving.causes(error) if not isinstance(cause, CheckpointException)]
+        said = (str(causes[-1]).splitlines() if causes else []) or [type(error).__name__]
+        raise Malformed(f"cannot be read: {printable(said[0])}", where=folder) from None
     if not isinstance(state.get("model"), Mapping):
         raise Malformed("holds no entry 'model'", where=folder)
-    progress = state.get("progress", {})
-    history = progress.get("history")
+    progress = state.get("progress")
+    progress = progress if isinstance(progress, Mapping) else {}
+    history: Any = progress.get("history")
+    known = isinstance(history, torch.Tensor) and history.ndim == 2 and history.shape[1] == 5
     return Progress(
         weights=_unwrapped(state["model"]),
         optimizer=state.get("optimizer") or None,
         scheduler=state.get("scheduler") or None,
-        rng=_as_list(progress.get("rng")),
-        history=[] if history is None else [_epoch(row) for row in history.tolist()],
+        rng=_states(progress.get("rng")),
+        history=[_epoch(row) for row in history.tolist()] if known else [],
     )
 
 
@@ -248,9 +307,13 @@ def _check_metadata(path: Path) -> None:
     from ..formats._pickle_read import Reader
     from ..objects import beyond_plain_data
 
+    if not path.exists():
+        raise Malformed(
+            "is a folder without .metadata, so no directory of torch.distributed.checkpoint", where=path.parent
+        )
     file = File(path)
     tree = Reader(file.read(0, file.size), path, _no_storages).load()
-    others = [name for name in beyond_plain_data(tree) if not name.startswith(_RECORDS)]
+    others = [name for name in beyond_plain_data(tree) if name not in _RECORDS]
     if others:
         raise CannotCarry(
             "is not what torch writes: unpickling it would import more than torch's records",
@@ -259,8 +322,18 @@ def _check_metadata(path: Path) -> None:
         )
 
 
-#: What `.metadata` is made of.
-_RECORDS = ("torch.distributed.checkpoint.metadata.", "torch.distributed.checkpoint.filesystem._StorageInfo")
+#: What `.metadata` is made of. Whole names: with "os.system" for the name of a record, a pickle could reach through a
+#: module of torch for what that imports.
+_RECORDS = frozenset(
+    [
+        *(
+            f"torch.distributed.checkpoint.metadata.{name}"
+            for name in """Metadata MetadataIndex TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata
+            TensorProperties StorageMeta _MEM_FORMAT_ENCODING""".split()
+        ),
+        "torch.distributed.checkpoint.filesystem._StorageInfo",
+    ]
+)
 
 
 def _no_storages(pid: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import io
 import os
 import shutil
@@ -27,7 +28,7 @@ def check_targets(config: Config) -> None:
     """Make the folder of a run, and refuse to replace what another run left there.
 
     Raises:
-        OutputExists: a file of that name is there, and neither `overwrite` nor `resume` was asked for.
+        OutputExists: a file of that name is there, `overwrite` was not asked for, and it is not this run that goes on.
         Unwritable: the folder cannot be made or written to.
     """
     folder = Path(config.out)
@@ -37,12 +38,24 @@ def check_targets(config: Config) -> None:
         raise Unwritable(reason(error), where=folder) from None
     if not os.access(folder, os.W_OK):
         raise Unwritable("the folder may not be written to", where=folder)
-    if config.overwrite or config.resume is not None:
-        return
-    for save in config.saves:
-        path = folder / save.name(config.task, config.strategy)
+    goes_on = config.resume is not None and Path(config.resume).resolve().parent == folder.resolve()
+    for path in [] if config.overwrite or goes_on else _targets(config):
         if path.exists():
             raise OutputExists("exists already", where=path, hint="add --overwrite, or choose another --out")
+
+
+def _targets(config: Config) -> list[Path]:
+    """Everything that a run writes."""
+    folder = Path(config.out)
+    return [*(folder / save.name(config.task, config.strategy) for save in config.saves), *curves.targets(config)]
+
+
+def clear(config: Config) -> None:
+    """Remove what a run that was broken off has written of a file; the names of whole files are not like that."""
+    for target in _targets(config):
+        _bring_back(target)
+        for path in target.parent.glob(f".{glob.escape(target.name)}.*ckptool-tmp"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def save(session: Session) -> list[Path]:
@@ -61,7 +74,7 @@ def save(session: Session) -> list[Path]:
         if session.place.leads:
             write(payloads[wanted.kind], path, wanted)
     if session.place.leads:
-        paths += curves.draw(session, folder)
+        paths += curves.draw(session)
     if session.place.world > 1:
         dist.barrier()  # nobody goes on, or ends, before the files are whole
     return paths
@@ -156,12 +169,14 @@ def write(value: Any, path: Path, save: Save) -> None:
 def _save_directory(session: Session, path: Path) -> None:
     """Write a torch.distributed.checkpoint directory beside PATH, and give it that name once it is whole."""
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException  # no Exception, but a BaseException
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     leads, alone = session.place.leads, session.place.world == 1
-    temporary = path.with_name(f".{path.name}.ckptool-tmp")
+    temporary = path.with_name(f".{path.name}.new.ckptool-tmp")
     if leads:
         shutil.rmtree(temporary, ignore_errors=True)
+        _bring_back(path)
     if not alone:
         dist.barrier()
     model, optimizer = get_state_dict(session.strategy.plain, session.strategy.optimizer)
@@ -176,21 +191,31 @@ def _save_directory(session: Session, path: Path) -> None:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as was asked for
             dcp.save(state, checkpoint_id=temporary, no_dist=alone)
         if leads:
-            old = path.with_name(f".{path.name}.old.ckptool-tmp")
+            old = _aside(path)
             if path.exists():
                 path.replace(old)
             temporary.replace(path)
             shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        raise Unwritable(reason(error), where=path) from None
-    except Exception as error:
-        cause = next((e for e in _causes(error) if isinstance(e, OSError)), None)
+    except (Exception, CheckpointException) as error:
+        cause = next((e for e in causes(error) if isinstance(e, OSError)), None)
         if cause is None:
             raise
         raise Unwritable(reason(cause), where=path) from None
     finally:
         if leads:
             shutil.rmtree(temporary, ignore_errors=True)
+            _bring_back(path)
+
+
+def _aside(path: Path) -> Path:
+    """Where a directory stands while another takes its name: no call of the system swaps the two everywhere."""
+    return path.with_name(f".{path.name}.old.ckptool-tmp")
+
+
+def _bring_back(path: Path) -> None:
+    """Give a directory that was moved aside its name back, if nothing has taken it."""
+    if _aside(path).exists() and not path.exists():
+        _aside(path).replace(path)
 
 
 def _history(session: Session) -> torch.Tensor:
@@ -200,7 +225,7 @@ def _history(session: Session) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def _causes(error: BaseException) -> list[BaseException]:
+def causes(error: BaseException) -> list[BaseException]:
     """ERROR and what it was raised from; torch collects the errors of all ranks in one."""
     found: list[BaseException] = []
     pending: list[Any] = [error]

@@ -62,8 +62,8 @@ class Strategy:
 
     def sampler(self, samples: Any) -> Sampler[int]:
         """The part of the samples that this process trains with, in another order for each epoch."""
-        place = self.place
-        return DistributedSampler(samples, place.world, place.rank, shuffle=True, seed=self.config.seed)
+        config, place = self.config, self.place
+        return DistributedSampler(samples, place.world, place.rank, seed=config.seed, drop_last=config.drop_last)
 
     def train(self, mode: bool = True) -> None:
         """Switch dropout and batch norm between training and evaluation."""
@@ -265,7 +265,8 @@ class AverageGradients(_InProcesses):
 
     def sampler(self, samples: Any) -> Sampler[int]:
         """A partition of the samples, also by hand."""
-        return Partition(len(samples), self.place.rank, self.place.world, self.config.seed)
+        config, place = self.config, self.place
+        return Partition(len(samples), place.rank, place.world, config.seed, drop_last=config.drop_last)
 
     def step(self) -> None:
         """Average the gradients, then step."""

@@ -36,16 +36,17 @@ def test_every_option_has_a_help_text(command: str) -> None:
 
 def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
     spelled = set()
-    for command in COMMANDS:
+    for command in set(COMMANDS) - {"train"}:  # which has words of its own, see docs/training.md
         found = cli.get_command(click.Context(cli), command)
         assert found is not None
         for param in found.params:
             if isinstance(param, click.Option):
                 spelled.update(param.opts)
     assert sorted(spelled) == sorted(
-        """--add-prefix --allow-loss --at --backup --drop --dry-run --extract --first --if-present --in-place --json
-        --keep-objects --map-location --max-shard-size --output --overwrite --prefix --quiet --rename --rules --select --strip-first
-        --strip-prefix --to --unwrap --variant --verbose -m -n -o -q -t -v""".split()
+        """--add-prefix --allow-loss --at --backup --dequantize --drop --dry-run --extract --first --html --if-present
+         --in-place --json --keep-objects --map-location --max-shard-size --output --overwrite --prefix --quiet
+         --rename --rules --select --strip-first --strip-prefix --to --to-dense --unwrap --variant --verbose
+         -m -n -o -q -t -v""".split()
     )
 
 

@@ -36,6 +36,8 @@ def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Fil
         "storage": 0,
         "bytes": 72,
         "requires_grad": False,
+        "kind": "dense",
+        "state_dict": "state_dict",
     }
     outside = [t for t in file["tensors"] if t["key"] is None]
     assert [t["path"] for t in outside] == ["optimizer/state/0/step", "optimizer/state/0/exp_avg"]
@@ -104,6 +106,9 @@ def test_of_several_files_the_worst_decides(run: Run, files: Files) -> None:
 
 def test_formats_are_listed_for_people_and_programs(run: Run) -> None:
     listed = json.loads(run("formats", "--json").out)["formats"]
-    assert [f["name"] for f in listed] == [f.name for f in (*ckptool.FORMATS, *FOLDERS)]
+    written = ["torch-zip", "torch-legacy", "safetensors", *(f.name for f in FOLDERS)]
+    assert [f["name"] for f in listed if f["writes"]] == written
+    read_only = ["torchscript", "torch-package", "pt2", "torch-tar", "pickle"]
+    assert [f["name"] for f in listed if not f["writes"]] == read_only
     text = run("formats").out
     assert all(f["name"] in text for f in listed)

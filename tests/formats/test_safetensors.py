@@ -116,7 +116,7 @@ LOST = {
     ),
     "values that are no tensors": (
         Dict([("a", tensor_of("int8")), ("b", tensor_of("int8")), ("n", 3)]),
-        ["1 values that are no dense tensor: n"],
+        ["1 values that are no tensor: n"],
     ),
     "element types": (
         Dict([("a", tensor_of("int8")), ("z", tensor_of("complex128"))]),

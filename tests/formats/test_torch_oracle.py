@@ -20,7 +20,7 @@ from ckptool.formats import FORMATS
 from ckptool.tree import Object, walk
 
 CONTAINERS = {"torch-zip": True, "torch-legacy": False}
-PICKLING = [format_.name for format_ in FORMATS if format_.pickles]
+PICKLING = [format_.name for format_ in FORMATS if format_.pickles and format_.draft]
 DTYPES = {"torch-zip": tuple(PRINTABLE), "torch-legacy": tuple(TYPED)}
 
 by_container = pytest.mark.parametrize("container", CONTAINERS)

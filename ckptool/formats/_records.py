@@ -1,0 +1,56 @@
+"""Records of torch's zip archives: pickles, storages and small texts. Each format has other names for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..errors import Malformed, printable
+from ..tensor import Storage
+from ._torch import StorageId
+from ._zip import DEFLATED, Archive
+
+#: Largest pickle that is read. The biggest real ones (optimizer states, 100,000 tensors) are some tens of megabytes.
+LARGEST_PICKLE = 1 << 30
+
+
+def read_pickle(archive: Archive, name: str) -> bytes:
+    """The bytes of a pickle. A compressed one that grows more than a hundredfold is a bomb."""
+    member = archive.members.get(name)
+    packed = member is not None and member.method == DEFLATED
+    limit = max(1 << 24, 100 * member.compressed) if member is not None and packed else LARGEST_PICKLE
+    return archive.read(name, limit)
+
+
+def small(archive: Archive, name: str, default: bytes) -> bytes:
+    """The bytes of a record that has few, or DEFAULT where it is not there."""
+    return archive.read(name, 4096) if name in archive.members else default
+
+
+def is_big_endian(archive: Archive) -> bool:
+    """Whether the storages of an archive are in big-endian order, as its `byteorder` says."""
+    order = small(archive, "byteorder", b"little").strip()
+    if order not in (b"little", b"big"):
+        raise Malformed(f"its byteorder is {printable(repr(order))}, neither little nor big", where=archive.file.path)
+    return order == b"big"
+
+
+def storages_of(archive: Archive, pattern: str, *, big_endian: bool = False) -> Callable[[StorageId], Storage]:
+    """Makes the storages that persistent ids speak of, from the records whose names follow PATTERN ("data/{}")."""
+    where = archive.file.path
+
+    def storage(found: StorageId) -> Storage:
+        name = pattern.format(found.key)
+        member = archive.members.get(name)
+        if member is None:
+            raise Malformed(f"the storage {printable(name)} is missing", where=where)
+        if found.rest:
+            raise Malformed(f"the storage {printable(found.key)} is a view, which only legacy files have", where=where)
+        if member.size != found.nbytes:
+            raise Malformed(
+                f"the storage {printable(name)} has {member.size:,} bytes; its tensors need {found.nbytes:,}",
+                where=where,
+            )
+        crc = member.crc if member.crc or not member.size else None
+        return Storage(archive.source(name), found.location, found.dtype, found.key, crc, big_endian)
+
+    return storage

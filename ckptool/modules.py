@@ -1,0 +1,206 @@
+"""Whole pickled models: the state dict that they would give, without their class.
+
+A pickled `torch.nn.Module` is an inert object whose state has the dicts `_parameters`, `_buffers` and `_modules`.
+`state_dict_of` walks them as `Module.state_dict()` does: parameters, then persistent buffers, then children, in the
+order in which they were registered. What a class adds by code of its own (`get_extra_state`, hooks, an own
+`_save_to_state_dict`) cannot be known. Source: `torch/nn/modules/module.py` of torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .errors import CannotCarry, Malformed
+from .kinds import other_tensor, stands_for_a_tensor
+from .tensor import LazyTensor
+from .tree import Aside, Dict, List, Mapped, Object, Set, Trail, children, is_mapping, trail_to
+
+#: A model that is shared by many of its own parts unfolds into one key for each way to a tensor. This is enough.
+_MOST_KEYS = 1_000_000
+_MOST_DEPTH = 500
+
+_NORM = "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm LazyBatchNorm1d LazyBatchNorm2d LazyBatchNorm3d".split()
+_INSTANCE = [f"{lazy}InstanceNorm{n}d" for lazy in ("", "Lazy") for n in (1, 2, 3)]
+#: Classes of torch whose state dicts have a version other than 1.
+_VERSIONS = {
+    **{f"torch.nn.modules.batchnorm.{name}": 2 for name in _NORM},
+    **{f"torch.nn.modules.instancenorm.{name}": 2 for name in _INSTANCE},
+    **{
+        f"torch.ao.quantization.observer.{name}": 3
+        for name in """HistogramObserver MinMaxObserver MovingAverageMinMaxObserver PerChannelMinMaxObserver
+        MovingAveragePerChannelMinMaxObserver""".split()
+    },
+}
+_COMPILED = "torch._dynamo.eval_frame.OptimizedModule"
+_FX = ("torch.fx.graph_module.reduce_graph_module", "torch.fx.graph_module.reduce_package_graph_module")
+
+
+@dataclass(frozen=True, slots=True)
+class PickledModule:
+    """A whole module in a tree.
+
+    Attributes:
+        node: the object.
+        trail: its place.
+    """
+
+    node: Object
+    trail: Trail
+
+
+_Child = tuple[str, Any, Trail]
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What a module holds: its own tensors and its children, each as (name, value, place)."""
+
+    tensors: list[_Child]
+    children: list[_Child]
+    hooked: bool = False
+
+
+def _state(node: Any) -> tuple[Mapped, Trail] | None:
+    """The attributes of an object and where they are below it, if they are those of a module."""
+    if not isinstance(node, Object):
+        return None
+    state, place = node.state, trail_to("@state")
+    if str(node.callee) in _FX and node.args:
+        state, place = node.args[0], trail_to("@args/0")
+    if not is_mapping(state):
+        return None
+    held = {key for key, _ in state.entries if isinstance(key, str)}
+    return (state, place) if {"_parameters", "_modules"} <= held else None
+
+
+def is_module(node: Any) -> bool:
+    """Whether a node is a whole pickled module."""
+    return _state(node) is not None or _compiled(node) is not None
+
+
+def _compiled(node: Any) -> Any:
+    """The model in what torch.compile made of it, whose call is made again when it is unpickled."""
+    if isinstance(node, Object) and str(node.callee) == _COMPILED and node.args and is_module(node.args[0]):
+        return node.args[0]
+    return None
+
+
+def _view(node: Object, trail: Trail) -> _View:
+    found = _state(node)
+    if found is None:
+        return _View([], [("_orig_mod", _compiled(node), ((trail, Aside("@args")), 0))])
+    state, below = found
+    place = _joined(trail, below)
+
+    def part(name: str) -> list[_Child]:
+        inner = next((value for key, value in reversed(state.entries) if key == name), None)
+        pairs = inner.entries if is_mapping(inner) else []
+        return [(key, value, ((place, name), key)) for key, value in pairs if isinstance(key, str)]
+
+    passing = next((value for key, value in state.entries if key == "_non_persistent_buffers_set"), None)
+    left_out = {item for item in passing.items if isinstance(item, str)} if isinstance(passing, Set | List) else set()
+    buffers = [child for child in part("_buffers") if child[0] not in left_out]
+    tensors = [child for child in (*part("_parameters"), *buffers) if child[1] is not None]
+    modules = [child for child in part("_modules") if is_module(child[1])]
+    return _View(tensors, modules, _hooked(state))
+
+
+def _hooked(state: Mapped) -> bool:
+    hooks = [value for key, value in state.entries if key in ("_state_dict_hooks", "_state_dict_pre_hooks")]
+    return any(is_mapping(found) and bool(found.entries) for found in hooks)
+
+
+def _joined(trail: Trail, below: Trail) -> Trail:
+    return trail if below is None else (_joined(trail, below[0]), below[1])
+
+
+def state_dict_of(module: PickledModule, where: object = "") -> tuple[Dict, dict[str, Trail]]:
+    """The state dict of a pickled module with its `_metadata`, and the place in the tree of each of its tensors.
+
+    Tensors are as `state_dict()` gives them: detached, no longer parameters; tied ones share their storage.
+
+    Raises:
+        Malformed: the module holds itself.
+        CannotCarry: it has more than a million keys, since its parts hold one another.
+    """
+    entries: list[tuple[Any, Any]] = []
+    places: dict[str, Trail] = {}
+    metadata: list[tuple[Any, Any]] = []
+    detached: dict[int, Any] = {}
+    pending: list[tuple[Object, str, Trail, tuple[int, ...]]] = [(module.node, "", module.trail, ())]
+    while pending:
+        node, prefix, trail, above = pending.pop()
+        if id(node) in above or len(above) > _MOST_DEPTH:
+            raise Malformed("holds a module that contains itself", where=where)
+        view = _view(node, trail)
+        metadata.append((prefix[:-1], Dict([("version", _version(node, view))])))
+        for name, value, place in view.tensors:
+            if id(value) not in detached:
+                detached[id(value)] = _detached(value)
+            entries.append((prefix + name, detached[id(value)]))
+            places[prefix + name] = place
+        if len(entries) + len(metadata) > _MOST_KEYS:
+            raise CannotCarry(f"has modules that hold one another in more than {_MOST_KEYS:,} ways", where=where)
+        pending += [
+            (child, f"{prefix}{name}.", place, (*above, id(node))) for name, child, place in reversed(view.children)
+        ]
+    attributes = Dict([("_metadata", Dict(metadata, ordered=True))])
+    return Dict(entries, ordered=True, attributes=attributes), places
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, LazyTensor):
+        return replace(value, requires_grad=False, parameter=False)
+    other = other_tensor(value)
+    if other is not None and other.kind in ("attributes", "device") and other.dense is not None:
+        return replace(other.dense, requires_grad=False, parameter=False)
+    while isinstance(value, Object) and str(value.callee).startswith("torch._utils._rebuild_parameter"):
+        value = value.args[0]
+    return value
+
+
+def _version(node: Object, view: _View) -> int:
+    """The version of the state dict of a module: that of its class, as far as it is torch's.
+
+    Classes of other makers are taken for version 1, and for 2 if they count batches as a batch norm does since then.
+    """
+    counts = any(name == "num_batches_tracked" for name, _, _ in view.tensors)
+    return _VERSIONS.get(node.class_name, 2 if counts else 1)
+
+
+def _views(module: Object) -> Iterator[_View]:
+    """A module and all below it, each once."""
+    seen: set[int] = set()
+    pending = [module]
+    while pending:
+        node = pending.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            view = _view(node, None)
+            yield view
+            pending += [child for _, child, _ in view.children]
+
+
+def has_own_ways(module: Object) -> bool:
+    """Whether functions were registered that change the state dict of a module. They are not run."""
+    return any(view.hooked for view in _views(module))
+
+
+def find_modules(root: Any) -> list[PickledModule]:
+    """The outermost modules in a tree that hold tensors, in the order of the file, wherever they are."""
+    found: list[PickledModule] = []
+    seen: set[int] = set()
+    pending: list[tuple[Trail, Any]] = [(None, root)]
+    while pending:
+        trail, node = pending.pop()
+        if id(node) in seen or not isinstance(node, Dict | List | Object | tuple) or stands_for_a_tensor(node):
+            continue
+        seen.add(id(node))
+        if isinstance(node, Object) and is_module(node):
+            if any(view.tensors for view in _views(node)):
+                found.append(PickledModule(node, trail))
+            continue
+        pending.extend(reversed([((trail, part), child) for part, child in children(node)]))
+    return found
