@@ -74,7 +74,7 @@ def _file(report: Inspection, stats: Sequence[dict[str, Any] | None] | None) -> 
 def _own_bytes(report: Inspection) -> list[int]:
     """The bytes of each tensor, 0 for all but the first of those that are tied."""
     group_of = {key: number for number, group in enumerate(report.ties) for key in group}
-    seen: set[tuple[int, int]] = set()
+    seen: set[tuple[int, int | None]] = set()
     own = []
     for one in report.tensors:
         group = group_of.get(one.key or "")

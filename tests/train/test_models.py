@@ -24,8 +24,8 @@ PARAMETERS = {
 }
 
 #: The convolutions of torchvision's vgg19: number in `features`, input and output channels.
-VGG19 = """0:3:64 2:64:64 5:64:128 7:128:128 10:128:256 12:256:256 14:256:256 16:256:256 19:256:512 21:512:512 23:512:512
-    25:512:512 28:512:512 30:512:512 32:512:512 34:512:512"""
+VGG19 = """0:3:64 2:64:64 5:64:128 7:128:128 10:128:256 12:256:256 14:256:256 16:256:256 19:256:512 21:512:512
+    23:512:512 25:512:512 28:512:512 30:512:512 32:512:512 34:512:512"""
 #: Those of vgg19_bn; each is followed by its norm.
 VGG19_BN = """0:3:64 3:64:64 7:64:128 10:128:128 14:128:256 17:256:256 20:256:256 23:256:256 27:256:512 30:512:512
     33:512:512 36:512:512 40:512:512 43:512:512 46:512:512 49:512:512"""
@@ -125,11 +125,11 @@ def test_the_default_scheme_leaves_the_weights_as_they_begin():
 
 
 LEARNS = {
-    "housing": (dict(), 0.3),
-    "cnn": (dict(), 0.9),
-    "lenet": (dict(), 0.9),
-    "vgg": (dict(), 0.8),
-    "vgg with batch norm": (dict(task="vgg", batch_norm=True), 0.5),
+    "housing": ({}, 0.3),
+    "cnn": ({}, 0.9),
+    "lenet": ({}, 0.9),
+    "vgg": ({}, 0.8),
+    "vgg with batch norm": ({"task": "vgg", "batch_norm": True}, 0.5),
 }
 
 
