@@ -1,6 +1,7 @@
 """What is measured, as one table. In a command, {src}, {dst}, {python} and {ckptool} are filled in."""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 Command = tuple[str, ...]
 
@@ -64,6 +65,17 @@ _SAFETENSORS_WAYS = {
     "torch, mmap=True, save_file": _torch(_SAVE_FILE, mmap=True),
 }
 _LEGACY_WAYS = {**_COPY, "ckptool": _ckptool("convert", "--to", "torch-zip"), "torch": _torch(_SAVE)}
+#: Scanners of others, where they are installed (`pip install picklescan modelscan`).
+_SCANNERS = {
+    name: ("{python}", "-c", f"from {module} import main; main()", *words, "{src}")
+    for name, module, words in (("picklescan", "picklescan.cli", ("-p",)), ("modelscan", "modelscan.cli", ("-p",)))
+    if find_spec(name)
+}
+_SCAN_WAYS = {
+    "python -c 'import click'": ("{python}", "-c", "import click"),
+    "ckptool": ("{ckptool}", "scan", "{src}"),
+    **_SCANNERS,
+}
 _START_WAYS = {"python -c 'import click'": ("{python}", "-c", "import click"), "ckptool": ("{ckptool}", "--version")}
 
 
@@ -81,5 +93,8 @@ def _rewrites(layout: str) -> tuple[Case, ...]:
 CASES = (
     *_rewrites("large"),
     *_rewrites("many"),
+    Case("scan", "scan large.pth", "large.pth", "", 3.0, _SCAN_WAYS),
+    Case("scan-legacy", "scan large-legacy.pth", "large-legacy.pth", "", 3.0, _SCAN_WAYS),
+    Case("scan-folder", "scan a folder of 1,000 files of 20 tensors", "folder", "", 30.0, _SCAN_WAYS),
     Case("start-up", "ckptool --version", "tiny.pth", "", 2.5, _START_WAYS, rounds=5),
 )

@@ -19,6 +19,7 @@ INPUTS = {
     "many.pth": ("many", False),
     "many-legacy.pth": ("many", True),
     "tiny.pth": ("tiny", False),
+    "folder": ("folder", False),
 }
 
 
@@ -59,6 +60,12 @@ def _make(folder: str, size: str, *names: str) -> None:
 
     for name in names:
         layout, legacy = INPUTS[name]
+        if layout == "folder":
+            (Path(folder) / name).mkdir()
+            for number in range(1000):
+                small = {f"layers.{i}.weight": torch.rand(4, 4) for i in range(20)}
+                torch.save(small, Path(folder) / name / f"{number}.pth")
+            continue
         sides = _sides(layout, int(size))
         weights = {f"module.layers.{i}.weight": torch.rand(side, side) for i, side in enumerate(sides)}
         torch.save(weights, Path(folder) / name, _use_new_zipfile_serialization=not legacy)

@@ -21,13 +21,14 @@ _HOMES = {
     **dict.fromkeys(("load", "from_torch", "Inert"), "model"),
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
+    **dict.fromkeys(("Scan", "scan"), "reports.scan"),
     **dict.fromkeys(
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize""".split(),
         "passes",
     ),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
-        NoMatch PartialMatch KeyCollision CannotCarry""".split(),
+        NoMatch PartialMatch KeyCollision CannotCarry TrainingFailed""".split(),
         "errors",
     ),
 }
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         OutputExists,
         PartialMatch,
         RuleError,
+        TrainingFailed,
         UnknownFormat,
         Unreadable,
         Unwritable,
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
         to_dense,
         unwrap,
     )
+    from .reports.scan import Scan, scan
     from .tensor import LazyTensor, Storage
 
 
@@ -94,8 +97,10 @@ __all__ = [
     "PartialMatch",
     "Plan",
     "RuleError",
+    "Scan",
     "StateDict",
     "Storage",
+    "TrainingFailed",
     "UnknownFormat",
     "Unreadable",
     "Unwritable",
@@ -112,6 +117,7 @@ __all__ = [
     "plan",
     "rename",
     "save",
+    "scan",
     "select",
     "strip_prefix",
     "to_dense",

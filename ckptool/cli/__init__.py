@@ -28,6 +28,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "convert": ("rewrite", "Rewrite a checkpoint: every pass, every format."),
     "extract-weights": ("rewrite", "Take the weights alone, also out of a whole pickled model."),
     "inspect": ("inspect", "Show what is in a checkpoint, without loading or running it."),
+    "scan": ("scan", "Show what unpickling a file would import and call, without doing it."),
     "train": ("train", "Train a small model with DataParallel, DDP or FSDP, and save what that saves."),
     "formats": ("formats", "List the formats that can be read and written."),
 }

@@ -85,3 +85,10 @@ def _receipt(plan: Plan, renamed: list[tuple[str, str]], dry_run: bool) -> Itera
         yield f"  LOST, as allowed: {line}"
     for name, count in plan.objects.items():
         yield f"  object kept: {printable(name, 100)} ({count:,}); whoever loads the file runs what it names"
+
+
+def terminal_width() -> int:
+    """Columns to fill: those of the terminal, 120 in a pipe, never less than 60."""
+    import shutil
+
+    return max(shutil.get_terminal_size((120, 40)).columns, 60)
