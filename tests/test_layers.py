@@ -16,6 +16,7 @@ FLOORS = [
     ["errors"],
     ["dtypes", "files"],
     ["writing"],
+    ["directories"],
     ["tensor", "keys"],
     ["tree"],
     ["kinds"],

@@ -31,9 +31,10 @@ class FormatName(click.ParamType[str]):
         """The formats that can be written."""
         from click.shell_completion import CompletionItem
 
-        from ..formats import FORMATS
+        from ..formats import FOLDERS, FORMATS
 
-        return [CompletionItem(f.name) for f in FORMATS if f.draft and f.name.startswith(incomplete)]
+        names = [*(f.name for f in FORMATS if f.draft), *(f.name for f in FOLDERS)]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 _WRITING: tuple[Callable[[Any], Any], ...] = (
