@@ -24,12 +24,12 @@ _HOMES = {
     **dict.fromkeys(("Scan", "scan"), "reports.scan"),
     **dict.fromkeys(("Diff", "diff"), "reports.diff"),
     **dict.fromkeys(
-        """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize""".split(),
+        """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
     ),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
-        NoMatch PartialMatch KeyCollision CannotCarry""".split(),
+        NoMatch PartialMatch KeyCollision CannotCarry TrainingFailed""".split(),
         "errors",
     ),
 }
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         OutputExists,
         PartialMatch,
         RuleError,
+        TrainingFailed,
         UnknownFormat,
         Unreadable,
         Unwritable,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from .model import Inert, from_torch, load
     from .passes import (
         add_prefix,
+        clean,
         dequantize,
         drop,
         extract,
@@ -102,11 +104,13 @@ __all__ = [
     "Scan",
     "StateDict",
     "Storage",
+    "TrainingFailed",
     "UnknownFormat",
     "Unreadable",
     "Unwritable",
     "__version__",
     "add_prefix",
+    "clean",
     "dequantize",
     "detect",
     "diff",

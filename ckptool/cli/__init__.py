@@ -27,6 +27,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "remap": ("rewrite", "Change the devices that tensors are tagged with."),
     "convert": ("rewrite", "Rewrite a checkpoint: every pass, every format."),
     "extract-weights": ("rewrite", "Take the weights alone, also out of a whole pickled model."),
+    "clean": ("rewrite", "Write what torch.load(weights_only=True) loads: tensors and plain data."),
     "inspect": ("inspect", "Show what is in a checkpoint, without loading or running it."),
     "diff": ("diff", "Compare two checkpoints: keys, shapes, types, values."),
     "scan": ("scan", "Show what unpickling a file would import and call, without doing it."),
