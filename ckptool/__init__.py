@@ -21,14 +21,16 @@ _HOMES = {
     **dict.fromkeys(("load", "from_torch", "Inert"), "model"),
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
+    **dict.fromkeys(("Scan", "scan"), "reports.scan"),
+    **dict.fromkeys(("Diff", "diff"), "reports.diff"),
     **dict.fromkeys(
-        """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize""".split(),
+        """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
     ),
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
-        NoMatch PartialMatch KeyCollision CannotCarry Doubtful""".split(),
+        NoMatch PartialMatch KeyCollision CannotCarry Doubtful TrainingFailed""".split(),
         "errors",
     ),
 }
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
         OutputExists,
         PartialMatch,
         RuleError,
+        TrainingFailed,
         UnknownFormat,
         Unreadable,
         Unwritable,
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     from .model import Inert, from_torch, load
     from .passes import (
         add_prefix,
+        clean,
         dequantize,
         drop,
         extract,
@@ -66,6 +70,8 @@ if TYPE_CHECKING:
         unwrap,
     )
     from .porting import Mapping, load_into, read_mapping, transfer
+    from .reports.diff import Diff, diff
+    from .reports.scan import Scan, scan
     from .tensor import LazyTensor, Storage
 
 
@@ -87,6 +93,7 @@ __all__ = [
     "CannotCarry",
     "Checkpoint",
     "CheckpointError",
+    "Diff",
     "Doubtful",
     "Inert",
     "KeyCollision",
@@ -99,15 +106,19 @@ __all__ = [
     "PartialMatch",
     "Plan",
     "RuleError",
+    "Scan",
     "StateDict",
     "Storage",
+    "TrainingFailed",
     "UnknownFormat",
     "Unreadable",
     "Unwritable",
     "__version__",
     "add_prefix",
+    "clean",
     "dequantize",
     "detect",
+    "diff",
     "drop",
     "extract",
     "from_torch",
@@ -119,6 +130,7 @@ __all__ = [
     "read_mapping",
     "rename",
     "save",
+    "scan",
     "select",
     "strip_prefix",
     "to_dense",

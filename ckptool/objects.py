@@ -106,11 +106,16 @@ def named_globals(root: Any) -> Counter[str]:
     counted: Counter[str] = Counter()
     for _, node in walk(root):
         if isinstance(node, Object):
-            name = str(node.callee) if isinstance(node.callee, Global) else COMPUTED
-            counted[COMPUTED if name == "_codecs.encode" or _allocates(name, node.args) else name] += 1
+            counted[called_name(node)] += 1
         elif isinstance(node, Global):
             counted.setdefault(str(node), 1)
     return counted
+
+
+def called_name(made: Object) -> str:
+    """The name of what makes an object, or `COMPUTED`."""
+    name = str(made.callee) if isinstance(made.callee, Global) else COMPUTED
+    return COMPUTED if name == "_codecs.encode" or _allocates(name, made.args) else name
 
 
 def _allocates(name: str, args: Any) -> bool:

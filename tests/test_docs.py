@@ -21,7 +21,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("fixture
 BASH = shutil.which("bash")
 
 _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_NEEDS_TORCH = re.compile(r"\btorch\.|import torch|ckptool\.load\(|ckptool tra(?:in|nsfer) |ckptool\.(?:train|load_into)")
+_NEEDS_TORCH = re.compile(
+    r"\btorch\.|import torch|ckptool\.load\(|ckptool tra(?:in|nsfer) |ckptool\.(?:train|load_into)"
+)
 
 
 def blocks(page):

@@ -28,7 +28,10 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "convert": ("rewrite", "Rewrite a checkpoint: every pass, every format."),
     "transfer": ("transfer", "Port weights into other model code."),
     "extract-weights": ("rewrite", "Take the weights alone, also out of a whole pickled model."),
+    "clean": ("rewrite", "Write what torch.load(weights_only=True) loads: tensors and plain data."),
     "inspect": ("inspect", "Show what is in a checkpoint, without loading or running it."),
+    "diff": ("diff", "Compare two checkpoints: keys, shapes, types, values."),
+    "scan": ("scan", "Show what unpickling a file would import and call, without doing it."),
     "train": ("train", "Train a small model with DataParallel, DDP or FSDP, and save what that saves."),
     "formats": ("formats", "List the formats that can be read and written."),
 }

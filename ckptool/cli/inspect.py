@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-
 import click
 
 from ..errors import CheckpointError
 from ..reports import inspect as report
 from ..reports.render import inspect_text
 from .options import FileName
-from .output import print_json, write_page
+from .output import print_json, terminal_width, write_page
 
 
 @click.command()
@@ -44,6 +42,6 @@ def inspect(files: tuple[str, ...], as_json: bool, html: str | None, verbose: bo
     if as_json:
         print_json({"ckptool": 1, "command": "inspect", "files": [one.as_json() for one in seen]})
     else:
-        width = max(shutil.get_terminal_size((120, 40)).columns, 60)
+        width = terminal_width()
         click.echo("\n\n".join(inspect_text(one, everything=verbose, width=width) for one in seen))
     return status

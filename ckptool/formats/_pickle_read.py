@@ -43,6 +43,7 @@ class Reader:
     Attributes:
         protocol: the highest protocol that the pickle declares.
         discarded: calls whose result the pickle throws away. They leave no trace in the tree.
+        made: every object, in the order in which they are made, whether or not the tree holds them.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Reader:
         self.position = start
         self.protocol = 0
         self.discarded = 0
+        self.made: list[Object] = []
         self._start = start
         self._complete = complete
         self._persistent = persistent
@@ -67,7 +69,7 @@ class Reader:
         self._stack: list[Any] = []
         self._marks: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
-        self._globals: dict[tuple[str, str], Global] = {}
+        self._named: dict[tuple[str, str], Global] = {}
         self._encoded: dict[int, bytes] = {}
         self._texts: list[str] = []
         self._frame_end: int | None = None
@@ -148,6 +150,11 @@ class Reader:
             else:
                 break
         return at
+
+    @property
+    def named(self) -> list[Global]:
+        """Every class and function that it names, in the order in which they are first named."""
+        return list(self._named.values())
 
     # -- taking bytes
 
@@ -356,9 +363,9 @@ class Reader:
             self._fail("names a class without a name")
         if self.protocol < 3:
             module, name = python3_name(module, name)
-        known = self._globals.get((module, name))
+        known = self._named.get((module, name))
         if known is None:
-            known = self._globals[module, name] = Global(module, name)
+            known = self._named[module, name] = Global(module, name)
         self._push(known)
 
     def _global_lines(self) -> None:
@@ -381,7 +388,15 @@ class Reader:
         made = self._plain_call(callee, args) if isinstance(callee, Global) else ABSENT
         if made is ABSENT:
             made = self._reduce(callee, args)
-        self._push(Object("reduce", callee, args) if made is ABSENT else made)
+        if made is ABSENT:
+            self._push_made("reduce", callee, args)
+        else:
+            self._push(made)
+
+    def _push_made(self, how: str, callee: Any, args: tuple[Any, ...]) -> None:
+        made = Object(how, callee, args)
+        self.made.append(made)
+        self._push(made)
 
     def _plain_call(self, callee: Global, args: tuple[Any, ...]) -> Any:
         """The containers and byte strings that protocol 2 can only spell as calls."""
@@ -422,18 +437,18 @@ class Reader:
         callee = self._stack.pop()
         if not isinstance(callee, Global | Object) or not isinstance(args, tuple):
             self._fail(f"makes an object of {_kind(callee)} with {_kind(args)}")
-        self._push(Object(how, callee, args))
+        self._push_made(how, callee, args)
 
     def _inst(self) -> None:
         self._global_lines()
         callee = self._stack.pop()
-        self._push(Object("obj", callee, tuple(self._pop_mark())))
+        self._push_made("obj", callee, tuple(self._pop_mark()))
 
     def _obj(self) -> None:
         args = self._pop_mark()
         if not args:
             self._fail("makes an object of no class")
-        self._push(Object("obj", args[0], tuple(args[1:])))
+        self._push_made("obj", args[0], tuple(args[1:]))
 
     def _build(self) -> None:
         state = self._stack.pop()

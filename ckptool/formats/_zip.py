@@ -233,8 +233,10 @@ def holds_record(file: File, name: str) -> bool:
     return data.startswith(b"PK\1\2") and top + b"/" + name.encode() in data
 
 
-def open_archive(file: File) -> Archive:
+def open_archive(file: File, *, any_layout: bool = False) -> Archive:
     """Read and check the structure of an archive: end, directory and all local headers, but no payload.
+
+    With ANY_LAYOUT it need not be torch's: records stand in any folders, and names keep theirs.
 
     Raises:
         Malformed: it is cut short, contradicts itself, or does what torch.save never does and no reader needs
@@ -242,8 +244,10 @@ def open_archive(file: File) -> Archive:
     """
     count, offset, size = _find_end(file)
     entries = list(_read_directory(file, count, offset, size))
-    top = _common_top(file, [entry.name for entry in entries])
-    members = [_locate(file, entry, offset, len(top) + 1) for entry in entries]
+    names = [entry.name for entry in entries]
+    top = "" if any_layout else _common_top(file, names)
+    _refuse_doubles(file, names)
+    members = [_locate(file, entry, offset, len(top) + (not any_layout)) for entry in entries]
     _check_extents(file, members)
     # Folders have entries of their own in archives that were zipped again. They were checked like the others.
     return Archive(file, top, {m.name: m for m in members if m.name and not m.name.endswith("/")}, offset)
@@ -452,7 +456,7 @@ def name_fault(name: str) -> str | None:
 
 
 def _common_top(file: File, names: list[str]) -> str:
-    """The one folder that holds all records. Whether a name is there twice is settled here, too."""
+    """The one folder that holds all records."""
     quoted = shell_quote(file.path)
     if any(name.startswith("__MACOSX/") for name in names):
         raise _bad(
@@ -474,6 +478,10 @@ def _common_top(file: File, names: list[str]) -> str:
     if len(tops) > 1:
         shown = ", ".join(printable(top, 40) for top in tops[:8])
         raise _bad(file, "its records are in several top folders", f"{len(tops):,} folders: {shown}")
+    return tops[0]
+
+
+def _refuse_doubles(file: File, names: list[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
         # torch ignores case: DATA.PKL can stand in for data.pkl. Of equal names some readers take the last.
@@ -482,7 +490,6 @@ def _common_top(file: File, names: list[str]) -> str:
             both = f"{printable(seen[folded])} and {printable(name)}"
             raise _bad(file, "two records have the same name, and readers disagree on which counts", both)
         seen[folded] = name
-    return tops[0]
 
 
 def _locate(file: File, entry: _Entry, limit: int, skip: int) -> Member:

