@@ -19,6 +19,7 @@ from itertools import pairwise
 
 from .canonical import STATISTICS, Canon, Piece, part_label, squeezed
 from .expression import Shape
+from .series import common, parent, series_of, ways
 from .words import Group, label, numbers, table, words_of
 
 Labels = Sequence[Hashable]
@@ -180,6 +181,7 @@ class _Matcher:
             self._by_hard_words,
             self._by_soft_words,
             self._by_template,
+            self._by_series,
             self._by_roles,
             self._by_numbers,
             self._by_neighbours,
@@ -221,7 +223,8 @@ class _Matcher:
         doubt: str = "",
         doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], str] | None = None,
     ) -> bool:
-        """Split cells by a label. "all": where every label balances; "some": those that do; "one": single pairs."""
+        """Split cells by a label. "all": where every label balances; "some": those that do; "fair": those that do, where
+        the others are on one side only, so that what has no label may be they; "one": single pairs."""
         changed = False
         for targets, sources in self._open() if cells is None else cells:
             by_label: dict[Hashable, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
@@ -232,6 +235,8 @@ class _Matcher:
             if len(by_label) < 2 and not (mode == "one" and by_label):
                 continue
             if mode == "all" and any(len(t) != len(s) for t, s in by_label.values()):
+                continue
+            if mode == "fair" and not _fair(by_label):
                 continue
             for value, (t, s) in by_label.items():
                 if value is None and mode != "all":
@@ -339,7 +344,7 @@ class _Matcher:
         changed = False
         for group in table().groups:
             if group.hard is hard:
-                changed |= self._split("words", partial(_said, group), mode="some" if hard else "all")
+                changed |= self._split("words", partial(_said, group), mode="some" if hard else "fair")
         return changed
 
     def _by_template(self) -> bool:
@@ -365,6 +370,40 @@ class _Matcher:
             ),
             doubt_of=lambda t, s, ts, ss: doubtful.get(_template(t.path), ""),
         )
+
+    def _by_series(self) -> bool:
+        """What is known of other members of a numbered series, and of the series beside it."""
+        sure = [(t.path, s.path) for t, s in self.pair_of.values() if not t.doubts]
+        known = ways(sure)
+        labels: dict[int, Hashable] = {}
+        images = {way.source for way in known.values()}
+        for t in self.targets:
+            for own, number in series_of(t.path):
+                if own in known and t.cell not in self.pair_of:
+                    labels[id(t)] = (known[own].source, known[own](number))
+        for s in self.sources:
+            for series, number in series_of(s.path):
+                if series in images and s.cell not in self.pair_of:
+                    labels[id(s)] = (series, number)
+        if self._split("others of its series", partial(_of, labels), mode="one"):
+            return True
+        beside: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
+        for own, way in known.items():
+            beside[(parent(own), parent(way.source))].add((way.sign, way.offset))
+        for targets, sources in self._open():
+            one, other = common(t.path for t in targets), common(s.path for s in sources)
+            if one is None or other is None or len(targets) != len(sources):
+                continue
+            rules = beside.get((parent(one[0]), parent(other[0])), set())
+            if len(rules) != 1:
+                continue
+            sign, offset = next(iter(rules))
+            numbers = [sign * n + offset for n in one[1]]
+            if set(numbers) == set(other[1]):
+                ranks = {id(u): n for u, n in zip([*targets, *sources], [*numbers, *other[1]], strict=True)}
+                if self._split("the series beside it", partial(_of, ranks), mode="all", cells=[(targets, sources)]):
+                    return True
+        return False
 
     def _by_roles(self) -> bool:
         return self._split("which tensors they hold", lambda u, _: frozenset(u.pieces), mode="all")
@@ -861,6 +900,15 @@ def _natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
         out += [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in pieces]
         out.append((-1, 0, ""))
     return out
+
+
+def _fair(by_label: Mapping[Hashable, tuple[list[Unit], list[Unit]]]) -> bool:
+    """Whether labels of one side that the other does not have can be what has no label there, and both hold as many."""
+    sizes = {value: (len(t), len(s)) for value, (t, s) in by_label.items()}
+    uneven = [pair for value, pair in sizes.items() if value is not None and pair[0] != pair[1]]
+    if sum(t for t, _ in sizes.values()) != sum(s for _, s in sizes.values()):
+        return not uneven and sizes.get(None, (0, 0))[0] == sizes.get(None, (0, 0))[1]
+    return all(0 in pair for pair in uneven) and len({pair[0] == 0 for pair in uneven}) <= 1
 
 
 def _of(labels: Mapping[int, Hashable], unit: Unit, _: bool) -> Hashable:
