@@ -181,6 +181,7 @@ class _Matcher:
             self._by_hard_words,
             self._by_soft_words,
             self._by_template,
+            self._by_tails,
             self._by_series,
             self._by_roles,
             self._by_numbers,
@@ -223,8 +224,11 @@ class _Matcher:
         doubt: str = "",
         doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], str] | None = None,
     ) -> bool:
-        """Split cells by a label. "all": where every label balances; "some": those that do; "fair": those that do, where
-        the others are on one side only, so that what has no label may be they; "one": single pairs."""
+        """Split cells by a label. What balances is split off. MODE says when.
+
+        "some": always; "all": where every label balances; "fair": where the labels that do not are on one side only, so
+        that what has no label on the other may be they; "one": where the label is that of a single pair.
+        """
         changed = False
         for targets, sources in self._open() if cells is None else cells:
             by_label: dict[Hashable, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
@@ -371,6 +375,26 @@ class _Matcher:
             doubt_of=lambda t, s, ts, ss: doubtful.get(_template(t.path), ""),
         )
 
+    def _by_tails(self) -> bool:
+        """Names inside a block, as other blocks settled them: if `conv1` was `first` there, it is here."""
+        for length in (2, 1):
+            there: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
+            back: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
+            for t, s in self.pair_of.values():
+                if not t.doubts and min(len(t.path), len(s.path)) > length:
+                    there[t.path[-length:]].add(s.path[-length:])
+                    back[s.path[-length:]].add(t.path[-length:])
+            sure = {a: b for a, (b, *more) in there.items() if not more and len(back[b]) == 1}
+            sure = {
+                a: b for a, b in sure.items() if not a[-1].isdigit() and not b[-1].isdigit()
+            }  # places in a list move
+            images = set(sure.values())
+            labels = {id(t): sure.get(t.path[-length:]) for t in self.targets}
+            labels |= {id(s): s.path[-length:] if s.path[-length:] in images else None for s in self.sources}
+            if self._split("other blocks", partial(_of, labels)):
+                return True
+        return False
+
     def _by_series(self) -> bool:
         """What is known of other members of a numbered series, and of the series beside it."""
         sure = [(t.path, s.path) for t, s in self.pair_of.values() if not t.doubts]
@@ -394,15 +418,12 @@ class _Matcher:
             one, other = common(t.path for t in targets), common(s.path for s in sources)
             if one is None or other is None or len(targets) != len(sources):
                 continue
-            rules = beside.get((parent(one[0]), parent(other[0])), set())
-            if len(rules) != 1:
-                continue
-            sign, offset = next(iter(rules))
-            numbers = [sign * n + offset for n in one[1]]
-            if set(numbers) == set(other[1]):
-                ranks = {id(u): n for u, n in zip([*targets, *sources], [*numbers, *other[1]], strict=True)}
-                if self._split("the series beside it", partial(_of, ranks), mode="all", cells=[(targets, sources)]):
-                    return True
+            for sign, offset in beside.get((parent(one[0]), parent(other[0])), ()):
+                numbers = [sign * n + offset for n in one[1]]
+                if set(numbers) == set(other[1]):
+                    ranks = {id(u): n for u, n in zip([*targets, *sources], [*numbers, *other[1]], strict=True)}
+                    if self._split("the series beside it", partial(_of, ranks), mode="all", cells=[(targets, sources)]):
+                        return True
         return False
 
     def _by_roles(self) -> bool:
@@ -497,32 +518,28 @@ class _Matcher:
                         )
 
     def _pair_class(self, targets: list[Scope], sources: list[Scope]) -> None:
+        if not targets or not sources:
+            return
         if len(targets) == len(sources) == 1:
             _join_scopes(targets[0], sources[0], "")
             return
         by_words = [partial(_said, group) for group in table().groups if group.hard]
-        ways: list[Callable[[Scope, bool], Hashable]] = [self._parent_label, *by_words, self._scope_name]
-        for labels in ways:
+        labelings: list[Callable[[Scope, bool], Hashable]] = [self._parent_label, *by_words, self._scope_name]
+        for labels in labelings:
             parts: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
             for scope in targets:
                 parts[labels(scope, True)][0].append(scope)
             for scope in sources:
                 parts[labels(scope, False)][1].append(scope)
             good = {k: v for k, v in parts.items() if k is not None and len(v[0]) == len(v[1])}
-            if (
-                len(parts) > 1
-                and good
-                and (
-                    len(targets) != len(sources)
-                    or len(good) + (None in parts and len(parts[None][0]) == len(parts[None][1])) == len(parts)
-                )
-            ):
-                for key, (t, s) in parts.items():
-                    if len(t) == len(s):
-                        if len(targets) != len(sources) and key is None:
-                            continue
-                        self._pair_class(t, s)
-                return
+            if len(parts) < 2 or not good or (len(targets) == len(sources) and not _fair(parts)):
+                continue
+            for t, s in good.values():
+                self._pair_class(t, s)
+            if len(targets) == len(sources):
+                rest = [v for k, v in parts.items() if k not in good]
+                self._pair_class([x for t, _ in rest for x in t], [x for _, s in rest for x in s])
+            return
         if len(targets) != len(sources):
             return
         self._pair_in_order(targets, sources)
@@ -902,7 +919,7 @@ def _natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
     return out
 
 
-def _fair(by_label: Mapping[Hashable, tuple[list[Unit], list[Unit]]]) -> bool:
+def _fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]]) -> bool:
     """Whether labels of one side that the other does not have can be what has no label there, and both hold as many."""
     sizes = {value: (len(t), len(s)) for value, (t, s) in by_label.items()}
     uneven = [pair for value, pair in sizes.items() if value is not None and pair[0] != pair[1]]
