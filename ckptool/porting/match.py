@@ -70,6 +70,9 @@ _SOME = 0.15
 _RANKS = ("execution order of both", "execution order", "registration order", "numbers")
 #: An order of which less than this share agrees says little on its own.
 _LITTLE = 0.6
+#: Share of pairs decided otherwise that must lie in one order on both sides for that order to decide.
+_ORDERED = 0.75
+_MOST_COMPARED = 48
 _MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "running_mean", "weight_hh", "bias")
 
 
@@ -166,6 +169,7 @@ class _Matcher:
         self._cells = len(colours)
         self.pair_of: dict[int, tuple[Unit, Unit]] = {}
         self._credits: dict[str, float] = {}
+        self._places: dict[str, tuple[dict[int, int], ...]] = {}
         self._exact: dict[int, Hashable] | None = None
         own, theirs = (Counter(u.colour for u in units) for units in (self.targets, self.sources))
         self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
@@ -629,6 +633,51 @@ class _Matcher:
             self._credits[name] = sum((a & b).values()) / max(min(sum(a.values()), sum(b.values())), 1)
         return self._credits[name]
 
+    def _agreement(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
+        """How far what is decided by other evidence lies in one order on both sides, around these units: 0 to 1.
+
+        Around them is the innermost pair of scopes that holds all of them. Where all of them are of one series on each
+        side, series alone are compared: lists that stand one after the other are no other order than lists in turns.
+        """
+        places = self._places.get(name)
+        if places is None:
+            _, ts, ss = next(one for one in self._sequences() if one[0] == name)
+            places = self._places[name] = tuple({id(u): n for n, u in enumerate(side)} for side in (ts, ss))
+        around = self._scope_around(targets, sources)
+        step = max(len(around) // _MOST_COMPARED, 1)
+        decided = [
+            (places[0][id(t)], places[1][id(s)], _series(t), _series(s))
+            for t in around[::step]
+            if t.cell in self.pair_of
+            and (s := self.pair_of[t.cell][1])
+            and id(t) in places[0]
+            and id(s) in places[1]
+            and not t.doubts
+            and not any(_is_order(e) for e in t.evidence)
+        ]
+        alike = len({_series(t) for t in targets}) == len({_series(s) for s in sources}) == 1
+        compared = [
+            (a[0] < b[0]) == (a[1] < b[1])
+            for n, a in enumerate(decided)
+            for b in decided[:n]
+            if not alike or (a[2] == b[2] and a[3] == b[3])
+        ]
+        return sum(compared) / len(compared) if compared else 1.0
+
+    def _scope_around(self, targets: list[Unit], sources: list[Unit]) -> list[Unit]:
+        own, theirs = set(map(id, targets)), set(map(id, sources))
+        for scope in self._inner.get(id(targets[0]), ()):
+            partner = scope.partner
+            if partner is not None and own <= set(map(id, scope.units)) and theirs <= set(map(id, partner.units)):
+                return scope.units
+        return self.targets
+
+    def _doubt_of(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> str:
+        """What speaks against a pair that the order NAME made."""
+        if not self._corroborated(t, s, targets, sources) and self._agreement(name, targets, sources) < _ORDERED:
+            return "elsewhere the two sides are stored and used in different orders"
+        return self._against(t, s, targets, sources)
+
     def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> str:
         """A doubt if a credible order gives t and s different places among those that look alike."""
         if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
@@ -650,13 +699,14 @@ class _Matcher:
         for name, targets, sources in self._sequences():
             around = (_neighbours(targets), _neighbours(sources))
             between = f"between the same neighbours in {name}"
-            if self._split(between, partial(self._both_sides, around), mode="one", doubt_of=self._against):
+            doubt = partial(self._doubt_of, name)
+            if self._split(between, partial(self._both_sides, around), mode="one", doubt_of=doubt):
                 return True
             even = [(t, s) for t, s in self._open() if len(t) == len(s)]
             for side, word in ((0, "after"), (1, "before")):
                 near = partial(self._one_side, around, side=side)
                 text = f"{word} the same neighbour in {name}"
-                if self._split(text, near, mode="one", cells=even, doubt_of=self._against):
+                if self._split(text, near, mode="one", cells=even, doubt_of=doubt):
                     return True
         return False
 
@@ -711,6 +761,10 @@ class _Matcher:
                 against = []
             if not against and name != "numbers" and self._credits[name] < _LITTLE and other.get("numbers") != first:
                 doubt = self._against(*pairs[0], targets, sources)
+            if not doubt and name != "numbers" and other.get("numbers") != first:
+                loose = [pair for pair in pairs if not self._corroborated(*pair, targets, sources)]
+                if len(loose) > 1 and self._agreement(name, targets, sources) < _ORDERED:
+                    doubt = "elsewhere the two sides are stored and used in different orders"
             if against and other.get("numbers") != first:
                 doubt = f"{name} and {against[0]} do not agree"
             elif name == "numbers" and not self.ordered and not _same_numbers(targets, sources):
@@ -943,6 +997,13 @@ def _template(path: Sequence[str]) -> tuple[str, ...]:
 def _series(unit: Unit) -> tuple[str, ...]:
     """What a path has in common with those of the same list: everything but its numbers."""
     return tuple(re.sub(r"\d+", "", component) for component in unit.path)
+
+
+def _is_order(evidence: str) -> bool:
+    """Whether a piece of evidence comes from an order."""
+    return evidence.startswith(("between", "after", "before", "follows")) or (
+        evidence in _RANKS and evidence != "numbers"
+    )
 
 
 def _in_use(units: list[Unit]) -> list[Unit]:
