@@ -751,6 +751,8 @@ class _Matcher:
                 votes.append(("numbers", numbered))
             if not votes:
                 continue
+            if votes[-1][0] == "numbers" and self._counted_as_used(targets, sources, votes[-1][1]):
+                votes.insert(0, votes.pop())
             name, ranks = votes[0]
             first = _pairing(targets, sources, ranks)
             other = {n: _pairing(targets, sources, r) for n, r in votes[1:]}
@@ -772,6 +774,11 @@ class _Matcher:
             if self._split(name, partial(_of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt):
                 return True
         return False
+
+    def _counted_as_used(self, targets: list[Unit], sources: list[Unit], numbered: dict[int, int]) -> bool:
+        """Whether the numbers of both sides count one series each, and the model uses its own in their order."""
+        used = [u.used if u.used is not None else u.order for u in sorted(targets, key=lambda u: numbered[id(u)])]
+        return used == sorted(used) and len({_series(u) for u in sources}) == len({_series(u) for u in targets}) == 1
 
     def _by_chain(self) -> bool:
         """In cells with more on one side: what follows a decided pair on both sides, from the front on."""
