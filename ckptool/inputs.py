@@ -64,7 +64,13 @@ def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
         return torch.empty(value.shape, dtype=dtype, device="meta")
     if dtype == torch.bool:
         return torch.ones(value.shape, dtype=dtype)
-    return torch.randint(value.low, max(value.high, value.low + 1, 2), value.shape, dtype=dtype, generator=generator)
+    high = max(value.high, value.low + 1, 2)
+    tokens = torch.randint(value.low, high, value.shape, dtype=dtype, generator=generator)
+    if (
+        tokens.ndim == 2 and high - value.low > 2
+    ):  # a text ends where its highest token is, for code that looks for that
+        tokens.clamp_(max=high - 2)[:, -1] = high - 1
+    return tokens
 
 
 def inputs_text(inputs: Any) -> str:
@@ -77,6 +83,7 @@ def inputs_text(inputs: Any) -> str:
 _TOKENS = re.compile(r"(^|_)(ids?|idx|tokens?|indices|text|src|tgt|words?|sentence|caption|labels?|seq)($|_)")
 _PICTURES = re.compile(r"(^|_)(images?|imgs?|pixel(_values)?|pictures?|frames?|video|photo)($|_)")
 _TIMES = re.compile(r"(^|_)(t|time|times|timesteps?|sigmas?|noise_level|step)($|_)")
+_PLACES = re.compile(r"pos|type|seg|time|rel|wpe")
 _SIZES = (32, 64, 16, 224, 28, 24, 8, 128, 96, 48, 256, 299, 384, 512, 12, 20, 40)
 
 
@@ -123,24 +130,29 @@ def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> It
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """What the layers of a model take: sizes of vocabularies, (dimensions, channels) of convolutions, widths.
+    """What the layers of a model take: entries of tables, those that are no places or kinds of words, (dimensions,
+    channels) of convolutions, widths.
 
     Of convolutions and widths the first that is registered comes first, then those that no other layer gives.
     """
 
     tokens: list[int]
+    words: list[int]
     convolutions: list[tuple[int, int]]
     widths: list[int]
 
 
 def _layers(model: torch.nn.Module) -> _Layers:
     tokens: list[int] = []
+    words: list[int] = []
     convolutions: list[tuple[int, int]] = []
     widths: list[int] = []
     given: set[int] = set()
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding):
             tokens.append(module.num_embeddings)
+            if not _PLACES.search(name.lower()):
+                words.append(module.num_embeddings)
             given.add(module.embedding_dim)
         elif isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d):
             convolutions.append((module.weight.ndim - 2, module.in_channels))
@@ -153,12 +165,13 @@ def _layers(model: torch.nn.Module) -> _Layers:
             given.add(module.out_features)
         elif isinstance(module, torch.nn.RNNBase | torch.nn.RNNCellBase):
             widths.insert(0, module.input_size)
-    if not (tokens or convolutions or widths):  # layers that the model defines itself
-        widths = [n for parameter in model.parameters() if parameter.ndim == 2 for n in parameter.shape]
+    if not (tokens or convolutions):  # layers that the model defines itself
+        own = [n for m in model.modules() for p in m.parameters(recurse=False) if p.ndim == 2 for n in p.shape]
+        widths += own if not isinstance(model, torch.nn.Linear) else []
     first = list(dict.fromkeys(convolutions))
     channels = first[:1] + sorted(first[1:], key=lambda c: (abs(c[1]) in given, abs(c[1]) not in (1, 3, 4)))
     distinct = list(dict.fromkeys(widths))
-    return _Layers(tokens, channels[:4], distinct[:1] + sorted(distinct[1:], key=lambda n: n in given))
+    return _Layers(tokens, words, channels[:4], distinct[:1] + sorted(distinct[1:], key=lambda n: n in given))
 
 
 def _pictures(found: _Layers) -> Iterator[InputSpec]:
@@ -177,8 +190,8 @@ def _pictures(found: _Layers) -> Iterator[InputSpec]:
 def _inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
     """Inputs for the argument NAME: tokens, pictures or vectors, by its name and by the first layers of each kind."""
     found = _layers(model)
-    low = min(found.tokens, default=0)
-    tokens = [InputSpec("int64", (2, n), min(low, 1 << 30)) for n in (12, 8, 16, 4, 77, 32, 64, 10)] if low else []
+    highs = dict.fromkeys(min(n, 1 << 30) for n in (min(found.words, default=0), min(found.tokens, default=0)) if n)
+    tokens = [InputSpec("int64", (2, n), high) for high in highs for n in (12, 8, 16, 4, 77, 32, 64, 10)]
     pictures = list(_pictures(found))
     size = getattr(getattr(model, "config", None), "image_size", None)
     channels_of = getattr(getattr(model, "config", None), "num_channels", 3)
