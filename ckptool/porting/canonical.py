@@ -426,9 +426,7 @@ def _split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         if label and p.role == "weight" and len(p.shape) >= 2:
             rows[label][p.shape] += 1
     for weight, kind in fused:
-        layout = weight.entry.notes.get("layout", ("", 0)) if one.is_target else ("", 0)
-        if layout == ("maybe heads", len(kind.parts)):
-            layout = ("block", 0)
+        layout, heads = layout_of(weight.entry, len(kind.parts)) if one.is_target else ("", 0)
         rest = weight.shape[1:]
         apart = any(
             rows[label][_of_rows(size, rest)] for label in kind.parts for size in _part_sizes(weight, kind, rows) or ()
@@ -442,9 +440,8 @@ def _split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         alike = all(theirs[_of_rows(size, rest)] >= 1 for size in sizes)
         if not alike and not whole:
             continue
-        heads = layout[1] if layout[0] == "heads" else 0
         mha = weight.entry.module == "MultiheadAttention"
-        doubtful = not (kind.sure or mha or layout[0] in ("block", "heads"))
+        doubtful = not (kind.sure or mha or layout)
         if not one.is_target and doubtful:
             heads = _heads_of(other) or heads
         _take_apart(one, weight, kind.parts, sizes, heads, doubtful)
@@ -462,18 +459,34 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
             return False
         target = weight if one.is_target else rival
         source_kind = theirs if one.is_target else kind
-        if target.entry.notes.get("layout", ("", 0))[0] == "heads" and source_kind.sure:
+        if layout_of(target.entry, len(source_kind.parts))[0] == "heads" and source_kind.sure:
             return True
     return False
 
 
+def layout_of(entry: Entry, parts: int) -> tuple[str, int]:
+    """How the forward pass takes a projection of so many PARTS apart: ("block", 0), ("heads", how many), or ("", 0)."""
+    kind, inner = entry.notes.get("layout", ("", ()))
+    if kind == "block" or (inner and inner[0] == parts != inner[1]):
+        return "block", 0
+    if len(inner) == 3 and inner[1] == parts != inner[0]:
+        return "heads", inner[0]
+    if len(inner) == 2 and inner[0] == parts:
+        return "block", 0
+    if len(inner) == 2 and inner[1] % parts == 0:  # what is cut into heads first holds its parts inside of each
+        return "heads", inner[0]
+    return "", 0
+
+
+def heads_of(entry: Entry) -> int:
+    """How many attention heads the forward pass makes of what a projection gives, or 0."""
+    kind, inner = entry.notes.get("layout", ("", ()))
+    return inner[0] if kind == "grouped" and len(inner) == 2 else 0
+
+
 def _heads_of(canon: Canon) -> int:
     """How many attention heads the code of a model has, as its forward pass shows for separate projections."""
-    found = Counter(
-        p.entry.notes["layout"][1]
-        for p in canon.pieces.values()
-        if part_label(p.path) == "q" and p.entry.notes.get("layout", ("", 0))[0] == "maybe heads"
-    )
+    found = Counter(heads_of(p.entry) for p in canon.pieces.values() if part_label(p.path) == "q" and heads_of(p.entry))
     return found.most_common(1)[0][0] if found else 0
 
 

@@ -381,20 +381,33 @@ class _Matcher:
 
     def _by_tails(self) -> bool:
         """Names inside a block, as other blocks settled them: if `conv1` was `first` there, it is here."""
-        for length in (2, 1):
-            there: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
-            back: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
-            for t, s in self.pair_of.values():
-                if not t.doubts and min(len(t.path), len(s.path)) > length:
-                    there[t.path[-length:]].add(s.path[-length:])
-                    back[s.path[-length:]].add(t.path[-length:])
-            sure = {a: b for a, (b, *more) in there.items() if not more and len(back[b]) == 1}
-            sure = {
-                a: b for a, b in sure.items() if not a[-1].isdigit() and not b[-1].isdigit()
-            }  # places in a list move
-            images = set(sure.values())
-            labels = {id(t): sure.get(t.path[-length:]) for t in self.targets}
-            labels |= {id(s): s.path[-length:] if s.path[-length:] in images else None for s in self.sources}
+        beside: dict[bool, dict[tuple[object, ...], set[str]]] = {}
+        for is_target, units in ((True, self.targets), (False, self.sources)):
+            names = beside[is_target] = defaultdict(set)
+            for u in units:
+                names[(u.path[:-1], len(u.main.shape))].add(u.path[-1])
+
+        def company(u: Unit, is_target: bool) -> Hashable:
+            return frozenset(beside[is_target][(u.path[:-1], len(u.main.shape))])
+
+        sure = [
+            (t, s)
+            for t, s in self.pair_of.values()
+            if not t.doubts and min(len(t.path), len(s.path)) > 1
+            if not t.path[-1].isdigit() and not s.path[-1].isdigit()  # places in a list move
+        ]
+        for own, theirs in ((True, False), (False, True)):  # of other company on both sides nothing is learned
+            there: dict[Hashable, set[Hashable]] = defaultdict(set)
+            back: dict[Hashable, set[Hashable]] = defaultdict(set)
+            names_t = {id(u): (u.path[-1], company(u, True) if own else None) for u in self.targets}
+            names_s = {id(u): (u.path[-1], company(u, False) if theirs else None) for u in self.sources}
+            for t, s in sure:
+                there[names_t[id(t)]].add(names_s[id(s)])
+                back[names_s[id(s)]].add(names_t[id(t)])
+            known = {a: b for a, (b, *more) in there.items() if not more and len(back[b]) == 1}
+            images = set(known.values())
+            labels = {i: known.get(name) for i, name in names_t.items()}
+            labels |= {i: name if name in images else None for i, name in names_s.items()}
             if self._split("other blocks", partial(_of, labels)):
                 return True
         return False
@@ -528,7 +541,12 @@ class _Matcher:
             _join_scopes(targets[0], sources[0], "")
             return
         by_words = [partial(_said, group) for group in table().groups if group.hard]
-        labelings: list[Callable[[Scope, bool], Hashable]] = [self._parent_label, *by_words, self._scope_name]
+        labelings: list[Callable[[Scope, bool], Hashable]] = [
+            self._parent_label,
+            *by_words,
+            self._scope_name,
+            self._scope_numbers,
+        ]
         for labels in labelings:
             parts: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
             for scope in targets:
@@ -595,6 +613,9 @@ class _Matcher:
 
     def _scope_name(self, scope: Scope, is_target: bool) -> Hashable:
         return scope.path
+
+    def _scope_numbers(self, scope: Scope, is_target: bool) -> Hashable:
+        return numbers(scope.path) or None
 
     def _by_scope(self) -> bool:
         """Being inside a pair of scopes, the innermost that is known."""

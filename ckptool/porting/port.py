@@ -11,7 +11,7 @@ from typing import Any
 
 from ..signature import Signature
 from . import expression as ex
-from .canonical import STATISTICS, Canon, Piece, canonical, part_label, reconcile, squeezed, substituted, turn
+from .canonical import STATISTICS, Canon, Piece, canonical, heads_of, part_label, reconcile, squeezed, substituted, turn
 from .expression import Expr, Shape
 from .mapping import Entry, Mapping
 from .match import Matching, Unit, _Matcher, _related, _similarity, hard_conflict
@@ -401,7 +401,7 @@ class _Filler:
             if which not in ("q", "k") or hole.endswith(("norm|weight", "norm|bias")):
                 continue
             piece = t.pieces[hole.rpartition("|")[2]]
-            heads = _heads(t)
+            heads = heads_of(t.main.entry)
             theirs = table().rotary.get(cut(s.path[-1]))
             theirs_kind = {"half": "half", "interleaved": "interleaved"}.get(
                 str(next((k for words, k in table().rotary.items() if cut(s.path[-1]) == words), theirs))
@@ -570,11 +570,6 @@ def _swapped(names: MappingOf[str, str], key: str) -> str:
 def label_of(unit: Unit, group: str) -> str | None:
     """What a unit's name says in the group of that name."""
     return next(label(g, unit.words) for g in table().groups if g.name == group)
-
-
-def _heads(t: Unit) -> int:
-    layout = t.main.entry.notes.get("layout", ("", 0))
-    return layout[1] if layout[0] in ("maybe heads", "heads") else 0
 
 
 def _evidence_text(t: Unit, s: Unit) -> str:
