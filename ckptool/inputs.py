@@ -201,6 +201,8 @@ def _inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[Input
     for width in found.widths[:5]:
         plain += [InputSpec("float32", (2, width)), InputSpec("float32", (2, 12, width))]
         plain += [InputSpec("float32", (2, width, 8, 8)), InputSpec("float32", (2, width, 12))] if among == 1 else []
+    for width in found.widths[:2] if among == 1 else ():  # code may cut what it takes in two
+        plain += [InputSpec("float32", (2, 2 * width)), InputSpec("float32", (2, 12, 2 * width))]
     if not found.convolutions and not tokens:  # pictures may be cut into patches for a linear layer
         plain += [InputSpec("float32", (2, c, n, n)) for c in (3, 1) for n in _SIZES]
     pictures = list(dict.fromkeys(pictures))

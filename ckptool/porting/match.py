@@ -586,7 +586,8 @@ class _Matcher:
         if not votes:
             return
         chosen = votes[0]
-        agree = all(vote == chosen for vote in votes) or (len(votes) == 3 and votes[0] in votes[1:])
+        only_registered = len(votes) == 1 and numbered is None and not self.traced
+        agree = not only_registered and all(vote == chosen for vote in votes) or (len(votes) == 3 and votes[0] in votes[1:])
         if not agree and numbered is not None and _same_numbers(targets, sources):
             agree = True
         if not agree:
