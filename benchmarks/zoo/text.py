@@ -13,7 +13,7 @@ from . import by_name, pair
 
 
 def attend(q: Any, k: Any, v: Any, heads: int, bias: Any = None) -> Any:
-    n, t, d = q.shape
+    n, t, _d = q.shape
     q, k, v = (x.view(n, x.shape[1], heads, -1).transpose(1, 2) for x in (q, k, v))
     s = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     if bias is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from typing import Any
 
@@ -127,7 +128,7 @@ class _NextA(nn.Module):
     def __init__(self, dims: tuple[int, ...] = (8, 16)) -> None:
         super().__init__()
         self.downsample_layers = nn.ModuleList([nn.Sequential(nn.Conv2d(3, dims[0], 4, 4), _NextNormA(dims[0]))])
-        for i, o in zip(dims, dims[1:], strict=False):
+        for i, o in itertools.pairwise(dims):
             self.downsample_layers.append(nn.Sequential(_NextNormA(i), nn.Conv2d(i, o, 2, 2)))
         self.stages = nn.ModuleList([nn.Sequential(*[_NextBlockA(d) for _ in range(2)]) for d in dims])
         self.norm, self.head = nn.LayerNorm(dims[-1], eps=1e-6), nn.Linear(dims[-1], 9)
@@ -302,8 +303,7 @@ class _WideB(nn.Module):
         self.entry = nn.Conv2d(3, 4, 3, 1, 1, bias=False)
         widths = [4, 8, 16, 32]
         self.groups = nn.ModuleList(
-            nn.ModuleList([_PreB(i, o, 1 if i == 4 else 2), _PreB(o, o, 1)])
-            for i, o in zip(widths, widths[1:], strict=False)
+            nn.ModuleList([_PreB(i, o, 1 if i == 4 else 2), _PreB(o, o, 1)]) for i, o in itertools.pairwise(widths)
         )
         self.final, self.out = nn.BatchNorm2d(32), nn.Linear(32, 5)
 

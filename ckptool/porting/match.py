@@ -587,7 +587,9 @@ class _Matcher:
             return
         chosen = votes[0]
         only_registered = len(votes) == 1 and numbered is None and not self.traced
-        agree = not only_registered and all(vote == chosen for vote in votes) or (len(votes) == 3 and votes[0] in votes[1:])
+        agree = (not only_registered and all(vote == chosen for vote in votes)) or (
+            len(votes) == 3 and votes[0] in votes[1:]
+        )
         if not agree and numbered is not None and _same_numbers(targets, sources):
             agree = True
         if not agree:
@@ -678,6 +680,8 @@ class _Matcher:
             and not any(_is_order(e) for e in t.evidence)
         ]
         alike = len({_series(t) for t in targets}) == len({_series(s) for s in sources}) == 1
+        if name == "execution order" and _counted_as_stored(sources):
+            return 1.0  # what is numbered in the order in which it is stored is used in that order
         compared = [
             (a[0] < b[0]) == (a[1] < b[1])
             for n, a in enumerate(decided)
@@ -1026,6 +1030,12 @@ def _template(path: Sequence[str]) -> tuple[str, ...]:
 def _series(unit: Unit) -> tuple[str, ...]:
     """What a path has in common with those of the same list: everything but its numbers."""
     return tuple(re.sub(r"\d+", "", component) for component in unit.path)
+
+
+def _counted_as_stored(sources: list[Unit]) -> bool:
+    """Whether these are of one series and stored in the order of their numbers."""
+    stored = [u.numbers for u in sorted(sources, key=lambda u: u.order)]
+    return len({_series(u) for u in sources}) == 1 and all(a < b for a, b in pairwise(stored))
 
 
 def _is_order(evidence: str) -> bool:
