@@ -232,7 +232,16 @@ class _Parser:
 
 
 def write_metadata(items: Sequence[Item]) -> bytes:
-    """The bytes of `.metadata` for ITEMS."""
+    """The bytes of `.metadata` for ITEMS. Equal texts are one object in it, so that equal items give equal bytes."""
+    texts: dict[str, str] = {}
+    sizes: dict[tuple[int, ...], Object] = {}
+
+    def one(text: str) -> str:
+        return texts.setdefault(text, text)
+
+    def size(numbers: tuple[int, ...]) -> Object:
+        return sizes.setdefault(numbers, Object("reduce", Global("torch", "Size"), (numbers,)))
+
     entries: list[tuple[Any, Any]] = []
     places: list[tuple[Any, Any]] = []
     layout = Object("reduce", Global("torch.serialization", "_get_layout"), ("torch.strided",))
@@ -240,11 +249,11 @@ def write_metadata(items: Sequence[Item]) -> bytes:
     for item in items:
         indexed = item.dtype is not None
         for number, box in enumerate(item.boxes):
-            index = {"fqn": item.name, **({"offset": _size(box.offsets), "index": number} if indexed else {})}
-            place = {"relative_path": box.slice.file, "offset": box.slice.offset, "length": box.slice.length}
+            index = {"fqn": one(item.name), **({"offset": size(box.offsets), "index": number} if indexed else {})}
+            place = {"relative_path": one(box.slice.file), "offset": box.slice.offset, "length": box.slice.length}
             places.append((_made("MetadataIndex", index), _made(_STORAGE_INFO, place)))
         if item.dtype is None:
-            entries.append((item.name, _made("BytesStorageMetadata", {})))
+            entries.append((one(item.name), _made("BytesStorageMetadata", {})))
             continue
         properties = Object(
             "newobj",
@@ -253,17 +262,22 @@ def write_metadata(items: Sequence[Item]) -> bytes:
             [("state", (Global("torch", item.dtype.name), layout, item.requires_grad, memory_format, False))],
         )
         chunks = [
-            _made("ChunkStorageMetadata", {"offsets": _size(box.offsets), "sizes": _size(box.sizes)})
+            _made("ChunkStorageMetadata", {"offsets": size(box.offsets), "sizes": size(box.sizes)})
             for box in item.boxes
         ]
-        fields = {"properties": properties, "size": _size(item.shape), "chunks": List(chunks)}
-        entries.append((item.name, _made("TensorStorageMetadata", fields)))
+        fields = {"properties": properties, "size": size(item.shape), "chunks": List(chunks)}
+        entries.append((one(item.name), _made("TensorStorageMetadata", fields)))
+    paths: list[tuple[Any, Any]] = [
+        (one(item.name), tuple(one(part) if isinstance(part, str) else part for part in item.path))
+        for item in items
+        if item.path is not None
+    ]
     storage_meta = {"checkpoint_id": None, "save_id": None, "load_id": None, "modules": List([])}
     root = _made(
         "Metadata",
         {
             "state_dict_metadata": Dict(entries),
-            "planner_data": Dict([(item.name, item.path) for item in items]),
+            "planner_data": Dict(paths),
             "storage_data": Dict(places),
             "storage_meta": _made("StorageMeta", storage_meta),
             "version": "1.0.0",
@@ -276,10 +290,6 @@ def _made(record: str | Global, fields: dict[str, Any]) -> Object:
     """A record with its attributes, as pickle makes one."""
     named = Global(_RECORDS, record) if isinstance(record, str) else record
     return Object("newobj", named, (), [("state", Dict(list(fields.items())))] if fields else [])
-
-
-def _size(sizes: tuple[int, ...]) -> Object:
-    return Object("reduce", Global("torch", "Size"), (sizes,))
 
 
 def _no_storages(storage: object) -> NoReturn:

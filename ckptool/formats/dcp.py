@@ -246,7 +246,11 @@ def _noted(folder: Folder, file: File, root: Dict) -> tuple[Dict, dict[str, str]
                     node.attributes = Dict([("_metadata", Dict(entries, ordered=True))])
         return root, {str(key): str(value) for key, value in note["metadata"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return root, {}
+        raise Malformed(
+            "is damaged: ckptool notes there what .metadata cannot say",
+            where=note_file.path,
+            hint="without this file the folder is read as torch reads it",
+        ) from None
 
 
 def _at(root: Any, path: list[str | int]) -> Any:
