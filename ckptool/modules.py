@@ -205,5 +205,8 @@ def find_modules(root: Any) -> list[PickledModule]:
             if any(view.tensors for view in _views(node)):
                 found.append(PickledModule(node, trail))
             continue
-        pending.extend(reversed([((trail, part), child) for part, child in children(node)]))
+        inner = [
+            ((trail, part), child) for part, child in children(node) if isinstance(child, Dict | List | Object | tuple)
+        ]
+        pending.extend(reversed(inner))
     return found

@@ -42,6 +42,7 @@ _WRITING: tuple[Callable[[Any], Any], ...] = (
     click.argument("target", type=FileName(), metavar="OUT", required=False),
     click.option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write, in place of OUT."),
     click.option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`)."),
+    click.option("--for", "for_torch", metavar="TORCH", help="Refuse what a version cannot load (torch==1.6)."),
     click.option("--in-place", is_flag=True, help="Replace IN, once the new file is whole."),
     click.option("--backup", metavar="SUFFIX", help="Keep what OUT was under its name with SUFFIX."),
     click.option("--overwrite", is_flag=True, help="Allow OUT to exist."),

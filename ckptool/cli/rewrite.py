@@ -1,6 +1,6 @@
 """The commands that rewrite a checkpoint. `convert` is the engine; the others are its everyday short forms.
 
-Passes run in one order, whatever the order typed: extract, unwrap, strip, rename, add, select, drop, to-dense,
+Passes run in one order, whatever the order typed: extract, clean, unwrap, strip, rename, add, select, drop, to-dense,
 dequantize, map-location.
 So patterns of `--rename` see keys without wrappers and prefixes, and those of `--select` and `--drop` see the keys that
 will be written.
@@ -42,11 +42,14 @@ class Passes:
     map_location: Sequence[str] = ()
     to_dense: bool = False
     dequantize: bool = False
+    clean: bool = False
 
     def run(self, ckpt: Checkpoint, at: str | None, missing: passes.Missing) -> Checkpoint:
         """The passes in their order, without `map_location`, which touches no key."""
         if self.extract:
             ckpt, at = passes.extract(ckpt, at=at), None
+        if self.clean:
+            ckpt = passes.clean(ckpt)
         if self.unwrap:
             ckpt = passes.unwrap(ckpt, at=at, missing=missing)
         if self.strip_prefix is not None or self.strip_first:
@@ -112,6 +115,7 @@ def rewrite(
         format=options["format_"],
         allow_loss=options["allow_loss"],
         keep_objects=options["keep_objects"],
+        for_torch=options["for_torch"],
         max_shard_size=max_shard_size,
         variant=variant,
     )
@@ -326,3 +330,19 @@ def extract_weights(**options: Any) -> None:
     ckptool extract-weights gan.pt -o generator.safetensors --at generator
     """
     rewrite(Passes(extract=True), "extract-weights", options)
+
+
+@click.command()
+@writing_options
+def clean(**options: Any) -> None:
+    """Write a copy that torch.load(weights_only=True) loads: tensors and plain data, and nothing else.
+
+    Paths become text; Namespaces, OmegaConf and other objects with attributes become dicts; numpy arrays become
+    tensors; whole pickled models become their state dicts; functions and what would have to be run are left out. Each
+    change is listed, and nothing in the file is run.
+
+    \b
+    ckptool clean last.ckpt clean.ckpt
+    ckptool clean yolo.pt clean.pt --dry-run
+    """
+    rewrite(Passes(clean=True), "clean", options)

@@ -29,7 +29,7 @@ from . import (
 )
 from ._folder import is_part, left_beside, may_go
 from ._foreign import describe
-from ._refusals import live_objects, loss_of_content
+from ._refusals import live_objects, loss_of_content, require_readable
 from .base import AnyFormat, Draft, FolderFormat, Format, Split
 
 #: In the order in which they are tried.
@@ -233,6 +233,7 @@ def plan(
     format: str | None = None,
     allow_loss: bool = False,
     keep_objects: bool = False,
+    for_torch: str | None = None,
     max_shard_size: int | str | None = None,
     variant: str | None = None,
 ) -> Plan:
@@ -244,12 +245,14 @@ def plan(
         format: name of the format.
         allow_loss: accept that the format cannot hold all content.
         keep_objects: write objects of any class back to a pickle as they came.
+        for_torch: "torch==1.6" refuses what that version cannot load.
         max_shard_size: bytes of tensors in each file of a directory, as a number or as "5GB", "500MB". Without it, what
             is sharded stays as it is divided, and what is not is divided by 5 GB.
         variant: a word in the file names of sharded weights: "fp16".
 
     Raises:
-        CannotCarry: content would be lost, or an object would be written that may run code when it is loaded.
+        CannotCarry: content would be lost, an object would be written that may run code when it is loaded, or
+            FOR_TORCH cannot load it.
     """
     if not isinstance(ckpt, Checkpoint):
         from ..model import from_torch
@@ -266,6 +269,8 @@ def plan(
             where=ckpt.where,
             hint=f"ckptool extract-weights {shell_quote(printable(ckpt.where))} {out} takes the weights out of it",
         )
+    if for_torch is not None:
+        require_readable(ckpt, chosen, for_torch)
     ckpt = settle_ties(ckpt)
     try:
         draft = chosen.draft(ckpt) if isinstance(chosen, Format) else chosen.draft(ckpt, split)
@@ -300,6 +305,7 @@ def save(
     backup: str | None = None,
     allow_loss: bool = False,
     keep_objects: bool = False,
+    for_torch: str | None = None,
     max_shard_size: int | str | None = None,
     variant: str | None = None,
     progress: Callable[[int], None] | None = None,
@@ -309,7 +315,7 @@ def save(
     The file that the checkpoint came from may be the target: it is replaced when the new one is complete and on disk.
 
     Args:
-        ckpt, path, format, allow_loss, keep_objects, max_shard_size, variant: see `plan`.
+        ckpt, path, format, allow_loss, keep_objects, for_torch, max_shard_size, variant: see `plan`.
         overwrite: allow PATH to exist.
         backup: suffix under which an old PATH is kept.
         progress: called with the number of bytes, each time some were written.
@@ -327,6 +333,7 @@ def save(
         format=format,
         allow_loss=allow_loss,
         keep_objects=keep_objects,
+        for_torch=for_torch,
         max_shard_size=max_shard_size,
         variant=variant,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..checkpoint import Checkpoint
 from ..errors import CannotCarry, printable
 from ..files import beside, shell_quote
+from ..vintage import impossible, parse_target
 from .base import AnyFormat
 
 #: Kind of tensor -> the option that makes dense ones of it.
@@ -44,3 +45,27 @@ def live_objects(ckpt: Checkpoint, objects: dict[str, int]) -> CannotCarry:
         + ([f"… and {len(named) - 12:,} more classes"] if len(named) > 12 else []),
         hint="; ".join(ways),
     )
+
+
+def require_readable(ckpt: Checkpoint, chosen: AnyFormat, for_torch: str) -> None:
+    """Refuse what a version of torch cannot load. Other programs read safetensors files, whatever the torch.
+
+    Raises:
+        CannotCarry: something is younger than that version.
+        RuleError: FOR_TORCH is no version.
+    """
+    version = parse_target(for_torch)
+    lines = impossible(ckpt.root, version, zipped=chosen.name != "torch-legacy") if chosen.pickles else []
+    if lines:
+        kinds = {other.kind.split("_")[0] for _, other in ckpt.other_tensors()}
+        ways = [f"{option} makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
+        if lines[0].startswith("the zip archive"):
+            ways.insert(0, "-t legacy writes what every torch reads")
+        if any("numpy" in line for line in lines):
+            ways.append("ckptool clean makes tensors of numpy arrays")
+        raise CannotCarry(
+            f"torch {version[0]}.{version[1]} cannot load all of it:",
+            where=ckpt.where,
+            evidence=lines,
+            hint="; ".join(ways) or None,
+        )
