@@ -27,6 +27,8 @@ _HOMES = {
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
     ),
+    **dict.fromkeys(("cast", "untie", "compact", "average"), "values"),
+    "slim": "slimming",
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
@@ -72,7 +74,9 @@ if TYPE_CHECKING:
     from .porting import Mapping, load_into, read_mapping, transfer
     from .reports.diff import Diff, diff
     from .reports.scan import Scan, scan
+    from .slimming import slim
     from .tensor import LazyTensor, Storage
+    from .values import average, cast, compact, untie
 
 
 def __getattr__(name: str) -> Any:
@@ -115,7 +119,10 @@ __all__ = [
     "Unwritable",
     "__version__",
     "add_prefix",
+    "average",
+    "cast",
     "clean",
+    "compact",
     "dequantize",
     "detect",
     "diff",
@@ -132,8 +139,10 @@ __all__ = [
     "save",
     "scan",
     "select",
+    "slim",
     "strip_prefix",
     "to_dense",
     "transfer",
+    "untie",
     "unwrap",
 ]

@@ -18,7 +18,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -231,6 +231,15 @@ class Source(Protocol):
         """All bytes, in order, in pieces of bounded size."""
 
 
+@runtime_checkable
+class Computed(Source, Protocol):
+    """A source whose values are computed when they are read: worth several threads, each with STEP bytes at a time."""
+
+    @property
+    def step(self) -> int:
+        """Bytes of a piece."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileRange:
     """LENGTH bytes of FILE from OFFSET."""
@@ -314,6 +323,20 @@ class Crc32Of:
 
 
 Piece = Source | Crc32Of
+
+
+def nested(source: object) -> Iterator[object]:
+    """SOURCE, and all sources and files that it is computed from, once each."""
+    pending, seen = [source], set()
+    while pending:
+        one = pending.pop()
+        if isinstance(one, tuple | list):
+            pending.extend(reversed(one))
+        elif id(one) not in seen and (isinstance(one, File) or (is_dataclass(one) and not isinstance(one, type))):
+            seen.add(id(one))
+            yield one
+            if is_dataclass(one):
+                pending.extend(getattr(one, field.name) for field in reversed(fields(one)))
 
 
 def crc32(source: Source) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..casting import tallies_in
 from ..checkpoint import Checkpoint, map_storages
 from ..directories import check_folder, replacing_folder
 from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, printable
@@ -357,20 +358,25 @@ def write(
     backup: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Carry out a plan. Returns what a person should know: whether a run that was cut off was taken up.
+    """Carry out a plan. Returns what a person should know: whether a run that was cut off was taken up, and how many
+    values casts changed beyond rounding.
 
     Raises:
         OutputExists, Unwritable: the target may not be, or cannot be, written.
     """
     pieces, folder = planned.draft.pieces, planned.draft.folder
+    tallies = tallies_in([pieces, *folder.values()])
+    for tally in tallies:
+        tally.clear()
     if folder:
-        return replacing_folder(
+        notes = replacing_folder(
             planned.path, folder, overwrite=overwrite, backup=backup, replaced=planned.replaced, progress=progress
         )
+        return notes + [line for tally in tallies for line in tally.lines()]
     mode = next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)  # as cp does
     with replacing(planned.path, size=planned.nbytes, overwrite=overwrite, backup=backup, mode=mode) as out:
         write_pieces(out, pieces, progress)
-    return []
+    return [line for tally in tallies for line in tally.lines()]
 
 
 def settle_ties(ckpt: Checkpoint) -> Checkpoint:
