@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .dtypes import ALL, BY_NAME, DType
 from .errors import RuleError, counted, printable
-from .files import Source, nested
+from .files import Joined, Piece, Source, is_computed, nested
 
 if TYPE_CHECKING:
     import numpy as np
@@ -171,9 +171,10 @@ def _count(single: Array, dtype: DType) -> tuple[int, int, int]:
     return over, under, nan
 
 
-def tallies_in(sources: Iterable[object]) -> list[Tally]:
-    """The tallies of the casts that SOURCES are computed from, once each."""
-    found = (inner for source in sources for inner in nested(source) if isinstance(inner, Cast))
+def tallies_in(pieces: Iterable[Piece]) -> list[Tally]:
+    """The tallies of the casts that PIECES are computed from, once each."""
+    computed = (piece for piece in pieces if is_computed(piece) or isinstance(piece, Joined))
+    found = (inner for piece in computed for inner in nested(piece) if isinstance(inner, Cast))
     return list({id(cast.tally): cast.tally for cast in found}.values())
 
 

@@ -4,7 +4,7 @@
     passes:
     - strip-prefix: module.
     - rename: [features=backbone, 'classifier.{}=head.{}']
-    - cast: {to: bfloat16, keep: ['{...}norm{...}']}
+    - cast: {to: bfloat16, keep: [re:norm]}
     - map-location: cpu
 
 The passes run in the order in which they are listed. Values are what the options of `ckptool convert` take; `true` for

@@ -14,10 +14,9 @@ from typing import Any
 from .casting import Cast, Tally, convert, floating, numpy_type
 from .checkpoint import Checkpoint, StateDict
 from .dtypes import UINT8, DType
-from .errors import CannotCarry, NoMatch, RuleError, counted, printable
+from .errors import CannotCarry, RuleError, counted, printable
 from .files import Source, shell_quote
-from .keys import Pattern
-from .passes import Missing, extract
+from .passes import Missing, extract, patterns_for
 from .tensor import LazyTensor, Storage, contiguous_stride, little_endian
 from .tree import rebuild, walk, with_entries
 
@@ -48,12 +47,7 @@ def cast(
     """
     new = floating(dtype)
     weights = ckpt.state_dict(at)
-    patterns = [Pattern.parse(text) for text in ([keep] if isinstance(keep, str) else keep)]
-    for pattern in patterns:
-        if missing == "error" and not any(pattern.matches(key) for key in weights):
-            raise NoMatch(
-                f"no key matches '{printable(pattern.text)}'", where=ckpt.where, hint="--if-present allows it"
-            )
+    patterns = patterns_for(weights, keep, ckpt, missing)
     tensors = weights.tensors
     kept = {t.storage.identity for key, t in tensors.items() if any(pattern.matches(key) for pattern in patterns)}
     seen: dict[int, set[DType]] = defaultdict(set)
@@ -181,9 +175,7 @@ def _part(storage: Storage, low: int, high: int) -> Storage:
 # -- several checkpoints
 
 
-def average(
-    ckpts: Sequence[Checkpoint], *, weights: Sequence[float] | None = None, at: str | None = None
-) -> Checkpoint:
+def average(ckpts: Sequence[Checkpoint], *, ratios: Sequence[float] | None = None, at: str | None = None) -> Checkpoint:
     """The mean of the weights of several checkpoints (of a run, or of runs from one start).
 
     Floating point and complex tensors are summed in float64, and rounded to their own type at the end (as casts do it).
@@ -192,14 +184,14 @@ def average(
 
     Args:
         ckpts: at least one.
-        weights: of the mean, one for each; they are divided by their sum. None: all the same.
+        ratios: how much each counts, divided by their sum. None: all the same.
         at: path of the state dict in each.
 
     Raises:
-        RuleError: the numbers of WEIGHTS and checkpoints differ, or they sum to 0.
+        RuleError: the numbers of RATIOS and checkpoints differ, or they sum to 0.
         CannotCarry: keys, shapes or types differ.
     """
-    factors = _factors(len(ckpts), weights)
+    factors = _factors(len(ckpts), ratios)
     taken = [ckpt.state_dict(at) for ckpt in ckpts]
     last = taken[-1]
     for ckpt, other in zip(ckpts, taken, strict=True):
@@ -221,21 +213,21 @@ def average(
         else:
             entries.append((key, value))
     done = extract(replace(with_other_entries(ckpts[-1], last, entries), history=()), at=last.path)
-    of = f" weighted {', '.join(f'{factor:.4g}' for factor in factors)}" if weights is not None else ""
+    of = f" weighted {', '.join(f'{factor:.4g}' for factor in factors)}" if ratios is not None else ""
     line = f"average of {counted(len(ckpts), 'checkpoint')}{of}: {count:,} of {len(last.tensors):,} tensors"
     return done.noting(line, *(["note: the others are those of the last"] if count < len(last.tensors) else []))
 
 
-def _factors(count: int, weights: Sequence[float] | None) -> tuple[float, ...]:
+def _factors(count: int, ratios: Sequence[float] | None) -> tuple[float, ...]:
     if not count:
         raise RuleError("there is nothing to average")
-    weights = [1.0] * count if weights is None else [float(weight) for weight in weights]
-    total = sum(weights)
-    if len(weights) != count:
-        raise RuleError(f"{counted(len(weights), 'weight')} for {counted(count, 'checkpoint')}", where="--weights")
+    ratios = [1.0] * count if ratios is None else [float(ratio) for ratio in ratios]
+    total = sum(ratios)
+    if len(ratios) != count:
+        raise RuleError(f"{counted(len(ratios), 'ratio')} for {counted(count, 'checkpoint')}", where="--ratios")
     if not total or not abs(total) < float("inf"):
-        raise RuleError(f"the weights sum to {total:g}", where="--weights", hint="--weights 0.5,0.3,0.2")
-    return tuple(weight / total for weight in weights)
+        raise RuleError(f"the ratios sum to {total:g}", where="--ratios", hint="--ratios 0.5,0.3,0.2")
+    return tuple(ratio / total for ratio in ratios)
 
 
 def _require_same(ckpt: Checkpoint, other: StateDict, last_ckpt: Checkpoint, last: StateDict) -> None:

@@ -12,7 +12,21 @@ from pathlib import Path
 from typing import IO
 
 from .errors import OutputExists, RuleError, Unreadable, Unwritable
-from .files import CHUNK, Computed, Crc32Of, File, FileRange, Joined, Piece, Source, StrPath, crc32, reason, shell_quote
+from .files import (
+    CHUNK,
+    Computed,
+    Crc32Of,
+    File,
+    FileRange,
+    Joined,
+    Piece,
+    Source,
+    StrPath,
+    crc32,
+    is_computed,
+    reason,
+    shell_quote,
+)
 
 Progress = Callable[[int], None]
 
@@ -36,17 +50,17 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
     pieces = list(_flat(pieces))
     shared = _share_blocks(out.fileno(), pieces)
     output = _Output(out.fileno(), progress)
-    computed = [piece for piece in pieces if isinstance(piece, Computed) and piece.length]
+    computed = [piece for piece in pieces if is_computed(piece) and piece.length]
     wanted = {id(piece.source) for piece in pieces if isinstance(piece, Crc32Of)}
     known: dict[int, int] = {}  # checksums of computed pieces, taken while they are written
-    left = [piece for piece in pieces if not (isinstance(piece, Crc32Of) and isinstance(piece.source, Computed))]
+    left = [piece for piece in pieces if not (isinstance(piece, Crc32Of) and is_computed(piece.source))]
     with _checksums(left) as checksum_of, _ahead(computed) as next_of:
         for piece in pieces:
             end = output.position + piece.length
             if isinstance(piece, Crc32Of):
                 value = known[id(piece.source)] if id(piece.source) in known else checksum_of(piece.source)
                 output.write(value.to_bytes(4, "little"))
-            elif isinstance(piece, Computed):
+            elif is_computed(piece):
                 check = 0
                 for chunk in next_of(piece):
                     check = zlib.crc32(chunk, check) if id(piece) in wanted else 0

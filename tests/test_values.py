@@ -177,7 +177,7 @@ def test_the_mean_of_floats_and_the_integers_of_the_last():
     assert read(mean.state_dict()["w"]) == [2, 4]
     assert read(mean.state_dict()["n"]) == [9]
     assert mean.state_dict()["w"].dtype.name == "float32"
-    weighted = ckptool.average([one, two], weights=[3, 1])
+    weighted = ckptool.average([one, two], ratios=[3, 1])
     assert read(weighted.state_dict()["w"]) == [1.5, 3]
 
 
@@ -218,9 +218,9 @@ def test_models_that_differ_are_refused_with_what_differs():
     assert str(caught.value).startswith("one.pth: is not of the same model as two.pth")
     assert "w: float32 [2] and float32 [1]" in caught.value.evidence
     assert "lacks y" in caught.value.evidence
-    for weights in ([1], [1, -1], [float("inf"), 1]):
+    for ratios in ([1], [1, -1], [float("inf"), 1]):
         with pytest.raises(ckptool.RuleError):
-            ckptool.average([one, one], weights=weights)
+            ckptool.average([one, one], ratios=ratios)
 
 
 # -- slim

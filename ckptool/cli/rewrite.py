@@ -314,7 +314,7 @@ def convert(
     ckptool convert in.pth out.pth --drop fc --map-location cpu
     ckptool convert in.pth folder/ --max-shard-size 5GB
     ckptool convert folder/ out.safetensors
-    ckptool convert in.pth out.safetensors --cast bf16 --cast-keep '{...}norm{...}'
+    ckptool convert in.pth out.safetensors --cast bf16 --cast-keep re:norm
     ckptool convert in.pth out.pth --recipe recipe.yaml
     """
     wanted = Passes(
@@ -388,9 +388,9 @@ def slim(weights: str | None, **options: Any) -> None:
 
 @click.command()
 @click.argument("sources", type=FileName(), metavar="IN…", nargs=-1, required=True)
-@click.option("--weights", metavar="W,W,…", help="Weights of the mean, one for each IN: 0.5,0.3,0.2.")
+@click.option("--ratios", metavar="R,R,…", help="How much each IN counts: 0.5,0.3,0.2. Else all the same.")
 @output_options
-def average(sources: tuple[str, ...], weights: str | None, **options: Any) -> None:
+def average(sources: tuple[str, ...], ratios: str | None, **options: Any) -> None:
     """Average the weights of several checkpoints of one model.
 
     Sums are in float64, and rounded once to the type of each tensor. Integers (such as num_batches_tracked) are those
@@ -398,13 +398,13 @@ def average(sources: tuple[str, ...], weights: str | None, **options: Any) -> No
 
     \b
     ckptool average epoch8.pth epoch9.pth epoch10.pth -o mean.pth
-    ckptool average a.safetensors b.safetensors -o soup.safetensors --weights 0.7,0.3
+    ckptool average a.safetensors b.safetensors -o soup.safetensors --ratios 0.7,0.3
     """
     try:
-        numbers = None if weights is None else [float(word) for word in weights.split(",")]
+        numbers = None if ratios is None else [float(word) for word in ratios.split(",")]
     except ValueError:
-        raise RuleError("is no list of numbers", where="--weights", hint="--weights 0.5,0.3,0.2") from None
+        raise RuleError("is no list of numbers", where="--ratios", hint="--ratios 0.5,0.3,0.2") from None
     opened = [formats.open(source) for source in sources]
-    mean = values.average(opened, weights=numbers, at=options["at"])
+    mean = values.average(opened, ratios=numbers, at=options["at"])
     options |= {"source": sources[-1], "target": None, "in_place": False, "at": None}
     rewrite(Passes(), "average", options, opened=mean)
