@@ -23,6 +23,7 @@ _HOMES = {
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(("Scan", "scan"), "reports.scan"),
     **dict.fromkeys(("Diff", "diff"), "reports.diff"),
+    **dict.fromkeys(("Verification", "verify"), "reports.verify"),
     **dict.fromkeys(
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     )
     from .reports.diff import Diff, diff
     from .reports.scan import Scan, scan
+    from .reports.verify import Verification, verify
     from .tensor import LazyTensor, Storage
 
 
@@ -108,6 +110,7 @@ __all__ = [
     "UnknownFormat",
     "Unreadable",
     "Unwritable",
+    "Verification",
     "__version__",
     "add_prefix",
     "clean",
@@ -128,4 +131,5 @@ __all__ = [
     "strip_prefix",
     "to_dense",
     "unwrap",
+    "verify",
 ]

@@ -188,6 +188,11 @@ class Inflated:
         """Bytes when inflated."""
         return self._member.size
 
+    @property
+    def place(self) -> tuple[File, int]:
+        """The file, and the offset of the compressed bytes in it."""
+        return self._archive.file, self._member.start
+
     def chunks(self) -> Iterator[bytes]:
         """All bytes, as they come out."""
         return self._archive.inflate(self._member)
