@@ -22,13 +22,15 @@ _HOMES = {
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(("Scan", "scan"), "reports.scan"),
+    **dict.fromkeys(("Diff", "diff"), "reports.diff"),
     **dict.fromkeys(
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
     ),
+    **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
-        NoMatch PartialMatch KeyCollision CannotCarry TrainingFailed""".split(),
+        NoMatch PartialMatch KeyCollision CannotCarry Doubtful TrainingFailed""".split(),
         "errors",
     ),
 }
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
         Ambiguous,
         CannotCarry,
         CheckpointError,
+        Doubtful,
         KeyCollision,
         Malformed,
         NoMatch,
@@ -66,6 +69,8 @@ if TYPE_CHECKING:
         to_dense,
         unwrap,
     )
+    from .porting import Mapping, load_into, read_mapping, transfer
+    from .reports.diff import Diff, diff
     from .reports.scan import Scan, scan
     from .tensor import LazyTensor, Storage
 
@@ -88,10 +93,13 @@ __all__ = [
     "CannotCarry",
     "Checkpoint",
     "CheckpointError",
+    "Diff",
+    "Doubtful",
     "Inert",
     "KeyCollision",
     "LazyTensor",
     "Malformed",
+    "Mapping",
     "NoMatch",
     "NotFound",
     "OutputExists",
@@ -110,18 +118,22 @@ __all__ = [
     "clean",
     "dequantize",
     "detect",
+    "diff",
     "drop",
     "extract",
     "from_torch",
     "load",
+    "load_into",
     "map_location",
     "open",
     "plan",
+    "read_mapping",
     "rename",
     "save",
     "scan",
     "select",
     "strip_prefix",
     "to_dense",
+    "transfer",
     "unwrap",
 ]
