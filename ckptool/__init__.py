@@ -23,6 +23,7 @@ _HOMES = {
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(("Scan", "scan"), "reports.scan"),
     **dict.fromkeys(("Diff", "diff"), "reports.diff"),
+    **dict.fromkeys(("Verification", "verify"), "reports.verify"),
     **dict.fromkeys(
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from .porting import Mapping, load_into, read_mapping, transfer
     from .reports.diff import Diff, diff
     from .reports.scan import Scan, scan
+    from .reports.verify import Verification, verify
     from .tensor import LazyTensor, Storage
 
 
@@ -113,6 +115,7 @@ __all__ = [
     "UnknownFormat",
     "Unreadable",
     "Unwritable",
+    "Verification",
     "__version__",
     "add_prefix",
     "clean",
@@ -136,4 +139,5 @@ __all__ = [
     "to_dense",
     "transfer",
     "unwrap",
+    "verify",
 ]

@@ -18,7 +18,7 @@ FLOORS = [
     ["writing"],
     ["directories"],
     ["tensor", "keys"],
-    ["tree"],
+    ["tree", "tiles"],
     ["kinds"],
     ["decode", "modules", "plain_values"],
     ["objects", "locations"],

@@ -31,6 +31,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "clean": ("rewrite", "Write what torch.load(weights_only=True) loads: tensors and plain data."),
     "inspect": ("inspect", "Show what is in a checkpoint, without loading or running it."),
     "diff": ("diff", "Compare two checkpoints: keys, shapes, types, values."),
+    "verify": ("verify", "Read every byte, and hold it against checksums, rules and references."),
     "scan": ("scan", "Show what unpickling a file would import and call, without doing it."),
     "train": ("train", "Train a small model with DataParallel, DDP or FSDP, and save what that saves."),
     "formats": ("formats", "List the formats that can be read and written."),
