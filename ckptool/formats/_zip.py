@@ -189,9 +189,9 @@ class Inflated:
         return self._member.size
 
     @property
-    def place(self) -> tuple[File, int]:
-        """The file, and the offset of the compressed bytes in it."""
-        return self._archive.file, self._member.start
+    def packed(self) -> FileRange:
+        """The compressed bytes."""
+        return self._archive.file.range(self._member.start, self._member.compressed)
 
     def chunks(self) -> Iterator[bytes]:
         """All bytes, as they come out."""
