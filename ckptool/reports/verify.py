@@ -14,7 +14,7 @@ from ..dtypes import DType
 from ..errors import CheckpointError, Malformed, counted, printable
 from ..files import File, FileRange, Source, StrPath, reason
 from ..formats import open as open_checkpoint
-from ..formats._zip import Inflated, Member, looks_like_zip, open_archive
+from ..formats._zip import Archive, Inflated, Member, looks_like_zip, open_archive
 from ..tensor import LazyTensor, Storage
 from ..writing import replacing
 from . import values
@@ -204,9 +204,8 @@ def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
             files[id(source.file)] = source.file
             storages[id(source.file), source.offset] = storage
         elif isinstance(source, Inflated):
-            file, start = source.place
-            files[id(file)] = file
-            storages[id(file), start] = storage
+            files[id(source.packed.file)] = source.packed.file
+            storages[id(source.packed.file), source.packed.offset] = storage
         else:
             alone.append(storage)
 
@@ -221,10 +220,10 @@ def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
         files[id(alone_in)] = alone_in
     for number, file in files.items():
         mine = [(at, storage) for (owner, at), storage in storages.items() if owner == number]
-        if not looks_like_zip(file.read(0, min(4, file.size))):
+        archive = _archive(file)
+        if archive is None:
             yield from (told(storage) for _, storage in mine)
             continue
-        archive = open_archive(file, any_layout=True)
         starts = dict(mine)
         prefix = f"{printable(file.path.name, 60)}: " if len(files) > 1 else ""
         for name, member in archive.members.items():
@@ -233,6 +232,16 @@ def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
             region = told(here) if here else _Region(printable(name, 80), source, None, None)
             yield replace(region, name=prefix + region.name, source=source, crc=_recorded(member))
     yield from (told(storage) for storage in alone)
+
+
+def _archive(file: File) -> Archive | None:
+    """A file as a zip archive. One with several archives in a row (of torch.distributed.checkpoint) is none."""
+    if not looks_like_zip(file.read(0, min(4, file.size))):
+        return None
+    try:
+        return open_archive(file, any_layout=True)
+    except CheckpointError:
+        return None
 
 
 def _recorded(member: Member) -> int | None:

@@ -212,3 +212,11 @@ def test_a_sharded_folder_is_read_whole(tmp_path, weights):
     found = ckptool.verify(tmp_path / "out")
     assert found.sound
     assert found.read >= 3 * 8000
+
+
+def test_a_distributed_checkpoint_is_read_whole(tmp_path, weights):
+    ckptool.save(Checkpoint(Dict(list(weights.items()), True)), tmp_path / "out", format="dcp")
+    found = ckptool.verify(tmp_path / "out", digest=True)
+    assert found.sound
+    assert found.read >= 3 * 8000
+    assert found.digest == ckptool.verify(saved(tmp_path / "a.pth", weights), digest=True).digest
