@@ -223,6 +223,8 @@ def _as_rank(config: Config, place: Place, watcher: Watcher) -> Run:
         torch.cuda.set_device(place.device)
     backend = _backend(config, place.device)
     # what lies outside: the launcher's own store, a port of the user's, or a file that all can see
+    if config.rendezvous.startswith("tcp://"):
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # else no rank opens the port, and all wait for it
     dist.init_process_group(backend, init_method=config.rendezvous, rank=place.rank, world_size=place.world)
     run = train_rank(config, place, watcher)
     # If that fails there is no farewell: the others wait in a collective, and are ended by whoever watches.
