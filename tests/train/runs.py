@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import time
 from pathlib import Path
 
 from ckptool.train import Config
@@ -56,6 +57,17 @@ class Keeper:
 
     def end_epoch(self, epoch: object) -> None:
         pass
+
+
+class Slow(Keeper):
+    """Makes a run last until it is ended, and says when it has begun."""
+
+    def begin_epoch(self, number: int, epochs: int, steps: int) -> None:
+        pass
+
+    def step(self, loss: float) -> None:
+        self.say("a step")
+        time.sleep(0.1)
 
 
 def free_port():
