@@ -75,7 +75,7 @@ def main() -> None:
     print(_row("", "wall", "CPU", "peak", "ratio", "pair by pair", "wanted").rstrip())
     folder = Path(tempfile.mkdtemp(dir=parent, prefix="run-"))
     try:
-        make(folder, {case.source for case in cases}, options.size)
+        make(folder, {name for case in cases for name in (case.source, case.other) if name}, options.size)
         for case in cases:
             print(_table(case, measure(case, folder, options.runs)), flush=True)
     finally:

@@ -1,4 +1,4 @@
-"""What is measured, as one table. In a command, {src}, {dst}, {python} and {ckptool} are filled in."""
+"""What is measured, as one table. In a command, {src}, {dst}, {other}, {python} and {ckptool} are filled in."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -22,6 +22,7 @@ class Case:
         ways: name -> command. The first is the baseline, the second "ckptool".
         prefix, location: what the keys of the output begin with and its tensors are tagged with.
         rounds: how many times as many rounds as the others it needs, being short.
+        other: a second input.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Case:
     prefix: str = "module."
     location: str = "cpu"
     rounds: int = 1
+    other: str = ""
 
 
 def _ckptool(*words: str) -> Command:
@@ -76,6 +78,32 @@ _SCAN_WAYS = {
     "ckptool": ("{ckptool}", "scan", "{src}"),
     **_SCANNERS,
 }
+_LOAD_TWO = "import sys, torch; a, b = (torch.load(x, weights_only=True) for x in sys.argv[1:])"
+_EQUAL = "assert all(torch.equal(a[k], b[k]) for k in a)"
+_HOW_FAR = "print(max((float((a[k] - b[k]).abs().max()), float((a[k] - b[k]).abs().mean())) for k in a))"
+
+
+def _diff_ways(compare: str, *options: str) -> dict[str, Command]:
+    return {
+        "torch": ("{python}", "-c", f"{_LOAD_TWO}; {compare}", "{src}", "{other}"),
+        "ckptool": ("{ckptool}", "diff", "{src}", "{other}", "--quiet", *options),
+    }
+
+
+_LIST = "print(*((k, f.get_slice(k).get_shape()) for k in f.keys()))"
+_INSPECT_WAYS = {
+    "torch": ("{python}", "-c", "import sys, torch; torch.load(sys.argv[1], weights_only=True)", "{src}"),
+    "ckptool": ("{ckptool}", "inspect", "{src}"),
+}
+_INSPECT_FLAT_WAYS = {
+    "safe_open, every shape": (
+        "{python}",
+        "-c",
+        f"import sys; from safetensors import safe_open; f = safe_open(sys.argv[1], 'pt').__enter__(); {_LIST}",
+        "{src}",
+    ),
+    "ckptool": ("{ckptool}", "inspect", "{src}"),
+}
 _START_WAYS = {"python -c 'import click'": ("{python}", "-c", "import click"), "ckptool": ("{ckptool}", "--version")}
 
 
@@ -96,5 +124,17 @@ CASES = (
     Case("scan", "scan large.pth", "large.pth", "", 3.0, _SCAN_WAYS),
     Case("scan-legacy", "scan large-legacy.pth", "large-legacy.pth", "", 3.0, _SCAN_WAYS),
     Case("scan-folder", "scan a folder of 1,000 files of 20 tensors", "folder", "", 30.0, _SCAN_WAYS),
+    Case("diff-equal", "diff large.pth same.pth", "large.pth", "", 0.33, _diff_ways(_EQUAL), other="same.pth"),
+    Case(
+        "diff-near",
+        "diff large.pth near.pth, with all differences",
+        "large.pth",
+        "",
+        1.0,
+        _diff_ways(_HOW_FAR, "--rtol", "1"),
+        other="near.pth",
+    ),
+    Case("inspect-100k", "inspect a zip of 100,000 tensors", "100k.pth", "", 0.25, _INSPECT_WAYS),
+    Case("inspect-flat", "inspect a safetensors file of them", "100k.safetensors", "", 1.0, _INSPECT_FLAT_WAYS),
     Case("start-up", "ckptool --version", "tiny.pth", "", 2.5, _START_WAYS, rounds=5),
 )

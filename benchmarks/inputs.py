@@ -20,6 +20,10 @@ INPUTS = {
     "many-legacy.pth": ("many", True),
     "tiny.pth": ("tiny", False),
     "folder": ("folder", False),
+    "same.pth": ("large", False),  # the values of large.pth
+    "near.pth": ("near", False),  # nearly
+    "100k.pth": ("100k", False),
+    "100k.safetensors": ("100k", False),
 }
 
 
@@ -50,7 +54,9 @@ def _sides(layout: str, size: int) -> list[int]:
     """The side of each square tensor of a layout."""
     if layout == "tiny":
         return [4] * 4
-    if layout == "large":
+    if layout == "100k":
+        return [2] * 100_000
+    if layout in ("large", "near"):
         return [_SIDE] * max(1, size // (4 * _SIDE * _SIDE))
     return [max(1, round((size / _MANY / 4) ** 0.5))] * _MANY
 
@@ -60,6 +66,7 @@ def _make(folder: str, size: str, *names: str) -> None:
 
     for name in names:
         layout, legacy = INPUTS[name]
+        torch.manual_seed(0)
         if layout == "folder":
             (Path(folder) / name).mkdir()
             for number in range(1000):
@@ -68,6 +75,13 @@ def _make(folder: str, size: str, *names: str) -> None:
             continue
         sides = _sides(layout, int(size))
         weights = {f"module.layers.{i}.weight": torch.rand(side, side) for i, side in enumerate(sides)}
+        if layout == "near":
+            weights = {key: value * (1 + 1e-4 * torch.rand_like(value)) for key, value in weights.items()}
+        if name.endswith(".safetensors"):
+            from safetensors.torch import save_file
+
+            save_file(weights, Path(folder) / name)
+            continue
         torch.save(weights, Path(folder) / name, _use_new_zipfile_serialization=not legacy)
 
 

@@ -66,7 +66,7 @@ def measure(case: Case, folder: Path, rounds: int) -> list[Result]:
         for place, (way, command) in enumerate(case.ways.items()):
             if place > 1 and number > _RUNS_OF_OTHERS:
                 continue
-            run = _run(command, source, target)
+            run = _run(command, source, target, folder / case.other)
             if number:
                 runs[way].append(run)
             elif way == "ckptool" and target.exists():
@@ -80,8 +80,8 @@ def measure(case: Case, folder: Path, rounds: int) -> list[Result]:
     ]
 
 
-def _run(command: Command, source: Path, target: Path) -> Run:
-    places = {"{src}": source, "{dst}": target, "{python}": sys.executable, "{ckptool}": _ckptool()}
+def _run(command: Command, source: Path, target: Path, other: Path) -> Run:
+    places = {"{src}": source, "{dst}": target, "{other}": other, "{python}": sys.executable, "{ckptool}": _ckptool()}
     words = [str(places.get(word, word)) for word in command]
     # an installed package has its modules compiled
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

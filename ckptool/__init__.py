@@ -22,13 +22,14 @@ _HOMES = {
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(("Scan", "scan"), "reports.scan"),
+    **dict.fromkeys(("Diff", "diff"), "reports.diff"),
     **dict.fromkeys(
-        """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize""".split(),
+        """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
     ),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
-        NoMatch PartialMatch KeyCollision CannotCarry""".split(),
+        NoMatch PartialMatch KeyCollision CannotCarry TrainingFailed""".split(),
         "errors",
     ),
 }
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         OutputExists,
         PartialMatch,
         RuleError,
+        TrainingFailed,
         UnknownFormat,
         Unreadable,
         Unwritable,
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
     from .model import Inert, from_torch, load
     from .passes import (
         add_prefix,
+        clean,
         dequantize,
         drop,
         extract,
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
         to_dense,
         unwrap,
     )
+    from .reports.diff import Diff, diff
     from .reports.scan import Scan, scan
     from .tensor import LazyTensor, Storage
 
@@ -86,6 +90,7 @@ __all__ = [
     "CannotCarry",
     "Checkpoint",
     "CheckpointError",
+    "Diff",
     "Inert",
     "KeyCollision",
     "LazyTensor",
@@ -99,13 +104,16 @@ __all__ = [
     "Scan",
     "StateDict",
     "Storage",
+    "TrainingFailed",
     "UnknownFormat",
     "Unreadable",
     "Unwritable",
     "__version__",
     "add_prefix",
+    "clean",
     "dequantize",
     "detect",
+    "diff",
     "drop",
     "extract",
     "from_torch",

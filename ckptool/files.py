@@ -13,6 +13,7 @@ Nothing here knows what a checkpoint is.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import zlib
@@ -43,7 +44,7 @@ class File:
         self.path = Path(path)
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         try:
-            self.fd = os.open(path, flags)
+            self.fd = _open_descriptor(path, flags)
         except (OSError, ValueError) as error:
             raise Unreadable(reason(error), where=path) from None
         found = os.fstat(self.fd)
@@ -55,6 +56,7 @@ class File:
         self.size = found.st_size
         self.mode = stat.S_IMODE(found.st_mode)
         self.identity = (found.st_dev, found.st_ino)
+        self.modified = found.st_mtime_ns
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly LENGTH bytes from OFFSET.
@@ -99,6 +101,68 @@ class File:
 
     def __repr__(self) -> str:
         return f"File({str(self.path)!r}, {self.size} bytes)"
+
+
+def _open_descriptor(path: StrPath, flags: int) -> int:
+    """Open PATH. A checkpoint of thousands of files may need more descriptors than a process gets by default."""
+    try:
+        return os.open(path, flags)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    try:
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (ImportError, ValueError, OSError):  # Windows, or a limit that may not be reached
+        pass
+    return os.open(path, flags)
+
+
+class Folder:
+    """A directory open for reading: what is in it, and its files by their plain names, each opened once.
+
+    Raises:
+        Unreadable: if PATH is no directory or may not be listed.
+    """
+
+    def __init__(self, path: StrPath) -> None:
+        self.path = Path(path)
+        try:
+            self.names: tuple[str, ...] = tuple(sorted(os.listdir(path)))
+        except (OSError, ValueError) as error:
+            raise Unreadable(reason(error), where=path) from None
+        self._open: dict[str, File] = {}
+
+    def file(self, name: str, said_by: str) -> File:
+        """The file called NAME in this directory; links to regular files are followed.
+
+        Args:
+            name: a plain name.
+            said_by: the file that names it, for messages.
+
+        Raises:
+            Malformed: the name leads out of the directory, or there is no such file.
+            Unreadable: it is no regular file.
+        """
+        if name not in self._open:
+            if name in ("", ".", "..") or set(name) & {"/", "\\", ":", "\0"}:
+                raise Malformed(
+                    f"names {printable(repr(name), 120)}, which is no plain file name: it could lead out of the folder",
+                    where=self.path / said_by,
+                )
+            if name not in self.names:
+                raise Malformed(
+                    f"names {printable(repr(name), 120)}, which is not in the folder",
+                    where=self.path / said_by,
+                    hint="the download or copy did not finish; fetch the missing file",
+                )
+            self._open[name] = File(self.path / name)
+        return self._open[name]
+
+    def __repr__(self) -> str:
+        return f"Folder({str(self.path)!r}, {len(self.names)} names)"
 
 
 if hasattr(os, "pread"):
@@ -214,6 +278,8 @@ def same_bytes(one: Source, other: Source) -> bool:
 def beside(path: object, word: str, suffix: str | None = None) -> str:
     """A name for an output beside PATH, quoted for a shell, so that a hint is a command that works as it stands."""
     source = Path(str(path) or "in.pth")
+    if not source.name:  # "." or "..": beside the folder that it is
+        source = Path("..") / source.resolve().name
     return shell_quote(source.with_name(f"{source.stem}-{word}{source.suffix if suffix is None else suffix}"))
 
 

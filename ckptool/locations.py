@@ -93,6 +93,16 @@ def _location(word: object, *, source: bool = False) -> str:
     return f"{kind}:{number if number == '*' else int(number)}"
 
 
+def is_device(args: Sequence[Any]) -> bool:
+    """Whether `torch.device(*args)` can be made: a tag of torch's, or a kind and a number."""
+    if not 1 <= len(args) <= 2 or not isinstance(args[0], str):
+        return False
+    match = _LOCATION.match(args[0])
+    if match is None or match[2] == "*":
+        return False
+    return len(args) == 1 or (match[2] is None and type(args[1]) is int and 0 <= args[1] < 128)
+
+
 def new_location(location: str, rules: Sequence[LocationRule]) -> str | None:
     """Where a storage at LOCATION goes, or None if no rule speaks of it. The most exact rule counts."""
     for exact in (lambda r: r.source == location, lambda r: r.source is not None, lambda r: True):

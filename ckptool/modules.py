@@ -19,6 +19,7 @@ from .tree import Aside, Dict, List, Mapped, Object, Set, Trail, children, is_ma
 
 #: A model that is shared by many of its own parts unfolds into one key for each way to a tensor. This is enough.
 _MOST_KEYS = 1_000_000
+_MOST_REPEATS = 100_000  # of modules that are in several places: forty of them can unfold into 2**40
 _MOST_DEPTH = 500
 
 _NORM = "BatchNorm1d BatchNorm2d BatchNorm3d SyncBatchNorm LazyBatchNorm1d LazyBatchNorm2d LazyBatchNorm3d".split()
@@ -123,12 +124,13 @@ def state_dict_of(module: PickledModule, where: object = "") -> tuple[Dict, dict
 
     Raises:
         Malformed: the module holds itself.
-        CannotCarry: it has more than a million keys, since its parts hold one another.
+        CannotCarry: it has more than a million keys, or a hundred thousand modules that it has elsewhere too.
     """
     entries: list[tuple[Any, Any]] = []
     places: dict[str, Trail] = {}
     metadata: list[tuple[Any, Any]] = []
     detached: dict[int, Any] = {}
+    met: set[int] = set()
     pending: list[tuple[Object, str, Trail, tuple[int, ...]]] = [(module.node, "", module.trail, ())]
     while pending:
         node, prefix, trail, above = pending.pop()
@@ -141,8 +143,9 @@ def state_dict_of(module: PickledModule, where: object = "") -> tuple[Dict, dict
                 detached[id(value)] = _detached(value)
             entries.append((prefix + name, detached[id(value)]))
             places[prefix + name] = place
-        if len(entries) + len(metadata) > _MOST_KEYS:
-            raise CannotCarry(f"has modules that hold one another in more than {_MOST_KEYS:,} ways", where=where)
+        met.add(id(node))
+        if len(entries) > _MOST_KEYS or len(metadata) - len(met) > _MOST_REPEATS:
+            raise CannotCarry(f"has modules that hold one another in more than {_MOST_REPEATS:,} ways", where=where)
         pending += [
             (child, f"{prefix}{name}.", place, (*above, id(node))) for name, child, place in reversed(view.children)
         ]
@@ -202,5 +205,8 @@ def find_modules(root: Any) -> list[PickledModule]:
             if any(view.tensors for view in _views(node)):
                 found.append(PickledModule(node, trail))
             continue
-        pending.extend(reversed([((trail, part), child) for part, child in children(node)]))
+        inner = [
+            ((trail, part), child) for part, child in children(node) if isinstance(child, Dict | List | Object | tuple)
+        ]
+        pending.extend(reversed(inner))
     return found

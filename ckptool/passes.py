@@ -10,13 +10,14 @@ become one raise `KeyCollision`.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
-from . import decode
+from . import cleaning, decode
 from . import keys as names
 from .checkpoint import Checkpoint, StateDict, from_plain, map_storages, rekey, to_plain
 from .errors import NoMatch, PartialMatch, RuleError, counted, printable
@@ -264,6 +265,31 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     return replace(ckpt, root=weights.node, at="", sealed="").noting(*notes)
 
 
+def clean(ckpt: Checkpoint) -> Checkpoint:
+    """Keep what `torch.load(weights_only=True)` loads: tensors and plain data. The rest is turned into it, or left out.
+
+    Paths, dates and numbers of other classes become text or numbers; Namespaces, OmegaConf and other objects with
+    attributes or items become dicts and lists; numpy arrays become tensors, whole models their state dicts. Functions
+    and what would have to be run are left out. Every change is a line of the history.
+    """
+    root, changes = cleaning.clean(ckpt.root, ckpt.where)
+    folded: dict[tuple[str, str, str], list[str]] = {}
+    for change in changes:
+        folded.setdefault((_NUMBERS.sub("{}", change.path), change.was, change.now), []).append(change.path)
+    lines = []
+    for (pattern, was, now), paths in folded.items():
+        place = printable(paths[0] or "the root", 100)
+        if len(paths) > 1:
+            place = f"{printable(pattern, 100)} ({len(paths):,} places)"
+        lines.append(f"clean {place}: {printable(was, 100)} -> {printable(now, 100)}")
+    lines += [f"clean: {line}, left out" for line in ckpt.lost_content]
+    lines = lines or ["clean: nothing had to be changed"]
+    return replace(ckpt, root=root, at=None, sealed="", lost_content=()).noting(*lines)
+
+
+_NUMBERS = re.compile(r"(?<![^/])\d+(?![^/])")
+
+
 def to_dense(ckpt: Checkpoint, *, missing: Missing = "error") -> Checkpoint:
     """Make dense tensors of sparse ones, wherever they are in the file, for formats that hold no others.
 
@@ -457,6 +483,7 @@ def _prefix_hint(weights: StateDict) -> str | None:
 __all__ = [
     "LocationRule",
     "add_prefix",
+    "clean",
     "dequantize",
     "drop",
     "extract",

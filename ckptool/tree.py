@@ -234,8 +234,10 @@ def walk(root: Any) -> Iterator[tuple[Trail, Any]]:
             seen.add(id(node))
         yield trail, node
         if inner:
-            below = [((trail, component), child) for component, child in children(node)]
-            pending.extend(reversed(below))
+            pairs = enumerate(node) if type(node) is tuple else children(node)
+            below = [((trail, component), child) for component, child in pairs]
+            below.reverse()
+            pending += below
 
 
 _INTEGER = re.compile(r"-?\d+\Z")

@@ -226,13 +226,13 @@ def replacing(
         OutputExists: the target (or the backup) exists and OVERWRITE is false.
         Unwritable: no such folder, no permission, no room, or the target is no regular file.
     """
-    target = _real(path)
+    target = real_path(path)
     old = check_target(path, overwrite=overwrite)
     kept = check_backup(path, backup) if old else None
     temporary = target.with_name(f".{target.name[:200]}.{os.urandom(4).hex()}.ckptool-tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     try:
-        _require_room(target, size)
+        require_room(target, size)
         out = os.fdopen(os.open(temporary, flags, mode), "wb", buffering=0)
     except OSError as error:
         raise Unwritable(reason(error), where=path) from None
@@ -254,12 +254,12 @@ def replacing(
         if isinstance(error, OSError) and not isinstance(error, (Unwritable, OutputExists, Unreadable)):
             raise Unwritable(reason(error), where=path) from None
         raise
-    _sync_folder(target.parent)
+    sync_folder(target.parent)
 
 
 def check_target(path: StrPath, *, overwrite: bool = False) -> os.stat_result | None:
     """Refuse a target that cannot or must not be written, before any work is done. Returns its status if it exists."""
-    target = _real(path)
+    target = real_path(path)
     if os.fspath(path).endswith(("/", os.sep)):
         raise Unwritable("is a folder, not a file name", where=path)
     try:
@@ -283,7 +283,7 @@ def check_target(path: StrPath, *, overwrite: bool = False) -> os.stat_result | 
     return old
 
 
-def _real(path: StrPath) -> Path:
+def real_path(path: StrPath) -> Path:
     """Where PATH leads when links are followed. It need not exist."""
     try:
         return Path(os.path.realpath(path))
@@ -304,7 +304,8 @@ def check_backup(path: StrPath, suffix: str | None) -> Path | None:
     return kept
 
 
-def _require_room(target: Path, size: int | None) -> None:
+def require_room(target: Path, size: int | None) -> None:
+    """Refuse early when the disk of TARGET has no room for SIZE bytes."""
     if size is None or not hasattr(os, "statvfs"):
         return
     disk = os.statvfs(target.parent)
@@ -337,8 +338,8 @@ def _rename_to_new(temporary: Path, target: Path, path: StrPath) -> None:
         temporary.unlink()
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable. Where folders cannot be opened (Windows) or synced there is no way to."""
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable. Where folders cannot be opened (Windows) or synced there is no way to."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
         try:

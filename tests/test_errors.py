@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import ckptool
+import ckptool.train
 from ckptool import Checkpoint, LazyTensor, Storage, errors
 from ckptool.checkpoint import from_plain
 from ckptool.dtypes import BY_NAME
@@ -61,6 +61,11 @@ def partial_match(path):
     ckptool.strip_prefix(saved(path, weights("module.a", "n_averaged")))
 
 
+def training_failed(path):
+    pytest.importorskip("torch")
+    ckptool.train.run(ckptool.train.Config(out=path, epochs=1, lr=1e30))
+
+
 RAISED = {
     "UnknownFormat": unknown_format,
     "Malformed": malformed,
@@ -74,9 +79,10 @@ RAISED = {
     "PartialMatch": partial_match,
     "KeyCollision": lambda path: ckptool.rename(saved(path, weights()), {"module.a": "x", "module.b": "x"}),
     "CannotCarry": lambda path: ckptool.save(saved(path, {"model": weights(), "hook": live()}), path, overwrite=True),
+    "TrainingFailed": training_failed,
 }
 
-FILE_NAMED = [name for name in RAISED if name != "RuleError"]  # a rule is wrong whatever the file
+FILE_NAMED = [name for name in RAISED if name not in ("RuleError", "TrainingFailed")]  # wrong whatever the file
 
 
 @pytest.mark.parametrize("name", RAISED)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ..formats import FORMATS
+from ..formats import FOLDERS, FORMATS
+from ..formats.base import AnyFormat, FolderFormat
 from .output import print_json
 
 
@@ -16,22 +17,24 @@ def formats(as_json: bool) -> None:
     \b
     ckptool formats
     """
+    every: list[AnyFormat] = [*FORMATS, *FOLDERS]
     if as_json:
         listed = [
             {
                 "name": f.name,
                 "aliases": list(f.aliases),
                 "suffixes": list(f.suffixes),
+                "directory": isinstance(f, FolderFormat),
                 "summary": f.summary,
                 "carries": f.carries,
                 "reads": True,
                 "writes": f.draft is not None,
             }
-            for f in FORMATS
+            for f in every
         ]
         print_json({"ckptool": 1, "command": "formats", "formats": listed})
         return
-    for f in FORMATS:
+    for f in every:
         also = f" (also: {', '.join(f.aliases)})" if f.aliases else ""
         does = "read and written" if f.draft else "read only"
         click.echo(f"{f.name}{also}: {does}\n  {f.summary}\n  carries {f.carries}")

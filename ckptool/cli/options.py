@@ -31,9 +31,10 @@ class FormatName(click.ParamType[str]):
         """The formats that can be written."""
         from click.shell_completion import CompletionItem
 
-        from ..formats import FORMATS
+        from ..formats import FOLDERS, FORMATS
 
-        return [CompletionItem(f.name) for f in FORMATS if f.draft and f.name.startswith(incomplete)]
+        names = [*(f.name for f in FORMATS if f.draft), *(f.name for f in FOLDERS)]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 _WRITING: tuple[Callable[[Any], Any], ...] = (
@@ -41,6 +42,7 @@ _WRITING: tuple[Callable[[Any], Any], ...] = (
     click.argument("target", type=FileName(), metavar="OUT", required=False),
     click.option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write, in place of OUT."),
     click.option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`)."),
+    click.option("--for", "for_torch", metavar="TORCH", help="Refuse what a version cannot load (torch==1.6)."),
     click.option("--in-place", is_flag=True, help="Replace IN, once the new file is whole."),
     click.option("--backup", metavar="SUFFIX", help="Keep what OUT was under its name with SUFFIX."),
     click.option("--overwrite", is_flag=True, help="Allow OUT to exist."),

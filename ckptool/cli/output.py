@@ -34,16 +34,28 @@ def progress_bar(title: str, total: int, *, wanted: bool) -> Iterator[Callable[[
 
 
 def print_receipt(
-    plan: Plan, source: str, renamed: list[tuple[str, str]], *, command: str, as_json: bool, quiet: bool, dry_run: bool
+    plan: Plan,
+    source: str,
+    renamed: list[tuple[str, str]],
+    notes: list[str],
+    *,
+    command: str,
+    as_json: bool,
+    quiet: bool,
+    dry_run: bool,
 ) -> None:
     """Say what was written: on stderr, or as JSON on stdout. A dry run is a report, and goes to stdout."""
     if as_json:
         document = {"ckptool": 1, "command": command, "source": source, "dry_run": dry_run, **plan.as_json()}
+        if notes:
+            document["notes"] = notes
         if renamed:
             document["renamed"] = [{"from": old, "to": new} for old, new in renamed]
         print_json(document)
     elif not quiet:
-        click.echo("\n".join(_receipt(plan, source, renamed, dry_run)), err=not dry_run)
+        click.echo(
+            "\n".join([*_receipt(plan, renamed, dry_run), *(f"  note: {line}" for line in notes)]), err=not dry_run
+        )
 
 
 def write_page(page: str, path: str) -> None:
@@ -60,7 +72,7 @@ def print_json(document: dict[str, Any]) -> None:
     click.echo(json.dumps(document, indent=2))
 
 
-def _receipt(plan: Plan, source: str, renamed: list[tuple[str, str]], dry_run: bool) -> Iterator[str]:
+def _receipt(plan: Plan, renamed: list[tuple[str, str]], dry_run: bool) -> Iterator[str]:
     verb = "would write" if dry_run else "wrote"
     yield f"{verb} {printable(os.fspath(plan.path))}: {plan.format}, {size_text(plan.nbytes)}, {plan.how}"
     for line in plan.steps:

@@ -1,6 +1,6 @@
 """The commands that rewrite a checkpoint. `convert` is the engine; the others are its everyday short forms.
 
-Passes run in one order, whatever the order typed: extract, unwrap, strip, rename, add, select, drop, to-dense,
+Passes run in one order, whatever the order typed: extract, clean, unwrap, strip, rename, add, select, drop, to-dense,
 dequantize, map-location.
 So patterns of `--rename` see keys without wrappers and prefixes, and those of `--select` and `--drop` see the keys that
 will be written.
@@ -21,7 +21,7 @@ from ..checkpoint import Checkpoint
 from ..errors import RuleError, Unreadable, printable
 from ..files import shell_quote
 from ..keys import Rename, parse_rules
-from ..writing import check_backup, check_target
+from ..writing import check_backup
 from .options import writing_options
 from .output import print_receipt, progress_bar
 
@@ -42,11 +42,14 @@ class Passes:
     map_location: Sequence[str] = ()
     to_dense: bool = False
     dequantize: bool = False
+    clean: bool = False
 
     def run(self, ckpt: Checkpoint, at: str | None, missing: passes.Missing) -> Checkpoint:
         """The passes in their order, without `map_location`, which touches no key."""
         if self.extract:
             ckpt, at = passes.extract(ckpt, at=at), None
+        if self.clean:
+            ckpt = passes.clean(ckpt)
         if self.unwrap:
             ckpt = passes.unwrap(ckpt, at=at, missing=missing)
         if self.strip_prefix is not None or self.strip_first:
@@ -81,13 +84,18 @@ def _rules_from(path: str) -> list[Rename]:
     return rules
 
 
-def rewrite(wanted: Passes, command: str, options: dict[str, Any]) -> None:
+def rewrite(
+    wanted: Passes,
+    command: str,
+    options: dict[str, Any],
+    *,
+    max_shard_size: str | None = None,
+    variant: str | None = None,
+) -> None:
     """Open, pass, plan, write, and say what was done."""
     gc.disable()  # what is built here is needed to the end: a fifth of the time of a file with many tensors
     source, target = options["source"], _target(options)
     overwrite = options["overwrite"] or options["in_place"]
-    if check_target(target, overwrite=overwrite):
-        check_backup(target, options["backup"])
     missing: passes.Missing = "ok" if options["if_present"] else "error"
     opened = formats.open(source)
     if options["at"] is not None:
@@ -98,7 +106,7 @@ def rewrite(wanted: Passes, command: str, options: dict[str, Any]) -> None:
     renamed = _renamed(opened, ckpt) if options["verbose"] else []
     if wanted.map_location:
         ckpt = passes.map_location(ckpt, _explain_redirection(wanted.map_location), missing=missing)
-    chosen = formats.target_format(ckpt, target, options["format_"])
+    chosen = formats.target_format(ckpt, target, options["format_"], formats.split_of(max_shard_size, variant))
     if options["at"] is not None and not chosen.pickles and not wanted.extract:
         ckpt = passes.extract(ckpt, at=options["at"])  # it holds one set of tensors, and these were named
     plan = formats.plan(
@@ -107,14 +115,21 @@ def rewrite(wanted: Passes, command: str, options: dict[str, Any]) -> None:
         format=options["format_"],
         allow_loss=options["allow_loss"],
         keep_objects=options["keep_objects"],
+        for_torch=options["for_torch"],
+        max_shard_size=max_shard_size,
+        variant=variant,
     )
+    if formats.check(plan, overwrite=overwrite):
+        check_backup(target, options["backup"])
+    notes: list[str] = []
     if not options["dry_run"]:
         with progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"]) as progress:
-            formats.write(plan, overwrite=overwrite, backup=options["backup"], progress=progress)
+            notes = formats.write(plan, overwrite=overwrite, backup=options["backup"], progress=progress)
     print_receipt(
         plan,
         source,
         renamed,
+        notes,
         command=command,
         as_json=options["as_json"],
         quiet=options["quiet"],
@@ -252,6 +267,8 @@ def remap(locations: tuple[str, ...], **options: Any) -> None:
 @click.option("--to-dense", is_flag=True, help="Make dense tensors of sparse ones.")
 @click.option("--dequantize", is_flag=True, help="Make float32 tensors of quantized ones.")
 @click.option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
+@click.option("--max-shard-size", metavar="SIZE", help="Write a folder of shards of at most SIZE (5GB, 500MB).")
+@click.option("--variant", metavar="WORD", help="A word in the names of shards: fp16.")
 @writing_options
 def convert(
     extract: bool,
@@ -266,6 +283,8 @@ def convert(
     to_dense: bool,
     dequantize: bool,
     map_location: tuple[str, ...],
+    max_shard_size: str | None,
+    variant: str | None,
     **options: Any,
 ) -> None:
     """Rewrite a checkpoint in another format, or with other keys and devices, or both.
@@ -277,6 +296,8 @@ def convert(
     ckptool convert last.ckpt weights.safetensors --extract --unwrap
     ckptool convert in.pth old.pth -t legacy
     ckptool convert in.pth out.pth --drop fc --map-location cpu
+    ckptool convert in.pth folder/ --max-shard-size 5GB
+    ckptool convert folder/ out.safetensors
     """
     wanted = Passes(
         extract,
@@ -292,7 +313,7 @@ def convert(
         to_dense,
         dequantize,
     )
-    rewrite(wanted, "convert", options)
+    rewrite(wanted, "convert", options, max_shard_size=max_shard_size, variant=variant)
 
 
 @click.command()
@@ -309,3 +330,19 @@ def extract_weights(**options: Any) -> None:
     ckptool extract-weights gan.pt -o generator.safetensors --at generator
     """
     rewrite(Passes(extract=True), "extract-weights", options)
+
+
+@click.command()
+@writing_options
+def clean(**options: Any) -> None:
+    """Write a copy that torch.load(weights_only=True) loads: tensors and plain data, and nothing else.
+
+    Paths become text; Namespaces, OmegaConf and other objects with attributes become dicts; numpy arrays become
+    tensors; whole pickled models become their state dicts; functions and what would have to be run are left out. Each
+    change is listed, and nothing in the file is run.
+
+    \b
+    ckptool clean last.ckpt clean.ckpt
+    ckptool clean yolo.pt clean.pt --dry-run
+    """
+    rewrite(Passes(clean=True), "clean", options)

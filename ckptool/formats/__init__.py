@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, map_storages
+from ..directories import check_folder, replacing_folder
 from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, printable
-from ..files import File, FileRange, StrPath, beside, same_bytes, shell_quote
+from ..files import File, FileRange, Folder, StrPath, beside, same_bytes, shell_quote
 from ..objects import beyond_plain_data
 from ..tensor import Storage
 from ..writing import check_target, replacing, write_pieces
-from . import plain_pickle, pt2, safetensors, torch_legacy, torch_package, torch_tar, torch_zip, torchscript
+from . import plain_pickle, pt2, safetensors, sharded, torch_legacy, torch_package, torch_tar, torch_zip, torchscript
+from ._folder import is_part, left_beside, may_go
 from ._foreign import describe
-from .base import Draft, Format
+from ._refusals import live_objects, loss_of_content, require_readable
+from .base import AnyFormat, Draft, FolderFormat, Format, Split
 
 #: In the order in which they are tried.
 FORMATS: tuple[Format, ...] = (
@@ -28,6 +32,9 @@ FORMATS: tuple[Format, ...] = (
     torch_tar.FORMAT,
     plain_pickle.FORMAT,
 )
+#: The formats that are directories, in the order in which they are tried.
+FOLDERS: tuple[FolderFormat, ...] = (sharded.SAFETENSORS, sharded.BIN)
+_ALL: tuple[AnyFormat, ...] = (*FORMATS, *FOLDERS)
 
 _HEAD = 4096
 #: Suffixes that promise a format which is none of ours.
@@ -35,15 +42,24 @@ _NOT_WRITTEN = frozenset(".onnx .npz .npy .gguf .h5 .hdf5 .keras .msgpack .pb .t
 
 
 def find_format(name: str) -> Format:
-    """The format that is called NAME.
+    """The file format that is called NAME.
 
     Raises:
         RuleError: there is none.
     """
-    for format_ in FORMATS:
+    found = _named(name)
+    if isinstance(found, Format):
+        return found
+    raise RuleError(
+        f"{found.name} is a format of directories, and this is a file", where="--to", hint="ckptool formats"
+    )
+
+
+def _named(name: str) -> AnyFormat:
+    for format_ in _ALL:
         if name.lower() in (format_.name, *format_.aliases):
             return format_
-    known = ", ".join(format_.name for format_ in FORMATS if format_.draft)
+    known = ", ".join(format_.name for format_ in _ALL if format_.draft)
     raise RuleError(f"there is no format {printable(name)!r}; there are {known}", where="--to", hint="ckptool formats")
 
 
@@ -54,7 +70,20 @@ def detect(path: StrPath) -> str:
         UnknownFormat: it is no checkpoint; the message says what it is instead.
         Unreadable: it cannot be opened.
     """
-    return _detect(File(path)).name
+    return (_detect_folder(Folder(path)) if Path(path).is_dir() else _detect(File(path))).name
+
+
+def _detect_folder(folder: Folder) -> FolderFormat:
+    for format_ in FOLDERS:
+        if format_.fits(folder):
+            return format_
+    names = [printable(name, 60) for name in folder.names[:8]]
+    raise UnknownFormat(
+        "not a checkpoint that can be read: a folder without sharded weights",
+        where=folder.path,
+        evidence=[f"it holds {', '.join(names)}{', …' if len(folder.names) > 8 else ''}" if names else "it is empty"],
+        hint="name a file in it" if names else None,
+    )
 
 
 def _detect(file: File) -> Format:
@@ -78,9 +107,13 @@ def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
         Malformed: it contradicts itself or is cut short.
         Unreadable: it cannot be opened.
     """
-    file = File(path)
-    chosen = find_format(format) if format else _detect(file)
     try:
+        if Path(path).is_dir():
+            return _open_folder(Folder(path), format)
+        if sharded.is_index(Path(path).name):
+            return sharded.open_index(Path(path))
+        file = File(path)
+        chosen = find_format(format) if format else _detect(file)
         return chosen.open(file)
     except CheckpointError as error:
         error.where = error.where or str(path)
@@ -89,19 +122,30 @@ def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
         raise CannotCarry(f"is too deep or too large to be read ({type(error).__name__})", where=path) from None
 
 
+def _open_folder(folder: Folder, format: str | None) -> Checkpoint:
+    if not format:
+        return _detect_folder(folder).open(folder)
+    named = _named(format)
+    chosen = next((f for f in FOLDERS if f is named or named.name in f.within), None)
+    if chosen is None:
+        raise RuleError(f"{named.name} is a format of files, and this is a folder", where=folder.path)
+    return chosen.open(folder)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What will be written, before a byte is. Also the receipt, once it is.
 
     Attributes:
-        path: the target.
+        path: the target, a file or a directory.
         format: name of its format.
-        nbytes: its exact size.
+        nbytes: its exact size; of a directory, that of all its files.
         steps: what the passes did, a line each.
         form: what changes in form, without loss of content.
         content: content that is lost, as was allowed.
         objects: classes beyond plain data that are carried, as was asked for, with their numbers.
         how: how the bytes come about.
+        replaced: whether a file in an old directory at `path` may go, though no new one takes its place.
     """
 
     path: Path
@@ -113,6 +157,7 @@ class Plan:
     objects: dict[str, int]
     how: str
     draft: Draft
+    replaced: Callable[[str], bool] = is_part
 
     def as_json(self) -> dict[str, Any]:
         """The receipt as plain data."""
@@ -128,11 +173,30 @@ class Plan:
         }
 
 
-def target_format(ckpt: Checkpoint, path: StrPath, format: str | None = None) -> Format:
-    """The format that a checkpoint is written in: as asked for, as the suffix says, or as it came."""
-    if format:
-        return find_format(format)
+def target_format(
+    ckpt: Checkpoint, path: StrPath, format: str | None = None, split: Split | None = None
+) -> Format | FolderFormat:
+    """The format that a checkpoint is written in: as asked for, as the suffix says, or as it came.
+
+    A directory is asked for by a format that is one, by a target that is one or ends with a slash, and by a SPLIT; what
+    came out of a directory goes into one again, if the target has no suffix.
+    """
+    named = _named(format) if format else None
     suffix = Path(path).suffix.lower()
+    came = next((f for f in FOLDERS if f.name == ckpt.format), None)
+    is_folder = os.fspath(path).endswith(("/", os.sep)) or split not in (None, Split())
+    is_folder |= Path(path).is_dir() and not any(suffix in f.suffixes for f in FORMATS)
+    if isinstance(named, FolderFormat):
+        return named
+    if is_folder or (came is not None and not suffix and named is None and not Path(path).exists()):
+        if named is None:
+            return came or sharded.SAFETENSORS
+        inside = next((f for f in FOLDERS if named.name in f.within), None)
+        if inside is None:
+            raise RuleError(f"{named.name} is a format of files, and this is a folder", where=path)
+        return inside
+    if named is not None:
+        return named
     if suffix in _NOT_WRITTEN:
         raise RuleError(
             f"ckptool does not write {suffix} files", where=path, hint="choose another suffix, or a format with --to"
@@ -141,9 +205,14 @@ def target_format(ckpt: Checkpoint, path: StrPath, format: str | None = None) ->
         return safetensors.FORMAT
     if ckpt.format == "torch-legacy":
         return torch_legacy.FORMAT
-    if ckpt.format == "safetensors" and suffix not in torch_zip.FORMAT.suffixes:
+    if ckpt.format in ("safetensors", "sharded-safetensors") and suffix not in torch_zip.FORMAT.suffixes:
         return safetensors.FORMAT
     return torch_zip.FORMAT
+
+
+def split_of(max_shard_size: int | str | None = None, variant: str | None = None) -> Split:
+    """How shards are wanted, from what a person says (see `plan`)."""
+    return Split(None if max_shard_size is None else sharded.parse_size(max_shard_size), sharded.check_variant(variant))
 
 
 def plan(
@@ -153,6 +222,9 @@ def plan(
     format: str | None = None,
     allow_loss: bool = False,
     keep_objects: bool = False,
+    for_torch: str | None = None,
+    max_shard_size: int | str | None = None,
+    variant: str | None = None,
 ) -> Plan:
     """Work out what writing CKPT to PATH would give, without writing.
 
@@ -162,15 +234,21 @@ def plan(
         format: name of the format.
         allow_loss: accept that the format cannot hold all content.
         keep_objects: write objects of any class back to a pickle as they came.
+        for_torch: "torch==1.6" refuses what that version cannot load.
+        max_shard_size: bytes of tensors in each file of a directory, as a number or as "5GB", "500MB". Without it, what
+            is sharded stays as it is divided, and what is not is divided by 5 GB.
+        variant: a word in the file names of sharded weights: "fp16".
 
     Raises:
-        CannotCarry: content would be lost, or an object would be written that may run code when it is loaded.
+        CannotCarry: content would be lost, an object would be written that may run code when it is loaded, or
+            FOR_TORCH cannot load it.
     """
     if not isinstance(ckpt, Checkpoint):
         from ..model import from_torch
 
         ckpt = from_torch(ckpt)
-    chosen = target_format(ckpt, path, format)
+    split = split_of(max_shard_size, variant)
+    chosen = target_format(ckpt, path, format, split)
     if chosen.draft is None:
         raise RuleError(f"ckptool reads {chosen.name} and does not write it", where="--to", hint="ckptool formats")
     if ckpt.sealed and chosen.pickles:
@@ -180,9 +258,11 @@ def plan(
             where=ckpt.where,
             hint=f"ckptool extract-weights {shell_quote(printable(ckpt.where))} {out} takes the weights out of it",
         )
+    if for_torch is not None:
+        require_readable(ckpt, chosen, for_torch)
     ckpt = settle_ties(ckpt)
     try:
-        draft = chosen.draft(ckpt)
+        draft = chosen.draft(ckpt) if isinstance(chosen, Format) else chosen.draft(ckpt, split)
     except CheckpointError as error:
         error.where = error.where or ckpt.where
         raise
@@ -192,14 +272,17 @@ def plan(
         *(() if chosen is torch_zip.FORMAT else torch_zip.extra_members(ckpt)),
     )
     if content and not allow_loss:
-        raise _loss(ckpt, chosen, content)
+        raise loss_of_content(ckpt, chosen, content)
     objects = beyond_plain_data(ckpt.root) if chosen.pickles else {}
     if objects and not keep_objects:
-        raise _live_objects(ckpt, dict(objects))
-    form = (*draft.form, *ckpt.lost_form)
+        raise live_objects(ckpt, dict(objects))
+    form = (*draft.form, *ckpt.lost_form, *(left_beside(ckpt) if not draft.folder else ()))
     if not ckpt.order_preserved:
         form = (*form, "the keys stand in the order of the old header; how they were saved is not known")
-    return Plan(Path(path), chosen.name, draft.nbytes, ckpt.history, form, content, dict(objects), draft.how, draft)
+    replaced = may_go(ckpt, Path(path)) if draft.folder else is_part
+    return Plan(
+        Path(path), chosen.name, draft.nbytes, ckpt.history, form, content, dict(objects), draft.how, draft, replaced
+    )
 
 
 def save(
@@ -211,6 +294,9 @@ def save(
     backup: str | None = None,
     allow_loss: bool = False,
     keep_objects: bool = False,
+    for_torch: str | None = None,
+    max_shard_size: int | str | None = None,
+    variant: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Plan:
     """Write a checkpoint (or a dict of torch tensors) to PATH, whole or not at all.
@@ -218,7 +304,7 @@ def save(
     The file that the checkpoint came from may be the target: it is replaced when the new one is complete and on disk.
 
     Args:
-        ckpt, path, format, allow_loss, keep_objects: see `plan`.
+        ckpt, path, format, allow_loss, keep_objects, for_torch, max_shard_size, variant: see `plan`.
         overwrite: allow PATH to exist.
         backup: suffix under which an old PATH is kept.
         progress: called with the number of bytes, each time some were written.
@@ -230,10 +316,27 @@ def save(
         CannotCarry: as `plan`.
         OutputExists, Unwritable: the target may not be, or cannot be, written.
     """
-    check_target(path, overwrite=overwrite)
-    receipt = plan(ckpt, path, format=format, allow_loss=allow_loss, keep_objects=keep_objects)
+    receipt = plan(
+        ckpt,
+        path,
+        format=format,
+        allow_loss=allow_loss,
+        keep_objects=keep_objects,
+        for_torch=for_torch,
+        max_shard_size=max_shard_size,
+        variant=variant,
+    )
     write(receipt, overwrite=overwrite, backup=backup, progress=progress)
     return receipt
+
+
+def check(planned: Plan, *, overwrite: bool = False) -> os.stat_result | None:
+    """Refuse a target that cannot or must not be written. Returns its status if it is there and not empty."""
+    if not planned.draft.folder:
+        return check_target(planned.path, overwrite=overwrite)
+    names = list(planned.draft.folder)
+    found = check_folder(planned.path, overwrite=overwrite, names=names, replaced=planned.replaced)
+    return found if found and any(planned.path.iterdir()) else None
 
 
 def write(
@@ -242,12 +345,21 @@ def write(
     overwrite: bool = False,
     backup: str | None = None,
     progress: Callable[[int], None] | None = None,
-) -> None:
-    """Carry out a plan."""
-    pieces = planned.draft.pieces
+) -> list[str]:
+    """Carry out a plan. Returns what a person should know: whether a run that was cut off was taken up.
+
+    Raises:
+        OutputExists, Unwritable: the target may not be, or cannot be, written.
+    """
+    pieces, folder = planned.draft.pieces, planned.draft.folder
+    if folder:
+        return replacing_folder(
+            planned.path, folder, overwrite=overwrite, backup=backup, replaced=planned.replaced, progress=progress
+        )
     mode = next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)  # as cp does
     with replacing(planned.path, size=planned.nbytes, overwrite=overwrite, backup=backup, mode=mode) as out:
         write_pieces(out, pieces, progress)
+    return []
 
 
 def settle_ties(ckpt: Checkpoint) -> Checkpoint:
@@ -269,40 +381,3 @@ def settle_ties(ckpt: Checkpoint) -> Checkpoint:
         return ckpt
     done = map_storages(ckpt, settled)
     return done.noting(*broken)
-
-
-#: Kind of tensor -> the option that makes dense ones of it.
-_DECODED = {"sparse": "--to-dense", "quantized": "--dequantize"}
-
-
-def _loss(ckpt: Checkpoint, chosen: Format, content: tuple[str, ...]) -> CannotCarry:
-    outer = [state_dict.path for state_dict in ckpt.state_dicts()]
-    kinds = {other.kind.split("_")[0] for _, other in ckpt.other_tensors()} if not chosen.pickles else set()
-    ways = [f"{option} makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
-    hint = "; ".join([*ways, "--allow-loss writes the rest"])
-    if not chosen.pickles and len(outer) == 1 and outer[0]:
-        hint = f"--extract keeps the weights at {printable(outer[0], 60)} only; a .pth file keeps everything"
-    return CannotCarry(
-        f"{chosen.name} cannot hold all of it; these would be lost:",
-        where=ckpt.where,
-        evidence=[*content[:12], *([f"… and {len(content) - 12:,} more"] if len(content) > 12 else [])],
-        hint=hint,
-    )
-
-
-def _live_objects(ckpt: Checkpoint, objects: dict[str, int]) -> CannotCarry:
-    named = sorted(objects.items(), key=lambda item: -item[1])
-    weights = ckpt.state_dicts()
-    where = shell_quote(printable(ckpt.where)) if ckpt.path else "IN"
-    ways = ["--keep-objects writes them as they came (whoever loads the file runs what they name)"]
-    if weights and weights[0].path:
-        at = f" --at {shell_quote(printable(weights[0].path))}" if len(weights) > 1 else ""
-        out = beside(ckpt.where, "weights")
-        ways.insert(0, f"ckptool convert {where} {out} --extract{at} keeps the weights only")
-    return CannotCarry(
-        "holds objects that may run code when a pickle with them is loaded:",
-        where=ckpt.where,
-        evidence=[f"{printable(name, 100)} ({count:,})" for name, count in named[:12]]
-        + ([f"… and {len(named) - 12:,} more classes"] if len(named) > 12 else []),
-        hint="; ".join(ways),
-    )

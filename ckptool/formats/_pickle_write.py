@@ -20,11 +20,11 @@ from ..tensor import LazyTensor, Storage
 from ..tree import ABSENT, ByteString, Dict, Global, List, Object, Set
 from ._pickle_names import python2_name, python3_name
 
+_LONGEST_TEXT = (1 << 32) - 1  # bytes that the texts of protocol 2 can have
 _BATCH = 1000  # items per APPENDS or SETITEMS, as the standard pickler does
 
 _ORDERED_DICT = Global("collections", "OrderedDict")
 _ENCODE = Global("_codecs", "encode")
-_BYTES = Global("builtins", "bytes")
 _BYTEARRAY = Global("builtins", "bytearray")
 _SETS = {False: Global("builtins", "set"), True: Global("builtins", "frozenset")}
 _PARAMETER = Global("torch._utils", "_rebuild_parameter")
@@ -192,7 +192,11 @@ class _Emitter:
     def _text(self, text: str) -> None:
         if not self._fetch(text):
             raw = text.encode("utf-8", "surrogatepass")
-            self._out.append(struct.pack("<cI", b"X", len(raw)) + raw)
+            if len(raw) <= _LONGEST_TEXT:
+                self._out.append(struct.pack("<cI", b"X", len(raw)) + raw)
+            else:
+                self.protocol = 4
+                self._out.append(struct.pack("<BQ", 0x8D, len(raw)) + raw)
             self._put(text, text)
 
     def _byte_string(self, text: ByteString) -> None:
@@ -204,11 +208,8 @@ class _Emitter:
 
     def _bytes(self, data: bytes) -> None:
         if not self._fetch((bytes, id(data))):
-            made = (data.decode("latin-1"), "latin1")
-            if data:
-                self._push(_ENCODE, made, _REDUCE, _PutLater((bytes, id(data)), data))
-            else:
-                self._push(_BYTES, (), _REDUCE)
+            made = (data.decode("latin-1"), "latin1")  # also of none: weights_only knows no call of bytes()
+            self._push(_ENCODE, made, _REDUCE, _PutLater((bytes, id(data)), data))
 
     def _global(self, node: Global) -> None:
         if self._fetch(node):

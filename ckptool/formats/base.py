@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ..checkpoint import Checkpoint
-from ..files import File, Piece
+from ..files import File, Folder, Piece
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A file as a format would write it.
+    """A file, or a directory of files, as a format would write it.
 
     Attributes:
-        pieces: its bytes, in order.
+        pieces: the bytes of the file, in order. Empty for a directory.
+        folder: the files of a directory, name -> pieces, in the order of writing. Empty for a file.
         form: what changes in form, though no content is lost ("2 tied keys are stored twice").
         content: what would be lost ("optimizer (482 tensors)").
         how: how the bytes come about, for the receipt ("patched in place of the old pickle").
@@ -24,11 +26,12 @@ class Draft:
     form: tuple[str, ...] = ()
     content: tuple[str, ...] = ()
     how: str = ""
+    folder: Mapping[str, Sequence[Piece]] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        """Exact size of the file."""
-        return sum(piece.length for piece in self.pieces)
+        """Exact size of the file, or of all files of the directory."""
+        return sum(piece.length for pieces in (self.pieces, *self.folder.values()) for piece in pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +60,48 @@ class Format:
     sniff: Callable[[bytes, File], bool]
     open: Callable[[File], Checkpoint]
     draft: Callable[[Checkpoint], Draft] | None = None
+
+
+#: Bytes of tensors in a file of a directory, unless somebody wants another size. That of huggingface_hub.
+SHARD_SIZE = 5 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a checkpoint is to be divided among the files of a directory.
+
+    Attributes:
+        most: bytes of tensors in a file, or None: as the checkpoint is divided already, else `SHARD_SIZE`.
+        variant: a word in the names of the files (`fp16`), or None.
+    """
+
+    most: int | None = None
+    variant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFormat:
+    """A directory of files that are one checkpoint.
+
+    Attributes:
+        name, aliases, summary, carries, pickles: as those of a `Format`.
+        within: the file formats whose name, given with a directory as the target, asks for this one.
+        fits: whether a directory is one.
+        open: read headers and pickles of one.
+        draft: lay out a checkpoint as one.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    summary: str
+    carries: str
+    pickles: bool
+    within: tuple[str, ...]
+    fits: Callable[[Folder], bool]
+    open: Callable[[Folder], Checkpoint]
+    draft: Callable[[Checkpoint, Split], Draft]
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+
+
+AnyFormat = Format | FolderFormat

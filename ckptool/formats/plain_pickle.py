@@ -13,7 +13,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..decode import check_all
-from ..errors import CannotCarry, UnknownFormat
+from ..errors import CannotCarry, Malformed, UnknownFormat
 from ..files import Buffer, File, FileRange
 from ..tensor import Storage
 from ..tree import ABSENT, Global
@@ -44,16 +44,18 @@ def open_pickle(file: File) -> Checkpoint:
         )
     reader = _PlainReader(data, file)
     root = reader.load()
-    lost = reader.lost_content()
-    if reader.position < file.size:  # perhaps more pickles
-        lost = (*lost, f"{file.size - reader.position:,} bytes that follow the end of its pickle")
+    if reader.position < file.size:
+        raise Malformed(
+            f"is a plain pickle with {file.size - reader.position:,} bytes behind its end; is it several files in one?",
+            where=file.path,
+        )
     return Checkpoint(
         root,
         "pickle",
         file.path,
         file.size,
-        warnings=(*check_all(reader.others, file.path), *lost),
-        lost_content=lost,
+        warnings=check_all(reader.others, file.path),
+        lost_content=reader.lost_content(),
     )
 
 

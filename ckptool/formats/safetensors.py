@@ -274,6 +274,12 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     return joined
 
 
+def those_that_fit(entries: Iterable[tuple[Any, Any]]) -> list[tuple[str, LazyTensor]]:
+    """The entries of a state dict that a safetensors file can hold, as the dense tensors that they stand for."""
+    fitting = [(key, as_dense(value)) for key, value in entries if _obstacle(key, value) is None]
+    return [(key, tensor) for key, tensor in fitting if tensor is not None]
+
+
 def _obstacle(key: Any, value: Any) -> str | None:
     """What keeps an entry of a state dict out of a safetensors file, or None."""
     if not isinstance(key, str):

@@ -11,7 +11,7 @@ from ..checkpoint import Checkpoint, StateDict, metadata_of
 from ..errors import printable
 from ..files import StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
-from ..kinds import OtherTensor, as_dense, other_tensor, others_in
+from ..kinds import OtherTensor, as_dense, other_tensor
 from ..locations import mentions
 from ..objects import beyond_plain_data, count_objects
 from ..tensor import LazyTensor
@@ -151,7 +151,6 @@ def _metadata(weights: StateDict) -> dict[str, Any] | None:
 
 def _tensors(ckpt: Checkpoint, weights: list[StateDict]) -> list[TensorReport]:
     numbers: dict[int, int] = {}
-    others = {id(node): other for _, node, other in others_in(ckpt.root)}
 
     def number(t: LazyTensor) -> int:
         return numbers.setdefault(t.storage.identity, len(numbers))
@@ -186,7 +185,7 @@ def _tensors(ckpt: Checkpoint, weights: list[StateDict]) -> list[TensorReport]:
                 rows.append(report(one.places[key], tensor, key, one.path))
                 told.add(one.places[key])
     for trail, node in walk(ckpt.root):
-        tensor = node if isinstance(node, LazyTensor) else others.get(id(node))
+        tensor = node if isinstance(node, LazyTensor) else other_tensor(node)
         if tensor is not None and (path := address(trail)) not in told:
             rows.append(report(path, tensor, *key_of.get(path, (None, None))))
     return rows

@@ -36,6 +36,12 @@ def count_text(count: int) -> str:
     return f"{count:,}"
 
 
+def percent(part: int, whole: int) -> str:
+    """PART of WHOLE in percent, 100 % for all of them only."""
+    share = 100 * part / whole if whole else 100.0
+    return f"{min(share, 99.99) if part < whole else share:.4g} %"
+
+
 def inspect_text(seen: Inspection, *, everything: bool = False, width: int = 120) -> str:
     """What is in a file, for a person: modules one a line, numbered ones folded, then what else there is.
 
@@ -55,18 +61,18 @@ def _inspection(seen: Inspection, everything: bool, width: int) -> Iterator[str]
         yield from _state_dict(one, inside, everything, width)
     if not seen.state_dicts:
         yield f"  no state dict; {counted(len(seen.tensors), 'tensor')}"
-    yield from _section("tied", [" = ".join(printable(key, 60) for key in keys) for keys in seen.ties], everything)
-    yield from _section("also in the file", _table([(printable(n, 40), text) for n, text in seen.others]), everything)
+    yield from section("tied", [" = ".join(printable(key, 60) for key in keys) for keys in seen.ties], everything)
+    yield from section("also in the file", table([(printable(n, 40), text) for n, text in seen.others]), everything)
     objects = [(printable(name, 80), f"{count:,}") for name, count in seen.objects.items()]
-    yield from _section("objects (shown, never run)", _table(objects), everything)
+    yield from section("objects (shown, never run)", table(objects), everything)
     if seen.unsafe:
         yield ""
         yield f"  unpickling would import or call {counted(len(seen.unsafe), 'name')} beyond plain data; nothing was"
     devices = [(printable(path, 60) or "the root", printable(text, 40)) for path, text in seen.devices]
-    yield from _section("devices written down elsewhere", _table(devices), everything)
-    yield from _section("notes", [printable(line) for line in seen.warnings], everything)
+    yield from section("devices written down elsewhere", table(devices), everything)
+    yield from section("notes", [printable(line) for line in seen.warnings], everything)
     for why in dict.fromkeys(why for _, why in seen.suggestions):
-        yield from _section(why, [command for command, reason in seen.suggestions if reason == why], True)
+        yield from section(why, [command for command, reason in seen.suggestions if reason == why], True)
 
 
 def scan_text(seen: Scan, *, everything: bool = False, width: int = 120) -> str:
@@ -77,7 +83,7 @@ def scan_text(seen: Scan, *, everything: bool = False, width: int = 120) -> str:
         everything: list the names of tensors and plain data as well, and all places.
         width: columns to fill.
     """
-    return "\n".join(_wrapped(_scanned(seen, everything), width))
+    return "\n".join(wrapped(_scanned(seen, everything), width))
 
 
 def _scanned(seen: Scan, everything: bool) -> Iterator[str]:
@@ -108,7 +114,7 @@ def _scanned(seen: Scan, everything: bool) -> Iterator[str]:
     yield from (f"    {printable(line, 160)}" for line in seen.notes)
 
 
-def _wrapped(lines: Iterable[str], width: int) -> Iterator[str]:
+def wrapped(lines: Iterable[str], width: int) -> Iterator[str]:
     """Lines folded at WIDTH between words, indented further. A word is never cut, so paths can be copied."""
     for line in lines:
         if len(line) <= width:
@@ -134,7 +140,8 @@ def _finding(one: Finding, several: bool, everything: bool) -> Iterator[str]:
         yield from (f"        {example}" for example in one.examples)
 
 
-def _section(title: str, lines: list[str], everything: bool) -> Iterator[str]:
+def section(title: str, lines: list[str], everything: bool) -> Iterator[str]:
+    """A title and its lines, as many as one wants to see; nothing without lines."""
     if lines:
         yield ""
         yield f"  {title}:"
@@ -162,7 +169,7 @@ def _state_dict(one: StateDictReport, tensors: list[TensorReport], everything: b
     usual = (dtypes.most_common(1)[0][0], locations.most_common(1)[0][0]) if tensors else ("", "")
     rows = _modules(tensors, usual, 10**6 if everything else width - 4)
     shown = rows if everything else rows[:_ROWS]
-    yield from (f"    {line}" for line in _table(shown))
+    yield from (f"    {line}" for line in table(shown))
     if len(rows) > len(shown):
         yield f"    … and {len(rows) - len(shown):,} more lines (-v lists all)"
 
@@ -204,7 +211,7 @@ def _histogram(counted: Counter[str]) -> str:
     return ", ".join(f"{printable(name, 40)} x{count:,}" for name, count in counted.most_common(6))
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Rows as aligned columns; the last column is not padded."""
     if not rows:
         return []

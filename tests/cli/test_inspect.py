@@ -9,6 +9,7 @@ from samples import Files, Run, tensor
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
+from ckptool.formats import FOLDERS
 from ckptool.tree import Dict
 
 
@@ -105,7 +106,8 @@ def test_of_several_files_the_worst_decides(run: Run, files: Files) -> None:
 
 def test_formats_are_listed_for_people_and_programs(run: Run) -> None:
     listed = json.loads(run("formats", "--json").out)["formats"]
-    assert [f["name"] for f in listed if f["writes"]] == ["torch-zip", "torch-legacy", "safetensors"]
+    written = ["torch-zip", "torch-legacy", "safetensors", *(f.name for f in FOLDERS)]
+    assert [f["name"] for f in listed if f["writes"]] == written
     read_only = ["torchscript", "torch-package", "pt2", "torch-tar", "pickle"]
     assert [f["name"] for f in listed if not f["writes"]] == read_only
     text = run("formats").out

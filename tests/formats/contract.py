@@ -15,8 +15,8 @@ from ckptool.checkpoint import Checkpoint
 from ckptool.dtypes import UINT8
 from ckptool.errors import CheckpointError
 from ckptool.files import CHUNK, File, FileRange
+from ckptool.formats import FOLDERS, find_format, settle_ties, write
 from ckptool.formats import FORMATS as ALL_FORMATS
-from ckptool.formats import find_format, settle_ties
 from ckptool.tensor import LazyTensor, Storage, is_permutation
 from ckptool.tree import Dict, descend
 
@@ -56,13 +56,26 @@ class Broken:
 
 def write_sparsely(path, draft):
     """Write a draft, leaving holes in the file where it has `Hole`s."""
-    with open(path, "wb") as out:
-        for piece in draft.pieces:
-            if isinstance(piece, Hole):
-                out.seek(piece.length, os.SEEK_CUR)
-            else:
-                out.write(b"".join(piece.chunks()))
-        out.truncate(draft.nbytes)
+    if draft.folder:
+        os.mkdir(path)
+    for name, pieces in draft.folder.items() or [("", draft.pieces)]:
+        with open(os.path.join(path, name) if name else path, "wb") as out:
+            for piece in pieces:
+                if isinstance(piece, Hole):
+                    out.seek(piece.length, os.SEEK_CUR)
+                else:
+                    out.write(b"".join(piece.chunks()))
+            out.truncate(sum(piece.length for piece in pieces))
+
+
+def files_at(path):
+    """The file at PATH, or all files in it, in order."""
+    return sorted(path.iterdir()) if path.is_dir() else [path]
+
+
+def bytes_at(path):
+    """What is in the file at PATH, or in all files in it."""
+    return {file.name: file.read_bytes() for file in files_at(path)} if path.is_dir() else path.read_bytes()
 
 
 def everything_in(ckpt):
@@ -123,6 +136,10 @@ class FormatContract:
     def save(self, ckpt, path, **options):
         return ckptool.save(ckpt, path, format=self.name, overwrite=True, **options)
 
+    def may_be_left(self, path):
+        """What a write to PATH that was cut off may leave behind."""
+        return set()
+
     # -- what is written comes back
 
     @in_one_folder
@@ -139,18 +156,18 @@ class FormatContract:
     def test_what_was_read_is_written_again_byte_for_byte(self, tmp_path, data):
         self.save(data.draw(self.checkpoints), tmp_path / "x")
         self.save(ckptool.open(tmp_path / "x"), tmp_path / "y")
-        assert (tmp_path / "y").read_bytes() == (tmp_path / "x").read_bytes()
+        assert bytes_at(tmp_path / "y") == bytes_at(tmp_path / "x")
 
     @in_one_folder
     @given(data=st.data())
     def test_the_plan_states_the_exact_size(self, tmp_path, data):
         planned = self.save(data.draw(self.checkpoints), tmp_path / "x")
-        assert (tmp_path / "x").stat().st_size == planned.nbytes
+        assert sum(file.stat().st_size for file in files_at(tmp_path / "x")) == planned.nbytes
 
     def test_the_same_checkpoint_gives_the_same_bytes(self, tmp_path):
         for name in "xy":
             self.save(sample(), tmp_path / name)
-        assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
+        assert bytes_at(tmp_path / "x") == bytes_at(tmp_path / "y")
 
     def test_progress_adds_up_to_the_plan(self, tmp_path):
         seen = []
@@ -215,9 +232,9 @@ class FormatContract:
         storages = [Storage(Hole(1 << 27), "cpu", kind, crc=1) for _ in range(8)]
         entries = {f"w{i}": LazyTensor(s, kind, (1 << 25,), (1,)) for i, s in enumerate(storages)}
         path = tmp_path / "large"
-        write_sparsely(path, self.format.draft(state_dict_of(entries)))
+        write_sparsely(path, ckptool.plan(state_dict_of(entries), path, format=self.name).draft)
         ckpt = ckptool.open(path)
-        assert ckpt.nbytes == path.stat().st_size > 1 << 30
+        assert ckpt.nbytes > 1 << 30
         assert sum(bytes_read) < 1 << 20
         assert sum(tensor.nbytes for _, tensor in ckpt.tensors()) == 1 << 30
 
@@ -236,23 +253,26 @@ print(*{"torch", "numpy", "ml_dtypes", "click", "rich", "yaml", "safetensors"} &
 
     def test_a_file_that_is_cut_short_anywhere_is_refused(self, tmp_path):
         self.save(sample(), tmp_path / "x")
-        path = tmp_path / "x"
-        for length in reversed(range(path.stat().st_size)):
-            os.truncate(path, length)
-            with pytest.raises((ckptool.Malformed, ckptool.UnknownFormat)) as caught:
-                ckptool.open(path)
-            assert str(path) in str(caught.value)
+        for path in files_at(tmp_path / "x"):
+            whole = path.read_bytes()
+            for length in reversed(range(len(whole))):
+                os.truncate(path, length)
+                with pytest.raises((ckptool.Malformed, ckptool.UnknownFormat)) as caught:
+                    ckptool.open(tmp_path / "x")
+                assert str(tmp_path / "x") in str(caught.value)
+            path.write_bytes(whole)
 
     def test_flipped_bytes_end_in_our_errors_or_in_a_checkpoint(self, tmp_path):
         self.save(sample(), tmp_path / "x")
-        whole = (tmp_path / "x").read_bytes()
+        files = {file: file.read_bytes() for file in files_at(tmp_path / "x")}
         chance = random.Random(20)
         refused = []
-        for _ in range(1500):
-            damaged = bytearray(whole)
+        for number in range(1500):
+            path = list(files)[number % len(files)]
+            damaged = bytearray(files[path])
             for _ in range(chance.choice([1, 1, 1, 2, 8])):
-                damaged[chance.randrange(len(whole))] = chance.randrange(256)
-            with open(tmp_path / "x", "r+b") as file:  # in place: much faster than a new file
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+            with open(path, "r+b") as file:  # in place: much faster than a new file
                 file.write(damaged)
             try:
                 ckpt = ckptool.open(tmp_path / "x")
@@ -261,6 +281,8 @@ print(*{"torch", "numpy", "ml_dtypes", "click", "rich", "yaml", "safetensors"} &
                     ckptool.plan(ckpt, tmp_path / "y", format=format_.name, allow_loss=True, keep_objects=True)
             except CheckpointError as error:
                 refused.append(str(error))
+            with open(path, "r+b") as file:
+                file.write(files[path])
         assert 0 < len(refused) < 1500
         assert not [message for message in refused if "\x1b" in message]
 
@@ -276,13 +298,13 @@ print(*{"torch", "numpy", "ml_dtypes", "click", "rich", "yaml", "safetensors"} &
     def test_the_source_can_be_the_target(self, tmp_path):
         path = tmp_path / "x"
         self.save(sample(), path)
-        before = path.read_bytes()
+        before = bytes_at(path)
         ckpt = ckptool.open(path)
         values = everything_in(ckpt)
         for _ in range(2):
             ckpt = ckptool.strip_prefix(ckpt, "module.") if "module.steps" in ckpt.state_dict() else ckpt
             self.save(ckpt, path)
-        assert path.read_bytes() != before
+        assert bytes_at(path) != before
         back = ckptool.open(path)
         assert list(back.state_dict()) == ["conv.weight", "conv.bias", "head.weight", "steps", "none"]
         assert everything_in(back) == values == everything_in(ckpt)
@@ -293,18 +315,18 @@ print(*{"torch", "numpy", "ml_dtypes", "click", "rich", "yaml", "safetensors"} &
     def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(self, tmp_path, error):
         path = tmp_path / "x"
         self.save(sample(), path)
-        before = path.read_bytes()
+        before = bytes_at(path)
         source = Broken(1 << 20, error)
         tensor = LazyTensor(Storage(source, "cpu", UINT8, crc=1), UINT8, (1 << 20,), (1,))
         with pytest.raises(ckptool.Unwritable if isinstance(error, OSError) else type(error)):
             self.save(state_dict_of({"x": tensor}), path)
-        assert path.read_bytes() == before
-        assert list(tmp_path.iterdir()) == [path]
+        assert bytes_at(path) == before
+        assert set(tmp_path.iterdir()) - self.may_be_left(path) == {path}
 
     def test_an_interruption_at_any_moment_leaves_the_old_file_and_nothing_else(self, tmp_path):
         path = tmp_path / "x"
         self.save(sample(), path)
-        before = path.read_bytes()
+        before = bytes_at(path)
         ckpt = ckptool.add_prefix(ckptool.open(path), "another.prefix.")
         for moment in range(1000):
             countdown = iter(range(moment))
@@ -316,8 +338,8 @@ print(*{"torch", "numpy", "ml_dtypes", "click", "rich", "yaml", "safetensors"} &
             try:
                 self.save(ckpt, path, progress=interrupt)
             except KeyboardInterrupt:
-                assert path.read_bytes() == before
-                assert list(tmp_path.iterdir()) == [path]
+                assert bytes_at(path) == before
+                assert set(tmp_path.iterdir()) - self.may_be_left(path) == {path}
             else:
                 break
         assert 0 < moment < 1000
@@ -364,3 +386,62 @@ class PickleContract(FormatContract):
         tags = ["cpu", "cuda:0", "cuda:7", "mps", "meta", "xpu:1"]
         self.save(state_dict_of({tag: tensor_of("float32", location=tag) for tag in tags}), tmp_path / "x")
         assert [t.location for t in ckptool.open(tmp_path / "x").state_dict().values()] == tags
+
+
+class FolderContract(FormatContract):
+    """Laws of the formats that are directories. What is not divided yet is divided into small files."""
+
+    def save(self, ckpt, path, **options):
+        divided = {} if ckpt.format == self.name else {"max_shard_size": 24}
+        return super().save(ckpt, path, **divided, **options)
+
+    def may_be_left(self, path):
+        return {path.with_name(f".{path.name}.ckptool-tmp")}
+
+    def test_bytes_that_other_formats_write_are_not_taken_for_this_one(self, tmp_path):
+        for format_ in (*FORMATS, *FOLDERS):
+            ckptool.save(sample(), tmp_path / format_.name, format=format_.name)
+            assert (ckptool.detect(tmp_path / format_.name) == self.name) == (format_.name == self.name)
+
+    def test_a_run_that_was_cut_off_is_taken_up_where_it_stopped(self, tmp_path):
+        self.save(sample(), tmp_path / "x")
+        ckpt = ckptool.add_prefix(ckptool.open(tmp_path / "x"), "new.")
+        whole = self.save(ckpt, tmp_path / "y").nbytes
+        half = iter(range(whole))
+
+        def interrupt(count):
+            if sum(next(half, -1) >= 0 for _ in range(count)) and next(half, 0) > whole // 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            self.save(ckpt, tmp_path / "z", progress=interrupt)
+        left = tmp_path / ".z.ckptool-tmp"
+        finished = {
+            file.name: file.stat().st_ino for file in left.iterdir() if file.name[0] == "_" or file.name[0].isalpha()
+        }
+        assert finished
+        assert not (tmp_path / "z").exists()
+        notes = write(ckptool.plan(ckpt, tmp_path / "z", format=self.name))
+        assert "taken up" in notes[0]
+        assert bytes_at(tmp_path / "z") == bytes_at(tmp_path / "y")
+        assert not left.exists()
+        now = {file.name: file.stat().st_ino for file in files_at(tmp_path / "z")}
+        assert finished.items() <= now.items()
+
+    def test_another_plan_starts_anew_and_says_so(self, tmp_path):
+        ckpt = sample()
+        seen = []
+
+        def interrupt(count):
+            seen.append(count)
+            if len(seen) > 3:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            self.save(ckpt, tmp_path / "x", progress=interrupt)
+        assert (tmp_path / ".x.ckptool-tmp").is_dir()
+        other = ckptool.drop(ckpt, "module.head")
+        notes = write(ckptool.plan(other, tmp_path / "x", format=self.name, max_shard_size=24))
+        assert notes == ["what a run with another plan left half done was removed"]
+        self.save(other, tmp_path / "y")
+        assert bytes_at(tmp_path / "x") == bytes_at(tmp_path / "y")

@@ -1,0 +1,86 @@
+"""`ckptool diff`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..reports import diff as report
+from ..reports.diff_text import diff_page, diff_text
+from .options import FileName
+from .output import print_json, progress_bar, terminal_width, write_page
+
+
+class _Tolerance(click.ParamType[float]):
+    """A number that is not negative."""
+
+    name = "number"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(str(value))
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < float("inf"):
+            self.fail(f"{value!r} is no tolerance; 0 or more, as in 1e-5", param, ctx)
+        return number
+
+
+@click.command()
+@click.argument("left", type=FileName(), metavar="A")
+@click.argument("right", type=FileName(), metavar="B")
+@click.option("--weights", is_flag=True, help="Compare the weights only, not what else is in the files.")
+@click.option("--at", metavar="PATH", help="Where the weights are, in files with several state dicts.")
+@click.option("--rtol", type=_Tolerance(), default=0.0, help="Values are close within ATOL + RTOL * |B|.")
+@click.option("--atol", type=_Tolerance(), default=0.0, help="Values are close within ATOL + RTOL * |B|.")
+@click.option("--detect-renames", is_flag=True, help="Find tensors that have another name only, by their content.")
+@click.option("--strict", is_flag=True, help="Let devices, order, ties and `_metadata` count as differences.")
+@click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
+@click.option("--html", type=FileName(), metavar="REPORT", help="Also write a page to look at.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
+@click.option("-v", "--verbose", is_flag=True, help="List all tensors, however many.")
+def diff(
+    left: str,
+    right: str,
+    weights: bool,
+    at: str | None,
+    rtol: float,
+    atol: float,
+    detect_renames: bool,
+    strict: bool,
+    as_json: bool,
+    html: str | None,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Compare two checkpoints of any formats: keys, shapes, types, values and what else is in the files.
+
+    Exit code 0: they hold the same. 1: they differ. Devices, order, ties and `_metadata` are listed, and do not count
+    without --strict.
+
+    \b
+    ckptool diff a.pth b.safetensors
+    ckptool diff before.pth after.pth --rtol 1e-5 --atol 1e-8
+    ckptool diff mine.pth theirs.pth --weights --detect-renames
+    """
+    size = Path(left).stat().st_size if Path(left).is_file() else 0
+    with progress_bar("comparing", size, wanted=not quiet) as progress:
+        found = report.diff(
+            left,
+            right,
+            at=at,
+            weights=weights,
+            rtol=rtol,
+            atol=atol,
+            detect_renames=detect_renames,
+            strict=strict,
+            progress=progress,
+        )
+    if html:
+        write_page(diff_page(found), html)
+    if as_json:
+        print_json({"ckptool": 1, "command": "diff", **found.as_json()})
+    elif not quiet:
+        click.echo(diff_text(found, everything=verbose, width=terminal_width()))
+    return 0 if found.same else 1

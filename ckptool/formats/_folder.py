@@ -1,0 +1,115 @@
+"""What the formats that are directories share: where a checkpoint's files are, and what lies beside them."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import Checkpoint
+from ..errors import printable
+from ..files import File, FileRange, Folder, Piece
+
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FolderOrigin:
+    """The directory that a checkpoint came from.
+
+    Attributes:
+        folder: the directory.
+        parts: the checkpoint of each file of weights, by its name, in order.
+        own: the names of all files that it was read from.
+        beside: files of the directory that are none of the checkpoint's: a configuration, a tokenizer.
+    """
+
+    folder: Folder
+    parts: dict[str, Checkpoint]
+    own: frozenset[str]
+    beside: tuple[str, ...]
+
+
+def lying_beside(folder: Folder, own: Iterable[str]) -> tuple[str, ...]:
+    """The regular files of FOLDER, without hidden ones and those of the checkpoint's OWN."""
+    taken = set(own)
+
+    def regular(name: str) -> bool:
+        try:
+            return stat.S_ISREG((folder.path / name).stat().st_mode)
+        except OSError:
+            return False
+
+    return tuple(name for name in folder.names if name not in taken and not name.startswith(".") and regular(name))
+
+
+def carried_along(ckpt: Checkpoint, taken: Iterable[str]) -> tuple[dict[str, list[Piece]], list[str]]:
+    """What lies beside the weights that CKPT came from, for the directory that it goes to, and lines that say so.
+
+    TAKEN are the names that are written anyway. Other weights stay where they are: they would be those of before.
+    """
+    if not isinstance(ckpt.origin, FolderOrigin):
+        return {}, []
+    beside = [name for name in ckpt.origin.beside if name not in set(taken)]
+    names = [name for name in beside if not is_part(name) and not name.endswith(_OTHER_WEIGHTS)]
+    files = {name: File(ckpt.origin.folder.path / name) for name in names}
+    pieces: dict[str, list[Piece]] = {
+        name: [FileRange(file, 0, file.size)] if file.size else [] for name, file in files.items()
+    }
+    lines = [f"copied along, as they are: {_named(names)}"] if names else []
+    stay = [name for name in beside if name not in files]
+    lines += [f"other weights beside them are not copied: {_named(stay)}"] if stay else []
+    return pieces, lines
+
+
+#: What a checkpoint in a directory is made of.
+_PART = re.compile(
+    r".+-\d{5,6}-of-\d{5,6}(?:\.[\w-]+)*\.(?:safetensors|bin)|(?:model|pytorch_model|diffusion_pytorch_model)"
+    r"(?:\.[\w-]+)?\.(?:safetensors|bin)|.+\.(?:safetensors|bin)\.index(?:\.[\w-]+)?\.json|\.metadata|.+\.distcp"
+)
+#: Endings of other files with weights.
+_OTHER_WEIGHTS = (".safetensors", ".h5", ".msgpack", ".gguf", ".onnx", ".pth", ".ckpt", ".ot", ".tflite")
+
+
+def is_part(name: str) -> bool:
+    """Whether a file of this name is a part of a checkpoint that is a directory."""
+    return _PART.fullmatch(name) is not None
+
+
+def may_go(ckpt: Checkpoint, target: Path) -> Callable[[str], bool]:
+    """Whether a file in the directory TARGET may go when CKPT takes its place: parts of the checkpoint that is there.
+
+    In the directory that CKPT itself came from, only the files that it was read from may.
+    """
+    if isinstance(ckpt.origin, FolderOrigin) and target.resolve() == ckpt.origin.folder.path.resolve():
+        return ckpt.origin.own.__contains__
+    return is_part
+
+
+def left_beside(ckpt: Checkpoint) -> tuple[str, ...]:
+    """What a single file leaves behind of the directory that CKPT came from, as a line for the receipt."""
+    if not isinstance(ckpt.origin, FolderOrigin) or not ckpt.origin.beside:
+        return ()
+    return (f"left behind beside the weights: {_named(ckpt.origin.beside)}",)
+
+
+def _named(names: Iterable[str]) -> str:
+    listed = [printable(name, 60) for name in names]
+    return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else "")
+
+
+def files_under(source: Any) -> Iterator[File]:
+    """The input files that a source of bytes is computed from."""
+    pending, seen = [source], set()
+    while pending:
+        one = pending.pop()
+        if isinstance(one, File):
+            yield one
+        elif isinstance(one, tuple | list):
+            pending.extend(reversed(one))
+        elif is_dataclass(one) and not isinstance(one, type) and id(one) not in seen:
+            seen.add(id(one))
+            pending.extend(getattr(one, field.name) for field in reversed(fields(one)))

@@ -1,0 +1,71 @@
+"""What is said when a checkpoint cannot be written as it is: what would be lost, or what would run."""
+
+from __future__ import annotations
+
+from ..checkpoint import Checkpoint
+from ..errors import CannotCarry, printable
+from ..files import beside, shell_quote
+from ..vintage import impossible, parse_target
+from .base import AnyFormat
+
+#: Kind of tensor -> the option that makes dense ones of it.
+_DECODED = {"sparse": "--to-dense", "quantized": "--dequantize"}
+
+
+def loss_of_content(ckpt: Checkpoint, chosen: AnyFormat, content: tuple[str, ...]) -> CannotCarry:
+    """A format that cannot hold all of CKPT, with the ways on."""
+    outer = [state_dict.path for state_dict in ckpt.state_dicts()]
+    kinds = {other.kind.split("_")[0] for _, other in ckpt.other_tensors()} if not chosen.pickles else set()
+    ways = [f"{option} makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
+    hint = "; ".join([*ways, "--allow-loss writes the rest"])
+    if not chosen.pickles and len(outer) == 1 and outer[0]:
+        hint = f"--extract keeps the weights at {printable(outer[0], 60)} only; a .pth file keeps everything"
+    return CannotCarry(
+        f"{chosen.name} cannot hold all of it; these would be lost:",
+        where=ckpt.where,
+        evidence=[*content[:12], *([f"… and {len(content) - 12:,} more"] if len(content) > 12 else [])],
+        hint=hint,
+    )
+
+
+def live_objects(ckpt: Checkpoint, objects: dict[str, int]) -> CannotCarry:
+    """Objects that may run code when a pickle with them is loaded, with the ways on."""
+    named = sorted(objects.items(), key=lambda item: -item[1])
+    weights = ckpt.state_dicts()
+    where = shell_quote(printable(ckpt.where)) if ckpt.path else "IN"
+    ways = ["--keep-objects writes them as they came (whoever loads the file runs what they name)"]
+    if weights and weights[0].path:
+        at = f" --at {shell_quote(printable(weights[0].path))}" if len(weights) > 1 else ""
+        out = beside(ckpt.where, "weights")
+        ways.insert(0, f"ckptool convert {where} {out} --extract{at} keeps the weights only")
+    return CannotCarry(
+        "holds objects that may run code when a pickle with them is loaded:",
+        where=ckpt.where,
+        evidence=[f"{printable(name, 100)} ({count:,})" for name, count in named[:12]]
+        + ([f"… and {len(named) - 12:,} more classes"] if len(named) > 12 else []),
+        hint="; ".join(ways),
+    )
+
+
+def require_readable(ckpt: Checkpoint, chosen: AnyFormat, for_torch: str) -> None:
+    """Refuse what a version of torch cannot load. Other programs read safetensors files, whatever the torch.
+
+    Raises:
+        CannotCarry: something is younger than that version.
+        RuleError: FOR_TORCH is no version.
+    """
+    version = parse_target(for_torch)
+    lines = impossible(ckpt.root, version, zipped=chosen.name != "torch-legacy") if chosen.pickles else []
+    if lines:
+        kinds = {other.kind.split("_")[0] for _, other in ckpt.other_tensors()}
+        ways = [f"{option} makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
+        if lines[0].startswith("the zip archive"):
+            ways.insert(0, "-t legacy writes what every torch reads")
+        if any("numpy" in line for line in lines):
+            ways.append("ckptool clean makes tensors of numpy arrays")
+        raise CannotCarry(
+            f"torch {version[0]}.{version[1]} cannot load all of it:",
+            where=ckpt.where,
+            evidence=lines,
+            hint="; ".join(ways) or None,
+        )

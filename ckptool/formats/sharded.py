@@ -1,0 +1,463 @@
+"""Sharded weights as Hugging Face's libraries write them: files that are each a checkpoint, and an index.
+
+    model-00001-of-00002.safetensors      or pytorch_model-00001-of-00002.bin, each with a part of the tensors
+    model-00002-of-00002.safetensors
+    model.safetensors.index.json          {"metadata": {"total_size": bytes, …}, "weight_map": {key: file, …}}
+
+Weights that fit into one file are `model.safetensors` without an index. A variant (`fp16`) goes before the last ending:
+`model.fp16-00001-of-00002.safetensors`, `model.safetensors.index.fp16.json`.
+
+Split as huggingface_hub 1.x does it (serialization/_base.py): keys in their order, a new file when the next tensor does
+not fit; one that is larger than a file has one of its own, put before the file that is being filled; tensors of one
+storage stay together, in the file of the first, and count once, with the whole storage. Since that changes the order,
+each file notes the places of its keys (`ckptool.places` in its text metadata), and reading restores them.
+
+Each shard is opened and laid out by the format of its own; nothing here knows what is in one. An index is believed only
+as far as its shards bear it out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import Checkpoint
+from ..errors import Ambiguous, CheckpointError, Malformed, RuleError, UnknownFormat, counted, printable
+from ..files import Buffer, File, Folder, Piece, shell_quote
+from ..tensor import LazyTensor
+from ..tree import ABSENT, Dict, Object
+from ..weights import around, the_state_dict
+from . import safetensors, torch_legacy, torch_zip
+from ._folder import FolderOrigin, carried_along, files_under, lying_beside
+from .base import SHARD_SIZE, Draft, FolderFormat, Format, Split
+
+_PLACES = "ckptool.places"
+_LARGEST_INDEX = 100 << 20
+_INDEX = re.compile(r"(?P<stem>.+)\.(?P<kind>safetensors|bin)\.index(?:\.(?P<variant>[\w-]+))?\.json\Z", re.ASCII)
+_SHARD = re.compile(
+    r"(?P<stem>.+)-(?P<number>\d{5,6})-of-(?P<total>\d{5,6})(?P<rest>(?:\.[\w-]+)?\.(?:safetensors|bin))\Z"
+)
+#: Names that weights in one file have, without ending and variant. Any other `.bin` may be anything.
+_STEMS = (
+    "model",
+    "pytorch_model",
+    "diffusion_pytorch_model",
+    "adapter_model",
+    "open_clip_model",
+    "open_clip_pytorch_model",
+)
+_SINGLE = re.compile(rf"(?P<stem>{'|'.join(_STEMS)})(?:\.(?P<variant>[\w-]+))?\.(?P<kind>safetensors|bin)\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """One set of weights in a directory: an index, numbered shards without one, or a single file."""
+
+    name: str  # the file to name when this set is meant
+    kind: str
+    variant: str | None
+    files: tuple[str, ...]  # () if the index says
+    missing: tuple[str, ...] = ()
+
+    @property
+    def is_index(self) -> bool:
+        return not self.files
+
+
+def is_index(name: str) -> bool:
+    """Whether a file name is that of an index."""
+    return _INDEX.match(name) is not None
+
+
+def _weights_in(folder: Folder) -> list[_Weights]:
+    """The sets of weights in a directory, those that a loader would take first at the front."""
+    found = [
+        _Weights(name, match["kind"], match["variant"], ()) for name in folder.names if (match := _INDEX.match(name))
+    ]
+    indexed = {one.kind for one in found}
+    numbered: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    singles = []
+    for name in folder.names:
+        shard, single = _SHARD.match(name), _SINGLE.match(name)
+        if shard and shard["rest"].rpartition(".")[2] not in indexed:
+            numbered[shard["stem"], shard["total"], shard["rest"]].append(name)
+        elif single and not shard:
+            singles.append(_Weights(name, single["kind"], single["variant"], (name,)))
+    for (stem, total, rest), names in numbered.items():
+        wanted = [f"{stem}-{n:0{len(total)}}-of-{total}{rest}" for n in range(1, min(int(total), 100_000) + 1)]
+        missing = tuple(name for name in wanted if name not in names)
+        variant, _, kind = rest.lstrip(".").rpartition(".")
+        found.append(_Weights(names[0], kind, variant or None, tuple(names), missing))
+    found += singles
+    if not found:  # any one safetensors file can only be the weights
+        lone = [name for name in folder.names if name.endswith(".safetensors")]
+        found += [_Weights(lone[0], "safetensors", None, (lone[0],))] if len(lone) == 1 else []
+    return sorted(found, key=lambda one: (one.kind != "safetensors", one.variant is not None))
+
+
+def fits(folder: Folder, kind: str) -> bool:
+    """Whether the weights in a directory that a loader would take are of a kind: "safetensors" or "bin"."""
+    found = _weights_in(folder)
+    return bool(found) and found[0].kind == kind
+
+
+def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpoint:
+    """Open sharded weights: the headers and pickles of all shards are read, no tensor is.
+
+    Args:
+        folder: the directory.
+        kind: "safetensors" or "bin".
+        index: the index to follow, where the directory has several.
+    """
+    sets = [one for one in _weights_in(folder) if one.kind == kind and index in (None, one.name)]
+    plain = [one for one in sets if one.variant is None] or sets
+    if not plain:
+        raise UnknownFormat(f"holds no sharded weights in {kind} files", where=folder.path)
+    if len(plain) > 1:
+        raise Ambiguous(
+            "holds several sets of weights; say which one:",
+            where=folder.path,
+            evidence=[printable(one.name, 100) for one in plain[:8]],
+            hint=f"name the file instead of the folder: {shell_quote(printable(str(folder.path / plain[0].name)))}",
+        )
+    chosen = plain[0]
+    others = [printable(one.name, 60) for one in _weights_in(folder) if one.name != chosen.name]
+    warnings = [f"the folder also holds other weights, which are not read: {', '.join(others[:4])}"] if others else []
+    weight_map: dict[str, str] | None = None
+    text: dict[str, str] = {}
+    if chosen.is_index:
+        weight_map, metadata = _read_index(folder, chosen)
+        text = {key: value for key, value in metadata.items() if isinstance(value, str)}
+        names: Sequence[str] = list(dict.fromkeys(weight_map.values()))
+    else:
+        if chosen.missing:
+            raise Malformed(
+                f"lacks {len(chosen.missing):,} of {len(chosen.files) + len(chosen.missing):,} shards:",
+                where=folder.path,
+                evidence=[printable(name, 100) for name in chosen.missing[:5]],
+                hint="the download or copy did not finish; fetch the missing files",
+            )
+        names = chosen.files
+        if len(names) > 1:
+            warnings.append("its shards have no index; all of them were read")
+    names = sorted(names)
+    parts = {name: _open_part(folder.file(name, chosen.name), kind) for name in names}
+    _check(folder, chosen, weight_map, parts)
+    root, places_known = _joined(parts)
+    for part in parts.values():
+        text.update({key: value for key, value in part.metadata.items() if key != _PLACES})
+        warnings += [line for line in part.warnings if "order of its keys" not in line]
+    if not places_known:
+        warnings.append("the order of its keys is that of its shards; how they were saved is not known")
+    own = frozenset([*names, chosen.name])
+    return Checkpoint(
+        root,
+        SAFETENSORS.name if kind == "safetensors" else BIN.name,
+        folder.path,
+        sum(part.nbytes for part in parts.values()),
+        metadata=text,
+        origin=FolderOrigin(folder, parts, own, lying_beside(folder, own)),
+        order_preserved=places_known,
+        warnings=tuple(warnings),
+        lost_content=tuple(f"{name}: {line}" for name, part in parts.items() for line in part.lost_content),
+        lost_form=tuple(f"{name}: {line}" for name, part in parts.items() for line in part.lost_form),
+    )
+
+
+def open_index(path: Path) -> Checkpoint:
+    """Open the sharded weights that one index names, where a directory has several."""
+    match = _INDEX.match(path.name)
+    assert match is not None
+    return open_sharded(Folder(path.parent), match["kind"], path.name)
+
+
+def _read_index(folder: Folder, chosen: _Weights) -> tuple[dict[str, str], dict[str, Any]]:
+    file = folder.file(chosen.name, chosen.name)
+    if file.size > _LARGEST_INDEX:
+        raise Malformed(f"has {file.size:,} bytes; an index has at most {_LARGEST_INDEX:,}", where=file.path)
+    twice: list[str] = []
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(items)
+        if len(made) != len(items):
+            seen: set[str] = set()
+            twice.extend(key for key, _ in items if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        return made
+
+    try:
+        index = json.loads(file.read(0, file.size).decode("utf-8"), object_pairs_hook=pairs)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"is not JSON: {printable(str(error), 120)}", where=file.path) from None
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    metadata = index.get("metadata") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise Malformed("has no weight_map of keys to file names", where=file.path)
+    if twice:
+        raise Malformed(f"names {printable(repr(twice[0]), 120)} twice", where=file.path)
+    if not weight_map:
+        raise Malformed("has an empty weight_map", where=file.path)
+    endings = (".safetensors",) if chosen.kind == "safetensors" else (".bin", ".pt", ".pth")
+    for name in dict.fromkeys(weight_map.values()):
+        if not name.endswith(endings):
+            raise Malformed(f"names {printable(repr(name), 120)}, which is no {endings[0]} file", where=file.path)
+    return weight_map, metadata if isinstance(metadata, dict) else {}
+
+
+def _open_part(file: File, kind: str) -> Checkpoint:
+    """The checkpoint in one shard: a flat dict."""
+    try:
+        part = _container(file, kind).open(file)
+    except CheckpointError as error:
+        error.where = error.where or str(file.path)
+        raise
+    if not isinstance(part.root, Dict) or not all(isinstance(key, str) for key, _ in part.root.entries):
+        raise Malformed("is no shard: it holds more than a flat dict of tensors", where=file.path)
+    return part
+
+
+def _container(file: File, kind: str) -> Format:
+    if kind == "safetensors":
+        return safetensors.FORMAT
+    head = file.read(0, min(4096, file.size))
+    for format_ in (torch_zip.FORMAT, torch_legacy.FORMAT):
+        if format_.sniff(head, file):
+            return format_
+    raise UnknownFormat("is no shard that can be read: torch.save did not write it", where=file.path)
+
+
+def _check(folder: Folder, chosen: _Weights, weight_map: dict[str, str] | None, parts: dict[str, Checkpoint]) -> None:
+    """Refuse keys in two shards, and an index that does not say what its shards hold."""
+    holder: dict[str, str] = {}
+    for name, part in parts.items():
+        for key, _ in part.root.entries:
+            if key in holder:
+                raise Malformed(
+                    f"the key {printable(repr(str(key)), 120)} is in two shards:",
+                    where=folder.path,
+                    evidence=[printable(holder[key], 100), printable(name, 100)],
+                )
+            holder[str(key)] = name
+    if weight_map is None:
+        return
+    evidence = [
+        f"{printable(key, 80)}: {printable(name, 60)} by the index, "
+        + (f"really in {printable(holder[key], 60)}" if key in holder else "but not there")
+        for key, name in weight_map.items()
+        if holder.get(key) != name
+    ]
+    evidence += [
+        f"{printable(key, 80)}: in {printable(name, 60)}, but not in the index"
+        for key, name in holder.items()
+        if key not in weight_map
+    ]
+    if evidence:
+        raise Malformed(
+            f"the index disagrees with its shards about {counted(len(evidence), 'key')}:",
+            where=folder.path / chosen.name,
+            evidence=evidence[:6] + ([f"… and {len(evidence) - 6:,} more"] if len(evidence) > 6 else []),
+            hint="if the shards are right, move the index away: numbered shards are read without one",
+        )
+
+
+def _joined(parts: dict[str, Checkpoint]) -> tuple[Dict, bool]:
+    """One state dict of all shards, in the order that they note, and whether that is known."""
+    entries = [pair for part in parts.values() for pair in part.root.entries]
+    attributes = next((p.root.attributes for p in parts.values() if p.root.attributes is not ABSENT), ABSENT)
+    ordered = any(part.root.ordered for part in parts.values())
+    places: list[int] = []
+    for part in parts.values():
+        try:
+            noted = json.loads(part.metadata.get(_PLACES, "null"))
+        except (ValueError, RecursionError):
+            noted = None
+        if part.order_preserved and isinstance(noted, list) and all(type(n) is int for n in noted):
+            places += noted
+    if sorted(places) == list(range(len(entries))):
+        return Dict(
+            [pair for _, pair in sorted(zip(places, entries, strict=True), key=lambda p: p[0])], ordered, attributes
+        ), True
+    lone = next(iter(parts.values())) if len(parts) == 1 else None
+    return Dict(entries, ordered, attributes), lone is not None and lone.order_preserved
+
+
+def _total_size(root: Dict) -> int:
+    """Bytes of all storages, as huggingface_hub counts them: each once, and whole."""
+    return sum({_shared(t): t.storage.nbytes for _, t in root.entries if isinstance(t, LazyTensor)}.values())
+
+
+def _shared(tensor: LazyTensor) -> Any:
+    """The same for tensors that stay together. As in huggingface_hub, all that have no bytes are one to it."""
+    return tensor.storage.identity if tensor.storage.nbytes else tensor.location
+
+
+# -- writing
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def parse_size(text: int | str) -> int:
+    """Bytes, from a number or from "5GB": KB, MB, GB and TB are decimal, as in huggingface_hub.
+
+    Raises:
+        RuleError: it is no size.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]b)?\s*", str(text), re.IGNORECASE | re.ASCII)
+    size = (
+        int(float(found[1]) * _UNITS[found[2].upper()])
+        if found and found[2]
+        else int(found[1])
+        if found and found[1].isdigit()
+        else 0
+    )
+    if size <= 0:
+        raise RuleError(
+            f"{printable(str(text), 40)!r} is no size", where="--max-shard-size", hint="--max-shard-size 5GB"
+        )
+    return size
+
+
+def check_variant(word: str | None) -> str | None:
+    """WORD, if it can be part of a file name.
+
+    Raises:
+        RuleError: it cannot.
+    """
+    if word is not None and not re.fullmatch(r"[\w-]+", word, re.ASCII):
+        raise RuleError(f"{printable(word, 40)!r} is no word for a file name", where="--variant", hint="--variant fp16")
+    return word
+
+
+def draft_sharded(ckpt: Checkpoint, split: Split, kind: str) -> Draft:
+    """Lay out the weights of a checkpoint as shards with their index; what else is in it is listed as lost."""
+    inner = safetensors.draft_safetensors if kind == "safetensors" else torch_zip.draft_zip
+    weights = the_state_dict(ckpt)
+    content = around(ckpt, weights)
+    entries = [(key, value) for key, value in weights.node.entries if isinstance(key, str)]
+    odd = len(weights.node.entries) - len(entries)
+    content += [counted(odd, "entry") + " whose key is no text"] if odd else []
+    form: list[str] = []
+    if kind == "safetensors":
+        whole = safetensors.draft_safetensors(replace(ckpt, root=weights.node, at="", metadata={}))
+        form += whole.form
+        content += whole.content
+        entries = safetensors.those_that_fit(entries)
+    node = weights.node if isinstance(weights.node, Dict) else Dict([])
+    if isinstance(weights.node, Object):
+        form.append(f"that the weights are an object of class {printable(weights.node.class_name, 80)} is not recorded")
+    kept = None if split.most else _as_they_were(ckpt, entries, kind, split)
+    place = {key: number for number, (key, _) in enumerate(entries)}
+    shards = kept or _split(entries, split.most or SHARD_SIZE, kind, split.variant)
+    shards = {name: sorted(held, key=lambda pair: place[pair[0]]) for name, held in shards.items()}
+    folder: dict[str, Sequence[Piece]] = {}
+    for number, (name, held) in enumerate(shards.items()):
+        attributes = node.attributes if number == 0 else ABSENT
+        metadata = dict(ckpt.metadata) if len(shards) == 1 else {}
+        if ckpt.order_preserved and len(shards) > 1:
+            metadata[_PLACES] = json.dumps([place[key] for key, _ in held], separators=(",", ":"))
+        root = Dict(held, node.ordered, attributes)
+        part = Checkpoint(root, metadata=metadata, path=ckpt.path, at="", order_preserved=ckpt.order_preserved)
+        folder[name] = inner(part).pieces
+    if len(shards) > 1:
+        weight_map = {key: name for name, held in shards.items() for key, _ in held}
+        total = _total_size(Dict(entries))
+        index = {"metadata": {"total_size": total, **ckpt.metadata}, "weight_map": weight_map}
+        folder[_index_name(kind, split.variant)] = [Buffer(json.dumps(index, indent=2).encode())]
+    beside, lines = carried_along(ckpt, folder)
+    how = f"{counted(len(shards), 'shard')}{', divided as before' if kept else ''}, tensors copied as they are"
+    return Draft([], (*form, *lines), tuple(content), how, {**beside, **folder})
+
+
+def _split(
+    entries: Sequence[tuple[str, Any]], most: int, kind: str, variant: str | None
+) -> dict[str, list[tuple[str, Any]]]:
+    """Divide entries among files as huggingface_hub does."""
+    shards: list[list[tuple[str, Any]]] = []
+    current: list[tuple[str, Any]] = []
+    filled = 0
+    home: dict[Any, list[tuple[str, Any]]] = {}
+    later: dict[Any, list[tuple[str, Any]]] = defaultdict(list)
+    for key, value in entries:
+        size = 0
+        if isinstance(value, LazyTensor):
+            shared = _shared(value)
+            if shared in home:
+                later[shared].append((key, value))
+                continue
+            size = value.storage.nbytes
+            if size > most:
+                shards.append([(key, value)])
+                home[shared] = shards[-1]
+                continue
+            if filled + size > most:
+                shards.append(current)
+                current, filled = [], 0
+            home[shared] = current
+        current.append((key, value))
+        filled += size
+    if current or not shards:
+        shards.append(current)
+    for shared, shard in home.items():
+        shard += later[shared]
+    total = len(shards)
+    return {_shard_name(kind, variant, n, total): shard for n, shard in enumerate(shards, 1)}
+
+
+def _as_they_were(
+    ckpt: Checkpoint, entries: Sequence[tuple[str, Any]], kind: str, split: Split
+) -> dict[str, list[tuple[str, Any]]] | None:
+    """The division that the checkpoint came in, if it did, and every tensor still comes from one shard."""
+    if not isinstance(ckpt.origin, FolderOrigin) or not ckpt.format.startswith("sharded"):
+        return None
+    number = {str(ckpt.origin.folder.path / name): n for n, name in enumerate(ckpt.origin.parts)}
+    shards: dict[int, list[tuple[str, Any]]] = defaultdict(list)
+    last = 0
+    for key, value in entries:
+        if isinstance(value, LazyTensor):
+            homes = {number.get(str(file.path)) for file in files_under(value.storage.source)}
+            home = homes.pop() if len(homes) == 1 else None
+            if home is None:
+                return None
+            last = home
+        shards[last].append((key, value))
+    total = len(shards)
+    return {_shard_name(kind, split.variant, n, total): shards[old] for n, old in enumerate(sorted(shards), 1)}
+
+
+def _shard_name(kind: str, variant: str | None, number: int, total: int) -> str:
+    stem = ("model" if kind == "safetensors" else "pytorch_model") + (f".{variant}" if variant else "")
+    return f"{stem}-{number:05d}-of-{total:05d}.{kind}" if total > 1 else f"{stem}.{kind}"
+
+
+def _index_name(kind: str, variant: str | None) -> str:
+    stem = "model" if kind == "safetensors" else "pytorch_model"
+    return f"{stem}.{kind}.index.{variant}.json" if variant else f"{stem}.{kind}.index.json"
+
+
+SAFETENSORS = FolderFormat(
+    name="sharded-safetensors",
+    aliases=("shards", "sharded", "hf"),
+    summary="a directory of safetensors files and an index, as Hugging Face's libraries write it",
+    carries="what safetensors can hold",
+    pickles=False,
+    within=("safetensors",),
+    fits=lambda folder: fits(folder, "safetensors"),
+    open=lambda folder: open_sharded(folder, "safetensors"),
+    draft=lambda ckpt, split: draft_sharded(ckpt, split, "safetensors"),
+)
+
+BIN = FolderFormat(
+    name="sharded-bin",
+    aliases=("bin",),
+    summary="a directory of torch zip archives (.bin) and an index, as Hugging Face's libraries wrote it before",
+    carries="one flat set of tensors with what torch-zip can hold of them",
+    pickles=True,
+    within=("torch-zip", "torch-legacy"),
+    fits=lambda folder: fits(folder, "bin"),
+    open=lambda folder: open_sharded(folder, "bin"),
+    draft=lambda ckpt, split: draft_sharded(ckpt, split, "bin"),
+)

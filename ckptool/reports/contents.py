@@ -1,0 +1,118 @@
+"""What is in a file by names that do not depend on its container: what two files can be compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..checkpoint import Checkpoint, StateDict
+from ..errors import printable
+from ..kinds import OtherTensor, other_tensor, others_in
+from ..tensor import LazyTensor, Storage
+from ..tree import NODES, Dict, Global, address, component_text, walk
+
+#: Longest text of an entry that is kept for showing.
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What is in a checkpoint, by name.
+
+    Attributes:
+        weights: the tensors of its state dicts, by key if there is one, else by path.
+        others: all other tensors, by path.
+        entries: what is no tensor, by path, as text.
+        keys: for each of the weights its key in its state dict.
+    """
+
+    weights: dict[str, LazyTensor]
+    others: dict[str, LazyTensor]
+    entries: dict[str, str]
+    keys: dict[str, str]
+
+
+def contents_of(ckpt: Checkpoint, state_dicts: list[StateDict], *, by_key: bool) -> Contents:
+    """Take a checkpoint apart. BY_KEY: there is one state dict, and its tensors are named by their keys."""
+    found = Contents({}, {}, {}, {})
+    done: set[int] = set()
+    for one in state_dicts:
+        done.add(id(one.model or one.node))
+        for key, value in one.items():
+            name = key if by_key else f"{one.path}/{component_text(key)}" if one.path else component_text(key)
+            tensors = dict(_dense(name, value))
+            found.weights.update(tensors)
+            found.keys.update((inner, key + inner.removeprefix(name)) for inner in tensors)
+            if not tensors and one.model is None:
+                found.entries.update(_entries(value, name))
+    _outside(ckpt.root, done, found)
+    return found
+
+
+def _dense(name: str, value: Any) -> Iterator[tuple[str, LazyTensor]]:
+    """The dense tensor that VALUE is or has the values of, or those that it is made of."""
+    if isinstance(value, LazyTensor):
+        yield name, value
+    elif (other := other_tensor(value)) is not None:
+        yield from _parts(name, other)
+
+
+def _parts(name: str, other: OtherTensor) -> Iterator[tuple[str, LazyTensor]]:
+    if other.dense is not None:
+        yield name, other.dense
+        return
+    for part, tensor in other.parts.items():
+        yield f"{name}[{part}]", tensor
+
+
+def _outside(root: Any, done: set[int], found: Contents) -> None:
+    """Everything but the nodes DONE and what is below them."""
+    others = {id(node): other for _, node, other in others_in(root)}
+    inside: set[int] = set()
+    trails: list[Any] = []  # so that the ids stay theirs
+    for trail, node in walk(root):
+        if (trail is not None and id(trail[0]) in inside) or id(node) in done or id(node) in others:
+            inside.add(id(trail))
+            trails.append(trail)
+            if id(node) in others and not (trail is not None and id(trail[0]) in inside):
+                found.others.update(_parts(address(trail), others[id(node)]))
+        elif isinstance(node, LazyTensor):
+            found.others[address(trail)] = node
+        elif (text := _leaf(node)) is not None:
+            found.entries[address(trail)] = text
+
+
+def _entries(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    for trail, node in walk(value):
+        if (text := _leaf(node)) is not None:
+            yield (f"{name}/{address(trail)}" if trail is not None else name), text
+
+
+def _leaf(node: Any) -> str | None:
+    """A value that has nothing below it, as text that differs where it does."""
+    if isinstance(node, str):
+        return _short(repr(str(node)))
+    if node is None or isinstance(node, bool | int | float):
+        return _short(repr(node))
+    if isinstance(node, bytes | bytearray):
+        import hashlib
+
+        return f"{len(node):,} bytes ({hashlib.sha256(node).hexdigest()[:12]})"
+    if isinstance(node, Global):
+        return str(node)
+    if isinstance(node, Storage):
+        return f"a storage of {node.nbytes:,} bytes"
+    if (isinstance(node, Dict) and not node.entries) or node == ():
+        return "empty"
+    return None if isinstance(node, (tuple, *NODES)) else printable(repr(node), _SHOWN)
+
+
+def _short(text: str) -> str:
+    """TEXT, or its beginning and something that tells it from others that begin like it."""
+    if len(text) <= 200:
+        return text
+    import hashlib
+
+    told = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
+    return f"{text[:_SHOWN]}… ({len(text):,} characters, {told})"
