@@ -49,7 +49,7 @@ def run(config: Config, watcher: Watcher | None = None) -> Run:
         CheckpointError: bad data, a checkpoint that cannot be resumed, a target that cannot be written.
     """
     config.check()
-    watcher = watcher or Silent()
+    watcher = Silent() if watcher is None else watcher
     ranked = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if ranked and not config.in_processes and os.environ["WORLD_SIZE"] != "1":
         raise RuleError(
