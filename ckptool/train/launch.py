@@ -67,9 +67,9 @@ def run(config: Config, watcher: Watcher | None = None) -> Run:
         _check_cpu_wrapper(config, places[0])
     devices.check_batch(config, places[0])
     if places[0].leads:
-        saving.check_targets(config)
         for line in curves.check(config):
             watcher.say(line)
+        saving.check_targets(config)
     if own:
         return _as_rank(config, own, watcher)
     return _launch(config, places, watcher) if config.in_processes else train_rank(config, places[0], watcher)
