@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from runs import HOW, SAME, Keeper, free_port
 
-from ckptool.train import run
+import ckptool.train
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,7 +42,7 @@ def trained(tmp_path_factory):
             elif options.get("rendezvous") == "file://":
                 options["rendezvous"] = f"file://{out.parent}/meeting-{uuid.uuid4().hex}"
             config = replace(SAME, strategy=strategy, out=out, save=("wrapped", "unwrapped", "full", "dcp"), **options)
-            run(config, Keeper(out))
+            ckptool.train.run(config, Keeper(out))
             done[strategy] = out
         return done[strategy]
 
