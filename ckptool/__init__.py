@@ -23,13 +23,15 @@ _HOMES = {
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(("Scan", "scan"), "reports.scan"),
     **dict.fromkeys(("Diff", "diff"), "reports.diff"),
+    **dict.fromkeys(("Verification", "verify"), "reports.verify"),
     **dict.fromkeys(
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
     ),
+    **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
-        NoMatch PartialMatch KeyCollision CannotCarry TrainingFailed""".split(),
+        NoMatch PartialMatch KeyCollision CannotCarry Doubtful TrainingFailed""".split(),
         "errors",
     ),
 }
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         Ambiguous,
         CannotCarry,
         CheckpointError,
+        Doubtful,
         KeyCollision,
         Malformed,
         NoMatch,
@@ -67,8 +70,10 @@ if TYPE_CHECKING:
         to_dense,
         unwrap,
     )
+    from .porting import Mapping, load_into, read_mapping, transfer
     from .reports.diff import Diff, diff
     from .reports.scan import Scan, scan
+    from .reports.verify import Verification, verify
     from .tensor import LazyTensor, Storage
 
 
@@ -91,10 +96,12 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Diff",
+    "Doubtful",
     "Inert",
     "KeyCollision",
     "LazyTensor",
     "Malformed",
+    "Mapping",
     "NoMatch",
     "NotFound",
     "OutputExists",
@@ -108,6 +115,7 @@ __all__ = [
     "UnknownFormat",
     "Unreadable",
     "Unwritable",
+    "Verification",
     "__version__",
     "add_prefix",
     "clean",
@@ -118,14 +126,18 @@ __all__ = [
     "extract",
     "from_torch",
     "load",
+    "load_into",
     "map_location",
     "open",
     "plan",
+    "read_mapping",
     "rename",
     "save",
     "scan",
     "select",
     "strip_prefix",
     "to_dense",
+    "transfer",
     "unwrap",
+    "verify",
 ]

@@ -13,6 +13,7 @@
         PartialMatch                        ... because only some keys have the prefix
         KeyCollision                        ... because two keys would become one
       CannotCarry     (ValueError)          the target format would lose content, or an object must not be written
+      Doubtful        (ValueError)          a port holds guesses or gaps that nobody accepted
       TrainingFailed  (RuntimeError)        a training run that broke off: a rank died, or the loss is no number
 
 An error reads `where: what.`, then a few lines of evidence, then `Hint:` with a command that works. Each class
@@ -117,6 +118,10 @@ class KeyCollision(RuleError):
 
 class CannotCarry(CheckpointError, ValueError):
     """Writing would lose content, or would write an object that runs code when somebody unpickles it."""
+
+
+class Doubtful(CheckpointError, ValueError):
+    """A port holds guesses or gaps that were not accepted. Nothing was written or loaded."""
 
 
 class TrainingFailed(CheckpointError, RuntimeError):

@@ -28,6 +28,8 @@ StrPath = str | os.PathLike[str]
 
 #: Bytes read into memory at once where bytes must pass through this process.
 CHUNK = 4 << 20
+#: Bytes of a part of a file that are read at once, since most of them will be looked at.
+_SMALL = 8 << 10
 #: Bytes of a checksum that are read at once.
 _CHECKED = 1 << 20
 
@@ -89,6 +91,10 @@ class File:
         if done < len(view):
             view[done:] = self.read(offset + done, len(view) - done)
 
+    def range(self, offset: int, length: int) -> FileRange:
+        """The LENGTH bytes from OFFSET, as a source."""
+        return FileRange(self, offset, length)
+
     def close(self) -> None:
         """Close the file. Storages that were not read yet can no longer be read."""
         if self.fd >= 0:
@@ -101,6 +107,38 @@ class File:
 
     def __repr__(self) -> str:
         return f"File({str(self.path)!r}, {self.size} bytes)"
+
+
+class Window:
+    """A part of a file that is read as if it were a file: an archive among others.
+
+    Args:
+        file: the file.
+        offset, size: the part, which must lie inside.
+    """
+
+    def __init__(self, file: File, offset: int, size: int) -> None:
+        self.path = file.path
+        self.size = size
+        self._range = file.range(offset, size)
+        self._small = self._range.read(0, size) if size <= _SMALL else None
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly LENGTH bytes from OFFSET of this part.
+
+        Raises:
+            Malformed: if it ends before that.
+        """
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise Malformed(
+                f"a part of it ends at byte {self.size:,}, but bytes {offset:,} to {offset + length:,} are needed",
+                where=self.path,
+            )
+        return self._range.read(offset, length) if self._small is None else self._small[offset : offset + length]
+
+    def range(self, offset: int, length: int) -> FileRange:
+        """The LENGTH bytes from OFFSET, as a range of the whole file."""
+        return self._range.part(offset, length)
 
 
 def _open_descriptor(path: StrPath, flags: int) -> int:
@@ -237,6 +275,34 @@ class Buffer:
     def part(self, offset: int, length: int) -> Buffer:
         """The LENGTH bytes from OFFSET."""
         return Buffer(self.data[offset : offset + length])
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Several sources, one after the other."""
+
+    parts: tuple[Source, ...]
+
+    @property
+    def length(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.length for part in self.parts)
+
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """Return LENGTH bytes from OFFSET."""
+        found: list[bytes | memoryview] = []
+        for part in self.parts:
+            if 0 <= offset < part.length and length > 0:
+                found.append(part.read(offset, min(length, part.length - offset)))
+                length -= len(found[-1])
+                offset += len(found[-1])
+            offset -= part.length
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The bytes of all parts, in pieces."""
+        for part in self.parts:
+            yield from part.chunks()
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,12 @@ def load(path: StrPath | Checkpoint, map_location: MapLocation = None, *, mmap: 
         raise CannotCarry("holds tuples that are too deep to be loaded", where=ckpt.where) from None
 
 
+def to_torch(tensor: LazyTensor) -> torch.Tensor:
+    """One lazy tensor as a torch tensor on the CPU, read now."""
+    made: torch.Tensor = _Loader("cpu", mmap=False).value(tensor)
+    return made.detach()
+
+
 class _Loader:
     def __init__(self, map_location: MapLocation, *, mmap: bool) -> None:
         self._map_location = map_location
@@ -411,4 +417,4 @@ def move(tensors: Mapping[str, Any], rules: Sequence[LocationRule]) -> dict[str,
     return result
 
 
-__all__ = ["Inert", "devices", "from_torch", "load", "move"]
+__all__ = ["Inert", "devices", "from_torch", "load", "move", "to_torch"]

@@ -6,12 +6,12 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from .errors import OutputExists, RuleError, Unreadable, Unwritable
-from .files import CHUNK, Crc32Of, File, FileRange, Piece, Source, StrPath, crc32, reason, shell_quote
+from .files import CHUNK, Crc32Of, File, FileRange, Joined, Piece, Source, StrPath, crc32, reason, shell_quote
 
 Progress = Callable[[int], None]
 
@@ -29,6 +29,7 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
     When a whole input is kept and only patched, its blocks are shared where the filesystem can do that (btrfs, xfs), so
     that nothing is copied at all. Otherwise see `_Output`.
     """
+    pieces = list(_flat(pieces))
     shared = _share_blocks(out.fileno(), pieces)
     output = _Output(out.fileno(), progress)
     with _checksums(pieces) as checksum_of:
@@ -46,6 +47,15 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
                     output.write(chunk)
             assert output.position == end, f"{piece!r} gave {output.position - end} bytes more than it said"
         output.flush()
+
+
+def _flat(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """PIECES with joined ones taken apart, so that the kernel can copy their parts."""
+    for piece in pieces:
+        if isinstance(piece, Joined):
+            yield from _flat(piece.parts)
+        else:
+            yield piece
 
 
 class _Output:

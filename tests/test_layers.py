@@ -18,15 +18,18 @@ FLOORS = [
     ["writing"],
     ["directories"],
     ["tensor", "keys"],
-    ["tree"],
+    ["tree", "tiles"],
     ["kinds"],
     ["decode", "modules", "plain_values"],
     ["objects", "locations"],
     ["cleaning", "vintage"],
     ["checkpoint", "weights"],
-    ["passes", "formats"],
-    ["model", "distributed"],
-    ["transfer", "reports", "train"],
+    ["passes", "formats", "signature"],
+    ["model", "distributed", "inputs"],
+    ["trace"],
+    ["architecture"],
+    ["reports", "train"],
+    ["porting"],
     ["cli"],
     ["__init__", "__main__"],
 ]
@@ -43,13 +46,13 @@ ALLOWED = {
 
 #: Third-party package -> the modules that may import it.
 HOMES = {
-    "torch": {"model", "transfer/prove", "distributed", "train"},
+    "torch": {"model", "inputs", "trace", "architecture", "porting/prove", "distributed", "train"},
     "safetensors": {"model", "train"},
     "PIL": {"train"},
     "matplotlib": {"train"},
     "click": {"cli"},
     "rich": {"cli", "reports/render"},
-    "yaml": {"keys", "cli", "transfer", "passes"},
+    "yaml": {"keys", "cli", "porting", "passes"},
     "fsspec": {"files", "remote"},
 }
 #: Where values are computed; imported inside functions, so that starting costs nothing.

@@ -26,10 +26,12 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "rename": ("rewrite", "Rename keys by rules OLD=NEW."),
     "remap": ("rewrite", "Change the devices that tensors are tagged with."),
     "convert": ("rewrite", "Rewrite a checkpoint: every pass, every format."),
+    "transfer": ("transfer", "Port weights into other model code."),
     "extract-weights": ("rewrite", "Take the weights alone, also out of a whole pickled model."),
     "clean": ("rewrite", "Write what torch.load(weights_only=True) loads: tensors and plain data."),
     "inspect": ("inspect", "Show what is in a checkpoint, without loading or running it."),
     "diff": ("diff", "Compare two checkpoints: keys, shapes, types, values."),
+    "verify": ("verify", "Read every byte, and hold it against checksums, rules and references."),
     "scan": ("scan", "Show what unpickling a file would import and call, without doing it."),
     "train": ("train", "Train a small model with DataParallel, DDP or FSDP, and save what that saves."),
     "formats": ("formats", "List the formats that can be read and written."),
@@ -59,6 +61,7 @@ class _Commands(click.Group):
             near = near or difflib.get_close_matches(args[0], _COMMANDS, 1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             ctx.fail(f"No such command '{args[0][:40]}'.{hint}")
+        ctx.obj = tuple(args)  # as typed, for hints that repeat the command with something added
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

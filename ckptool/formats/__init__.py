@@ -15,7 +15,18 @@ from ..files import File, FileRange, Folder, StrPath, beside, same_bytes, shell_
 from ..objects import beyond_plain_data
 from ..tensor import Storage
 from ..writing import check_target, replacing, write_pieces
-from . import plain_pickle, pt2, safetensors, sharded, torch_legacy, torch_package, torch_tar, torch_zip, torchscript
+from . import (
+    dcp,
+    plain_pickle,
+    pt2,
+    safetensors,
+    sharded,
+    torch_legacy,
+    torch_package,
+    torch_tar,
+    torch_zip,
+    torchscript,
+)
 from ._folder import is_part, left_beside, may_go
 from ._foreign import describe
 from ._refusals import live_objects, loss_of_content, require_readable
@@ -33,7 +44,7 @@ FORMATS: tuple[Format, ...] = (
     plain_pickle.FORMAT,
 )
 #: The formats that are directories, in the order in which they are tried.
-FOLDERS: tuple[FolderFormat, ...] = (sharded.SAFETENSORS, sharded.BIN)
+FOLDERS: tuple[FolderFormat, ...] = (dcp.FORMAT, sharded.SAFETENSORS, sharded.BIN)
 _ALL: tuple[AnyFormat, ...] = (*FORMATS, *FOLDERS)
 
 _HEAD = 4096

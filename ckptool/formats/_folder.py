@@ -68,7 +68,7 @@ def carried_along(ckpt: Checkpoint, taken: Iterable[str]) -> tuple[dict[str, lis
 #: What a checkpoint in a directory is made of.
 _PART = re.compile(
     r".+-\d{5,6}-of-\d{5,6}(?:\.[\w-]+)*\.(?:safetensors|bin)|(?:model|pytorch_model|diffusion_pytorch_model)"
-    r"(?:\.[\w-]+)?\.(?:safetensors|bin)|.+\.(?:safetensors|bin)\.index(?:\.[\w-]+)?\.json|\.metadata|.+\.distcp"
+    r"(?:\.[\w-]+)?\.(?:safetensors|bin)|.+\.(?:safetensors|bin)\.index(?:\.[\w-]+)?\.json|\.metadata|\.ckptool-note\.json|.+\.distcp"
 )
 #: Endings of other files with weights.
 _OTHER_WEIGHTS = (".safetensors", ".h5", ".msgpack", ".gguf", ".onnx", ".pth", ".ckpt", ".ot", ".tflite")

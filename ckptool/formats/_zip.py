@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import IO, NamedTuple
 
 from ..errors import Malformed, UnknownFormat, counted, printable
-from ..files import CHUNK, File, FileRange, Source, shell_quote
+from ..files import CHUNK, File, FileRange, Source, Window, shell_quote
 from ._foreign import describe_zip
 
 STORED = 0
@@ -92,7 +92,7 @@ class Member:
 class Archive:
     """An archive whose structure holds. Payloads have not been read, so their CRCs have not been checked."""
 
-    file: File
+    file: File | Window
     top: str
     members: dict[str, Member]  # in the order of the directory
     directory: int  # offset of the central directory
@@ -102,7 +102,7 @@ class Archive:
         member = self._member(name)
         if member.method != STORED:
             raise self._bad(member, "is compressed, so its bytes cannot be used where they are")
-        return FileRange(self.file, member.start, member.size)
+        return self.file.range(member.start, member.size)
 
     def read(self, name: str, limit: int) -> bytes:
         """The checked payload of a small record (a pickle, the version), inflated if need be.
@@ -137,7 +137,7 @@ class Archive:
         stream = zlib.decompressobj(-zlib.MAX_WBITS)
         size = 0
         try:
-            for chunk in FileRange(self.file, member.start, member.compressed).chunks():
+            for chunk in self.file.range(member.start, member.compressed).chunks():
                 while chunk and not stream.eof and size <= member.size:
                     # One byte more than there may be shows a stream that goes on; and 0 would mean "no limit".
                     data = stream.decompress(chunk, min(member.size - size + 1, CHUNK))
@@ -188,6 +188,11 @@ class Inflated:
         """Bytes when inflated."""
         return self._member.size
 
+    @property
+    def packed(self) -> FileRange:
+        """The compressed bytes."""
+        return self._archive.file.range(self._member.start, self._member.compressed)
+
     def chunks(self) -> Iterator[bytes]:
         """All bytes, as they come out."""
         return self._archive.inflate(self._member)
@@ -218,7 +223,7 @@ def looks_like_zip(head: bytes) -> bool:
     return head.startswith((b"PK\3\4", b"PK\5\6"))
 
 
-def holds_record(file: File, name: str) -> bool:
+def holds_record(file: File | Window, name: str) -> bool:
     """Whether FILE is a zip archive with the record TOP/NAME, from a look at its directory; nothing is checked."""
     try:
         if not looks_like_zip(file.read(0, min(4, file.size))):
@@ -233,7 +238,7 @@ def holds_record(file: File, name: str) -> bool:
     return data.startswith(b"PK\1\2") and top + b"/" + name.encode() in data
 
 
-def open_archive(file: File, *, any_layout: bool = False) -> Archive:
+def open_archive(file: File | Window, *, any_layout: bool = False) -> Archive:
     """Read and check the structure of an archive: end, directory and all local headers, but no payload.
 
     With ANY_LAYOUT it need not be torch's: records stand in any folders, and names keep theirs.
@@ -253,7 +258,7 @@ def open_archive(file: File, *, any_layout: bool = False) -> Archive:
     return Archive(file, top, {m.name: m for m in members if m.name and not m.name.endswith("/")}, offset)
 
 
-def _bad(file: File, what: str, *evidence: str, hint: str | None = None) -> Malformed:
+def _bad(file: File | Window, what: str, *evidence: str, hint: str | None = None) -> Malformed:
     return Malformed(what, where=file.path, evidence=evidence, hint=hint)
 
 
@@ -268,7 +273,7 @@ class _End(NamedTuple):
     offset: int
 
 
-def _find_end(file: File) -> tuple[int, int, int]:
+def _find_end(file: File | Window) -> tuple[int, int, int]:
     """Number of entries, offset and size of the central directory, all of which fit together and into the file."""
     head = file.read(0, min(4, file.size))
     if len(head) == 4 and not looks_like_zip(head):
@@ -290,7 +295,7 @@ def _find_end(file: File) -> tuple[int, int, int]:
     return end.entries, end.offset, end.size
 
 
-def _shifted(file: File, what: str, stated: int, found: int) -> Malformed:
+def _shifted(file: File | Window, what: str, stated: int, found: int) -> Malformed:
     """Offsets that do not fit are how joined archives, prefixes and holes show themselves."""
     differs = f"{abs(found - stated):,} bytes {'longer' if found > stated else 'shorter'}"
     return _bad(
@@ -301,10 +306,13 @@ def _shifted(file: File, what: str, stated: int, found: int) -> Malformed:
     )
 
 
-def _end_record(file: File) -> tuple[int, _End]:
+def _end_record(file: File | Window) -> tuple[int, _End]:
     """The classic end record: the one whose comment ends with the file."""
-    base = max(0, file.size - _TAIL)
+    base = max(0, file.size - END.size)
     tail = file.read(base, file.size - base)
+    if not (tail.startswith(b"PK\5\6") and tail.endswith(b"\0\0")):  # else it is the record, without a comment
+        base = max(0, file.size - _TAIL)
+        tail = file.read(base, file.size - base)
     behind = 0
     for at in _backwards(tail, b"PK\5\6"):
         _, *numbers, comment = END.unpack_from(tail, at)
@@ -322,7 +330,7 @@ def _end_record(file: File) -> tuple[int, _End]:
     raise _bad(file, "the end of the archive is missing", present, hint=_CUT_SHORT)
 
 
-def _end_record64(file: File, at: int, locator: int, classic: _End) -> _End:
+def _end_record64(file: File | Window, at: int, locator: int, classic: _End) -> _End:
     """The zip64 end record at AT, which must reach to its locator and agree with the classic one."""
     if at + END64.size != locator:
         raise _shifted(file, "the zip64 end record", at, locator - END64.size)
@@ -364,7 +372,7 @@ class _Entry(NamedTuple):
     at: int
 
 
-def _read_directory(file: File, count: int, offset: int, size: int) -> Iterator[_Entry]:
+def _read_directory(file: File | Window, count: int, offset: int, size: int) -> Iterator[_Entry]:
     data = file.read(offset, size)
     at = 0
     for number in range(count):
@@ -455,7 +463,7 @@ def name_fault(name: str) -> str | None:
     return None
 
 
-def _common_top(file: File, names: list[str]) -> str:
+def _common_top(file: File | Window, names: list[str]) -> str:
     """The one folder that holds all records."""
     quoted = shell_quote(file.path)
     if any(name.startswith("__MACOSX/") for name in names):
@@ -481,7 +489,7 @@ def _common_top(file: File, names: list[str]) -> str:
     return tops[0]
 
 
-def _refuse_doubles(file: File, names: list[str]) -> None:
+def _refuse_doubles(file: File | Window, names: list[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
         # torch ignores case: DATA.PKL can stand in for data.pkl. Of equal names some readers take the last.
@@ -492,7 +500,7 @@ def _refuse_doubles(file: File, names: list[str]) -> None:
         seen[folded] = name
 
 
-def _locate(file: File, entry: _Entry, limit: int, skip: int) -> Member:
+def _locate(file: File | Window, entry: _Entry, limit: int, skip: int) -> Member:
     """Read the local header of a record, hold it against the directory, and find the payload."""
     raw, name, flags, method, crc, compressed, size, header, at = entry
     end = header + LOCAL.size + len(raw)
@@ -527,7 +535,7 @@ def _locate(file: File, entry: _Entry, limit: int, skip: int) -> Member:
     return Member(name[skip:], method, flags, crc, size, compressed, header, start, at, descriptor)
 
 
-def _has_descriptor(file: File, entry: _Entry, at: int, limit: int) -> bool:
+def _has_descriptor(file: File | Window, entry: _Entry, at: int, limit: int) -> bool:
     """Whether a descriptor stands at AT. Its signature is optional, so none need be recognised."""
     data = file.read(at, min(_DESCRIPTOR64.size, limit - at))
     if not data.startswith(b"PK\7\10"):
@@ -540,7 +548,7 @@ def _has_descriptor(file: File, entry: _Entry, at: int, limit: int) -> bool:
     raise _bad(file, "a record contradicts the checksum or the sizes behind it", where, data.hex(" "))
 
 
-def _check_extents(file: File, members: list[Member]) -> None:
+def _check_extents(file: File | Window, members: list[Member]) -> None:
     """Records may leave gaps, as edits in place do, but share no byte: that is how bombs are made small."""
     end = 0
     last: Member | None = None

@@ -155,6 +155,7 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
         (member.directory + CRC_IN_ENTRY, crc),
         (second, crc),
     ]
+    assert isinstance(archive.file, File)
     return Draft(overlay(archive.file, patches), how="the old file with its pickle replaced")
 
 

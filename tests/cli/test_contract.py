@@ -36,17 +36,29 @@ def test_every_option_has_a_help_text(command: str) -> None:
 
 def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
     spelled = set()
-    for command in set(COMMANDS) - {"train"}:  # which has words of its own, see docs/training.md
+    for command in set(COMMANDS) - {"train", "transfer"}:  # which have words of their own; see below, docs/training.md
         found = cli.get_command(click.Context(cli), command)
         assert found is not None
         for param in found.params:
             if isinstance(param, click.Option):
                 spelled.update(param.opts)
     assert sorted(spelled) == sorted(
-        """--add-prefix --allow-loss --at --atol --backup --dequantize --detect-renames --drop --dry-run --extract
-        --first --for --html --if-present --in-place --json --keep-objects --map-location --max-shard-size
-        --output --overwrite --prefix --quiet --rename --rtol --rules --select --strict --strip-first
-        --strip-prefix --to --to-dense --unwrap --variant --verbose --weights -m -n -o -q -t -v""".split()
+        """--add-prefix --against --allow-loss --at --atol --backup --dequantize --detect-renames --digest --drop
+        --dry-run --extract --first --for --html --if-present --in-place --json --keep-objects --manifest
+        --map-location --max-shard-size --output --overwrite --prefix --quiet --rename --rtol --rules --select
+        --strict --strip-first --strip-prefix --to --to-dense --unwrap --variant --verbose --weights
+        --write-manifest -m -n -o -q -t -v""".split()
+    )
+
+
+def test_the_options_of_transfer_change_only_on_purpose() -> None:
+    found = cli.get_command(click.Context(cli), "transfer")
+    assert found is not None
+    spelled = {name for param in found.params if isinstance(param, click.Option) for name in param.opts}
+    assert sorted(spelled) == sorted(
+        """--accept-guesses --allow-loss --at --by --dry-run --first --hint --html --input --invert --json --kwargs
+        --map-location --mapping --output --overwrite --partial --prove --quiet --reference --save-mapping
+        --source-kwargs --source-model --start --to --verbose -m -n -o -q -t -v""".split()
     )
 
 

@@ -1,0 +1,286 @@
+"""`ckptool transfer`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .. import formats, passes
+from ..checkpoint import Checkpoint
+from ..errors import Doubtful, NotFound, RuleError, printable
+from ..files import shell_quote
+from ..porting import mapping_file
+from ..porting.mapping import Mapping
+from ..porting.refusal import require_accepted
+from ..porting.report import mapping_page, mapping_text
+from ..porting.sources import apply, by_position, match_signature, open_source, require_fit
+from ..reports.render import size_text
+from ..signature import Signature
+from ..writing import check_target
+from .options import FileName, FormatName
+from .output import print_json, progress_bar, write_page
+
+if TYPE_CHECKING:
+    from ..architecture import ModelSource
+
+_ALL = "*"
+
+
+class _WithPatterns(click.Command):
+    """A command with options whose value may be left out, and then means all: never a file that stands after it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        told = [
+            f"{word}={_ALL}" if word in ("--accept-guesses", "--partial") and _is_a_file(after) else word
+            for word, after in zip(args, [*args[1:], ""], strict=True)
+        ]
+        return super().parse_args(ctx, told)
+
+
+def _is_a_file(word: str) -> bool:
+    return Path(word).is_file() or word.partition(":")[0].endswith(".py")
+
+
+@click.command(cls=_WithPatterns)
+@click.argument("source", type=FileName(), metavar="SRC")
+@click.argument("model", type=FileName(), metavar="MODEL.py[:NAME]")
+@click.option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write (SRC.NAME.pth if left out).")
+@click.option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`).")
+@click.option("--overwrite", is_flag=True, help="Allow OUT to exist.")
+@click.option("-n", "--dry-run", is_flag=True, help="Match and report; write nothing.")
+@click.option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`).")
+@click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory.")
+@click.option(
+    "--accept-guesses",
+    is_flag=False,
+    flag_value=_ALL,
+    multiple=True,
+    metavar="[PATTERN]",
+    help="Accept guesses: all, or those that match.",
+)
+@click.option(
+    "--partial",
+    is_flag=False,
+    flag_value=_ALL,
+    multiple=True,
+    metavar="[PATTERN]",
+    help="Keep the model's own initial values where the source has nothing: everywhere, or where it matches.",
+)
+@click.option(
+    "--hint", "hints", multiple=True, metavar="OLD=NEW", help="Names of the source and what the model calls them."
+)
+@click.option(
+    "--by", type=click.Choice(["evidence", "position"]), default="evidence", help="position: the n-th to the n-th."
+)
+@click.option("--first", type=click.IntRange(1), metavar="N", help="With --by position: fill N tensors only.")
+@click.option(
+    "--start", type=click.IntRange(0), default=0, metavar="K", help="With --by position: skip K of the source."
+)
+@click.option(
+    "--mapping", "mapping_file", type=FileName(), metavar="FILE", help="Replay a mapping file instead of matching."
+)
+@click.option("--invert", is_flag=True, help="With --mapping: the way back.")
+@click.option(
+    "--save-mapping", type=FileName(), metavar="FILE", help="Write the mapping as YAML, to read, edit and replay."
+)
+@click.option(
+    "--source-model", metavar="SRC.py[:NAME]", help="The source's own code: its order counts, and --prove can run it."
+)
+@click.option("--source-kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for it.")
+@click.option("--prove", is_flag=True, help="Run both models on the same inputs and compare; settle doubts by it.")
+@click.option(
+    "--reference", type=FileName(), metavar="FILE", help="Saved inputs and outputs of the source, to prove against."
+)
+@click.option(
+    "--input", "inputs", multiple=True, metavar="SPEC", help="Example input: 'float32[2,3,64,64]', 'int64[2,12]<100'."
+)
+@click.option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
+@click.option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything.")
+@click.option("--html", type=FileName(), metavar="REPORT", help="Also write a page to look at.")
+@click.option("--json", "as_json", is_flag=True, help="Print the mapping as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="No report, no progress bar.")
+@click.option("-v", "--verbose", is_flag=True, help="One line for every key, with its evidence.")
+def transfer(source: str, model: str, **options: Any) -> int:
+    """Port weights into other model code: find which tensor goes where, and write the model's own state dict.
+
+    This imports and runs MODEL.py. Nothing is written while there are guesses or keys without a source, unless they
+    are accepted.
+
+    \b
+    ckptool transfer vgg19.pth model.py
+    ckptool transfer vgg19.pth model.py:Net --kwargs classes=10 -o net.pth
+    ckptool transfer resnet18.pth model.py --partial 'head.*'
+    ckptool transfer llama.pth model.py --source-model llama.py --prove
+    """
+    _check_options(options)
+    _require_torch()
+    out = options["output"]
+    if out is not None and not options["dry_run"]:
+        check_target(out, overwrite=options["overwrite"])
+    ckpt = open_source(source)
+    if not options["quiet"]:
+        codes = [printable(code, 100) for code in (model, options["source_model"]) if code]
+        click.echo(f"running the code of {' and '.join(codes)}", err=True)
+    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the report
+        mapping, found, name = _matched(ckpt, model, options)
+    out = out or f"{Path(source).stem}.{re.sub(r'[^A-Za-z0-9_]', '_', name)}.pth"
+    if not options["dry_run"]:
+        check_target(out, overwrite=options["overwrite"])
+    _show(replace(mapping, source=source), options)
+    refusal = _refusal(mapping, options)
+    plan = None
+    if refusal is None and not options["dry_run"]:
+        with contextlib.redirect_stdout(sys.stderr):
+            made = apply(mapping, ckpt, partial(_initial_values, found))
+        if options["map_location"]:
+            made = passes.map_location(made, options["map_location"])
+        plan = _write(made, out, options)
+    if options["as_json"]:
+        written = {"output": None} if plan is None else {"output": str(out), "written": plan.as_json()}
+        print_json({"ckptool": 1, "command": "transfer", **mapping.as_json(), **written})
+    if refusal is not None:
+        click.echo(f"Error: {refusal}", err=True)
+        return 1
+    if plan is not None and not options["quiet"]:
+        click.echo(f"wrote {printable(out)}: {plan.format}, {size_text(plan.nbytes)}, {plan.steps[-1]}", err=True)
+    return 0
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    if options["output"] == "-":
+        raise click.UsageError("Checkpoints are not written to stdout; name a file.")
+    if (options["first"] is not None or options["start"]) and options["by"] != "position":
+        raise click.UsageError("--first and --start belong to --by position.")
+    if options["invert"] and not options["mapping_file"]:
+        raise click.UsageError("--invert needs --mapping FILE.")
+    if options["prove"] and not options["source_model"] and not options["reference"]:
+        raise click.UsageError(
+            "--prove needs the source's code: --source-model SRC.py, or its outputs: --reference FILE."
+        )
+
+
+def _initial_values(found: ModelSource, keys: Sequence[str]) -> Any:
+    from ..architecture import initial_values
+
+    return initial_values(found, keys)
+
+
+def _require_torch() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise NotFound("running a model's code needs torch", hint="pip install 'ckptool[torch]'")
+
+
+def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Mapping, ModelSource, str]:
+    """The mapping, the model's code, and the name of the model."""
+    from ..architecture import build, find_model, unwrapped
+    from ..inputs import parse_inputs
+    from ..trace import signature_of
+
+    inputs = parse_inputs(options["inputs"])
+    found = find_model(model, _kwargs(options["kwargs"], "--kwargs"))
+    target = signature_of(unwrapped(build(found)), inputs=inputs)
+    code = None
+    if options["source_model"]:
+        arguments = _kwargs(options["source_kwargs"], "--source-kwargs")
+        code = find_model(options["source_model"], arguments, option="--source-model")
+    if options["mapping_file"]:
+        mapping = _replayed(ckpt, target, options)
+    elif options["by"] == "position":
+        mapping = by_position(ckpt, target, at=options["at"], first=options["first"], start=options["start"])
+    else:
+        theirs = None if code is None else signature_of(unwrapped(build(code)), inputs=inputs)
+        mapping = match_signature(ckpt, target, at=options["at"], hints=options["hints"], source_code=theirs)
+        require_fit(mapping, ckpt, target)
+    if options["reference"]:
+        from ..porting.prove import prove_against
+
+        mapping = prove_against(mapping, ckpt, found, options["reference"])
+    elif options["prove"]:
+        from ..porting.prove import prove
+
+        mapping = prove(mapping, ckpt, code, found, inputs=inputs)
+    return mapping, found, target.name
+
+
+def _replayed(ckpt: Checkpoint, target: Signature, options: dict[str, Any]) -> Mapping:
+    """The mapping of a file, forth or back."""
+    read = mapping_file.read(options["mapping_file"])
+    if options["invert"]:
+        read = mapping_file.invert(read, {key: entry.shape for key, entry in target.entries.items()})
+    if options["at"] is not None:
+        read = replace(read, at=options["at"])
+    weights = ckpt.state_dict(read.at)
+    return mapping_file.for_target(read, target, {key: tensor.shape for key, tensor in weights.tensors.items()})
+
+
+def _show(mapping: Mapping, options: dict[str, Any]) -> None:
+    """The report, the mapping file and the page, as far as they are asked for."""
+    if options["save_mapping"]:
+        mapping_file.save(mapping, options["save_mapping"], overwrite=options["overwrite"])
+    if options["html"]:
+        write_page(mapping_page(mapping), options["html"])
+    if not options["as_json"] and not options["quiet"]:
+        width = max(shutil.get_terminal_size((120, 40)).columns, 60)
+        click.echo(mapping_text(mapping, everything=options["verbose"], width=width))
+
+
+def _refusal(mapping: Mapping, options: dict[str, Any]) -> Doubtful | None:
+    """Why this may not be written, or None."""
+    guesses, gaps = (list(options[name]) or None for name in ("accept_guesses", "partial"))
+    try:
+        _require_proof(mapping)
+        require_accepted(mapping, guesses, gaps, _command())
+    except Doubtful as doubt:
+        return doubt
+    return None
+
+
+def _require_proof(mapping: Mapping) -> None:
+    if mapping.proof is not None and not mapping.proof.get("equal"):
+        raise Doubtful(
+            f"not proved: {mapping.proof.get('text')}",
+            where=mapping.target,
+            hint="leave out --prove to write it all the same",
+        )
+
+
+def _kwargs(texts: Sequence[str], option: str) -> dict[str, Any]:
+    out = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise RuleError(f"{printable(text)!r} is not NAME=VALUE", where=option, hint=f"{option} classes=10")
+        try:
+            out[name] = json.loads(value)
+        except ValueError:
+            out[name] = {"True": True, "False": False, "None": None}.get(value, value)
+        if isinstance(out[name], list):
+            out[name] = tuple(out[name])
+    return out
+
+
+def _write(made: Checkpoint, out: str, options: dict[str, Any]) -> Any:
+    format_ = options["format_"]
+    if format_ is None and Path(out).suffix.lower() != ".safetensors":
+        format_ = "torch-zip"
+    plan = formats.plan(made, out, format=format_, allow_loss=options["allow_loss"])
+    with progress_bar(Path(out).name, plan.nbytes, wanted=not options["quiet"]) as progress:
+        formats.write(plan, overwrite=options["overwrite"], progress=progress)
+    return plan
+
+
+def _command() -> str:
+    """The command as it was typed, to be shown with what would accept the rest added."""
+    return "ckptool " + " ".join(shell_quote(word) for word in click.get_current_context().find_root().obj)

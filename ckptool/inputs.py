@@ -1,0 +1,185 @@
+"""Example inputs of a model: as they are written on the command line, and worked out from its first layers."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .errors import RuleError, printable
+
+_SPEC = re.compile(r"(?:(\w+)=)?(\w+)\[([\d,\s]*)\](?:<(\d+))?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """A random input: element type and shape; integers are below HIGH and not below LOW."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    high: int = 0
+    low: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]" + (f"<{self.high}" if self.high else "")
+
+
+def parse_inputs(texts: Sequence[str]) -> list[InputSpec] | dict[str, InputSpec] | None:
+    """Inputs as they are written on the command line: `float32[2,3,64,64]`, `int64[2,12]<100`, `name=float32[2,8]`.
+
+    Raises:
+        RuleError: a text is none of these.
+    """
+    positional: list[InputSpec] = []
+    named: dict[str, InputSpec] = {}
+    for text in texts:
+        found = _SPEC.match(text.strip())
+        if found is None or not hasattr(torch, found[2]) or not isinstance(getattr(torch, found[2]), torch.dtype):
+            raise RuleError(f"{printable(text)!r} is no input", where="--input", hint="--input 'float32[2,3,64,64]'")
+        spec = InputSpec(found[2], tuple(int(n) for n in found[3].split(",") if n.strip()), int(found[4] or 0))
+        if found[1]:
+            named[found[1]] = spec
+        else:
+            positional.append(spec)
+    if positional and named:
+        raise RuleError("some inputs have a name and some have none", where="--input", hint="name all of them, or none")
+    return named or positional or None
+
+
+def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
+    """The random tensor that a spec describes; anything else as it is."""
+    if not isinstance(value, InputSpec):
+        return value
+    dtype = getattr(torch, value.dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        if device == "meta":
+            return torch.empty(value.shape, dtype=dtype, device="meta")
+        return torch.randn(value.shape, dtype=dtype, generator=generator).to(device)
+    if device == "meta":
+        return torch.empty(value.shape, dtype=dtype, device="meta")
+    if dtype == torch.bool:
+        return torch.ones(value.shape, dtype=dtype)
+    return torch.randint(value.low, max(value.high, value.low + 1, 2), value.shape, dtype=dtype, generator=generator)
+
+
+def inputs_text(inputs: Any) -> str:
+    """Inputs as a person would type them."""
+    if isinstance(inputs, Mapping):
+        return " ".join(f"{name}={value}" for name, value in inputs.items())
+    return " ".join(map(str, inputs)) or "no input"
+
+
+_TOKENS = re.compile(r"(^|_)(ids?|idx|tokens?|indices|text|src|tgt|words?|sentence|caption|labels?|seq)($|_)")
+_PICTURES = re.compile(r"(^|_)(images?|imgs?|pixel(_values)?|pictures?|frames?|video|photo)($|_)")
+_SIZES = (32, 64, 16, 224, 28, 24, 8, 128, 96, 48, 256, 299, 384, 512, 12, 20, 40)
+
+
+def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
+    """Inputs that MODEL might take, the likeliest first, from the names of its arguments and its first layers."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except (TypeError, ValueError):
+        return
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if needed:
+        yield from _combined(model, [p.name for p in needed], by_name=False)
+        return
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if not names:
+        yield []
+        return
+    main = getattr(model, "main_input_name", None)
+    first = main if isinstance(main, str) and main in names else names[0]
+    tokens = next((n for n in names if n in ("input_ids", "text", "tokens", "ids")), None)
+    pictures = next((n for n in names if n in ("pixel_values", "image", "images", "img")), None)
+    if tokens and pictures:
+        yield from _combined(model, [n for n in names if n in (tokens, pictures)], by_name=True)
+    if "decoder_input_ids" in names:
+        yield from _combined(model, [first, "decoder_input_ids"], by_name=True)
+    yield from _combined(model, [first], by_name=True)
+
+
+def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> Iterator[Any]:
+    """Inputs for the arguments WANTED, the likeliest combinations first."""
+    options = [list(_inputs_for(model, name, len(wanted))) for name in wanted]
+    if len(wanted) == 1:
+        combined: Iterator[tuple[InputSpec, ...]] = ((one,) for one in options[0])
+    elif len({str(one) for one in options[0]} ^ {str(one) for one in options[1]}) == 0:
+        # the same kinds of input: equal ones first
+        equal = (tuple(one for _ in wanted) for one in options[0])
+        combined = itertools.chain(equal, itertools.islice(itertools.product(*(o[:8] for o in options)), 64))
+    else:
+        combined = itertools.islice(itertools.product(*(o[:10] for o in options)), 100)
+    for specs in combined:
+        yield dict(zip(wanted, specs, strict=True)) if by_name else list(specs)
+
+
+def _inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
+    """Inputs for the argument NAME: tokens, pictures or vectors, by its name and by the first layers of each kind."""
+    embeddings, convolutions, vectors = [], [], []
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            embeddings.append(module.num_embeddings)
+        elif isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d):
+            convolutions.append((module.weight.ndim - 2, module.in_channels))
+        elif isinstance(module, torch.nn.ConvTranspose1d | torch.nn.ConvTranspose2d | torch.nn.ConvTranspose3d):
+            convolutions.append((module.weight.ndim - 2, -module.in_channels))
+        elif isinstance(module, torch.nn.Linear):
+            vectors.append(module.in_features)
+        elif isinstance(module, torch.nn.RNNBase | torch.nn.RNNCellBase):
+            vectors.insert(0, module.input_size)
+    high = min(embeddings, default=0)
+    tokens = (
+        [InputSpec("int64", (2, n), min(high, 1 << 30)) for n in (12, 8, 16, 4, 77, 32, 64, 10)] if embeddings else []
+    )
+    first = dict.fromkeys(convolutions)
+    low = sorted(first, key=lambda c: (abs(c[1]) not in (1, 3, 4), list(first).index(c)))
+    pictures = []
+    for dims, channels in [*list(first)[:2], *low[:2]]:
+        if channels < 0:
+            pictures += [InputSpec("float32", (2, -channels, *([n] * dims))) for n in (1, 4, 8)]
+        elif dims == 1:
+            pictures += [InputSpec("float32", (2, channels, n)) for n in (64, 256, 1024, 16)]
+        elif dims == 3:
+            pictures += [InputSpec("float32", (2, channels, *([n] * 3))) for n in (16, 32, 8)]
+        else:
+            pictures += [InputSpec("float32", (2, channels, n, n)) for n in _SIZES]
+    size = getattr(getattr(model, "config", None), "image_size", None)
+    channels_of = getattr(getattr(model, "config", None), "num_channels", 3)
+    if isinstance(size, int):
+        pictures.insert(0, InputSpec("float32", (2, channels_of, size, size)))
+    plain = []
+    for width in dict.fromkeys(vectors[:3] + vectors[-1:]):
+        plain += [InputSpec("float32", (2, width)), InputSpec("float32", (2, 12, width))]
+        plain += [InputSpec("float32", (2, width, 8, 8))] if among == 1 else []
+    if not convolutions and not embeddings:  # pictures may be cut into patches for a linear layer
+        plain += [InputSpec("float32", (2, c, n, n)) for c in (3, 1) for n in _SIZES]
+    pictures = list(dict.fromkeys(pictures))
+    if _TOKENS.search(name):
+        yield from (*tokens, *plain, *pictures)
+    elif _PICTURES.search(name):
+        yield from (*pictures, *plain, *tokens)
+    elif embeddings and not convolutions:
+        yield from (*tokens, *plain)
+    elif convolutions:
+        yield from (*pictures, *tokens, *plain)
+    else:
+        yield from (*plain, *tokens)
+
+
+def read_inputs(inputs: Any) -> Any:
+    """Inputs as they may be given: texts, tensors, or specs; positional or by name."""
+    if inputs is None:
+        return None
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if isinstance(inputs, Mapping):
+        return {k: (parse_inputs([v])[0] if isinstance(v, str) else v) for k, v in inputs.items()}  # type: ignore[index]
+    if all(isinstance(one, str) for one in inputs):
+        return parse_inputs(inputs)
+    return list(inputs)

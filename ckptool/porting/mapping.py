@@ -1,0 +1,172 @@
+"""What a port is: for every target key an expression over source keys, with its evidence and its doubts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, Literal
+
+from ..checkpoint import Checkpoint
+from ..files import StrPath
+from ..keys import Pattern
+from .expression import Expr, Shape, of
+
+Status = Literal["mapped", "guessed", "unmapped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What becomes of one key of the target.
+
+    Attributes:
+        target: the key.
+        shape: its sizes.
+        status: "mapped", "guessed" (it may be another, see `rivals`) or "unmapped" (the model's own value stays).
+        expr: what it is made of, or None.
+        evidence: what decided.
+        doubts: why it is guessed or unmapped.
+        rivals: what fits as well.
+        default: it needs no source: a counter, or a buffer that the model computes itself.
+        dtype: its element type in the model.
+        parameter: whether it is trained.
+    """
+
+    target: str
+    shape: Shape
+    status: Status
+    expr: Expr | None = None
+    evidence: str = ""
+    doubts: tuple[str, ...] = ()
+    rivals: tuple[Expr, ...] = ()
+    default: bool = False
+    dtype: str = "float32"
+    parameter: bool | None = None
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def sources(self) -> list[str]:
+        """The source keys that it reads."""
+        return self.expr.keys() if self.expr is not None else []
+
+    def as_json(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {
+            "target": self.target,
+            "status": self.status,
+            "sources": self.sources,
+            "ops": self.expr.operations() if self.expr is not None else ["default"] if self.default else [],
+            "expression": None if self.expr is None else str(self.expr),
+            "evidence": self.evidence,
+            "doubts": list(self.doubts),
+            "rivals": [str(rival) for rival in self.rivals],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A port from one set of keys to another. Made by `ckptool.transfer` or read from a file; values never change it.
+
+    Attributes:
+        entries: every key of the target, in its order.
+        unused: source keys that nothing reads.
+        source_shapes: of the source that it was made for.
+        source, target: what they were, for messages.
+        notes: what was done to the source as a whole.
+        metadata: `_metadata` of the target's state dict, or None.
+        at: where in the file the weights are, if there was a choice.
+        proof: how a comparison of outputs went, or None.
+    """
+
+    entries: tuple[Entry, ...]
+    unused: tuple[str, ...]
+    source_shapes: MappingOf[str, Shape] = field(default_factory=dict)
+    source: str = ""
+    target: str = ""
+    notes: tuple[str, ...] = ()
+    metadata: MappingOf[str, Any] | None = None
+    at: str | None = None
+    proof: MappingOf[str, Any] | None = None
+
+    def __getitem__(self, key: str) -> Entry:
+        return next(entry for entry in self.entries if entry.target == key)
+
+    def having(self, status: Status) -> list[Entry]:
+        """The entries of one status."""
+        return [entry for entry in self.entries if entry.status == status]
+
+    @property
+    def coverage(self) -> dict[str, list[int]]:
+        """How many keys and elements have a source or need none: {"keys": [n, of], "parameters": [n, of]}."""
+        covered = [entry for entry in self.entries if entry.status != "unmapped"]
+        return {
+            "keys": [len(covered), len(self.entries)],
+            "parameters": [sum(e.numel for e in covered), sum(e.numel for e in self.entries)],
+        }
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether every key is mapped."""
+        return all(entry.status == "mapped" for entry in self.entries)
+
+    def open_questions(self, guesses: Sequence[str] | None, gaps: Sequence[str] | None) -> list[Entry]:
+        """The guesses and gaps that are not accepted: by patterns, all (an empty pattern), or none."""
+        accepted = {"guessed": _patterns(guesses), "unmapped": _patterns(gaps)}
+        return [
+            entry
+            for entry in self.entries
+            if entry.status != "mapped" and not any(p.matches(entry.target) for p in accepted[entry.status])
+        ]
+
+    def with_entries(self, entries: Sequence[Entry]) -> Mapping:
+        """The same with other entries; what is unused follows."""
+        used = {key for entry in entries for key in entry.sources}
+        return replace(self, entries=tuple(entries), unused=tuple(key for key in self.source_shapes if key not in used))
+
+    def save(self, path: StrPath, *, overwrite: bool = False) -> None:
+        """Write it as a mapping file (YAML), to be read, edited and used again (see `ckptool.read_mapping`)."""
+        from .mapping_file import save
+
+        save(self, path, overwrite=overwrite)
+
+    def apply(self, source: Any) -> Checkpoint:
+        """The model's state dict made of SOURCE, a path, a Checkpoint or a dict of tensors; `ckptool.save` writes it.
+
+        No tensor is read before it is written. Keys that are left are not in it.
+
+        Raises:
+            NotFound: the source does not have a key that is read.
+            RuleError: an operation does not fit the sizes of the source.
+        """
+        from .sources import apply
+
+        return apply(self, source)
+
+    def as_json(self) -> dict[str, Any]:
+        """The document that `--json` prints, without what only the command knows."""
+        return {
+            "target": self.target,
+            "coverage": self.coverage,
+            "entries": [entry.as_json() for entry in self.entries],
+            "unused": list(self.unused),
+            "proof": None if self.proof is None else dict(self.proof),
+        }
+
+
+def _patterns(texts: Sequence[str] | None) -> list[Pattern]:
+    return [] if texts is None else [accepting(text) for text in texts]
+
+
+def accepting(text: str) -> Pattern:
+    """A pattern of `--accept-guesses` or `--partial`: as everywhere, and `head.*` for all below `head`."""
+    return Pattern.parse(
+        "" if text == "*" else text.removesuffix("*").removesuffix(".") if text.endswith(".*") else text
+    )
+
+
+__all__ = ["Entry", "Mapping", "Status", "accepting", "of"]

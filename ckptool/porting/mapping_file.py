@@ -1,0 +1,362 @@
+"""Mapping files: a port that a person can read, edit, keep and replay.
+
+    ckptool-mapping: 1
+    source: vgg19.pth
+    target: Net
+    doubts:
+      # 2 tensors of the source fit as well
+      head.weight: guess(classifier.6.weight)
+      # head.weight: classifier.3.weight
+    mapping:
+      blocks.{0..11}.attn.qkv.weight: cat(0, layers.{}.q.weight, layers.{}.k.weight, layers.{}.v.weight)
+    left: [pooler.weight, pooler.bias]
+
+A line stands for as many keys as its ranges; `{}` on the right is the number on the left, `{1}`, `{2}` where there are
+several. Of several lines for one key the last counts, so that uncommenting a rival settles a doubt; so does taking
+`guess( )` away. Keys under `left` keep the model's own values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import Malformed, RuleError, Unreadable, printable
+from ..files import StrPath, reason
+from ..keys import collapse
+from ..signature import Signature
+from ..writing import replacing
+from . import expression as ex
+from .expression import Expr, Shape
+from .mapping import Entry, Mapping
+
+_VERSION = 1
+
+
+def text_of(mapping: Mapping) -> str:
+    """A mapping as the text of a file."""
+    lines = [f"ckptool-mapping: {_VERSION}"]
+    lines += [
+        f"{name}: {json.dumps(value)}"
+        for name, value in (("source", mapping.source), ("target", mapping.target))
+        if value
+    ]
+    if mapping.at:
+        lines.append(f"at: {json.dumps(mapping.at)}")
+    guessed = mapping.having("guessed")
+    if guessed:
+        lines.append("doubts:")
+        lines += _doubts(guessed)
+    lines.append("mapping:")
+    sure = [e for e in mapping.entries if e.status == "mapped" and e.expr is not None]
+    lines += [f"  {_yaml_key(pattern)}: {_yaml_value(made)}" for pattern, made, _ in folded(sure)] or ["  {}"]
+    left = [e.target for e in mapping.entries if e.status == "unmapped"]
+    if left:
+        lines.append("left:")
+        lines += [f"  - {_yaml_key(c.pattern)}" for c in collapse([(key, None) for key in left])]
+    return "\n".join(lines) + "\n"
+
+
+def _doubts(guessed: Sequence[Entry]) -> Iterator[str]:
+    said: str | None = None
+    by_text: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
+    for entry in guessed:
+        by_text[entry.doubts].append(entry)
+    for doubts, entries in by_text.items():
+        text = "; ".join(doubts)
+        if text != said:
+            yield f"  # {printable(text, 400)}"
+            said = text
+        for pattern, made, members in folded(entries):
+            yield f"  {_yaml_key(pattern)}: guess({_yaml_value(made)})"
+            for number in range(max(len(e.rivals) for e in members)):
+                rivals = [replace(e, expr=e.rivals[number]) for e in members if len(e.rivals) > number]
+                for rival_pattern, rival, _ in folded(rivals):
+                    yield f"  # {_yaml_key(rival_pattern)}: {_yaml_value(rival)}"
+
+
+_PLAIN = re.compile(r"[A-Za-z_][\w.\-]*\Z")
+
+
+def _yaml_key(text: str) -> str:
+    return text if _PLAIN.match(text) else json.dumps(text)
+
+
+def _yaml_value(text: str) -> str:
+    return text if re.fullmatch(r"[A-Za-z_][\w.\-(), {}]*", text) and not text.endswith(" ") else json.dumps(text)
+
+
+def folded(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
+    """Entries as lines: (pattern of target keys, expression with holes, the entries), in their order."""
+    groups: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
+    for entry in entries:
+        groups[_shape_of_key(entry)].append(entry)
+    templates: dict[str, str] = {}
+    for members in groups.values():
+        templates.update(_templates(members))
+    by_target = {e.target: e for e in entries}
+    lines = []
+    for found in collapse([(e.target, templates[e.target]) for e in entries]):
+        numbers = [c for c in found.pattern.split(".") if _is_number(c) or c.startswith("{")]
+        ranged = [i for i, c in enumerate(numbers, 1) if c.startswith("{")]
+        text = str(found.signature)
+        for i, component in enumerate(numbers, 1):
+            hole = component if i not in ranged else "{}" if len(ranged) == 1 else f"{{{ranged.index(i) + 1}}}"
+            text = text.replace(f"{{#{i}}}", hole)
+        lines.append((found.pattern, text, [by_target[key] for key in found.keys]))
+    return lines
+
+
+def _shape_of_key(entry: Entry) -> tuple[str, ...]:
+    """What the keys of an entry look like without their numbers; entries that share it may be one line."""
+    keys = [entry.target, *entry.sources]
+    return tuple(".".join("#" if _is_number(c) else c for c in key.split(".")) for key in keys)
+
+
+def _templates(members: Sequence[Entry]) -> dict[str, str]:
+    """The expression of each entry with the numbers of its target as holes `{#1}`, where that holds for all of them."""
+    numbers = [[c for c in e.target.split(".") if _is_number(c)] for e in members]
+    keys = [e.expr.keys() for e in members if e.expr is not None]
+    count = len(keys[0]) if keys else 0
+    if any(len(k) != count for k in keys):
+        return {e.target: str(e.expr) for e in members}
+    holes: list[dict[int, int]] = []  # for each key: place of a component -> number of the target
+    for place in range(count):
+        split = [k[place].split(".") for k in keys]
+        found: dict[int, int] = {}
+        for at in range(len(split[0])):
+            if any(at >= len(s) or not _is_number(s[at]) for s in split):
+                continue
+            fitting = [
+                i for i in range(len(numbers[0])) if all(s[at] == n[i] for s, n in zip(split, numbers, strict=True))
+            ]
+            if fitting and len({s[at] for s in split}) > 1:
+                taken = set(found.values())
+                found[at] = next((i for i in fitting if i not in taken), fitting[0])
+        holes.append(found)
+    out = {}
+    for entry, own in zip(members, keys, strict=True):
+        names = {}
+        for place, key in enumerate(own):
+            parts = key.split(".")
+            for at, i in holes[place].items():
+                parts[at] = f"{{#{i + 1}}}"
+            names[key] = ".".join(parts)
+        assert entry.expr is not None
+        out[entry.target] = _text(entry.expr, names)
+    return out
+
+
+def _text(expr: Expr, names: dict[str, str]) -> str:
+    """An expression with some keys shown under other names, which may have holes."""
+    if expr.op == "key":
+        name = names.get(expr.key, expr.key)
+        return name if re.fullmatch(r"[\w.\-{}#]+", name) else json.dumps(name)
+    words = ex.OPERATIONS[expr.op].first
+    params, args = list(map(str, expr.params)), [_text(arg, names) for arg in expr.args]
+    return f"{expr.op}({', '.join(params[:words] + args + params[words:])})"
+
+
+def _is_number(component: str) -> bool:
+    return (
+        component.isascii()
+        and component.isdigit()
+        and (component == "0" or component[0] != "0")
+        and len(component) < 10
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ reading
+
+
+def save(mapping: Mapping, path: StrPath, *, overwrite: bool = False) -> None:
+    """Write a mapping file."""
+    data = text_of(mapping).encode()
+    with replacing(path, size=len(data), overwrite=overwrite) as out:
+        out.write(data)
+
+
+def read(path: StrPath) -> Mapping:
+    """Read a mapping file. Shapes are not in it; `for_target` adds those of a model.
+
+    Raises:
+        Unreadable: there is no such file, or it is no text.
+        Malformed: it is no mapping file; the message names the line's key.
+    """
+    import yaml
+
+    try:
+        raw = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unreadable(reason(error) if isinstance(error, OSError) else "not a text in UTF-8", where=path) from None
+    try:
+        document = yaml.safe_load(raw)
+    except (yaml.YAMLError, RecursionError) as error:
+        place = getattr(error, "problem_mark", None)
+        line = f" (line {place.line + 1})" if place is not None else ""
+        raise Malformed(f"is not valid YAML{line}", where=path) from None
+    if not isinstance(document, dict) or "ckptool-mapping" not in document:
+        raise Malformed("is no mapping file", where=path, hint="ckptool transfer SRC MODEL.py --save-mapping m.yaml")
+    if document["ckptool-mapping"] != _VERSION:
+        raise Malformed(f"is a mapping file of version {printable(str(document['ckptool-mapping']))}", where=path)
+    return _mapping(document, path)
+
+
+def _mapping(document: dict[Any, Any], path: StrPath) -> Mapping:
+    entries: dict[str, Entry] = {}
+    for section in ("mapping", "doubts"):
+        lines = document.get(section) or {}
+        if not isinstance(lines, dict):
+            raise Malformed(f"{section!r} holds no lines KEY: EXPRESSION", where=path)
+        for pattern, value in lines.items():
+            for key, text in _expanded(str(pattern), str(value), path):
+                guess = re.fullmatch(r"guess\((.*)\)", text, re.DOTALL)
+                try:
+                    expr = ex.parse(guess[1] if guess else text)
+                except RuleError as error:
+                    raise Malformed(f"{printable(key)}: {error.what}", where=path, evidence=error.evidence) from None
+                entries[key] = Entry(
+                    key,
+                    (),
+                    "guessed" if guess else "mapped",
+                    expr,
+                    "the mapping file",
+                    ("the mapping file calls it a guess",) if guess else (),
+                )
+    for pattern in document.get("left") or []:
+        for key, _ in _expanded(str(pattern), "", path):
+            entries.setdefault(key, Entry(key, (), "unmapped", doubts=("the mapping file leaves it",)))
+    at = document.get("at")
+    return Mapping(
+        tuple(entries.values()),
+        (),
+        {},
+        str(document.get("source", "")),
+        str(document.get("target", "")),
+        at=None if at is None else str(at),
+    )
+
+
+_RANGE = re.compile(r"\{([^{}]*)\}")
+_MOST_KEYS = 1_000_000
+
+
+def _expanded(pattern: str, value: str, path: StrPath) -> Iterator[tuple[str, str]]:
+    """The keys that a line stands for, each with its expression."""
+    ranges = [_numbers(found[1], pattern, path) for found in _RANGE.finditer(pattern)]
+    pieces = _RANGE.split(pattern)[::2]
+    total = 1
+    for one in ranges:
+        total *= len(one)
+    if total > _MOST_KEYS:
+        raise Malformed(f"{printable(pattern)} stands for {total:,} keys", where=path)
+    for numbers in itertools.product(*ranges):
+        key = pieces[0] + "".join(f"{n}{piece}" for n, piece in zip(numbers, pieces[1:], strict=True))
+        text = value
+        if numbers:
+            if len(numbers) == 1:
+                text = text.replace("{}", str(numbers[0]))
+            for place, n in enumerate(numbers, 1):
+                text = text.replace(f"{{{place}}}", str(n))
+        if re.search(r"\{\d*\}", text):
+            raise Malformed(
+                f"{printable(pattern)}: {printable(value)} has a hole that the left side does not fill", where=path
+            )
+        yield key, text
+
+
+def _numbers(text: str, pattern: str, path: StrPath) -> list[int]:
+    out: list[int] = []
+    for one in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", one)
+        if found is None:
+            raise Malformed(f"{printable(pattern)}: {{{printable(text)}}} is no range such as {{0..11}}", where=path)
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last - first > _MOST_KEYS:
+            raise Malformed(f"{printable(pattern)}: the range is too long", where=path)
+        out += range(first, last + 1)
+    return out
+
+
+def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) -> Mapping:
+    """A mapping from a file, for this model and source: shapes added, keys that it does not name unmapped.
+
+    Raises:
+        RuleError: it names keys that the model does not have, or an expression does not give the shape that is wanted.
+    """
+    known = {e.target: e for e in mapping.entries}
+    strangers = [key for key in known if key not in target.entries]
+    if strangers:
+        raise RuleError(
+            f"the mapping names {len(strangers):,} keys that {printable(target.name)} does not have",
+            where=mapping.source or "--mapping",
+            evidence=[printable(key, 100) for key in strangers[:5]],
+            hint="is it for another model, or should it be used with --invert?",
+        )
+    entries = []
+    for wanted in target.entries.values():
+        blank = Entry(wanted.key, wanted.shape, "unmapped", dtype=wanted.dtype, parameter=wanted.parameter)
+        found = known.get(wanted.key)
+        if found is not None and found.expr is not None:
+            if all(key in shapes for key in found.expr.keys()):  # noqa: SIM118
+                try:
+                    gives = ex.shape_of(found.expr, shapes)
+                except RuleError as error:
+                    raise RuleError(f"{printable(wanted.key)}: {error.what}", where="--mapping") from None
+                if gives != wanted.shape:
+                    raise RuleError(
+                        f"{printable(wanted.key)} wants {list(wanted.shape)}; {found.expr} gives {list(gives)}",
+                        where="--mapping",
+                    )
+            entries.append(replace(found, shape=wanted.shape, dtype=wanted.dtype, parameter=wanted.parameter))
+        elif found is None and (
+            wanted.key.endswith("num_batches_tracked") or (wanted.parameter is False and "running_" not in wanted.key)
+        ):
+            entries.append(replace(blank, status="mapped", default=True, evidence="computed by the model itself"))
+        else:
+            entries.append((found and replace(blank, doubts=found.doubts)) or blank)
+    made = replace(mapping, target=target.name, source_shapes=shapes, metadata=target.metadata)
+    return made.with_entries(entries)
+
+
+def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
+    """The way back: SHAPES are those of the keys that the mapping reads.
+
+    Raises:
+        RuleError: values are lost on the way; says for which keys.
+    """
+    pieces: dict[str, list[tuple[Expr, Any]]] = defaultdict(list)
+    lost: list[str] = []
+    for entry in mapping.entries:
+        if entry.expr is None:
+            continue
+        if any(key not in shapes for key in entry.expr.keys()):  # noqa: SIM118
+            lost += entry.sources
+            continue
+        back = ex.inverted(entry.target, entry.expr, shapes)
+        if back is None:
+            lost += entry.sources
+            continue
+        for key, found in back.items():
+            pieces[key] += found
+    entries = []
+    for key, found in pieces.items():
+        expr = ex.reassembled(found, shapes[key])
+        if expr is None:
+            lost.append(key)
+        else:
+            entries.append(Entry(key, shapes[key], "mapped", expr, "the mapping, inverted"))
+    lost = [key for key in dict.fromkeys(lost) if not any(e.target == key for e in entries)]
+    if lost:
+        raise RuleError(
+            f"the mapping cannot be inverted for {len(lost):,} keys: values are lost on the way",
+            where="--invert",
+            evidence=[printable(key, 100) for key in lost[:5]],
+        )
+    return Mapping(tuple(entries), (), {}, mapping.target, mapping.source)

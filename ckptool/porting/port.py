@@ -1,0 +1,624 @@
+"""Porting: from two signatures to a mapping, and from a mapping to a checkpoint."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from ..signature import Signature
+from . import expression as ex
+from .canonical import STATISTICS, Canon, Piece, canonical, part_label, reconcile, squeezed, substituted, turn
+from .expression import Expr, Shape
+from .mapping import Entry, Mapping
+from .match import Matching, Unit, _Matcher, _related, _similarity, hard_conflict
+from .words import cut, label, table
+
+#: Gives the values of a source key as a numpy array, for the few small tensors whose values say something.
+Values = Callable[[str], Any]
+
+
+@dataclass(slots=True)
+class _Filled:
+    """What goes into one hole of the target."""
+
+    expr: Expr
+    evidence: str
+    doubts: list[str] = field(default_factory=list)
+    rivals: list[Expr] = field(default_factory=list)
+
+
+def port(
+    source: Signature,
+    target: Signature,
+    *,
+    values: Values | None = None,
+    lora_scale: float | None = None,
+) -> Mapping:
+    """Work out which source tensor goes where.
+
+    Args:
+        source: the keys and shapes of the file.
+        target: what the model wants.
+        values: gives small tensors of the source, where their values can contradict a name.
+        lora_scale: factor of low-rank adapters, if the file says it.
+    """
+    shapes = {key: entry.shape for key, entry in source.entries.items()}
+    copies = _copies(source, target)
+    kept = replace(source, entries={k: e for k, e in source.entries.items() if k not in copies})
+    s, t = canonical(kept, is_target=False), canonical(target, is_target=True)
+    reconcile(s, t, lora_scale=lora_scale)
+    _turn_bare_matrices(s, t)
+    matcher = _Matcher(s, t)
+    matching = matcher.run()
+    filler = _Filler(s, t, matching, matcher, values, copies)
+    return filler.mapping(shapes)
+
+
+def _turn_bare_matrices(source: Canon, target: Canon) -> None:
+    """Matrices that are parameters of their own, not of a linear layer, may stand with the inputs first.
+
+    Nothing in a file says so but how they lie in the order of the model: both ways are laid beside it.
+    """
+    wanted = {squeezed(p.shape) for p in target.pieces.values()}
+    bare = [
+        p
+        for p in source.pieces.values()
+        if p.role == "weight"
+        and len(p.shape) == 2
+        and p.path[-1] == p.entry.key.rpartition(".")[2]
+        and p.shape[0] != p.shape[1]
+        and p.shape[::-1] in wanted
+    ]
+    if not bare:
+        return
+    as_is = _agreement(source, target, set())
+    turned = _agreement(source, target, {p.name for p in bare})
+    if turned == as_is:
+        reason = "whether this matrix stands with its inputs or its outputs first is in the code only"
+        if all(p.shape in wanted for p in bare):
+            for p in bare:
+                source.pieces[p.name] = replace(p, doubts=(*p.doubts, (reason, None)))
+            return
+    if turned >= as_is:
+        for p in bare:
+            turn(source, p)
+
+
+def _agreement(source: Canon, target: Canon, turned: set[str]) -> int:
+    """How many tensors lie in the same order on both sides if some matrices are TURNED."""
+    from difflib import SequenceMatcher
+
+    a = [
+        (p.role, squeezed(p.shape[::-1] if p.name in turned else p.shape))
+        for p in sorted(source.pieces.values(), key=lambda p: p.order)
+    ]
+    in_use = [p for p in target.pieces.values() if p.used is not None]
+    b = [
+        (p.role, squeezed(p.shape))
+        for p in sorted(in_use or target.pieces.values(), key=lambda p: (p.used or 0, p.order))
+    ]
+    return sum(block.size for block in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks())
+
+
+def _copies(source: Signature, target: Signature) -> dict[str, str]:
+    """Keys of further copies of a model in one file -> the key that stands for it.
+
+    A copy is a prefix below which the same names have the same shapes as below another, where the target holds fewer of
+    them than the file.
+    """
+    below: dict[tuple[str, ...], dict[tuple[str, ...], Shape]] = defaultdict(dict)
+    for key, entry in source.entries.items():
+        parts = tuple(key.split("."))
+        for depth in range(1, min(len(parts), 4)):
+            below[parts[:depth]][parts[depth:]] = entry.shape
+    groups: dict[Any, list[tuple[str, ...]]] = defaultdict(list)
+    for prefix, inner in below.items():
+        if len(inner) >= 4 and not prefix[-1].isdigit():
+            groups[(len(prefix), prefix[:-1], frozenset(inner.items()))].append(prefix)
+    size: dict[tuple[str, ...], int] = {prefix: len(inner) for prefix, inner in below.items()}
+    size[()] = len(source.entries)
+    wanted: dict[Shape, int] = defaultdict(int)
+    for entry in target.entries.values():
+        wanted[entry.shape] += 1
+    have: dict[Shape, int] = defaultdict(int)
+    for entry in source.entries.values():
+        have[entry.shape] += 1
+    found: dict[str, str] = {}
+    for (_, _, inner), prefixes in sorted(groups.items(), key=lambda g: -len(g[0][2])):
+        if len(prefixes) < 2 or any(".".join(p) in found for p in prefixes):
+            continue
+        if len(prefixes) * len(inner) < 0.7 * size[prefixes[0][:-1]] or len(target.entries) > 1.5 * len(inner):
+            continue
+        big = [shape for _, shape in inner if len(shape) >= 2]
+        if not big or any(wanted[shape] >= have[shape] for shape in big):
+            continue
+        if len({_role_word(p[-1]) for p in prefixes}) > 1 and _target_names_one(prefixes, target):
+            continue
+        ranked = sorted(prefixes, key=lambda p: _preference(p[-1]))
+        for other in ranked[1:]:
+            for tail in below[other]:
+                found[".".join((*other, *tail))] = ".".join((*ranked[0], *tail))
+    return found
+
+
+def _role_word(name: str) -> str | None:
+    words = cut(name)
+    return next((said for group in table().groups if group.hard and (said := label(group, words))), None)
+
+
+def _target_names_one(prefixes: Sequence[tuple[str, ...]], target: Signature) -> bool:
+    """Whether the target's own names speak of one of the copies."""
+    own = {_role_word(component) for key in target.entries for component in key.split(".")[:2]} - {None}
+    return bool(own & {_role_word(p[-1]) for p in prefixes})
+
+
+def _preference(name: str) -> tuple[int, str]:
+    order = table().copies
+    words = "_".join(cut(name))
+    return next((i for i, word in enumerate(order) if word == words), len(order) // 2), name
+
+
+class _Filler:
+    """Puts target keys together from matched units, and names what is not certain."""
+
+    def __init__(
+        self,
+        source: Canon,
+        target: Canon,
+        matching: Matching,
+        matcher: _Matcher,
+        values: Values | None,
+        copies: dict[str, str],
+    ) -> None:
+        self.source, self.target, self.matching, self.matcher = source, target, matching, matcher
+        self.values, self.copies = values, copies
+        self.shapes: dict[str, Shape] = {k: e.shape for k, e in source.signature.entries.items()}
+        self.holes: dict[str, _Filled] = {}
+        self.misses: dict[str, str] = {}
+        self.unit_of: dict[str, tuple[Unit, Unit]] = {}
+        self.same_names = self._same_names()
+
+    def mapping(self, shapes: dict[str, Shape]) -> Mapping:
+        """The whole mapping."""
+        for t, s in self.matching.pairs:
+            self._fill(t, s, [])
+        for targets, sources in self.matching.undecided:
+            self._guess(targets, sources)
+        self._fold_norms()
+        self._near_misses()
+        self._tied_sources()
+        self._tied_heads()
+        self._of_other_sizes()
+        self._rotary()
+        self._flatten()
+        self._centred_norms()
+        self._copies_doubt()
+        entries = [self._entry(key) for key in self.target.signature.entries]
+        self.source.notes.extend(self.target.notes)
+        made = Mapping(
+            tuple(entries),
+            (),
+            shapes,
+            self.source.signature.name,
+            self.target.signature.name,
+            tuple(self.source.notes),
+            self.target.signature.metadata,
+        )
+        return made.with_entries(entries)
+
+    # -- pairs
+
+    def _fill(self, t: Unit, s: Unit, doubts: Sequence[str]) -> None:
+        evidence = _evidence_text(t, s)
+        doubts = [*doubts, *t.doubts]
+        left = dict(s.pieces)
+        for role, piece in t.pieces.items():
+            found = self._source_for(role, piece, t, s)
+            if found is None:
+                continue
+            expr, used = found
+            for name in used:
+                left.pop(name, None)
+            more = [d for name in used for d, _ in s.pieces[name].doubts] + [d for d, _ in piece.doubts]
+            rivals = [r for name in used for _, r in s.pieces[name].doubts if r is not None]
+            rivals += [r for u in t.rivals if (r := self._rival(role, piece, u)) is not None]
+            self.holes[piece.name] = _Filled(expr, evidence, [*doubts, *more], rivals)
+            self.unit_of[piece.name] = (t, s)
+
+    def _rival(self, role: str, piece: Piece, unit: Unit) -> Expr | None:
+        found = unit.pieces.get(role)
+        if found is None or squeezed(found.shape) != squeezed(piece.shape):
+            return None
+        return self._reshaped(found, piece.shape)
+
+    def _reshaped(self, found: Piece, shape: Shape) -> Expr:
+        return found.expr if found.shape == shape else ex.reshape(found.expr, shape)
+
+    def _source_for(self, role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
+        found = s.pieces.get(role)
+        if found is None and len(t.pieces) == 1 and len(s.pieces) == 1:
+            role, found = next(iter(s.pieces.items()))
+        if found is not None:
+            if squeezed(found.shape) != squeezed(piece.shape):
+                return None
+            return self._reshaped(found, piece.shape), [role]
+        if role == "bias_hh" and "bias_ih" in s.pieces and "bias_hh" not in s.pieces:
+            return Expr("zeros", (), piece.shape), []
+        both = [s.pieces.get(r) for r in ("bias_ih", "bias_hh")]
+        one_only = role == "bias" or (role == "bias_ih" and "bias_hh" not in t.pieces)
+        if one_only and all(b is not None and b.shape == piece.shape for b in both):
+            return Expr("add", tuple(b.expr for b in both if b)), ["bias_ih", "bias_hh"]
+        if role == "bias_ih" and "bias" in s.pieces and s.pieces["bias"].shape == piece.shape:
+            return s.pieces["bias"].expr, ["bias"]
+        return None
+
+    def _guess(self, targets: list[Unit], sources: list[Unit]) -> None:
+        """What no evidence separates: paired as it comes and called a guess, where there is any reason to fill it."""
+        free = sorted(sources, key=lambda u: u.order)
+        own = sorted(targets, key=lambda u: u.used if u.used is not None else u.order)
+        for t in own:
+            ranked = sorted(free, key=lambda s: (hard_conflict(t.words, s.words) is not None, -_similarity(t, s)))
+            if not ranked:
+                return
+            top = _similarity(t, ranked[0])
+            chosen = ranked[0]
+            same = [s for s in ranked if _similarity(t, s) == top]
+            if len(own) == len(sources):
+                chosen = same[0]
+            reason = top > 0.15 or _related(t, chosen) or self.matcher._same_scope(t, chosen)
+            if not reason or hard_conflict(t.words, chosen.words):
+                continue
+            t.rivals = [s for s in sources if s is not chosen][:8]
+            free.remove(chosen)
+            self._fill(t, chosen, [f"{len(sources)} tensors of the source fit as well"])
+
+    # -- conventions and changes that shapes do not show
+
+    def _same_names(self) -> bool:
+        """Whether the file's keys are the model's, so that nothing speaks for other code."""
+        own = {k for k, e in self.target.signature.entries.items() if e.parameter is not False}
+        return own <= set(self.source.signature.entries)
+
+    def _fold_norms(self) -> None:
+        """Batch norms of the source that the target does not have, folded into what stands before them."""
+        free = [u for u in self.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
+        if not free:
+            return
+        stored = sorted(self.matcher.sources, key=lambda u: u.order)
+        place = {id(u): i for i, u in enumerate(stored)}
+        partner = {id(s): t for t, s in self.matching.pairs}
+        for norm in free:
+            i = place[id(norm)]
+            before = stored[i - 1] if i else None
+            t = partner.get(id(before))
+            if before is None or t is None or "weight" not in before.pieces or "weight" not in t.pieces:
+                continue
+            w = before.pieces["weight"]
+            if not w.shape or w.shape[0] != norm.pieces["running_mean"].shape[0] or len(w.shape) < 2:
+                continue
+            if "bias" not in t.pieces or "bias" in before.pieces:
+                continue
+            gamma, var = norm.pieces["weight"].expr, norm.pieces["running_var"].expr
+            mean = norm.pieces["running_mean"].expr
+            beta = norm.pieces["bias"].expr if "bias" in norm.pieces else Expr("zeros", (), norm.pieces["weight"].shape)
+            doubt = "the source has a batch norm here and the target has none: folded in, with eps 1e-05"
+            hole = t.pieces["weight"].name
+            plain = self.holes[hole].expr
+            self.holes[hole] = _Filled(Expr("fold_weight", (plain, gamma, var), (1e-05,)), "folded", [doubt], [plain])
+            zero = Expr("zeros", (), norm.pieces["weight"].shape)
+            self.holes[t.pieces["bias"].name] = _Filled(
+                Expr("fold_bias", (zero, gamma, beta, mean, var), (1e-05,)), "folded", [doubt], [beta]
+            )
+            self.unit_of[t.pieces["bias"].name] = (t, norm)
+
+    def _near_misses(self) -> None:
+        """Tensors with the same name or place whose sizes differ in a way that has a known remedy. Always guesses."""
+        free_t = [u for u in self.matching.free_targets if u.main.name not in self.holes]
+        free_s = list(self.matching.free_sources)
+        for t in free_t:
+            near = [s for s in free_s if self._alike(t, s)]
+            if len(near) != 1:
+                continue
+            s = near[0]
+            remedy = _remedy(t.main.shape, s.main.shape, s.main.expr, label_of(t, "embedding"))
+            if remedy is None:
+                continue
+            expr, doubt = remedy
+            self.holes[t.main.name] = _Filled(expr, "similar names", [doubt], [])
+            self.unit_of[t.main.name] = (t, s)
+            for role, piece in t.pieces.items():
+                if piece is not t.main and role in s.pieces and s.pieces[role].shape == piece.shape:
+                    self.holes[piece.name] = _Filled(s.pieces[role].expr, "similar names")
+                    self.unit_of[piece.name] = (t, s)
+
+    def _of_other_sizes(self) -> None:
+        """What stands in the place of a tensor that has no source, with other sizes, to be named in the refusal."""
+        for t in self.matching.free_targets:
+            near = [s for s in self.matching.free_sources if self._alike(t, s)]
+            if t.main.name not in self.holes and len(near) == 1:
+                for role, piece in t.pieces.items():
+                    if role in near[0].pieces:
+                        other = near[0].pieces[role].entry
+                        self.misses[piece.name] = f"in its place the source has {other.key} {list(other.shape)}"
+
+    def _alike(self, t: Unit, s: Unit) -> bool:
+        if hard_conflict(t.words, s.words):
+            return False
+        if t.path == s.path:
+            return True
+        if label_of(t, "embedding") and label_of(t, "embedding") == label_of(s, "embedding"):
+            return True
+        return any(self.matcher._fits_between(t, s, ts, ss) for _, ts, ss in self.matcher._sequences())
+
+    def _tied_sources(self) -> None:
+        """Keys of the source that are the same tensor as another, for what the model holds apart."""
+        tied = [e for e in self.source.signature.entries.values() if e.tied is not None]
+        for t in self.matching.free_targets if tied else ():
+            hole = t.main.name
+            if hole in self.holes:
+                continue
+            wanted = t.main.entry.key.split(".")
+            near = [e for e in tied if e.shape == t.main.shape and e.key.split(".")[-2:] == wanted[-2:]]
+            exact = [e for e in near if e.key == t.main.entry.key] or near
+            if len(exact) == 1:
+                self.holes[hole] = _Filled(ex.of(exact[0].key), f"name; tied to {exact[0].tied} in the source")
+                self.unit_of[hole] = (t, t)
+
+    def _tied_heads(self) -> None:
+        """An output layer that the source does not have, of the sizes of its word embedding: tied, most likely."""
+        tokens = [
+            (t, s)
+            for t, s in self.matching.pairs
+            if (label_of(t, "embedding") in ("token", None) and t.main.entry.how == "embedding")
+            or label_of(s, "embedding") == "token"
+        ]
+        for t in self.matching.free_targets:
+            hole = t.main.name
+            if hole in self.holes or len(t.main.shape) != 2 or t.main.role != "weight":
+                continue
+            if label_of(t, "purpose") != "head" and t.main.entry.how != "linear":
+                continue
+            for own, s in tokens:
+                if own.main.shape == t.main.shape and t.main.entry.how != "embedding":
+                    tied = any(e.tied == s.main.entry.key for e in self.source.signature.entries.values())
+                    doubts = [] if tied else ["the source has no such layer; its word embedding is put here"]
+                    self.holes[hole] = _Filled(s.main.expr, "tied to the embedding", doubts)
+                    self.unit_of[hole] = (t, s)
+                    break
+
+    def _rotary(self) -> None:
+        """Rows of queries and keys: rotary embeddings pair them in one of two ways, which no shape shows."""
+        kind = self.target.signature.rotary
+        if kind is None or self.same_names:
+            return
+        for hole, filled in self.holes.items():
+            t, s = self.unit_of[hole]
+            which = part_label(t.path) or part_label(s.path)
+            if which not in ("q", "k") or hole.endswith(("norm|weight", "norm|bias")):
+                continue
+            piece = t.pieces[hole.rpartition("|")[2]]
+            heads = _heads(t)
+            theirs = table().rotary.get(cut(s.path[-1]))
+            theirs_kind = {"half": "half", "interleaved": "interleaved"}.get(
+                str(next((k for words, k in table().rotary.items() if cut(s.path[-1]) == words), theirs))
+            )
+            turned = None
+            if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
+                turned = Expr("rotary", (filled.expr,), (heads, kind if kind != "unknown" else "half"))
+            doubt = (
+                "the model turns queries and keys (rotary embedding); whether the source pairs rows in the same way is "
+                "not in its names"
+            )
+            if turned is not None and theirs_kind is not None and kind != "unknown" and theirs_kind != kind:
+                filled.rivals.insert(0, filled.expr)
+                filled.expr = turned
+            elif turned is not None:
+                filled.rivals.append(turned)
+            filled.doubts.append(doubt)
+
+    def _flatten(self) -> None:
+        """A linear layer after feature maps: the order in which they are flattened is in the code only."""
+        for hole, filled in self.holes.items():
+            t, s = self.unit_of[hole]
+            piece = t.pieces.get(hole.rpartition("|")[2])
+            if piece is None or piece.role != "weight" or len(piece.shape) != 2:
+                continue
+            note = piece.entry.notes.get("flatten")
+            if note is None or self.same_names:
+                continue
+            layout, c, h, w = note
+            leaf = s.main.entry.key.rpartition(".")[2]
+            theirs = "nhwc" if leaf in table().inputs_first else "nchw"
+            if layout != theirs and squeezed(piece.shape)[-1] == c * h * w:
+                filled.rivals.append(filled.expr)
+                filled.expr = Expr("flatten", (filled.expr,), (c, h, w, layout))
+                filled.doubts.append(
+                    f"the model flattens features as {layout.upper()}; the source most likely does as {theirs.upper()}"
+                )
+
+    def _centred_norms(self) -> None:
+        """Norm weights around 0 where the model takes them as they are, or around 1 where it adds 1."""
+        if self.values is None:
+            return
+        norms = []
+        for t, s in self.matching.pairs:
+            piece = t.pieces.get("weight")
+            if piece is None or len(piece.shape) != 1 or piece.name not in self.holes:
+                continue
+            if "norm" not in t.main.entry.module.lower() and label_of(t, "purpose") != "norm":
+                continue
+            if "running_var" in t.pieces or not self.holes[piece.name].expr.is_copy:
+                continue
+            norms.append((t, s, piece))
+        by_use: dict[bool, list[Any]] = defaultdict(list)
+        for item in norms:
+            by_use[item[2].entry.how in ("add", "__add__", "__radd__")].append(item)
+        for adds_one, members in by_use.items():
+            share = _share_of_negatives(self.values, [self.holes[p.name].expr.key for _, _, p in members[:24]])
+            if share is None:
+                continue
+            if not adds_one and share > 0.25:
+                amount, doubt = (
+                    1.0,
+                    "the source's norm weights lie around 0, as where code adds 1 to them; this model does not",
+                )
+            elif adds_one and share < 0.02:
+                amount, doubt = (
+                    -1.0,
+                    "this model adds 1 to its norm weights; those of the source look as if its code does not",
+                )
+            else:
+                continue
+            for _, _, piece in members:
+                filled = self.holes[piece.name]
+                filled.rivals.append(filled.expr)
+                filled.expr = Expr("shift", (filled.expr,), (amount,))
+                filled.doubts.append(doubt)
+
+    def _copies_doubt(self) -> None:
+        if not self.copies:
+            return
+        others: dict[str, list[str]] = defaultdict(list)
+        for other, key in self.copies.items():
+            others[key].append(other)
+        for filled in self.holes.values():
+            keys = filled.expr.keys()
+            for n in range(max((len(others[k]) for k in keys if k in others), default=0)):
+                swap = {k: others[k][n] for k in keys if len(others.get(k, ())) > n}
+                filled.rivals.append(filled.expr.rename(partial(_swapped, swap)))
+            if any(k in others for k in keys):
+                filled.doubts.append("the file holds several copies of this model")
+
+    # -- entries
+
+    def _entry(self, key: str) -> Entry:
+        wanted = self.target.signature.entries[key]
+        blank = Entry(key, wanted.shape, "unmapped", dtype=wanted.dtype, parameter=wanted.parameter)
+        if wanted.tied is not None and key not in self.target.assembly:
+            first = self._entry(wanted.tied)
+            if first.status != "unmapped" or key not in self.source.signature.entries:
+                return replace(first, target=key, evidence=f"tied to {wanted.tied}")
+            return blank
+        if key in self.target.counters:
+            return self._counter(blank)
+        assembly = self.target.assembly[key]
+        holes = assembly.keys()
+        missing = [hole for hole in holes if hole not in self.holes]
+        if missing:
+            if self._is_constant(key):
+                return replace(blank, status="mapped", default=True, evidence="computed by the model itself")
+            why = next(
+                (self.misses[hole] for hole in missing if hole in self.misses), "nothing in the source goes here"
+            )
+            return replace(blank, doubts=(why,))
+        filled = [self.holes[hole] for hole in holes]
+        expr = ex.simplified(
+            substituted(assembly, {h: f.expr for h, f in zip(holes, filled, strict=True)}), self.shapes
+        )
+        doubts = list(dict.fromkeys(d for f in filled for d in f.doubts))
+        if expr.is_copy:  # what was taken apart and put together again needs no layout
+            doubts = [d for d in doubts if "alternate by attention head" not in d]
+        rivals = []
+        for hole, f in zip(holes, filled, strict=True):
+            for rival in f.rivals[:8]:
+                values = {h: g.expr for h, g in zip(holes, filled, strict=True)} | {hole: rival}
+                rivals.append(ex.simplified(substituted(assembly, values), self.shapes))
+        evidence = "; ".join(dict.fromkeys(f.evidence for f in filled if f.evidence))
+        return replace(
+            blank,
+            status="guessed" if doubts else "mapped",
+            expr=expr,
+            evidence=evidence,
+            doubts=tuple(doubts),
+            rivals=tuple(r for r in dict.fromkeys(rivals) if r != expr) if doubts else (),
+        )
+
+    def _counter(self, blank: Entry) -> Entry:
+        path = self.target.counters[blank.target]
+        norm = next(
+            (p for p in self.target.pieces.values() if ".".join(p.path) == path and p.name in self.unit_of), None
+        )
+        if norm is not None:
+            partner = ".".join(self.unit_of[norm.name][1].path)
+            for key, where in self.source.counters.items():
+                if where == partner:
+                    filled = self.holes[norm.name]
+                    guessed = bool(filled.doubts)
+                    return replace(
+                        blank,
+                        status="guessed" if guessed else "mapped",
+                        expr=ex.of(key),
+                        evidence=filled.evidence,
+                        doubts=tuple(filled.doubts),
+                    )
+        return replace(blank, status="mapped", default=True, evidence="a counter; the source has none")
+
+    def _is_constant(self, key: str) -> bool:
+        entry = self.target.signature.entries[key]
+        piece = next((p for p in self.target.pieces.values() if p.entry.key == key), None)
+        return entry.parameter is False and (piece is None or piece.role not in STATISTICS)
+
+
+def _swapped(names: MappingOf[str, str], key: str) -> str:
+    return names.get(key, key)
+
+
+def label_of(unit: Unit, group: str) -> str | None:
+    """What a unit's name says in the group of that name."""
+    return next(label(g, unit.words) for g in table().groups if g.name == group)
+
+
+def _heads(t: Unit) -> int:
+    layout = t.main.entry.notes.get("layout", ("", 0))
+    return layout[1] if layout[0] in ("maybe heads", "heads") else 0
+
+
+def _evidence_text(t: Unit, s: Unit) -> str:
+    found = list(dict.fromkeys(t.evidence))
+    if not found:
+        return "the only one of its shape"
+    return ", ".join(found[-3:])
+
+
+def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:
+    negative = total = 0
+    for key in keys:
+        found = values(key)
+        if found is None:
+            continue
+        negative += int((found < 0).sum())
+        total += int(found.size)
+    return negative / total if total else None
+
+
+def _remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None) -> tuple[Expr, str] | None:
+    """A known way from one shape to another, with what there is to say about it."""
+    from math import isqrt, prod
+
+    if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
+        return (
+            ex.reshape(expr, wanted),
+            "a linear layer over patches seen as a convolution; the order of pixels in a patch is in the code only",
+        )
+    if len(wanted) == len(have) and len(wanted) in (3, 4, 5) and wanted[:1] + wanted[2:] == have[:1] + have[2:]:
+        if wanted[1] == 1:
+            return Expr("sum", (expr,), (1,)), f"{have[1]} input channels are summed to 1"
+        if wanted[1] % have[1] == 0:
+            return (
+                Expr("repeat", (expr,), (1, wanted[1] // have[1])),
+                f"{have[1]} input channels are repeated to {wanted[1]}, divided by {wanted[1] // have[1]}",
+            )
+    if kind == "position" and len(wanted) >= 2 and wanted[-1] == have[-1] and prod(wanted[:-2]) == prod(have[:-2]) == 1:
+        for prefix in (1, 0, 2):
+            old, new = have[-2] - prefix, wanted[-2] - prefix
+            a, b = isqrt(max(old, 0)), isqrt(max(new, 0))
+            if old > 0 and new > 0 and a * a == old and b * b == new:
+                made = Expr("resize", (expr,), (prefix, a, a, b, b))
+                return ex.reshape(made, wanted, (*have[:-2], wanted[-2], wanted[-1])), (
+                    f"position table resized from {a} x {a} to {b} x {b} (bicubic, {prefix} class tokens)"
+                )
+    return None

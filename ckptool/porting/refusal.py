@@ -1,0 +1,113 @@
+"""What is said when a port is not certain: how much, which, and the command that would accept it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import Doubtful, NoMatch, counted, printable
+from ..files import shell_quote
+from ..keys import closest, collapse
+from .mapping import Entry, Mapping, accepting
+
+
+def require_accepted(
+    mapping: Mapping, guesses: Sequence[str] | None, gaps: Sequence[str] | None, command: str = ""
+) -> None:
+    """Refuse guesses and gaps that were not accepted.
+
+    Raises:
+        NoMatch: a pattern fits no key of the model.
+        Doubtful: there are some; the message ends with what would accept them.
+    """
+    for name, patterns in (("--accept-guesses", guesses), ("--partial", gaps)):
+        _require_known(mapping, patterns or (), name if command else name[2:].replace("-", "_"))
+    open_entries = mapping.open_questions(guesses, gaps)
+    if not open_entries:
+        return
+    guessed = [e for e in open_entries if e.status == "guessed"]
+    unmapped = [e for e in open_entries if e.status == "unmapped"]
+    what = " and ".join(
+        f"{counted(len(some), 'key')} {word}"
+        for some, word in ((guessed, "guessed"), (unmapped, "without a source"))
+        if some
+    )
+    evidence = [_line(e) for e in _few(open_entries)]
+    if len(open_entries) > len(evidence):
+        evidence.append(f"… and {len(open_entries) - len(evidence):,} more")
+    raise Doubtful(
+        f"{what}; nothing was written" if command else f"{what}; nothing was loaded",
+        where=mapping.target,
+        evidence=evidence,
+        hint=accepting_command(mapping, guessed, unmapped, command),
+    )
+
+
+def _require_known(mapping: Mapping, patterns: Sequence[str], where: str) -> None:
+    keys = [e.target for e in mapping.entries]
+    for text in patterns:
+        if not any(map(accepting(text).matches, keys)):
+            near = closest(
+                text.removesuffix("*").removesuffix("."), [*keys, *{k.rpartition(".")[0] for k in keys} - {""}]
+            )
+            raise NoMatch(
+                f"no key of {printable(mapping.target)} matches {printable(text)!r}",
+                where=where,
+                evidence=[f"did you mean: {', '.join(map(printable, near))}"] if near else [],
+            )
+
+
+def _few(entries: Sequence[Entry], limit: int = 8) -> list[Entry]:
+    seen: set[str] = set()
+    out = []
+    for entry in entries:
+        pattern = collapse([(entry.target.translate(_DIGITS), None)])[0].pattern
+        if pattern not in seen:
+            seen.add(pattern)
+            out.append(entry)
+    return out[:limit]
+
+
+_DIGITS = str.maketrans("123456789", "000000000")
+
+
+def _line(entry: Entry) -> str:
+    reason = entry.doubts[0] if entry.doubts else "nothing in the source goes here"
+    made = f" <- {entry.expr}" if entry.expr is not None else ""
+    return f"{printable(entry.target, 80)} {list(entry.shape)}{printable(made, 80)}: {printable(reason, 160)}"
+
+
+def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequence[Entry], command: str) -> str:
+    """The options, or the whole command, that would accept these guesses and gaps."""
+    parts = []
+    if guessed:
+        parts.append("--accept-guesses")
+    parts += [f"--partial {shell_quote(pattern)}" for pattern in gap_patterns(mapping, unmapped)]
+    if command:
+        return f"{command} {' '.join(parts)}"
+    words = []
+    if guessed:
+        words.append("accept_guesses=True")
+    if unmapped:
+        words.append(f"partial={gap_patterns(mapping, unmapped)!r}")
+    return ", ".join(words)
+
+
+def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
+    """Patterns, as few as can be, that fit these keys and no other: whole modules where all of them is left."""
+    wanted = {e.target for e in unmapped}
+    kept = {e.target for e in mapping.entries} - wanted
+    out: list[str] = []
+    done: set[str] = set()
+    for key in [e.target for e in unmapped]:
+        if key in done:
+            continue
+        parts = key.split(".")
+        chosen = key
+        for depth in range(1, len(parts)):
+            head = ".".join(parts[:depth]) + "."
+            if not any(other.startswith(head) for other in kept):
+                chosen = head + "*"
+                done |= {k for k in wanted if k.startswith(head)}
+                break
+        out.append(chosen)
+    return out if len(out) <= 8 else ["*"]

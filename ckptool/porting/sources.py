@@ -1,0 +1,431 @@
+"""`transfer`: a file and a model, and the mapping between them; and the checkpoint that a mapping makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Mapping as MappingOf
+from dataclasses import replace
+from typing import Any
+
+from ..checkpoint import Checkpoint, StateDict
+from ..errors import Ambiguous, NoMatch, NotFound, RuleError, counted, printable
+from ..files import Buffer
+from ..formats import open as open_checkpoint
+from ..keys import Rename, closest, unwrap
+from ..signature import Entry as Wanted
+from ..signature import Signature, of_state_dict
+from ..tensor import LazyTensor, Storage, contiguous_stride
+from ..tree import Dict, walk
+from . import expression as ex
+from .mapping import Entry, Mapping
+from .port import port
+from .words import cut, table
+
+#: Elements of a tensor whose values may be looked at while matching (norm weights).
+_SMALL = 1 << 16
+
+
+def open_source(source: Any) -> Checkpoint:
+    """A path, a Checkpoint or a dict of torch tensors as a Checkpoint."""
+    if isinstance(source, Checkpoint):
+        return source
+    if isinstance(source, MappingOf):
+        from ..model import from_torch
+
+        return from_torch(source)
+    return open_checkpoint(source)
+
+
+def match_signature(
+    source: Any,
+    target: Signature,
+    *,
+    at: str | None = None,
+    hints: Sequence[str | Rename] = (),
+    source_code: Signature | None = None,
+) -> Mapping:
+    """The mapping from SOURCE to what TARGET wants.
+
+    Args:
+        source: a path, a Checkpoint or a dict of torch tensors.
+        target: the signature of a model.
+        at: where the weights are in the file, if there are several.
+        hints: renaming rules OLD=NEW, from names of the source towards names of the target.
+        source_code: the signature of the source's own code, whose order of execution then counts, too.
+
+    Raises:
+        NotFound: there is no state dict in the source, or nothing in it fits.
+        NoMatch: a hint fits no key.
+    """
+    ckpt = open_source(source)
+    found = [ckpt.state_dict(at)] if at is not None or len(ckpt.state_dicts()) < 2 else ckpt.state_dicts()
+    scale = _lora_scale(ckpt)
+    made: list[tuple[StateDict, Mapping]] = []
+    for weights in found:
+        signature = _with_code(of_state_dict(weights, ckpt.where, ordered=ckpt.order_preserved), source_code)
+        if signature.entries:
+            made.append((weights, _ported(signature, target, weights, hints, scale)))
+    if not made:
+        raise NotFound("holds no tensors", where=ckpt.where)
+    made.sort(key=lambda one: (-_covered(one[1]), _preference(one[0].path)))
+    weights, best = made[0]
+    if len(made) > 1:
+        equals = [other for other in made[1:] if _covered(other[1]) == _covered(best)]
+        best = replace(best, at=weights.path)
+        if equals:
+            best = _one_of_several(best, weights, [other.path for other, _ in equals])
+    return best
+
+
+def _covered(mapping: Mapping) -> int:
+    return sum(e.numel for e in mapping.entries if e.expr is not None and "zeros" not in e.expr.operations())
+
+
+def _preference(path: str) -> int:
+    words = "_".join(cut(path.rpartition("/")[2]))
+    order = table().copies
+    return order.index(words) if words in order else len(order) // 2
+
+
+def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[str]) -> Mapping:
+    """The mapping with a doubt on every entry: other state dicts of the file fit as well."""
+    names = ", ".join(printable(path, 60) or "the root" for path in others)
+    doubt = f"the file holds several that fit: {printable(weights.path, 60)}, {names} (--at chooses)"
+    entries = [
+        e
+        if e.expr is None
+        else replace(
+            e,
+            status="guessed",
+            doubts=(doubt, *e.doubts),
+            rivals=(*(e.expr.rename(f"{path}/{{}}".format) for path in others), *e.rivals),
+        )
+        for e in mapping.entries
+    ]
+    return replace(mapping, entries=tuple(entries))
+
+
+def _with_code(signature: Signature, code: Signature | None) -> Signature:
+    """A file's signature with what its own code shows, where the keys are the same."""
+    if code is None:
+        return signature
+    short = {v: k for k, v in unwrap(list(signature.entries)).items()}
+    entries = dict(signature.entries)
+    known = 0
+    for key, entry in code.entries.items():
+        own = key if key in entries else short.get(key)
+        if own is not None and entries[own].shape == entry.shape:
+            entries[own] = replace(
+                entries[own],
+                parameter=entry.parameter,
+                module=entry.module,
+                used=entry.used,
+                how=entry.how,
+                notes=entry.notes,
+            )
+            known += 1
+    if known < 0.5 * len(code.entries):  # below a prefix, or in an older form: matched as any other port
+        found = port(signature, replace(code, rotary=None))
+        for made in found.having("mapped"):
+            for key in made.sources if made.expr is not None else ():
+                theirs = code.entries[made.target]
+                entries[key] = replace(entries[key], used=theirs.used, how=theirs.how, parameter=theirs.parameter)
+                known += made.expr is not None and made.expr.is_copy
+    if not known:
+        raise NotFound(
+            "its keys are not those of the source model",
+            where=signature.name,
+            evidence=[
+                f"the file: {', '.join(list(signature.entries)[:3])}",
+                f"the code: {', '.join(list(code.entries)[:3])}",
+            ],
+        )
+    return replace(
+        signature, entries=entries, traced=code.traced and known >= 0.9 * len(code.entries), rotary=code.rotary
+    )
+
+
+def _ported(
+    signature: Signature, target: Signature, weights: StateDict, hints: Sequence[str | Rename], scale: float | None
+) -> Mapping:
+    renamed, back = _hinted(signature, hints)
+    original = {new: old for old, new in back.items()} if back else {}
+
+    def values(key: str) -> Any:
+        tensor = weights.tensors.get(original.get(key, key))
+        if tensor is None or tensor.numel > _SMALL or tensor.dtype.numpy is None or tensor.storage.big_endian:
+            return None
+        return tensor.numpy()
+
+    mapping = port(renamed, target, values=values, lora_scale=scale)
+    if not back:
+        return mapping
+    entries = [
+        replace(
+            e,
+            expr=None if e.expr is None else e.expr.rename(lambda k: original.get(k, k)),
+            rivals=tuple(r.rename(lambda k: original.get(k, k)) for r in e.rivals),
+        )
+        for e in mapping.entries
+    ]
+    mapping = replace(mapping, source_shapes={k: e.shape for k, e in signature.entries.items()})
+    return mapping.with_entries(entries)
+
+
+def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signature, dict[str, str]]:
+    """The signature under the names that the hints give it, and the new name of each old one."""
+    if not hints:
+        return signature, {}
+    rules = [hint if isinstance(hint, Rename) else Rename.parse(hint) for hint in hints]
+    used = [False] * len(rules)
+    new: dict[str, str] = {}
+    for key in signature.entries:
+        new[key] = key
+        for index, rule in enumerate(rules):
+            made = rule.apply(key)
+            if made is not None:
+                new[key], used[index] = made, True
+                break
+    for rule, hit in zip(rules, used, strict=True):
+        if not hit:
+            near = closest(str(rule.old), list(signature.entries))
+            raise NoMatch(
+                f"no key of the source matches {printable(str(rule))!r}",
+                where="--hint",
+                evidence=[f"did you mean: {', '.join(map(printable, near))}"] if near else [],
+            )
+    if len(set(new.values())) < len(new):
+        raise RuleError("two keys of the source would have one name", where="--hint")
+    entries = {
+        new[k]: replace(e, key=new[k], tied=None if e.tied is None else new[e.tied])
+        for k, e in signature.entries.items()
+    }
+    return replace(signature, entries=entries), new
+
+
+def _lora_scale(ckpt: Checkpoint) -> float | None:
+    """alpha / r of low-rank adapters, where the file has both side by side."""
+    for _, node in walk(ckpt.root):
+        if isinstance(node, Dict):
+            alpha, rank = node.get("lora_alpha", node.get("alpha")), node.get("r", node.get("lora_r", node.get("rank")))
+            if isinstance(alpha, int | float) and isinstance(rank, int | float) and rank:
+                return float(alpha) / float(rank)
+    return None
+
+
+def by_position(
+    source: Any, target: Signature, *, at: str | None = None, first: int | None = None, start: int = 0
+) -> Mapping:
+    """The loop of old: the n-th tensor to the n-th, with shapes checked. Counters of batch norms do not count.
+
+    Args:
+        source, target, at: as in `match_signature`.
+        first: how many tensors of the target are filled; all if None.
+        start: how many tensors of the source are skipped.
+
+    Raises:
+        RuleError: two tensors that meet have different shapes, or there are too few.
+    """
+    ckpt = open_source(source)
+    weights = ckpt.state_dict(at)
+    have = [(k, t) for k, t in weights.tensors.items() if not k.endswith("num_batches_tracked")][start:]
+    wanted = [e for e in target.entries.values() if not e.key.endswith("num_batches_tracked") and e.tied is None]
+    count = len(wanted) if first is None else first
+    if count > len(wanted) or count > len(have):
+        raise RuleError(
+            f"the target has {counted(len(wanted), 'tensor')} and the source {len(have):,} from {start:,} on",
+            where="--by position",
+            hint=f"--first {min(len(wanted), len(have))} fills as many as there are",
+        )
+    expr: dict[str, ex.Expr] = {}
+    for place, (entry, (key, tensor)) in enumerate(zip(wanted[:count], have, strict=False)):
+        if entry.shape != tensor.shape:
+            raise RuleError(
+                f"number {place} does not fit: {printable(key)} {list(tensor.shape)} is not "
+                f"{printable(entry.key)} {list(entry.shape)}",
+                where="--by position",
+                hint=f"--first {place} fills those before it" if place else "leave out --by position",
+            )
+        expr[entry.key] = ex.of(key)
+    entries = []
+    for entry in target.entries.values():
+        blank = _blank(entry)
+        made = expr.get(entry.tied or entry.key)
+        if made is not None:
+            entries.append(replace(blank, status="mapped", expr=made, evidence="position, as asked for"))
+        elif entry.key.endswith("num_batches_tracked"):
+            entries.append(replace(blank, status="mapped", default=True, evidence="a counter"))
+        else:
+            entries.append(blank)
+    shapes = {k: t.shape for k, t in weights.tensors.items()}
+    made_mapping = Mapping(
+        tuple(entries), (), shapes, ckpt.where, target.name, metadata=target.metadata, at=weights.path or None
+    )
+    return made_mapping.with_entries(entries)
+
+
+def _blank(entry: Wanted) -> Entry:
+    return Entry(entry.key, entry.shape, "unmapped", dtype=entry.dtype, parameter=entry.parameter)
+
+
+# ------------------------------------------------------------------------------------------------ applying it
+
+
+def source_tensors(source: Any, mapping: Mapping) -> dict[str, LazyTensor]:
+    """The tensors that MAPPING reads, by the names that it gives them.
+
+    Raises:
+        NotFound: some are not there.
+    """
+    ckpt = open_source(source)
+    weights = ckpt.state_dict(mapping.at)
+    own = weights.tensors
+    found: dict[str, LazyTensor] = {}
+    missing = []
+    for key in dict.fromkeys(key for e in mapping.entries for key in e.sources):
+        if key in own:
+            found[key] = own[key]
+            continue
+        path, _, inner = key.rpartition("/")
+        other = ckpt.state_dict(path).tensors.get(inner) if path else None
+        if other is None:
+            missing.append(key)
+        else:
+            found[key] = other
+    if missing:
+        near = closest(missing[0], list(own))
+        raise NotFound(
+            f"{counted(len(missing), 'key')} of the mapping {'is' if len(missing) == 1 else 'are'} not in it",
+            where=ckpt.where,
+            evidence=[printable(key, 100) for key in missing[:5]]
+            + ([f"did you mean: {', '.join(map(printable, near))}"] if near else []),
+        )
+    return found
+
+
+def apply(
+    mapping: Mapping, source: Any, initial: Callable[[Sequence[str]], MappingOf[str, LazyTensor]] | None = None
+) -> Checkpoint:
+    """The state dict of the target, made of SOURCE as MAPPING says. No tensor is read before it is written.
+
+    Args:
+        mapping: from `transfer`, or read from a file.
+        source: a path, a Checkpoint or a dict of torch tensors.
+        initial: gives the model's own initial values of the keys that are left; without it those keys are left out,
+            except for counters, which are 0.
+    """
+    ckpt = open_source(source)
+    tensors = source_tensors(ckpt, mapping)
+    made: dict[str, LazyTensor] = {}
+    left: list[str] = []
+    same: dict[ex.Expr, LazyTensor] = {}
+    like = next(iter(tensors.values()), None)
+    for entry in mapping.entries:
+        if entry.expr is not None:
+            if entry.expr not in same:
+                same[entry.expr] = _own(ex.lazy(entry.expr, tensors))
+            tensor = same[entry.expr]
+            if tensor.shape != entry.shape and mapping.source_shapes:  # a mapping that was read knows no shapes
+                raise RuleError(
+                    f"{printable(entry.target)} wants {list(entry.shape)}; {entry.expr} gives {list(tensor.shape)}",
+                    where=ckpt.where,
+                )
+            made[entry.target] = tensor
+        elif entry.target.endswith("num_batches_tracked"):
+            made[entry.target] = _zero(entry, like)
+        else:
+            left.append(entry.target)
+    if left and initial is not None:
+        made.update(initial(left))
+    node = Dict([(e.target, made[e.target]) for e in mapping.entries if e.target in made], ordered=True)
+    if mapping.metadata is not None:
+        node.attributes = Dict([("_metadata", _tree(mapping.metadata))])
+    copied = sum(e.expr is not None and e.expr.is_copy for e in mapping.entries)
+    computed = sum(e.expr is not None and not e.expr.is_copy for e in mapping.entries)
+    lines = [
+        f"transfer: {counted(copied, 'tensor')} copied, {computed:,} rearranged, "
+        f"{len(left):,} left as the model has them"
+    ]
+    return Checkpoint(node, ckpt.format, ckpt.path, ckpt.nbytes, lost_form=(), history=(*ckpt.history, *lines))
+
+
+def _own(tensor: LazyTensor) -> LazyTensor:
+    """A tensor that does not drag along a storage which it fills only in part."""
+    plain = replace(tensor, requires_grad=False, parameter=False)
+    if tensor.fills_storage or (tensor.storage.nbytes == tensor.nbytes and not tensor.storage.big_endian):
+        return plain
+    return ex.contiguous(plain)
+
+
+def _zero(entry: Entry, like: LazyTensor | None) -> LazyTensor:
+    from ..dtypes import BY_NAME
+
+    dtype = BY_NAME[entry.dtype]
+    storage = Storage(Buffer(bytes(dtype.itemsize * max(entry.numel, 1))), like.location if like else "cpu", dtype)
+    return LazyTensor(storage, dtype, entry.shape, contiguous_stride(entry.shape))
+
+
+def _tree(value: Any) -> Any:
+    if isinstance(value, MappingOf):
+        return Dict([(str(k), _tree(v)) for k, v in value.items()], ordered=True)
+    return value
+
+
+def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
+    """Refuse a source of another family altogether, or a target built with other sizes, with the nearest misses.
+
+    Raises:
+        NotFound: next to nothing fits.
+    """
+    wanted = [e for e in mapping.entries if not e.default]
+    fitting = [e for e in wanted if e.expr is not None]
+    if len(fitting) > 0.1 * len(wanted) or not wanted:
+        return
+    ckpt = open_source(source)
+    raise NotFound(
+        f"nothing fits: {len(fitting):,} of {counted(len(wanted), 'key')} of {printable(target.name)} found a source",
+        where=ckpt.where,
+        evidence=_misses(mapping, target),
+        hint="ckptool inspect shows what is in the file; --kwargs changes the sizes of the model",
+    )
+
+
+def _misses(mapping: Mapping, target: Signature) -> list[str]:
+    """Lines about what comes nearest: equal names with other sizes, and the factor by which sizes are off."""
+    lines: list[str] = []
+    tails: dict[str, list[str]] = {}
+    for key in mapping.source_shapes:
+        tails.setdefault(key.rpartition(".")[2], []).append(key)
+    pairs = []
+    for entry in mapping.entries:
+        if entry.expr is not None or len(entry.shape) < 2:
+            continue
+        same_rank = [
+            k
+            for k in tails.get(entry.target.rpartition(".")[2], [])
+            if len(mapping.source_shapes[k]) == len(entry.shape)
+        ]
+        if same_rank:
+            near = [entry.target] if entry.target in same_rank else closest(entry.target, same_rank, 1)
+            pairs.append((entry, (near or same_rank)[0]))
+    for entry, key in pairs[:4]:
+        lines.append(
+            f"{printable(entry.target, 60)} wants {list(entry.shape)}; nearest is {printable(key, 60)} "
+            f"{list(mapping.source_shapes[key])}{_off_by(entry.shape, mapping.source_shapes[key])}"
+        )
+    if not lines:
+        lines = [f"the source has {', '.join(printable(k, 40) for k in list(mapping.source_shapes)[:4])} …"]
+    return lines
+
+
+def _off_by(wanted: Sequence[int], have: Sequence[int]) -> str:
+    off = [
+        f"dimension {d} is {have[d]:,}, not {wanted[d]:,}"
+        + (f" ({have[d] / wanted[d]:g} times)" if wanted[d] and wanted[d] != have[d] else "")
+        for d in range(min(len(wanted), len(have)))
+        if wanted[d] != have[d]
+    ]
+    return f": {'; '.join(off)}" if off else ""
+
+
+__all__ = ["Ambiguous", "apply", "by_position", "match_signature", "open_source", "require_fit", "source_tensors"]

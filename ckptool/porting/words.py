@@ -1,0 +1,108 @@
+"""What names mean: the table `words.yaml`, and names cut into words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Words that exclude one another.
+
+    Attributes:
+        name: what they speak of.
+        hard: two labels of it are never one thing.
+        phrases: words -> label; the longest that fits counts.
+    """
+
+    name: str
+    hard: bool
+    phrases: dict[tuple[str, ...], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A projection that is several in one."""
+
+    parts: tuple[str, ...]
+    sure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The table, ready to be asked."""
+
+    leaves: dict[tuple[str, ...], str]
+    inputs_first: frozenset[str]
+    collections: frozenset[str]
+    fused: dict[tuple[str, ...], Fused]
+    parts: dict[tuple[str, ...], str]
+    groups: tuple[Group, ...]
+    empty: frozenset[str]
+    copies: tuple[str, ...]
+    rotary: dict[tuple[str, ...], str]
+
+
+@cache
+def table() -> Words:
+    """The table, read once."""
+    import yaml
+
+    raw: dict[str, Any] = yaml.safe_load(files(__package__).joinpath("words.yaml").read_text(encoding="utf-8"))
+
+    def turned(labels: dict[str, Sequence[str]]) -> dict[tuple[str, ...], str]:
+        return {cut(str(phrase)): label for label, phrases in labels.items() for phrase in phrases}
+
+    fused = {}
+    for one in raw["fused"]:
+        for sure in ("sure", "doubt"):
+            fused.update({cut(phrase): Fused(tuple(one["parts"]), sure == "sure") for phrase in one[sure]})
+    return Words(
+        turned(raw["leaves"]),
+        frozenset(raw["inputs_first"]),
+        frozenset(raw["collections"]),
+        fused,
+        turned(raw["parts"]),
+        tuple(Group(name, one["hard"], turned(one["labels"])) for name, one in raw["groups"].items()),
+        frozenset(map(str, raw["empty"])),
+        tuple(raw["copies"]),
+        turned(raw["rotary"]),
+    )
+
+
+@cache
+def cut(name: str) -> tuple[str, ...]:
+    """The words of a name, in lower case; numbers are words: "queryProj2" gives ("query", "proj", "2")."""
+    return tuple(word.lower() for word in _WORD.findall(name))
+
+
+def words_of(path: Sequence[str]) -> tuple[str, ...]:
+    """The words of all components of a path."""
+    return tuple(word for component in path for word in cut(component))
+
+
+def label(group: Group, words: Sequence[str]) -> str | None:
+    """What the words of a path say in GROUP: the label of the phrase that ends last, the longest of those."""
+    longest = _longest(group)
+    for end in range(len(words), 0, -1):
+        for size in range(min(longest, end), 0, -1):
+            found = group.phrases.get(tuple(words[end - size : end]))
+            if found is not None:
+                return found
+    return None
+
+
+def _longest(group: Group) -> int:
+    return max(map(len, group.phrases))
+
+
+def numbers(path: Sequence[str]) -> tuple[int, ...]:
+    """The numbers in a path, in order."""
+    return tuple(int(word) for component in path for word in cut(component) if word.isdigit() and len(word) < 10)

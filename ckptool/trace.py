@@ -1,0 +1,341 @@
+"""What a model in code wants, and when it uses it: its signature, from its state dict and a forward pass.
+
+The forward pass is followed on the meta device where that works, on inputs that `ckptool.inputs` works out, so that it
+costs no memory whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import math
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .inputs import guess_inputs, inputs_text, made
+from .signature import Entry, Signature
+
+
+def signature_of(
+    model: torch.nn.Module,
+    *,
+    name: str = "",
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    trace: bool = True,
+) -> Signature:
+    """What MODEL wants: its state dict's keys, shapes and order, and what a forward pass on the meta device shows.
+
+    Args:
+        model: the model; it is not changed.
+        name: for messages; the name of its class if it is empty.
+        inputs: example inputs (positional, or by name); worked out from the first layers if None.
+        trace: follow a forward pass. If that cannot be done, the signature says so and the rest of it holds.
+    """
+    state = model.state_dict()
+    parameters = {id(parameter) for parameter in model.parameters()}
+    owners = {
+        f"{path}.{leaf}" if path else leaf: type(module).__name__
+        for path, module in model.named_modules(remove_duplicate=False)
+        for leaf in (*module._parameters, *module._buffers)
+    }
+    live = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    first: dict[int, str] = {}
+    ties: dict[str, str] = {}
+    for key in state:
+        tensor = live.get(key)
+        if tensor is not None:
+            held = first.setdefault(id(tensor), key)
+            if held != key:
+                ties[key] = held
+    found = _follow(model, live, inputs) if trace else _Nothing
+    entries = {}
+    for key, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue  # _extra_state may be anything
+        at = found.uses.get(ties.get(key, key))
+        entries[key] = Entry(
+            key,
+            tuple(tensor.shape),
+            str(tensor.dtype).removeprefix("torch."),
+            id(live.get(key)) in parameters,
+            owners.get(key, ""),
+            ties.get(key),
+            at.index if at else None,
+            at.how if at else "",
+            dict(at.notes) if at else {},
+        )
+    metadata = getattr(state, "_metadata", None)
+    return Signature(
+        name or type(model).__name__,
+        entries,
+        traced=bool(found.uses),
+        inputs=found.inputs,
+        rotary=found.rotary,
+        metadata={path: dict(value) for path, value in metadata.items()} if metadata else None,
+    )
+
+
+@dataclass(slots=True)
+class _Use:
+    index: int
+    how: str
+    notes: dict[str, Any]
+
+
+@dataclass(slots=True)
+class _Followed:
+    uses: dict[str, _Use]
+    inputs: str = ""
+    rotary: str | None = None
+
+
+_Nothing = _Followed({})
+
+#: Seconds that looking for inputs may take, and forward passes that it may try.
+_PATIENCE, _TRIES = 20.0, 120
+#: Above this number of parameters a model is followed on the meta device or not at all.
+_SMALL = 50_000_000
+
+
+def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: Any) -> _Followed:
+    """Follow a forward pass on the first inputs that the model takes."""
+    candidates = [inputs] if inputs is not None else guess_inputs(model)
+    began = time.monotonic()
+    shadow = _on_meta(model)
+    best = _Nothing
+    for attempt, candidate in enumerate(candidates):
+        if attempt >= _TRIES or time.monotonic() - began > _PATIENCE:
+            break
+        found = _attempt(shadow, live, candidate) if shadow is not None else None
+        if found is None and inputs is not None and sum(t.numel() for t in live.values()) < _SMALL:
+            found = _attempt(model, live, candidate)
+        if found is None:
+            continue
+        if found.inputs:
+            return found
+        if len(found.uses) > len(best.uses):
+            best = found
+    if inputs is None and sum(t.numel() for t in live.values()) < _SMALL and not any(t.is_meta for t in live.values()):
+        for candidate in itertools.islice(guess_inputs(model), 40):
+            if time.monotonic() - began > 2 * _PATIENCE:
+                break
+            found = _attempt(model, live, candidate)
+            if found is not None and found.inputs:
+                return found
+    return best if len(best.uses) >= 0.9 * len(live) else _Nothing
+
+
+def _on_meta(model: torch.nn.Module) -> torch.nn.Module | None:
+    """A copy of the model on the meta device, with its structure and no values; the model itself if it is there."""
+    if all(tensor.is_meta for tensor in itertools.chain(model.parameters(), model.buffers())):
+        return model  # also where it cannot be copied: functions that it holds may refer to it
+
+    memo: dict[int, Any] = {}
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        if isinstance(tensor, torch.nn.Parameter):
+            memo[id(tensor)] = torch.nn.Parameter(
+                torch.empty_like(tensor.data, device="meta"), requires_grad=tensor.requires_grad
+            )
+        else:
+            memo[id(tensor)] = torch.empty_like(tensor, device="meta")
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception:
+        return None
+
+
+def _attempt(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: Any) -> _Followed | None:
+    names = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    device = next((str(t.device) for t in names.values()), "cpu")
+    args, kwargs = (), {}
+    if isinstance(inputs, Mapping):
+        kwargs = {key: made(value, device) for key, value in inputs.items()}
+    else:
+        args = tuple(made(value, device) for value in inputs)
+    keys: dict[int, str] = {}
+    for key, tensor in names.items():
+        keys.setdefault(id(tensor), key)
+    mode = _Follower(keys)
+    training = model.training
+    fast = torch.backends.mha.get_fastpath_enabled()
+    state = torch.get_rng_state()
+    try:
+        model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        with warnings.catch_warnings(), torch.no_grad(), _same_default_device(device), mode:
+            warnings.simplefilter("ignore")
+            model(*args, **kwargs)
+    except Exception:
+        return _Followed(mode.uses) if mode.uses else None
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        model.train(training)
+        torch.set_rng_state(state)
+    return _Followed(mode.uses, inputs_text(inputs), mode.rotary)
+
+
+@contextlib.contextmanager
+def _same_default_device(device: str) -> Iterator[None]:
+    with torch.device(device):
+        yield
+
+
+class _Follower(TorchFunctionMode):  # type: ignore[misc]
+    """Notes which parameter is used when, by which function, and what is done with the result."""
+
+    def __init__(self, keys: dict[int, str]) -> None:
+        super().__init__()
+        self._keys = keys
+        self.uses: dict[str, _Use] = {}
+        self.rotary: str | None = None
+        self._alive: list[Any] = []
+        self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
+        self._negated: set[int] = set()
+        self._turned: set[int] = set()  # transposed views of parameters
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        self._alive.append((args, kwargs))  # so that ids stay their own
+        for place, value in enumerate(_flat([args, kwargs])):
+            key = self._keys.get(id(value))
+            if key is not None and name not in _LOOKS:
+                self._use(key, name, place, args, value)
+        result = func(*args, **kwargs)
+        self._alive.append(result)
+        if name in _VIEWS and args and id(args[0]) in self._keys and isinstance(result, torch.Tensor):
+            self._keys.setdefault(id(result), self._keys[id(args[0])])
+            if (name in ("t", "transpose") or (name == "permute" and result.ndim == 2)) != (
+                id(args[0]) in self._turned
+            ):
+                self._turned.add(id(result))
+        self._learn(name, args, kwargs, result)
+        return result
+
+    def _use(self, key: str, name: str, place: int, args: Any, value: Any) -> None:
+        if name in _VIEWS:
+            return  # what is done with the view counts
+        if key not in self.uses:
+            self.uses[key] = _Use(len(self.uses), name, {})
+            first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+            kind, what = self._from.get(id(first), ("", None))
+            if kind == "flat" and name in ("linear", "addmm", "matmul"):
+                self.uses[key].notes["flatten"] = what
+        if name in _PRODUCTS and place >= 1:
+            self.uses[key].notes.setdefault("right", id(value) not in self._turned)
+        elif name == "linear" and id(value) in self._turned:
+            self.uses[key].notes.setdefault("right", True)
+
+    def _learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """What is worth knowing of a result: features and how they are flattened, fused projections, rotary."""
+        if name == "view_as_complex" or name == "polar" or (name == "__getitem__" and _every_second(args)):
+            self.rotary = "interleaved"
+        if not isinstance(result, torch.Tensor):
+            if isinstance(result, tuple | list):
+                first = args[0] if args else None
+                kind, what = self._from.get(id(first), ("", None))
+                if kind == "fused" and name in ("chunk", "split", "tensor_split", "unsafe_chunk", "unbind"):
+                    self._layout(what, "block")
+            return
+        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if name in ("neg", "__neg__", "negative"):
+            self._negated.add(id(result))
+        elif (
+            name in ("cat", "concat", "concatenate", "stack")
+            and args
+            and isinstance(args[0], tuple | list)
+            and any(id(part) in self._negated for part in args[0])
+        ):
+            self.rotary = self.rotary or ("half" if name != "stack" else "interleaved")
+        if name.startswith("conv") and result.ndim == 4:
+            self._from[id(result)] = ("features", "nchw")
+        elif name == "linear" and len(args) > 1 and id(args[1]) in self._keys:
+            self._from[id(result)] = ("fused", (self._keys[id(args[1])], args[1].shape[0]))
+        elif first is not None and id(first) in self._from:
+            kind, what = self._from[id(first)]
+            made = self._after(kind, what, name, args, first, result)
+            if made is not None:
+                self._from[id(result)] = made
+
+    def _after(self, kind: str, what: Any, name: str, args: Any, first: Any, result: Any) -> tuple[str, Any] | None:
+        if kind == "features":
+            if result.ndim == 4 and name == "permute":
+                dims = tuple(args[1] if isinstance(args[1], tuple | list | torch.Size) else args[1:])
+                return (kind, "nhwc") if dims in ((0, 2, 3, 1), (0, -2, -1, 1)) and what == "nchw" else None
+            if result.ndim == 4:
+                return kind, what
+            if name in ("flatten", "reshape", "view") and result.ndim == 2 and first.ndim == 4:
+                c, h, w = first.shape[1:] if what == "nchw" else (first.shape[3], first.shape[1], first.shape[2])
+                if h * w > 1 and result.shape[1] == c * h * w:
+                    return "flat", (what, c, h, w)
+            return None
+        if kind == "flat":
+            return (kind, what) if result.shape == first.shape else None
+        if kind == "fused":
+            if name in ("reshape", "view", "unflatten", "rearrange") and result.ndim > first.ndim:
+                self._reshaped(what, first, result)
+                return None
+            if name in ("__getitem__", "narrow"):
+                self._layout(what, "block")
+                return None
+            return (kind, what) if result.shape == first.shape else None
+        return None
+
+    def _reshaped(self, what: Any, first: Any, result: Any) -> None:
+        inner = tuple(result.shape[first.ndim - 1 :])
+        if math.prod(inner) == what[1] and len(inner) >= 2:
+            if len(inner) == 3 and inner[0] in (2, 3):
+                self._layout(what, "block")
+            elif len(inner) == 3 and inner[1] in (2, 3):
+                self._layout(what, "heads", inner[0])
+            elif len(inner) == 2:
+                self._layout(what, "maybe heads", inner[0])
+
+    def _layout(self, what: Any, layout: str, heads: int = 0) -> None:
+        key = what[0]
+        if key in self.uses:
+            self.uses[key].notes.setdefault("layout", (layout, heads))
+
+
+def _every_second(args: Any) -> bool:
+    """Whether the even or the odd elements of a last dimension are taken, as rotary embeddings of pairs do."""
+    index = args[1] if len(args) > 1 else None
+    if not isinstance(index, tuple) or not index:
+        return False
+    last = index[-1]
+    return (
+        isinstance(last, slice)
+        and last.step == 2
+        and args[0].ndim in (3, 4)
+        and args[0].is_floating_point()
+        and len(index) in (2, args[0].ndim)
+        and all(i is Ellipsis or i == slice(None) for i in index[:-1])
+    )
+
+
+#: Functions that read a property, and those that give a view whose use is what counts.
+_LOOKS = frozenset("__get__ size dim numel stride __len__ is_floating_point is_complex data_ptr type_as".split())
+_VIEWS = frozenset(
+    "t T mT transpose permute view reshape unsqueeze squeeze detach contiguous to expand expand_as".split()
+)
+
+
+_PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm".split())
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from _flat(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _flat(item)
+    else:
+        yield value

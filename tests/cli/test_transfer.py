@@ -1,0 +1,512 @@
+"""`ckptool transfer`: what it writes, what it refuses, and the command that it names then."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from samples import Run
+from torch import nn
+
+OLD = """
+    from torch import nn
+
+    class Old(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.features = nn.Sequential(
+                nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU()
+            )
+            self.classifier = nn.Linear(16, 10)
+
+        def forward(self, x):
+            return self.classifier(self.features(x).mean((2, 3)))
+"""
+NEW = """
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self, classes=10, width=8):
+            super().__init__()
+            self.stem = nn.Conv2d(3, width, 3)
+            self.norm = nn.BatchNorm2d(width)
+            self.body = nn.Conv2d(width, 2 * width, 3)
+            self.norm2 = nn.BatchNorm2d(2 * width)
+            self.head = nn.Linear(2 * width, classes)
+
+        def forward(self, x):
+            x = self.norm(self.stem(x)).relu()
+            x = self.norm2(self.body(x)).relu()
+            return self.head(x.mean((2, 3)))
+"""
+PLACES = {
+    "features.0": "stem",
+    "features.1": "norm",
+    "features.3": "body",
+    "features.4": "norm2",
+    "classifier": "head",
+}
+
+
+def module_of(text: str) -> Any:
+    names: dict[str, Any] = {}
+    exec(dedent(text), names)  # the text of a test
+    return next(v for k, v in names.items() if isinstance(v, type) and issubclass(v, nn.Module))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "net.py").write_text(dedent(NEW))
+    (tmp_path / "old.py").write_text(dedent(OLD))
+    torch.manual_seed(0)
+    torch.save(module_of(OLD)().state_dict(), tmp_path / "old.pth")
+    return tmp_path
+
+
+def expected(folder: Path) -> dict[str, Any]:
+    state = torch.load(folder / "old.pth")
+    return {f"{PLACES[key.rpartition('.')[0]]}.{key.rpartition('.')[2]}": value for key, value in state.items()}
+
+
+def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
+    return list(left) == list(right) and all(torch.equal(left[key], right[key]) for key in left)
+
+
+def test_what_fits_is_written_as_the_state_dict_of_the_model(run: Run, folder: Path) -> None:
+    ran = run("transfer", "old.pth", "net.py")
+    assert (ran.code, ran.err.splitlines()[0]) == (0, "running the code of net.py")
+    made = torch.load(folder / "old.Net.pth")
+    assert same(made, expected(folder))
+    net = module_of(NEW)()
+    assert made._metadata == net.state_dict()._metadata
+    assert list(made) == list(net.state_dict())
+    net.load_state_dict(made)
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "model.", "_orig_mod."])
+@pytest.mark.parametrize("envelope", [None, "state_dict", "model_state_dict"])
+def test_wrappers_and_envelopes_are_looked_through(run: Run, folder: Path, wrapper: str, envelope: str | None) -> None:
+    state = {wrapper + key: value for key, value in torch.load(folder / "old.pth").items()}
+    torch.save(state if envelope is None else {"epoch": 3, envelope: state}, folder / "w.pth")
+    assert run("transfer", "w.pth", "net.py", "-o", "out.pth").code == 0
+    assert same(torch.load(folder / "out.pth"), expected(folder))
+
+
+def test_types_and_locations_are_those_of_the_source(run: Run, folder: Path) -> None:
+    state = {key: value.half() if value.is_floating_point() else value for key, value in expected(folder).items()}
+    torch.save(state, folder / "half.pth")
+    assert run("remap", "half.pth", "gpu.pth", "-m", "cuda:1").code == 0
+    assert run("transfer", "gpu.pth", "net.py", "-o", "out.pth").code == 0
+    places = set()
+    made = torch.load(folder / "out.pth", map_location=lambda s, place: places.add(place) or s)
+    assert places == {"cuda:1"}
+    assert same(made, state)
+    assert run("transfer", "gpu.pth", "net.py", "-o", "cpu.pth", "-m", "cpu").code == 0
+    assert same(torch.load(folder / "cpu.pth"), state)
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+def test_the_suffix_chooses_the_format(run: Run, folder: Path, suffix: str) -> None:
+    from safetensors.torch import load_file
+
+    assert run("transfer", "old.pth", "net.py", "-o", f"out.{suffix}").code == 0
+    made = load_file(folder / "out.safetensors") if suffix == "safetensors" else torch.load(folder / "out.pth")
+    want = expected(folder)
+    assert set(made) == set(want)
+    assert all(torch.equal(made[key], want[key]) for key in want)
+
+
+# ------------------------------------------------------------------------------------------------ a new head
+
+
+def test_a_new_head_takes_one_obvious_step(run: Run, folder: Path) -> None:
+    """The refusal names the command; pasted, it does the job."""
+    ran = run("transfer", "old.pth", "net.py", "--kwargs", "classes=5")
+    assert ran.code == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["net.py", "old.pth", "old.py"]
+    assert "head.weight [5, 16]: in its place the source has classifier.weight [10, 16]" in ran.err
+    hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
+    assert hint == "ckptool transfer old.pth net.py --kwargs classes=5 --partial 'head.*'"
+    again = run(*shlex.split(hint)[1:])
+    assert again.code == 0
+    made, want = torch.load(folder / "old.Net.pth"), expected(folder)
+    assert made["head.weight"].shape == (5, 16)
+    assert made["head.weight"].abs().sum() > 0  # the model's own initial values
+    assert all(torch.equal(made[key], want[key]) for key in want if not key.startswith("head"))
+    assert [line.split()[0] for line in again.out.splitlines() if "head." in line] == ["head.weight", "head.bias"]
+
+
+@pytest.mark.parametrize(
+    "pattern", [["--partial"], ["--partial", "head"], ["--partial", "head.*"], ["--partial=head.*"]]
+)
+def test_gaps_are_accepted_by_pattern_or_all(run: Run, folder: Path, pattern: list[str]) -> None:
+    assert run("transfer", "old.pth", "net.py", "--kwargs", "classes=5", *pattern).code == 0
+
+
+def test_an_option_without_its_pattern_does_not_take_the_file_that_follows(run: Run, folder: Path) -> None:
+    assert run("transfer", "--partial", "old.pth", "net.py", "--kwargs", "classes=5").code == 0
+    assert run("transfer", "old.pth", "--accept-guesses", "net.py", "-o", "b.pth").code == 0
+
+
+def test_a_pattern_for_other_keys_does_not_accept(run: Run, folder: Path) -> None:
+    ran = run("transfer", "old.pth", "net.py", "--kwargs", "classes=5", "--partial", "head.bias")
+    assert ran.code == 1
+    assert "head.weight" in ran.err
+    assert "head.bias [5]" not in ran.err
+
+
+def test_a_pattern_that_fits_no_key_of_the_model_is_an_error(run: Run, folder: Path) -> None:
+    ran = run("transfer", "old.pth", "net.py", "--partial", "haed.*")
+    assert ran.code == 2
+    assert "'haed.*'" in ran.err
+    assert "did you mean" in ran.err
+
+
+# ---------------------------------------------------------------------------------------------------- guesses
+
+TWINS = """
+    import torch
+    from torch import nn
+
+    class Twins(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left = nn.Linear(4, 4)
+            self.right = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.right(x) * self.left(x).sigmoid()
+"""
+
+
+@pytest.fixture
+def twins(folder: Path) -> Path:
+    """Two layers of one shape under other names, sorted by key: nothing says which is which."""
+    (folder / "twins.py").write_text(dedent(TWINS))
+    from safetensors.torch import save_file
+
+    torch.manual_seed(1)
+    state = {f"{n}.{leaf}": torch.randn(*shape) for n in "ab" for leaf, shape in (("weight", (4, 4)), ("bias", (4,)))}
+    save_file(state, folder / "twins.safetensors")
+    return folder
+
+
+def test_a_guess_is_called_one_and_nothing_is_written(run: Run, twins: Path) -> None:
+    ran = run("transfer", "twins.safetensors", "twins.py", "--json")
+    assert ran.code == 1
+    assert not list(twins.glob("*.Twins.pth"))
+    entries = {entry["target"]: entry for entry in json.loads(ran.out)["entries"]}
+    assert {entry["status"] for entry in entries.values()} <= {"guessed", "unmapped"}
+    for entry in entries.values():
+        assert entry["doubts"]
+        if entry["status"] == "guessed":
+            assert entry["rivals"]
+    hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
+    assert run(*shlex.split(hint)[1:]).code == 0
+    assert len(list(twins.glob("*.Twins.pth"))) == 1
+
+
+def test_a_hint_settles_it(run: Run, twins: Path) -> None:
+    assert run("transfer", "twins.safetensors", "twins.py", "--hint", "a=right", "--hint", "b=left").code == 0
+    from safetensors.torch import load_file
+
+    source, made = load_file(twins / "twins.safetensors"), torch.load(twins / "twins.Twins.pth")
+    assert torch.equal(made["right.weight"], source["a.weight"])
+    assert torch.equal(made["left.bias"], source["b.bias"])
+
+
+def test_a_hint_that_fits_nothing_is_an_error(run: Run, twins: Path) -> None:
+    ran = run("transfer", "twins.safetensors", "twins.py", "--hint", "c=left")
+    assert (ran.code, "no key of the source matches" in ran.err) == (2, True)
+
+
+# ------------------------------------------------------------------------------------------ the mapping file
+
+
+def test_a_mapping_file_replays_exactly(run: Run, folder: Path) -> None:
+    assert run("transfer", "old.pth", "net.py", "--save-mapping", "m.yaml", "-o", "a.pth").code == 0
+    other = {key: value + 1 for key, value in torch.load(folder / "old.pth").items()}
+    torch.save({"state_dict": other}, folder / "other.pth")
+    assert run("transfer", "other.pth", "net.py", "--mapping", "m.yaml", "-o", "b.pth").code == 0
+    first, second = torch.load(folder / "a.pth"), torch.load(folder / "b.pth")
+    assert list(first) == list(second)
+    assert all(torch.equal(first[key] + 1, second[key]) for key in first)
+
+
+def test_a_mapping_file_can_be_inverted(run: Run, folder: Path) -> None:
+    assert run("transfer", "old.pth", "net.py", "--save-mapping", "m.yaml", "-o", "a.pth").code == 0
+    assert run("transfer", "a.pth", "old.py", "--mapping", "m.yaml", "--invert", "-o", "back.pth").code == 0
+    assert same(torch.load(folder / "back.pth"), torch.load(folder / "old.pth"))
+
+
+def test_the_mapping_is_saved_when_the_port_is_refused_and_can_be_edited(run: Run, twins: Path) -> None:
+    assert run("transfer", "twins.safetensors", "twins.py", "--save-mapping", "m.yaml").code == 1
+    text = (twins / "m.yaml").read_text()
+    assert text.index("\ndoubts:") < text.index("\nmapping:")
+    (twins / "m.yaml").write_text(
+        "ckptool-mapping: 1\nmapping:\n  left.weight: b.weight\n  left.bias: b.bias\n"
+        "  right.weight: a.weight\n  right.bias: a.bias\n"
+    )
+    assert run("transfer", "twins.safetensors", "twins.py", "--mapping", "m.yaml").code == 0
+    from safetensors.torch import load_file
+
+    source, made = load_file(twins / "twins.safetensors"), torch.load(twins / "twins.Twins.pth")
+    assert torch.equal(made["left.weight"], source["b.weight"])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("hello", "no mapping file"),
+        ("ckptool-mapping: 9\n", "version 9"),
+        ("ckptool-mapping: 1\nmapping:\n  nope.weight: features.0.weight\n", "does not have"),
+        ("ckptool-mapping: 1\nmapping:\n  stem.weight: features.3.weight\n", "wants [8, 3, 3, 3]"),
+        ("ckptool-mapping: 1\nmapping:\n  stem.weight: explode(features.0.weight)\n", "no operation 'explode'"),
+        ("ckptool-mapping: 1\nmapping:\n  stem.weight: gone.weight\n", "gone.weight"),
+        ("ckptool-mapping: 1\nmapping: [\n", "not valid YAML"),
+    ],
+)
+def test_a_mapping_file_that_cannot_be_used_says_why(run: Run, folder: Path, text: str, says: str) -> None:
+    (folder / "m.yaml").write_text(text)
+    ran = run("transfer", "old.pth", "net.py", "--mapping", "m.yaml", "--partial")
+    assert ran.code == 2
+    assert says in ran.err
+    assert not (folder / "old.Net.pth").exists()
+
+
+# ------------------------------------------------------------------------------------------------ by position
+
+
+def test_the_loop_of_old_with_shapes_checked(run: Run, folder: Path) -> None:
+    assert run("transfer", "old.pth", "net.py", "--by", "position").code == 0
+    assert same(torch.load(folder / "old.Net.pth"), expected(folder))
+
+
+def test_the_loop_of_old_stops_where_shapes_differ(run: Run, folder: Path) -> None:
+    ran = run("transfer", "old.pth", "net.py", "--by", "position", "--kwargs", "classes=5")
+    assert ran.code == 2
+    assert "classifier.weight [10, 16] is not head.weight [5, 16]" in ran.err
+    hint = next(line for line in ran.err.splitlines() if line.startswith("Hint"))
+    first = hint.split("--first ")[1].split()[0]
+    ran = run(
+        "transfer", "old.pth", "net.py", "--by", "position", "--kwargs", "classes=5", "--first", first, "--partial"
+    )
+    assert ran.code == 0
+    made, want = torch.load(folder / "old.Net.pth"), expected(folder)
+    assert all(torch.equal(made[key], want[key]) for key in want if not key.startswith("head"))
+
+
+def test_options_of_the_loop_need_the_loop(run: Run, folder: Path) -> None:
+    assert run("transfer", "old.pth", "net.py", "--first", "3").code == 2
+
+
+# ------------------------------------------------------------------------------------------------- the report
+
+
+def test_json_is_one_document_of_the_documented_form(run: Run, folder: Path) -> None:
+    ran = run("transfer", "old.pth", "net.py", "--kwargs", "classes=5", "--json", "--partial")
+    document = json.loads(ran.out)
+    assert list(document) == [
+        "ckptool", "command", "target", "coverage", "entries", "unused", "proof", "output", "written",
+    ]  # fmt: skip
+    assert document["ckptool"] == 1
+    assert document["command"] == "transfer"
+    assert document["target"] == "Net"
+    state = module_of(NEW)(classes=5).state_dict()
+    total = sum(value.numel() for value in state.values())
+    assert document["coverage"] == {"keys": [len(state) - 2, len(state)], "parameters": [total - 85, total]}
+    assert [entry["target"] for entry in document["entries"]] == list(state)
+    assert {entry["status"] for entry in document["entries"]} == {"mapped", "unmapped"}
+    for entry in document["entries"]:
+        assert {"target", "status", "sources", "ops", "evidence", "rivals"} <= set(entry)
+    assert document["unused"] == ["classifier.weight", "classifier.bias"]
+    assert document["proof"] is None
+    assert document["output"] == "old.Net.pth"
+
+
+def test_a_dry_run_writes_nothing(run: Run, folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    assert run("transfer", "old.pth", "net.py", "-n").code == 0
+    assert sorted(folder.iterdir()) == before
+
+
+def test_an_output_that_exists_is_kept(run: Run, folder: Path) -> None:
+    (folder / "old.Net.pth").write_text("mine")
+    ran = run("transfer", "old.pth", "net.py")
+    assert (ran.code, (folder / "old.Net.pth").read_text()) == (2, "mine")
+    assert run("transfer", "old.pth", "net.py", "--overwrite").code == 0
+
+
+def test_what_the_code_prints_is_no_part_of_the_report(run: Run, folder: Path) -> None:
+    (folder / "loud.py").write_text("print('importing')\n" + dedent(NEW))
+    ran = run("transfer", "old.pth", "loud.py:Net", "--json")
+    assert json.loads(ran.out)["target"] == "Net"
+    assert "importing" in ran.err
+
+
+def test_a_page_to_look_at(run: Run, folder: Path) -> None:
+    assert run("transfer", "old.pth", "net.py", "--kwargs", "classes=5", "--html", "port.html").code == 1
+    page = (folder / "port.html").read_text()
+    for word in ("features.0.weight", "stem.weight", "head.bias", "unmapped", "unused"):
+        assert word in page
+
+
+# --------------------------------------------------------------------------------------------------- the code
+
+CODE: dict[str, tuple[str, list[str], str]] = {
+    "raises": ("raise RuntimeError('no GPU here')\n", [], "RuntimeError: no GPU here"),
+    "leaves": ("import sys\nsys.exit(3)\n", [], "SystemExit"),
+    "no syntax": ("def broken(:\n", [], "SyntaxError"),
+    "imports what is missing": ("import not_installed_anywhere\n", [], "not_installed_anywhere"),
+    "no model": ("x = 1\n", [], "defines no model"),
+    "several": (
+        "from torch import nn\nclass A(nn.Linear): pass\nclass B(nn.Linear): pass\n",
+        [],
+        "defines 2 models; say which",
+    ),
+    "needs arguments": (
+        "from torch import nn\nclass A(nn.Linear):\n    def __init__(self, width, depth):\n        pass\n",
+        [],
+        "needs width, depth",
+    ),
+    "a name that is not there": ("from torch import nn\nclass A(nn.Linear): pass\n", [":B"], "no 'B'"),
+    "raises when built": (
+        "from torch import nn\nclass A(nn.Linear):\n    def __init__(self):\n        1 / 0\n",
+        [],
+        "ZeroDivisionError",
+    ),
+    "a factory of something else": ("def build_model():\n    return 3\n", [], "gives a int"),
+}
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_code_without_a_usable_model_is_explained_in_one_message(run: Run, folder: Path, name: str) -> None:
+    text, suffix, says = CODE[name]
+    (folder / "m.py").write_text(text)
+    ran = run("transfer", "old.pth", "m.py" + "".join(suffix))
+    assert ran.code == 2
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+    assert [line.startswith("Error: ") for line in ran.err.splitlines()].count(True) == 1
+    assert not list(folder.glob("old.*.pth"))
+
+
+def test_several_models_are_listed_and_the_hint_chooses_one(run: Run, folder: Path) -> None:
+    (folder / "m.py").write_text(dedent(NEW) + "\nclass Other(nn.Linear):\n    pass\n")
+    ran = run("transfer", "old.pth", "m.py")
+    assert ran.code == 2
+    assert "Net (class)" in ran.err
+    assert "Other (class)" in ran.err
+    assert run("transfer", "old.pth", "m.py:Net").code == 0
+
+
+@pytest.mark.parametrize("target", ["net.py:Net", "net:Net", "made.py:make", "made.py:ready", "made.py"])
+def test_a_model_is_a_class_a_factory_or_an_instance(
+    run: Run, folder: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    (folder / "made.py").write_text("from net import Net\ndef make():\n    return Net()\nready = Net()\n")
+    assert run("transfer", "old.pth", target, "-o", "out.pth").code == 0
+    assert same(torch.load(folder / "out.pth"), expected(folder))
+    sys.modules.pop("net", None)
+
+
+def test_a_source_of_another_family_is_refused_with_the_nearest_misses(run: Run, folder: Path) -> None:
+    torch.save({f"block.{n}.weight": torch.zeros(n + 31, 7, 5, 5) for n in range(6)}, folder / "other.pth")
+    ran = run("transfer", "other.pth", "net.py")
+    assert ran.code == 2
+    assert "nothing fits" in ran.err
+    assert "stem.weight wants [8, 3, 3, 3]" in ran.err
+
+
+def test_sizes_that_are_off_by_a_factor_are_named(run: Run, folder: Path) -> None:
+    ran = run("transfer", "old.pth", "net.py", "--kwargs", "width=16")
+    assert ran.code == 2
+    assert "dimension 0 is 8, not 16 (0.5 times)" in ran.err
+    assert "--kwargs" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"), [("clases=5", "takes no 'clases'"), ("classes", "is not NAME=VALUE"), ("classes=two", "raised")]
+)
+def test_wrong_arguments_are_named(run: Run, folder: Path, kwargs: str, says: str) -> None:
+    ran = run("transfer", "old.pth", "net.py", "--kwargs", kwargs)
+    assert (ran.code, says in ran.err) == (2, True)
+
+
+def test_only_a_model_whose_own_values_stay_is_built_with_memory(run: Run, folder: Path) -> None:
+    """Built on the meta device, and once more for real only when something keeps its initial values."""
+    (folder / "counting.py").write_text(
+        dedent(NEW).replace("        super().__init__()", "        super().__init__()\n        self.note()")
+        + "\n    def note(self):\n        import torch\n        with open('built.txt', 'a') as out:\n"
+        "            out.write(torch.empty(1).device.type + ' ')\n"
+    )
+    assert run("transfer", "old.pth", "counting.py", "-o", "a.pth").code == 0
+    assert (folder / "built.txt").read_text() == "meta "
+    assert run("transfer", "old.pth", "counting.py", "--kwargs", "classes=5", "--partial", "-o", "b.pth").code == 0
+    assert (folder / "built.txt").read_text() == "meta meta cpu "
+
+
+# -------------------------------------------------------------------------------------------------- the proof
+
+
+def test_equal_outputs_are_a_proof(run: Run, folder: Path) -> None:
+    ran = run("transfer", "old.pth", "net.py", "--source-model", "old.py", "--prove", "--json")
+    document = json.loads(ran.out)
+    assert ran.code == 0
+    assert document["proof"]["equal"] is True
+    assert "float32[" in document["proof"]["text"]
+
+
+def test_proof_settles_what_nothing_else_does(run: Run, twins: Path) -> None:
+    text = TWINS.replace("Twins", "Source").replace("self.left", "self.a").replace("self.right", "self.b")
+    (twins / "source.py").write_text(dedent(text))
+    ran = run("transfer", "twins.safetensors", "twins.py", "--source-model", "source.py", "--prove", "--json")
+    assert (ran.code, json.loads(ran.out)["proof"]["equal"]) == (0, True)
+    from safetensors.torch import load_file
+
+    source, made = load_file(twins / "twins.safetensors"), torch.load(twins / "twins.Twins.pth")
+    assert torch.equal(made["left.weight"], source["a.weight"])
+
+
+def test_saved_outputs_serve_as_a_proof(run: Run, twins: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    source = load_file(twins / "twins.safetensors")
+    x = torch.randn(5, 4)
+    y = nn.functional.linear(x, source["b.weight"], source["b.bias"]) * torch.sigmoid(
+        nn.functional.linear(x, source["a.weight"], source["a.bias"])
+    )
+    save_file({"input": x, "output": y}, twins / "io.safetensors")
+    ran = run("transfer", "twins.safetensors", "twins.py", "--reference", "io.safetensors", "--json")
+    assert (ran.code, json.loads(ran.out)["proof"]["equal"]) == (0, True)
+    assert torch.equal(torch.load(twins / "twins.Twins.pth")["left.weight"], source["a.weight"])
+
+
+def test_outputs_that_differ_are_a_refusal_with_the_first_divergence(run: Run, folder: Path) -> None:
+    wrong = dedent(NEW).replace("self.norm2(self.body(x)).relu()", "self.norm2(self.body(x)).tanh()")
+    (folder / "wrong.py").write_text(wrong)
+    ran = run("transfer", "old.pth", "wrong.py", "--source-model", "old.py", "--prove")
+    assert ran.code == 1
+    assert "not proved" in ran.err
+    assert "first divergence is at head" in ran.err
+    assert not (folder / "old.Net.pth").exists()
+
+
+def test_a_proof_needs_something_to_compare_with(run: Run, folder: Path) -> None:
+    assert run("transfer", "old.pth", "net.py", "--prove").code == 2
+
+
+@pytest.mark.parametrize("spec", ["float32", "float32[2,x]", "floot32[2]", "[2,3]"])
+def test_an_input_that_cannot_be_read_is_named(run: Run, folder: Path, spec: str) -> None:
+    ran = run("transfer", "old.pth", "net.py", "--input", spec)
+    assert (ran.code, "is no input" in ran.err) == (2, True)

@@ -1,0 +1,226 @@
+"""Porting in loading code: `transfer` and `load_into` on models as people have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+import ckptool
+
+
+def chain(*, classes: int = 10) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.Flatten(), nn.Linear(16 * 16, classes)
+    )
+
+
+class Named(nn.Module):
+    """The same as `chain`, under names."""
+
+    def __init__(self, *, classes: int = 10) -> None:
+        super().__init__()
+        self.stem, self.norm, self.body = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 16, 3)
+        self.head = nn.Linear(16 * 16, classes)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.body(self.norm(self.stem(x)).relu()).flatten(1))
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> nn.Module:
+    torch.manual_seed(0)
+    made = chain()
+    made(torch.randn(4, 3, 8, 8))  # so that statistics and counters are not what they are at first
+    return made.eval()
+
+
+def same_function(left: nn.Module, right: nn.Module) -> bool:
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        return torch.equal(left.eval()(x), right.eval()(x))
+
+
+def wrapped_in_data_parallel(model: nn.Module) -> nn.Module:
+    return nn.DataParallel(model)
+
+
+def wrapped_in_data_parallel_twice(model: nn.Module) -> nn.Module:
+    return nn.DataParallel(nn.DataParallel(model))
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="eager")  # type: ignore[return-value]
+
+
+def compiled_and_parallel(model: nn.Module) -> nn.Module:
+    return nn.DataParallel(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+
+
+WRAPPERS = [lambda m: m, wrapped_in_data_parallel, wrapped_in_data_parallel_twice, compiled, compiled_and_parallel]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS)
+@pytest.mark.parametrize("how", ["file", "state dict", "module."])
+def test_a_model_is_filled_as_it_is(old: nn.Module, tmp_path: Path, wrap: Any, how: str) -> None:
+    source: Any = old.state_dict()
+    if how == "file":
+        torch.save({"model": source, "epoch": 1}, tmp_path / "x.pth")
+        source = tmp_path / "x.pth"
+    elif how == "module.":
+        source = {f"module.{key}": value for key, value in source.items()}
+    own = Named()
+    account = ckptool.load_into(wrap(own), source)
+    assert same_function(own, old)
+    assert account.is_sure
+    assert [entry.target for entry in account.entries] == list(own.state_dict())
+
+
+def test_parameters_stay_the_same_objects_so_that_optimizers_keep_them(old: nn.Module) -> None:
+    own = Named()
+    before = {name: id(p) for name, p in own.named_parameters()}
+    ckptool.load_into(own, old.state_dict())
+    assert {name: id(p) for name, p in own.named_parameters()} == before
+    assert all(p.requires_grad and p.grad is None for p in own.parameters())
+
+
+def test_values_take_the_type_of_the_model(old: nn.Module) -> None:
+    own = Named().half()
+    ckptool.load_into(own, old.state_dict())
+    assert own.stem.weight.dtype == torch.float16
+    assert torch.equal(own.stem.weight, old[0].weight.half())  # type: ignore[index,union-attr,operator]
+
+
+def test_a_model_that_does_not_fit_is_left_as_it_was(old: nn.Module) -> None:
+    own = Named(classes=3)
+    before = {key: value.clone() for key, value in own.state_dict().items()}
+    with pytest.raises(ckptool.Doubtful, match=r"2 keys without a source; nothing was loaded") as raised:
+        ckptool.load_into(own, old.state_dict())
+    assert all(torch.equal(before[key], value) for key, value in own.state_dict().items())
+    assert "partial=['head.*']" in str(raised.value)
+
+
+@pytest.mark.parametrize("partial", [True, "head.*", ["head"], ["head.weight", "head.bias"]])
+def test_what_is_missing_is_allowed_by_pattern(old: nn.Module, partial: Any) -> None:
+    own = Named(classes=3)
+    head = own.head.weight.clone()
+    account = ckptool.load_into(own, old.state_dict(), partial=partial)
+    assert torch.equal(own.head.weight, head)
+    assert torch.equal(own.stem.weight, old[0].weight)  # type: ignore[index]
+    assert [entry.target for entry in account.having("unmapped")] == ["head.weight", "head.bias"]
+
+
+def test_a_mapping_can_be_inspected_edited_saved_and_used_again(old: nn.Module, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    mapping = ckptool.transfer(old.state_dict(), Named())
+    assert str(mapping["stem.weight"].expr) == "0.weight"
+    assert mapping.coverage["keys"] == [len(mapping.entries)] * 2
+    mapping.save(tmp_path / "m.yaml")
+    read = ckptool.read_mapping(tmp_path / "m.yaml")
+    own = Named()
+    ckptool.load_into(own, old.state_dict(), mapping=read)
+    assert same_function(own, old)
+    for one in (mapping, read):
+        ckptool.save(one.apply(old.state_dict()), tmp_path / "ported.pth", overwrite=True)
+        own = Named()
+        own.load_state_dict(torch.load(tmp_path / "ported.pth"))
+        assert same_function(own, old)
+    edited = mapping.with_entries([replace(e, expr=None, status="unmapped") for e in mapping.entries])
+    assert edited.coverage["keys"][0] == 0
+    assert set(edited.unused) == set(old.state_dict())
+
+
+def test_a_mapping_for_another_model_is_refused(old: nn.Module) -> None:
+    mapping = ckptool.transfer(old.state_dict(), Named())
+    with pytest.raises(ckptool.RuleError, match="does not have"):
+        ckptool.load_into(chain(), old.state_dict(), mapping=mapping)
+    with pytest.raises(ckptool.RuleError, match=r"head.weight wants \[3, 256\]"):
+        ckptool.load_into(Named(classes=3), old.state_dict(), mapping=mapping)
+
+
+def test_a_model_on_the_meta_device_can_be_asked_and_is_not_filled(old: nn.Module) -> None:
+    with torch.device("meta"):
+        own = Named()
+    assert ckptool.transfer(old.state_dict(), own).is_sure
+    with pytest.raises(ckptool.CannotCarry, match="meta device"):
+        ckptool.load_into(own, old.state_dict())
+    own.to_empty(device="cpu")
+    ckptool.load_into(own, old.state_dict())
+    assert same_function(own, old)
+
+
+def test_asking_changes_nothing(old: nn.Module) -> None:
+    own = Named()
+    own.train()
+    state = torch.get_rng_state()
+    before = {key: value.clone() for key, value in own.state_dict().items()}
+    ckptool.transfer(old.state_dict(), own)
+    assert own.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[key], value) for key, value in own.state_dict().items())
+
+
+def test_tied_weights_stay_tied(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(20, 4)
+            self.head = nn.Linear(4, 20, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: Any) -> Any:
+            return self.head(self.embed(ids))
+
+    torch.manual_seed(0)
+    source = {"wte.weight": torch.randn(20, 4)}
+    own = Tied()
+    account = ckptool.load_into(own, source)
+    assert own.head.weight is own.embed.weight
+    assert torch.equal(own.head.weight, source["wte.weight"])
+    assert account.is_sure
+
+
+def test_an_output_layer_that_the_file_left_out_is_a_guess_where_the_code_does_not_tie_it() -> None:
+    class Untied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.body, self.head = nn.Embedding(20, 4), nn.Linear(4, 4), nn.Linear(4, 20, bias=False)
+
+        def forward(self, ids: Any) -> Any:
+            return self.head(self.body(self.embed(ids)))
+
+    source = {"embed.weight": torch.randn(20, 4), "body.weight": torch.randn(4, 4), "body.bias": torch.randn(4)}
+    mapping = ckptool.transfer(source, Untied())
+    assert (mapping["head.weight"].status, str(mapping["head.weight"].expr)) == ("guessed", "embed.weight")
+    with pytest.raises(ckptool.Doubtful):
+        ckptool.load_into(Untied(), source)
+    ckptool.load_into(Untied(), source, accept_guesses="head.*")
+
+
+def test_extra_state_and_hooks_of_a_model_do_not_matter(old: nn.Module) -> None:
+    class Extra(Named):
+        def get_extra_state(self) -> Any:
+            return {"version": 3}
+
+        def set_extra_state(self, state: Any) -> None:
+            raise AssertionError("nothing of the kind is in the file")
+
+    own = Extra()
+    ckptool.load_into(own, old.state_dict())
+    assert same_function(own, old)
+
+
+def test_what_cannot_be_run_is_matched_by_names_and_order(old: nn.Module) -> None:
+    class Silent(Named):
+        def forward(self, x: Any, *, secret: Any) -> Any:
+            raise RuntimeError("only on the cluster")
+
+    own = Silent()
+    ckptool.load_into(own, old.state_dict())
+    assert torch.equal(own.head.weight, old[5].weight)  # type: ignore[index]

@@ -1,0 +1,136 @@
+"""The mapping file: what is written can be read by people and comes back the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sides import pairing, signature, wanted
+
+from ckptool.errors import Malformed, RuleError, Unreadable
+from ckptool.porting import expression as ex
+from ckptool.porting import mapping_file
+from ckptool.porting.mapping import Entry, Mapping
+from ckptool.porting.port import port
+
+
+def blocks(depth: int, *, fused: bool) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {"stem.weight": (8, 3)}
+    for n in range(depth):
+        if fused:
+            found[f"blocks.{n}.attn.qkv.weight"] = (24, 8)
+        else:
+            found |= {f"blocks.{n}.attn.{part}.weight": (8, 8) for part in "qkv"}
+        found[f"blocks.{n}.fc.weight"] = (16, 8)
+    return found
+
+
+def read_back(mapping: Mapping, folder: Path) -> Mapping:
+    mapping_file.save(mapping, folder / "m.yaml")
+    return mapping_file.read(folder / "m.yaml")
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(False, True), (True, False), (True, True)])
+def test_a_mapping_comes_back_as_it_was_written(tmp_path: Path, ours: bool, theirs: bool) -> None:
+    source, target = signature(blocks(12, fused=theirs)), wanted(blocks(12, fused=ours))
+    mapping = port(source, target)
+    shapes = {key: entry.shape for key, entry in source.entries.items()}
+    again = mapping_file.for_target(read_back(mapping, tmp_path), target, shapes)
+    assert pairing(again) == pairing(mapping)
+    assert [(e.target, e.status, e.shape) for e in again.entries] == [
+        (e.target, e.status, e.shape) for e in mapping.entries
+    ]
+
+
+def test_blocks_are_one_line_however_many(tmp_path: Path) -> None:
+    texts = []
+    for depth in (3, 30):
+        mapping = port(signature(blocks(depth, fused=True)), wanted(blocks(depth, fused=False)))
+        texts.append(mapping_file.text_of(mapping))
+    assert len(texts[0].splitlines()) == len(texts[1].splitlines())
+    assert '  "blocks.{0..29}.attn.k.weight": slice(blocks.{}.attn.qkv.weight, 0, 8, 16)' in texts[1].splitlines()
+
+
+def test_doubts_come_first_with_their_rivals_ready_to_be_uncommented(tmp_path: Path) -> None:
+    entries = (
+        Entry("a.weight", (4,), "mapped", ex.of("x.weight")),
+        Entry("b.weight", (4,), "guessed", ex.of("y.weight"), "", ("two fit",), (ex.of("z.weight"),)),
+        Entry("c.weight", (4,), "unmapped"),
+    )
+    text = mapping_file.text_of(Mapping(entries, ()))
+    lines = text.splitlines()
+    assert lines.index("doubts:") < lines.index("mapping:")
+    assert "  b.weight: guess(y.weight)" in lines
+    assert "  # b.weight: z.weight" in lines
+    (tmp_path / "m.yaml").write_text(
+        text.replace("  b.weight: guess(y.weight)\n", "").replace("  # b.weight: z.weight", "  b.weight: z.weight")
+    )
+    read = mapping_file.read(tmp_path / "m.yaml")
+    assert pairing(read) == {"a.weight": "x.weight", "b.weight": "z.weight"}
+    assert read["b.weight"].status == "mapped"
+    assert read["c.weight"].status == "unmapped"
+
+
+def test_a_guess_stays_a_guess_until_somebody_settles_it(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text("ckptool-mapping: 1\ndoubts:\n  b: guess(y)\n  c: z\n")
+    read = mapping_file.read(tmp_path / "m.yaml")
+    assert (read["b"].status, read["c"].status) == ("guessed", "mapped")
+
+
+@pytest.mark.parametrize(
+    ("line", "keys"),
+    [
+        ('"l.{0..2}.w": "h.{}.w"', {"l.0.w": "h.0.w", "l.1.w": "h.1.w", "l.2.w": "h.2.w"}),
+        ('"l.{0,3}.w": "h.{1}.w"', {"l.0.w": "h.0.w", "l.3.w": "h.3.w"}),
+        ('"l.{0..1}.{2..3}": "h.{2}.{1}"', {"l.0.2": "h.2.0", "l.0.3": "h.3.0", "l.1.2": "h.2.1", "l.1.3": "h.3.1"}),
+        ('l.0.w: "cat(0, a.{0}, b)"', None),
+        ('"l.{5..x}.w": h.w', None),
+        ('"l.{0..99999999}.w": "h.{}.w"', None),
+    ],
+)
+def test_ranges_stand_for_keys(tmp_path: Path, line: str, keys: dict[str, str] | None) -> None:
+    (tmp_path / "m.yaml").write_text(f"ckptool-mapping: 1\nmapping:\n  {line}\n")
+    if keys is None:
+        with pytest.raises(Malformed):
+            mapping_file.read(tmp_path / "m.yaml")
+    else:
+        assert pairing(mapping_file.read(tmp_path / "m.yaml")) == keys
+
+
+NAMES = st.text(st.sampled_from("ab.01_- :#{}\"'\\é\n"), min_size=1, max_size=8)
+
+
+@given(st.dictionaries(NAMES.filter(lambda key: "{" not in key and "}" not in key), NAMES, max_size=4))
+def test_odd_names_survive(tmp_path_factory: pytest.TempPathFactory, names: dict[str, str]) -> None:
+    names = {key: value for key, value in names.items() if "{" not in value and "}" not in value}
+    entries = tuple(Entry(key, (), "mapped", ex.of(value)) for key, value in names.items())
+    read = read_back(Mapping(entries, ()), tmp_path_factory.mktemp("m"))
+    assert {e.target: e.sources for e in read.entries} == {key: [value] for key, value in names.items()}
+
+
+@pytest.mark.parametrize("depth", [1, 4])
+def test_the_way_back_leads_back(depth: int) -> None:
+    apart, fused = blocks(depth, fused=False), blocks(depth, fused=True)
+    forth = port(signature(apart), wanted(fused))
+    back = mapping_file.invert(forth, apart)
+    assert pairing(back)["blocks.0.attn.k.weight"] == "slice(blocks.0.attn.qkv.weight, 0, 8, 16)"
+    assert set(pairing(back)) == set(apart)
+    forth_again = mapping_file.invert(back, fused)
+    assert pairing(forth_again) == pairing(forth)
+
+
+def test_what_loses_values_cannot_be_inverted() -> None:
+    mapping = Mapping((Entry("a", (1,), "mapped", ex.parse("sum(b, 0)")),), (), {"b": (3,)})
+    with pytest.raises(RuleError, match="values are lost"):
+        mapping_file.invert(mapping, {"b": (3,)})
+
+
+@pytest.mark.parametrize(
+    "text", ["\x00", "a: [", "- 1\n- 2\n", "ckptool-mapping: 1\nmapping: 3\n", "a: !!python/name:os.system\n"]
+)
+def test_a_file_that_is_none_is_named_and_nothing_in_it_runs(tmp_path: Path, text: str) -> None:
+    (tmp_path / "m.yaml").write_text(text)
+    with pytest.raises((Malformed, Unreadable)):
+        mapping_file.read(tmp_path / "m.yaml")

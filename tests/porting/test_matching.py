@@ -1,0 +1,290 @@
+"""Which tensor goes where: laws of matching, on signatures alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sides import pairing, signature, wanted
+
+from ckptool.porting.port import port
+from ckptool.porting.words import table
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def vgg(widths: tuple[int, ...] = (8, 8, 16, 16), prefix: str = "features", step: int = 2) -> Shapes:
+    found: Shapes = {}
+    before = 3
+    for place, width in enumerate(widths):
+        found[f"{prefix}.{place * step}.weight"] = (width, before, 3, 3)
+        found[f"{prefix}.{place * step}.bias"] = (width,)
+        before = width
+    found["classifier.weight"], found["classifier.bias"] = (10, before), (10,)
+    return found
+
+
+def transformer(depth: int = 3, width: int = 8, *, fused: bool = False) -> Shapes:
+    found: Shapes = {"embed.weight": (50, width), "pos_embed.weight": (16, width)}
+    for n in range(depth):
+        for norm in ("norm1", "norm2"):
+            found |= {f"blocks.{n}.{norm}.weight": (width,), f"blocks.{n}.{norm}.bias": (width,)}
+        if fused:
+            found |= {f"blocks.{n}.attn.qkv.weight": (3 * width, width), f"blocks.{n}.attn.qkv.bias": (3 * width,)}
+        else:
+            for name in "qkv":
+                found |= {f"blocks.{n}.attn.{name}.weight": (width, width), f"blocks.{n}.attn.{name}.bias": (width,)}
+        found |= {f"blocks.{n}.attn.proj.weight": (width, width), f"blocks.{n}.attn.proj.bias": (width,)}
+        found |= {f"blocks.{n}.fc1.weight": (4 * width, width), f"blocks.{n}.fc1.bias": (4 * width,)}
+        found |= {f"blocks.{n}.fc2.weight": (width, 4 * width), f"blocks.{n}.fc2.bias": (width,)}
+    found |= {"norm.weight": (width,), "norm.bias": (width,), "head.weight": (50, width)}
+    return found
+
+
+def residual(widths: tuple[int, ...] = (8, 8, 16), blocks: int = 2) -> Shapes:
+    found: Shapes = {"conv1.weight": (widths[0], 3, 7, 7)}
+    found |= {f"bn1.{leaf}": (widths[0],) for leaf in ("weight", "bias", "running_mean", "running_var")}
+    before = widths[0]
+    for stage, width in enumerate(widths):
+        for block in range(blocks):
+            base = f"layer{stage + 1}.{block}"
+            for place, into in ((1, before), (2, width)):
+                found[f"{base}.conv{place}.weight"] = (width, into, 3, 3)
+                for leaf in ("weight", "bias", "running_mean", "running_var"):
+                    found[f"{base}.bn{place}.{leaf}"] = (width,)
+            if before != width:
+                found[f"{base}.downsample.0.weight"] = (width, before, 1, 1)
+                for leaf in ("weight", "bias", "running_mean", "running_var"):
+                    found[f"{base}.downsample.1.{leaf}"] = (width,)
+            before = width
+    found |= {"fc.weight": (10, before), "fc.bias": (10,)}
+    return found
+
+
+FAMILIES: dict[str, Callable[[], Shapes]] = {
+    "a plain chain": vgg,
+    "a deep chain of equal layers": lambda: vgg((8,) * 12),
+    "a transformer": transformer,
+    "a transformer with fused projections": lambda: transformer(fused=True),
+    "a residual net": residual,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_of_the_model_itself_ports_key_by_key(family: str) -> None:
+    shapes = FAMILIES[family]()
+    mapping = port(signature(shapes), wanted(shapes))
+    assert pairing(mapping) == {key: key for key in shapes}
+    assert mapping.is_sure
+    assert mapping.unused == ()
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.module.", "net.backbone."])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prefix_changes_nothing(family: str, prefix: str) -> None:
+    shapes = FAMILIES[family]()
+    mapping = port(signature({prefix + key: shape for key, shape in shapes.items()}), wanted(shapes))
+    assert pairing(mapping) == {key: prefix + key for key in shapes}
+    assert mapping.is_sure
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=15)
+@given(data=st.data())
+def test_with_equal_names_the_order_of_keys_does_not_matter(family: str, data: st.DataObject) -> None:
+    shapes = FAMILIES[family]()
+    shuffled = data.draw(st.permutations(list(shapes)))
+    mapping = port(signature({key: shapes[key] for key in shuffled}), wanted(shapes))
+    assert pairing(mapping) == {key: key for key in shapes}
+    assert mapping.is_sure
+
+
+def other_names(key: str) -> str:
+    """Names that have nothing to do with the old ones, one to one by component; numbers stay."""
+    module, _, leaf = key.rpartition(".")
+    shifted = str.maketrans("abcdefghijklmnopqrstuvwxyz", "hijklmnopqrstuvwxyzabcdefg")
+    return f"{module.translate(shifted)}.{leaf}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_same_order_under_other_names_is_found(family: str) -> None:
+    """Registration, storage and execution in one order; the names say nothing."""
+    shapes = FAMILIES[family]()
+    renamed = {other_names(key): shape for key, shape in shapes.items()}
+    assert len(renamed) == len(shapes)
+    mapping = port(signature(shapes), wanted(renamed, used=renamed))
+    assert pairing(mapping) == dict(zip(renamed, shapes, strict=True))
+
+
+def test_what_has_one_name_and_another_place_goes_by_its_name() -> None:
+    shapes = transformer()
+    keys = list(shapes)
+    random.Random(3).shuffle(keys)
+    mapping = port(signature({f"encoder.{k}": shapes[k] for k in keys}), wanted(shapes))
+    assert pairing(mapping) == {key: f"encoder.{key}" for key in shapes}
+
+
+def test_two_that_nothing_tells_apart_are_a_guess_with_the_rival_named() -> None:
+    """Equal shapes, no name, no order: a file with sorted keys."""
+    source = signature({"aa.weight": (4, 4), "bb.weight": (4, 4), "stem.weight": (4, 9)}, ordered=False)
+    target = wanted({"left.weight": (4, 4), "right.weight": (4, 4), "stem.weight": (4, 9)})
+    mapping = port(source, target)
+    assert [e.target for e in mapping.having("mapped")] == ["stem.weight"]
+    for entry in mapping.entries[:2]:
+        assert entry.status in ("guessed", "unmapped")
+        if entry.status == "guessed":
+            assert entry.rivals
+            assert entry.doubts
+
+
+def test_an_order_that_contradicts_the_numbers_is_never_followed_in_silence() -> None:
+    source = signature({f"up.{n}.weight": (8, 8, 3, 3) for n in (0, 1, 2)})
+    shapes = {f"dec.{n}.weight": (8, 8, 3, 3) for n in (1, 2, 3)}
+    target = wanted(shapes, used=[f"dec.{n}.weight" for n in (3, 2, 1)])
+    mapping = port(source, target)
+    assert not mapping.is_sure
+
+
+def test_a_new_head_is_left_and_never_filled_with_what_happens_to_fit() -> None:
+    source = {**vgg(), "other.weight": (5, 16), "other.bias": (5,)}
+    target = {**vgg(), "classifier.weight": (5, 16), "classifier.bias": (5,)}
+    mapping = port(signature(source), wanted(target, used=target))
+    head = [mapping["classifier.weight"], mapping["classifier.bias"]]
+    assert [e.status for e in head] != ["mapped", "mapped"]
+    assert all(e.status == "mapped" for e in mapping.entries if e not in head)
+
+
+def test_a_pooler_that_the_source_has_not_is_not_filled_from_a_left_over() -> None:
+    source = {**transformer(), "relation.dense.weight": (8, 8), "relation.dense.bias": (8,)}
+    target = {**transformer(), "pooler.weight": (8, 8), "pooler.bias": (8,)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert mapping["pooler.weight"].status != "mapped"
+    assert all(e.status == "mapped" for e in mapping.entries if not e.target.startswith("pooler"))
+
+
+def test_fused_projections_are_cut_by_name() -> None:
+    fused, apart = transformer(fused=True), transformer()
+    forth = port(signature(fused), wanted(apart))
+    assert pairing(forth)["blocks.1.attn.k.weight"] == "slice(blocks.1.attn.qkv.weight, 0, 8, 16)"
+    assert forth.is_sure
+    back = port(signature(apart), wanted(fused))
+    assert (
+        pairing(back)["blocks.0.attn.qkv.bias"]
+        == "cat(0, blocks.0.attn.q.bias, blocks.0.attn.k.bias, blocks.0.attn.v.bias)"
+    )
+    assert back.is_sure
+
+
+def test_matrices_with_their_inputs_first_are_turned() -> None:
+    target = {"a.weight": (6, 4), "a.bias": (6,), "b.weight": (4, 6), "b.bias": (4,)}
+    source = {"a.kernel": (4, 6), "a.bias": (6,), "b.kernel": (6, 4), "b.bias": (4,)}
+    assert pairing(port(signature(source), wanted(target)))["a.weight"] == "transpose(a.kernel)"
+
+
+def test_convolutions_of_other_frameworks_are_permuted() -> None:
+    target = {"stem.weight": (8, 3, 5, 5), "stem.bias": (8,)}
+    source = {"stem.kernel": (5, 5, 3, 8), "stem.bias": (8,)}
+    assert pairing(port(signature(source), wanted(target)))["stem.weight"] == "permute(stem.kernel, 3, 2, 0, 1)"
+
+
+def test_a_linear_layer_becomes_a_convolution_over_one_pixel() -> None:
+    mapping = port(
+        signature({"fc.weight": (10, 8), "fc.bias": (10,)}), wanted({"fc.weight": (10, 8, 1, 1), "fc.bias": (10,)})
+    )
+    assert pairing(mapping)["fc.weight"] == "reshape(fc.weight, 10, 8, 1, 1)"
+    assert mapping.is_sure
+
+
+def test_old_and_new_weight_norms_meet() -> None:
+    old = {"conv.weight_g": (8, 1, 1), "conv.weight_v": (8, 4, 3), "conv.bias": (8,)}
+    new = {
+        "conv.bias": (8,),
+        "conv.parametrizations.weight.original0": (8, 1, 1),
+        "conv.parametrizations.weight.original1": (8, 4, 3),
+    }
+    assert pairing(port(signature(old), wanted(new)))["conv.parametrizations.weight.original0"] == "conv.weight_g"
+    plain = port(signature(old), wanted({"conv.weight": (8, 4, 3), "conv.bias": (8,)}))
+    assert pairing(plain)["conv.weight"] == "weight_norm(conv.weight_g, conv.weight_v)"
+
+
+def test_stacked_experts_are_taken_apart_and_put_together() -> None:
+    apart = {f"experts.{n}.w.weight": (6, 4) for n in range(3)} | {"router.weight": (3, 4)}
+    stacked = {"experts.w.weight": (3, 6, 4), "router.weight": (3, 4)}
+    assert pairing(port(signature(stacked), wanted(apart)))["experts.1.w.weight"] == "select(experts.w.weight, 0, 1)"
+    made = pairing(port(signature(apart), wanted(stacked)))["experts.w.weight"]
+    assert made == "stack(experts.0.w.weight, experts.1.w.weight, experts.2.w.weight)"
+
+
+def test_counters_of_batch_norms_may_be_missing_and_need_no_acceptance() -> None:
+    target = residual() | {"bn1.num_batches_tracked": ()}
+    mapping = port(signature(residual()), wanted(target))
+    counter = mapping["bn1.num_batches_tracked"]
+    assert (counter.status, counter.default, counter.expr) == ("mapped", True, None)
+    assert mapping.is_sure
+
+
+def test_a_channel_that_was_added_is_a_declared_guess() -> None:
+    target = residual() | {"conv1.weight": (8, 1, 7, 7)}
+    mapping = port(signature(residual()), wanted(target))
+    assert (mapping["conv1.weight"].status, str(mapping["conv1.weight"].expr)) == ("guessed", "sum(conv1.weight, 1)")
+    assert all(e.status == "mapped" for e in mapping.entries if e.target != "conv1.weight")
+
+
+def test_words_that_exclude_each_other_are_never_paired_in_silence() -> None:
+    source = signature({"text.proj.weight": (8, 8), "text.norm.weight": (8,)})
+    target = wanted({"image.proj.weight": (8, 8), "image.norm.weight": (8,)})
+    assert port(source, target).having("mapped") == []
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_whatever_the_keys_every_entry_ends_in_one_of_three_ways(data: st.DataObject) -> None:
+    """Random names and shapes: each target key once, its shape right, no source key used that is not there."""
+    from ckptool.porting import expression as ex
+
+    component = st.sampled_from(["conv", "bn", "0", "1", "layers", "q", "weight", "bias", "running_mean", "x_y"])
+    keys = st.lists(component, min_size=1, max_size=4).map(".".join)
+    shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
+    source = signature(data.draw(st.dictionaries(keys, shapes, max_size=12)))
+    target = wanted(data.draw(st.dictionaries(keys, shapes, max_size=12)))
+    mapping = port(source, target)
+    known = {key: entry.shape for key, entry in source.entries.items()}
+    assert [e.target for e in mapping.entries] == list(target.entries)
+    for entry in mapping.entries:
+        assert entry.status in ("mapped", "guessed", "unmapped")
+        if entry.expr is not None:
+            assert ex.shape_of(entry.expr, known) == entry.shape
+        if entry.status == "guessed":
+            assert entry.doubts
+    used = {key for e in mapping.entries for key in e.sources}
+    assert set(mapping.unused) == set(known) - used
+
+
+@pytest.mark.parametrize("depth", [1000])
+def test_a_thousand_layers_are_matched_in_seconds(depth: int) -> None:
+    import time
+
+    shapes = {f"layers.{n}.linear.weight": (8, 8) for n in range(depth)}
+    renamed = {f"blocks.{n}.fc.weight": (8, 8) for n in range(depth)}
+    began = time.perf_counter()
+    mapping = port(signature(shapes), wanted(renamed, used=renamed))
+    assert pairing(mapping) == dict(zip(renamed, shapes, strict=True))
+    assert time.perf_counter() - began < 10
+
+
+def test_the_table_of_words_names_no_model() -> None:
+    """General knowledge only: no line of it may be about one architecture."""
+    from importlib.resources import files
+
+    text = files("ckptool.porting").joinpath("words.yaml").read_text(encoding="utf-8").lower()
+    models = "resnet vgg bert gpt llama clip vit deit swin unet densenet mobilenet t5 whisper mixtral qwen gemma yolo"
+    assert [name for name in models.split() if name in text.replace("_", " ").replace(",", " ").split()] == []
+
+
+def test_every_phrase_of_a_group_has_one_meaning() -> None:
+    for group in table().groups:
+        assert group.phrases
+        assert all(phrase for phrase in group.phrases)
