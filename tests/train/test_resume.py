@@ -36,12 +36,11 @@ class Told(list):
         pass
 
 
-def goes_on(trained, source, kind, config):
+def goes_on(trained, source, kind, config, watcher):
     """Let CONFIG resume the run of SOURCE after its second epoch; it must come to where that came undisturbed."""
     whole = trained(source)
-    told = Told()
     name = f"housing-{source}-{kind}" + (".pth" if kind == "full" else "")
-    done = run(replace(config, resume=whole / "after-2" / name, save=("unwrapped",)), told)
+    done = run(replace(config, resume=whole / "after-2" / name, save=("unwrapped",)), watcher)
     expected = ckptool.load(whole / f"housing-{source}-full.pth")["history"]
     assert [epoch.number for epoch in done.history] == [1, 2, 3]
     assert [epoch.loss for epoch in done.history] == pytest.approx([epoch["loss"] for epoch in expected], abs=1e-5)
@@ -49,15 +48,19 @@ def goes_on(trained, source, kind, config):
     undisturbed = ckptool.load(whole / f"housing-{source}-unwrapped.pth")
     for key, value in ckptool.load(done.files[0]).items():
         torch.testing.assert_close(value, undisturbed[key], rtol=1e-5, atol=1e-5)
-    return told
 
 
 @pytest.mark.parametrize("kind", ["full", "dcp"])
 @pytest.mark.parametrize("source", STRATEGIES)
 @pytest.mark.parametrize("strategy", ["single", "data-parallel", "functional", "manual"])
 def test_one_process_goes_on_where_any_strategy_was(trained, tmp_path, source, kind, strategy):
-    told = goes_on(
-        trained, source, kind, replace(SAME, strategy=strategy, nproc=2 if strategy == "manual" else None, out=tmp_path)
+    told = Told()
+    goes_on(
+        trained,
+        source,
+        kind,
+        replace(SAME, strategy=strategy, nproc=2 if strategy == "manual" else None, out=tmp_path),
+        told,
     )
     assert "going on after epoch 2" in told
     rng = [line for line in told if "random number states" in line]
@@ -71,26 +74,21 @@ def test_one_process_goes_on_where_any_strategy_was(trained, tmp_path, source, k
 
 
 @pytest.mark.parametrize(
-    ("strategy", "source", "kind", "options"),
+    ("strategy", "source", "kind", "options", "line"),
     [
-        ("ddp", "fsdp", "dcp", {"nproc": 2, "accumulate": 2}),
-        ("fsdp", "single", "full", {"nproc": 4}),
-        ("average-gradients", "ddp", "full", {"nproc": 1}),
+        ("ddp", "fsdp", "dcp", {"accumulate": 2}, None),
+        ("fsdp", "ddp", "full", {}, None),
+        ("average-gradients", "single", "dcp", {}, "the checkpoint has random number states of 1 rank, this run has 2"),
     ],
 )
-def test_several_processes_go_on_where_another_strategy_was(trained, tmp_path, strategy, source, kind, options):
-    goes_on(trained, source, kind, replace(SAME, strategy=strategy, out=tmp_path, **options))
-
-
-def test_what_several_processes_are_told_when_they_go_on(trained, tmp_path):
-    watcher = Keeper(tmp_path)
-    resume = trained("ddp") / "after-2" / "housing-ddp-full.pth"
-    run(replace(SAME, strategy="fsdp", nproc=2, out=tmp_path, resume=resume, save=("dcp",)), watcher)
-    assert (tmp_path / "told").read_text().splitlines() == [
-        "no GPU: 2 processes on the CPU, joined by gloo",
-        "going on after epoch 2",  # as many ranks: their random numbers go on too
-        "epoch 3 of 3: 5 steps",
-    ]
+def test_several_processes_go_on_where_another_strategy_was(trained, tmp_path, strategy, source, kind, options, line):
+    config = replace(SAME, strategy=strategy, nproc=2, out=tmp_path, **options)
+    goes_on(trained, source, kind, config, Keeper(tmp_path))
+    told = (tmp_path / "told").read_text().splitlines()
+    assert told[:2] == ["no GPU: 2 processes on the CPU, joined by gloo", "going on after epoch 2"]
+    assert told[-1].startswith("epoch 3 of 3: ")
+    assert len(told) == (4 if line else 3)  # with as many ranks as before, their random numbers go on
+    assert line is None or told[2].startswith(line)
 
 
 def test_dropout_draws_the_numbers_that_it_would_have_drawn(tmp_path):
@@ -179,7 +177,12 @@ def test_a_checkpoint_of_another_run_is_refused_in_a_line(tmp_path, options, nam
 
 @pytest.mark.parametrize(
     ("name", "raised"),
-    [("none.pth", Unreadable), ("empty.pth", CheckpointError), ("folder", Malformed), ("cut.pth", CheckpointError)],
+    [
+        ("none.pth", Unreadable),
+        ("empty.pth", CheckpointError),
+        ("folder", CheckpointError),
+        ("cut.pth", CheckpointError),
+    ],
 )
 def test_what_is_no_checkpoint_is_refused(tmp_path, name, raised):
     (tmp_path / "empty.pth").touch()
@@ -227,8 +230,7 @@ def test_nothing_in_a_hostile_metadata_runs(tmp_path):
     folder = copied_directory(tmp_path)
     (folder / ".metadata").write_bytes(pickle.dumps(Touches(tmp_path / "ran")))
     error = refused_without_running(tmp_path, folder)
-    assert error.what == "is not what torch writes: unpickling it would import more than torch's records"
-    assert error.evidence == (f"{open.__module__}.open",)
+    assert error.what == "has no Metadata where torch writes one"
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -255,6 +257,10 @@ def test_values_in_a_hostile_directory_do_not_run(tmp_path):
     folder = tmp_path / "evil"
     state = ckptool.load(TRAINED / "housing-single-unwrapped.pth")
     with pytest.warns(UserWarning, match="torch.distributed is disabled"):
-        save({"model": state, "optimizer": {"state": Touches(tmp_path / "ran")}}, checkpoint_id=folder, no_dist=True)
+        save(
+            {"model": state, "optimizer": {"param_groups": Touches(tmp_path / "ran")}},
+            checkpoint_id=folder,
+            no_dist=True,
+        )
     error = refused_without_running(tmp_path, folder)
-    assert "cannot be read" in error.what
+    assert error.what == "what it holds beside the weights is nothing that training goes on from"
