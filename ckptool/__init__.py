@@ -17,12 +17,13 @@ __version__ = "0.1.0"
 
 #: Public name -> the module that holds it.
 _HOMES = {
-    **dict.fromkeys(("open", "save", "plan", "detect", "Plan", "FORMATS"), "formats"),
+    **dict.fromkeys(("open", "save", "plan", "detect", "salvage", "Plan", "Salvage", "FORMATS"), "formats"),
     **dict.fromkeys(("load", "from_torch", "Inert"), "model"),
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(("Scan", "scan"), "reports.scan"),
     **dict.fromkeys(("Diff", "diff"), "reports.diff"),
+    **dict.fromkeys(("Verification", "verify"), "reports.verify"),
     **dict.fromkeys(
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
         Unreadable,
         Unwritable,
     )
-    from .formats import FORMATS, Plan, detect, open, plan, save
+    from .formats import FORMATS, Plan, Salvage, detect, open, plan, salvage, save
     from .model import Inert, from_torch, load
     from .passes import (
         add_prefix,
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from .porting import Mapping, load_into, read_mapping, transfer
     from .reports.diff import Diff, diff
     from .reports.scan import Scan, scan
+    from .reports.verify import Verification, verify
     from .tensor import LazyTensor, Storage
 
 
@@ -106,6 +108,7 @@ __all__ = [
     "PartialMatch",
     "Plan",
     "RuleError",
+    "Salvage",
     "Scan",
     "StateDict",
     "Storage",
@@ -113,6 +116,7 @@ __all__ = [
     "UnknownFormat",
     "Unreadable",
     "Unwritable",
+    "Verification",
     "__version__",
     "add_prefix",
     "clean",
@@ -129,6 +133,7 @@ __all__ = [
     "plan",
     "read_mapping",
     "rename",
+    "salvage",
     "save",
     "scan",
     "select",
@@ -136,4 +141,5 @@ __all__ = [
     "to_dense",
     "transfer",
     "unwrap",
+    "verify",
 ]

@@ -14,7 +14,8 @@ from ..errors import CannotCarry, Malformed, counted, printable
 from ..files import StrPath
 from ..formats import open as open_checkpoint
 from ..model import load
-from ..passes import unwrap
+from ..passes import extract, unwrap
+from ..tree import Dict
 
 if TYPE_CHECKING:
     from .loop import Session
@@ -133,8 +134,8 @@ def read(path: StrPath) -> Progress:
     if Path(path).is_dir():
         return _read_directory(Path(path))
     ckpt = open_checkpoint(path)
-    root = load(path, map_location="cpu")
-    if isinstance(root, Mapping) and isinstance(root.get("model"), Mapping) and "optimizer" in root:
+    if isinstance(ckpt.root, Dict) and isinstance(ckpt.root.get("model"), Dict) and "optimizer" in ckpt.root:
+        root = load(ckpt, map_location="cpu")
         return Progress(
             weights=_unwrapped(root["model"]),
             optimizer=root["optimizer"],
@@ -145,10 +146,7 @@ def read(path: StrPath) -> Progress:
             rng=_states(root.get("rng")),
             history=_epochs(root.get("history")),
         )
-    weights = ckpt.state_dict()
-    for part in weights.path.split("/") if weights.path else []:
-        root = root[part]
-    return Progress(_unwrapped(root))
+    return Progress(_unwrapped(load(extract(ckpt), map_location="cpu")))
 
 
 def _states(value: Any) -> list[dict[str, Any]]:
