@@ -90,6 +90,10 @@ def _diff_ways(compare: str, *options: str) -> dict[str, Command]:
     }
 
 
+_VERIFY_WAYS = {
+    "cat | cksum": ("sh", "-c", 'cat "$0" | cksum', "{src}"),
+    "ckptool": ("{ckptool}", "verify", "{src}"),
+}
 _LIST = "print(*((k, f.get_slice(k).get_shape()) for k in f.keys()))"
 _INSPECT_WAYS = {
     "torch": ("{python}", "-c", "import sys, torch; torch.load(sys.argv[1], weights_only=True)", "{src}"),
@@ -134,6 +138,7 @@ CASES = (
         _diff_ways(_HOW_FAR, "--rtol", "1"),
         other="near.pth",
     ),
+    Case("verify", "verify large.pth", "large.pth", "", 1.5, _VERIFY_WAYS, rounds=2),
     Case("inspect-100k", "inspect a zip of 100,000 tensors", "100k.pth", "", 0.25, _INSPECT_WAYS),
     Case("inspect-flat", "inspect a safetensors file of them", "100k.safetensors", "", 1.0, _INSPECT_FLAT_WAYS),
     Case("start-up", "ckptool --version", "tiny.pth", "", 2.5, _START_WAYS, rounds=5),

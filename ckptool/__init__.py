@@ -17,12 +17,13 @@ __version__ = "0.1.0"
 
 #: Public name -> the module that holds it.
 _HOMES = {
-    **dict.fromkeys(("open", "save", "plan", "detect", "Plan", "FORMATS"), "formats"),
+    **dict.fromkeys(("open", "save", "plan", "detect", "salvage", "Plan", "Salvage", "FORMATS"), "formats"),
     **dict.fromkeys(("load", "from_torch", "Inert"), "model"),
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(("Scan", "scan"), "reports.scan"),
     **dict.fromkeys(("Diff", "diff"), "reports.diff"),
+    **dict.fromkeys(("Verification", "verify"), "reports.verify"),
     **dict.fromkeys(
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
         Unreadable,
         Unwritable,
     )
-    from .formats import FORMATS, Plan, detect, open, plan, save
+    from .formats import FORMATS, Plan, Salvage, detect, open, plan, salvage, save
     from .model import Inert, from_torch, load
     from .passes import (
         add_prefix,
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from .porting import Mapping, load_into, read_mapping, transfer
     from .reports.diff import Diff, diff
     from .reports.scan import Scan, scan
+    from .reports.verify import Verification, verify
     from .slimming import slim
     from .tensor import LazyTensor, Storage
     from .values import average, cast, compact, untie
@@ -110,6 +112,7 @@ __all__ = [
     "PartialMatch",
     "Plan",
     "RuleError",
+    "Salvage",
     "Scan",
     "StateDict",
     "Storage",
@@ -117,6 +120,7 @@ __all__ = [
     "UnknownFormat",
     "Unreadable",
     "Unwritable",
+    "Verification",
     "__version__",
     "add_prefix",
     "average",
@@ -136,6 +140,7 @@ __all__ = [
     "plan",
     "read_mapping",
     "rename",
+    "salvage",
     "save",
     "scan",
     "select",
@@ -145,4 +150,5 @@ __all__ = [
     "transfer",
     "untie",
     "unwrap",
+    "verify",
 ]

@@ -22,6 +22,7 @@ from .tensor import LazyTensor, Storage
 from .tree import ABSENT, Aside, ByteString, Dict, Global, List, Object, Set, Trail, address, is_mapping, walk
 
 _LONGEST = 255  # bytes of an integer that protocol 2 writes in the way that weights_only knows
+_LARGEST_KEY = 10_000  # values in the tuples of a key, counted at every place
 _DEEPEST = 100  # objects within objects; deeper ones are left out
 
 
@@ -299,9 +300,11 @@ _FUNCTIONS = ("functools.partial", "operator.attrgetter", "operator.itemgetter",
 
 
 def _hashable(key: Any) -> bool:
-    """Whether a clean value can be a key of a dict."""
+    """Whether a clean value can be a key of a dict, and is not so large that to hash it would take for ever."""
     pending = [key]
-    while pending:
+    for _ in range(_LARGEST_KEY):
+        if not pending:
+            return True
         part = pending.pop()
         if isinstance(part, Object):
             if part.class_name not in _KEYS:
@@ -310,7 +313,7 @@ def _hashable(key: Any) -> bool:
             return False
         elif isinstance(part, tuple):
             pending.extend(part)
-    return True
+    return False
 
 
 def _attributes(node: Object) -> tuple[list[tuple[Any, Any]], Any]:

@@ -8,7 +8,7 @@ will be written.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,18 +98,17 @@ def rewrite(
     max_shard_size: str | None = None,
     variant: str | None = None,
     recipe: str | None = None,
-    opened: Checkpoint | None = None,
+    opener: Callable[[str], Checkpoint] | None = None,
 ) -> None:
-    """Open (if OPENED is not what is to be worked on), pass, plan, write, and say what was done."""
+    """Open (as OPENER does, if it is given), pass, plan, write, and say what was done."""
     gc.disable()  # what is built here is needed to the end: a fifth of the time of a file with many tensors
     source, target = options["source"], _target(options)
     overwrite = options["overwrite"] or options["in_place"]
     if options["save_recipe"] is not None:
         check_target(options["save_recipe"], overwrite=options["overwrite"])
     missing: passes.Missing = "ok" if options["if_present"] else "error"
-    averaged = opened is not None
-    opened = opened or formats.open(source)
-    if options["at"] is not None and not averaged:
+    opened = (opener or formats.open)(source)
+    if options["at"] is not None:
         opened.state_dict(options["at"])  # it is there, whether or not a pass needs it
     if options["in_place"] and not options["format_"]:
         options["format_"] = opened.format
@@ -407,4 +406,4 @@ def average(sources: tuple[str, ...], ratios: str | None, **options: Any) -> Non
     opened = [formats.open(source) for source in sources]
     mean = values.average(opened, ratios=numbers, at=options["at"])
     options |= {"source": sources[-1], "target": None, "in_place": False, "at": None}
-    rewrite(Passes(), "average", options, opened=mean)
+    rewrite(Passes(), "average", options, opener=lambda _: mean)

@@ -188,6 +188,11 @@ class Inflated:
         """Bytes when inflated."""
         return self._member.size
 
+    @property
+    def packed(self) -> FileRange:
+        """The compressed bytes."""
+        return self._archive.file.range(self._member.start, self._member.compressed)
+
     def chunks(self) -> Iterator[bytes]:
         """All bytes, as they come out."""
         return self._archive.inflate(self._member)
@@ -302,25 +307,27 @@ def _shifted(file: File | Window, what: str, stated: int, found: int) -> Malform
 
 
 def _end_record(file: File | Window) -> tuple[int, _End]:
-    """The classic end record: the one whose comment ends with the file."""
+    """The classic end record: the last one, whose comment must end with the file.
+
+    torch and Python take the last signature that has room for a record behind it, without a look at the comment; other
+    readers look for one whose comment fits. Where these are not the same record, each reads a directory of its own.
+    """
     base = max(0, file.size - END.size)
     tail = file.read(base, file.size - base)
     if not (tail.startswith(b"PK\5\6") and tail.endswith(b"\0\0")):  # else it is the record, without a comment
         base = max(0, file.size - _TAIL)
         tail = file.read(base, file.size - base)
-    behind = 0
-    for at in _backwards(tail, b"PK\5\6"):
+    at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - END.size + 4))
+    if at >= 0:
         _, *numbers, comment = END.unpack_from(tail, at)
         end = _End(*numbers)
         left = len(tail) - at - END.size - comment
         if not left:
             return base + at, end
-        # Payloads may hold the signature by chance or as a nested archive. Only one that fits its place is ours.
+        # Payloads may hold the signature by chance or as a nested archive. One that fits its place is an end.
         zip64 = tail[max(0, at - LOCATOR.size) : at].startswith(b"PK\6\7")
         if left > 0 and (zip64 or end.offset + end.size == base + at):
-            behind = left
-    if behind:
-        raise _bad(file, "something was appended to the archive", f"{behind:,} bytes stand behind its end")
+            raise _bad(file, "something was appended to the archive", f"{left:,} bytes stand behind its end")
     present = f"{file.size:,} bytes are present, and no end record is among the last {len(tail):,}"
     raise _bad(file, "the end of the archive is missing", present, hint=_CUT_SHORT)
 
@@ -343,14 +350,6 @@ def _end_record64(file: File | Window, at: int, locator: int, classic: _End) -> 
             said.format("classic", *classic[3:]),
         )
     return end
-
-
-def _backwards(tail: bytes, signature: bytes) -> Iterator[int]:
-    """Where SIGNATURE stands in TAIL with room for an end record behind it, from the back."""
-    at = tail.rfind(signature, 0, max(0, len(tail) - END.size + len(signature)))
-    while at >= 0:
-        yield at
-        at = tail.rfind(signature, 0, at + len(signature) - 1)
 
 
 class _Entry(NamedTuple):
@@ -383,7 +382,7 @@ def _read_directory(file: File | Window, count: int, offset: int, size: int) -> 
             if sign == b"PK\1\2" and at <= size:
                 raw = data[begin : begin + named]
                 name = raw.decode("utf-8", "backslashreplace")  # torch takes the bytes, bit 11 or not
-                wide = _widen(data[begin + named : at - comment], (length, compressed, header))
+                wide = widen(data[begin + named : at - comment], (length, compressed, header))
                 length, compressed, header = wide or (length, compressed, header)
                 entry = _Entry(raw, name, flags, method, crc, compressed, length, header, where)
                 fault = _PARTS if disk else _entry_fault(entry) if wide else "an extra field is damaged"
@@ -421,7 +420,7 @@ def _entry_fault(entry: _Entry) -> str | None:
     return None
 
 
-def _widen(extra: bytes, values: tuple[int, ...]) -> tuple[int, ...] | None:
+def widen(extra: bytes, values: tuple[int, ...]) -> tuple[int, ...] | None:
     """VALUES with every 0xffffffff replaced by the next zip64 number in EXTRA. None if EXTRA is damaged."""
     field = None
     at = 0
@@ -512,7 +511,7 @@ def _locate(file: File | Window, entry: _Entry, limit: int, skip: int) -> Member
         where = f"bytes {start:,} to {start + compressed:,}, the directory begins at {limit:,}"
         raise _bad(file, "a record reaches into the central directory", printable(name), where)
     if CAP32 in (compressed2, size2):
-        size2, compressed2 = _widen(file.read(end, extra), (size2, compressed2)) or (-1, -1)
+        size2, compressed2 = widen(file.read(end, extra), (size2, compressed2)) or (-1, -1)
     same = data[LOCAL.size :] == raw and (flags2, method2, named) == (flags, method, len(raw))
     local, stated = (crc2, compressed2, size2), (crc, compressed, size)
     if local != stated:

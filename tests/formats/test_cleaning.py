@@ -26,7 +26,9 @@ from strategies import checkpoints, torch_values
 from test_real_files import assert_same_values
 
 import ckptool
+from ckptool.checkpoint import Checkpoint
 from ckptool.objects import PLAIN, named_globals
+from ckptool.tree import Dict, Global, Object, Set
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -271,6 +273,16 @@ def test_devices_and_sizes_can_be_keys(tmp_path):
     value = {torch.device("cpu"): 1, torch.Size([1]): 2, 1j: 3}
     found, steps = cleaned(tmp_path, {"x": value})
     assert (found["x"], steps) == (value, ("clean: nothing had to be changed",))
+
+
+def test_a_key_that_would_take_for_ever_to_hash_is_left_out(tmp_path):
+    made = Object("newobj", Global("some", "Pair"), (1, 2))
+    for _ in range(60):
+        made = Object("newobj", Global("some", "Pair"), (made, made))
+    ckpt = Checkpoint(Dict([("set", Set([made])), ("dict", Dict([(made, 1)])), ("w", 1)]))
+    ckptool.save(ckptool.clean(ckpt), tmp_path / "y.pth")
+    found = torch.load(tmp_path / "y.pth", weights_only=True)
+    assert (found["dict"], type(found["set"]), found["w"]) == ({}, list, 1)
 
 
 class Wrapped(torch.Tensor):
