@@ -9,7 +9,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from .cases import CASES, MEMORY, Case
+from .cases import CASES, Case
 from .inputs import describe, make
 from .measure import Failed, Result, measure
 from .memory import report
@@ -58,7 +58,7 @@ def _table(case: Case, results: list[Result]) -> str:
 
 def _verdict(case: Case, result: Result) -> str:
     time = f"{'within' if result.ratio <= case.limit else 'OVER'} {case.limit:.2f} x"
-    return time if result.peak <= MEMORY else f"{time}, OVER {MEMORY} MB"
+    return time if result.peak <= case.memory else f"{time}, OVER {case.memory} MB"
 
 
 def main() -> None:
