@@ -110,7 +110,7 @@ def describe(ckpt: Checkpoint) -> Inspection:
         [_state_dict(one) for one in weights],
         _tensors(ckpt, weights),
         count_objects(ckpt.root),
-        list(ckpt.warnings),
+        [*ckpt.warnings, *(f"not in the state dict: {line}" for one in weights for line in one.lost)],
         [group for one in weights for group in one.ties()],
         _others(ckpt, weights),
         mentions(ckpt.root),
