@@ -30,6 +30,8 @@ _HOMES = {
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
     ),
+    **dict.fromkeys(("cast", "untie", "compact", "average"), "values"),
+    "slim": "slimming",
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
@@ -78,7 +80,9 @@ if TYPE_CHECKING:
     from .reports.fits import Fit, fits
     from .reports.scan import Scan, scan
     from .reports.verify import Verification, verify
+    from .slimming import slim
     from .tensor import LazyTensor, Storage
+    from .values import average, cast, compact, untie
 
 
 def __getattr__(name: str) -> Any:
@@ -125,7 +129,10 @@ __all__ = [
     "Verification",
     "__version__",
     "add_prefix",
+    "average",
+    "cast",
     "clean",
+    "compact",
     "dequantize",
     "detect",
     "diff",
@@ -146,9 +153,11 @@ __all__ = [
     "save",
     "scan",
     "select",
+    "slim",
     "strip_prefix",
     "to_dense",
     "transfer",
+    "untie",
     "unwrap",
     "verify",
 ]
