@@ -19,7 +19,8 @@ def loss_of_content(ckpt: Checkpoint, chosen: AnyFormat, content: tuple[str, ...
     ways = [f"{option} makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
     hint = "; ".join([*ways, "--allow-loss writes the rest"])
     if not chosen.pickles and len(outer) == 1 and outer[0]:
-        hint = f"--extract keeps the weights at {printable(outer[0], 60)} only; a .pth file keeps everything"
+        hint = f"--extract keeps the weights at {printable(outer[0], 60)} only"
+        hint += "" if ckpt.sealed else "; a .pth file keeps everything"
     return CannotCarry(
         f"{chosen.name} cannot hold all of it; these would be lost:",
         where=ckpt.where,
@@ -34,7 +35,7 @@ def live_objects(ckpt: Checkpoint, objects: dict[str, int]) -> CannotCarry:
     weights = ckpt.state_dicts()
     where = shell_quote(printable(ckpt.where)) if ckpt.path else "IN"
     ways = ["--keep-objects writes them as they came (whoever loads the file runs what they name)"]
-    if weights and weights[0].path:
+    if weights and (weights[0].path or weights[0].model is not None):
         at = f" --at {shell_quote(printable(weights[0].path))}" if len(weights) > 1 else ""
         out = beside(ckpt.where, "weights")
         ways.insert(0, f"ckptool convert {where} {out} --extract{at} keeps the weights only")
