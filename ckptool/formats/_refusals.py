@@ -61,7 +61,7 @@ def require_readable(ckpt: Checkpoint, chosen: AnyFormat, for_torch: str) -> Non
         kinds = {other.kind.split("_")[0] for _, other in ckpt.other_tensors()}
         ways = [f"{option} makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
         if lines[0].startswith("the zip archive"):
-            ways.insert(0, "-t legacy writes what every torch reads")
+            ways.insert(0, "-t legacy writes what every torch since 0.4 reads")
         if any("numpy" in line for line in lines):
             ways.append("ckptool clean makes tensors of numpy arrays")
         raise CannotCarry(
