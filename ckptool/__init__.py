@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 #: Public name -> the module that holds it.
 _HOMES = {
-    **dict.fromkeys(("open", "save", "plan", "detect", "Plan", "FORMATS"), "formats"),
+    **dict.fromkeys(("open", "save", "plan", "detect", "salvage", "Plan", "Salvage", "FORMATS"), "formats"),
     **dict.fromkeys(("load", "from_torch", "Inert"), "model"),
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         Unreadable,
         Unwritable,
     )
-    from .formats import FORMATS, Plan, detect, open, plan, save
+    from .formats import FORMATS, Plan, Salvage, detect, open, plan, salvage, save
     from .model import Inert, from_torch, load
     from .passes import (
         add_prefix,
@@ -108,6 +108,7 @@ __all__ = [
     "PartialMatch",
     "Plan",
     "RuleError",
+    "Salvage",
     "Scan",
     "StateDict",
     "Storage",
@@ -132,6 +133,7 @@ __all__ = [
     "plan",
     "read_mapping",
     "rename",
+    "salvage",
     "save",
     "scan",
     "select",

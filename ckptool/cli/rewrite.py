@@ -9,7 +9,7 @@ will be written.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,13 +91,14 @@ def rewrite(
     *,
     max_shard_size: str | None = None,
     variant: str | None = None,
+    opener: Callable[[str], Checkpoint] | None = None,
 ) -> None:
     """Open, pass, plan, write, and say what was done."""
     gc.disable()  # what is built here is needed to the end: a fifth of the time of a file with many tensors
     source, target = options["source"], _target(options)
     overwrite = options["overwrite"] or options["in_place"]
     missing: passes.Missing = "ok" if options["if_present"] else "error"
-    opened = formats.open(source)
+    opened = (opener or formats.open)(source)
     if options["at"] is not None:
         opened.state_dict(options["at"])  # it is there, whether or not a pass needs it
     if options["in_place"] and not options["format_"]:

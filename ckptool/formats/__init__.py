@@ -30,6 +30,8 @@ from . import (
 from ._folder import is_part, left_beside, may_go
 from ._foreign import describe
 from ._refusals import live_objects, loss_of_content, require_readable
+from ._salvage import Salvage as Salvage
+from ._salvage import salvage as salvage_file
 from .base import AnyFormat, Draft, FolderFormat, Format, Split
 
 #: In the order in which they are tried.
@@ -141,6 +143,25 @@ def _open_folder(folder: Folder, format: str | None) -> Checkpoint:
     if chosen is None:
         raise RuleError(f"{named.name} is a format of files, and this is a folder", where=folder.path)
     return chosen.open(folder)
+
+
+def salvage(path: StrPath) -> Salvage:
+    """Read what is whole of a file that may not open: a zip archive that was zipped again or lost its directory, a
+    zip, legacy or safetensors file that is cut short. What is lost is named.
+
+    Raises:
+        UnknownFormat: it is no checkpoint, or none of these formats.
+        Malformed: what says which tensors there are is itself lost, so nothing can be saved.
+        Unreadable: it cannot be opened.
+    """
+    file = File(path)
+    try:
+        return salvage_file(file)
+    except CheckpointError as error:
+        error.where = error.where or str(path)
+        raise
+    except (RecursionError, MemoryError, OverflowError) as error:
+        raise CannotCarry(f"is too deep or too large to be read ({type(error).__name__})", where=path) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -388,7 +388,7 @@ def _read_directory(file: File | Window, count: int, offset: int, size: int) -> 
             if sign == b"PK\1\2" and at <= size:
                 raw = data[begin : begin + named]
                 name = raw.decode("utf-8", "backslashreplace")  # torch takes the bytes, bit 11 or not
-                wide = _widen(data[begin + named : at - comment], (length, compressed, header))
+                wide = widen(data[begin + named : at - comment], (length, compressed, header))
                 length, compressed, header = wide or (length, compressed, header)
                 entry = _Entry(raw, name, flags, method, crc, compressed, length, header, where)
                 fault = _PARTS if disk else _entry_fault(entry) if wide else "an extra field is damaged"
@@ -426,7 +426,7 @@ def _entry_fault(entry: _Entry) -> str | None:
     return None
 
 
-def _widen(extra: bytes, values: tuple[int, ...]) -> tuple[int, ...] | None:
+def widen(extra: bytes, values: tuple[int, ...]) -> tuple[int, ...] | None:
     """VALUES with every 0xffffffff replaced by the next zip64 number in EXTRA. None if EXTRA is damaged."""
     field = None
     at = 0
@@ -517,7 +517,7 @@ def _locate(file: File | Window, entry: _Entry, limit: int, skip: int) -> Member
         where = f"bytes {start:,} to {start + compressed:,}, the directory begins at {limit:,}"
         raise _bad(file, "a record reaches into the central directory", printable(name), where)
     if CAP32 in (compressed2, size2):
-        size2, compressed2 = _widen(file.read(end, extra), (size2, compressed2)) or (-1, -1)
+        size2, compressed2 = widen(file.read(end, extra), (size2, compressed2)) or (-1, -1)
     same = data[LOCAL.size :] == raw and (flags2, method2, named) == (flags, method, len(raw))
     local, stated = (crc2, compressed2, size2), (crc, compressed, size)
     if local != stated:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..errors import CannotCarry, Malformed, counted, printable
+from ..errors import CannotCarry, CheckpointError, Malformed, counted, printable
 from ..files import StrPath
 from ..formats import open as open_checkpoint
 from ..model import load
@@ -67,7 +67,26 @@ class Progress:
         model.load_state_dict(self.weights)
 
     def restore(self, session: Session) -> list[str]:
-        """Give the rest to a run that has begun with the weights. Returns what a person should know about it."""
+        """Give the rest to a run that has begun with the weights. Returns what a person should know about it.
+
+        Raises:
+            CannotCarry: it is the state of another optimizer or scheduler.
+            Malformed: it is not the state of any.
+        """
+        try:
+            return self._restored(session)
+        except CheckpointError:
+            raise
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+            what = printable(f"{type(error).__name__}: {error}".splitlines()[0], 120)
+            raise Malformed(
+                "what it holds beside the weights is nothing that training goes on from",
+                where=session.config.resume or "",
+                evidence=[what],
+                hint="take its weights alone: ckptool extract-weights",
+            ) from None
+
+    def _restored(self, session: Session) -> list[str]:
         from .loop import Epoch
         from .optim import parameter_names
 
@@ -152,8 +171,13 @@ def read(path: StrPath) -> Progress:
 def _states(value: Any) -> list[dict[str, Any]]:
     """The states of random number generators as we keep them; other scripts keep other things under that name."""
     states = list(value) if isinstance(value, list) else []
-    known = all(isinstance(state, dict) and isinstance(state.get("torch"), torch.Tensor) for state in states)
-    return states if known else []
+    one = torch.get_rng_state()
+
+    def known(state: Any) -> bool:
+        given = state.get("torch") if isinstance(state, dict) else None
+        return isinstance(given, torch.Tensor) and (given.dtype, given.shape) == (one.dtype, one.shape)
+
+    return states if all(map(known, states)) else []
 
 
 def _epochs(value: Any) -> list[dict[str, Any]]:
