@@ -101,8 +101,14 @@ class Dict:
         return self.get(name, ABSENT) is not ABSENT
 
 
+class _Referable:
+    """So that what is known about an object can be kept as long as the object is."""
+
+    __slots__ = ("__weakref__",)
+
+
 @dataclass(eq=False, slots=True)
-class Object:
+class Object(_Referable):
     """An instance of some class, as the steps that pickle would take to make it. None of them is taken.
 
     Attributes:

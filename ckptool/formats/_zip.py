@@ -307,25 +307,27 @@ def _shifted(file: File | Window, what: str, stated: int, found: int) -> Malform
 
 
 def _end_record(file: File | Window) -> tuple[int, _End]:
-    """The classic end record: the one whose comment ends with the file."""
+    """The classic end record: the last one, whose comment must end with the file.
+
+    torch and Python take the last signature that has room for a record behind it, without a look at the comment; other
+    readers look for one whose comment fits. Where these are not the same record, each reads a directory of its own.
+    """
     base = max(0, file.size - END.size)
     tail = file.read(base, file.size - base)
     if not (tail.startswith(b"PK\5\6") and tail.endswith(b"\0\0")):  # else it is the record, without a comment
         base = max(0, file.size - _TAIL)
         tail = file.read(base, file.size - base)
-    behind = 0
-    for at in _backwards(tail, b"PK\5\6"):
+    at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - END.size + 4))
+    if at >= 0:
         _, *numbers, comment = END.unpack_from(tail, at)
         end = _End(*numbers)
         left = len(tail) - at - END.size - comment
         if not left:
             return base + at, end
-        # Payloads may hold the signature by chance or as a nested archive. Only one that fits its place is ours.
+        # Payloads may hold the signature by chance or as a nested archive. One that fits its place is an end.
         zip64 = tail[max(0, at - LOCATOR.size) : at].startswith(b"PK\6\7")
         if left > 0 and (zip64 or end.offset + end.size == base + at):
-            behind = left
-    if behind:
-        raise _bad(file, "something was appended to the archive", f"{behind:,} bytes stand behind its end")
+            raise _bad(file, "something was appended to the archive", f"{left:,} bytes stand behind its end")
     present = f"{file.size:,} bytes are present, and no end record is among the last {len(tail):,}"
     raise _bad(file, "the end of the archive is missing", present, hint=_CUT_SHORT)
 
@@ -348,14 +350,6 @@ def _end_record64(file: File | Window, at: int, locator: int, classic: _End) -> 
             said.format("classic", *classic[3:]),
         )
     return end
-
-
-def _backwards(tail: bytes, signature: bytes) -> Iterator[int]:
-    """Where SIGNATURE stands in TAIL with room for an end record behind it, from the back."""
-    at = tail.rfind(signature, 0, max(0, len(tail) - END.size + len(signature)))
-    while at >= 0:
-        yield at
-        at = tail.rfind(signature, 0, at + len(signature) - 1)
 
 
 class _Entry(NamedTuple):
