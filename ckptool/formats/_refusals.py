@@ -58,8 +58,11 @@ def require_readable(ckpt: Checkpoint, chosen: AnyFormat, for_torch: str) -> Non
     version = parse_target(for_torch)
     lines = impossible(ckpt.root, version, zipped=chosen.name != "torch-legacy") if chosen.pickles else []
     if lines:
-        kinds = {other.kind.split("_")[0] for _, other in ckpt.other_tensors()}
-        ways = [f"{option} makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
+        ways = [
+            f"{option} makes dense tensors of {kind} ones"
+            for kind, option in _DECODED.items()
+            if any(f"{kind} tensors" in line for line in lines)
+        ]
         if lines[0].startswith("the zip archive"):
             ways.insert(0, "-t legacy writes what every torch since 0.4 reads")
         if any("numpy" in line for line in lines):
