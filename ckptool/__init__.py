@@ -28,6 +28,8 @@ _HOMES = {
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
     ),
+    **dict.fromkeys(("cast", "untie", "compact", "average"), "values"),
+    "slim": "slimming",
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
@@ -74,7 +76,9 @@ if TYPE_CHECKING:
     from .reports.diff import Diff, diff
     from .reports.scan import Scan, scan
     from .reports.verify import Verification, verify
+    from .slimming import slim
     from .tensor import LazyTensor, Storage
+    from .values import average, cast, compact, untie
 
 
 def __getattr__(name: str) -> Any:
@@ -119,7 +123,10 @@ __all__ = [
     "Verification",
     "__version__",
     "add_prefix",
+    "average",
+    "cast",
     "clean",
+    "compact",
     "dequantize",
     "detect",
     "diff",
@@ -137,9 +144,11 @@ __all__ = [
     "save",
     "scan",
     "select",
+    "slim",
     "strip_prefix",
     "to_dense",
     "transfer",
+    "untie",
     "unwrap",
     "verify",
 ]

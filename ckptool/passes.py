@@ -226,6 +226,25 @@ def _filter(
     ckpt: Checkpoint, patterns: str | Sequence[str], at: str | None, missing: Missing, *, keep: bool
 ) -> Checkpoint:
     weights = _changeable(ckpt, at)
+    parsed = patterns_for(weights, patterns, ckpt, missing)
+    gone: dict[str, str | None] = {
+        key: None for key in weights if any(pattern.matches(key) for pattern in parsed) != keep
+    }
+    if len(gone) == len(weights):
+        raise NoMatch("no key would be left", where=ckpt.where, evidence=_key_evidence(weights))
+    done = rekey(ckpt, weights.path, weights.node, gone)
+    word = "select" if keep else "drop"
+    return done.noting(f"{word}: {len(weights) - len(gone):,} of {len(weights):,} keys kept{_at(weights)}")
+
+
+def patterns_for(
+    weights: StateDict, patterns: str | Sequence[str], ckpt: Checkpoint, missing: Missing
+) -> list[Pattern]:
+    """PATTERNS, each of which must match a key of WEIGHTS.
+
+    Raises:
+        NoMatch: one matches none, and MISSING does not allow that.
+    """
     parsed = [Pattern.parse(text) for text in ([patterns] if isinstance(patterns, str) else patterns)]
     for pattern in parsed:
         if missing == "error" and not any(pattern.matches(key) for key in weights):
@@ -235,14 +254,7 @@ def _filter(
                 evidence=_key_evidence(weights, pattern.text),
                 hint="--if-present lets patterns match nothing",
             )
-    gone: dict[str, str | None] = {
-        key: None for key in weights if any(pattern.matches(key) for pattern in parsed) != keep
-    }
-    if len(gone) == len(weights):
-        raise NoMatch("no key would be left", where=ckpt.where, evidence=_key_evidence(weights))
-    done = rekey(ckpt, weights.path, weights.node, gone)
-    word = "select" if keep else "drop"
-    return done.noting(f"{word}: {len(weights) - len(gone):,} of {len(weights):,} keys kept{_at(weights)}")
+    return parsed
 
 
 @_on_plain_dicts_too

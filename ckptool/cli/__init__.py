@@ -29,6 +29,8 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "transfer": ("transfer", "Port weights into other model code."),
     "extract-weights": ("rewrite", "Take the weights alone, also out of a whole pickled model."),
     "clean": ("rewrite", "Write what torch.load(weights_only=True) loads: tensors and plain data."),
+    "slim": ("rewrite", "Keep only the weights: the raw ones or their moving average."),
+    "average": ("rewrite", "Average the weights of several checkpoints."),
     "repair": ("repair", "Rebuild a file that does not open, or save what is whole of it."),
     "inspect": ("inspect", "Show what is in a checkpoint, without loading or running it."),
     "diff": ("diff", "Compare two checkpoints: keys, shapes, types, values."),
