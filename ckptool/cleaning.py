@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import counted
-from .kinds import COMPRESSED, Contradiction, numbers, other_tensor, stands_for_a_tensor
+from .kinds import COMPLETE_WHEN_CALLED, COMPRESSED, Contradiction, numbers, other_tensor, stands_for_a_tensor
 from .locations import is_device
 from .modules import PickledModule, has_own_ways, is_module, state_dict_of
 from .objects import HARMLESS, PLAIN
@@ -186,7 +186,7 @@ class _Cleaner:
         args = self.items(node.args, (trail, _ARGS)) if isinstance(node.args, tuple) else []
         if node.steps or not _CALLS[node.class_name](args):
             return self.changed(trail, f"a call of {node.class_name} that fails", "left out", _LEFT_OUT)
-        return Object(node.how, node.callee, tuple(args))
+        return Object("reduce", node.callee, tuple(args))
 
     def tensor(self, node: Object, trail: Trail) -> Any:
         try:
@@ -223,7 +223,8 @@ class _Cleaner:
         for size in reversed(shape[1:]):
             nested = [List(nested[at : at + size]) for at in range(0, len(nested), size)] if size else []
         what = f"a list of {shape[0]:,}" if shape else "its item"
-        return self.changed(trail, "a numpy array of objects or texts", what, List(nested) if shape else nested[0])
+        was = "a numpy array of objects or texts" if shape else "a numpy text or object"
+        return self.changed(trail, was, what, List(nested) if shape else nested[0])
 
     def all_plain(self, node: Object) -> bool:
         """Whether a tensor of another kind consists of nothing but what weights_only takes."""
@@ -231,7 +232,8 @@ class _Cleaner:
         probe.depth = self.depth
         for index, arg in enumerate(node.args):
             probe.value(arg, (None, index))
-        return str(node.callee) in PLAIN and not probe.changes and not node.steps
+        called = node.how == "reduce" and str(node.callee) in COMPLETE_WHEN_CALLED & PLAIN
+        return called and not probe.changes and not node.steps
 
     def data(self, node: Object, name: str, trail: Trail) -> Any:
         """An object as what it holds: a dict of its entries or attributes, a list of its items, its state or arguments.

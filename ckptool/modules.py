@@ -77,7 +77,7 @@ def _state(node: Any) -> tuple[Mapped, Trail] | None:
     if not is_mapping(state):
         return None
     held = {key for key, _ in state.entries if isinstance(key, str)}
-    return (state, place) if {"_parameters", "_modules"} <= held else None
+    return (state, place) if "_parameters" in held and held & {"_buffers", "_modules", "training"} else None
 
 
 def is_module(node: Any) -> bool:

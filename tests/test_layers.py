@@ -18,7 +18,7 @@ FLOORS = [
     ["writing"],
     ["directories"],
     ["tensor", "keys"],
-    ["tree", "tiles"],
+    ["tree", "tiles", "casting"],
     ["kinds"],
     ["quantized"],
     ["decode", "modules", "plain_values"],
@@ -26,6 +26,9 @@ FLOORS = [
     ["cleaning", "vintage"],
     ["checkpoint", "weights"],
     ["passes", "formats", "signature"],
+    ["values"],
+    ["slimming"],
+    ["recipes"],
     ["model", "distributed", "inputs"],
     ["trace"],
     ["architecture"],
@@ -53,7 +56,7 @@ HOMES = {
     "matplotlib": {"train"},
     "click": {"cli"},
     "rich": {"cli", "reports/render"},
-    "yaml": {"keys", "cli", "porting", "passes"},
+    "yaml": {"recipes", "keys", "cli", "porting", "passes"},
     "fsspec": {"files", "remote"},
 }
 #: Where values are computed; imported inside functions, so that starting costs nothing.

@@ -124,6 +124,25 @@ def test_keys_inside_a_pickled_model_are_not_renamed_there(tmp_path):
     assert list(ckptool.rename(ckptool.extract(ckpt), {"weight": "w"}).state_dict()) == ["w", "bias"]
 
 
+def test_where_an_object_cannot_be_written_the_way_to_its_weights_is_named(tmp_path):
+    torch.save(nn.Linear(2, 2), tmp_path / "x.pt")
+    with pytest.raises(ckptool.CannotCarry) as raised:
+        ckptool.save(ckptool.open(tmp_path / "x.pt"), tmp_path / "y.pth")
+    assert raised.value.hint.startswith(f"ckptool convert {tmp_path}/x.pt {tmp_path}/x-weights.pt --extract keeps the")
+    with pytest.raises(ckptool.RuleError) as raised:
+        ckptool.strip_prefix(ckptool.open(tmp_path / "x.pt"))
+    assert raised.value.hint.startswith(f"ckptool extract-weights {tmp_path}/x.pt {tmp_path}/x-weights.safetensors ")
+
+
+def test_a_module_that_lacks_dicts_of_newer_ones_counts(tmp_path):
+    model = nn.Linear(2, 2)
+    for name in list(vars(model)):
+        if name not in ("_parameters", "training"):
+            del vars(model)[name]
+    torch.save({"model": model}, tmp_path / "x.pt")
+    assert list(ckptool.open(tmp_path / "x.pt").state_dict()) == ["weight", "bias"]
+
+
 def test_of_several_models_one_has_to_be_named(tmp_path):
     torch.save({"model": nn.Linear(2, 2), "ema": nn.Linear(3, 3), "loss": nn.MSELoss()}, tmp_path / "x.pt")
     ckpt = ckptool.open(tmp_path / "x.pt")

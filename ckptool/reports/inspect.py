@@ -125,7 +125,7 @@ def _state_dict(weights: StateDict) -> StateDictReport:
         weights.path,
         len(weights),
         weights.parameters,
-        sum(unique.values()),
+        sum(unique.values()) + sum(other.nbytes for other in weights.others.values()),
         keys.find_wrappers(list(weights)),
         _metadata(weights),
         weights.model.class_name if weights.model else None,
