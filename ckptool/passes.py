@@ -277,7 +277,9 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     if weights.aside:
         notes.append(f"note: no state dict holds these tensors among the model's attributes: {_some(weights.aside)}")
     if weights.strangers:
-        notes.append(f"note: what these classes add to a state dict by code is unknown: {_some(weights.strangers)}")
+        notes.append(
+            f"note: if these classes add to a state dict by code, that is not in it: {_some(weights.strangers)}"
+        )
     lost = (*ckpt.lost_content, *weights.lost)
     return replace(ckpt, root=weights.node, at="", sealed="", lost_content=lost).noting(*notes)
 
