@@ -23,6 +23,8 @@ _HOMES = {
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(("Scan", "scan"), "reports.scan"),
     **dict.fromkeys(("Diff", "diff"), "reports.diff"),
+    **dict.fromkeys(("Diagnosis", "doctor", "explain"), "reports.doctor"),
+    **dict.fromkeys(("Fit", "fits"), "reports.fits"),
     **dict.fromkeys(("Verification", "verify"), "reports.verify"),
     **dict.fromkeys(
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
@@ -74,6 +76,8 @@ if TYPE_CHECKING:
     )
     from .porting import Mapping, load_into, read_mapping, transfer
     from .reports.diff import Diff, diff
+    from .reports.doctor import Diagnosis, doctor, explain
+    from .reports.fits import Fit, fits
     from .reports.scan import Scan, scan
     from .reports.verify import Verification, verify
     from .slimming import slim
@@ -99,8 +103,10 @@ __all__ = [
     "CannotCarry",
     "Checkpoint",
     "CheckpointError",
+    "Diagnosis",
     "Diff",
     "Doubtful",
+    "Fit",
     "Inert",
     "KeyCollision",
     "LazyTensor",
@@ -130,8 +136,11 @@ __all__ = [
     "dequantize",
     "detect",
     "diff",
+    "doctor",
     "drop",
+    "explain",
     "extract",
+    "fits",
     "from_torch",
     "load",
     "load_into",

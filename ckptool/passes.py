@@ -274,7 +274,19 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     ]
     if weights.model is not None and has_own_ways(weights.model):
         notes.append("note: the model has functions that change its state dict when it is made; they were not run")
-    return replace(ckpt, root=weights.node, at="", sealed="").noting(*notes)
+    if weights.aside:
+        notes.append(f"note: no state dict holds these tensors among the model's attributes: {_some(weights.aside)}")
+    if weights.strangers:
+        notes.append(
+            f"note: if these classes add to a state dict by code, that is not in it: {_some(weights.strangers)}"
+        )
+    lost = (*ckpt.lost_content, *weights.lost)
+    return replace(ckpt, root=weights.node, at="", sealed="", lost_content=lost).noting(*notes)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = [printable(name, 60) for name in names[:5]]
+    return ", ".join(shown) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def clean(ckpt: Checkpoint) -> Checkpoint:
@@ -434,9 +446,6 @@ def _held_on_cpu(ckpt: Checkpoint) -> set[int]:
     return {key for key, stays in held.items() if stays}
 
 
-_TAKE_OUT = "add --extract, which takes the weights out of it first"
-
-
 def _changeable(ckpt: Checkpoint, at: str | None) -> StateDict:
     """The state dict whose keys a pass changes.
 
@@ -445,13 +454,13 @@ def _changeable(ckpt: Checkpoint, at: str | None) -> StateDict:
     """
     weights = ckpt.state_dict(at)
     if ckpt.sealed:
-        raise RuleError(ckpt.sealed, where=ckpt.where, hint=_TAKE_OUT)
+        raise RuleError(ckpt.sealed, where=ckpt.where, hint=_extract_hint(ckpt, weights))
     if weights.model is not None:
         raise RuleError(
             f"its keys are attributes of a whole pickled model ({printable(weights.model.class_name, 80)}), and its "
             "code needs them as they are",
             where=ckpt.where,
-            hint=_TAKE_OUT,
+            hint=_extract_hint(ckpt, weights),
         )
     return weights
 
@@ -461,6 +470,12 @@ def _changeable(ckpt: Checkpoint, at: str | None) -> StateDict:
 
 def _file(ckpt: Checkpoint) -> str:
     return shell_quote(printable(ckpt.where)) if ckpt.path else "IN"
+
+
+def _extract_hint(ckpt: Checkpoint, weights: StateDict) -> str:
+    at = f" --at {shell_quote(printable(weights.path))}" if len(ckpt.state_dicts()) > 1 else ""
+    out = beside(ckpt.where, "weights", ".safetensors")
+    return f"ckptool extract-weights {_file(ckpt)} {out}{at} takes the weights out of it first"
 
 
 def _rename_hint(ckpt: Checkpoint, head: str, at: str | None) -> str:

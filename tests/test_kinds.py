@@ -344,3 +344,10 @@ def test_state_dicts_may_be_dicts_of_other_classes(tmp_path):
 
 class Subclass(OrderedDict):
     """A class of dicts, as training code has them."""
+
+
+def test_a_report_counts_the_bytes_of_every_kind(tmp_path):
+    torch.save({"w": torch.ones(2), "s": torch.eye(3).to_sparse(), "n": np.ones(4)}, tmp_path / "x.pt")
+    (one,) = describe(ckptool.open(tmp_path / "x.pt")).state_dicts
+    assert one.bytes == 2 * 4 + (3 * 2 * 8 + 3 * 4) + 4 * 8
+    assert one.parameters == 2 + 3 + 4

@@ -31,6 +31,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "clean": ("rewrite", "Write what torch.load(weights_only=True) loads: tensors and plain data."),
     "slim": ("rewrite", "Keep only the weights: the raw ones or their moving average."),
     "average": ("rewrite", "Average the weights of several checkpoints."),
+    "doctor": ("doctor", "Say what is wrong with a file, or behind an error message, and what to type."),
     "repair": ("repair", "Rebuild a file that does not open, or save what is whole of it."),
     "inspect": ("inspect", "Show what is in a checkpoint, without loading or running it."),
     "diff": ("diff", "Compare two checkpoints: keys, shapes, types, values."),
