@@ -19,13 +19,16 @@ LIMITED = """
 import re, resource, sys
 from ckptool.cli import main
 import ckptool.cli.rewrite, ckptool.formats, numpy, ml_dtypes
-with open("/proc/self/status") as status:
-    taken = int(re.search(r"VmSize:\\s+(\\d+) kB", status.read())[1]) << 10
-resource.setrlimit(resource.RLIMIT_AS, (taken + (1 << 30),) * 2)
+
+def kilobytes(what):
+    with open("/proc/self/status") as status:
+        return int(re.search(what + r":\\s+(\\d+) kB", status.read())[1])
+
+resource.setrlimit(resource.RLIMIT_AS, ((kilobytes("VmSize") << 10) + (1 << 30),) * 2)
 try:
     main(sys.argv[1:])
 finally:
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+    print(kilobytes("VmHWM") >> 10)
 """
 
 
