@@ -17,16 +17,21 @@ __version__ = "0.1.0"
 
 #: Public name -> the module that holds it.
 _HOMES = {
-    **dict.fromkeys(("open", "save", "plan", "detect", "Plan", "FORMATS"), "formats"),
+    **dict.fromkeys(("open", "save", "plan", "detect", "salvage", "Plan", "Salvage", "FORMATS"), "formats"),
     **dict.fromkeys(("load", "from_torch", "Inert"), "model"),
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(("Scan", "scan"), "reports.scan"),
     **dict.fromkeys(("Diff", "diff"), "reports.diff"),
+    **dict.fromkeys(("Diagnosis", "doctor", "explain"), "reports.doctor"),
+    **dict.fromkeys(("Fit", "fits"), "reports.fits"),
+    **dict.fromkeys(("Verification", "verify"), "reports.verify"),
     **dict.fromkeys(
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
     ),
+    **dict.fromkeys(("cast", "untie", "compact", "average"), "values"),
+    "slim": "slimming",
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
@@ -54,7 +59,7 @@ if TYPE_CHECKING:
         Unreadable,
         Unwritable,
     )
-    from .formats import FORMATS, Plan, detect, open, plan, save
+    from .formats import FORMATS, Plan, Salvage, detect, open, plan, salvage, save
     from .model import Inert, from_torch, load
     from .passes import (
         add_prefix,
@@ -71,8 +76,13 @@ if TYPE_CHECKING:
     )
     from .porting import Mapping, load_into, read_mapping, transfer
     from .reports.diff import Diff, diff
+    from .reports.doctor import Diagnosis, doctor, explain
+    from .reports.fits import Fit, fits
     from .reports.scan import Scan, scan
+    from .reports.verify import Verification, verify
+    from .slimming import slim
     from .tensor import LazyTensor, Storage
+    from .values import average, cast, compact, untie
 
 
 def __getattr__(name: str) -> Any:
@@ -93,8 +103,10 @@ __all__ = [
     "CannotCarry",
     "Checkpoint",
     "CheckpointError",
+    "Diagnosis",
     "Diff",
     "Doubtful",
+    "Fit",
     "Inert",
     "KeyCollision",
     "LazyTensor",
@@ -106,6 +118,7 @@ __all__ = [
     "PartialMatch",
     "Plan",
     "RuleError",
+    "Salvage",
     "Scan",
     "StateDict",
     "Storage",
@@ -113,14 +126,21 @@ __all__ = [
     "UnknownFormat",
     "Unreadable",
     "Unwritable",
+    "Verification",
     "__version__",
     "add_prefix",
+    "average",
+    "cast",
     "clean",
+    "compact",
     "dequantize",
     "detect",
     "diff",
+    "doctor",
     "drop",
+    "explain",
     "extract",
+    "fits",
     "from_torch",
     "load",
     "load_into",
@@ -129,11 +149,15 @@ __all__ = [
     "plan",
     "read_mapping",
     "rename",
+    "salvage",
     "save",
     "scan",
     "select",
+    "slim",
     "strip_prefix",
     "to_dense",
     "transfer",
+    "untie",
     "unwrap",
+    "verify",
 ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import counted
-from .kinds import COMPRESSED, Contradiction, numbers, other_tensor, stands_for_a_tensor
+from .kinds import COMPLETE_WHEN_CALLED, COMPRESSED, Contradiction, numbers, other_tensor, stands_for_a_tensor
 from .locations import is_device
 from .modules import PickledModule, has_own_ways, is_module, state_dict_of
 from .objects import HARMLESS, PLAIN
@@ -22,6 +22,7 @@ from .tensor import LazyTensor, Storage
 from .tree import ABSENT, Aside, ByteString, Dict, Global, List, Object, Set, Trail, address, is_mapping, walk
 
 _LONGEST = 255  # bytes of an integer that protocol 2 writes in the way that weights_only knows
+_LARGEST_KEY = 10_000  # values in the tuples of a key, counted at every place
 _DEEPEST = 100  # objects within objects; deeper ones are left out
 
 
@@ -160,10 +161,12 @@ class _Cleaner:
         if stands_for_a_tensor(node):
             return self.tensor(node, trail)
         if is_module(node):
-            state_dict, _ = state_dict_of(PickledModule(node, trail), self.where)
-            made = self.value(state_dict, trail)
+            found = state_dict_of(PickledModule(node, trail), self.where)
+            made = self.value(found.node, trail)
+            for line in found.lost:
+                self.changed(trail, line, "left out", None)
             hooked = "; functions that change it are not run" if has_own_ways(node) else ""
-            return self.changed(trail, name, f"its state dict of {len(state_dict.entries):,} keys{hooked}", made)
+            return self.changed(trail, name, f"its state dict of {len(found.node.entries):,} keys{hooked}", made)
         if name in _CALLS:
             return self.plain_call(node, trail)
         if (
@@ -183,7 +186,7 @@ class _Cleaner:
         args = self.items(node.args, (trail, _ARGS)) if isinstance(node.args, tuple) else []
         if node.steps or not _CALLS[node.class_name](args):
             return self.changed(trail, f"a call of {node.class_name} that fails", "left out", _LEFT_OUT)
-        return Object(node.how, node.callee, tuple(args))
+        return Object("reduce", node.callee, tuple(args))
 
     def tensor(self, node: Object, trail: Trail) -> Any:
         try:
@@ -220,7 +223,8 @@ class _Cleaner:
         for size in reversed(shape[1:]):
             nested = [List(nested[at : at + size]) for at in range(0, len(nested), size)] if size else []
         what = f"a list of {shape[0]:,}" if shape else "its item"
-        return self.changed(trail, "a numpy array of objects or texts", what, List(nested) if shape else nested[0])
+        was = "a numpy array of objects or texts" if shape else "a numpy text or object"
+        return self.changed(trail, was, what, List(nested) if shape else nested[0])
 
     def all_plain(self, node: Object) -> bool:
         """Whether a tensor of another kind consists of nothing but what weights_only takes."""
@@ -228,7 +232,8 @@ class _Cleaner:
         probe.depth = self.depth
         for index, arg in enumerate(node.args):
             probe.value(arg, (None, index))
-        return str(node.callee) in PLAIN and not probe.changes and not node.steps
+        called = node.how == "reduce" and str(node.callee) in COMPLETE_WHEN_CALLED & PLAIN
+        return called and not probe.changes and not node.steps
 
     def data(self, node: Object, name: str, trail: Trail) -> Any:
         """An object as what it holds: a dict of its entries or attributes, a list of its items, its state or arguments.
@@ -299,9 +304,11 @@ _FUNCTIONS = ("functools.partial", "operator.attrgetter", "operator.itemgetter",
 
 
 def _hashable(key: Any) -> bool:
-    """Whether a clean value can be a key of a dict."""
+    """Whether a clean value can be a key of a dict, and is not so large that to hash it would take for ever."""
     pending = [key]
-    while pending:
+    for _ in range(_LARGEST_KEY):
+        if not pending:
+            return True
         part = pending.pop()
         if isinstance(part, Object):
             if part.class_name not in _KEYS:
@@ -310,7 +317,7 @@ def _hashable(key: Any) -> bool:
             return False
         elif isinstance(part, tuple):
             pending.extend(part)
-    return True
+    return False
 
 
 def _attributes(node: Object) -> tuple[list[tuple[Any, Any]], Any]:

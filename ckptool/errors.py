@@ -41,9 +41,9 @@ def printable(text: str, limit: int = _SHOWN) -> str:
     )
 
 
-def counted(number: int, noun: str) -> str:
-    """NUMBER of NOUN, in the plural where there is not one: "1 key", "1,024 keys"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str, several: str = "") -> str:
+    """NUMBER of NOUN, in the plural (SEVERAL) where there is not one: "1 key", "1,024 keys"."""
+    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
 
 
 class CheckpointError(Exception):

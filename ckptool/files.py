@@ -18,9 +18,9 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from .errors import Malformed, Unreadable, printable
 
@@ -28,6 +28,8 @@ StrPath = str | os.PathLike[str]
 
 #: Bytes read into memory at once where bytes must pass through this process.
 CHUNK = 4 << 20
+#: Bytes of a part of a file that are read at once, since most of them will be looked at.
+_SMALL = 8 << 10
 #: Bytes of a checksum that are read at once.
 _CHECKED = 1 << 20
 
@@ -57,6 +59,8 @@ class File:
         self.mode = stat.S_IMODE(found.st_mode)
         self.identity = (found.st_dev, found.st_ino)
         self.modified = found.st_mtime_ns
+        #: Bytes that take no room on the disk.
+        self.holes = max(0, found.st_size - getattr(found, "st_blocks", found.st_size) * 512)
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly LENGTH bytes from OFFSET.
@@ -89,6 +93,24 @@ class File:
         if done < len(view):
             view[done:] = self.read(offset + done, len(view) - done)
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the file has holes that are worth looking for."""
+        return self.holes >= CHUNK and hasattr(os, "SEEK_DATA")
+
+    def next_data(self, offset: int, end: int) -> tuple[int, int]:
+        """Where the next data begin, from OFFSET on, and where the hole after them begins; END where there is none."""
+        try:
+            begin = os.lseek(self.fd, offset, os.SEEK_DATA)
+            hole = os.lseek(self.fd, begin, os.SEEK_HOLE)
+        except OSError as error:
+            return (end, end) if error.errno == errno.ENXIO else (offset, end)  # nothing but a hole, or not to be told
+        return min(begin, end), min(hole, end)
+
+    def range(self, offset: int, length: int) -> FileRange:
+        """The LENGTH bytes from OFFSET, as a source."""
+        return FileRange(self, offset, length)
+
     def close(self) -> None:
         """Close the file. Storages that were not read yet can no longer be read."""
         if self.fd >= 0:
@@ -101,6 +123,38 @@ class File:
 
     def __repr__(self) -> str:
         return f"File({str(self.path)!r}, {self.size} bytes)"
+
+
+class Window:
+    """A part of a file that is read as if it were a file: an archive among others.
+
+    Args:
+        file: the file.
+        offset, size: the part, which must lie inside.
+    """
+
+    def __init__(self, file: File, offset: int, size: int) -> None:
+        self.path = file.path
+        self.size = size
+        self._range = file.range(offset, size)
+        self._small = self._range.read(0, size) if size <= _SMALL else None
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly LENGTH bytes from OFFSET of this part.
+
+        Raises:
+            Malformed: if it ends before that.
+        """
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise Malformed(
+                f"a part of it ends at byte {self.size:,}, but bytes {offset:,} to {offset + length:,} are needed",
+                where=self.path,
+            )
+        return self._range.read(offset, length) if self._small is None else self._small[offset : offset + length]
+
+    def range(self, offset: int, length: int) -> FileRange:
+        """The LENGTH bytes from OFFSET, as a range of the whole file."""
+        return self._range.part(offset, length)
 
 
 def _open_descriptor(path: StrPath, flags: int) -> int:
@@ -193,6 +247,14 @@ class Source(Protocol):
         """All bytes, in order, in pieces of bounded size."""
 
 
+class Computed(Source, Protocol):
+    """A source whose values are computed when they are read: worth several threads, each with STEP bytes at a time."""
+
+    @property
+    def step(self) -> int:
+        """Bytes of a piece."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileRange:
     """LENGTH bytes of FILE from OFFSET."""
@@ -240,6 +302,34 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """Several sources, one after the other."""
+
+    parts: tuple[Source, ...]
+
+    @property
+    def length(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.length for part in self.parts)
+
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """Return LENGTH bytes from OFFSET."""
+        found: list[bytes | memoryview] = []
+        for part in self.parts:
+            if 0 <= offset < part.length and length > 0:
+                found.append(part.read(offset, min(length, part.length - offset)))
+                length -= len(found[-1])
+                offset += len(found[-1])
+            offset -= part.length
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The bytes of all parts, in pieces."""
+        for part in self.parts:
+            yield from part.chunks()
+
+
+@dataclass(frozen=True, slots=True)
 class Crc32Of:
     """The CRC-32 of another source as four little-endian bytes (as zip stores it), computed while others are copied."""
 
@@ -248,6 +338,25 @@ class Crc32Of:
 
 
 Piece = Source | Crc32Of
+
+
+def is_computed(piece: object) -> TypeGuard[Computed]:
+    """Whether a piece is one whose values are computed. (Asking a protocol takes long where there are many pieces.)"""
+    return not isinstance(piece, FileRange | Buffer | Crc32Of) and hasattr(piece, "step")
+
+
+def nested(source: object) -> Iterator[object]:
+    """SOURCE, and all sources and files that it is computed from, once each."""
+    pending, seen = [source], set()
+    while pending:
+        one = pending.pop()
+        if isinstance(one, tuple | list):
+            pending.extend(reversed(one))
+        elif id(one) not in seen and (isinstance(one, File) or (is_dataclass(one) and not isinstance(one, type))):
+            seen.add(id(one))
+            yield one
+            if is_dataclass(one):
+                pending.extend(getattr(one, field.name) for field in reversed(fields(one)))
 
 
 def crc32(source: Source) -> int:

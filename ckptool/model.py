@@ -55,14 +55,14 @@ class Inert:
         return f"<inert {printable(self.class_name, 80)}>"
 
 
-def load(path: StrPath, map_location: MapLocation = None, *, mmap: bool = False) -> Any:
+def load(source: StrPath | Checkpoint, map_location: MapLocation = None, *, mmap: bool = False) -> Any:
     """Load a checkpoint as torch.load does: the same containers, tensors of equal values that share what they shared.
 
     Nothing in the file is run. Where torch.load would make an object of some class, there is an `Inert` one, whose
     state can be read.
 
     Args:
-        path: a file of any format that ckptool reads.
+        source: a file or folder of any format that ckptool reads, or a checkpoint that was opened, as passes left it.
         map_location: as in torch.load: a device, a dict of locations, or a function of (storage, location).
         mmap: map the file into memory instead of reading it; works for legacy files, too.
 
@@ -71,11 +71,12 @@ def load(path: StrPath, map_location: MapLocation = None, *, mmap: bool = False)
             put it.
         CheckpointError: the file cannot be read.
     """
-    ckpt = little_endian_throughout(settle_ties(open_checkpoint(path)))
+    opened = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+    ckpt = little_endian_throughout(settle_ties(opened))
     try:
         return _Loader(map_location, mmap=mmap).value(ckpt.root)
     except RecursionError:
-        raise CannotCarry("holds tuples that are too deep to be loaded", where=path) from None
+        raise CannotCarry("holds tuples that are too deep to be loaded", where=ckpt.where) from None
 
 
 def to_torch(tensor: LazyTensor) -> torch.Tensor:

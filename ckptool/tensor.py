@@ -302,11 +302,15 @@ class Gathered:
         """Bytes of all values."""
         return self.tensor.nbytes
 
+    @property
+    def step(self) -> int:
+        """Bytes that are gathered at once."""
+        return max(_GATHERED // self.tensor.dtype.itemsize, 1) * self.tensor.dtype.itemsize
+
     def chunks(self) -> Iterator[memoryview]:
         """All values, in pieces."""
-        step = max(_GATHERED // self.tensor.dtype.itemsize, 1) * self.tensor.dtype.itemsize
-        for at in range(0, self.length, step):
-            yield self.read(at, min(step, self.length - at))
+        for at in range(0, self.length, self.step):
+            yield self.read(at, min(self.step, self.length - at))
 
     def read(self, offset: int, length: int) -> memoryview:
         """LENGTH bytes from OFFSET of the values in C order."""
@@ -316,7 +320,7 @@ class Gathered:
             return memoryview(b"")
         item = self.tensor.dtype.itemsize
         first, last = offset // item, -(-(offset + length) // item)
-        parts = [self._box(start, count) for start, count in _boxes(self.tensor.shape, first, last)]
+        parts = [self._box(start, count) for start, count in boxes(self.tensor.shape, first, last)]
         values = np.concatenate([part.reshape(-1) for part in parts]) if len(parts) != 1 else parts[0].reshape(-1)
         raw = values.view(np.uint8)
         if self.tensor.conj or self.tensor.neg:
@@ -329,7 +333,7 @@ class Gathered:
         return _gather(tensor.storage.source.read, tensor.dtype.itemsize, count, tensor.stride, offset)
 
 
-def _boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Cover the elements FIRST to LAST of C order by boxes (start, count), in order, at most two per dimension."""
     if first >= last:
         return
@@ -340,13 +344,13 @@ def _boxes(shape: tuple[int, ...], first: int, last: int) -> Iterator[tuple[tupl
     row, skip = divmod(first, inner)
     if skip or last - first < inner:
         end = min(last, (row + 1) * inner)
-        for start, count in _boxes(shape[1:], first - row * inner, end - row * inner):
+        for start, count in boxes(shape[1:], first - row * inner, end - row * inner):
             yield (row, *start), (1, *count)
-        yield from _boxes(shape, end, last)
+        yield from boxes(shape, end, last)
         return
     rows = (last - first) // inner
     yield (row, *(0,) * (len(shape) - 1)), (rows, *shape[1:])
-    yield from _boxes(shape, first + rows * inner, last)
+    yield from boxes(shape, first + rows * inner, last)
 
 
 def _gather(

@@ -105,41 +105,62 @@ def files():
 
 
 PROGRAM = """
-import pathlib, sys
+import contextlib, io, os, pathlib, sys
 import numpy, ml_dtypes, click, rich.console
-import ckptool, ckptool.cli.rewrite, ckptool.cli.inspect
-from ckptool.reports.inspect import inspect
-from ckptool.reports.render import inspect_text
+import ckptool
+from ckptool.cli import _COMMANDS, cli, main
 
-folder, canary = pathlib.Path(sys.argv[1]), pathlib.Path("canary")
+os.fsync = lambda descriptor: None  # thousands of files that nobody needs
+folder, canary, with_torch = pathlib.Path(sys.argv[1]), pathlib.Path("canary"), sys.argv[2:] == ["torch"]
+REQUIRED = {"rename": ["--rename", "w=v"], "remap": ["--map-location", "cpu"]}
+WRITTEN = (["x.pth"], ["x.pth", "-t", "legacy"], ["x.safetensors"])
+WATCHED = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess", "socket", "ctypes", "pty", "pickle")
 seen = []
 armed = False
 
 def watch(event, args):
-    if armed and (event in ("import", "exec", "compile", "marshal.loads") or event.startswith(
-        ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess", "socket", "ctypes", "pty", "pickle"))):
+    if armed and (event in ("import", "exec", "compile", "marshal.loads") or event.startswith(WATCHED)):
         seen.append((event, str(args)[:80]))
 
 sys.addaudithook(watch)
 
-def save(ckpt, name, **options):
-    ckptool.save(ckpt, folder / name, overwrite=True, allow_loss=True, **options)
+def command_lines(path):
+    for name in _COMMANDS:
+        if name in ("train", "formats"):  # what train --resume reads is shown in test_trained.py
+            continue
+        options = {word for one in cli.get_command(click.Context(cli), name).params for word in one.opts}
+        command = [name, *REQUIRED.get(name, ())]
+        if "--keep-objects" in options:
+            optional = ["--allow-loss", "--keep-objects", "--overwrite", "--if-present"]
+            for out in WRITTEN:
+                yield [*command, path, *out, *optional]
+            yield [*command, path, "x.pth", "--overwrite"]
+            if name == "convert":
+                yield [*command, path, "x.pth", *optional, "--to-dense", "--dequantize", "--unwrap", "--extract"]
+        else:
+            yield [*command, path]
+            for flag in {"--json", "--verbose"} & options:
+                yield [*command, path, flag]
+            if "--html" in options:
+                yield [*command, path, "--html", "x.html"]
 
 def use(path):
-    used = 0
-    for act in (
-        lambda: inspect_text(inspect(path)),
-        lambda: save(ckptool.open(path), "out.pth", keep_objects=True),
-        lambda: save(ckptool.clean(ckptool.open(path)), "out.pth"),
-        lambda: save(ckptool.extract(ckptool.open(path)), "out.safetensors"),
-        lambda: save(ckptool.open(path), "out.safetensors"),
-    ):
+    done = 0
+    for words in command_lines(str(path)):
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            try:
+                main(words)
+            except SystemExit as left:
+                done += left.code in (0, 1)
+        assert "failed unexpectedly" not in said.getvalue(), (words, said.getvalue())
+    if with_torch:
         try:
-            act()
-            used += 1
+            ckptool.load(path, map_location="cpu")
+            done += 1
         except ckptool.CheckpointError as error:
             str(error)
-    return used
+    return done
 
 paths = sorted(path for path in folder.iterdir() if path.suffix == ".in")
 for path in paths:  # what ckptool itself imports when it is first needed
@@ -151,7 +172,7 @@ armed = False
 assert not seen, seen
 assert "evil_module" not in sys.modules and set(sys.modules) == before
 assert not canary.exists()
-print(min(counts.values()), len(counts), *[name for name, count in counts.items() if count < 2])
+print(min(counts.values()), len(counts), *[f"{name}:{count}" for name, count in counts.items()])
 """
 
 
@@ -164,22 +185,115 @@ class Anything:
     pass
 """
 
+EVIL_WITH_TORCH = """open('canary', 'w').close()
+import torch
+
+class Thing:
+    def __init__(self):
+        self.weight, self.rate = torch.ones(2), 0.1
+
+class Box(torch.Tensor):
+    pass
+
+class Config(dict):
+    pass
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.norm, self.thing = torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), Thing()
+
+    def forward(self, x):
+        return self.fc(x)
+
+class Plain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.fc(x)
+"""
+
+GENERATOR = """
+import os, pathlib, pickle, sys, warnings
+folder = pathlib.Path(sys.argv[1])
+(folder / "elsewhere").mkdir()
+os.chdir(folder / "elsewhere")  # where its canary tells nothing
+warnings.simplefilter("ignore")
+import torch, evil_module as evil
+
+def save(name, value, **options):
+    torch.save(value, folder / f"{name}.in", **options)
+
+marked = torch.nn.Parameter(torch.ones(2))
+marked.thing = evil.Thing()
+pieces = [torch.ones(1), torch.ones(2)]
+tensors = {
+    "coo": torch.eye(2).to_sparse(),
+    "csr": torch.eye(2).to_sparse_csr(),
+    "quantized": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    "nested": torch.nested.nested_tensor(pieces),
+    "jagged": torch.nested.nested_tensor(pieces, layout=torch.jagged),
+    "meta": torch.empty(2, device="meta"),
+    "conj": torch.ones(1, dtype=torch.complex64).conj(),
+    "box": torch.ones(3).as_subclass(evil.Box),
+    "marked": marked,
+}
+net = evil.Net()
+mixed = {"state_dict": net.state_dict(), "thing": evil.Thing(), "config": evil.Config(a=1), "class": evil.Thing,
+         "optimizer": torch.optim.Adam(net.parameters())}
+save("tensors", tensors)
+for zipped in (True, False):
+    form = "zip" if zipped else "legacy"
+    save(f"model {form}", net, _use_new_zipfile_serialization=zipped)
+    save(f"mixed {form}", mixed, _use_new_zipfile_serialization=zipped)
+save("parallel", torch.nn.DataParallel(net))
+save("compiled", torch.compile(net, backend="eager"))
+save("protocol 4", mixed, pickle_protocol=4)
+for protocol in range(6):
+    (folder / f"pickle {protocol}.in").write_bytes(pickle.dumps(mixed, protocol))
+scripted = torch.jit.script(evil.Plain())
+scripted.save(str(folder / "scripted.in"))
+scripted._save_for_lite_interpreter(str(folder / "mobile.in"))
+with torch.package.PackageExporter(str(folder / "package.in")) as exporter:
+    exporter.extern("torch.**")
+    exporter.intern("evil_module")
+    exporter.save_pickle("nets", "net.pkl", net)
+torch.export.save(torch.export.export(evil.Plain(), (torch.ones(1, 2),)), str(folder / "x.pt2"))
+(folder / "x.pt2").rename(folder / "exported.in")
+print(len(list(folder.glob("*.in"))))
+"""
+
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def empty(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "evil_module.py").write_text(
-        "open('canary', 'w').close()\n\n\ndef run(*args):\n    pass\n\n\nclass Anything:\n    pass\n"
-    )
-    for name, data in files().items():
-        (tmp_path / f"{name}.in").write_bytes(data)
     return tmp_path
+
+
+@pytest.fixture
+def folder(empty):
+    (empty / "evil_module.py").write_text(EVIL)
+    for name, data in files().items():
+        (empty / f"{name}.in").write_bytes(data)
+    (empty / "shards.in").mkdir()
+    (empty / "shards.in" / "pytorch_model.bin").write_bytes(files()["zip"])
+    return empty
 
 
 def test_no_class_from_a_file_is_ever_imported_and_nothing_runs(folder, in_new_python):
     printed = in_new_python(PROGRAM, folder, PYTHONPATH=f"{folder}")
-    assert int(printed.split()[0]) >= 3, printed  # each file could be used in several ways
-    assert printed.split()[1] == str(len(files()))
+    assert int(printed.split()[0]) >= 5, printed  # each file could be used in several ways
+    assert printed.split()[1] == str(len(files()) + 1)
+
+
+def test_none_is_imported_from_what_torch_saves_either(torch, empty, in_new_python):
+    (empty / "evil_module.py").write_text(EVIL_WITH_TORCH)
+    made = in_new_python(GENERATOR, empty, PYTHONPATH=f"{empty}")
+    printed = in_new_python(PROGRAM, empty, "torch", PYTHONPATH=f"{empty}")
+    assert int(printed.split()[0]) >= 10, printed
+    assert printed.split()[1] == made
 
 
 def test_the_same_files_do_run_where_pickles_are_loaded(folder):

@@ -76,6 +76,34 @@ def test_a_wrapped_file_without_its_prefix_is_what_the_run_saved_unwrapped(name,
             assert stripped.state_dict(at).metadata == expected.metadata
 
 
+@pytest.mark.parametrize("name", SINGLE)
+def test_every_kind_of_file_can_be_resumed_from_and_none_is_unpickled(name, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from ckptool.train.resume import read
+
+    def unpickled(*args, **kwargs):
+        raise AssertionError("unpickled")
+
+    monkeypatch.setattr(torch, "load", unpickled)
+    monkeypatch.setattr("pickle.Unpickler", unpickled)
+    found = read(TRAINED / name)
+    first = min(TRAINED.glob(f"{name.split('-')[0]}-*wrapped.pth"))
+    assert sorted(found.weights) == sorted(ckptool.unwrap(ckptool.open(first), missing="ok").state_dict())
+    assert all(isinstance(value, torch.Tensor) for value in found.weights.values())
+    assert bool(found.history) == ("-full" in name)
+
+
+@pytest.mark.parametrize("strategy", ["single", "data-parallel", "ddp"])
+def test_a_pickled_model_has_the_weights_that_were_saved_unwrapped(strategy):
+    model = ckptool.open(TRAINED / f"housing-{strategy}-model.pth")
+    found = ckptool.unwrap(ckptool.extract(model), missing="ok").state_dict()
+    expected = ckptool.open(TRAINED / f"housing-{strategy}-unwrapped.pth").state_dict()
+    assert list(found) == list(expected)
+    assert found.metadata == expected.metadata
+    for key, tensor in found.tensors.items():
+        assert (tensor.numpy() == expected[key].numpy()).all()
+
+
 def test_the_optimizer_of_the_2018_recipe_is_really_empty_in_its_file():
     root = ckptool.open(TRAINED / "housing-data-parallel-full-2018.pth").root
     assert dict(root.entries)["optimizer"].entries == []

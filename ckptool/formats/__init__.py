@@ -5,20 +5,35 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ..casting import tallies_in
 from ..checkpoint import Checkpoint, map_storages
 from ..directories import check_folder, replacing_folder
 from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, printable
-from ..files import File, FileRange, Folder, StrPath, beside, same_bytes, shell_quote
+from ..files import File, FileRange, Folder, StrPath, beside, is_computed, same_bytes, shell_quote
 from ..objects import beyond_plain_data
 from ..tensor import Storage
-from ..writing import check_target, replacing, write_pieces
-from . import plain_pickle, pt2, safetensors, sharded, torch_legacy, torch_package, torch_tar, torch_zip, torchscript
+from ..writing import check_target, replacing, room_for, write_pieces
+from . import (
+    dcp,
+    plain_pickle,
+    pt2,
+    safetensors,
+    sharded,
+    torch_legacy,
+    torch_package,
+    torch_tar,
+    torch_zip,
+    torchscript,
+)
 from ._folder import is_part, left_beside, may_go
 from ._foreign import describe
 from ._refusals import live_objects, loss_of_content, require_readable
+from ._salvage import Salvage as Salvage
+from ._salvage import salvage as salvage_file
 from .base import AnyFormat, Draft, FolderFormat, Format, Split
 
 #: In the order in which they are tried.
@@ -33,7 +48,7 @@ FORMATS: tuple[Format, ...] = (
     plain_pickle.FORMAT,
 )
 #: The formats that are directories, in the order in which they are tried.
-FOLDERS: tuple[FolderFormat, ...] = (sharded.SAFETENSORS, sharded.BIN)
+FOLDERS: tuple[FolderFormat, ...] = (dcp.FORMAT, sharded.SAFETENSORS, sharded.BIN)
 _ALL: tuple[AnyFormat, ...] = (*FORMATS, *FOLDERS)
 
 _HEAD = 4096
@@ -130,6 +145,25 @@ def _open_folder(folder: Folder, format: str | None) -> Checkpoint:
     if chosen is None:
         raise RuleError(f"{named.name} is a format of files, and this is a folder", where=folder.path)
     return chosen.open(folder)
+
+
+def salvage(path: StrPath) -> Salvage:
+    """Read what is whole of a file that may not open: a zip archive that was zipped again or lost its directory, a
+    zip, legacy or safetensors file that is cut short. What is lost is named.
+
+    Raises:
+        UnknownFormat: it is no checkpoint, or none of these formats.
+        Malformed: what says which tensors there are is itself lost, so nothing can be saved.
+        Unreadable: it cannot be opened.
+    """
+    file = File(path)
+    try:
+        return salvage_file(file)
+    except CheckpointError as error:
+        error.where = error.where or str(path)
+        raise
+    except (RecursionError, MemoryError, OverflowError) as error:
+        raise CannotCarry(f"is too deep or too large to be read ({type(error).__name__})", where=path) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +315,15 @@ def plan(
         form = (*form, "the keys stand in the order of the old header; how they were saved is not known")
     replaced = may_go(ckpt, Path(path)) if draft.folder else is_part
     return Plan(
-        Path(path), chosen.name, draft.nbytes, ckpt.history, form, content, dict(objects), draft.how, draft, replaced
+        Path(path), chosen.name, draft.nbytes, ckpt.history, form, content, dict(objects), _how(draft), draft, replaced
     )
+
+
+def _how(draft: Draft) -> str:
+    """How the bytes come about. What is computed is not copied as it is."""
+    pieces = (piece for pieces in (draft.pieces, *draft.folder.values()) for piece in pieces)
+    computed = any(map(is_computed, pieces))
+    return draft.how.replace("copied as they are", "computed or copied") if computed else draft.how
 
 
 def save(
@@ -346,20 +387,25 @@ def write(
     backup: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Carry out a plan. Returns what a person should know: whether a run that was cut off was taken up.
+    """Carry out a plan. Returns what a person should know: whether a run that was cut off was taken up, and how many
+    values casts changed beyond rounding.
 
     Raises:
         OutputExists, Unwritable: the target may not be, or cannot be, written.
     """
     pieces, folder = planned.draft.pieces, planned.draft.folder
+    tallies = tallies_in(chain(pieces, *folder.values()))
+    for tally in tallies:
+        tally.clear()
     if folder:
-        return replacing_folder(
+        notes = replacing_folder(
             planned.path, folder, overwrite=overwrite, backup=backup, replaced=planned.replaced, progress=progress
         )
+        return notes + [line for tally in tallies for line in tally.lines()]
     mode = next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)  # as cp does
-    with replacing(planned.path, size=planned.nbytes, overwrite=overwrite, backup=backup, mode=mode) as out:
+    with replacing(planned.path, size=room_for(pieces), overwrite=overwrite, backup=backup, mode=mode) as out:
         write_pieces(out, pieces, progress)
-    return []
+    return [line for tally in tallies for line in tally.lines()]
 
 
 def settle_ties(ckpt: Checkpoint) -> Checkpoint:

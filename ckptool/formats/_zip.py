@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import IO, NamedTuple
 
 from ..errors import Malformed, UnknownFormat, counted, printable
-from ..files import CHUNK, File, FileRange, Source, shell_quote
+from ..files import CHUNK, File, FileRange, Source, Window, shell_quote
 from ._foreign import describe_zip
 
 STORED = 0
@@ -92,7 +92,7 @@ class Member:
 class Archive:
     """An archive whose structure holds. Payloads have not been read, so their CRCs have not been checked."""
 
-    file: File
+    file: File | Window
     top: str
     members: dict[str, Member]  # in the order of the directory
     directory: int  # offset of the central directory
@@ -102,7 +102,7 @@ class Archive:
         member = self._member(name)
         if member.method != STORED:
             raise self._bad(member, "is compressed, so its bytes cannot be used where they are")
-        return FileRange(self.file, member.start, member.size)
+        return self.file.range(member.start, member.size)
 
     def read(self, name: str, limit: int) -> bytes:
         """The checked payload of a small record (a pickle, the version), inflated if need be.
@@ -137,7 +137,7 @@ class Archive:
         stream = zlib.decompressobj(-zlib.MAX_WBITS)
         size = 0
         try:
-            for chunk in FileRange(self.file, member.start, member.compressed).chunks():
+            for chunk in self.file.range(member.start, member.compressed).chunks():
                 while chunk and not stream.eof and size <= member.size:
                     # One byte more than there may be shows a stream that goes on; and 0 would mean "no limit".
                     data = stream.decompress(chunk, min(member.size - size + 1, CHUNK))
@@ -188,6 +188,11 @@ class Inflated:
         """Bytes when inflated."""
         return self._member.size
 
+    @property
+    def packed(self) -> FileRange:
+        """The compressed bytes."""
+        return self._archive.file.range(self._member.start, self._member.compressed)
+
     def chunks(self) -> Iterator[bytes]:
         """All bytes, as they come out."""
         return self._archive.inflate(self._member)
@@ -218,7 +223,7 @@ def looks_like_zip(head: bytes) -> bool:
     return head.startswith((b"PK\3\4", b"PK\5\6"))
 
 
-def holds_record(file: File, name: str) -> bool:
+def holds_record(file: File | Window, name: str) -> bool:
     """Whether FILE is a zip archive with the record TOP/NAME, from a look at its directory; nothing is checked."""
     try:
         if not looks_like_zip(file.read(0, min(4, file.size))):
@@ -233,7 +238,7 @@ def holds_record(file: File, name: str) -> bool:
     return data.startswith(b"PK\1\2") and top + b"/" + name.encode() in data
 
 
-def open_archive(file: File, *, any_layout: bool = False) -> Archive:
+def open_archive(file: File | Window, *, any_layout: bool = False) -> Archive:
     """Read and check the structure of an archive: end, directory and all local headers, but no payload.
 
     With ANY_LAYOUT it need not be torch's: records stand in any folders, and names keep theirs.
@@ -253,7 +258,7 @@ def open_archive(file: File, *, any_layout: bool = False) -> Archive:
     return Archive(file, top, {m.name: m for m in members if m.name and not m.name.endswith("/")}, offset)
 
 
-def _bad(file: File, what: str, *evidence: str, hint: str | None = None) -> Malformed:
+def _bad(file: File | Window, what: str, *evidence: str, hint: str | None = None) -> Malformed:
     return Malformed(what, where=file.path, evidence=evidence, hint=hint)
 
 
@@ -268,7 +273,7 @@ class _End(NamedTuple):
     offset: int
 
 
-def _find_end(file: File) -> tuple[int, int, int]:
+def _find_end(file: File | Window) -> tuple[int, int, int]:
     """Number of entries, offset and size of the central directory, all of which fit together and into the file."""
     head = file.read(0, min(4, file.size))
     if len(head) == 4 and not looks_like_zip(head):
@@ -290,7 +295,7 @@ def _find_end(file: File) -> tuple[int, int, int]:
     return end.entries, end.offset, end.size
 
 
-def _shifted(file: File, what: str, stated: int, found: int) -> Malformed:
+def _shifted(file: File | Window, what: str, stated: int, found: int) -> Malformed:
     """Offsets that do not fit are how joined archives, prefixes and holes show themselves."""
     differs = f"{abs(found - stated):,} bytes {'longer' if found > stated else 'shorter'}"
     return _bad(
@@ -301,28 +306,33 @@ def _shifted(file: File, what: str, stated: int, found: int) -> Malformed:
     )
 
 
-def _end_record(file: File) -> tuple[int, _End]:
-    """The classic end record: the one whose comment ends with the file."""
-    base = max(0, file.size - _TAIL)
+def _end_record(file: File | Window) -> tuple[int, _End]:
+    """The classic end record: the last one, whose comment must end with the file.
+
+    torch and Python take the last signature that has room for a record behind it, without a look at the comment; other
+    readers look for one whose comment fits. Where these are not the same record, each reads a directory of its own.
+    """
+    base = max(0, file.size - END.size)
     tail = file.read(base, file.size - base)
-    behind = 0
-    for at in _backwards(tail, b"PK\5\6"):
+    if not (tail.startswith(b"PK\5\6") and tail.endswith(b"\0\0")):  # else it is the record, without a comment
+        base = max(0, file.size - _TAIL)
+        tail = file.read(base, file.size - base)
+    at = tail.rfind(b"PK\5\6", 0, max(0, len(tail) - END.size + 4))
+    if at >= 0:
         _, *numbers, comment = END.unpack_from(tail, at)
         end = _End(*numbers)
         left = len(tail) - at - END.size - comment
         if not left:
             return base + at, end
-        # Payloads may hold the signature by chance or as a nested archive. Only one that fits its place is ours.
+        # Payloads may hold the signature by chance or as a nested archive. One that fits its place is an end.
         zip64 = tail[max(0, at - LOCATOR.size) : at].startswith(b"PK\6\7")
         if left > 0 and (zip64 or end.offset + end.size == base + at):
-            behind = left
-    if behind:
-        raise _bad(file, "something was appended to the archive", f"{behind:,} bytes stand behind its end")
+            raise _bad(file, "something was appended to the archive", f"{left:,} bytes stand behind its end")
     present = f"{file.size:,} bytes are present, and no end record is among the last {len(tail):,}"
     raise _bad(file, "the end of the archive is missing", present, hint=_CUT_SHORT)
 
 
-def _end_record64(file: File, at: int, locator: int, classic: _End) -> _End:
+def _end_record64(file: File | Window, at: int, locator: int, classic: _End) -> _End:
     """The zip64 end record at AT, which must reach to its locator and agree with the classic one."""
     if at + END64.size != locator:
         raise _shifted(file, "the zip64 end record", at, locator - END64.size)
@@ -342,14 +352,6 @@ def _end_record64(file: File, at: int, locator: int, classic: _End) -> _End:
     return end
 
 
-def _backwards(tail: bytes, signature: bytes) -> Iterator[int]:
-    """Where SIGNATURE stands in TAIL with room for an end record behind it, from the back."""
-    at = tail.rfind(signature, 0, max(0, len(tail) - END.size + len(signature)))
-    while at >= 0:
-        yield at
-        at = tail.rfind(signature, 0, at + len(signature) - 1)
-
-
 class _Entry(NamedTuple):
     """What the central directory says about a record."""
 
@@ -364,7 +366,7 @@ class _Entry(NamedTuple):
     at: int
 
 
-def _read_directory(file: File, count: int, offset: int, size: int) -> Iterator[_Entry]:
+def _read_directory(file: File | Window, count: int, offset: int, size: int) -> Iterator[_Entry]:
     data = file.read(offset, size)
     at = 0
     for number in range(count):
@@ -380,7 +382,7 @@ def _read_directory(file: File, count: int, offset: int, size: int) -> Iterator[
             if sign == b"PK\1\2" and at <= size:
                 raw = data[begin : begin + named]
                 name = raw.decode("utf-8", "backslashreplace")  # torch takes the bytes, bit 11 or not
-                wide = _widen(data[begin + named : at - comment], (length, compressed, header))
+                wide = widen(data[begin + named : at - comment], (length, compressed, header))
                 length, compressed, header = wide or (length, compressed, header)
                 entry = _Entry(raw, name, flags, method, crc, compressed, length, header, where)
                 fault = _PARTS if disk else _entry_fault(entry) if wide else "an extra field is damaged"
@@ -418,7 +420,7 @@ def _entry_fault(entry: _Entry) -> str | None:
     return None
 
 
-def _widen(extra: bytes, values: tuple[int, ...]) -> tuple[int, ...] | None:
+def widen(extra: bytes, values: tuple[int, ...]) -> tuple[int, ...] | None:
     """VALUES with every 0xffffffff replaced by the next zip64 number in EXTRA. None if EXTRA is damaged."""
     field = None
     at = 0
@@ -455,7 +457,7 @@ def name_fault(name: str) -> str | None:
     return None
 
 
-def _common_top(file: File, names: list[str]) -> str:
+def _common_top(file: File | Window, names: list[str]) -> str:
     """The one folder that holds all records."""
     quoted = shell_quote(file.path)
     if any(name.startswith("__MACOSX/") for name in names):
@@ -481,7 +483,7 @@ def _common_top(file: File, names: list[str]) -> str:
     return tops[0]
 
 
-def _refuse_doubles(file: File, names: list[str]) -> None:
+def _refuse_doubles(file: File | Window, names: list[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
         # torch ignores case: DATA.PKL can stand in for data.pkl. Of equal names some readers take the last.
@@ -492,7 +494,7 @@ def _refuse_doubles(file: File, names: list[str]) -> None:
         seen[folded] = name
 
 
-def _locate(file: File, entry: _Entry, limit: int, skip: int) -> Member:
+def _locate(file: File | Window, entry: _Entry, limit: int, skip: int) -> Member:
     """Read the local header of a record, hold it against the directory, and find the payload."""
     raw, name, flags, method, crc, compressed, size, header, at = entry
     end = header + LOCAL.size + len(raw)
@@ -509,7 +511,7 @@ def _locate(file: File, entry: _Entry, limit: int, skip: int) -> Member:
         where = f"bytes {start:,} to {start + compressed:,}, the directory begins at {limit:,}"
         raise _bad(file, "a record reaches into the central directory", printable(name), where)
     if CAP32 in (compressed2, size2):
-        size2, compressed2 = _widen(file.read(end, extra), (size2, compressed2)) or (-1, -1)
+        size2, compressed2 = widen(file.read(end, extra), (size2, compressed2)) or (-1, -1)
     same = data[LOCAL.size :] == raw and (flags2, method2, named) == (flags, method, len(raw))
     local, stated = (crc2, compressed2, size2), (crc, compressed, size)
     if local != stated:
@@ -527,7 +529,7 @@ def _locate(file: File, entry: _Entry, limit: int, skip: int) -> Member:
     return Member(name[skip:], method, flags, crc, size, compressed, header, start, at, descriptor)
 
 
-def _has_descriptor(file: File, entry: _Entry, at: int, limit: int) -> bool:
+def _has_descriptor(file: File | Window, entry: _Entry, at: int, limit: int) -> bool:
     """Whether a descriptor stands at AT. Its signature is optional, so none need be recognised."""
     data = file.read(at, min(_DESCRIPTOR64.size, limit - at))
     if not data.startswith(b"PK\7\10"):
@@ -540,7 +542,7 @@ def _has_descriptor(file: File, entry: _Entry, at: int, limit: int) -> bool:
     raise _bad(file, "a record contradicts the checksum or the sizes behind it", where, data.hex(" "))
 
 
-def _check_extents(file: File, members: list[Member]) -> None:
+def _check_extents(file: File | Window, members: list[Member]) -> None:
     """Records may leave gaps, as edits in place do, but share no byte: that is how bombs are made small."""
     end = 0
     last: Member | None = None

@@ -47,17 +47,21 @@ class _Pickles:
     end: int
 
 
-def open_legacy(file: File) -> Checkpoint:
-    """Open a legacy file: its five pickles are read, no storage is (torch itself reads all of them)."""
+def open_legacy(file: File, broken: dict[int, str] | None = None) -> Checkpoint:
+    """Open a legacy file: its five pickles are read, no storage is (torch itself reads all of them).
+
+    With BROKEN, storages that are not whole are no error but noted there: the id of each, and why (see `_salvage`).
+    """
     have = _FIRST_READ
     while True:
         try:
-            pickles = _read_pickles(file, file.read(0, min(have, file.size)), complete=have >= file.size)
+            data = file.read(0, min(have, file.size))
+            pickles = _read_pickles(file, data, complete=have >= file.size, strict=broken is None)
             break
         except NeedsMore:
             have *= 8
     where, reader = file.path, pickles.reader
-    end = _place_storages(file, pickles)
+    end = _place_storages(file, pickles, broken)
     unchecked = check_all(reader.others, where)
     lost = []
     if end < file.size:
@@ -102,12 +106,12 @@ def read_stream(data: bytes, where: object) -> Any:
     return pickles.tree
 
 
-def _read_pickles(file: File, data: bytes, *, complete: bool) -> _Pickles:
+def _read_pickles(file: File, data: bytes, *, complete: bool, strict: bool = True) -> _Pickles:
     position = 0
     values = []
 
     def storage(found: StorageId) -> Storage:
-        if found.nbytes > file.size:
+        if found.nbytes > file.size and strict:
             raise Malformed(
                 f"storage {printable(found.key)} should have {found.nbytes:,} bytes; the file has {file.size:,}",
                 where=file.path,
@@ -176,7 +180,7 @@ class _LegacyReader(TorchReader):
         return made
 
 
-def _place_storages(file: File, pickles: _Pickles) -> int:
+def _place_storages(file: File, pickles: _Pickles, broken: dict[int, str] | None = None) -> int:
     """Say where each storage begins, now that it is known. Returns where the last one ends."""
     where, storages = file.path, pickles.reader.storages
     listed = set(pickles.keys)
@@ -193,25 +197,31 @@ def _place_storages(file: File, pickles: _Pickles) -> int:
     position = pickles.end
     for key in pickles.keys:
         storage = storages[key]
-        if position + 8 + storage.nbytes > file.size:
-            raise Malformed(
-                f"storage {printable(key)} is cut short: {storage.nbytes:,} bytes expected at offset "
-                f"{position + 8:,}, {max(file.size - position - 8, 0):,} left in the file",
-                where=where,
-                hint="the download or copy did not finish; compare the size with the source",
-            )
-        numel = int.from_bytes(file.read(position, 8), "little", signed=True)
-        if numel != storage.numel:
-            raise Malformed(
-                f"storage {printable(key)} has {numel:,} elements where it stands; its tensors say {storage.numel:,}",
-                where=where,
-            )
+        problem = _misfit(file, storage, position)
+        if problem and broken is None:
+            hint = "the download or copy did not finish; compare the size with the source" if "cut" in problem else None
+            raise Malformed(f"storage {printable(key)} {problem}", where=where, hint=hint)
+        if problem and broken is not None:
+            broken[id(storage)] = problem
         _move(storage, position + 8)
         position += 8 + storage.nbytes
     for view, (root, offset) in pickles.reader.views():
         assert isinstance(root.source, FileRange)
         _move(view, root.source.offset + offset * (root.dtype.itemsize if root.dtype else 1))
+        if broken is not None and id(root) in broken:
+            broken[id(view)] = broken[id(root)]
     return position
+
+
+def _misfit(file: File, storage: Storage, position: int) -> str:
+    """Why a storage cannot be at POSITION, or ""."""
+    if position + 8 + storage.nbytes > file.size:
+        left = max(file.size - position - 8, 0)
+        return f"is cut short: {storage.nbytes:,} bytes expected at offset {position + 8:,}, {left:,} left in the file"
+    numel = int.from_bytes(file.read(position, 8), "little", signed=True)
+    if numel != storage.numel:
+        return f"has {numel:,} elements where it stands; its tensors say {storage.numel:,}"
+    return ""
 
 
 def _move(storage: Storage, offset: int) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
 from ..decode import check_all
-from ..errors import Malformed, UnknownFormat, printable
+from ..errors import Malformed, UnknownFormat, counted, printable
 from ..files import Buffer, Crc32Of, File, FileRange, Piece
 from ..tensor import Storage
 from ._foreign import describe_zip
@@ -34,6 +34,8 @@ from ._zip import FOLLOWS, STORED, Archive, holds_record, looks_like_zip, open_a
 from ._zip_layout import CRC_IN_DESCRIPTOR, CRC_IN_ENTRY, Record, lay_out
 from .base import Draft, Format
 
+#: Among the warnings of an archive that torch refuses for want of this record.
+NO_VERSION = "its record 'version' is missing, without which torch does not load it"
 _LARGEST_RECORD = 1 << 26
 #: What other archives of torch have at their top, which are formats of their own.
 _RELATIVES = ("constants.pkl", ".data/extern_modules", "archive_format")
@@ -55,7 +57,7 @@ def open_zip(file: File) -> Checkpoint:
     _refuse_relatives(archive)
     where = file.path
     big_endian = is_big_endian(archive)
-    version = small(archive, "version", b"3").strip()
+    version = _version(archive)
     if version.isdigit() and not 1 <= int(version[:9]) <= 10:
         raise Malformed(f"its version is {printable(version.decode())}; torch reads 1 to 10", where=where)
 
@@ -63,14 +65,19 @@ def open_zip(file: File) -> Checkpoint:
     reader = TorchReader(read_pickle(archive, "data.pkl"), where, storage)
     root = reader.load()
     warnings, lost = [*check_all(reader.others, where)], []
+    if not version.isdigit():
+        shown = printable(repr(version)[1:], 40)
+        lost.append(f"its version, which is no number, so that torch cannot read it: {shown}")
     if reader.position < len(reader.data):
         lost.append(f"{len(reader.data) - reader.position:,} bytes that follow the end of its pickle")
     unused = [name for name in archive.members if name.startswith("data/") and name[5:] not in reader.storages]
     if unused:
-        lost.append(f"{len(unused):,} storages that no tensor uses: {printable(', '.join(unused[:5]))}")
+        lost.append(f"{counted(len(unused), 'storage')} that no tensor uses: {printable(', '.join(unused[:5]))}")
     unrecorded = sum(s.crc is None for s in reader.storages.values())
+    if "version" not in archive.members:
+        warnings.append(NO_VERSION)
     if unrecorded:
-        warnings.append(f"the checksums of {unrecorded:,} storages were not recorded")
+        warnings.append(f"the checksums of {counted(unrecorded, 'storage')} were not recorded")
     return Checkpoint(
         root,
         "torch-zip",
@@ -82,6 +89,10 @@ def open_zip(file: File) -> Checkpoint:
         lost_content=reader.lost_content(),
         lost_form=tuple(lost),
     )
+
+
+def _version(archive: Archive) -> bytes:
+    return small(archive, "version", b"3").strip()
 
 
 def _refuse_relatives(archive: Archive) -> None:
@@ -136,7 +147,7 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
     member = archive.members["data.pkl"]
     stored = all(m.method == STORED for m in archive.members.values())
     findable = member.descriptor is not None or not member.flags & FOLLOWS  # else its second checksum is hidden
-    if not stored or not findable:
+    if not stored or not findable or not _version(archive).isdigit():
         return None
     keys = _Keys(keep=True)
     pickle = fit(write_pickle(ckpt.root, keys), member.size)
@@ -155,6 +166,7 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
         (member.directory + CRC_IN_ENTRY, crc),
         (second, crc),
     ]
+    assert isinstance(archive.file, File)
     return Draft(overlay(archive.file, patches), how="the old file with its pickle replaced")
 
 
@@ -188,8 +200,8 @@ def _laid_out(ckpt: Checkpoint) -> Draft:
     records += [Record(name, Buffer(text.encode()), None) for name, text in texts.items()]
     records += [Record(f"data/{i}", storage.source, storage.crc) for i, storage in enumerate(keys.storages)]
     records += _carried(archive) if archive else []
-    version = small(archive, "version", b"3\n") if archive else b"3\n"
-    records.append(Record("version", Buffer(version), None))
+    version = _version(archive) if archive else b"3"
+    records.append(Record("version", Buffer((version if version.isdigit() else b"3") + b"\n"), None))
     top = archive.top if archive else "archive"
     return Draft(lay_out(top, records), how="a new archive, tensors copied as they are")
 

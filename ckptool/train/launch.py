@@ -49,7 +49,7 @@ def run(config: Config, watcher: Watcher | None = None) -> Run:
         CheckpointError: bad data, a checkpoint that cannot be resumed, a target that cannot be written.
     """
     config.check()
-    watcher = watcher or Silent()
+    watcher = Silent() if watcher is None else watcher
     ranked = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if ranked and not config.in_processes and os.environ["WORLD_SIZE"] != "1":
         raise RuleError(
@@ -67,9 +67,9 @@ def run(config: Config, watcher: Watcher | None = None) -> Run:
         _check_cpu_wrapper(config, places[0])
     devices.check_batch(config, places[0])
     if places[0].leads:
-        saving.check_targets(config)
         for line in curves.check(config):
             watcher.say(line)
+        saving.check_targets(config)
     if own:
         return _as_rank(config, own, watcher)
     return _launch(config, places, watcher) if config.in_processes else train_rank(config, places[0], watcher)
@@ -223,6 +223,8 @@ def _as_rank(config: Config, place: Place, watcher: Watcher) -> Run:
         torch.cuda.set_device(place.device)
     backend = _backend(config, place.device)
     # what lies outside: the launcher's own store, a port of the user's, or a file that all can see
+    if config.rendezvous.startswith("tcp://"):
+        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # else no rank opens the port, and all wait for it
     dist.init_process_group(backend, init_method=config.rendezvous, rank=place.rank, world_size=place.world)
     run = train_rank(config, place, watcher)
     # If that fails there is no farewell: the others wait in a collective, and are ended by whoever watches.

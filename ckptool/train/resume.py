@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..errors import CannotCarry, Malformed, counted, printable
+from ..errors import CannotCarry, CheckpointError, Malformed, counted, printable
 from ..files import StrPath
 from ..formats import open as open_checkpoint
 from ..model import load
-from ..passes import unwrap
-from . import saving
+from ..passes import extract, unwrap
+from ..tree import Dict
 
 if TYPE_CHECKING:
     from .loop import Session
@@ -68,7 +67,26 @@ class Progress:
         model.load_state_dict(self.weights)
 
     def restore(self, session: Session) -> list[str]:
-        """Give the rest to a run that has begun with the weights. Returns what a person should know about it."""
+        """Give the rest to a run that has begun with the weights. Returns what a person should know about it.
+
+        Raises:
+            CannotCarry: it is the state of another optimizer or scheduler.
+            Malformed: it is not the state of any.
+        """
+        try:
+            return self._restored(session)
+        except CheckpointError:
+            raise
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+            what = printable(f"{type(error).__name__}: {error}".splitlines()[0], 120)
+            raise Malformed(
+                "what it holds beside the weights is nothing that training goes on from",
+                where=session.config.resume or "",
+                evidence=[what],
+                hint="take its weights alone: ckptool extract-weights",
+            ) from None
+
+    def _restored(self, session: Session) -> list[str]:
         from .loop import Epoch
         from .optim import parameter_names
 
@@ -135,8 +153,8 @@ def read(path: StrPath) -> Progress:
     if Path(path).is_dir():
         return _read_directory(Path(path))
     ckpt = open_checkpoint(path)
-    root = load(path, map_location="cpu")
-    if isinstance(root, Mapping) and isinstance(root.get("model"), Mapping) and "optimizer" in root:
+    if isinstance(ckpt.root, Dict) and isinstance(ckpt.root.get("model"), Dict) and "optimizer" in ckpt.root:
+        root = load(ckpt, map_location="cpu")
         return Progress(
             weights=_unwrapped(root["model"]),
             optimizer=root["optimizer"],
@@ -147,17 +165,19 @@ def read(path: StrPath) -> Progress:
             rng=_states(root.get("rng")),
             history=_epochs(root.get("history")),
         )
-    weights = ckpt.state_dict()
-    for part in weights.path.split("/") if weights.path else []:
-        root = root[part]
-    return Progress(_unwrapped(root))
+    return Progress(_unwrapped(load(extract(ckpt), map_location="cpu")))
 
 
 def _states(value: Any) -> list[dict[str, Any]]:
     """The states of random number generators as we keep them; other scripts keep other things under that name."""
     states = list(value) if isinstance(value, list) else []
-    known = all(isinstance(state, dict) and isinstance(state.get("torch"), torch.Tensor) for state in states)
-    return states if known else []
+    one = torch.get_rng_state()
+
+    def known(state: Any) -> bool:
+        given = state.get("torch") if isinstance(state, dict) else None
+        return isinstance(given, torch.Tensor) and (given.dtype, given.shape) == (one.dtype, one.shape)
+
+    return states if all(map(known, states)) else []
 
 
 def _epochs(value: Any) -> list[dict[str, Any]]:
@@ -245,38 +265,9 @@ def by_name(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 
 
 def _read_directory(folder: Path) -> Progress:
-    """Read a directory of torch.distributed.checkpoint whole, on the CPU, whatever the number of its ranks.
-
-    torch unpickles `.metadata`, so that is read inertly first and refused if it names anything but torch's own
-    records; other values than tensors are loaded with weights_only.
-    """
-    import io
-
-    from torch.distributed.checkpoint import FileSystemReader
-    from torch.distributed.checkpoint.api import CheckpointException  # no Exception, but a BaseException
-    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
-
-    class Inert(_EmptyStateDictLoadPlanner):
-        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-            loaded = torch.load(value, weights_only=True)
-            self.state_dict[read_item.dest_index.fqn] = loaded
-            if self.flatten_state_dict:
-                from torch.distributed.checkpoint._nested_dict import set_element
-
-                set_element(self.original_state_dict, self.mappings[read_item.dest_index.fqn], loaded)
-
-    _check_metadata(folder / ".metadata")
-    state: dict[str, Any] = {}
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            _load_state_dict(state, storage_reader=FileSystemReader(folder), planner=Inert(), no_dist=True)
-    except (Exception, CheckpointException) as error:
-        causes = [cause for cause in saving.causes(error) if not isinstance(cause, CheckpointException)]
-        said = (str(causes[-1]).splitlines() if causes else []) or [type(error).__name__]
-        raise Malformed(f"cannot be read: {printable(said[0])}", where=folder) from None
-    if not isinstance(state.get("model"), Mapping):
+    """Read a directory of torch.distributed.checkpoint whole, on the CPU, whatever the number of its ranks."""
+    state = load(folder, map_location="cpu")
+    if not isinstance(state, Mapping) or not isinstance(state.get("model"), Mapping):
         raise Malformed("holds no entry 'model'", where=folder)
     progress = state.get("progress")
     progress = progress if isinstance(progress, Mapping) else {}
@@ -300,41 +291,3 @@ def _epoch(row: list[float]) -> dict[str, Any]:
         "accuracy": None if accuracy != accuracy else accuracy,
         "rate": rate,
     }
-
-
-def _check_metadata(path: Path) -> None:
-    from ..files import File
-    from ..formats._pickle_read import Reader
-    from ..objects import beyond_plain_data
-
-    if not path.exists():
-        raise Malformed(
-            "is a folder without .metadata, so no directory of torch.distributed.checkpoint", where=path.parent
-        )
-    file = File(path)
-    tree = Reader(file.read(0, file.size), path, _no_storages).load()
-    others = [name for name in beyond_plain_data(tree) if name not in _RECORDS]
-    if others:
-        raise CannotCarry(
-            "is not what torch writes: unpickling it would import more than torch's records",
-            where=path,
-            evidence=[printable(name) for name in others[:5]],
-        )
-
-
-#: What `.metadata` is made of. Whole names: with "os.system" for the name of a record, a pickle could reach through a
-#: module of torch for what that imports.
-_RECORDS = frozenset(
-    [
-        *(
-            f"torch.distributed.checkpoint.metadata.{name}"
-            for name in """Metadata MetadataIndex TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata
-            TensorProperties StorageMeta _MEM_FORMAT_ENCODING""".split()
-        ),
-        "torch.distributed.checkpoint.filesystem._StorageInfo",
-    ]
-)
-
-
-def _no_storages(pid: Any) -> Any:
-    raise Malformed("holds a storage where none can be")

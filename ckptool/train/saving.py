@@ -9,7 +9,7 @@ import os
 import shutil
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -143,7 +143,7 @@ def write(value: Any, path: Path, save: Save) -> None:
         CannotCarry: the value cannot be pickled, or shares memory where safetensors does not allow that.
     """
     with replacing(path, overwrite=True) as raw:
-        out = io.BufferedWriter(raw)
+        out = io.BufferedWriter(_WithoutDescriptor(raw))
         try:
             if save.container == "safetensors":
                 import safetensors.torch
@@ -164,6 +164,22 @@ def write(value: Any, path: Path, save: Save) -> None:
         finally:
             with contextlib.suppress(OSError, ValueError):
                 out.detach()  # `replacing` closes the file itself
+
+
+class _WithoutDescriptor(io.RawIOBase):
+    """A file that can be written to in one way only: torch's writer of legacy files would take the descriptor, and
+    report a full disk in words of its own."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        self._raw = raw
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def write(self, data: Any) -> int | None:
+        """Write some of DATA."""
+        return self._raw.write(data)
 
 
 def _save_directory(session: Session, path: Path) -> None:

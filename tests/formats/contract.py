@@ -391,9 +391,12 @@ class PickleContract(FormatContract):
 class FolderContract(FormatContract):
     """Laws of the formats that are directories. What is not divided yet is divided into small files."""
 
+    def divided(self, ckpt):
+        """The options that divide a checkpoint among files, where it is not divided already."""
+        return {} if ckpt.format == self.name else {"max_shard_size": 24}
+
     def save(self, ckpt, path, **options):
-        divided = {} if ckpt.format == self.name else {"max_shard_size": 24}
-        return super().save(ckpt, path, **divided, **options)
+        return super().save(ckpt, path, **self.divided(ckpt), **options)
 
     def may_be_left(self, path):
         return {path.with_name(f".{path.name}.ckptool-tmp")}
@@ -421,7 +424,7 @@ class FolderContract(FormatContract):
         }
         assert finished
         assert not (tmp_path / "z").exists()
-        notes = write(ckptool.plan(ckpt, tmp_path / "z", format=self.name))
+        notes = write(ckptool.plan(ckpt, tmp_path / "z", format=self.name, **self.divided(ckpt)))
         assert "taken up" in notes[0]
         assert bytes_at(tmp_path / "z") == bytes_at(tmp_path / "y")
         assert not left.exists()
@@ -441,7 +444,7 @@ class FolderContract(FormatContract):
             self.save(ckpt, tmp_path / "x", progress=interrupt)
         assert (tmp_path / ".x.ckptool-tmp").is_dir()
         other = ckptool.drop(ckpt, "module.head")
-        notes = write(ckptool.plan(other, tmp_path / "x", format=self.name, max_shard_size=24))
+        notes = write(ckptool.plan(other, tmp_path / "x", format=self.name, **self.divided(other)))
         assert notes == ["what a run with another plan left half done was removed"]
         self.save(other, tmp_path / "y")
         assert bytes_at(tmp_path / "x") == bytes_at(tmp_path / "y")

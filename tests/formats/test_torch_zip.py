@@ -234,9 +234,20 @@ def test_what_reading_leaves_behind_is_said(tmp_path, origin):
     with zipfile.ZipFile(tmp_path / "x", "a") as archive:
         archive.writestr("archive/data/99", b"unused")
     ckpt = ckptool.open(tmp_path / "x")
-    said = ["6 bytes that follow the end of its pickle", "1 storages that no tensor uses: data/99"]
+    said = ["6 bytes that follow the end of its pickle", "1 storage that no tensor uses: data/99"]
     assert list(ckpt.lost_form) == said
     assert list(ckptool.save(ckpt, tmp_path / "y", format="torch-zip").form) == said
+
+
+@pytest.mark.parametrize("add", ["", "longer."], ids=["patched", "new"])
+def test_a_version_that_is_no_number_is_not_passed_on(tmp_path, origin, add):
+    remade(origin, tmp_path / "x", lambda name, data: b"abc" if name == "version" else data)
+    ckpt = ckptool.open(tmp_path / "x")
+    done = ckptool.add_prefix(ckpt, add) if add else ckpt
+    receipt = ckptool.save(done, tmp_path / "y", format="torch-zip")
+    assert receipt.form == ("its version, which is no number, so that torch cannot read it: 'abc'",)
+    with zipfile.ZipFile(tmp_path / "y") as archive:
+        assert archive.read("archive/version") == b"3\n"
 
 
 RELATIVES = {

@@ -344,6 +344,45 @@ def test_a_comment_that_ends_with_the_file_is_read(tmp_path):
     assert opened(data, tmp_path).top == "archive"
 
 
+def cut(payload: bytes) -> tuple[bytes, bytearray]:
+    """The records and the directory of a small archive with a pickle."""
+    data = zipped([(zipfile.ZipInfo("a/data.pkl"), payload), (zipfile.ZipInfo("a/version"), b"3")])
+    size, offset = struct.unpack_from("<2I", data, len(data) - 10)
+    return data[:offset], bytearray(data[offset : offset + size])
+
+
+def two_directories(comment: int, behind: bytes = b"") -> bytes:
+    """An archive with two directories. The end record of one has that of the other as its comment."""
+    (shown, first), (hidden, second) = cut(b"\x80\x02N."), cut(b"\x80\x02K\x07.")
+    for entry in (0, second.index(b"PK\1\2", 1)):
+        header = int.from_bytes(second[entry + 42 : entry + 46], "little")
+        second[entry + 42 : entry + 46] = struct.pack("<I", header + len(shown))
+    body = shown + hidden + second
+
+    def end(directory: bytes, at: int, comment: int) -> bytes:
+        return struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 2, 2, len(directory), at, comment)
+
+    last = end(second, len(shown + hidden), comment) + behind
+    return body + first + end(first, len(body), len(last)) + last
+
+
+CONFUSED = [(0xFFFF, b""), (1, b""), (0, b"abc"), (0xFFFF, b"abc"), (22, bytes(21)), (0, b"")]
+
+
+@pytest.mark.parametrize(("comment", "behind"), CONFUSED)
+def test_no_other_end_record_hides_in_the_comment_of_one(tmp_path, comment, behind):
+    with pytest.raises(
+        Malformed, match=r"the end of the archive is missing|something was appended|longer than its end"
+    ):
+        opened(two_directories(comment, behind), tmp_path)
+
+
+@pytest.mark.parametrize(("comment", "behind"), CONFUSED)
+def test_torch_takes_the_last_end_record_whatever_its_comment(torch, tmp_path, comment, behind):
+    (tmp_path / "x.pt").write_bytes(two_directories(comment, behind))
+    assert torch._C.PyTorchFileReader(str(tmp_path / "x.pt")).get_record("data.pkl") == b"\x80\x02K\x07."
+
+
 def test_a_compressed_record_has_no_range(tmp_path):
     archive = opened(zipped([("a/data/0", bytes(1000))], compression=zipfile.ZIP_DEFLATED), tmp_path)
     with pytest.raises(Malformed, match="data/0 is compressed"):

@@ -1,0 +1,51 @@
+"""`ckptool repair`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .. import formats
+from ..checkpoint import Checkpoint
+from ..errors import CannotCarry, NoMatch, counted, printable
+from ..files import shell_quote
+from .options import writing_options
+from .rewrite import Passes, rewrite
+
+_SHOWN = 12
+
+
+@click.command()
+@writing_options
+def repair(**options: Any) -> None:
+    """Rebuild a file that does not open: zipped again, without its directory, or cut short.
+
+    What is whole is written; what is lost is named first, and written without only with --allow-loss. A tensor is whole
+    if all its bytes are there and agree with their checksum, where there is one.
+
+    \b
+    ckptool repair rezipped.pth repaired.pth
+    ckptool repair truncated.pth rest.pth --allow-loss
+    """
+
+    def salvaged(source: str) -> Checkpoint:
+        found = formats.salvage(source)
+        if not found.wrong and not found.lost:
+            hint = f"ckptool verify {shell_quote(source)}"
+            raise NoMatch("nothing is wrong with it that can be repaired", where=source, hint=hint)
+        if found.lost and not options["allow_loss"]:
+            more = len(found.lost) - _SHOWN
+            whole = f"{found.kept:,} of {counted(found.tensors, 'tensor')}"
+            raise CannotCarry(
+                f"not all of it can be saved; {counted(len(found.lost), 'entry', 'entries')} would be lost:",
+                where=source,
+                evidence=[
+                    *(f"{printable(path, 80)}: {why}" for path, why in found.lost[:_SHOWN]),
+                    *([f"… and {more:,} more"] if more > 0 else []),
+                ],
+                hint=f"--allow-loss writes the rest, with {whole}",
+            )
+        return found.checkpoint
+
+    rewrite(Passes(), "repair", options, opener=salvaged)

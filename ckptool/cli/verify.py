@@ -1,0 +1,86 @@
+"""`ckptool verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ..errors import CheckpointError, RuleError, printable
+from ..reports import verify as report
+from ..reports.fits import fits
+from ..reports.verify_text import verify_text
+from .options import FileName
+from .output import print_json, progress_bar, terminal_width
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=FileName(), metavar="FILE…")
+@click.option("--against", type=FileName(), metavar="REF", help="Another file, which should have the same weights.")
+@click.option("--manifest", type=FileName(), metavar="MANIFEST", help="Hold the weights against these digests.")
+@click.option("--write-manifest", type=FileName(), metavar="MANIFEST", help="Write the digests of the weights.")
+@click.option("--overwrite", is_flag=True, help="Allow MANIFEST to exist.")
+@click.option("--digest", is_flag=True, help="Print a digest of the weights: the same weights, the same digest.")
+@click.option("--fits", "model", metavar="MODEL.py", help="A model (MODEL.py:Name), run, that it should load into.")
+@click.option("--strict", is_flag=True, help="Let NaN, infinite values and pages of zeros count as damage.")
+@click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="Show only files that are not sound.")
+@click.option("-v", "--verbose", is_flag=True, help="List everything, however long.")
+def verify(
+    files: tuple[str, ...],
+    against: str | None,
+    manifest: str | None,
+    write_manifest: str | None,
+    overwrite: bool,
+    digest: bool,
+    model: str | None,
+    strict: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Read every byte of a checkpoint once, and hold it against what the file says of itself.
+
+    Exit code 0: sound. 1: damaged, or not what it is held against. 2: it could not be opened.
+
+    \b
+    ckptool verify model.pth
+    ckptool verify model.safetensors --against model.pth
+    ckptool verify model.pth --write-manifest model.manifest
+    ckptool verify model.safetensors --manifest model.manifest
+    """
+    if len(files) > 1 and (manifest or write_manifest or against):
+        option = "--against" if against else "--manifest" if manifest else "--write-manifest"
+        raise RuleError("is for one file at a time", where=option)
+    status = 0
+    seen = []
+    for path in files:
+        size = Path(path).stat().st_size if Path(path).is_file() else 0
+        try:
+            with progress_bar("reading", size, wanted=not quiet) as progress:
+                found = report.verify(
+                    path,
+                    against=against,
+                    manifest=manifest,
+                    digest=digest or write_manifest is not None,
+                    progress=progress,
+                )
+        except CheckpointError as error:
+            if len(files) == 1:
+                raise
+            status = 2
+            click.echo(f"Error: {error}", err=True)
+            continue
+        fit = fits(path, model) if model else None
+        good = found.sound and not (strict and found.doubts) and (fit is None or fit.fits)
+        status = max(status, 0 if good else 1)
+        if write_manifest and not found.damage:
+            report.write_manifest(write_manifest, found.digests, overwrite=overwrite)
+            click.echo(f"wrote {printable(write_manifest)}", err=True)
+        if as_json:
+            seen.append({**found.as_json(), "fit": fit.as_json() if fit else None})
+        elif not (quiet and good):
+            click.echo(verify_text(found, fit, everything=verbose, width=terminal_width()))
+    if as_json:
+        print_json({"ckptool": 1, "command": "verify", "files": seen})
+    return status

@@ -1,0 +1,83 @@
+"""Zip archives without their directory: what the local headers and descriptors alone tell, from the front.
+
+torch's local headers have zeros in place of sizes; these follow the payload, in a descriptor. So the end of a payload
+is the first place where a descriptor stands that states the size that it would then have. An empty payload has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..files import File
+from ._zip import CAP32, FOLLOWS, LOCAL, Member, name_fault, widen
+
+_STEP = 1 << 22
+_MOST_RECORDS = 1_000_000
+_MOST_BROKEN = 64
+
+
+def carve(file: File) -> Iterator[tuple[Member, bool]]:
+    """Every record that has a local header, in order, and whether it is whole."""
+    at, count, broken = 0, 0, 0
+    while count < _MOST_RECORDS and broken < _MOST_BROKEN:  # each of these costs a look at the rest of the file
+        header = _next_header(file, at)
+        if header is None:
+            return
+        member, at, whole = header
+        count, broken = count + 1, broken + (not whole)
+        yield member, whole
+
+
+def _next_header(file: File, at: int) -> tuple[Member, int, bool] | None:
+    """The record whose header is the first from AT, where to go on, and whether it is whole."""
+    for start in _found(file, b"PK\3\4", at):
+        if start + LOCAL.size > file.size:
+            return None
+        fields = LOCAL.unpack(file.read(start, LOCAL.size))
+        _, flags, method, crc, compressed, size, named, extra = fields
+        payload = start + LOCAL.size + named + extra
+        if method not in (0, 8) or payload > file.size:
+            continue
+        raw = file.read(start + LOCAL.size, named)
+        name = raw.decode("utf-8", "replace")
+        if name_fault(name):
+            continue
+        if CAP32 in (compressed, size):
+            size, compressed = widen(file.read(start + LOCAL.size + named, extra), (size, compressed)) or (-1, -1)
+        if (flags & FOLLOWS and not (compressed or size)) or compressed < 0:
+            return _with_descriptor(file, name, flags, method, start, payload)
+        member = Member(name, method, flags, crc, size, compressed, start, payload, 0, None)
+        whole = payload + compressed <= file.size
+        return member, payload + compressed if whole else file.size, whole
+    return None
+
+
+def _with_descriptor(
+    file: File, name: str, flags: int, method: int, start: int, payload: int
+) -> tuple[Member, int, bool]:
+    """A record whose sizes follow it."""
+    ahead = file.read(payload, min(4, file.size - payload))
+    if ahead in (b"PK\3\4", b"PK\1\2"):
+        return Member(name, method, flags, 0, 0, 0, start, payload, 0, None), payload, True
+    for end in _found(file, b"PK\7\10", payload):
+        stated = file.read(end, min(24, file.size - end))
+        for width, length in ((4, 16), (8, 24)):
+            if len(stated) < length or int.from_bytes(stated[8 : 8 + width], "little") != end - payload:
+                continue
+            size = int.from_bytes(stated[8 + width : 8 + 2 * width], "little")
+            if method or size == end - payload:
+                crc = int.from_bytes(stated[4:8], "little")
+                member = Member(name, method, flags, crc, size, end - payload, start, payload, 0, end)
+                return member, end + length, True
+    left = file.size - payload
+    return Member(name, method, flags, 0, left, left, start, payload, 0, None), payload, False
+
+
+def _found(file: File, signature: bytes, start: int) -> Iterator[int]:
+    """Where SIGNATURE stands, from START on."""
+    for base in range(start, file.size, _STEP):
+        data = file.read(base, min(_STEP + len(signature) - 1, file.size - base))
+        at = data.find(signature)
+        while at >= 0:
+            yield base + at
+            at = data.find(signature, at + 1)

@@ -1,0 +1,271 @@
+"""What can be saved of a file that does not open: other layouts of zip archives, lost directories, cut files.
+
+Nothing is guessed: a tensor counts as whole if all bytes that it needs are there and agree with their checksum, where
+one was recorded. What is not whole is left out and named.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import Checkpoint
+from ..decode import check_all
+from ..errors import CheckpointError, Malformed, NotFound, UnknownFormat, counted, printable
+from ..files import File, FileRange, crc32
+from ..tensor import LazyTensor, Storage
+from ..tree import Aside, Dict, address, children, rebuild, walk
+from . import safetensors, torch_legacy
+from ._carve import carve
+from ._foreign import describe
+from ._records import is_big_endian, read_pickle
+from ._torch import StorageId, TorchReader
+from ._zip import DEFLATED, Archive, Member, looks_like_zip, open_archive
+
+_INNER = (".pth", ".pt", ".bin", ".ckpt", ".safetensors", ".tar", ".pkl")
+_DEEPEST = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """What was saved of a file.
+
+    Attributes:
+        checkpoint: the checkpoint without what is lost, which counts as a loss of content when it is written.
+        wrong: what was wrong with the file, a line each.
+        lost: (path, why) of every entry that is lost.
+        kept, tensors: how many tensors are whole, and how many there were.
+    """
+
+    checkpoint: Checkpoint
+    wrong: tuple[str, ...]
+    lost: tuple[tuple[str, str], ...]
+    kept: int
+    tensors: int
+
+
+def salvage(file: File, depth: int = 0) -> Salvage:
+    """Read what is whole of a file, however damaged the rest is.
+
+    Raises:
+        UnknownFormat: it is no checkpoint.
+        Malformed: what says which tensors there are is itself damaged or lost, so nothing can be saved.
+    """
+    head = file.read(0, min(4096, file.size))
+    broken: dict[int, str] = {}
+    wrong: list[str] = []
+    if looks_like_zip(head) or head[2:4] == b"\3\4":
+        found = _zip(file, broken, wrong, depth)
+        if isinstance(found, Salvage):
+            return found
+        ckpt = found
+    elif torch_legacy.sniff(head):
+        ckpt = torch_legacy.open_legacy(file, broken)
+    elif safetensors.sniff(head) or file.path.suffix == ".safetensors":
+        ckpt = safetensors.open_safetensors(file, broken)
+        end = max((s.source.offset + s.nbytes for s in ckpt.storages() if isinstance(s.source, FileRange)), default=0)
+        if end and end < file.size:
+            wrong.append(f"{file.size - end:,} bytes follow the last tensor")
+    else:
+        what, hint = describe(head, file.size, file.path)
+        raise UnknownFormat(f"nothing can be saved: {what}", where=file.path, hint=hint)
+    if any("cut short" in why for why in broken.values()):
+        wrong.append("the file is cut short")
+    total = sum(1 for _ in ckpt.tensors())
+    rest, lost = without(ckpt, broken)
+    steps = tuple(dict.fromkeys(wrong))
+    told = tuple(f"{printable(path, 80)}: {why}" for path, why in lost)
+    rest = replace(rest, lost_content=(*rest.lost_content, *told), history=tuple(f"mended: {line}" for line in steps))
+    return Salvage(rest, steps, lost, sum(1 for _ in rest.tensors()), total)
+
+
+# -- zip
+
+
+def _zip(file: File, broken: dict[int, str], wrong: list[str], depth: int) -> Checkpoint | Salvage:
+    cut: set[str] = set()
+    try:
+        archive = open_archive(file, any_layout=True)
+    except CheckpointError as error:
+        if not isinstance(error, Malformed):
+            raise
+        wrong.append("; ".join([error.what.rstrip(":"), *error.evidence[:1]]))
+        members: dict[str, Member] = {}
+        for member, whole in carve(file):
+            if member.name not in members and not member.name.endswith("/"):
+                members[member.name] = member
+                cut |= set() if whole else {member.name}
+        archive = Archive(file, "", members, file.size)
+    folder = _folder(archive, wrong)
+    if folder is None:
+        return _inner(archive, wrong, depth)
+    inside = {name[len(folder) :]: m for name, m in archive.members.items() if name.startswith(folder)}
+    cut = {name[len(folder) :] for name in cut if name.startswith(folder)}
+    if "data.pkl" in cut:
+        raise Malformed(
+            "nothing can be saved: its pickle, which says what the tensors are, is cut short", where=file.path
+        )
+    if any(member.method == DEFLATED for member in inside.values()):
+        wrong.append("its records are compressed, so that torch cannot map it")
+    return _open(replace(archive, members=inside), cut, broken)
+
+
+def _folder(archive: Archive, wrong: list[str]) -> str | None:
+    """The folder that the records of torch are in, with its slash, or None if there is none."""
+    names = archive.members
+    folders = [name[: -len("data.pkl")] for name in names if name.rpartition("/")[2] == "data.pkl"]
+    folders = [folder for folder in folders if not folder.startswith("__MACOSX")]
+    if any(name.startswith("__MACOSX/") or name.endswith("/.DS_Store") for name in names):
+        wrong.append("it was zipped again by macOS, which added files of its own")
+    if not folders:
+        return None
+    if len(folders) > 1:
+        shown = ", ".join(printable(folder, 40) for folder in folders[:4])
+        raise Malformed(f"holds {len(folders)} checkpoints: {shown}; unpack it first", where=archive.file.path)
+    folder = folders[0]
+    if not folder:
+        wrong.append("its records are not in a folder, as torch.save puts them")
+    elif folder.count("/") > 1:
+        wrong.append(f"its records are in a folder within a folder, {printable(folder, 60)}")
+    if f"{folder}version" not in names and f"{folder}.data/version" not in names:
+        wrong.append("its record 'version' is missing")
+    return folder
+
+
+def _inner(archive: Archive, wrong: list[str], depth: int) -> Salvage:
+    """A zip archive that somebody put a checkpoint into."""
+    names = [name for name in archive.members if name.endswith(_INNER) and not name.startswith("__MACOSX")]
+    if len(names) != 1 or depth >= _DEEPEST:
+        what = counted(len(names), "checkpoint") if names else "neither data.pkl nor a checkpoint"
+        raise NotFound(f"is a zip archive that holds {what}", where=archive.file.path, hint="unpack it first")
+    inner = salvage(_unpacked(archive, names[0]), depth + 1)
+    told = f"it is a zip archive with a checkpoint in it, {printable(names[0], 60)}"
+    steps = (*wrong, told, *inner.wrong)
+    history = tuple(f"mended: {line}" for line in steps)
+    ckpt = replace(inner.checkpoint, path=archive.file.path, origin=None, history=history)
+    return replace(inner, checkpoint=ckpt, wrong=steps)
+
+
+def _unpacked(archive: Archive, name: str) -> File:
+    """A record as a file of its own that vanishes when it is closed."""
+    handle, path = tempfile.mkstemp(suffix=Path(name).suffix)
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.writelines(archive.source(name).chunks())
+        return File(path)
+    finally:
+        Path(path).unlink()
+
+
+def _open(archive: Archive, cut: set[str], broken: dict[int, str]) -> Checkpoint:
+    """The checkpoint in an archive some of whose records may be missing or cut."""
+    where = archive.file.path
+    big_endian = is_big_endian(archive)
+
+    def storage(found: StorageId) -> Storage:
+        name = f"data/{found.key}"
+        member = archive.members.get(name)
+        problem = _problem(archive, name, member, name in cut, found.nbytes)
+        if member is None or problem:
+            made = Storage(FileRange(_file(archive), 0, found.nbytes), found.location, found.dtype, found.key)
+            broken[id(made)] = problem
+            return made
+        crc = member.crc if member.crc or not member.size else None
+        return Storage(archive.source(name), found.location, found.dtype, found.key, crc, big_endian)
+
+    reader = TorchReader(read_pickle(archive, "data.pkl"), where, storage)
+    root = reader.load()
+    return Checkpoint(
+        root,
+        "torch-zip",
+        where,
+        archive.file.size,
+        warnings=tuple(check_all([node for node in reader.others if not _uses(node, broken)], where)),
+        lost_content=reader.lost_content(),
+    )
+
+
+def _file(archive: Archive) -> File:
+    assert isinstance(archive.file, File)
+    return archive.file
+
+
+def _problem(archive: Archive, name: str, member: Member | None, cut: bool, nbytes: int) -> str:
+    """Why the record of a storage is not whole, or ""."""
+    if member is None:
+        return "its record is not in the file"
+    if cut:
+        if member.size >= nbytes:
+            return "its checksum and what follows it are lost"
+        return f"is cut short: {member.size:,} of {nbytes:,} bytes are there"
+    if member.size != nbytes:
+        return f"its record has {member.size:,} bytes, {nbytes:,} are needed"
+    try:
+        if member.crc and crc32(archive.source(name)) != member.crc:
+            return "its checksum does not match"
+    except CheckpointError as error:
+        return error.what
+    return ""
+
+
+# -- leaving out what is lost
+
+
+def without(ckpt: Checkpoint, broken: dict[int, str]) -> tuple[Checkpoint, tuple[tuple[str, str], ...]]:
+    """A checkpoint without the entries that need a broken storage, and what was left out and why.
+
+    An entry is one of a dict; if a tensor is in a list or an object, the entry that holds the whole of that goes.
+
+    Raises:
+        Malformed: everything would go.
+    """
+    if not broken:
+        return ckpt, ()
+    lost: list[tuple[str, str]] = []
+    instead: dict[int, Any] = {}
+    for trail, node in walk(ckpt.root):
+        if not isinstance(node, Dict):
+            continue
+        kept = []
+        for (key, value), (part, _) in zip(node.entries, _parts(node), strict=False):
+            why = _uses(value, broken)
+            if why:
+                lost.append((address((trail, part)), why))
+            else:
+                kept.append((key, value))
+        if len(kept) < len(node.entries):
+            instead[id(node)] = Dict(kept, node.ordered, node.attributes)
+    root = rebuild(ckpt.root, instead=instead)
+    if any(_broken(node, broken) for _, node in walk(root)):
+        raise Malformed("nothing can be saved: what is left is in no dict", where=ckpt.where)
+    return replace(ckpt, root=root, origin=None), tuple(lost)
+
+
+def _parts(node: Dict) -> Iterable[tuple[Any, Any]]:
+    """The path component of each entry."""
+    parts = [(part, child) for part, child in children(node) if not (isinstance(part, Aside) and part.endswith("@key"))]
+    return parts[: len(node.entries)]
+
+
+def _broken(node: Any, broken: dict[int, str]) -> str:
+    storage = node.storage if isinstance(node, LazyTensor) else node
+    return broken.get(id(storage), "") if isinstance(storage, Storage) else ""
+
+
+def _uses(value: Any, broken: dict[int, str]) -> str:
+    """Why VALUE is not whole, not counting what is in dicts below it, whose entries go alone."""
+    pending, seen = [value], set()
+    while pending:
+        node = pending.pop()
+        why = _broken(node, broken)
+        if why:
+            return why
+        if isinstance(node, Dict) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        pending.extend(child for _, child in children(node))
+    return ""

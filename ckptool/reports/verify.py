@@ -1,0 +1,399 @@
+"""Whether a checkpoint is whole, as a value: every byte read once, and held against what the file says of itself."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ..checkpoint import Checkpoint
+from ..dtypes import DType
+from ..errors import CheckpointError, Malformed, counted, printable
+from ..files import File, FileRange, Source, StrPath, reason
+from ..formats import open as open_checkpoint
+from ..formats._zip import Archive, Inflated, Member, looks_like_zip, open_archive
+from ..tensor import LazyTensor, Storage
+from ..writing import replacing
+from . import values
+from .contents import contents_of
+from .diff import Diff, diff
+from .values import in_threads
+
+_PAGE = 4096
+_PIECE = 1 << 18
+_MANIFEST = "ckptool-manifest"
+
+#: Element type -> (unsigned type of that size, mask, value): where x & mask == value, x is no finite number. And
+#: whether it is infinite rather than NaN if the remaining bits, but for the sign, are 0.
+_NOT_FINITE: dict[str, tuple[str, int, int, bool]] = {
+    "float64": ("u8", 0x7FF0000000000000, 0x7FF0000000000000, True),
+    "float32": ("u4", 0x7F800000, 0x7F800000, True),
+    "float16": ("u2", 0x7C00, 0x7C00, True),
+    "bfloat16": ("u2", 0x7F80, 0x7F80, True),
+    "complex128": ("u8", 0x7FF0000000000000, 0x7FF0000000000000, True),
+    "complex64": ("u4", 0x7F800000, 0x7F800000, True),
+    "float8_e5m2": ("u1", 0x7C, 0x7C, True),
+    "float8_e4m3fn": ("u1", 0x7F, 0x7F, False),
+    "float8_e5m2fnuz": ("u1", 0xFF, 0x80, False),
+    "float8_e4m3fnuz": ("u1", 0xFF, 0x80, False),
+    "float8_e8m0fnu": ("u1", 0xFF, 0xFF, False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What reading every byte of a checkpoint showed.
+
+    Attributes:
+        path, format, bytes: the checkpoint.
+        read: bytes that were read.
+        damage: what is broken; the checkpoint is not what was saved.
+        doubts: what may be right and often is not: NaN, infinite values, pages of zeros between other values.
+        notes: what could not be checked, and what else is worth knowing.
+        checksums: how many agree, and how many were not recorded.
+        digest: that of all weights, if it was asked for: the same weights have the same in every format.
+        digests: those of the weights, by name.
+        against: the comparison with another file, if that was asked for.
+    """
+
+    path: str
+    format: str
+    bytes: int
+    read: int
+    damage: list[str]
+    doubts: list[str]
+    notes: list[str]
+    checksums: tuple[int, int]
+    digest: str | None = None
+    digests: dict[str, str] = field(default_factory=dict)
+    against: Diff | None = None
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is broken, and the other file, if there is one, has the same weights."""
+        return not self.damage and (self.against is None or self.against.same)
+
+    def as_json(self) -> dict[str, Any]:
+        """The document that `ckptool verify --json` prints for one file."""
+        whole = asdict(self)
+        del whole["against"]
+        against = self.against.as_json() if self.against else None
+        return {"sound": self.sound, **whole, "against": against}
+
+
+def verify(
+    path: StrPath,
+    *,
+    against: StrPath | None = None,
+    manifest: StrPath | None = None,
+    digest: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Verification:
+    """Read every byte of a checkpoint once and hold it against what the file says of itself.
+
+    Structure, sizes and the rules of the format are checked by opening it; then checksums, and values.
+
+    Args:
+        path: the checkpoint.
+        against: another one, which should have the same weights.
+        manifest: a file with the digests that its weights should have (see `write_manifest`).
+        digest: compute the digests of the weights.
+        progress: called with the number of bytes that were read, each time.
+
+    Raises:
+        CheckpointError: it cannot be opened, since it is no checkpoint or contradicts itself; or the manifest cannot.
+    """
+    expected = read_manifest(manifest) if manifest is not None else None
+    ckpt = open_checkpoint(path)
+    regions = list(_regions(ckpt))
+    damage, doubts, read, matched, unknown = [], [], 0, 0, 0
+    for region, found in zip(regions, in_threads(_looked_at, regions), strict=True):
+        read += region.source.length
+        if progress:
+            progress(region.source.length)
+        if found.failure:
+            damage.append(f"{region.name}: {found.failure}")
+        elif region.crc is None:
+            unknown += 1
+        elif found.crc != region.crc:
+            damage.append(f"{region.name}: its CRC-32 is {found.crc:08x}, recorded was {region.crc:08x}")
+        else:
+            matched += 1
+        doubts += [f"{region.name}: {text}" for text in found.doubts()]
+    digests = digests_of(ckpt) if digest or expected is not None else {}
+    if expected is not None:
+        damage += _against_manifest(digests, expected)
+    compared = diff(path, against, weights=True) if against is not None else None
+    notes = list(ckpt.warnings)
+    if unknown and ckpt.format in ("torch-zip", "torchscript", "torch-package", "pt2"):
+        notes.append(f"for {counted(unknown, 'record')} no checksum was recorded")
+    elif not matched:
+        notes.append(f"{ckpt.format} has no checksums: changed bytes in a tensor would not show")
+    return Verification(
+        str(path),
+        ckpt.format,
+        ckpt.nbytes,
+        read,
+        damage,
+        doubts,
+        notes,
+        (matched, unknown),
+        total_digest(digests) if digests else None,
+        digests,
+        compared,
+    )
+
+
+# -- what is read
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """A run of bytes: its name for messages, where it is, its checksum if one is recorded, and what it holds."""
+
+    name: str
+    source: Source
+    crc: int | None
+    dtype: DType | None
+    big_endian: bool = False
+
+
+@dataclass(slots=True)
+class _Found:
+    crc: int = 0
+    failure: str = ""
+    nan: int = 0
+    infinite: int = 0
+    pages: int = 0
+    zero_pages: int = 0
+    first_zero: int | None = None
+    only_zeros: bool = True
+
+    def doubts(self) -> Iterator[str]:
+        """What may be wrong with the values."""
+        if self.nan:
+            yield f"{self.nan:,} NaN"
+        if self.infinite:
+            yield counted(self.infinite, "infinite value")
+        if self.zero_pages and not self.only_zeros:
+            yield (
+                f"{counted(self.zero_pages, 'page')} of {_PAGE:,} bytes hold zeros only, the first at byte "
+                f"{self.first_zero:,}"
+            )
+
+
+def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
+    """Everything in the files of a checkpoint: the records of archives, the storages of other files."""
+    names: dict[int, list[str]] = defaultdict(list)
+    views: dict[int, set[str]] = defaultdict(set)
+    types: dict[int, DType] = {}
+    for path, tensor in ckpt.tensors():
+        key = id(tensor.storage)
+        names[key].append(path)
+        views[key].add(tensor.dtype.name)
+        types[key] = tensor.dtype
+    files: dict[int, File] = {}
+    storages: dict[tuple[int, int], Storage] = {}
+    alone: list[Storage] = []
+    for storage in ckpt.storages():
+        source = storage.source
+        if isinstance(source, FileRange):
+            files[id(source.file)] = source.file
+            storages[id(source.file), source.offset] = storage
+        elif isinstance(source, Inflated):
+            files[id(source.packed.file)] = source.packed.file
+            storages[id(source.packed.file), source.packed.offset] = storage
+        else:
+            alone.append(storage)
+
+    def told(storage: Storage) -> _Region:
+        used = names[id(storage)]
+        name = printable(used[0] if used else storage.key, 80) + (f" and {len(used) - 1:,} more" if used[1:] else "")
+        dtype = types[id(storage)] if len(views[id(storage)]) == 1 else None
+        return _Region(name, storage.source, None, dtype, storage.big_endian)
+
+    if not files and ckpt.path is not None and ckpt.path.is_file():  # an archive without tensors
+        alone_in = File(ckpt.path)
+        files[id(alone_in)] = alone_in
+    for number, file in files.items():
+        mine = [(at, storage) for (owner, at), storage in storages.items() if owner == number]
+        archive = _archive(file)
+        if archive is None:
+            yield from (told(storage) for _, storage in mine)
+            continue
+        starts = dict(mine)
+        prefix = f"{printable(file.path.name, 60)}: " if len(files) > 1 else ""
+        for name, member in archive.members.items():
+            here = starts.get(member.start) if member.size else None
+            source = archive.source(name)
+            region = told(here) if here else _Region(printable(name, 80), source, None, None)
+            yield replace(region, name=prefix + region.name, source=source, crc=_recorded(member))
+    yield from (told(storage) for storage in alone)
+
+
+def _archive(file: File) -> Archive | None:
+    """A file as a zip archive. One with several archives in a row (of torch.distributed.checkpoint) is none."""
+    if not looks_like_zip(file.read(0, min(4, file.size))):
+        return None
+    try:
+        return open_archive(file, any_layout=True)
+    except CheckpointError:
+        return None
+
+
+def _recorded(member: Member) -> int | None:
+    """The checksum of a record; a 0 over some bytes means that none was recorded."""
+    return member.crc if member.crc or not member.size else None
+
+
+def _looked_at(region: _Region) -> _Found:
+    """Read a region once."""
+    found = _Found()
+    start = region.source.offset if isinstance(region.source, FileRange) else None
+    rule = _NOT_FINITE.get(region.dtype.name) if region.dtype else None
+    at = 0
+    try:
+        for piece in _pieces(region.source):
+            if region.crc is not None:
+                found.crc = zlib.crc32(piece, found.crc)
+            if rule is not None:
+                _count_odd(found, piece, rule, region.big_endian)
+            if start is not None and region.dtype is not None:
+                _count_pages(found, piece, start + at)
+            at += len(piece)
+    except CheckpointError as error:
+        found.failure = error.what
+    except OSError as error:  # of the disk
+        found.failure = f"cannot be read ({reason(error)})"
+    return found
+
+
+def _pieces(source: Source) -> Iterator[bytes | bytearray | memoryview]:
+    """All bytes, in pieces that hold whole numbers; those of a file through one buffer."""
+    if not isinstance(source, FileRange):
+        left = b""
+        for chunk in source.chunks():
+            whole = left + bytes(chunk) if left else chunk
+            cut = len(whole) - len(whole) % 16
+            left = bytes(whole[cut:])
+            yield whole[:cut]
+        if left:
+            yield left
+        return
+    buffer = bytearray(min(_PIECE, source.length))
+    for at in range(0, source.length, _PIECE):
+        if len(buffer) > source.length - at:
+            buffer = bytearray(source.length - at)
+        source.file.read_into(memoryview(buffer), source.offset + at)
+        yield buffer
+
+
+def _count_odd(found: _Found, piece: Any, rule: tuple[str, int, int, bool], big_endian: bool) -> None:
+    import numpy as np
+
+    kind, mask, value, infinite = rule
+    order, size = ">" if big_endian else "<", int(kind[1:])
+    words = np.frombuffer(piece, f"{order}{kind}", len(piece) // size)
+    if size > 2:  # the sum of finite numbers is finite, or too large, which the mask then tells
+        with np.errstate(all="ignore"):
+            if np.isfinite(words.view(f"{order}f{size}").sum()):
+                return
+    elif mask == value and np.bitwise_and(words, mask).max(initial=0) != value:
+        return
+    odd = (words & mask) == value
+    if not odd.any():
+        return
+    rest = words[odd]
+    sign = 1 << (8 * size - 1)
+    ends = int(np.count_nonzero((rest & ~np.array(mask | sign, kind)) == 0)) if infinite else 0
+    found.infinite += ends
+    found.nan += len(rest) - ends
+
+
+def _count_pages(found: _Found, piece: Any, at: int) -> None:
+    """Pages of the file that hold zeros only. The first word of a page tells most of them apart."""
+    import numpy as np
+
+    skip = -at % _PAGE
+    count = (len(piece) - skip) // _PAGE
+    if count <= 0:
+        found.only_zeros = found.only_zeros and not any(piece)
+        return
+    pages = np.frombuffer(piece, np.uint8, count * _PAGE, skip).reshape(count, _PAGE)
+    empty = np.flatnonzero(~pages[:, :8].any(axis=1))
+    empty = empty[~pages[empty].any(axis=1)]
+    found.pages += count
+    found.zero_pages += len(empty)
+    if len(empty) and found.first_zero is None:
+        found.first_zero = at + skip + int(empty[0]) * _PAGE
+    if len(empty) < count:
+        found.only_zeros = False
+
+
+# -- digests and manifests
+
+
+def digests_of(ckpt: Checkpoint) -> dict[str, str]:
+    """The digest of each of the weights, by key if there is one state dict, else by path.
+
+    It is SHA-256 over type, shape and values (see `ckptool.reports.values.digest`), so it does not depend on the
+    container, on the order or on what else is in the file.
+    """
+    found = ckpt.state_dicts()
+    weights = contents_of(ckpt, found, by_key=len(found) == 1).weights
+
+    def one(item: tuple[str, LazyTensor]) -> tuple[str, str]:
+        return item[0], values.digest(item[1])
+
+    return dict(in_threads(one, weights.items()))
+
+
+def total_digest(digests: dict[str, str]) -> str:
+    """One digest of all weights: SHA-256 over their names and digests, in the order of the names."""
+    import hashlib
+
+    told = hashlib.sha256()
+    for name in sorted(digests):
+        told.update(f"{json.dumps(name)} {digests[name]}\n".encode())
+    return told.hexdigest()
+
+
+def write_manifest(path: StrPath, digests: dict[str, str], *, overwrite: bool = False) -> None:
+    """Write the digests of weights to a file of JSON."""
+    document = {_MANIFEST: 1, "digest": total_digest(digests), "tensors": dict(sorted(digests.items()))}
+    with replacing(path, overwrite=overwrite) as out:
+        out.write((json.dumps(document, indent=1) + "\n").encode())
+
+
+def read_manifest(path: StrPath) -> dict[str, str]:
+    """The digests that a manifest holds.
+
+    Raises:
+        Unreadable: there is no such file.
+        Malformed: it is no manifest, or was changed.
+    """
+    file = File(path)
+    try:
+        document = json.loads(file.read(0, file.size))
+        tensors = document["tensors"] if document[_MANIFEST] == 1 else None
+        digest = document["digest"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        tensors = digest = None
+    if not isinstance(tensors, dict) or not all(isinstance(value, str) for value in tensors.values()):
+        hint = "ckptool verify FILE --write-manifest MANIFEST makes one"
+        raise Malformed("is no manifest of ckptool", where=path, hint=hint)
+    if digest != total_digest(tensors):
+        raise Malformed("was changed: its digests do not add up to the one that it states", where=path)
+    return tensors
+
+
+def _against_manifest(found: dict[str, str], expected: dict[str, str]) -> Iterator[str]:
+    for name in expected:
+        if name not in found:
+            yield f"{printable(name, 80)}: is in the manifest and not in the file"
+        elif found[name] != expected[name]:
+            yield f"{printable(name, 80)}: its digest is not that of the manifest"
+    yield from (f"{printable(name, 80)}: is not in the manifest" for name in found if name not in expected)

@@ -1,0 +1,210 @@
+"""`ckptool.salvage`: what is whole of a damaged file is saved as it was, and what is lost is named."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ckptool
+from ckptool.checkpoint import Checkpoint
+from ckptool.dtypes import BY_NAME
+from ckptool.files import Buffer
+from ckptool.tensor import LazyTensor, Storage, contiguous_stride
+from ckptool.tree import Dict, List
+
+LAYERS = 8
+
+
+def tensor(array):
+    array = np.ascontiguousarray(array)
+    kind = BY_NAME[array.dtype.name]
+    return LazyTensor(Storage(Buffer(array.tobytes()), "cpu", kind), kind, array.shape, contiguous_stride(array.shape))
+
+
+def checkpoint():
+    rng = np.random.default_rng(1)
+    weights = [(f"layers.{n}.weight", tensor(rng.standard_normal((20, 30)).astype("float32"))) for n in range(LAYERS)]
+    return Checkpoint(Dict([("epoch", 3), ("state_dict", Dict([*weights, ("empty", tensor(np.zeros((0, 3))))], True))]))
+
+
+@pytest.fixture
+def whole(tmp_path):
+    path = tmp_path / "ok.pth"
+    ckptool.save(checkpoint(), path)
+    return path
+
+
+def zipped_again(path, name, *, method=zipfile.ZIP_STORED, extra=()):
+    """The archive at PATH, with other names."""
+    out = path.with_name("again.pth")
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w", method) as new:
+        for record in old.infolist():
+            new.writestr(name(record.filename), old.read(record))
+        for other, data in extra:
+            new.writestr(other, data)
+    return out
+
+
+def inside_another(path):
+    out = path.with_name("outer.zip")
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as new:
+        new.write(path, "download/ok.pth")
+    return out
+
+
+def cut(path, size):
+    out = path.with_name(f"cut{path.suffix}")
+    data = path.read_bytes()
+    out.write_bytes(data[:size] if size < 0 else data[: int(size * len(data))] if size < 1 else data[:size])
+    return out
+
+
+MENDED = {
+    "flat": lambda path: zipped_again(path, lambda name: name.partition("/")[2]),
+    "by macOS": lambda path: zipped_again(
+        path,
+        lambda name: name,
+        method=zipfile.ZIP_DEFLATED,
+        extra=[("__MACOSX/._ok", b"x"), ("archive/.DS_Store", b"y")],
+    ),
+    "in a folder within a folder": lambda path: zipped_again(path, lambda name: f"a/b/{name}"),
+    "compressed": lambda path: zipped_again(path, lambda name: name, method=zipfile.ZIP_DEFLATED),
+    "in another archive": inside_another,
+    "without its directory": lambda path: cut(path, -500),
+    "without its end record": lambda path: cut(path, -20),
+}
+
+
+@pytest.mark.parametrize("kind", MENDED)
+def test_what_only_has_another_form_is_mended_without_loss(whole, tmp_path, kind):
+    found = ckptool.salvage(MENDED[kind](whole))
+    assert found.wrong
+    assert not found.lost
+    ckptool.save(found.checkpoint, tmp_path / "out.pth")
+    assert ckptool.diff(whole, tmp_path / "out.pth").same
+    assert ckptool.verify(tmp_path / "out.pth").sound
+
+
+@pytest.mark.parametrize("kind", MENDED)
+def test_torch_loads_what_was_mended(torch, whole, tmp_path, kind):
+    ckptool.save(ckptool.salvage(MENDED[kind](whole)).checkpoint, tmp_path / "out.pth")
+    expected = torch.load(whole, weights_only=True)["state_dict"]
+    found = torch.load(tmp_path / "out.pth", weights_only=True, mmap=True)["state_dict"]
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("format_", ["torch-zip", "torch-legacy", "safetensors"])
+@given(data=st.data())
+@settings(max_examples=25)
+def test_of_a_file_that_is_cut_short_every_tensor_is_whole_or_named(tmp_path_factory, format_, data):
+    folder = tmp_path_factory.mktemp("cut")
+    path = folder / ("ok.safetensors" if format_ == "safetensors" else "ok.pth")
+    ckpt = checkpoint()
+    ckptool.save(ckpt if format_ != "safetensors" else ckptool.extract(ckpt), path, format=format_)
+    raw = path.read_bytes()
+    size = data.draw(st.integers(0, len(raw) - 1))
+    path.write_bytes(raw[:size])
+    try:
+        found = ckptool.salvage(path)
+    except ckptool.CheckpointError:
+        assert size < 4000  # the part that says what there is
+        return
+    before = ckpt.state_dict().tensors
+    after = found.checkpoint.state_dict().tensors if found.kept else {}
+    assert all(np.array_equal(after[key].numpy(), before[key].numpy()) for key in after)
+    lost = {path.rpartition("/")[2] for path, _ in found.lost}
+    assert after.keys() | lost == before.keys()
+    assert not after.keys() & lost
+    assert found.kept == len(after)
+
+
+def test_torch_loads_what_is_left_of_a_cut_file(torch, whole, tmp_path):
+    found = ckptool.salvage(cut(whole, 0.5))
+    ckptool.save(found.checkpoint, tmp_path / "out.pth", allow_loss=True)
+    left = torch.load(tmp_path / "out.pth", weights_only=True)
+    expected = torch.load(whole, weights_only=True)
+    assert left["epoch"] == 3
+    assert 0 < len(left["state_dict"]) < LAYERS
+    assert all(torch.equal(value, expected["state_dict"][key]) for key, value in left["state_dict"].items())
+
+
+def test_files_that_torch_wrote_lose_their_directory_and_get_it_back(torch, tmp_path):
+    torch.manual_seed(0)
+    state = {f"w{n}": torch.randn(50, 20) for n in range(5)} | {"tied": torch.ones(3)}
+    state["tied.too"] = state["tied"]
+    torch.save(state, tmp_path / "a.pth")
+    data = (tmp_path / "a.pth").read_bytes()
+    (tmp_path / "b.pth").write_bytes(data[: data.index(b"PK\1\2")])
+    found = ckptool.salvage(tmp_path / "b.pth")
+    assert (found.lost, found.kept) == ((), 7)
+    ckptool.save(found.checkpoint, tmp_path / "c.pth")
+    back = torch.load(tmp_path / "c.pth", weights_only=True)
+    assert all(torch.equal(back[key], value) for key, value in state.items())
+    assert back["tied"].data_ptr() == back["tied.too"].data_ptr()
+
+
+def test_a_tensor_whose_checksum_does_not_match_is_lost(whole):
+    source = ckptool.open(whole).state_dict()["layers.3.weight"].storage.source
+    data = bytearray(whole.read_bytes())
+    data[source.offset] ^= 1
+    whole.write_bytes(data)
+    found = ckptool.salvage(whole)
+    assert found.lost == (("state_dict/layers.3.weight", "its checksum does not match"),)
+    with pytest.raises(ckptool.CannotCarry, match="checksum does not match"):
+        ckptool.save(found.checkpoint, whole.with_name("out.pth"))
+
+
+def test_the_entry_that_holds_a_lost_tensor_goes_as_a_whole(tmp_path):
+    big = tensor(np.ones(5000, "float32"))
+    root = Dict([("first", tensor(np.ones(3, "float32"))), ("several", List([1, tensor(np.ones(2, "float32")), big]))])
+    ckptool.save(Checkpoint(root), tmp_path / "a.pth")
+    found = ckptool.salvage(cut(tmp_path / "a.pth", -1000))
+    assert [path for path, _ in found.lost] == ["several"]
+    assert [path for path, _ in found.checkpoint.tensors()] == ["first"]
+
+
+def test_bytes_behind_a_safetensors_file_are_left_behind(tmp_path):
+    path = tmp_path / "a.safetensors"
+    ckptool.save(ckptool.extract(checkpoint()), path)
+    path.write_bytes(path.read_bytes() + b"junk")
+    found = ckptool.salvage(path)
+    assert found.wrong == ("4 bytes follow the last tensor",)
+    assert not found.lost
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\3\4", b"PK\5\6" + bytes(18), b"<html>", b"\x80\x02}."])
+def test_of_what_is_no_checkpoint_nothing_can_be_saved(tmp_path, data):
+    (tmp_path / "a.pth").write_bytes(data)
+    with pytest.raises(ckptool.CheckpointError):
+        ckptool.salvage(tmp_path / "a.pth")
+
+
+def test_an_archive_of_two_checkpoints_is_not_chosen_from(whole, tmp_path):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as new:
+        new.write(whole, "a.pth")
+        new.write(whole, "b.pth")
+    (tmp_path / "both.zip").write_bytes(out.getvalue())
+    with pytest.raises(ckptool.NotFound, match="2 checkpoints"):
+        ckptool.salvage(tmp_path / "both.zip")
+
+
+@given(st.binary(max_size=200), st.integers(0, 30), st.integers(1, 5))
+@settings(max_examples=30)
+def test_noise_ends_in_an_error_of_ours_or_in_what_is_whole(tmp_path_factory, noise, where, times):
+    path = tmp_path_factory.mktemp("noise") / "a.pth"
+    ckptool.save(checkpoint(), path)
+    data = bytearray(path.read_bytes())
+    for n in range(times):
+        at = (where * 997 + n * 5003) % len(data)
+        data[at : at + len(noise)] = noise
+    path.write_bytes(data)
+    try:
+        found = ckptool.salvage(path)
+    except ckptool.CheckpointError:
+        return
+    assert found.kept <= found.tensors

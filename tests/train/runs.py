@@ -1,0 +1,77 @@
+"""What is trained in the tests, and who watches. Ranks import this file."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import time
+from pathlib import Path
+
+from ckptool.train import Config
+
+#: What all strategies are given: one seed, one permutation of the data, one global batch. Of 84 rows to train with, 80
+#: make five steps an epoch, and the last four are dropped.
+SAME = Config(
+    samples=105,
+    batch_size=16,
+    drop_last=True,
+    epochs=3,
+    lr=0.05,
+    lr_groups={"fc3.": 0.02},
+    schedule="exponential:0.8",
+    weight_decay=0.001,
+    seed=3,
+    devices=("cpu",),
+    curves=False,
+)
+
+#: Where they differ. Between them they meet in all three ways: env://, tcp://, file://.
+HOW = {
+    "single": {},
+    "data-parallel": {},
+    "functional": {},
+    "manual": {"nproc": 3},  # 16 samples do not divide evenly by 3
+    "average-gradients": {"nproc": 2, "rendezvous": "file://"},
+    "ddp": {"nproc": 2, "rendezvous": "tcp://"},
+    "fsdp": {"nproc": 2, "accumulate": 2},
+}
+
+
+class Keeper:
+    """Keeps what a run has saved after two epochs in a folder `after-2`, and what it was told in `told`."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def say(self, text: str) -> None:
+        with open(self.out / "told", "a") as file:
+            file.write(text + "\n")
+
+    def begin_epoch(self, number: int, epochs: int, steps: int) -> None:
+        self.say(f"epoch {number} of {epochs}: {steps} steps")
+        if number == 3:
+            shutil.copytree(self.out, self.out / "after-2")
+
+    def step(self, loss: float) -> None:
+        pass
+
+    def end_epoch(self, epoch: object) -> None:
+        pass
+
+
+class Slow(Keeper):
+    """Makes a run last until it is ended, and says when it has begun."""
+
+    def begin_epoch(self, number: int, epochs: int, steps: int) -> None:
+        pass
+
+    def step(self, loss: float) -> None:
+        self.say("a step")
+        time.sleep(0.1)
+
+
+def free_port():
+    """A port that the system has just given, and gives to nobody else for some time."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
