@@ -161,10 +161,12 @@ class _Cleaner:
         if stands_for_a_tensor(node):
             return self.tensor(node, trail)
         if is_module(node):
-            state_dict, _ = state_dict_of(PickledModule(node, trail), self.where)
-            made = self.value(state_dict, trail)
+            found = state_dict_of(PickledModule(node, trail), self.where)
+            made = self.value(found.node, trail)
+            for line in found.lost:
+                self.changed(trail, line, "left out", None)
             hooked = "; functions that change it are not run" if has_own_ways(node) else ""
-            return self.changed(trail, name, f"its state dict of {len(state_dict.entries):,} keys{hooked}", made)
+            return self.changed(trail, name, f"its state dict of {len(found.node.entries):,} keys{hooked}", made)
         if name in _CALLS:
             return self.plain_call(node, trail)
         if (

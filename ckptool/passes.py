@@ -274,7 +274,19 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     ]
     if weights.model is not None and has_own_ways(weights.model):
         notes.append("note: the model has functions that change its state dict when it is made; they were not run")
-    return replace(ckpt, root=weights.node, at="", sealed="").noting(*notes)
+    if weights.aside:
+        notes.append(f"note: no state dict holds these tensors among the model's attributes: {_some(weights.aside)}")
+    if weights.strangers:
+        notes.append(
+            f"note: if these classes add to a state dict by code, that is not in it: {_some(weights.strangers)}"
+        )
+    lost = (*ckpt.lost_content, *weights.lost)
+    return replace(ckpt, root=weights.node, at="", sealed="", lost_content=lost).noting(*notes)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = [printable(name, 60) for name in names[:5]]
+    return ", ".join(shown) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def clean(ckpt: Checkpoint) -> Checkpoint:

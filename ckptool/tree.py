@@ -107,7 +107,7 @@ class _Referable:
     __slots__ = ("__weakref__",)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class Object(_Referable):
     """An instance of some class, as the steps that pickle would take to make it. None of them is taken.
 
@@ -142,9 +142,14 @@ class Object(_Referable):
     @property
     def class_name(self) -> str:
         """Dotted name of its class, as far as the pickle tells."""
-        if str(self.callee) == "copyreg._reconstructor" and self.args:
-            return str(self.args[0])
-        return str(self.callee) if isinstance(self.callee, Global) else "?"
+        named = self.callee
+        if str(named) == "copyreg._reconstructor" and type(self.args) is tuple and self.args:
+            named = self.args[0]
+        return str(named) if isinstance(named, Global) else "?"
+
+    def __repr__(self) -> str:
+        """Its class alone: what is in it may be in it again and again."""
+        return f"Object({self.class_name})"
 
 
 Mapped = Dict | Object

@@ -20,6 +20,7 @@ FLOORS = [
     ["tensor", "keys"],
     ["tree", "tiles", "casting"],
     ["kinds"],
+    ["quantized"],
     ["decode", "modules", "plain_values"],
     ["objects", "locations"],
     ["cleaning", "vintage"],

@@ -120,7 +120,7 @@ def describe(ckpt: Checkpoint) -> Inspection:
         [_state_dict(one, wrappers) for one, wrappers in zip(weights, wrapped, strict=True)],
         _tensors(ckpt, weights),
         count_objects(ckpt.root),
-        list(ckpt.warnings),
+        [*ckpt.warnings, *(f"not in the state dict: {line}" for one in weights for line in one.lost)],
         [group for one in weights for group in one.ties()],
         _others(ckpt, weights),
         mentions(ckpt.root),
