@@ -312,6 +312,10 @@ def _compressed(
     return OtherTensor(kind, values.dtype, shape, {"compressed": outer, "indices": inner, "values": values})
 
 
+#: Those that torch writes, and reads.
+_SCHEMES = {f"torch.per_{name}" for name in ("tensor_affine", "channel_affine", "channel_affine_float_qparams")}
+
+
 def _quantized(node: Object) -> OtherTensor:
     _require(len(node.args) >= 6, "a quantized tensor that lacks arguments")
     storage, offset, shape, stride, scheme, grad = node.args[:6]
@@ -330,8 +334,9 @@ def _quantized(node: Object) -> OtherTensor:
     values.check()
     _require(isinstance(scheme, tuple) and len(scheme) >= 3 and isinstance(scheme[0], Global), "no quantizer")
     parts = {"values": values}
-    name = scheme[0].name
-    if name in ("per_tensor_affine", "per_tensor_symmetric"):
+    name = str(scheme[0])
+    _require(name in _SCHEMES, f"a tensor quantized in an unknown way: {printable(name, 80)}")
+    if name == "torch.per_tensor_affine":
         scale, zero = scheme[1:3]
         numeric = type(scale) is float or _fits_64_bits(scale)
         _require(numeric and _fits_64_bits(zero), "a quantized tensor without a scale and a zero point")

@@ -21,8 +21,10 @@ def tensor(shape=(4,), stride=(1,), kind="FloatStorage", numel=4, key="0"):
     return Call("torch._utils._rebuild_tensor_v2", stored(kind, numel, key), 0, shape, stride, False, Ordered())
 
 
-def quantized(offset=0, shape=(4,), stride=(1,), kind="QUInt8Storage", numel=4, scale=0.5, zero=1):
-    scheme = (Name("torch.per_tensor_affine"), scale, zero)
+def quantized(
+    offset=0, shape=(4,), stride=(1,), kind="QUInt8Storage", numel=4, scale=0.5, zero=1, name="tensor_affine"
+):
+    scheme = (Name(f"torch.per_{name}"), scale, zero)
     return Call("torch._utils._rebuild_qtensor", stored(kind, numel), offset, shape, stride, scheme, False, Ordered())
 
 
@@ -70,6 +72,7 @@ REFUSED = {
     "an offset that is a class": (quantized(offset=Name("os.system")), BYTES, "offset is no number"),
     "an offset between two elements": (quantized(offset=1.5, shape=(2,)), BYTES, "offset is no number"),
     "a zero point of 80 bits": (quantized(zero=1 << 79), BYTES, "without a scale and a zero point"),
+    "a scheme that torch does not have": (quantized(name="tensor_q"), BYTES, "an unknown way: torch.per_tensor_q"),
     "a scale beyond all floats": (quantized(scale=1 << 2000), BYTES, "without a scale and a zero point"),
     "negative sizes of packed elements": (
         quantized(shape=(-2, -2), stride=(1, 1), kind="QUInt4x2Storage", numel=2),
