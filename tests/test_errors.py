@@ -61,6 +61,11 @@ def partial_match(path):
     ckptool.strip_prefix(saved(path, weights("module.a", "n_averaged")))
 
 
+def doubtful(path):
+    torch = pytest.importorskip("torch")
+    ckptool.load_into(torch.nn.Linear(2, 1, bias=False), saved(path, {"other.w": tensor(), "another.w": tensor()}))
+
+
 def training_failed(path):
     pytest.importorskip("torch")
     ckptool.train.run(ckptool.train.Config(out=path, epochs=1, lr=1e30))
@@ -79,6 +84,7 @@ RAISED = {
     "PartialMatch": partial_match,
     "KeyCollision": lambda path: ckptool.rename(saved(path, weights()), {"module.a": "x", "module.b": "x"}),
     "CannotCarry": lambda path: ckptool.save(saved(path, {"model": weights(), "hook": live()}), path, overwrite=True),
+    "Doubtful": doubtful,
     "TrainingFailed": training_failed,
 }
 
