@@ -136,9 +136,14 @@ class Object:
     @property
     def class_name(self) -> str:
         """Dotted name of its class, as far as the pickle tells."""
-        if str(self.callee) == "copyreg._reconstructor" and self.args:
-            return str(self.args[0])
-        return str(self.callee) if isinstance(self.callee, Global) else "?"
+        if not isinstance(self.callee, Global):
+            return "?"
+        named = self.args[0] if str(self.callee) == "copyreg._reconstructor" and self.args else self.callee
+        return str(named) if isinstance(named, Global) else "?"
+
+    def __repr__(self) -> str:
+        """Without what is in it: shared parts would be spelled exponentially often."""
+        return f"<{self.how} of {self.callee if isinstance(self.callee, Global) else '…'}>"
 
 
 Mapped = Dict | Object

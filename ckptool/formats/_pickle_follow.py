@@ -47,6 +47,10 @@ class Follower(Reader):
         self.straddles = False
         self._total = len(data) if total is None else total
 
+    def _out_of_data(self, length: int) -> None:
+        self._complete |= self.position + length > self._total
+        super()._out_of_data(length)
+
     def _take(self, length: int) -> bytes:
         start, end = self.position, self.position + length
         if end > len(self.data):
@@ -130,7 +134,9 @@ class Follower(Reader):
             target.steps.append(("entries", pairs))
         elif isinstance(target, Global):
             self._changes(target, flat)
-        elif pairs and not isinstance(target, List | bytearray):
+        elif isinstance(target, List):
+            target.items.extend(flat)
+        elif pairs and not isinstance(target, bytearray):
             self._fail("sets items of what has none")
 
     def _add_items(self) -> None:

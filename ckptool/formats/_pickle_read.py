@@ -465,8 +465,8 @@ class Reader:
 
     def _obj(self) -> None:
         args = self._pop_mark()
-        if not args:
-            self._fail("makes an object of no class")
+        if not args or not isinstance(args[0], Global | Object):
+            self._fail(f"makes an object of {_kind(args[0]) if args else 'no class'}")
         self._push_made("obj", args[0], tuple(args[1:]))
 
     def _build(self) -> None:
