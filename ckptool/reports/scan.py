@@ -17,6 +17,7 @@ from ..files import File, StrPath
 from ..objects import COMPUTED, HARMLESS, PLAIN, called_name
 from ..tree import ByteString, Dict, Global, List, Object, Set
 from .pickles import LOADS, Contents, find_pickles
+from .programs import PROGRAMS
 
 Group = Literal["code execution", "custom classes", "plain data", "tensors"]
 #: From the worst to the most harmless.
@@ -32,7 +33,7 @@ class Finding:
 
     Attributes:
         group: "tensors", "plain data", "custom classes" or "code execution".
-        name: its dotted name, as Python 3 has it; or that what is called is itself computed.
+        name: its dotted name, as Python 3 has it; or that what is called is itself computed; or what a program is.
         calls: how often it would be called.
         places: the pickles that name it, the first twenty of them.
         examples: the first calls, as text.
@@ -43,6 +44,11 @@ class Finding:
     calls: int
     places: list[str]
     examples: list[str]
+
+    @property
+    def program(self) -> bool:
+        """Whether it is code beside the pickles, which none of them names."""
+        return self.name in PROGRAMS
 
     @property
     def plain(self) -> bool:
@@ -133,7 +139,6 @@ def _findings(found: Contents) -> list[Finding]:
         if len(known) < _MOST_PLACES and (not known or known[-1] != place):
             known.append(place)
 
-    programs = {what for what, _ in found.programs}
     closed = {str(one) for pickle in found.pickles if not pickle.opened for one in pickle.named}
     for what, place in found.programs:
         at(what, place)
@@ -152,7 +157,7 @@ def _findings(found: Contents) -> list[Finding]:
                     shown.append(call_text(made))
 
     def group(name: str) -> Group:
-        if name in programs:
+        if name in PROGRAMS:
             return "code execution"
         return "tensors" if name == LOADS and name not in closed else group_of(name, calls[name])
 
