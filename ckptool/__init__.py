@@ -23,11 +23,15 @@ _HOMES = {
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(("Scan", "scan"), "reports.scan"),
     **dict.fromkeys(("Diff", "diff"), "reports.diff"),
+    **dict.fromkeys(("Diagnosis", "doctor", "explain"), "reports.doctor"),
+    **dict.fromkeys(("Fit", "fits"), "reports.fits"),
     **dict.fromkeys(("Verification", "verify"), "reports.verify"),
     **dict.fromkeys(
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
         "passes",
     ),
+    **dict.fromkeys(("cast", "untie", "compact", "average"), "values"),
+    "slim": "slimming",
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
@@ -72,9 +76,13 @@ if TYPE_CHECKING:
     )
     from .porting import Mapping, load_into, read_mapping, transfer
     from .reports.diff import Diff, diff
+    from .reports.doctor import Diagnosis, doctor, explain
+    from .reports.fits import Fit, fits
     from .reports.scan import Scan, scan
     from .reports.verify import Verification, verify
+    from .slimming import slim
     from .tensor import LazyTensor, Storage
+    from .values import average, cast, compact, untie
 
 
 def __getattr__(name: str) -> Any:
@@ -95,8 +103,10 @@ __all__ = [
     "CannotCarry",
     "Checkpoint",
     "CheckpointError",
+    "Diagnosis",
     "Diff",
     "Doubtful",
+    "Fit",
     "Inert",
     "KeyCollision",
     "LazyTensor",
@@ -119,12 +129,18 @@ __all__ = [
     "Verification",
     "__version__",
     "add_prefix",
+    "average",
+    "cast",
     "clean",
+    "compact",
     "dequantize",
     "detect",
     "diff",
+    "doctor",
     "drop",
+    "explain",
     "extract",
+    "fits",
     "from_torch",
     "load",
     "load_into",
@@ -137,9 +153,11 @@ __all__ = [
     "save",
     "scan",
     "select",
+    "slim",
     "strip_prefix",
     "to_dense",
     "transfer",
+    "untie",
     "unwrap",
     "verify",
 ]

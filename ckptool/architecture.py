@@ -13,6 +13,7 @@ import inspect
 import re
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, StateDict
 from .errors import Ambiguous, CannotCarry, NotFound, RuleError, Unreadable, printable
 from .files import shell_quote
 from .model import from_torch, to_torch
@@ -347,4 +348,24 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
         model = inner
 
 
-__all__ = ["ModelSource", "build", "fill", "find_model", "initial_values", "signature_for", "unwrapped"]
+def refused(model: torch.nn.Module, weights: StateDict) -> str | None:
+    """What `model.load_state_dict(…, strict=True)` says against WEIGHTS, or None if it takes them.
+
+    It is asked itself, with tensors of these shapes that have no memory. MODEL has none either afterwards.
+    """
+    state: OrderedDict[str, Any] = OrderedDict()
+    for key, tensor in weights.tensors.items():
+        state[key] = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype.name), device="meta")
+    metadata = weights.metadata
+    if metadata is not None:
+        state._metadata = metadata  # type: ignore[attr-defined]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it adds itself (num_batches_tracked) is not on the meta device
+            model.to("meta").load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+__all__ = ["ModelSource", "build", "fill", "find_model", "initial_values", "refused", "signature_for", "unwrapped"]

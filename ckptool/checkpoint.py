@@ -111,6 +111,7 @@ class StateDict(Mapping[str, Any]):
         path: the path of that place, "" at the root; of a recovered one that of the model.
         model: the pickled model that it was recovered from, or None.
         places: of a recovered one, the path of each of its tensors.
+        lost, aside, strangers: of a recovered one, what is not in it or may not be (see `ckptool.modules.Recovered`).
     """
 
     def __init__(self, node: Mapped, path: str, model: Object | None = None) -> None:
@@ -118,6 +119,9 @@ class StateDict(Mapping[str, Any]):
         self.path = path
         self.model = model
         self.places: dict[str, str] = {}
+        self.lost: tuple[str, ...] = ()
+        self.aside: tuple[str, ...] = ()
+        self.strangers: tuple[str, ...] = ()
         self._values = {str(key): value for key, value in node.entries if isinstance(key, str)}
 
     def __getitem__(self, key: str) -> Any:
@@ -162,9 +166,10 @@ class StateDict(Mapping[str, Any]):
 
 def recovered(module: PickledModule, where: object = "") -> StateDict:
     """The state dict that a whole pickled model would give (see `ckptool.modules`)."""
-    node, places = state_dict_of(module, where)
-    made = StateDict(node, address(module.trail), module.node)
-    made.places = {key: address(trail) for key, trail in places.items()}
+    found = state_dict_of(module, where)
+    made = StateDict(found.node, address(module.trail), module.node)
+    made.places = {key: address(trail) for key, trail in found.places.items()}
+    made.lost, made.aside, made.strangers = found.lost, found.aside, found.strangers
     return made
 
 

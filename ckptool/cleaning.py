@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import counted
-from .kinds import COMPRESSED, Contradiction, numbers, other_tensor, stands_for_a_tensor
+from .kinds import COMPLETE_WHEN_CALLED, COMPRESSED, Contradiction, numbers, other_tensor, stands_for_a_tensor
 from .locations import is_device
 from .modules import PickledModule, has_own_ways, is_module, state_dict_of
 from .objects import HARMLESS, PLAIN
@@ -161,10 +161,12 @@ class _Cleaner:
         if stands_for_a_tensor(node):
             return self.tensor(node, trail)
         if is_module(node):
-            state_dict, _ = state_dict_of(PickledModule(node, trail), self.where)
-            made = self.value(state_dict, trail)
+            found = state_dict_of(PickledModule(node, trail), self.where)
+            made = self.value(found.node, trail)
+            for line in found.lost:
+                self.changed(trail, line, "left out", None)
             hooked = "; functions that change it are not run" if has_own_ways(node) else ""
-            return self.changed(trail, name, f"its state dict of {len(state_dict.entries):,} keys{hooked}", made)
+            return self.changed(trail, name, f"its state dict of {len(found.node.entries):,} keys{hooked}", made)
         if name in _CALLS:
             return self.plain_call(node, trail)
         if (
@@ -184,7 +186,7 @@ class _Cleaner:
         args = self.items(node.args, (trail, _ARGS)) if isinstance(node.args, tuple) else []
         if node.steps or not _CALLS[node.class_name](args):
             return self.changed(trail, f"a call of {node.class_name} that fails", "left out", _LEFT_OUT)
-        return Object(node.how, node.callee, tuple(args))
+        return Object("reduce", node.callee, tuple(args))
 
     def tensor(self, node: Object, trail: Trail) -> Any:
         try:
@@ -221,7 +223,8 @@ class _Cleaner:
         for size in reversed(shape[1:]):
             nested = [List(nested[at : at + size]) for at in range(0, len(nested), size)] if size else []
         what = f"a list of {shape[0]:,}" if shape else "its item"
-        return self.changed(trail, "a numpy array of objects or texts", what, List(nested) if shape else nested[0])
+        was = "a numpy array of objects or texts" if shape else "a numpy text or object"
+        return self.changed(trail, was, what, List(nested) if shape else nested[0])
 
     def all_plain(self, node: Object) -> bool:
         """Whether a tensor of another kind consists of nothing but what weights_only takes."""
@@ -229,7 +232,8 @@ class _Cleaner:
         probe.depth = self.depth
         for index, arg in enumerate(node.args):
             probe.value(arg, (None, index))
-        return str(node.callee) in PLAIN and not probe.changes and not node.steps
+        called = node.how == "reduce" and str(node.callee) in COMPLETE_WHEN_CALLED & PLAIN
+        return called and not probe.changes and not node.steps
 
     def data(self, node: Object, name: str, trail: Trail) -> Any:
         """An object as what it holds: a dict of its entries or attributes, a list of its items, its state or arguments.

@@ -1,7 +1,8 @@
 """Sparse, nested and quantized tensors: their indices checked, and their dense values computed while they are written.
 
 What torch computes: `Tensor.to_dense()` (entries of an uncoalesced tensor that have the same index are added) and
-`Tensor.dequantize()` ((q - zero_point) * scale in float32). Memory is that of what is stored, not of the dense tensor.
+`Tensor.dequantize()`: (q - zero_point) * scale, in float32 where one scale is that of the whole tensor, and with scales
+in float64 where each channel has its own. Memory is that of what is stored, not of the dense tensor.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .dtypes import BY_NAME, DType
 from .errors import CannotCarry, Malformed, counted
-from .kinds import COMPRESSED, Contradiction, OtherTensor, other_tensor
+from .kinds import COMPRESSED, OtherTensor, other_tensor
 from .tensor import LazyTensor, Storage, contiguous_stride
 from .tree import Object
 
@@ -164,10 +165,14 @@ class Dequantized:
         if not length:
             return memoryview(b"")
         first, last = offset // 4, -(-(offset + length) // 4)
-        scale, zero = self._scales(first, last)
-        values = self._integers(first, last)
-        exact = np.subtract(values, zero, dtype=np.float32 if zero.dtype.kind == "f" else np.int64)
-        made = exact.astype(np.float32) * scale
+        values, detail = self._integers(first, last), self.other.detail
+        with np.errstate(all="ignore"):  # scales may be anything
+            if isinstance(detail, tuple):  # integers of 32 bits: their difference is exact in float64
+                made = (values.astype(np.float64) - detail[1]).astype(np.float32) * np.float32(detail[0])
+            else:
+                scales, zeros = self._of_channels(first, last)
+                made = (values.astype(np.float32) - zeros.astype(np.float32)) * scales
+                made = made.astype(np.float32)
         return memoryview(made.view(np.uint8).data)[offset - 4 * first :][:length]
 
     def chunks(self) -> Iterator[memoryview]:
@@ -175,16 +180,17 @@ class Dequantized:
         for at in range(0, self.length, 4 * _PIECE):
             yield self.read(at, min(4 * _PIECE, self.length - at))
 
-    def _scales(self, first: int, last: int) -> tuple[Any, Any]:
-        """Scale and zero point of each of these elements."""
+    def _of_channels(self, first: int, last: int) -> tuple[Any, Any]:
+        """Scale and zero point of the channel of each of these elements. Scales count in full where zero points are
+        integers, and as float32 where they are none, as in torch.
+        """
         import numpy as np
 
-        detail, shape = self.other.detail, self.other.shape
-        if isinstance(detail, tuple):
-            return np.float32(detail[0]), np.asarray(detail[1])
-        channel = np.arange(first, last) // prod(shape[detail + 1 :]) % shape[detail]
+        axis, shape = self.other.detail, self.other.shape
+        channel = np.arange(first, last) // prod(shape[axis + 1 :]) % shape[axis]
         scales, zeros = (self.other.parts[name].numpy() for name in ("scales", "zero_points"))
-        return scales.astype(np.float32)[channel], zeros[channel]
+        kind = np.float32 if zeros.dtype.kind == "f" else np.float64
+        return scales.astype(kind)[channel], zeros[channel]
 
     def _integers(self, first: int, last: int) -> Any:
         """These elements as integers, in C order."""
@@ -205,7 +211,7 @@ class Dequantized:
 
 # -- what is in index tensors is structure: it is held against the sizes before anybody relies on it
 
-#: Index tensors that are read to check them when a file is opened. Larger ones are checked when they are used.
+#: Bytes of index tensors that are read to check them when a file is opened. The others are checked when they are used.
 CHECKED_ON_OPENING = 64 << 20
 
 
@@ -252,37 +258,48 @@ def _check_nested(other: OtherTensor) -> None:
     import numpy as np
 
     room = other.parts["values"].numel
-    offsets = other.parts["offsets"].numpy().astype(object)
+    offsets = other.parts["offsets"].numpy()
     if other.detail == "jagged":
-        _in_range(other.parts["offsets"].numpy(), 0, other.parts["values"].shape[0] + 1)
-        if (np.diff(other.parts["offsets"].numpy()) < 0).any():
+        _in_range(offsets, 0, other.parts["values"].shape[0] + 1)
+        if (np.diff(offsets) < 0).any():
             raise Malformed("a nested tensor has offsets that do not rise")
         return
     sizes, strides = (other.parts[name].numpy() for name in ("sizes", "strides"))
-    for low, row, step in zip(offsets, sizes, strides, strict=True):  # Python's integers: nothing overflows
-        exact: list[int] = [int(n) for n in row]
-        steps = [int(n) for n in step]
-        last = int(low) + sum((n - 1) * s for n, s in zip(exact, steps, strict=True))
-        if min([int(low), *exact, *steps]) < 0 or (0 not in exact and last >= room):
-            raise Malformed(f"a nested tensor has a part that reaches to element {last:,} of {room:,}")
+    _in_range(offsets, 0, 1 << 62)
+    _in_range(sizes, 0, 1 << 62)
+    _in_range(strides, 0, 1 << 62)
+    filled = (sizes > 0).all(axis=1)
+    # As floats first, which do not overflow: what is beyond all memory needs no exact number.
+    about = offsets + ((sizes - 1).astype(np.float64) * strides).sum(axis=1)
+    far = filled & (about > 1 << 61)
+    last = np.where(filled & ~far, offsets + ((sizes - 1) * strides).sum(axis=1), -1)
+    if far.any() or (last >= room).any():
+        raise Malformed(f"a nested tensor has a part that reaches beyond its {room:,} elements")
 
 
 def check_all(nodes: Iterable[Object], where: object) -> tuple[str, ...]:
-    """Check the indices of sparse and nested tensors as a file is opened. Returns warnings on those left for later."""
-    large = 0
-    for node in nodes:
-        try:
+    """Check tensors of all kinds as a file is opened: that their parts fit together, and the indices of those that have
+    any. Returns warnings on indices that are left for later.
+    """
+    left, later = CHECKED_ON_OPENING, 0
+    checked: set[Any] = set()
+    try:
+        for node in nodes:
             other = other_tensor(node)
             if other is None or not (other.kind == "nested" or other.kind.startswith("sparse")):
                 continue
             index = [part for name, part in other.parts.items() if name != "values"]
-            if sum(part.nbytes for part in index) > CHECKED_ON_OPENING:
-                large += 1
+            same = (other.kind, other.shape, other.parts["values"].shape, *(part.identity for part in index))
+            if same in checked:
                 continue
+            size = sum(part.nbytes for part in index)
+            if size > left:
+                later += 1
+                continue
+            left -= size
             check_indices(other)
-        except Contradiction as error:
-            raise Malformed(f"it {error}", where=where) from None
-        except Malformed as error:
-            error.where = error.where or str(where)
-            raise
-    return (f"the indices of {large:,} large sparse tensors were not checked",) if large else ()
+            checked.add(same)
+    except Malformed as error:
+        error.where = error.where or str(where)
+        raise
+    return (f"the indices of {counted(later, 'sparse tensor')} were not checked: they are large",) if later else ()

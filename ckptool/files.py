@@ -18,9 +18,9 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from .errors import Malformed, Unreadable, printable
 
@@ -231,6 +231,14 @@ class Source(Protocol):
         """All bytes, in order, in pieces of bounded size."""
 
 
+class Computed(Source, Protocol):
+    """A source whose values are computed when they are read: worth several threads, each with STEP bytes at a time."""
+
+    @property
+    def step(self) -> int:
+        """Bytes of a piece."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileRange:
     """LENGTH bytes of FILE from OFFSET."""
@@ -314,6 +322,25 @@ class Crc32Of:
 
 
 Piece = Source | Crc32Of
+
+
+def is_computed(piece: object) -> TypeGuard[Computed]:
+    """Whether a piece is one whose values are computed. (Asking a protocol takes long where there are many pieces.)"""
+    return not isinstance(piece, FileRange | Buffer | Crc32Of) and hasattr(piece, "step")
+
+
+def nested(source: object) -> Iterator[object]:
+    """SOURCE, and all sources and files that it is computed from, once each."""
+    pending, seen = [source], set()
+    while pending:
+        one = pending.pop()
+        if isinstance(one, tuple | list):
+            pending.extend(reversed(one))
+        elif id(one) not in seen and (isinstance(one, File) or (is_dataclass(one) and not isinstance(one, type))):
+            seen.add(id(one))
+            yield one
+            if is_dataclass(one):
+                pending.extend(getattr(one, field.name) for field in reversed(fields(one)))
 
 
 def crc32(source: Source) -> int:

@@ -8,19 +8,21 @@ orders are those of `torch/_utils.py` and `torch/_tensor.py` in torch 2.13, and 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from .dtypes import BY_NAME, UINT8, DType
-from .errors import printable
+from .errors import Malformed, printable
 from .files import Buffer
 from .tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride
 from .tree import ABSENT, ByteString, Dict, Global, List, Object, Set, walk
 
 
-class Contradiction(Exception):
+class Contradiction(Malformed):
     """The arguments of a call are none of a tensor. The reader adds where that is."""
 
 
@@ -51,6 +53,11 @@ class OtherTensor:
     requires_grad: bool = False
     parameter: bool = False
     detail: Any = None
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no tensor has, whatever its kind."""
+        _require(min(self.shape, default=0) >= 0, f"a {self.kind} tensor with a negative size")
+        _require(prod(self.shape) < 1 << 63, f"a {self.kind} tensor of more elements than any memory")
 
     @property
     def location(self) -> str:
@@ -123,7 +130,7 @@ def dense_tensor(callee: Global, args: Any) -> LazyTensor | None:
 def _named_dtype(named: Any) -> DType:
     dtype = BY_NAME.get(named.name) if isinstance(named, Global) and named.module == "torch" else None
     if dtype is None:
-        raise Contradiction(f"has a tensor of unknown type {printable(str(named), 80)}")
+        raise Contradiction(f"has a tensor of unknown type {printable(_text(named), 80)}")
     return dtype
 
 
@@ -132,15 +139,20 @@ def _flags(metadata: tuple[Any, ...]) -> set[str]:
         return set()
     if not isinstance(metadata[0], Dict):
         raise Contradiction("has a tensor with metadata that are no dict")
-    flags = {str(key) for key, value in metadata[0].entries if value is True}
+    flags = {_text(key) for key, value in metadata[0].entries if value is True}
     if flags - {"conj", "neg"}:
         raise Contradiction("has a tensor with unknown metadata")
     return flags
 
 
+def _text(value: Any) -> str:
+    """A text or name as a text; of anything else what it is, since tuples within tuples can be too long to be shown."""
+    return str(value) if isinstance(value, str | int | Global) else f"<{type(value).__name__.lower()}>"
+
+
 def numbers(value: Any) -> tuple[int, ...] | None:
     """A shape or stride: a tuple of integers, or a torch.Size of one. None if VALUE is neither."""
-    if isinstance(value, Object) and str(value.callee) == "torch.Size" and len(value.args) == 1:
+    if _calls(value, "torch.Size") and len(value.args) == 1:
         value = value.args[0]
     if (
         isinstance(value, tuple)
@@ -149,6 +161,10 @@ def numbers(value: Any) -> tuple[int, ...] | None:
     ):
         return value
     return None
+
+
+def _calls(value: Any, name: str) -> bool:
+    return isinstance(value, Object) and isinstance(value.callee, Global) and str(value.callee) == name
 
 
 def _not_empty(hooks: Any) -> bool:
@@ -169,7 +185,50 @@ def other_tensor(node: Any) -> OtherTensor | None:
     if not isinstance(node, Object) or not isinstance(node.callee, Global) or not isinstance(node.args, tuple):
         return None
     make = _MAKERS.get(str(node.callee))
-    return make(node) if make else None
+    if make is None:
+        return None
+    known = _KNOWN.get(node)
+    if known is None or known.steps != len(node.steps):  # it may have been asked for before its state was read
+        known = _KNOWN[node] = _made(make, node)
+    if _WITHIN.levels:
+        _WITHIN.levels[-1] = max(_WITHIN.levels[-1], known.levels)
+    return known.tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    tensor: OtherTensor | None
+    steps: int
+    levels: int
+
+
+class _Within(threading.local):
+    """The tensors that are being looked at, one within the other, and how many levels were found below each."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Object] = []
+        self.levels: list[int] = []
+
+
+#: What each object stands for. One that many others are made of is looked at once: a few dozen of them, each holding
+#: the one before twice, would else be looked at 2**40 times.
+_KNOWN: WeakKeyDictionary[Object, _Known] = WeakKeyDictionary()
+_WITHIN = _Within()
+_MOST_LEVELS = 32  # of tensors within tensors; a parameter that is a DTensor of a quantized one has four
+
+
+def _made(make: _Maker, node: Object) -> _Known:
+    _require(all(node is not outer for outer in _WITHIN.nodes), "a tensor that is made of itself")
+    _WITHIN.nodes.append(node)
+    _WITHIN.levels.append(0)
+    try:
+        _require(len(_WITHIN.nodes) <= _MOST_LEVELS, f"tensors within tensors, more than {_MOST_LEVELS} deep")
+        tensor = make(node)
+    finally:
+        _WITHIN.nodes.pop()
+        levels = _WITHIN.levels.pop() + 1
+    _require(levels <= _MOST_LEVELS, f"tensors within tensors, more than {_MOST_LEVELS} deep")
+    return _Known(tensor, len(node.steps), levels)
 
 
 def stands_for_a_tensor(node: Any) -> bool:
@@ -188,7 +247,7 @@ def as_dense(node: Any) -> LazyTensor | None:
 def _sparse(node: Object) -> OtherTensor:
     layout, data = node.args if len(node.args) == 2 else (None, None)
     name = layout.args[0] if isinstance(layout, Object) and len(layout.args) == 1 else layout
-    kind = str(name).removeprefix("torch.")
+    kind = _text(name).removeprefix("torch.")
     if not isinstance(data, tuple):
         raise Contradiction("has a sparse tensor without data")
     if kind == "sparse_coo":
@@ -211,7 +270,6 @@ def _coo(
         and count == values.shape[0]
         and depth + len(values.shape) - 1 == len(shape)
         and values.shape[1:] == shape[depth:]
-        and min(shape, default=0) >= 0
     )
     _require(fits, "a sparse tensor whose parts do not fit together")
     return OtherTensor("sparse_coo", values.dtype, shape, {"indices": indices, "values": values}, detail=coalesced)
@@ -241,7 +299,6 @@ def _compressed(
     rest = values.shape[batch + 1 + 2 * blocks :]
     fits = (
         len(shape) == batch + 2 + len(rest)
-        and min(shape) >= 0
         and min(block) > 0
         and outer.shape[:batch] == inner.shape[:batch] == values.shape[:batch] == shape[:batch]
         and inner.shape[batch] == values.shape[batch]
@@ -255,36 +312,53 @@ def _compressed(
     return OtherTensor(kind, values.dtype, shape, {"compressed": outer, "indices": inner, "values": values})
 
 
+#: Those that torch writes, and reads.
+_SCHEMES = {f"torch.per_{name}" for name in ("tensor_affine", "channel_affine", "channel_affine_float_qparams")}
+
+
 def _quantized(node: Object) -> OtherTensor:
     _require(len(node.args) >= 6, "a quantized tensor that lacks arguments")
     storage, offset, shape, stride, scheme, grad = node.args[:6]
     shape, stride = numbers(shape), numbers(stride)
     if not isinstance(storage, Storage) or storage.dtype is None or shape is None or stride is None:
         raise Contradiction("has a quantized tensor without a typed storage")
+    if type(offset) is not int:
+        raise Contradiction("has a quantized tensor whose offset is no number")
     packed = {"quint4x2": 2, "quint2x4": 4}.get(storage.dtype.name, 1)
     if packed == 1:
         values = LazyTensor(storage, storage.dtype, shape, stride, offset)
     else:  # several elements in a byte, rows one after the other
-        plain = stride == contiguous_stride(shape) and offset == 0
+        plain = stride == contiguous_stride(shape) and offset == 0 and min(shape, default=0) >= 0
         _require(plain, "a packed tensor that is no contiguous one")
         values = LazyTensor(storage, storage.dtype, (-(-prod(shape) // packed),), (1,))
     values.check()
     _require(isinstance(scheme, tuple) and len(scheme) >= 3 and isinstance(scheme[0], Global), "no quantizer")
     parts = {"values": values}
-    name = scheme[0].name
-    if name in ("per_tensor_affine", "per_tensor_symmetric"):
-        _require(isinstance(scheme[1], float | int) and isinstance(scheme[2], int), "no scale or zero point")
-        detail: Any = (float(scheme[1]), scheme[2])
+    name = str(scheme[0])
+    _require(name in _SCHEMES, f"a tensor quantized in an unknown way: {printable(name, 80)}")
+    if name == "torch.per_tensor_affine":
+        scale, zero = scheme[1:3]
+        numeric = type(scale) is float or _fits_64_bits(scale)
+        _require(numeric and _fits_64_bits(zero), "a quantized tensor without a scale and a zero point")
+        detail: Any = (float(scale), zero)
     else:
         scales, zeros, axis = (*scheme[1:], None)[:3]
         scales, zeros = as_dense(scales), as_dense(zeros)
-        if scales is None or zeros is None or not isinstance(axis, int) or not 0 <= axis < len(shape):
+        if scales is None or zeros is None or type(axis) is not int or not 0 <= axis < len(shape):
             raise Contradiction("has a tensor quantized per channel without scales, zero points and an axis")
-        fits = scales.shape == zeros.shape == (shape[axis],)
+        fits = (
+            scales.shape == zeros.shape == (shape[axis],)
+            and scales.dtype.name in ("float32", "float64")
+            and zeros.dtype.name in ("int32", "int64", "float32", "float64")
+        )
         _require(fits, "a tensor quantized per channel whose scales do not fit")
         parts |= {"scales": scales, "zero_points": zeros}
         detail = axis
     return OtherTensor("quantized", storage.dtype, shape, parts, requires_grad=grad is True, detail=detail)
+
+
+def _fits_64_bits(value: Any) -> bool:
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
 
 
 def _nested(node: Object) -> OtherTensor:
@@ -293,7 +367,13 @@ def _nested(node: Object) -> OtherTensor:
         raise Contradiction("has a nested tensor whose parts are no tensors")
     known = {name: part for name, part in parts.items() if part is not None}
     sizes, strides, offsets = known["sizes"], known["strides"], known["offsets"]
-    fits = sizes.shape == strides.shape and offsets.shape == sizes.shape[:1] and len(known["values"].shape) == 1
+    fits = (
+        len(sizes.shape) == 2
+        and sizes.shape == strides.shape
+        and offsets.shape == sizes.shape[:1]
+        and len(known["values"].shape) == 1
+        and sizes.dtype.name == strides.dtype.name == offsets.dtype.name == "int64"
+    )
     _require(fits, "a nested tensor whose parts do not fit together")
     return OtherTensor("nested", known["values"].dtype, (), known)
 
@@ -335,7 +415,7 @@ def _with_attributes(inner: Any, state: Any) -> OtherTensor | None:
     names: list[str] = []
     for part in state if isinstance(state, tuple) else (state,):
         if isinstance(part, Dict):
-            names += [str(key) for key, _ in part.entries]
+            names += [_text(key) for key, _ in part.entries]
     if isinstance(inner, LazyTensor):
         return OtherTensor("attributes", inner.dtype, inner.shape, {"values": inner}, inner, attributes=tuple(names))
     other = other_tensor(inner)
@@ -386,9 +466,9 @@ def _wrapper(class_name: str, args: tuple[Any, ...], state: Any) -> OtherTensor:
         for key, value in part.entries if isinstance(part, Dict) else ():
             dense = as_dense(value)
             if dense is not None:
-                parts[str(key)] = dense
+                parts[_text(key)] = dense
             else:
-                attributes.append(str(key))
+                attributes.append(_text(key))
     local = parts.get("_local_tensor")
     whole = local if local is not None and local.shape == shape and class_name.endswith(".DTensor") else None
     grad = args[7] is True
@@ -404,6 +484,8 @@ def _jagged(args: tuple[Any, ...]) -> OtherTensor | None:
     values, offsets = as_dense(fields.get("values")), as_dense(fields.get("offsets"))
     if values is None or offsets is None:
         return None
+    fits = len(values.shape) >= 1 and len(offsets.shape) == 1 and offsets.dtype.name in ("int64", "int32")
+    _require(fits, "a nested tensor whose parts do not fit together")
     return OtherTensor("nested", values.dtype, (), {"values": values, "offsets": offsets}, detail="jagged")
 
 
@@ -436,13 +518,13 @@ _NUMPY_CODES = {
 
 def numpy_dtype(node: Any) -> tuple[DType, bool] | None:
     """(element type, whether big-endian) that a pickled numpy.dtype names; None for objects, texts and records."""
-    if not isinstance(node, Object) or str(node.callee) != "numpy.dtype" or not node.args:
+    if not _calls(node, "numpy.dtype") or not node.args:
         return None
     code = node.args[0]
-    name = code.name if isinstance(code, Global) and code.module == "ml_dtypes" else _NUMPY_CODES.get(str(code))
+    name = code.name if isinstance(code, Global) and code.module == "ml_dtypes" else _NUMPY_CODES.get(_text(code))
     order = node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 else "<"
     dtype = BY_NAME.get(name) if name else None
-    return None if dtype is None else (dtype, str(order) == ">")
+    return None if dtype is None else (dtype, _text(order) == ">")
 
 
 def _array(node: Object) -> OtherTensor | None:
@@ -458,7 +540,7 @@ def _buffer_array(node: Object) -> OtherTensor | None:
     if len(node.args) != 4:
         return None
     data, dtype, shape, order = node.args
-    return _numpy(shape, dtype, data, fortran=str(order) == "F")
+    return _numpy(shape, dtype, data, fortran=_text(order) == "F")
 
 
 def _number(node: Object) -> OtherTensor | None:
@@ -467,7 +549,7 @@ def _number(node: Object) -> OtherTensor | None:
 
 def _numpy(shape: Any, dtype: Any, data: Any, *, fortran: bool = False) -> OtherTensor | None:
     found, sizes = numpy_dtype(dtype), numbers(shape)
-    if isinstance(data, Object) and str(data.callee) == "builtins.bytearray" and len(data.args) == 1:
+    if _calls(data, "builtins.bytearray") and len(data.args) == 1:
         data = data.args[0]
     raw = data.raw if isinstance(data, ByteString) else bytes(data) if isinstance(data, bytes | bytearray) else None
     if found is None or sizes is None or raw is None:

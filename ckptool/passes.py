@@ -226,6 +226,25 @@ def _filter(
     ckpt: Checkpoint, patterns: str | Sequence[str], at: str | None, missing: Missing, *, keep: bool
 ) -> Checkpoint:
     weights = _changeable(ckpt, at)
+    parsed = patterns_for(weights, patterns, ckpt, missing)
+    gone: dict[str, str | None] = {
+        key: None for key in weights if any(pattern.matches(key) for pattern in parsed) != keep
+    }
+    if len(gone) == len(weights):
+        raise NoMatch("no key would be left", where=ckpt.where, evidence=_key_evidence(weights))
+    done = rekey(ckpt, weights.path, weights.node, gone)
+    word = "select" if keep else "drop"
+    return done.noting(f"{word}: {len(weights) - len(gone):,} of {len(weights):,} keys kept{_at(weights)}")
+
+
+def patterns_for(
+    weights: StateDict, patterns: str | Sequence[str], ckpt: Checkpoint, missing: Missing
+) -> list[Pattern]:
+    """PATTERNS, each of which must match a key of WEIGHTS.
+
+    Raises:
+        NoMatch: one matches none, and MISSING does not allow that.
+    """
     parsed = [Pattern.parse(text) for text in ([patterns] if isinstance(patterns, str) else patterns)]
     for pattern in parsed:
         if missing == "error" and not any(pattern.matches(key) for key in weights):
@@ -235,14 +254,7 @@ def _filter(
                 evidence=_key_evidence(weights, pattern.text),
                 hint="--if-present lets patterns match nothing",
             )
-    gone: dict[str, str | None] = {
-        key: None for key in weights if any(pattern.matches(key) for pattern in parsed) != keep
-    }
-    if len(gone) == len(weights):
-        raise NoMatch("no key would be left", where=ckpt.where, evidence=_key_evidence(weights))
-    done = rekey(ckpt, weights.path, weights.node, gone)
-    word = "select" if keep else "drop"
-    return done.noting(f"{word}: {len(weights) - len(gone):,} of {len(weights):,} keys kept{_at(weights)}")
+    return parsed
 
 
 @_on_plain_dicts_too
@@ -262,7 +274,19 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     ]
     if weights.model is not None and has_own_ways(weights.model):
         notes.append("note: the model has functions that change its state dict when it is made; they were not run")
-    return replace(ckpt, root=weights.node, at="", sealed="").noting(*notes)
+    if weights.aside:
+        notes.append(f"note: no state dict holds these tensors among the model's attributes: {_some(weights.aside)}")
+    if weights.strangers:
+        notes.append(
+            f"note: if these classes add to a state dict by code, that is not in it: {_some(weights.strangers)}"
+        )
+    lost = (*ckpt.lost_content, *weights.lost)
+    return replace(ckpt, root=weights.node, at="", sealed="", lost_content=lost).noting(*notes)
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = [printable(name, 60) for name in names[:5]]
+    return ", ".join(shown) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def clean(ckpt: Checkpoint) -> Checkpoint:
@@ -422,9 +446,6 @@ def _held_on_cpu(ckpt: Checkpoint) -> set[int]:
     return {key for key, stays in held.items() if stays}
 
 
-_TAKE_OUT = "add --extract, which takes the weights out of it first"
-
-
 def _changeable(ckpt: Checkpoint, at: str | None) -> StateDict:
     """The state dict whose keys a pass changes.
 
@@ -433,13 +454,13 @@ def _changeable(ckpt: Checkpoint, at: str | None) -> StateDict:
     """
     weights = ckpt.state_dict(at)
     if ckpt.sealed:
-        raise RuleError(ckpt.sealed, where=ckpt.where, hint=_TAKE_OUT)
+        raise RuleError(ckpt.sealed, where=ckpt.where, hint=_extract_hint(ckpt, weights))
     if weights.model is not None:
         raise RuleError(
             f"its keys are attributes of a whole pickled model ({printable(weights.model.class_name, 80)}), and its "
             "code needs them as they are",
             where=ckpt.where,
-            hint=_TAKE_OUT,
+            hint=_extract_hint(ckpt, weights),
         )
     return weights
 
@@ -449,6 +470,12 @@ def _changeable(ckpt: Checkpoint, at: str | None) -> StateDict:
 
 def _file(ckpt: Checkpoint) -> str:
     return shell_quote(printable(ckpt.where)) if ckpt.path else "IN"
+
+
+def _extract_hint(ckpt: Checkpoint, weights: StateDict) -> str:
+    at = f" --at {shell_quote(printable(weights.path))}" if len(ckpt.state_dicts()) > 1 else ""
+    out = beside(ckpt.where, "weights", ".safetensors")
+    return f"ckptool extract-weights {_file(ckpt)} {out}{at} takes the weights out of it first"
 
 
 def _rename_hint(ckpt: Checkpoint, head: str, at: str | None) -> str:

@@ -80,11 +80,14 @@ def _dtype(node: Object) -> Any:
 
 
 def array_items(node: Object) -> tuple[tuple[int, ...], list[Any]] | None:
-    """(shape, items in C order) of a pickled numpy array of objects or texts; None for any other.
+    """(shape, items in C order) of a pickled numpy array of objects or texts, or of one such text; None for any other.
 
     The items of an array of objects are nodes; texts are decoded.
     """
     state = node.state
+    if node.class_name.endswith("multiarray.scalar") and isinstance(node.args, tuple) and len(node.args) == 2:
+        text = _texts(*node.args)
+        return ((), text) if text is not None and len(text) == 1 else None
     if not node.class_name.endswith("multiarray._reconstruct") or not isinstance(state, tuple) or len(state) < 4:
         return None
     shape, dtype, fortran, data = state[-4:]

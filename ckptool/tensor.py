@@ -302,11 +302,15 @@ class Gathered:
         """Bytes of all values."""
         return self.tensor.nbytes
 
+    @property
+    def step(self) -> int:
+        """Bytes that are gathered at once."""
+        return max(_GATHERED // self.tensor.dtype.itemsize, 1) * self.tensor.dtype.itemsize
+
     def chunks(self) -> Iterator[memoryview]:
         """All values, in pieces."""
-        step = max(_GATHERED // self.tensor.dtype.itemsize, 1) * self.tensor.dtype.itemsize
-        for at in range(0, self.length, step):
-            yield self.read(at, min(step, self.length - at))
+        for at in range(0, self.length, self.step):
+            yield self.read(at, min(self.step, self.length - at))
 
     def read(self, offset: int, length: int) -> memoryview:
         """LENGTH bytes from OFFSET of the values in C order."""

@@ -15,7 +15,8 @@ from .tensor import LazyTensor, boxes
 if TYPE_CHECKING:
     import numpy as np
 
-_GATHERED = 16 << 20
+#: Bytes that are gathered at once.
+_GATHERED = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +120,15 @@ class Tiled:
         """Bytes of all values."""
         return prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def step(self) -> int:
+        """Bytes that are gathered at once."""
+        return max(_GATHERED // self.dtype.itemsize, 1) * self.dtype.itemsize
+
     def chunks(self) -> Iterator[memoryview]:
         """All values, in pieces."""
-        step = max(_GATHERED // self.dtype.itemsize, 1) * self.dtype.itemsize
-        for at in range(0, self.length, step):
-            yield self.read(at, min(step, self.length - at))
+        for at in range(0, self.length, self.step):
+            yield self.read(at, min(self.step, self.length - at))
 
     def read(self, offset: int, length: int) -> memoryview:
         """LENGTH bytes from OFFSET of the values in C order."""

@@ -101,8 +101,14 @@ class Dict:
         return self.get(name, ABSENT) is not ABSENT
 
 
-@dataclass(eq=False, slots=True)
-class Object:
+class _Referable:
+    """So that what is known about an object can be kept as long as the object is."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(eq=False, slots=True, repr=False)
+class Object(_Referable):
     """An instance of some class, as the steps that pickle would take to make it. None of them is taken.
 
     Attributes:
@@ -136,14 +142,14 @@ class Object:
     @property
     def class_name(self) -> str:
         """Dotted name of its class, as far as the pickle tells."""
-        if not isinstance(self.callee, Global):
-            return "?"
-        named = self.args[0] if str(self.callee) == "copyreg._reconstructor" and self.args else self.callee
+        named = self.callee
+        if str(named) == "copyreg._reconstructor" and type(self.args) is tuple and self.args:
+            named = self.args[0]
         return str(named) if isinstance(named, Global) else "?"
 
     def __repr__(self) -> str:
-        """Without what is in it: shared parts would be spelled exponentially often."""
-        return f"<{self.how} of {self.callee if isinstance(self.callee, Global) else '…'}>"
+        """Its class alone: what is in it may be in it again and again."""
+        return f"Object({self.class_name})"
 
 
 Mapped = Dict | Object

@@ -77,7 +77,8 @@ def impossible(root: Any, target: Version, *, zipped: bool) -> list[str]:
             if name in _CALLS:
                 found[_CALLS[name]] += 1
             elif name == "torch._utils._rebuild_sparse_tensor":
-                found["sparse tensors", _since_sparse(node)] += 1
+                since = _since_sparse(node)
+                found["coalesced sparse tensors" if since == _COALESCED else "sparse tensors", since] += 1
         elif isinstance(node, Storage) and node.dtype is None:
             found["storages without a type", _BARE] += 1
         elif isinstance(node, Global) and node.module.startswith("numpy._core"):

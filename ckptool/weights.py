@@ -9,6 +9,7 @@ from .errors import Ambiguous, NotFound, counted, printable
 from .files import shell_quote
 from .kinds import stands_for_a_tensor
 from .modules import PickledModule, find_modules, is_module
+from .quantized import is_packed
 from .tensor import LazyTensor
 from .tree import (
     ABSENT,
@@ -76,7 +77,7 @@ def is_state_dict(node: Any) -> bool:
             continue
         if is_tensor(value):
             tensors += 1
-        elif key.rpartition(".")[2] == "_extra_state" or "_packed_params." in key:
+        elif key.rpartition(".")[2] == "_extra_state" or "_packed_params." in key or is_packed(value):
             continue
         elif value is None or isinstance(value, str | bytes | int | float):
             scalars += 1
@@ -168,6 +169,7 @@ def around(ckpt: Checkpoint, weights: StateDict) -> list[str]:
     lines: list[str] = []
     if weights.model is not None:
         lines.append(f"the model around them: an object of class {printable(weights.model.class_name, 80)}")
+        lines += weights.lost
     if held is ckpt.root:
         return lines
     pending: list[tuple[Trail, Any]] = [(None, ckpt.root)]

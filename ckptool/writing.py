@@ -6,17 +6,35 @@ import contextlib
 import errno
 import os
 import stat
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from .errors import OutputExists, RuleError, Unreadable, Unwritable
-from .files import CHUNK, Crc32Of, File, FileRange, Joined, Piece, Source, StrPath, crc32, reason, shell_quote
+from .files import (
+    CHUNK,
+    Computed,
+    Crc32Of,
+    File,
+    FileRange,
+    Joined,
+    Piece,
+    Source,
+    StrPath,
+    crc32,
+    is_computed,
+    reason,
+    shell_quote,
+)
 
 Progress = Callable[[int], None]
 
 #: Bytes per write: many pages, yet few enough to be still in the cache of the processor when they are written.
 _STEP = 256 << 10
+#: Most threads that compute values, and bytes that are computed ahead of the writing.
+_MOST_THREADS = 8
+_ON_ITS_WAY = 32 << 20
 #: Bytes after which the disk is told to start, and which the kernel copies per call. A multiple of the step.
 _AHEAD = 8 << 20
 _PAGE = 4096
@@ -32,11 +50,22 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
     pieces = list(_flat(pieces))
     shared = _share_blocks(out.fileno(), pieces)
     output = _Output(out.fileno(), progress)
-    with _checksums(pieces) as checksum_of:
+    computed = [piece for piece in pieces if is_computed(piece) and piece.length]
+    wanted = {id(piece.source) for piece in pieces if isinstance(piece, Crc32Of)}
+    known: dict[int, int] = {}  # checksums of computed pieces, taken while they are written
+    left = [piece for piece in pieces if not (isinstance(piece, Crc32Of) and is_computed(piece.source))]
+    with _checksums(left) as checksum_of, _ahead(computed) as next_of:
         for piece in pieces:
             end = output.position + piece.length
             if isinstance(piece, Crc32Of):
-                output.write(checksum_of(piece.source).to_bytes(4, "little"))
+                value = known[id(piece.source)] if id(piece.source) in known else checksum_of(piece.source)
+                output.write(value.to_bytes(4, "little"))
+            elif is_computed(piece):
+                check = 0
+                for chunk in next_of(piece):
+                    check = zlib.crc32(chunk, check) if id(piece) in wanted else 0
+                    output.write(chunk)
+                known[id(piece)] = check
             elif isinstance(piece, FileRange):
                 if piece.file is shared and piece.offset == output.position:
                     output.skip(piece.length)
@@ -149,6 +178,52 @@ class _Output:
     def _report(self, length: int) -> None:
         if self._progress:
             self._progress(length)
+
+
+@contextlib.contextmanager
+def _ahead(computed: Sequence[Computed]) -> Iterator[Callable[[Computed], Iterator[bytes | memoryview]]]:
+    """Compute the values of COMPUTED in threads, in their order, a little ahead of the writing.
+
+    What is on its way at any time is bounded in bytes, so memory does not grow with the file.
+    """
+    if sum(piece.length for piece in computed) < CHUNK:
+        yield lambda piece: piece.chunks()
+        return
+    from collections import deque
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    jobs = (
+        (piece, at, min(piece.step, piece.length - at))
+        for piece in computed
+        for at in range(0, piece.length, piece.step)
+    )
+    pending: deque[Future[bytes | memoryview]] = deque()
+    on_its_way = 0
+    following = next(jobs, None)
+    workers = min(os.cpu_count() or 1, _MOST_THREADS)
+
+    def refill() -> None:
+        nonlocal on_its_way, following
+        while following is not None and (not pending or on_its_way + following[2] <= _ON_ITS_WAY):
+            piece, at, length = following
+            pending.append(pool.submit(piece.read, at, length))
+            on_its_way += length
+            following = next(jobs, None)
+
+    def chunks(piece: Computed) -> Iterator[bytes | memoryview]:
+        nonlocal on_its_way
+        for at in range(0, piece.length, piece.step):
+            refill()
+            value = pending.popleft().result()
+            on_its_way -= min(piece.step, piece.length - at)
+            refill()
+            yield value
+
+    with ThreadPoolExecutor(workers, "compute") as pool:
+        try:
+            yield chunks
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextlib.contextmanager

@@ -174,6 +174,26 @@ def test_a_quantized_tensor_becomes_the_float_one_that_torch_makes(tmp_path, mak
     torch.testing.assert_close(ours, theirs.contiguous(), rtol=1e-6, atol=1e-7)
 
 
+KINDS = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1], ids=["whole", "rows", "columns"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_dequantized_values_are_those_of_torch_to_the_last_bit(tmp_path, kind, axis):
+    random = torch.Generator().manual_seed(0)
+    bounds = torch.iinfo(KINDS[kind])
+    values = torch.randint(bounds.min, bounds.max, (61, 67), generator=random).to(KINDS[kind])
+    if axis is None:
+        made = torch._make_per_tensor_quantized_tensor(values, 0.0123456789, 7)
+    else:
+        scales = torch.rand(values.shape[axis], generator=random, dtype=torch.float64)
+        zeros = torch.randint(max(bounds.min, -100), 100, scales.shape, generator=random)
+        made = torch._make_per_channel_quantized_tensor(values, scales, zeros, axis)
+    torch.save({"w": made}, tmp_path / "x.pt")
+    ours = ckptool.dequantize(ckptool.open(tmp_path / "x.pt")).state_dict()["w"].numpy()
+    assert ours.tobytes() == made.dequantize().numpy().tobytes()
+
+
 def test_pieces_of_any_length_give_the_whole(tmp_path):
     for decode, make in [(ckptool.to_dense, SPARSE["bsr"]), (ckptool.dequantize, QUANTIZED["quint4x2"])]:
         tensor = decode(saved(tmp_path / decode.__name__, w=make())).state_dict()["w"]
@@ -324,3 +344,10 @@ def test_state_dicts_may_be_dicts_of_other_classes(tmp_path):
 
 class Subclass(OrderedDict):
     """A class of dicts, as training code has them."""
+
+
+def test_a_report_counts_the_bytes_of_every_kind(tmp_path):
+    torch.save({"w": torch.ones(2), "s": torch.eye(3).to_sparse(), "n": np.ones(4)}, tmp_path / "x.pt")
+    (one,) = describe(ckptool.open(tmp_path / "x.pt")).state_dicts
+    assert one.bytes == 2 * 4 + (3 * 2 * 8 + 3 * 4) + 4 * 8
+    assert one.parameters == 2 + 3 + 4

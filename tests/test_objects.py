@@ -136,7 +136,7 @@ def test_the_name_of_a_call_is_had_without_spelling_what_is_called():
     made = call("a.b")
     for _ in range(60):
         made = Object("reduce", made, (made, made))
-    assert (made.class_name, repr(made)) == ("?", "<reduce of …>")
+    assert (made.class_name, repr(made)) == ("?", "Object(?)")
 
 
 def test_names_are_compared_whole():

@@ -8,6 +8,7 @@ from strategies import state_dict_of, tensor_of
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
+from ckptool.dtypes import BY_NAME
 from ckptool.files import Buffer
 from ckptool.formats import _pickle_write
 from ckptool.formats._pickle_read import Reader
@@ -62,6 +63,19 @@ def test_kinds_of_tensors_are_named_too(torch, tmp_path):
         "sparse tensors: 1 (since torch 2.0)",
     ]
     assert raised.value.hint == "--to-dense makes dense tensors of sparse ones"
+
+
+def test_only_what_helps_is_recommended(tmp_path):
+    scheme = (Global("torch", "per_tensor_affine"), 0.5, 0)
+    storage = Storage(Buffer(b"1234"), "cpu", BY_NAME["qint8"], "s")
+    quantized = Object(
+        "reduce", Global("torch._utils", "_rebuild_qtensor"), (storage, 0, (4,), (1,), scheme, False, None)
+    )
+    for target, said in (("1.2", "--dequantize"), ("2.0", None)):
+        ckpt = Checkpoint(Dict([("q", quantized), ("w", tensor_of("uint16"))]))
+        with pytest.raises(ckptool.CannotCarry) as raised:
+            ckptool.plan(ckpt, tmp_path / "x.pth", format="torch-zip", for_torch=target)
+        assert ("--dequantize" in (raised.value.hint or "")) == bool(said)
 
 
 def test_types_and_storages_that_stand_for_themselves_count_too():

@@ -37,13 +37,10 @@ class FormatName(click.ParamType[str]):
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-_WRITING: tuple[Callable[[Any], Any], ...] = (
-    click.argument("source", type=FileName(), metavar="IN"),
-    click.argument("target", type=FileName(), metavar="OUT", required=False),
+_OUTPUT: tuple[Callable[[Any], Any], ...] = (
     click.option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write, in place of OUT."),
     click.option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`)."),
     click.option("--for", "for_torch", metavar="TORCH", help="Refuse what a version cannot load (torch==1.6)."),
-    click.option("--in-place", is_flag=True, help="Replace IN, once the new file is whole."),
     click.option("--backup", metavar="SUFFIX", help="Keep what OUT was under its name with SUFFIX."),
     click.option("--overwrite", is_flag=True, help="Allow OUT to exist."),
     click.option("-n", "--dry-run", is_flag=True, help="Say what would be written; write nothing."),
@@ -51,14 +48,29 @@ _WRITING: tuple[Callable[[Any], Any], ...] = (
     click.option("--if-present", is_flag=True, help="Rules may match nothing; the file is written all the same."),
     click.option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything."),
     click.option("--keep-objects", is_flag=True, help="Write back objects that may run code when they are loaded."),
+    click.option("--save-recipe", type=FileName(), metavar="FILE", help="Write the passes down, for --recipe."),
     click.option("--json", "as_json", is_flag=True, help="Print the receipt as JSON."),
     click.option("-q", "--quiet", is_flag=True, help="No receipt, no progress bar."),
     click.option("-v", "--verbose", is_flag=True, help="Also list every key that changes."),
+)
+
+_WRITING: tuple[Callable[[Any], Any], ...] = (
+    click.argument("source", type=FileName(), metavar="IN"),
+    click.argument("target", type=FileName(), metavar="OUT", required=False),
+    click.option("--in-place", is_flag=True, help="Replace IN, once the new file is whole."),
+    *_OUTPUT,
 )
 
 
 def writing_options(command: _Command) -> _Command:
     """IN, OUT and the options of every command that writes a checkpoint."""
     for decorate in reversed(_WRITING):
+        command = decorate(command)
+    return command
+
+
+def output_options(command: _Command) -> _Command:
+    """The same for a command with inputs of its own: neither IN and OUT nor --in-place."""
+    for decorate in reversed(_OUTPUT):
         command = decorate(command)
     return command

@@ -1,7 +1,6 @@
 """The commands that rewrite a checkpoint. `convert` is the engine; the others are its everyday short forms.
 
-Passes run in one order, whatever the order typed: extract, clean, unwrap, strip, rename, add, select, drop, to-dense,
-dequantize, map-location.
+Passes run in one order, whatever the order typed: that of `ckptool.recipes`. Those of a recipe run before, as listed.
 So patterns of `--rename` see keys without wrappers and prefixes, and those of `--select` and `--drop` see the keys that
 will be written.
 """
@@ -16,13 +15,14 @@ from typing import Any
 
 import click
 
-from .. import formats, passes
+from .. import formats, passes, recipes, values
 from ..checkpoint import Checkpoint
 from ..errors import RuleError, Unreadable, printable
 from ..files import shell_quote
 from ..keys import Rename, parse_rules
-from ..writing import check_backup
-from .options import writing_options
+from ..recipes import Step
+from ..writing import check_backup, check_target, replacing
+from .options import FileName, output_options, writing_options
 from .output import print_receipt, progress_bar
 
 
@@ -31,6 +31,8 @@ class Passes:
     """The passes that a command asks for."""
 
     extract: bool = False
+    slim: str | bool = False
+    clean: bool = False
     unwrap: bool = False
     strip_prefix: str | None = None
     strip_first: bool = False
@@ -39,36 +41,40 @@ class Passes:
     add_prefix: str | None = None
     select: Sequence[str] = ()
     drop: Sequence[str] = ()
-    map_location: Sequence[str] = ()
     to_dense: bool = False
     dequantize: bool = False
-    clean: bool = False
+    untie: bool = False
+    compact: bool = False
+    cast: str | None = None
+    cast_keep: Sequence[str] = ()
+    map_location: Sequence[str] = ()
 
-    def run(self, ckpt: Checkpoint, at: str | None, missing: passes.Missing) -> Checkpoint:
-        """The passes in their order, without `map_location`, which touches no key."""
-        if self.extract:
-            ckpt, at = passes.extract(ckpt, at=at), None
-        if self.clean:
-            ckpt = passes.clean(ckpt)
-        if self.unwrap:
-            ckpt = passes.unwrap(ckpt, at=at, missing=missing)
-        if self.strip_prefix is not None or self.strip_first:
-            prefix = "module." if self.strip_prefix is None else self.strip_prefix
-            ckpt = passes.strip_prefix(ckpt, prefix, first=self.strip_first, at=at, missing=missing)
-        rules: list[str | Rename] = [*self.rename, *(_rules_from(self.rules) if self.rules else ())]
-        if rules:
-            ckpt = passes.rename(ckpt, rules, at=at, missing=missing)
-        if self.add_prefix is not None:
-            ckpt = passes.add_prefix(ckpt, self.add_prefix, at=at)
-        if self.select:
-            ckpt = passes.select(ckpt, self.select, at=at, missing=missing)
-        if self.drop:
-            ckpt = passes.drop(ckpt, self.drop, at=at, missing=missing)
-        if self.to_dense:
-            ckpt = passes.to_dense(ckpt, missing=missing)
-        if self.dequantize:
-            ckpt = passes.dequantize(ckpt, missing=missing)
-        return ckpt
+    def steps(self) -> list[Step]:
+        """The passes in the order in which they run."""
+        if self.cast_keep and self.cast is None:
+            raise click.UsageError("--cast-keep goes with --cast.")
+        rules = [*self.rename, *(str(rule) for rule in (_rules_from(self.rules) if self.rules else ()))]
+        cast = {"to": self.cast, "keep": list(self.cast_keep)} if self.cast_keep else self.cast
+        prefix = None if self.strip_first else self.strip_prefix
+        listed = [
+            ("extract", self.extract),
+            ("slim", self.slim),
+            ("clean", self.clean),
+            ("unwrap", self.unwrap),
+            ("strip-prefix", prefix),
+            ("strip-first", self.strip_first),
+            ("rename", rules),
+            ("add-prefix", self.add_prefix),
+            ("select", list(self.select)),
+            ("drop", list(self.drop)),
+            ("to-dense", self.to_dense),
+            ("dequantize", self.dequantize),
+            ("untie", self.untie),
+            ("compact", self.compact),
+            ("cast", cast),
+            ("map-location", list(_explain_redirection(self.map_location))),
+        ]
+        return [Step(name, value) for name, value in listed if value not in (False, None, [])]
 
 
 def _rules_from(path: str) -> list[Rename]:
@@ -91,24 +97,25 @@ def rewrite(
     *,
     max_shard_size: str | None = None,
     variant: str | None = None,
+    recipe: str | None = None,
     opener: Callable[[str], Checkpoint] | None = None,
 ) -> None:
-    """Open, pass, plan, write, and say what was done."""
+    """Open (as OPENER does, if it is given), pass, plan, write, and say what was done."""
     gc.disable()  # what is built here is needed to the end: a fifth of the time of a file with many tensors
     source, target = options["source"], _target(options)
     overwrite = options["overwrite"] or options["in_place"]
+    if options["save_recipe"] is not None:
+        check_target(options["save_recipe"], overwrite=options["overwrite"])
     missing: passes.Missing = "ok" if options["if_present"] else "error"
     opened = (opener or formats.open)(source)
     if options["at"] is not None:
         opened.state_dict(options["at"])  # it is there, whether or not a pass needs it
     if options["in_place"] and not options["format_"]:
         options["format_"] = opened.format
-    ckpt = wanted.run(opened, options["at"], missing)
-    renamed = _renamed(opened, ckpt) if options["verbose"] else []
-    if wanted.map_location:
-        ckpt = passes.map_location(ckpt, _explain_redirection(wanted.map_location), missing=missing)
+    steps = [*(recipes.read(recipe) if recipe else ()), *wanted.steps()]
+    ckpt, renamed = recipes.run(opened, steps, at=options["at"], missing=missing)
     chosen = formats.target_format(ckpt, target, options["format_"], formats.split_of(max_shard_size, variant))
-    if options["at"] is not None and not chosen.pickles and not wanted.extract:
+    if options["at"] is not None and not chosen.pickles and ckpt.at is None:
         ckpt = passes.extract(ckpt, at=options["at"])  # it holds one set of tensors, and these were named
     plan = formats.plan(
         ckpt,
@@ -126,10 +133,14 @@ def rewrite(
     if not options["dry_run"]:
         with progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"]) as progress:
             notes = formats.write(plan, overwrite=overwrite, backup=options["backup"], progress=progress)
+    if options["save_recipe"] is not None:
+        text = recipes.text(steps).encode()
+        with replacing(options["save_recipe"], size=len(text), overwrite=options["overwrite"]) as out:
+            out.write(text)
     print_receipt(
         plan,
         source,
-        renamed,
+        renamed if options["verbose"] else [],
         notes,
         command=command,
         as_json=options["as_json"],
@@ -150,13 +161,6 @@ def _target(options: dict[str, Any]) -> str:
     if named[0] == "-":
         raise click.UsageError("Checkpoints are not written to stdout; name a file.")
     return str(named[0])
-
-
-def _renamed(before: Checkpoint, after: Checkpoint) -> list[tuple[str, str]]:
-    """(old key, new key) of the tensors whose key changed."""
-    old = {id(t): key for weights in before.state_dicts() for key, t in weights.tensors.items()}
-    new = {id(t): key for weights in after.state_dicts() for key, t in weights.tensors.items()}
-    return [(old[t], key) for t, key in new.items() if t in old and old[t] != key]
 
 
 def _explain_redirection(rules: Sequence[str]) -> Sequence[str]:
@@ -267,7 +271,12 @@ def remap(locations: tuple[str, ...], **options: Any) -> None:
 @click.option("--drop", multiple=True, metavar="PATTERN", help="Leave out the keys that match.")
 @click.option("--to-dense", is_flag=True, help="Make dense tensors of sparse ones.")
 @click.option("--dequantize", is_flag=True, help="Make float32 tensors of quantized ones.")
+@click.option("--untie", is_flag=True, help="Give each key a tensor of its own where several share one.")
+@click.option("--compact", is_flag=True, help="Leave behind the parts of storages that no tensor uses.")
+@click.option("--cast", metavar="TYPE", help="Cast floating point tensors of the weights: bf16, fp16, fp32, e4m3 …")
+@click.option("--cast-keep", multiple=True, metavar="PATTERN", help="Keys that --cast leaves as they are.")
 @click.option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
+@click.option("--recipe", type=FileName(), metavar="FILE", help="Run the passes of a recipe first, as listed there.")
 @click.option("--max-shard-size", metavar="SIZE", help="Write a folder of shards of at most SIZE (5GB, 500MB).")
 @click.option("--variant", metavar="WORD", help="A word in the names of shards: fp16.")
 @writing_options
@@ -283,7 +292,12 @@ def convert(
     drop: tuple[str, ...],
     to_dense: bool,
     dequantize: bool,
+    untie: bool,
+    compact: bool,
+    cast: str | None,
+    cast_keep: tuple[str, ...],
     map_location: tuple[str, ...],
+    recipe: str | None,
     max_shard_size: str | None,
     variant: str | None,
     **options: Any,
@@ -299,22 +313,28 @@ def convert(
     ckptool convert in.pth out.pth --drop fc --map-location cpu
     ckptool convert in.pth folder/ --max-shard-size 5GB
     ckptool convert folder/ out.safetensors
+    ckptool convert in.pth out.safetensors --cast bf16 --cast-keep re:norm
+    ckptool convert in.pth out.pth --recipe recipe.yaml
     """
     wanted = Passes(
-        extract,
-        unwrap,
-        strip_prefix,
-        strip_first,
-        rename,
-        rules,
-        add_prefix,
-        select,
-        drop,
-        map_location,
-        to_dense,
-        dequantize,
+        extract=extract,
+        unwrap=unwrap,
+        strip_prefix=strip_prefix,
+        strip_first=strip_first,
+        rename=rename,
+        rules=rules,
+        add_prefix=add_prefix,
+        select=select,
+        drop=drop,
+        to_dense=to_dense,
+        dequantize=dequantize,
+        untie=untie,
+        compact=compact,
+        cast=cast,
+        cast_keep=cast_keep,
+        map_location=map_location,
     )
-    rewrite(wanted, "convert", options, max_shard_size=max_shard_size, variant=variant)
+    rewrite(wanted, "convert", options, max_shard_size=max_shard_size, variant=variant, recipe=recipe)
 
 
 @click.command()
@@ -347,3 +367,43 @@ def clean(**options: Any) -> None:
     ckptool clean yolo.pt clean.pt --dry-run
     """
     rewrite(Passes(clean=True), "clean", options)
+
+
+@click.command()
+@click.option("--weights", type=click.Choice(["ema", "raw"]), help="Of a moving average and the raw weights, which.")
+@writing_options
+def slim(weights: str | None, **options: Any) -> None:
+    """Keep only the weights; of a checkpoint with an exponential moving average, the averaged or the raw ones.
+
+    Where the average is depends on the framework that saved the file: timm, DiT, torchvision, BasicSR, ultralytics,
+    latent diffusion and mmengine (which swaps the two) are known.
+
+    \b
+    ckptool slim last.ckpt weights.safetensors
+    ckptool slim epoch_12.pth weights.pth --weights ema
+    """
+    rewrite(Passes(slim=weights or True), "slim", options)
+
+
+@click.command()
+@click.argument("sources", type=FileName(), metavar="IN…", nargs=-1, required=True)
+@click.option("--ratios", metavar="R,R,…", help="How much each IN counts: 0.5,0.3,0.2. Else all the same.")
+@output_options
+def average(sources: tuple[str, ...], ratios: str | None, **options: Any) -> None:
+    """Average the weights of several checkpoints of one model.
+
+    Sums are in float64, and rounded once to the type of each tensor. Integers (such as num_batches_tracked) are those
+    of the last file; only the weights are written.
+
+    \b
+    ckptool average epoch8.pth epoch9.pth epoch10.pth -o mean.pth
+    ckptool average a.safetensors b.safetensors -o soup.safetensors --ratios 0.7,0.3
+    """
+    try:
+        numbers = None if ratios is None else [float(word) for word in ratios.split(",")]
+    except ValueError:
+        raise RuleError("is no list of numbers", where="--ratios", hint="--ratios 0.5,0.3,0.2") from None
+    opened = [formats.open(source) for source in sources]
+    mean = values.average(opened, ratios=numbers, at=options["at"])
+    options |= {"source": sources[-1], "target": None, "in_place": False, "at": None}
+    rewrite(Passes(), "average", options, opener=lambda _: mean)

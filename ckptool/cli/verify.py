@@ -8,6 +8,7 @@ import click
 
 from ..errors import CheckpointError, RuleError, printable
 from ..reports import verify as report
+from ..reports.fits import fits
 from ..reports.verify_text import verify_text
 from .options import FileName
 from .output import print_json, progress_bar, terminal_width
@@ -20,6 +21,7 @@ from .output import print_json, progress_bar, terminal_width
 @click.option("--write-manifest", type=FileName(), metavar="MANIFEST", help="Write the digests of the weights.")
 @click.option("--overwrite", is_flag=True, help="Allow MANIFEST to exist.")
 @click.option("--digest", is_flag=True, help="Print a digest of the weights: the same weights, the same digest.")
+@click.option("--fits", "model", metavar="MODEL.py", help="A model (MODEL.py:Name), run, that it should load into.")
 @click.option("--strict", is_flag=True, help="Let NaN, infinite values and pages of zeros count as damage.")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only files that are not sound.")
@@ -31,6 +33,7 @@ def verify(
     write_manifest: str | None,
     overwrite: bool,
     digest: bool,
+    model: str | None,
     strict: bool,
     as_json: bool,
     quiet: bool,
@@ -68,15 +71,16 @@ def verify(
             status = 2
             click.echo(f"Error: {error}", err=True)
             continue
-        good = found.sound and not (strict and found.doubts)
+        fit = fits(path, model) if model else None
+        good = found.sound and not (strict and found.doubts) and (fit is None or fit.fits)
         status = max(status, 0 if good else 1)
         if write_manifest and not found.damage:
             report.write_manifest(write_manifest, found.digests, overwrite=overwrite)
             click.echo(f"wrote {printable(write_manifest)}", err=True)
         if as_json:
-            seen.append(found.as_json())
+            seen.append({**found.as_json(), "fit": fit.as_json() if fit else None})
         elif not (quiet and good):
-            click.echo(verify_text(found, everything=verbose, width=terminal_width()))
+            click.echo(verify_text(found, fit, everything=verbose, width=terminal_width()))
     if as_json:
         print_json({"ckptool": 1, "command": "verify", "files": seen})
     return status

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ..casting import tallies_in
 from ..checkpoint import Checkpoint, map_storages
 from ..directories import check_folder, replacing_folder
 from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, printable
-from ..files import File, FileRange, Folder, StrPath, beside, same_bytes, shell_quote
+from ..files import File, FileRange, Folder, StrPath, beside, is_computed, same_bytes, shell_quote
 from ..objects import beyond_plain_data
 from ..tensor import Storage
 from ..writing import check_target, replacing, write_pieces
@@ -313,8 +315,15 @@ def plan(
         form = (*form, "the keys stand in the order of the old header; how they were saved is not known")
     replaced = may_go(ckpt, Path(path)) if draft.folder else is_part
     return Plan(
-        Path(path), chosen.name, draft.nbytes, ckpt.history, form, content, dict(objects), draft.how, draft, replaced
+        Path(path), chosen.name, draft.nbytes, ckpt.history, form, content, dict(objects), _how(draft), draft, replaced
     )
+
+
+def _how(draft: Draft) -> str:
+    """How the bytes come about. What is computed is not copied as it is."""
+    pieces = (piece for pieces in (draft.pieces, *draft.folder.values()) for piece in pieces)
+    computed = any(map(is_computed, pieces))
+    return draft.how.replace("copied as they are", "computed or copied") if computed else draft.how
 
 
 def save(
@@ -378,20 +387,25 @@ def write(
     backup: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Carry out a plan. Returns what a person should know: whether a run that was cut off was taken up.
+    """Carry out a plan. Returns what a person should know: whether a run that was cut off was taken up, and how many
+    values casts changed beyond rounding.
 
     Raises:
         OutputExists, Unwritable: the target may not be, or cannot be, written.
     """
     pieces, folder = planned.draft.pieces, planned.draft.folder
+    tallies = tallies_in(chain(pieces, *folder.values()))
+    for tally in tallies:
+        tally.clear()
     if folder:
-        return replacing_folder(
+        notes = replacing_folder(
             planned.path, folder, overwrite=overwrite, backup=backup, replaced=planned.replaced, progress=progress
         )
+        return notes + [line for tally in tallies for line in tally.lines()]
     mode = next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)  # as cp does
     with replacing(planned.path, size=planned.nbytes, overwrite=overwrite, backup=backup, mode=mode) as out:
         write_pieces(out, pieces, progress)
-    return []
+    return [line for tally in tallies for line in tally.lines()]
 
 
 def settle_ties(ckpt: Checkpoint) -> Checkpoint:

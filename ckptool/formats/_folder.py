@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..errors import printable
@@ -99,17 +98,3 @@ def left_beside(ckpt: Checkpoint) -> tuple[str, ...]:
 def _named(names: Iterable[str]) -> str:
     listed = [printable(name, 60) for name in names]
     return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else "")
-
-
-def files_under(source: Any) -> Iterator[File]:
-    """The input files that a source of bytes is computed from."""
-    pending, seen = [source], set()
-    while pending:
-        one = pending.pop()
-        if isinstance(one, File):
-            yield one
-        elif isinstance(one, tuple | list):
-            pending.extend(reversed(one))
-        elif is_dataclass(one) and not isinstance(one, type) and id(one) not in seen:
-            seen.add(id(one))
-            pending.extend(getattr(one, field.name) for field in reversed(fields(one)))

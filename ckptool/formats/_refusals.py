@@ -19,7 +19,8 @@ def loss_of_content(ckpt: Checkpoint, chosen: AnyFormat, content: tuple[str, ...
     ways = [f"{option} makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
     hint = "; ".join([*ways, "--allow-loss writes the rest"])
     if not chosen.pickles and len(outer) == 1 and outer[0]:
-        hint = f"--extract keeps the weights at {printable(outer[0], 60)} only; a .pth file keeps everything"
+        hint = f"--extract keeps the weights at {printable(outer[0], 60)} only"
+        hint += "" if ckpt.sealed else "; a .pth file keeps everything"
     return CannotCarry(
         f"{chosen.name} cannot hold all of it; these would be lost:",
         where=ckpt.where,
@@ -34,7 +35,7 @@ def live_objects(ckpt: Checkpoint, objects: dict[str, int]) -> CannotCarry:
     weights = ckpt.state_dicts()
     where = shell_quote(printable(ckpt.where)) if ckpt.path else "IN"
     ways = ["--keep-objects writes them as they came (whoever loads the file runs what they name)"]
-    if weights and weights[0].path:
+    if weights and (weights[0].path or weights[0].model is not None):
         at = f" --at {shell_quote(printable(weights[0].path))}" if len(weights) > 1 else ""
         out = beside(ckpt.where, "weights")
         ways.insert(0, f"ckptool convert {where} {out} --extract{at} keeps the weights only")
@@ -57,10 +58,13 @@ def require_readable(ckpt: Checkpoint, chosen: AnyFormat, for_torch: str) -> Non
     version = parse_target(for_torch)
     lines = impossible(ckpt.root, version, zipped=chosen.name != "torch-legacy") if chosen.pickles else []
     if lines:
-        kinds = {other.kind.split("_")[0] for _, other in ckpt.other_tensors()}
-        ways = [f"{option} makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
+        ways = [
+            f"{option} makes dense tensors of {kind} ones"
+            for kind, option in _DECODED.items()
+            if any(f"{kind} tensors" in line for line in lines)
+        ]
         if lines[0].startswith("the zip archive"):
-            ways.insert(0, "-t legacy writes what every torch reads")
+            ways.insert(0, "-t legacy writes what every torch since 0.4 reads")
         if any("numpy" in line for line in lines):
             ways.append("ckptool clean makes tensors of numpy arrays")
         raise CannotCarry(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..dtypes import BY_STORAGE, DType
 from ..errors import Malformed, printable
-from ..kinds import COMPLETE_WHEN_CALLED, Contradiction, dense_tensor, other_tensor
+from ..kinds import COMPLETE_WHEN_CALLED, Contradiction, dense_tensor, other_tensor, stands_for_a_tensor
 from ..tensor import Storage
 from ..tree import ABSENT, Global, Object
 from ._pickle_read import Reader
@@ -55,9 +55,14 @@ class TorchReader(Reader):
         super().__init__(data, where, self._storage, self._rebuild, complete=complete, start=start)
         self.storages: dict[str, Storage] = {}
         self.sources: dict[str, str] = {}  # class name -> source text that was saved with it
-        self.others: list[Object] = []  # tensors that are no dense ones
+        self._others: list[Object] = []
         self._make = storage
         self._ids: dict[str, StorageId] = {}
+
+    @property
+    def others(self) -> list[Object]:
+        """What stands for tensors that are no dense ones, those included that get their state after they are called."""
+        return [*self._others, *(node for node in self.made if stands_for_a_tensor(node))]
 
     def lost_content(self) -> tuple[str, ...]:
         """What the pickle does beside making its tree."""
@@ -69,7 +74,7 @@ class TorchReader(Reader):
         if not isinstance(pid, tuple) or not pid:
             self._fail("has a persistent id that torch does not write")
         if pid[0] == "module" and len(pid) == 4:  # the class of a whole saved module, with its source code
-            self.sources[str(pid[1])] = str(pid[3])
+            self.note_source(pid[1], pid[3])
             return pid[1]
         found = self._storage_id(pid)
         known = self._ids.get(found.key)
@@ -81,6 +86,11 @@ class TorchReader(Reader):
                 f"gives storage {printable(repr(found.key))} two sizes: {known.nbytes:,} and {found.nbytes:,} bytes"
             )
         return self.storages[found.key]
+
+    def note_source(self, cls: Any, source: Any) -> None:
+        """Note the source code of a class. It is only counted."""
+        if isinstance(cls, Global):
+            self.sources[str(cls)] = str(source) if isinstance(source, str) else ""
 
     def _storage_id(self, pid: tuple[Any, ...]) -> StorageId:
         if pid[0] != "storage" or len(pid) not in (5, 6):
@@ -110,10 +120,10 @@ class TorchReader(Reader):
                 return made
             node = Object("reduce", callee, args)
             if other_tensor(node) is not None:
-                self.others.append(node)
+                self._others.append(node)
                 return node
         except Contradiction as error:
-            self._fail(str(error))
+            self._fail(error.what)
         except Malformed as error:
             error.where = error.where or str(self.where)
             raise

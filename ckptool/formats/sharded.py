@@ -28,12 +28,12 @@ from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..errors import Ambiguous, CheckpointError, Malformed, RuleError, UnknownFormat, counted, printable
-from ..files import Buffer, File, Folder, Piece, shell_quote
+from ..files import Buffer, File, Folder, Piece, nested, shell_quote
 from ..tensor import LazyTensor
 from ..tree import ABSENT, Dict, Object
 from ..weights import around, the_state_dict
 from . import safetensors, torch_legacy, torch_zip
-from ._folder import FolderOrigin, carried_along, files_under, lying_beside
+from ._folder import FolderOrigin, carried_along, lying_beside
 from .base import SHARD_SIZE, Draft, FolderFormat, Format, Split
 
 _PLACES = "ckptool.places"
@@ -418,7 +418,8 @@ def _as_they_were(
     last = 0
     for key, value in entries:
         if isinstance(value, LazyTensor):
-            homes = {number.get(str(file.path)) for file in files_under(value.storage.source)}
+            files = {file for file in nested(value.storage.source) if isinstance(file, File)}
+            homes = {number.get(str(file.path)) for file in files}
             home = homes.pop() if len(homes) == 1 else None
             if home is None:
                 return None

@@ -16,7 +16,7 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..decode import check_all
 from ..errors import Malformed, printable
-from ..files import File
+from ..files import File, FileRange
 from ..tree import Dict, Global, Object
 from ._records import is_big_endian, read_pickle, storages_of
 from ._torch import TorchReader
@@ -78,8 +78,10 @@ def _looks_pickled(archive: Archive, name: str) -> bool:
     member = archive.members[name]
     if member.size < 4 or name.endswith((".py", ".txt", ".json")):
         return False
-    head = archive.source(name).read(0, 2)
-    return head[0] == 0x80 and 2 <= head[1] <= 5
+    source = archive.source(name)
+    # Of a compressed one the first piece: its middle is had by inflating it whole, which may be without end.
+    head = source.read(0, 2) if isinstance(source, FileRange) else next(iter(source.chunks()), b"")[:2]
+    return len(head) == 2 and head[0] == 0x80 and 2 <= head[1] <= 5
 
 
 FORMAT = Format(

@@ -43,7 +43,10 @@ def _number(field: bytes) -> int:
     """A number of a header: octal text, or big-endian bytes for large ones."""
     if field[0] & 0x80:
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
-    return int(field.strip(b"\0 ") or b"0", 8)
+    digits = field.strip(b"\0 ") or b"0"
+    if digits.strip(b"01234567"):  # int() takes signs and underscores
+        raise ValueError
+    return int(digits, 8)
 
 
 def _members(read: Callable[[int, int], bytes], size: int, where: object) -> Iterator[tuple[str, bytes, int, int]]:
@@ -65,7 +68,10 @@ def _members(read: Callable[[int, int], bytes], size: int, where: object) -> Ite
         if kind not in (b"x", b"g"):
             name = extended.get("path", name)
             digits = extended.get("size", "")
-            length = int(digits) if digits.isdigit() and len(digits) < 20 else length
+            if "size" in extended:
+                if not _is_number(digits):
+                    raise Malformed(f"its tar member {printable(name, 40)!r} has a size that is none", where=where)
+                length = int(digits)
         if start + length > size:
             raise Malformed(
                 f"its member {printable(name, 40)!r} is cut short: {length:,} bytes expected, {size - start:,} left",
@@ -81,6 +87,11 @@ def _members(read: Callable[[int, int], bytes], size: int, where: object) -> Ite
             extended = {}
         count += 1
         at = start + -(-length // _BLOCK) * _BLOCK
+
+
+def _is_number(digits: str) -> bool:
+    """Whether DIGITS are those of a number that tar and torch write: no sign, no digits of other scripts."""
+    return digits.isascii() and digits.isdecimal() and len(digits) < 20
 
 
 def _extension(data: bytes) -> dict[str, str]:
@@ -194,11 +205,12 @@ class _TarReader(TorchReader):
 
     def _storage(self, pid: Any) -> Any:
         if isinstance(pid, tuple) and len(pid) == 3:  # a class with its source code
-            self.sources[str(pid[0])] = str(pid[2])
+            self.note_source(pid[0], pid[2])
             return pid[0]
-        number = int(pid) if isinstance(pid, str) and pid.isdigit() and len(pid) < 30 else pid
-        if not isinstance(number, int) or number not in self.objects:
-            self._fail(f"refers to the object {printable(repr(pid), 40)}, which is not in the archive")
+        number = int(pid) if isinstance(pid, str) and _is_number(pid) else pid
+        if type(number) is not int or number not in self.objects:
+            shown = printable(repr(pid), 40) if isinstance(pid, str | int) else f"of a {type(pid).__name__.lower()}"
+            self._fail(f"refers to the object {shown}, which is not in the archive")
         return self.objects[number]
 
 

@@ -34,6 +34,8 @@ from ._zip import FOLLOWS, STORED, Archive, holds_record, looks_like_zip, open_a
 from ._zip_layout import CRC_IN_DESCRIPTOR, CRC_IN_ENTRY, Record, lay_out
 from .base import Draft, Format
 
+#: Among the warnings of an archive that torch refuses for want of this record.
+NO_VERSION = "its record 'version' is missing, without which torch does not load it"
 _LARGEST_RECORD = 1 << 26
 #: What other archives of torch have at their top, which are formats of their own.
 _RELATIVES = ("constants.pkl", ".data/extern_modules", "archive_format")
@@ -72,6 +74,8 @@ def open_zip(file: File) -> Checkpoint:
     if unused:
         lost.append(f"{counted(len(unused), 'storage')} that no tensor uses: {printable(', '.join(unused[:5]))}")
     unrecorded = sum(s.crc is None for s in reader.storages.values())
+    if "version" not in archive.members:
+        warnings.append(NO_VERSION)
     if unrecorded:
         warnings.append(f"the checksums of {counted(unrecorded, 'storage')} were not recorded")
     return Checkpoint(

@@ -6,19 +6,25 @@ from collections.abc import Iterator
 
 from ..errors import printable
 from .diff_text import diff_text
+from .doctor_text import fit_lines
+from .fits import Fit
 from .render import section, size_text, wrapped
 from .verify import Verification
 
 
-def verify_text(found: Verification, *, everything: bool = False, width: int = 120) -> str:
+def verify_text(found: Verification, fit: Fit | None = None, *, everything: bool = False, width: int = 120) -> str:
     """What reading every byte of a file showed, for a person: the verdict, then what it follows from.
 
     Args:
         found: the report.
+        fit: how it fits a model, if that was asked for.
         everything: list everything, also the digest of each tensor.
         width: columns to fill.
     """
     text = "\n".join(wrapped(_lines(found, everything), width))
+    if fit is not None:
+        text += "\n" + "\n".join(wrapped(fit_lines(fit), width))
+        text += "".join(f"\n\n  {what}:\n    {command}" for command, what in fit.commands)
     if found.against is not None and not found.against.same:
         text += "\n\n" + diff_text(found.against, everything=everything, width=width)
     return text

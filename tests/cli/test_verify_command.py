@@ -70,7 +70,7 @@ def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Fil
     (found,) = document["files"]
     assert set(found) == {
         "sound", "path", "format", "bytes", "read", "damage", "doubts", "notes", "checksums", "digest", "digests",
-        "against",
+        "against", "fit",
     }  # fmt: skip
     assert found["sound"]
     assert len(found["digest"]) == 64

@@ -43,6 +43,8 @@ def body(value):
         return body(value.pid) + b"Q"
     if isinstance(value, bool) or value is None:
         return {True: b"\x88", False: b"\x89", None: b"N"}[value]
+    if isinstance(value, float):
+        return b"G" + struct.pack(">d", value)
     if isinstance(value, int):
         raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
         return b"\x8a" + bytes([len(raw)]) + raw

@@ -10,6 +10,7 @@ import fractions
 import functools
 import pathlib
 import pickle
+import random
 import types
 import uuid
 
@@ -21,14 +22,15 @@ torch = pytest.importorskip("torch")
 from assemble import Call, Name, pickled
 from contract import in_one_folder
 from hypothesis import given
+from hypothesis import strategies as st
 from same import graph
-from strategies import checkpoints, torch_values
+from strategies import checkpoints, tensor_of, torch_values
 from test_real_files import assert_same_values
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
-from ckptool.objects import PLAIN, named_globals
-from ckptool.tree import Dict, Global, Object, Set
+from ckptool.objects import HARMLESS, PLAIN, named_globals
+from ckptool.tree import ByteString, Dict, Global, List, Object, Set
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -139,6 +141,8 @@ CASES = {
     "array of texts": (np.array([["a", "bcd"]]), [["a", "bcd"]]),
     "array of texts in Fortran's order": (np.asfortranarray([["a", "b"], ["c", "d"]]), [["a", "b"], ["c", "d"]]),
     "array of bytes": (np.array([b"a", b"bcd"]), [b"a", b"bcd"]),
+    "numpy text": (np.str_("aé"), "aé"),
+    "array of one object": (np.array(None, dtype=object), None),
     "array of nothing": (np.empty((0, 2), dtype=object), []),
     "path as key": ({pathlib.PurePosixPath("k"): 2}, {"k": 2}),
 }
@@ -396,6 +400,84 @@ def test_weights_only_loads_every_clean_copy(tmp_path, value):
     torch.save(value, tmp_path / "x")
     ckptool.save(ckptool.clean(ckptool.open(tmp_path / "x")), tmp_path / "y", overwrite=True, format="torch-zip")
     torch.load(tmp_path / "y", weights_only=True)
+
+
+class Objects:
+    """Makes trees of objects of every class that is known and of others, with arguments and states of any kind."""
+
+    names = (
+        *sorted(PLAIN),
+        *sorted(HARMLESS),
+        *"""some.Thing os.system functools.partial omegaconf.dictconfig.DictConfig torch.jit._pickle.restore_type_tag
+        numpy.ma.core._mareconstruct torch.nn.modules.linear.Linear torch.autograd.variable.Variable""".split(),
+    )
+    scalars = (None, True, -5, 1 << 3000, 3.5, b"\xff", ByteString(b"k\xff"), *"a cuda:1 torch.sparse_coo f8".split())
+
+    def __init__(self, seed):
+        self.random, self.made = random.Random(seed), []
+
+    def some(self, depth, most=4):
+        return [self.any(depth) for _ in range(self.random.randrange(most))]
+
+    def pairs(self, depth):
+        keys = ["a", "b", 1, (1, "a"), *([self.any(1)] if self.random.random() < 0.3 else [])]
+        return [(self.random.choice(keys), item) for item in self.some(depth)]
+
+    def any(self, depth):
+        chosen = self.random.randrange(12 if depth else 4)
+        if chosen < 2:
+            return self.random.choice(self.scalars)
+        if chosen == 2:
+            return tensor_of("float32")
+        if chosen == 3:
+            return self.random.choice(self.made) if self.made else self.name()
+        if chosen == 4:
+            return tuple(self.some(depth - 1))
+        if chosen == 5:
+            return self.random.choice([self.name(), tensor_of("float32").storage, bytearray(b"x")])
+        node = self.random.choice([List, Dict, Set, Object, Object, Object])
+        if node is Object:
+            how = self.random.choice(["reduce", "newobj", "obj"])
+            node = Object(how, self.name(), tuple(self.some(depth - 1, 5)))
+            self.made.append(node)
+            for kind in self.random.sample(["items", "entries", "state"], self.random.randrange(3)):
+                fill = {"items": self.some, "entries": self.pairs, "state": self.any}[kind]
+                node.steps.append((kind, fill(depth - 1)))
+            return node
+        node = node()
+        self.made.append(node)
+        if isinstance(node, Dict):
+            node.entries, node.ordered = self.pairs(depth - 1), self.random.random() < 0.5
+        else:
+            node.items = self.some(depth - 1)
+        return node
+
+    def name(self):
+        return Global(*self.random.choice(self.names).rpartition(".")[::2])
+
+
+@in_one_folder
+@given(seed=st.integers(0, 1 << 32))
+def test_weights_only_loads_what_is_left_of_any_objects(tmp_path, seed):
+    trees = [Objects(seed + number).any(5) for number in range(10)]  # in one file, since each file takes a sync
+    ckpt = Checkpoint(Dict([("any", List(trees)), ("w", tensor_of("float32"))]))
+    ckptool.save(ckptool.clean(ckpt), tmp_path / "y", overwrite=True, format="torch-zip")
+    assert torch.load(tmp_path / "y", weights_only=True)["w"].shape == (3,)
+
+
+@pytest.mark.parametrize("how", ["newobj", "obj"])
+def test_calls_are_written_in_the_one_way_that_weights_only_knows(tmp_path, how):
+    size = Object(how, Global("torch", "Size"), ((2, 3),))
+    meta = Object(how, Global("torch._utils", "_rebuild_meta_tensor_no_storage"), (FLOAT, (2,), (1,), False))
+    parameter = Object("reduce", Global("torch.nn.parameter", "Parameter"), (tensor_of("float32"), True, None, None))
+    ckpt = Checkpoint(Dict([("size", size), ("meta", meta), ("parameter", parameter), ("w", 1)]))
+    ckptool.save(ckptool.clean(ckpt), tmp_path / "y.pth")
+    found = torch.load(tmp_path / "y.pth", weights_only=True)
+    assert found["size"] == (2, 3)
+    assert isinstance(found["parameter"], torch.nn.Parameter)
+
+
+FLOAT = Global("torch", "float32")
 
 
 @pytest.mark.parametrize("protocol", range(6))

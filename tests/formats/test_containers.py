@@ -9,6 +9,7 @@ import random
 import struct
 import tarfile
 import warnings
+import zipfile
 
 import pytest
 from assemble import Call, Name, Ordered, Stored, pickled
@@ -126,6 +127,10 @@ WRONG = {
     "a tensor beyond": ({"tensors": pickled(1) + tensor_entry(1, 101, (7,), (1,))}, {}, "reaches to byte 28"),
     "too many dimensions": ({"tensors": pickled(1) + pickled((1, 101, Name("t.T"))) + b"\xff" * 8}, {}, "dimensions"),
     "a tensor that is not there": ({"pickle": pickled(Stored("9"))}, {}, "refers to the object '9'"),
+    "a number in other digits": ({"pickle": pickled(Stored("²"))}, {}, "which is not in the archive"),
+    "a number with a sign": ({"pickle": pickled(Stored("-1"))}, {}, "which is not in the archive"),
+    "a truth for a number": ({"pickle": pickled(Stored(True))}, {}, "which is not in the archive"),
+    "a tuple for a number": ({"pickle": pickled(Stored((((),),)))}, {}, "refers to the object of a tuple"),
     "a call among numbers": ({"storages": pickled(Call("os.system", "true"))}, {}, "a number of storages"),
 }
 
@@ -137,6 +142,38 @@ def test_a_tar_that_contradicts_itself_is_refused(tmp_path, name):
     (tmp_path / "x").write_bytes(tar_of(members, kinds=kinds))
     with pytest.raises(ckptool.Malformed, match=message):
         ckptool.open(tmp_path / "x")
+
+
+@pytest.mark.parametrize("digits", [b"-0000000777", b"0000_000_01", b"+0000000777", b"0o000000777"])
+def test_a_tar_header_holds_nothing_but_octal_digits(tmp_path, digits):
+    raw = bytearray(tar_of(old_members(), tarfile.USTAR_FORMAT))
+    raw[124:135] = digits
+    raw[148:156] = b"%06o\0 " % (sum(raw[:148]) + 8 * 32 + sum(raw[156:512]))
+    (tmp_path / "x").write_bytes(raw)
+    with pytest.raises(ckptool.Malformed, match="tar header at byte 0 is damaged"):
+        ckptool.open(tmp_path / "x", format="torch-tar")
+
+
+def test_an_extended_tar_header_holds_nothing_but_decimal_digits(tmp_path):
+    info = tarfile.TarInfo("x")
+    info.pax_headers = {"size": "²"}
+    record = info.tobuf(tarfile.PAX_FORMAT)[:1024]  # the extended header alone: it goes before the first member
+    (tmp_path / "x").write_bytes(record + tar_of(old_members(), tarfile.USTAR_FORMAT))
+    with pytest.raises(ckptool.Malformed, match="has a size that is none"):
+        ckptool.open(tmp_path / "x", format="torch-tar")
+
+
+def test_a_compressed_resource_of_a_package_is_not_inflated_to_see_what_it_is(tmp_path, monkeypatch):
+    """A few kilobytes can hold gigabytes of zeros, which would go to a temporary file."""
+    with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
+        archive.writestr("x/.data/extern_modules", "")
+        archive.writestr("x/m/m.pkl", pickled({"epoch": 3}))
+        archive.writestr("x/m/data.bin", bytes(64 << 20), zipfile.ZIP_DEFLATED)
+        archive.writestr("x/m/other.pkl", pickled({"epoch": 4}), zipfile.ZIP_DEFLATED)
+    monkeypatch.setattr("tempfile.TemporaryFile", None)
+    root = ckptool.open(tmp_path / "x.pt").root
+    assert root.get("m/data.bin") == "67108864 bytes"
+    assert root.get("m/other.pkl").get("epoch") == 4
 
 
 def test_members_of_others_are_not_touched_and_named(tmp_path):
@@ -349,7 +386,7 @@ def _exported(torch, path):
 @pytest.mark.parametrize("name", ["scripted", "package", "exported"])
 def test_keys_that_a_program_names_are_not_changed_and_the_reason_is_said(samples, tmp_path, name):
     ckpt = ckptool.open(samples / f"{name}.pt")
-    with pytest.raises(ckptool.RuleError, match=r"(?s)(its program|the code|names its weights).*--extract"):
+    with pytest.raises(ckptool.RuleError, match=r"(?s)(its program|the code|names its weights).*extract-weights"):
         ckptool.add_prefix(ckpt)
     with pytest.raises(ckptool.CannotCarry, match=r"(?s)(its program|the code|names its weights).*extract-weights"):
         ckptool.save(ckpt, tmp_path / "x.pt")

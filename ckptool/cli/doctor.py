@@ -1,0 +1,59 @@
+"""`ckptool doctor`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from ..reports import doctor as report
+from ..reports.doctor_text import doctor_text, explanation_text
+from .options import FileName
+from .output import print_json, progress_bar, terminal_width
+
+_LONGEST = 1 << 20
+
+
+@click.command()
+@click.argument("file", type=FileName(), metavar="[FILE]", required=False)
+@click.argument("model", type=FileName(), metavar="[MODEL.py]", required=False)
+@click.option("--error", metavar="TEXT", help="An error message to explain; - reads it from stdin.")
+@click.option("--at", metavar="PATH", help="Where the weights are, in files with several state dicts.")
+@click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
+def doctor(file: str | None, model: str | None, error: str | None, at: str | None, as_json: bool) -> int:
+    """Say what a file is, what keeps it from loading, and which commands mend it; or what an error message means.
+
+    Exit code 0: nothing is in the way of a plain model on a machine without a GPU. 1: something is. With MODEL.py (or
+    MODEL.py:Name), whose code is run, the file is held against that model.
+
+    \b
+    ckptool doctor model.pth
+    ckptool doctor model.pth net.py:Net
+    ckptool doctor --error "Missing key(s) in state_dict: 'conv1.weight'" model.pth
+    ckptool doctor --error - < log.txt
+    """
+    if file is None and error is None:
+        raise click.UsageError("Missing FILE, or --error TEXT.")
+    width = terminal_width()
+    explained = None
+    if error is not None:
+        text = sys.stdin.read(_LONGEST) if error == "-" else error
+        explained = report.explain(text, file)
+        if not as_json:
+            click.echo(explanation_text(explained, width=width))
+    found = None
+    if file is not None:
+        size = Path(file).stat().st_size if Path(file).is_file() else 0
+        with progress_bar("reading", size, wanted=True) as progress:
+            found = report.doctor(file, model, at=at, progress=progress)
+        if not as_json:
+            click.echo(("\n" if explained is not None else "") + doctor_text(found, width=width))
+    if as_json:
+        document = {"ckptool": 1, "command": "doctor"}
+        messages = [asdict(one) for one in explained] if explained is not None else None
+        print_json({**document, "messages": messages, **(found.as_json() if found else {})})
+    wrong = any(one.trouble for one in explained or ()) if found is None else not found.healthy
+    unknown = explained is not None and not explained and found is None
+    return 2 if unknown else int(wrong)

@@ -1,0 +1,356 @@
+"""What is wrong with a checkpoint, or behind an error message, and what to type, as a value."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .. import keys
+from ..checkpoint import Checkpoint, StateDict
+from ..errors import CheckpointError, Unreadable, counted, printable
+from ..files import File, FileRange, StrPath, beside, shell_quote
+from ..formats import open as open_checkpoint
+from ..formats import salvage
+from ..formats.torch_zip import NO_VERSION
+from ..objects import PLAIN, named_globals
+from ..tensor import LazyTensor
+from ..tree import ByteString, Object, walk
+from ..weights import is_training_state
+from .fits import Fit, fits
+from .knowledge import first_byte, lessons_for
+from .scan import scan
+from .verify import verify
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that was found.
+
+    Attributes:
+        name: what kind of thing, in a word, the same for all files ("wrapped", "device").
+        what: what was found, in a sentence.
+        trouble: it would be in the way of `model.load_state_dict(torch.load(FILE))` on a machine without a GPU, or
+            is damage or a danger. Other findings are worth knowing.
+        commands: (command, what for) that help with this.
+        actions: what else helps.
+    """
+
+    name: str
+    what: str
+    trouble: bool = True
+    commands: list[tuple[str, str]] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is wrong with a file, or behind a message.
+
+    Attributes:
+        path: the file, or "".
+        kind: what the file is, in a phrase.
+        findings: what was found, the most serious first.
+        cure: the commands that make the file load, in order; empty if there are none or none is needed.
+        fit: how it fits the model, if one was given.
+    """
+
+    path: str
+    kind: str
+    findings: list[Finding]
+    cure: list[str]
+    fit: Fit | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is in the way."""
+        return not any(one.trouble for one in self.findings) and (self.fit is None or self.fit.fits)
+
+    def as_json(self) -> dict[str, Any]:
+        """The document that `ckptool doctor --json` prints."""
+        return {"healthy": self.healthy, **asdict(self)}
+
+
+def explain(text: str, path: StrPath | None = None) -> list[Finding]:
+    """What an error message of torch, safetensors, Lightning and others means, and what helps.
+
+    Args:
+        text: the message, or a log with one in it.
+        path: the file that it was about, to be put into the commands.
+    """
+    file = shell_quote(printable(str(path), 4096)) if path is not None else "FILE"
+    out = beside(path, "fixed") if path is not None else "OUT"
+    found = []
+    for lesson in lessons_for(text):
+        byte = first_byte(text) if lesson.name in ("first-byte", "weights-only") else None
+        means = lesson.means + (f" {byte[0].upper()}{byte[1:]}." if byte else "")
+        commands = [(command.format(file=file, out=out), "") for command in lesson.commands]
+        trouble = lesson.name != "nothing-missing"
+        found.append(Finding(lesson.name, means, trouble, commands, list(lesson.actions)))
+    return found
+
+
+def doctor(
+    path: StrPath,
+    model: str | None = None,
+    *,
+    at: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Diagnosis:
+    """Say what a file is, what is wrong with it, and what makes it load.
+
+    Every byte is read (see `ckptool.verify`); nothing in it runs.
+
+    Args:
+        path: the file.
+        model: code to hold it against, as in `ckptool.reports.fits.fits`. Importing it runs it.
+        at: where the weights are in the file, if there are several state dicts.
+        progress: called with the number of bytes that were read, each time.
+
+    Raises:
+        Unreadable: the file cannot be opened at all.
+        CheckpointError: the model cannot be built.
+    """
+    try:
+        ckpt = open_checkpoint(path)
+    except Unreadable:
+        raise
+    except CheckpointError as error:
+        return _unopened(path, error)
+    findings = [*_dangers(path), *_damage(path, progress), *_in_the_way(ckpt, at), *_worth_knowing(ckpt)]
+    weights = _weights(ckpt, at)
+    found = _best_fit(ckpt, path, model, at) if model is not None else None
+    cure = _cure(ckpt, weights, findings, found)
+    kind = f"{ckpt.format}" + (
+        f", {weights.parameters:,} parameters in {counted(len(weights), 'tensor')}" if weights else ""
+    )
+    return Diagnosis(str(path), kind, sorted(findings, key=lambda one: not one.trouble), cure, found)
+
+
+def _best_fit(ckpt: Checkpoint, path: StrPath, model: str, at: str | None) -> Fit:
+    """How the weights fit the model; of several state dicts the one that fits best."""
+    paths: list[str | None] = [at] if at is not None else [one.path for one in ckpt.state_dicts()] or [None]
+    return max((fits(path, model, at=one) for one in paths), key=lambda fit: (fit.fits, fit.parameters[0]))
+
+
+def _weights(ckpt: Checkpoint, at: str | None) -> StateDict | None:
+    try:
+        return ckpt.state_dict(at)
+    except CheckpointError:
+        return None
+
+
+# -- files that do not open
+
+
+def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
+    """Why a file does not open, and whether `repair` helps."""
+    what = error.what.rstrip(":") + (f" ({'; '.join(error.evidence[:2])})" if error.evidence else "")
+    actions = [error.hint] if error.hint else []
+    file, out = shell_quote(printable(str(path), 4096)), beside(path, "repaired")
+    findings = []
+    cure: list[str] = []
+    try:
+        found = salvage(path)
+    except CheckpointError as refused:
+        findings.append(Finding("unreadable", what, actions=actions))
+        if refused.what.startswith("nothing can be saved: its pickle"):
+            findings[0].actions.append(refused.what)
+    else:
+        command = f"ckptool repair {file} {out}"
+        if not found.lost:
+            findings.append(Finding("repairable", what, commands=[(command, "which loses nothing")]))
+        else:
+            lost = f"{found.kept:,} of {counted(found.tensors, 'tensor')} are whole; lost: " + ", ".join(
+                printable(name, 60) for name, _ in found.lost[:6]
+            )
+            lost += f" and {len(found.lost) - 6:,} more" if len(found.lost) > 6 else ""
+            command += " --allow-loss"
+            again = "copy or download it again if there is a whole one"
+            findings.append(Finding("damaged", f"{what}; {lost}", True, [(command, "to save what is whole")], [again]))
+        cure = [command, f"ckptool doctor {out}"]
+    file_ = File(path)
+    size = file_.size
+    file_.close()
+    return Diagnosis(str(path), f"{size:,} bytes", findings, cure)
+
+
+# -- files that open
+
+
+def _dangers(path: StrPath) -> Iterator[Finding]:
+    try:
+        found = scan(path)
+    except CheckpointError:  # a folder
+        return
+    bad = [one for one in found.findings if one.group == "code execution" and not one.name.startswith("torch.")]
+    if bad:
+        names = ", ".join(printable(one.name, 60) for one in bad[:4])
+        yield Finding(
+            "code-execution",
+            f"unpickling it would call or import {names}: it may run anything",
+            commands=[(f"ckptool scan {shell_quote(printable(str(path), 4096))}", "to see all of it; nothing runs")],
+            actions=["do not load it with weights_only=False"],
+        )
+
+
+def _damage(path: StrPath, progress: Callable[[int], None] | None) -> Iterator[Finding]:
+    try:
+        found = verify(path, progress=progress)
+    except CheckpointError as error:
+        yield Finding("damaged", error.what)
+        return
+    if found.damage:
+        more = f" and {len(found.damage) - 3:,} more" if len(found.damage) > 3 else ""
+        what = f"bytes have changed since it was saved, which torch.load does not notice: {'; '.join(found.damage[:3])}"
+        file, out = shell_quote(printable(str(path), 4096)), beside(path, "rest")
+        command = (f"ckptool repair {file} {out} --allow-loss", "to keep what is whole")
+        yield Finding("bit-rot", what + more, True, [command], ["copy or download it again"])
+    if found.doubts:
+        more = f" and {len(found.doubts) - 3:,} more" if len(found.doubts) > 3 else ""
+        yield Finding("odd-values", f"perhaps wrong: {'; '.join(found.doubts[:3])}{more}", False)
+
+
+def _in_the_way(ckpt: Checkpoint, at: str | None) -> Iterator[Finding]:
+    """What keeps a plain model on a machine without a GPU from loading it."""
+    file = shell_quote(printable(ckpt.where, 4096))
+    found = ckpt.state_dicts()
+    weights = _weights(ckpt, at)
+    if not found:
+        yield Finding("no-weights", "there is no state dict in it", commands=[(f"ckptool inspect {file}", "")])
+    elif weights is None:
+        paths = ", ".join(printable(one.path, 40) for one in found[:6])
+        yield Finding("several", f"it holds {len(found)} state dicts: {paths}; --at names one", False)
+    for one in [weights] if weights else found:
+        wrappers = keys.find_wrappers(list(one))
+        if wrappers:
+            said = " and ".join(
+                f"{name!r} in {count:,} of {counted(len(one), 'key')}" for name, count in wrappers.items()
+            )
+            where = f" at {printable(one.path, 40)}" if len(found) > 1 else ""
+            yield Finding("wrapped", f"the names{where} are those of a wrapped model: {said}")
+        placeholders = sum(t.shape in ((0,), (1,)) for t in one.tensors.values())
+        if placeholders > 4 and placeholders == len(one.tensors):
+            what = "all its tensors have 0 or 1 elements: placeholders of DeepSpeed ZeRO-3"
+            yield Finding("zero-3", what, actions=["the weights are in the *_optim_states.pt files beside it"])
+    if weights is not None and weights.model is not None:
+        what = f"a whole model is pickled in it (class {printable(weights.model.class_name, 60)}), not its weights"
+        yield Finding("pickled-model", what)
+    elif weights is not None and weights.path:
+        yield Finding("envelope", f"the weights are one entry of it, {printable(weights.path, 60)!r}", False)
+    places = Counter(storage.location for storage in ckpt.storages())
+    if any(place not in ("cpu", "meta") for place in places):
+        said = ", ".join(f"{printable(place, 20)} x{count:,}" for place, count in places.most_common(6))
+        yield Finding("device", f"its storages are tagged with devices that must be there: {said}")
+    yield from _beyond_weights_only(ckpt)
+
+
+def _beyond_weights_only(ckpt: Checkpoint) -> Iterator[Finding]:
+    if NO_VERSION in ckpt.warnings:
+        yield Finding("no-version", NO_VERSION)
+    if ckpt.sealed:
+        yield Finding("sealed", printable(ckpt.sealed, 200))
+        return
+    if ckpt.format == "safetensors":
+        return
+    if ckpt.format in ("pickle", "torch-tar"):
+        yield Finding("old-container", f"a {ckpt.format} file, which torch.load reads without weights_only at most")
+    names = Counter(one.class_name for _, one in walk(ckpt.root) if isinstance(one, Object))
+    beyond = [name for name in named_globals(ckpt.root) if name not in PLAIN]
+    if beyond:
+        said = ", ".join(printable(name, 60) for name in sorted(beyond, key=lambda name: -names[name])[:4])
+        more = f" and {len(beyond) - 4:,} more" if len(beyond) > 4 else ""
+        yield Finding("weights-only", f"torch.load refuses it with weights_only=True, since it names {said}{more}")
+
+
+def _worth_knowing(ckpt: Checkpoint) -> Iterator[Finding]:
+    file = shell_quote(printable(ckpt.where, 4096))
+    compressed = [s for s in ckpt.storages() if not isinstance(s.source, FileRange)]
+    if ckpt.format == "torch-zip" and compressed and any(hasattr(s.source, "packed") for s in compressed):
+        command = f"ckptool repair {file} {beside(ckpt.where, 'repaired')}"
+        yield Finding("compressed", "it is compressed, so torch cannot map it (mmap=True)", False, [(command, "")])
+    if ckpt.format == "torch-legacy":
+        command = f"ckptool convert {file} {beside(ckpt.where, 'zip')} -t torch-zip"
+        what = "a legacy file: torch cannot map it (mmap=True)"
+        yield Finding("legacy", what, False, [(command, "to make it one that can be mapped")])
+    if any(isinstance(node, ByteString) for _, node in walk(ckpt.root)):
+        yield Finding("python-2", "strings of Python 2 are in it; torch.load may need encoding='latin1'", False)
+    used = sum({t.identity: t.nbytes for _, t in ckpt.tensors()}.values())
+    stored = sum(storage.nbytes for storage in ckpt.storages())
+    if stored > 2 * used and stored - used > 1 << 20:
+        what = f"its tensors use {used:,} of {stored:,} stored bytes: views of larger ones were saved"
+        yield Finding("views", what, False, [(f"ckptool convert {file} OUT.safetensors", "which stores what is used")])
+    training = _training_bytes(ckpt)
+    if training * 3 > ckpt.nbytes > 1 << 20:
+        yield Finding("training-state", f"{training:,} of {ckpt.nbytes:,} bytes are training state", False)
+    on_gpu = [path for path, t in ckpt.tensors() if _belongs_on_cpu(path, t)]
+    if on_gpu:
+        what = "states of random generators and steps of Adam belong on the CPU"
+        yield Finding("cpu-state", f"{printable(on_gpu[0], 60)} is tagged with a GPU; {what}", False)
+
+
+def _training_bytes(ckpt: Checkpoint) -> int:
+    tops = [(path.partition("/")[0], t) for path, t in ckpt.tensors()]
+    return sum({t.identity: t.nbytes for top, t in tops if is_training_state(top)}.values())
+
+
+def _belongs_on_cpu(path: str, tensor: LazyTensor) -> bool:
+    parts = path.split("/")
+    rng = tensor.dtype.name == "uint8" and any("rng" in part.lower() for part in parts)
+    step = parts[-1] == "step" and not tensor.shape and "state" in parts
+    return (rng or step) and tensor.location != "cpu"
+
+
+# -- the cure
+
+
+def _cure(ckpt: Checkpoint, weights: StateDict | None, findings: list[Finding], fit: Fit | None) -> list[str]:
+    """The command that takes all that is in the way out of it at once."""
+    names = {one.name for one in findings if one.trouble}
+    if "no-version" in names:  # the first of several, then: what is written has it
+        repaired = beside(ckpt.where, "repaired")
+        again = [f"ckptool doctor {repaired}"] if len(names) > 1 else []
+        return [f"ckptool repair {shell_quote(printable(ckpt.where, 4096))} {repaired}", *again]
+    file, out = shell_quote(printable(ckpt.where, 4096)), beside(ckpt.where, "fixed")
+    on_cpu = ["--map-location", "cpu"] if "device" in names else []
+    if fit is not None and not fit.fits:
+        command = fit.commands[0][0]
+        if " convert " in command or not on_cpu:
+            extract = ["--extract"] if "weights-only" in names and "--extract" not in command else []
+            return [" ".join([command, *extract, *on_cpu])]
+        return [command]
+    several = len(ckpt.state_dicts()) > 1 and weights is not None
+    at = ["--at", shell_quote(printable(weights.path))] if several and weights is not None else []
+    if weights is None and ckpt.state_dicts() and names & {"wrapped", "device", "weights-only"}:
+        return [_one_of_several(ckpt, one, on_cpu) for one in ckpt.state_dicts()[:4]]
+    wrapped = ["--unwrap"] if "wrapped" in names and weights is not None else []
+    inner = weights is not None and (bool(weights.path) or weights.model is not None)
+    objects = names & {"weights-only", "pickled-model", "code-execution", "sealed", "old-container"}
+    if not (wrapped or on_cpu or objects):
+        return []
+    if (objects and inner) or "sealed" in names or "pickled-model" in names:
+        return [" ".join(["ckptool convert", file, out, "--extract", *wrapped, *on_cpu, *at, *_container(ckpt)])]
+    if not objects:
+        short = wrapped and list(keys.find_wrappers(list(weights or ()))) == ["module."] and not on_cpu
+        if short and weights is not None and all(key.startswith("module.") for key in weights):
+            return [" ".join(["ckptool strip-prefix", file, out, *at])]
+        return [" ".join(["ckptool convert", file, out, *wrapped, *on_cpu, *at])]
+    if "old-container" in names and not names & {"weights-only", "code-execution"}:
+        return [" ".join(["ckptool convert", file, out, *wrapped, *on_cpu, *at, *_container(ckpt)])]
+    clean = beside(ckpt.where, "clean") if wrapped or on_cpu else out
+    first = f"ckptool clean {file} {clean}"
+    return [first] if clean == out else [first, " ".join(["ckptool convert", clean, out, *wrapped, *on_cpu, *at])]
+
+
+def _one_of_several(ckpt: Checkpoint, one: StateDict, on_cpu: list[str]) -> str:
+    file, out = shell_quote(printable(ckpt.where, 4096)), beside(ckpt.where, re.sub(r"\W+", "-", one.path) or "root")
+    wrapped = ["--unwrap"] if keys.find_wrappers(list(one)) else []
+    at = shell_quote(printable(one.path))
+    return " ".join(["ckptool convert", file, out, "--extract", "--at", at, *wrapped, *on_cpu, *_container(ckpt)])
+
+
+def _container(ckpt: Checkpoint) -> list[str]:
+    """The format has to be named where that of the file cannot be written."""
+    return ["-t", "torch-zip"] if ckpt.format in ("pickle", "torch-tar", "torchscript", "torch-package", "pt2") else []

@@ -1,0 +1,92 @@
+"""A diagnosis as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..errors import counted, printable
+from .doctor import Diagnosis, Finding
+from .fits import Fit
+from .render import count_text, percent, section, wrapped
+
+_SHOWN = 12
+
+
+def doctor_text(found: Diagnosis, *, width: int = 120) -> str:
+    """What is wrong with a file, for a person: what is in the way, what is worth knowing, and what to type.
+
+    Args:
+        found: the diagnosis.
+        width: columns to fill. Commands are never folded.
+    """
+    return "\n".join(_folded(_lines(found), width))
+
+
+def explanation_text(findings: Sequence[Finding], *, width: int = 120) -> str:
+    """What an error message means, for a person."""
+    if not findings:
+        return "No message that ckptool knows. `ckptool doctor FILE` looks at the file itself."
+    lines = [line for number, one in enumerate(findings) for line in ([""] if number else []) + list(_explained(one))]
+    return "\n".join(_folded(lines, width))
+
+
+def _folded(lines: Iterator[str] | Sequence[str], width: int) -> Iterator[str]:
+    for line in lines:
+        yield from [line] if line.lstrip().startswith("ckptool ") else wrapped([line], width)
+
+
+def _explained(one: Finding) -> Iterator[str]:
+    yield f"{one.what[0].upper()}{one.what[1:]}"
+    yield from (f"    {command}" for command, _ in one.commands)
+    yield from (f"  - {action}" for action in one.actions)
+
+
+def _lines(found: Diagnosis) -> Iterator[str]:
+    trouble = [one for one in found.findings if one.trouble]
+    verdict = "nothing is in the way" if not trouble else f"{counted(len(trouble), 'thing')} in the way"
+    if not trouble and found.fit and not found.fit.fits:
+        verdict = "it does not fit the model"
+    yield f"{printable(found.path)}: {verdict} ({printable(found.kind)})"
+    for number, one in enumerate(trouble, start=1):
+        yield f"  {number}. {one.what}"
+        yield from (f"     - {action}" for action in one.actions)
+    if found.fit is not None:
+        yield from fit_lines(found.fit)
+    if found.cure:
+        yield ""
+        yield "  to mend it, type:" if len(found.cure) == 1 else "  to mend it, type one after the other:"
+        yield from (f"    {command}" for command in found.cure)
+    known = set(found.cure)
+    for one in trouble:
+        for command, what in one.commands:
+            if command not in known:
+                yield ""
+                yield f"  {what or 'to see more'}:"
+                yield f"    {command}"
+    yield from section("worth knowing", [one.what for one in found.findings if not one.trouble], True)
+    for one in found.findings:
+        if not one.trouble:
+            for command, what in one.commands:
+                yield ""
+                yield f"  {what or 'for that'}:"
+                yield f"    {command}"
+
+
+def fit_lines(fit: Fit) -> Iterator[str]:
+    """How a file fits a model."""
+    yield ""
+    model = printable(fit.model)
+    met, whole = fit.parameters
+    share = (
+        f"{fit.common[0]:,} of {counted(fit.common[1], 'key')}, {percent(met, whole)} of {count_text(whole)} parameters"
+    )
+    yield f"  {model}: {'fits' if fit.fits else 'DOES NOT FIT'}, {share}"
+    groups = (
+        ("missing in the file", [printable(key, 80) for key in fit.missing]),
+        ("not in the model", [printable(key, 80) for key in fit.unexpected]),
+        ("other shapes", [f"{printable(key, 60)} {file} | {model}" for key, file, model in fit.mismatched]),
+    )
+    for title, lines in groups:
+        if lines:
+            more = f", … {len(lines) - _SHOWN:,} more" if len(lines) > _SHOWN else ""
+            yield f"    {title} ({len(lines):,}): {', '.join(lines[:_SHOWN])}{more}"

@@ -1,0 +1,85 @@
+"""`ckptool doctor`."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from samples import Files, Run, tensor
+
+import ckptool
+from ckptool.checkpoint import Checkpoint
+from ckptool.tree import Dict
+
+ERROR = 'Missing key(s) in state_dict: "fc.weight". Unexpected key(s) in state_dict: "module.fc.weight".'
+
+
+def test_the_exit_code_says_whether_something_is_wrong(run: Run, files: Files) -> None:
+    assert run("doctor", "plain.pth").code == 0
+    assert run("doctor", "plain.safetensors").code == 0
+    for name in ("dp.pth", "last.ckpt", "gan.pth", "evil.pth", "mixed.pth", "old.pth"):
+        assert run("doctor", name).code == (0 if name == "gan.pth" else 1), name
+    assert run("doctor", "absent.pth").code == 2
+    assert run("doctor").code == 2
+    assert run("doctor", "--error", ERROR).code == 1
+    assert run("doctor", "--error", "something else").code == 2
+    assert run("doctor", "--error", "<All keys matched successfully>").code == 0
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_text_ends_with_what_to_type(run: Run, files: Files, monkeypatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert run("doctor", "dp.pth").out == (
+        "dp.pth: 2 things in the way (torch-zip, 28 parameters in 3 tensors)\n"
+        "  1. the names are those of a wrapped model: 'module.' in 3 of 3 keys\n"
+        "  2. its storages are tagged with devices that must be there: cuda:1 x3\n"
+        "\n"
+        "  to mend it, type:\n"
+        "    ckptool convert dp.pth dp-fixed.pth --unwrap --map-location cpu\n"
+    )
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_an_error_message_is_explained(run: Run, files: Files, monkeypatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    means = (
+        "The file was saved from DataParallel or DDP, whose names begin with 'module.', and the model is not wrapped."
+    )
+    told = run("doctor", "--error", ERROR).out.splitlines()
+    assert " ".join(line.strip() for line in told[:-1]) == means
+    assert told[-1] == "    ckptool strip-prefix FILE OUT --prefix module."
+    assert all(len(line) <= width for line in told)
+    both = run("doctor", "dp.pth", "--error", ERROR).out
+    assert "ckptool strip-prefix dp.pth dp-fixed.pth --prefix module." in both
+    assert "2 things in the way" in both
+
+
+def test_a_message_is_read_from_stdin(run: Run, monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"epoch 1\nTraceback …\n{ERROR}\n"))
+    assert "strip-prefix" in run("doctor", "--error", "-").out
+
+
+def test_what_it_says_to_type_mends_the_file(run: Run, files: Files) -> None:
+    for name in ("dp.pth", "last.ckpt", "evil.pth", "mixed.pth", "old.pth"):
+        out = run("doctor", name).out
+        commands = [line.split() for line in out.splitlines() if line.startswith("    ckptool ")]
+        ran = run(*commands[0][1:])
+        assert ran.code == 0, ran.err
+        assert run("doctor", commands[0][3]).code == 0, name
+
+
+def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Files) -> None:
+    document = json.loads(run("doctor", "dp.pth", "--error", ERROR, "--json").out)
+    assert set(document) == {"ckptool", "command", "messages", "healthy", "path", "kind", "findings", "cure", "fit"}
+    assert set(document["findings"][0]) == {"name", "what", "trouble", "commands", "actions"}
+    assert document["messages"][0]["name"] == "module-unexpected"
+    assert document["healthy"] is False
+
+
+def test_nothing_from_a_file_or_a_message_can_talk_to_the_terminal(run: Run, tmp_path: Path) -> None:
+    root = Dict([("\x1b[31m\x07", Dict([("module.\x1b]0;t\x07.w", tensor(2, location="cuda:\x1b[2J"))]))])
+    ckptool.save(Checkpoint(root), tmp_path / "loud.pth")
+    for args in (["loud.pth"], ["loud.pth", "--json"], ["--error", f"\x1b[31m{ERROR}\x1b[0m"]):
+        assert not set(run("doctor", *args).out) & {"\x1b", "\x07"}
