@@ -9,9 +9,10 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from .cases import CASES, MEMORY, Case
+from .cases import CASES, Case
 from .inputs import describe, make
 from .measure import Failed, Result, measure
+from .memory import report
 
 _UNITS = {"M": 1 << 20, "G": 1 << 30}
 
@@ -27,7 +28,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--size", type=_size, default="1G", help="bytes of each input, as 256M or 1G (default: 1G)")
     parser.add_argument("--runs", type=int, default=5, help="counted rounds of each case (default: 5)")
-    parser.add_argument("--only", action="append", metavar="NAME", choices=[case.name for case in CASES])
+    parser.add_argument("--only", action="append", metavar="NAME", choices=[*(case.name for case in CASES), "memory"])
     parser.add_argument("--dir", type=Path, help="where to write; on the disk that matters (default: benchmarks/out)")
     parser.add_argument("--keep", action="store_true", help="keep the inputs")
     options = parser.parse_args()
@@ -57,7 +58,7 @@ def _table(case: Case, results: list[Result]) -> str:
 
 def _verdict(case: Case, result: Result) -> str:
     time = f"{'within' if result.ratio <= case.limit else 'OVER'} {case.limit:.2f} x"
-    return time if result.peak <= MEMORY else f"{time}, OVER {MEMORY} MB"
+    return time if result.peak <= case.memory else f"{time}, OVER {case.memory} MB"
 
 
 def main() -> None:
@@ -78,6 +79,8 @@ def main() -> None:
         make(folder, {name for case in cases for name in (case.source, case.other) if name}, options.size)
         for case in cases:
             print(_table(case, measure(case, folder, options.runs)), flush=True)
+        if not options.only or "memory" in options.only:
+            print(report(folder))
     finally:
         if options.keep:
             print(f"kept: {folder}")

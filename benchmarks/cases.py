@@ -21,6 +21,8 @@ class Case:
         limit: the ratio of wall times, ckptool to the baseline, that must not be exceeded.
         ways: name -> command. The first is the baseline, the second "ckptool".
         prefix, location: what the keys of the output begin with and its tensors are tagged with.
+        memory: MB that ckptool may take. numpy alone takes 30.
+        dtype: of the output's tensors; "" if it is that of the input.
         rounds: how many times as many rounds as the others it needs, being short.
         other: a second input.
     """
@@ -33,6 +35,8 @@ class Case:
     ways: dict[str, Command]
     prefix: str = "module."
     location: str = "cpu"
+    dtype: str = ""
+    memory: int = MEMORY
     rounds: int = 1
     other: str = ""
 
@@ -111,6 +115,42 @@ _INSPECT_FLAT_WAYS = {
 _START_WAYS = {"python -c 'import click'": ("{python}", "-c", "import click"), "ckptool": ("{ckptool}", "--version")}
 
 
+_COPY_FOLDER = {"cp -r && sync": ("sh", "-c", 'cp -r "$0" "$1" && sync "$1"/*', "{src}", "{dst}")}
+_SHARDS_WAYS = {**_COPY_FOLDER, "ckptool": _ckptool("convert")}
+_SHARDS_BACK_WAYS = {**_COPY, "ckptool": _ckptool("convert", "--to", "shards", "--max-shard-size", "300MB")}
+_LOAD_DCP = (
+    "import os, sys, torch, warnings; warnings.simplefilter('ignore'); from torch.distributed.checkpoint import "
+    "FileSystemReader; from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner as P; "
+    "from torch.distributed.checkpoint.state_dict_loader import _load_state_dict; sd = {}; "
+    "_load_state_dict(sd, storage_reader=FileSystemReader(sys.argv[1]), planner=P(), no_dist=True)"
+)  # as torch's dcp_to_torch_save does it
+_DCP_WAYS = {
+    "torch, save_file": ("{python}", "-c", "; ".join((_LOAD_DCP, _SAVE_FILE, _SYNC)), "{src}", "{dst}"),
+    "ckptool": _ckptool("convert"),
+    "torch, dcp_to_torch_save": (
+        "{python}",
+        "-c",
+        "import os, sys, warnings; warnings.simplefilter('ignore'); "
+        "from torch.distributed.checkpoint.format_utils import dcp_to_torch_save; "
+        f"dcp_to_torch_save(*sys.argv[1:]); {_SYNC}",
+        "{src}",
+        "{dst}.pth",
+    ),
+}
+_CAST = "sd = {k: v.to(torch.bfloat16) for k, v in load_file(sys.argv[1]).items()}"
+_CAST_WAYS = {
+    "torch, save_file": (
+        "{python}",
+        "-c",
+        f"import os, sys, torch; from safetensors.torch import load_file, save_file; {_CAST}; "
+        f"save_file(sd, sys.argv[2]); {_SYNC}",
+        "{src}",
+        "{dst}",
+    ),
+    "ckptool": _ckptool("convert", "--cast", "bf16"),
+}
+
+
 def _rewrites(layout: str) -> tuple[Case, ...]:
     """The same four jobs for each layout of `inputs`."""
     zipped, legacy, tail = f"{layout}.pth", f"{layout}-legacy.pth", "" if layout == "large" else f"-{layout}"
@@ -141,5 +181,9 @@ CASES = (
     Case("verify", "verify large.pth", "large.pth", "", 1.5, _VERIFY_WAYS, rounds=2),
     Case("inspect-100k", "inspect a zip of 100,000 tensors", "100k.pth", "", 0.25, _INSPECT_WAYS),
     Case("inspect-flat", "inspect a safetensors file of them", "100k.safetensors", "", 1.0, _INSPECT_FLAT_WAYS),
+    Case("shards", "4 shards to one safetensors file", "shards", ".safetensors", 1.3, _SHARDS_WAYS),
+    Case("shards-back", "a safetensors file to shards", "large.safetensors", "-shards", 1.3, _SHARDS_BACK_WAYS),
+    Case("dcp", "a folder of torch.distributed.checkpoint, 4 ranks", "dcp", ".safetensors", 0.33, _DCP_WAYS),
+    Case("cast", "float32 to bf16", "large.safetensors", ".safetensors", 1, _CAST_WAYS, dtype="bfloat16", memory=100),
     Case("start-up", "ckptool --version", "tiny.pth", "", 2.5, _START_WAYS, rounds=5),
 )

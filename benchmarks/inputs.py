@@ -11,6 +11,7 @@ from pathlib import Path
 
 _SIDE = 1024  # of the tensors in the large layout: 4 MiB each
 _MANY = 10_000
+_RANKS = 4
 
 #: File -> its layout, and whether it is in the legacy format.
 INPUTS = {
@@ -24,6 +25,9 @@ INPUTS = {
     "near.pth": ("near", False),  # nearly
     "100k.pth": ("100k", False),
     "100k.safetensors": ("100k", False),
+    "large.safetensors": ("large", False),
+    "shards": ("large", False),
+    "dcp": ("large", False),
 }
 
 
@@ -41,9 +45,9 @@ def make(folder: Path, names: set[str], size: int) -> None:
     os.sync()
 
 
-def check(source: Path, target: Path, prefix: str, location: str) -> None:
-    """Hold an output against its input: equal values, the keys that it should have, tagged with LOCATION."""
-    _in_torch("check", source, target, prefix, location)
+def check(source: Path, target: Path, prefix: str, location: str, dtype: str) -> None:
+    """Hold an output against its input: equal values (as DTYPE), the keys that it should have, tagged with LOCATION."""
+    _in_torch("check", source, target, prefix, location, dtype)
 
 
 def _in_torch(*words: object) -> None:
@@ -77,6 +81,16 @@ def _make(folder: str, size: str, *names: str) -> None:
         weights = {f"module.layers.{i}.weight": torch.rand(side, side) for i, side in enumerate(sides)}
         if layout == "near":
             weights = {key: value * (1 + 1e-4 * torch.rand_like(value)) for key, value in weights.items()}
+        if name == "shards":
+            import ckptool
+
+            ckptool.save(weights, Path(folder) / name, format="shards", max_shard_size=int(size) // 4 + 1)
+            continue
+        if name == "dcp":
+            torch.multiprocessing.start_processes(
+                _save_rank, args=(weights, f"{folder}/{name}"), nprocs=_RANKS, start_method="fork"
+            )
+            continue
         if name.endswith(".safetensors"):
             from safetensors.torch import save_file
 
@@ -85,16 +99,43 @@ def _make(folder: str, size: str, *names: str) -> None:
         torch.save(weights, Path(folder) / name, _use_new_zipfile_serialization=not legacy)
 
 
-def _check(source: str, target: str, prefix: str, location: str) -> None:
+def _save_rank(rank: int, weights, folder: str) -> None:
+    """One of several processes that save WEIGHTS, divided among them along the first dimension."""
+    import warnings
+
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    warnings.simplefilter("ignore")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
+    dist.init_process_group("gloo", rank=rank, world_size=_RANKS)
+    mesh = init_device_mesh("cpu", (_RANKS,))
+    divided = {
+        key: DTensor.from_local(value.chunk(_RANKS)[rank].clone(), mesh, [Shard(0)]) for key, value in weights.items()
+    }
+    dcp.save(divided, checkpoint_id=folder)
+    dist.destroy_process_group()
+
+
+def _check(source: str, target: str, prefix: str, location: str, dtype: str) -> None:
     import torch
 
-    locations = set()
+    locations = {location} if os.path.isdir(target) or target.endswith(".safetensors") else set()
 
     def load(path: str):
         if path.endswith(".safetensors"):
             from safetensors.torch import load_file
 
             return load_file(path)
+        if (Path(path) / ".metadata").exists():
+            import ckptool
+
+            return ckptool.load(path)
+        if os.path.isdir(path):
+            parts = (load(str(part)) for part in sorted(Path(path).glob("*.safetensors")))
+            return {key: value for part in parts for key, value in part.items()}
         locations.clear()
         return torch.load(path, map_location=lambda storage, tag: locations.add(tag) or storage)
 
@@ -103,6 +144,8 @@ def _check(source: str, target: str, prefix: str, location: str) -> None:
     assert locations == {location}, f"locations {locations}"
     expected = {prefix + key.removeprefix("module."): value for key, value in before.items()}
     assert expected.keys() == after.keys(), "the keys are not those that were asked for"
+    if dtype:
+        expected = {key: value.to(getattr(torch, dtype)) for key, value in expected.items()}
     assert all(torch.equal(value, after[key]) for key, value in expected.items()), "a value has changed"
 
 

@@ -66,12 +66,13 @@ def measure(case: Case, folder: Path, rounds: int) -> list[Result]:
         for place, (way, command) in enumerate(case.ways.items()):
             if place > 1 and number > _RUNS_OF_OTHERS:
                 continue
-            run = _run(command, source, target, folder / case.other)
+            run = run_once(command, source, target, folder / case.other)
             if number:
                 runs[way].append(run)
             elif way == "ckptool" and target.exists():
-                check(source, target, case.prefix, case.location)
-            target.unlink(missing_ok=True)
+                check(source, target, case.prefix, case.location, case.dtype)
+            for left in target.parent.glob(f"{target.name}*"):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
             os.sync()  # what one leaves behind must not slow the next
     baseline = next(iter(runs.values()))
     return [
@@ -80,8 +81,9 @@ def measure(case: Case, folder: Path, rounds: int) -> list[Result]:
     ]
 
 
-def _run(command: Command, source: Path, target: Path, other: Path) -> Run:
-    places = {"{src}": source, "{dst}": target, "{other}": other, "{python}": sys.executable, "{ckptool}": _ckptool()}
+def run_once(command: Command, source: Path, target: Path, other: Path) -> Run:
+    places = {"{src}": source, "{dst}": target, "{dst}.pth": target.with_name(f"{target.name}.pth"), "{other}": other}
+    places |= {"{python}": sys.executable, "{ckptool}": ckptool_path()}
     words = [str(places.get(word, word)) for word in command]
     # an installed package has its modules compiled
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -98,7 +100,7 @@ def _run(command: Command, source: Path, target: Path, other: Path) -> Run:
     return Run(wall, used.ru_utime + used.ru_stime, used.ru_maxrss * unit / 1e6)
 
 
-def _ckptool() -> str:
+def ckptool_path() -> str:
     found = shutil.which("ckptool", path=os.path.dirname(sys.executable)) or shutil.which("ckptool")
     if found is None:
         raise Failed("the command ckptool is not installed")

@@ -198,7 +198,7 @@ class Cast:
     old: DType
     new: DType
     tally: Tally
-    step: int = 4 << 20
+    step: int = 1 << 20
 
     @property
     def length(self) -> int:

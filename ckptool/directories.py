@@ -24,11 +24,14 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
 
 from .errors import CheckpointError, OutputExists, Unwritable, counted, printable
 from .files import Buffer, File, FileRange, Piece, StrPath, reason, shell_quote
-from .writing import Progress, check_backup, real_path, require_room, sync_folder, write_pieces
+from .writing import Progress, check_backup, real_path, require_room, room_for, sync_folder, write_pieces
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _RECORD = ".ckptool-plan.json"
 _HASHED = (
@@ -122,7 +125,7 @@ def replacing_folder(
     try:
         with _Sibling(sibling, fingerprint(files)) as work:
             todo = (pieces for name, pieces in files.items() if name not in work.finished)
-            require_room(target, sum(piece.length for pieces in todo for piece in pieces))
+            require_room(target, sum(map(room_for, todo)))
             for name, pieces in files.items():
                 work.write(name, pieces, progress)
             work.close()
@@ -148,8 +151,11 @@ class _Sibling:
         self.notes: list[str] = []
         self.finished: dict[str, list[int]] = {}
         self._lock = -1
+        self._finishing: list[Future[None]] = []
 
     def __enter__(self) -> _Sibling:
+        from concurrent.futures import ThreadPoolExecutor
+
         with contextlib.suppress(FileExistsError):
             self.path.mkdir()
         self._lock_it()
@@ -167,9 +173,12 @@ class _Sibling:
         if record is not None and record.get("plan") != self.plan:
             self.notes.append("what a run with another plan left half done was removed")
         self._note()
+        #: Brings a file to disk and notes it as finished, while the next one is being written.
+        self._finisher = ThreadPoolExecutor(1, "sync")
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._finisher.shutdown(wait=True)
         if error[0] is not None and not self.finished:
             shutil.rmtree(self.path, ignore_errors=True)
         if self._lock >= 0:
@@ -184,21 +193,28 @@ class _Sibling:
             return
         mode = next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        out = os.fdopen(os.open(self.path / name, flags, mode), "wb", buffering=0)
         try:
-            with os.fdopen(os.open(self.path / name, flags, mode), "wb", buffering=0) as out:
-                write_pieces(out, pieces, progress)
-                os.fsync(out.fileno())
+            write_pieces(out, pieces, progress)
         except BaseException:
+            out.close()
             with contextlib.suppress(OSError):
                 (self.path / name).unlink()
             raise
+        self._finishing.append(self._finisher.submit(self._finish, name, out))
+
+    def _finish(self, name: str, out: IO[bytes]) -> None:
+        with out:
+            os.fsync(out.fileno())
         found = self._stat(name)
         assert found is not None
         self.finished[name] = found
         self._note()
 
     def close(self) -> None:
-        """Take the record away: the directory is complete."""
+        """Take the record away: the directory is complete, once all files are on disk."""
+        for finishing in self._finishing:
+            finishing.result()
         (self.path / _RECORD).unlink()
         sync_folder(self.path)
 

@@ -59,6 +59,8 @@ class File:
         self.mode = stat.S_IMODE(found.st_mode)
         self.identity = (found.st_dev, found.st_ino)
         self.modified = found.st_mtime_ns
+        #: Bytes that take no room on the disk.
+        self.holes = max(0, found.st_size - getattr(found, "st_blocks", found.st_size) * 512)
 
     def read(self, offset: int, length: int) -> bytes:
         """Return exactly LENGTH bytes from OFFSET.
@@ -90,6 +92,20 @@ class File:
         done = os.preadv(self.fd, [view], offset) if hasattr(os, "preadv") else 0
         if done < len(view):
             view[done:] = self.read(offset + done, len(view) - done)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether the file has holes that are worth looking for."""
+        return self.holes >= CHUNK and hasattr(os, "SEEK_DATA")
+
+    def next_data(self, offset: int, end: int) -> tuple[int, int]:
+        """Where the next data begin, from OFFSET on, and where the hole after them begins; END where there is none."""
+        try:
+            begin = os.lseek(self.fd, offset, os.SEEK_DATA)
+            hole = os.lseek(self.fd, begin, os.SEEK_HOLE)
+        except OSError as error:
+            return (end, end) if error.errno == errno.ENXIO else (offset, end)  # nothing but a hole, or not to be told
+        return min(begin, end), min(hole, end)
 
     def range(self, offset: int, length: int) -> FileRange:
         """The LENGTH bytes from OFFSET, as a source."""

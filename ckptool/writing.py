@@ -34,7 +34,7 @@ Progress = Callable[[int], None]
 _STEP = 256 << 10
 #: Most threads that compute values, and bytes that are computed ahead of the writing.
 _MOST_THREADS = 8
-_ON_ITS_WAY = 32 << 20
+_ON_ITS_WAY = 16 << 20
 #: Bytes after which the disk is told to start, and which the kernel copies per call. A multiple of the step.
 _AHEAD = 8 << 20
 _PAGE = 4096
@@ -76,6 +76,8 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
                     output.write(chunk)
             assert output.position == end, f"{piece!r} gave {output.position - end} bytes more than it said"
         output.flush()
+    if os.fstat(out.fileno()).st_size < output.position:  # it ends with a hole
+        os.ftruncate(out.fileno(), output.position)
 
 
 def _flat(pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -116,19 +118,27 @@ class _Output:
     def copy(self, piece: FileRange) -> None:
         """Append a range of an input."""
         source, offset, end = piece.file, piece.offset, piece.offset + piece.length
+        solid = offset if source.is_sparse else end  # before this there is no hole
         while offset < end:
+            if offset >= solid:
+                begin, solid = source.next_data(offset, end)
+                if begin - offset >= _STEP:
+                    self.skip(begin - offset)  # a hole stays one
+                    offset = begin
+                    continue
+                solid = max(solid, begin)
             done = 0
-            if end - offset >= _STEP and not self._filled and (offset - self.position) % _PAGE == 0:
-                done = self._copy_in_kernel(source, offset, min(end - offset, _AHEAD - self.position % _AHEAD))
+            if solid - offset >= _STEP and not self._filled and (offset - self.position) % _PAGE == 0:
+                done = self._copy_in_kernel(source, offset, min(solid - offset, _AHEAD - self.position % _AHEAD))
             if not done:
-                room = self._room(end - offset)
+                room = self._room(solid - offset)
                 source.read_into(room, offset)
                 done = len(room)
                 self._advance(done)
             offset += done
 
     def skip(self, length: int) -> None:
-        """Leave LENGTH bytes as they are."""
+        """Leave LENGTH bytes as they are: those of a shared block, or of a hole."""
         self.flush()
         self.position = self._started = self.position + length
         self._report(length)
@@ -387,6 +397,18 @@ def check_backup(path: StrPath, suffix: str | None) -> Path | None:
     if os.path.lexists(kept):
         raise OutputExists(f"its backup {kept.name} exists already", where=path, hint="choose another --backup suffix")
     return kept
+
+
+def room_for(pieces: Iterable[Piece]) -> int:
+    """Bytes that PIECES take on a disk, where the holes of inputs stay holes."""
+    total = 0
+    sparse: dict[int, tuple[int, int]] = {}  # file -> its holes, and the bytes that are taken from it
+    for piece in _flat(pieces):
+        total += piece.length
+        if isinstance(piece, FileRange) and piece.file.is_sparse:
+            taken = sparse.get(id(piece.file), (0, 0))[1] + piece.length
+            sparse[id(piece.file)] = piece.file.holes, taken
+    return total - sum(min(holes, taken) for holes, taken in sparse.values())
 
 
 def require_room(target: Path, size: int | None) -> None:

@@ -16,7 +16,7 @@ from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, pri
 from ..files import File, FileRange, Folder, StrPath, beside, is_computed, same_bytes, shell_quote
 from ..objects import beyond_plain_data
 from ..tensor import Storage
-from ..writing import check_target, replacing, write_pieces
+from ..writing import check_target, replacing, room_for, write_pieces
 from . import (
     dcp,
     plain_pickle,
@@ -403,7 +403,7 @@ def write(
         )
         return notes + [line for tally in tallies for line in tally.lines()]
     mode = next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)  # as cp does
-    with replacing(planned.path, size=planned.nbytes, overwrite=overwrite, backup=backup, mode=mode) as out:
+    with replacing(planned.path, size=room_for(pieces), overwrite=overwrite, backup=backup, mode=mode) as out:
         write_pieces(out, pieces, progress)
     return [line for tally in tallies for line in tally.lines()]
 
