@@ -96,9 +96,9 @@ def wrapped(lines: Iterable[str], width: int) -> Iterator[str]:
 
 
 def _finding(one: Finding, several: bool, everything: bool) -> Iterator[str]:
-    where = [printable(place, 60) for place in one.places if place and several]
+    where = [printable(place, 60) for place in one.places if place and (several or one.program)]
     places = f" in {', '.join(where if everything else where[:2])}{', …' if len(where) > 2 and not everything else ''}"
-    calls = f"called {counted(one.calls, 'time')}" if one.calls else "named"
+    calls = f"called {counted(one.calls, 'time')}" if one.calls else "carried" if one.program else "named"
     yield f"    {printable(one.name, 100)}: {calls}{places if where else ''}"
     if one.group == "code execution" or everything:
         yield from (f"        {example}" for example in one.examples)
