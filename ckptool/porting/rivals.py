@@ -8,8 +8,9 @@ against its swap, or something speaks for the swap, it is a guess with a rival, 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import combinations
 
 from .match import Matching, Unit, hard_conflict
@@ -39,13 +40,97 @@ def weigh(matching: Matching, *, ordered: bool, traced: bool, source_traced: boo
     blocks: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in matching.pairs:
         blocks[_block(pair[0].path)].append(pair)
+    contents = _contents(matching)
     for pairs in blocks.values():
         belief = {o[0]: _concordance(o, pairs, least=_FEW, otherwise=overall[o[0]]) for o in orders}
-        for one, other in _look_alikes(pairs):
-            _exchange(one, other, _swap(one, other, orders, belief))
+        found = [(one, other, _swap(one, other, orders, belief)) for one, other in _look_alikes(pairs)]
+        open_to = {id(unit) for one, other, reason in found if reason for unit in (one[0], other[0])}
+        anchors = [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]
+        for one, other, reason in found:
+            if reason and not _fits_only_so(one, other, contents) and not _in_company(one, other, anchors):
+                _exchange(one, other, reason)
     for one, other in _of_other_blocks(matching.pairs):
-        _exchange(one, other, _by_names_alone(one, other))
+        _exchange(one, other, _AGAINST)
+    for one, other in _strays(matching.pairs):
+        _exchange(one, other, "what is around it comes from where {} is")
     _left_over(matching)
+
+
+_Contents = dict[bool, dict[tuple[str, ...], Counter[object]]]
+
+
+def _contents(matching: Matching) -> _Contents:
+    """What is in each module of the target (True) and of the source: how many units of each look."""
+    found: _Contents = {True: defaultdict(Counter), False: defaultdict(Counter)}
+    targets = [t for t, _ in matching.pairs] + matching.free_targets + [u for ts, _ in matching.undecided for u in ts]
+    sources = [s for _, s in matching.pairs] + matching.free_sources + [u for _, ss in matching.undecided for u in ss]
+    for is_target, units in ((True, targets), (False, sources)):
+        for unit in units:
+            for at in range(1, len(unit.path) + 1):
+                found[is_target][unit.path[:at]][unit.colour] += 1
+    return found
+
+
+def _fits_only_so(one: Pair, other: Pair, contents: _Contents) -> bool:
+    """Whether the parts that hold the two have the same content as those of their sources, and not as the other's."""
+    held = []
+    for side, is_target in ((0, True), (1, False)):
+        a, b = one[side], other[side]
+        at = _nearness(a, b) + 1
+        held.append((contents[is_target][a.path[:at]], contents[is_target][b.path[:at]]))
+    (t, t2), (s, s2) = held
+    return t == s and t2 == s2 and t != t2
+
+
+def _in_company(one: Pair, other: Pair, anchors: list[Pair]) -> bool:
+    """Whether certain pairs stand nearer to one of the two on both sides, and none nearer to one here, the other there.
+
+    As a batch norm stands in one module with a convolution whose shape no other has.
+    """
+    with_us = 0
+    for t, s in anchors:
+        here = _nearness(one[0], t) - _nearness(other[0], t)
+        there = _nearness(one[1], s) - _nearness(other[1], s)
+        if here * there < 0:
+            return False
+        with_us += here * there > 0
+    return with_us > 0
+
+
+def _nearness(one: Unit, other: Unit) -> int:
+    """How many components two paths have in common, from the front on."""
+    count = 0
+    for a, b in zip(one.path, other.path, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def _strays(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
+    """Pairs whose source is in another block of a series than those of most of the target's block, and who has theirs."""
+    members: dict[bool, dict[tuple[str, ...], list[Pair]]] = {True: defaultdict(list), False: defaultdict(list)}
+    for pair in pairs:
+        for is_target in (True, False):
+            for prefix in _numbered(pair[not is_target].path):
+                members[is_target][prefix].append(pair)
+    owner = {s.path: (t, s) for t, s in pairs}
+    for prefix, held in members[False].items():
+        counts = Counter(own for t, _ in held for own in _numbered(t.path))
+        own = max((o for o, n in counts.items() if n > len(held) / 2), key=len, default=None)
+        if own is None or counts[own] <= len(members[True][own]) / 2:
+            continue
+        at = len(prefix)
+        for t, s in members[True][own]:
+            if s.path[: at - 1] == prefix[:-1] and s.path[at - 1] != prefix[-1] and s.path[at - 1].isdigit():
+                rival = owner.get((*prefix, *s.path[at:]))
+                if rival is not None and rival[0].colour == t.colour:
+                    yield (t, s), rival
+
+
+def _numbered(path: Sequence[str]) -> list[tuple[str, ...]]:
+    """The numbered parts of the model around a module, from the outermost on."""
+    return [tuple(path[: at + 1]) for at in range(len(path) - 1) if path[at].isdigit()]
 
 
 def _exchange(one: Pair, other: Pair, reason: str) -> None:
@@ -85,7 +170,7 @@ def _of_other_blocks(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
 
 
 def _by_names_alone(one: Pair, other: Pair) -> str:
-    return _AGAINST if _by_names(one, other) == "against" else ""
+    return _AGAINST if _by_names(one, other, soft=False) == "against" else ""
 
 
 _AGAINST = "the names speak for the swap with {}"
@@ -184,11 +269,15 @@ def _vote(order: _Order, one: Pair, other: Pair) -> int:
 def _concordance(order: _Order, pairs: list[Pair], least: int = 0, otherwise: float = 1.0) -> float:
     """The share of all couples of unlike pairs that lie in one order on both sides; OTHERWISE if less than LEAST."""
     step = max(len(pairs) // 60, 1)
-    votes = [_vote(order, a, b) for a, b in combinations(pairs[::step], 2) if a[0].colour != b[0].colour]
+    votes = [_vote(order, a, b) for a, b in combinations(pairs[::step], 2) if _telling(a, b)]
     counted = [vote for vote in votes if vote]
     if len(counted) < max(least, 1):
         return otherwise
     return sum(vote > 0 for vote in counted) / len(counted)
+
+
+def _telling(one: Pair, other: Pair) -> bool:
+    return one[0].colour != other[0].colour or _by_numbers(one, other) > 0
 
 
 def _by_numbers(one: Pair, other: Pair) -> int:
@@ -205,7 +294,7 @@ def _series(unit: Unit) -> tuple[str, ...]:
     return tuple("".join(c for c in component if not c.isdigit()) for component in unit.path)
 
 
-def _by_names(one: Pair, other: Pair) -> str:
+def _by_names(one: Pair, other: Pair, *, soft: bool = True) -> str:
     """What the names say about two pairs and their swap: sure, for, against or nothing."""
     if "name" in one[0].evidence and "name" in other[0].evidence:
         return "sure"
@@ -222,15 +311,31 @@ def _by_names(one: Pair, other: Pair) -> str:
         return "sure"
     if crossed > words:
         return "against"
-    soft = _soft(t, s) + _soft(t2, s2) - _soft(t, s2) - _soft(t2, s)
-    return "for" if soft > 0 else "against" if soft < 0 else "nothing"
+    equal = (t.path[-1] == s.path[-1]) + (t2.path[-1] == s2.path[-1])
+    if not any(u.path[-1].isdigit() for u in (t, t2, s, s2)) and t.path[-1] != t2.path[-1] and s.path[-1] != s2.path[-1]:
+        if equal:
+            return "sure"
+        if t.path[-1] == s2.path[-1] or t2.path[-1] == s.path[-1]:
+            return "against"
+    if not soft:
+        return "nothing"
+    said = _soft(t, s) + _soft(t2, s2) - _soft(t, s2) - _soft(t2, s)
+    return "for" if said > 0 else "against" if said < 0 else "nothing"
 
 
 def _shared(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
     """Words that A and B have in common and that tell them from the others."""
     own = set(words_of(a.path)) - set(words_of(not_a.path))
     theirs = set(words_of(b.path)) - set(words_of(not_b.path))
-    return len({w for w in own & theirs if w not in table().empty and not w.isdigit()})
+    return len({w for w in own & theirs if w not in table().empty and w not in _kinds() and not w.isdigit()})
+
+
+@cache
+def _kinds() -> frozenset[str]:
+    """Words for kinds of layers: that both are a norm does not make them alike, where all that compete are norms."""
+    purpose = next(group for group in table().groups if group.name == "purpose")
+    words = {w for phrase, said in purpose.phrases.items() if said in ("norm", "conv") for w in phrase}
+    return frozenset(words | {"linear", "dense", "fc", "proj", "projection", "batch", "weight", "bias"})
 
 
 def _soft(a: Unit, b: Unit) -> int:
