@@ -7,7 +7,6 @@ and apart on the other meets in the middle, and what is fused on both comes out 
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -133,13 +132,12 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
             path = path[1:]
         split[entry.key] = path
         siblings[path[:-1]].add(path[-1])
-    shared = len(os.path.commonprefix([path[:-1] for path in split.values()]))  # what all names begin with says nothing
     for order, entry in enumerate(entries):
         path, role = role_of(split[entry.key], siblings[split[entry.key][:-1]])
         if role == _COUNTER:
             canon.counters[entry.key] = ".".join(path)
             continue
-        words = words_of(path[shared:] or path)  # without the leaf: that two things have a mean makes them no more alike
+        words = words_of(path)  # without the leaf: that two things have a mean does not make them alike
         piece = Piece(path, role, entry.shape, ex.of(entry.key), order, entry.used, words, entry)
         piece = canon.put(piece)
         if is_target:

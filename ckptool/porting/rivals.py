@@ -108,7 +108,7 @@ def _nearness(one: Unit, other: Unit) -> int:
 
 
 def _strays(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
-    """Pairs whose source is in another block of a series than those of most of the target's block, and who has theirs."""
+    """Pairs whose source is in another block than those of most of the target's block, and who has it from there."""
     members: dict[bool, dict[tuple[str, ...], list[Pair]]] = {True: defaultdict(list), False: defaultdict(list)}
     for pair in pairs:
         for is_target in (True, False):
@@ -161,16 +161,12 @@ def _of_other_blocks(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
         kinds[pair[0].colour][(_series(pair[0]), _series(pair[1]))].append(pair)
     for alike in kinds.values():
         for one, other in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
-            if _block(one[0][0].path) != _block(other[0][0].path):
-                if _by_names_alone(one[0], other[0]):
-                    for pair in one:
-                        yield pair, other[0]
-                    for pair in other:
-                        yield one[0], pair
-
-
-def _by_names_alone(one: Pair, other: Pair) -> str:
-    return _AGAINST if _by_names(one, other, soft=False) == "against" else ""
+            if (
+                _block(one[0][0].path) != _block(other[0][0].path)
+                and _by_names(one[0], other[0], soft=False) == "against"
+            ):
+                yield from ((pair, other[0]) for pair in one)
+                yield from ((one[0], pair) for pair in other)
 
 
 _AGAINST = "the names speak for the swap with {}"
@@ -312,7 +308,11 @@ def _by_names(one: Pair, other: Pair, *, soft: bool = True) -> str:
     if crossed > words:
         return "against"
     equal = (t.path[-1] == s.path[-1]) + (t2.path[-1] == s2.path[-1])
-    if not any(u.path[-1].isdigit() for u in (t, t2, s, s2)) and t.path[-1] != t2.path[-1] and s.path[-1] != s2.path[-1]:
+    if (
+        not any(u.path[-1].isdigit() for u in (t, t2, s, s2))
+        and t.path[-1] != t2.path[-1]
+        and s.path[-1] != s2.path[-1]
+    ):
         if equal:
             return "sure"
         if t.path[-1] == s2.path[-1] or t2.path[-1] == s.path[-1]:
@@ -349,7 +349,7 @@ def _soft(a: Unit, b: Unit) -> int:
 
 
 def _doubt(pair: Pair, other: Pair, reason: str) -> None:
-    target, source = pair
+    target = pair[0]
     said = reason.format(".".join(other[1].path))
     if not any(d.startswith(reason.partition("{}")[0]) for d in target.doubts):
         target.doubts.append(said)
