@@ -161,6 +161,23 @@ def test_a_chunk_that_is_missing_or_twice_there_is_refused_with_the_name(tmp_pat
     assert "'w': two chunks overlap: sizes [4, 4] at [0, 0], and sizes [4, 3] at [0, 3]" in refused(tmp_path / "twice")
 
 
+@pytest.mark.parametrize("boxes", [[((0, 0), (2, 6)), ((2, 0), (2, 6))], [((0, 0), (4, 2)), ((0, 2), (4, 4))]])
+def test_damage_in_a_chunk_is_found_by_its_checksum(tmp_path, boxes):
+    divided(tmp_path / "x", boxes)
+    sound = ckptool.verify(tmp_path / "x")
+    assert (sound.damage, sound.checksums) == ([], (2, 0))
+    slices = tmp_path / "x" / "__0_0.distcp"
+    data = bytearray(slices.read_bytes())
+    data[data.index(box_of(*boxes[1], (4, 6)).storage.source.data)] ^= 1
+    slices.write_bytes(data)
+    assert [line.split(":")[0] for line in ckptool.verify(tmp_path / "x").damage] == ["w, chunk 2"]
+
+
+def test_the_metadata_of_torch_are_records_that_hold_data(tmp_path):
+    report = ckptool.scan(FIXTURES / "housing-fsdp-dcp" / ".metadata")
+    assert report.verdict == "safe"
+
+
 # -- what is said is held against what is there
 
 

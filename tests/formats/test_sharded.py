@@ -276,6 +276,14 @@ def test_an_empty_folder_may_be_the_target_and_a_backup_keeps_the_old_one(tmp_pa
     assert bytes_at(tmp_path / "out") != old
 
 
+def test_an_old_folder_that_stood_aside_when_a_run_was_cut_off_comes_back(tmp_path, shards):
+    old = bytes_at(shards)
+    os.rename(shards, tmp_path / ".in.old.ckptool-tmp")
+    with pytest.raises(ckptool.OutputExists):
+        ckptool.save(state_dict_of({"x": tensor_of("float32")}), shards, format="shards")
+    assert bytes_at(shards) == old
+
+
 def test_a_second_process_does_not_write_the_same_folder(tmp_path, shards):
     fcntl = pytest.importorskip("fcntl")
     (tmp_path / ".out.ckptool-tmp").mkdir()
