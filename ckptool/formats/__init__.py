@@ -127,6 +127,14 @@ def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
             return _open_folder(Folder(path), format)
         if sharded.is_index(Path(path).name):
             return sharded.open_index(Path(path))
+        if Path(path).name == ".metadata" and dcp.fits(folder := Folder(Path(path).parent)):
+            return dcp.FORMAT.open(folder)
+        if Path(path).suffix == ".distcp":
+            raise UnknownFormat(
+                "is a part of a folder of torch.distributed.checkpoint; the folder is the checkpoint",
+                where=path,
+                hint=f"name {shell_quote(printable(str(Path(path).parent)))}",
+            )
         file = File(path)
         chosen = find_format(format) if format else _detect(file)
         return chosen.open(file)
@@ -219,8 +227,16 @@ def target_format(
     suffix = Path(path).suffix.lower()
     came = next((f for f in FOLDERS if f.name == ckpt.format), None)
     is_folder = os.fspath(path).endswith(("/", os.sep)) or split not in (None, Split())
-    is_folder |= Path(path).is_dir() and not any(suffix in f.suffixes for f in FORMATS)
+    like_a_file = any(suffix in f.suffixes for f in FORMATS)
+    is_folder |= Path(path).is_dir() and not like_a_file
+    wanted = isinstance(named, FolderFormat) or is_folder
+    if wanted and like_a_file and not os.fspath(path).endswith(("/", os.sep)) and not Path(path).is_dir():
+        raise RuleError(
+            "is the name of a file, and what is asked for is a folder", where=path, hint=f"name it {Path(path).stem}/"
+        )
     if isinstance(named, FolderFormat):
+        if split is not None and split.variant is not None and named is dcp.FORMAT:
+            raise RuleError("goes with the names of shards", where="--variant")
         return named
     if is_folder or (came is not None and not suffix and named is None and not Path(path).exists()):
         if named is None:

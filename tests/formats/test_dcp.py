@@ -289,6 +289,15 @@ def test_without_paths_names_are_keys(tmp_path):
     assert "do not tell where its values are in the tree" in ckpt.warnings[0]
 
 
+def test_a_file_of_the_folder_leads_to_the_folder(tmp_path):
+    one(tmp_path / "x")
+    assert ckptool.open(tmp_path / "x" / ".metadata").format == "dcp"
+    with pytest.raises(ckptool.UnknownFormat) as caught:
+        ckptool.open(tmp_path / "x" / "__0_0.distcp")
+    assert "is a part of a folder of torch.distributed.checkpoint" in str(caught.value)
+    assert caught.value.hint == f"name {tmp_path / 'x'}"
+
+
 # -- whole checkpoints
 
 

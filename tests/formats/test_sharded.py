@@ -224,6 +224,18 @@ def test_a_folder_without_weights_says_what_it_holds(tmp_path):
     assert "it holds notes.txt" in message
 
 
+@pytest.mark.parametrize("options", [{"format": "dcp"}, {"format": "shards"}, {"max_shard_size": "1KB"}])
+def test_a_folder_does_not_get_the_name_of_a_file_by_mistake(tmp_path, shards, options):
+    with pytest.raises(ckptool.RuleError) as caught:
+        ckptool.save(ckptool.open(shards), tmp_path / "out.safetensors", **options)
+    assert "is the name of a file, and what is asked for is a folder" in str(caught.value)
+    assert caught.value.hint == "name it out/"
+    ckptool.save(ckptool.open(shards), f"{tmp_path}/out.safetensors/", **options)
+    assert (tmp_path / "out.safetensors").is_dir()
+    with pytest.raises(ckptool.RuleError, match="goes with the names of shards"):
+        ckptool.save(ckptool.open(shards), tmp_path / "d", format="dcp", variant="fp16")
+
+
 # -- the directory that is written
 
 
