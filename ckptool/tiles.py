@@ -51,6 +51,7 @@ def assemble(shape: tuple[int, ...], dtype: DType, chunks: Sequence[Chunk]) -> S
         chunks: in any order.
 
     Raises:
+        CannotCarry: a stride of 0 makes a huge chunk of a few bytes.
         Malformed: they leave a hole, overlap, or reach beyond the whole.
     """
     filled = sorted((chunk for chunk in chunks if chunk.values.numel), key=lambda chunk: chunk.offsets)
@@ -68,8 +69,8 @@ def assemble(shape: tuple[int, ...], dtype: DType, chunks: Sequence[Chunk]) -> S
         )
     if stored != prod(shape):
         raise Malformed(f"its {len(filled):,} chunks leave a hole: they hold {stored:,} of {prod(shape):,} elements")
+    parts = tuple(chunk.values.source() for chunk in filled)  # refuses one that a stride of 0 makes huge
     if all(chunk.values.shape[1:] == shape[1:] for chunk in filled):  # divided along the first dimension, or not at all
-        parts = tuple(chunk.values.source() for chunk in filled)
         return parts[0] if len(parts) == 1 else Joined(parts, tuple(chunk.crc for chunk in filled))
     return Tiled(shape, dtype, tuple(filled))
 

@@ -146,6 +146,15 @@ def test_chunks_that_no_plane_divides_are_held_against_each_other():
         assemble((3, 3), BY_NAME["float32"], moved)
 
 
+def test_a_huge_chunk_of_a_few_bytes_is_refused():
+    tensor = tensor_of("float32", (1,))
+    huge = LazyTensor(tensor.storage, tensor.dtype, (1 << 20, 1 << 20), (0, 0))
+    for shape, offsets in (((1 << 20, 1 << 20), (0, 0)), ((1 << 20, 1 << 21), (0, 1 << 20))):
+        first = [Chunk((0, 0), huge)] if any(offsets) else []
+        with pytest.raises(ckptool.CannotCarry, match="expands 4 stored bytes"):
+            assemble(shape, BY_NAME["float32"], [*first, Chunk(offsets, huge)])
+
+
 def test_chunks_of_rows_are_copied_without_being_gathered(tmp_path):
     divided(tmp_path / "x", [((2, 0), (2, 6)), ((0, 0), (2, 6))])
     source = ckptool.open(tmp_path / "x").state_dict()["w"].storage.source
