@@ -15,6 +15,7 @@ from .canonical import STATISTICS, Canon, Piece, canonical, heads_of, part_label
 from .expression import Expr, Shape
 from .mapping import Entry, Mapping
 from .match import Matching, Unit, _Matcher, _related, _similarity, hard_conflict
+from .rivals import weigh
 from .words import cut, label, table
 
 #: Gives the values of a source key as a numpy array, for the few small tensors whose values say something.
@@ -54,6 +55,7 @@ def port(
     _turn_bare_matrices(s, t)
     matcher = _Matcher(s, t)
     matching = matcher.run()
+    weigh(matching, ordered=matcher.ordered, traced=matcher.traced, source_traced=matcher.source_traced)
     filler = _Filler(s, t, matching, matcher, values, copies)
     return filler.mapping(shapes)
 

@@ -97,6 +97,8 @@ def label(group: Group, words: Sequence[str]) -> str | None:
     while end:
         for size in range(min(longest, end), 0, -1):
             found = group.phrases.get(tuple(words[end - size : end]))
+            if size == 1 == len(words[end - 1]) and "".join(words[end : end + 1]).isdigit():
+                continue  # the "v" of "v2" is no value
             if found == _NOTHING:
                 end -= size - 1
                 break
