@@ -377,6 +377,16 @@ def test_a_tied_tensor_is_stored_once(tmp_path):
     assert ckptool.open(tmp_path / "x").state_dict().ties() == [["a", "b"]]
 
 
+@pytest.mark.parametrize("flags", [{}, {"neg": True}])
+def test_a_part_that_is_transposed_stays_transposed(tmp_path, flags):
+    storage = tensor_of("float32", (20,)).storage
+    tensor = LazyTensor(storage, BY_NAME["float32"], (3, 4), (1, 3), 5, **flags)
+    ckptool.save(state_dict_of({"a": tensor}), tmp_path / "x", format="dcp")
+    back = ckptool.open(tmp_path / "x").state_dict()["a"]
+    assert back.stride == (1, 3)
+    assert bytes(back.source().read(0, 48)) == bytes(tensor.source().read(0, 48))
+
+
 def test_a_slice_of_a_large_storage_does_not_bring_it_along(tmp_path):
     storage = Storage(Buffer(bytes(1 << 20)), dtype=BY_NAME["uint8"])
     part = LazyTensor(storage, BY_NAME["uint8"], (10,), (1,), 100)
