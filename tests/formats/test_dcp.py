@@ -274,7 +274,9 @@ def test_metadata_that_contradict_themselves_are_refused(tmp_path, damage):
     assert str(path) in refused(tmp_path / "x")
 
 
-@pytest.mark.parametrize("paths", [[("a", 1)], [("a", 0), ("a", "b")], [("a",), ("a", "b")], [("a",), ("a",)]])
+@pytest.mark.parametrize(
+    "paths", [[("a", 10**9)], [("a", -1)], [("a", 0), ("a", "b")], [("a",), ("a", "b")], [("a",), ("a",)]]
+)
 def test_paths_that_make_no_tree_are_refused(tmp_path, paths):
     data = zipped(7)
     items = [
@@ -284,6 +286,14 @@ def test_paths_that_make_no_tree_are_refused(tmp_path, paths):
     write(tmp_path / "x", {"a.distcp": data}, items)
     message = refused(tmp_path / "x")
     assert "list that lacks items" in message or "two values at the path" in message
+
+
+def test_items_that_torch_left_out_of_a_list_are_none(tmp_path):
+    box = records.Box((), (), records.Slice("a.distcp", 0, len(zipped(7))))
+    write(tmp_path / "x", {"a.distcp": zipped(7)}, [records.Item("a.2", ("a", 2), [box])])
+    ckpt = ckptool.open(tmp_path / "x")
+    assert ckpt.root.get("a").items == [None, None, 7]
+    assert ckpt.warnings == ("a list in it lacks 2 items, as if they had been empty dicts",)
 
 
 def test_without_paths_names_are_keys(tmp_path):
