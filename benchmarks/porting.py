@@ -41,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.porting", description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--prove", action="store_true", help="use the source's code and compare outputs")
+    parser.add_argument("--own-inputs", action="store_true", help="with --prove: let inputs be worked out")
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="pairs whose name holds TEXT")
     parser.add_argument("--no-baselines", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every pair's result")
@@ -55,7 +56,11 @@ def main() -> None:
         for d in sorted(pairs.iterdir())
         if (d / "meta.json").exists() and (not options.only or any(text in d.name for text in options.only))
     ]
-    methods = {"ckptool" + (" --prove" if options.prove else ""): lambda d, meta: port(d, meta, options.prove)}
+    methods = {
+        "ckptool" + (" --prove" if options.prove else ""): lambda d, meta: port(
+            d, meta, options.prove, own_inputs=options.own_inputs
+        )
+    }
     if not options.no_baselines:
         methods |= {"position, shapes checked": by_position, "exact names": by_name, "next of the same shape": by_shape}
     results = {}
@@ -76,7 +81,9 @@ def main() -> None:
 # ------------------------------------------------------------------------------------------------- the methods
 
 
-def port(folder: Path, meta: dict[str, Any], prove: bool) -> tuple[Any, list[str], list[str], str]:
+def port(
+    folder: Path, meta: dict[str, Any], prove: bool, *, own_inputs: bool = False
+) -> tuple[Any, list[str], list[str], str]:
     """What `ckptool transfer --accept-guesses --partial` gives: tensors, flagged keys, keys left, and a remark."""
     from ckptool.inputs import InputSpec
     from ckptool.porting.sources import apply
@@ -91,9 +98,9 @@ def port(folder: Path, meta: dict[str, Any], prove: bool) -> tuple[Any, list[str
 
     if prove:
         arguments = {"source_model": str(folder / "source_model.py"), "prove": True}
-        if meta.get("source_inputs"):
+        if meta.get("source_inputs") and not own_inputs:
             arguments["source_inputs"] = specs(meta["source_inputs"])
-        if meta.get("target_inputs"):
+        if meta.get("target_inputs") and not own_inputs:
             arguments["inputs"] = specs(meta["target_inputs"])
     try:
         mapping = ckptool.transfer(source, str(folder / "model.py"), **arguments)

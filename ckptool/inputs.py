@@ -64,7 +64,13 @@ def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
         return torch.empty(value.shape, dtype=dtype, device="meta")
     if dtype == torch.bool:
         return torch.ones(value.shape, dtype=dtype)
-    return torch.randint(value.low, max(value.high, value.low + 1, 2), value.shape, dtype=dtype, generator=generator)
+    high = max(value.high, value.low + 1, 2)
+    tokens = torch.randint(value.low, high, value.shape, dtype=dtype, generator=generator)
+    if (
+        tokens.ndim == 2 and high - value.low > 2
+    ):  # a text ends where its highest token is, for code that looks for that
+        tokens.clamp_(max=high - 2)[:, -1] = high - 1
+    return tokens
 
 
 def inputs_text(inputs: Any) -> str:
@@ -76,6 +82,8 @@ def inputs_text(inputs: Any) -> str:
 
 _TOKENS = re.compile(r"(^|_)(ids?|idx|tokens?|indices|text|src|tgt|words?|sentence|caption|labels?|seq)($|_)")
 _PICTURES = re.compile(r"(^|_)(images?|imgs?|pixel(_values)?|pictures?|frames?|video|photo)($|_)")
+_TIMES = re.compile(r"(^|_)(t|time|times|timesteps?|sigmas?|noise_level|step)($|_)")
+_PLACES = re.compile(r"pos|type|seg|time|rel|wpe")
 _SIZES = (32, 64, 16, 224, 28, 24, 8, 128, 96, 48, 256, 299, 384, 512, 12, 20, 40)
 
 
@@ -114,59 +122,101 @@ def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> It
         equal = (tuple(one for _ in wanted) for one in options[0])
         combined = itertools.chain(equal, itertools.islice(itertools.product(*(o[:8] for o in options)), 64))
     else:
-        combined = itertools.islice(itertools.product(*(o[:10] for o in options)), 100)
+        most = {2: 12, 3: 5, 4: 3}.get(len(wanted), 2)
+        combined = itertools.islice(itertools.product(*(o[:most] for o in options)), 150)
     for specs in combined:
         yield dict(zip(wanted, specs, strict=True)) if by_name else list(specs)
 
 
-def _inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
-    """Inputs for the argument NAME: tokens, pictures or vectors, by its name and by the first layers of each kind."""
-    embeddings, convolutions, vectors = [], [], []
-    for module in model.modules():
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """What the layers of a model take: entries of tables, those that are no places or kinds of words, (dimensions,
+    channels) of convolutions, widths.
+
+    Of convolutions and widths the first that is registered comes first, then those that no other layer gives.
+    """
+
+    tokens: list[int]
+    words: list[int]
+    convolutions: list[tuple[int, int]]
+    widths: list[int]
+
+
+def _layers(model: torch.nn.Module) -> _Layers:
+    tokens: list[int] = []
+    words: list[int] = []
+    convolutions: list[tuple[int, int]] = []
+    widths: list[int] = []
+    given: set[int] = set()
+    for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding):
-            embeddings.append(module.num_embeddings)
+            tokens.append(module.num_embeddings)
+            if not _PLACES.search(name.lower()):
+                words.append(module.num_embeddings)
+            given.add(module.embedding_dim)
         elif isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d):
             convolutions.append((module.weight.ndim - 2, module.in_channels))
+            given.add(module.out_channels)
         elif isinstance(module, torch.nn.ConvTranspose1d | torch.nn.ConvTranspose2d | torch.nn.ConvTranspose3d):
             convolutions.append((module.weight.ndim - 2, -module.in_channels))
+            given.add(module.out_channels)
         elif isinstance(module, torch.nn.Linear):
-            vectors.append(module.in_features)
+            widths.append(module.in_features)
+            given.add(module.out_features)
         elif isinstance(module, torch.nn.RNNBase | torch.nn.RNNCellBase):
-            vectors.insert(0, module.input_size)
-    high = min(embeddings, default=0)
-    tokens = (
-        [InputSpec("int64", (2, n), min(high, 1 << 30)) for n in (12, 8, 16, 4, 77, 32, 64, 10)] if embeddings else []
-    )
-    first = dict.fromkeys(convolutions)
-    low = sorted(first, key=lambda c: (abs(c[1]) not in (1, 3, 4), list(first).index(c)))
-    pictures = []
-    for dims, channels in [*list(first)[:2], *low[:2]]:
-        if channels < 0:
-            pictures += [InputSpec("float32", (2, -channels, *([n] * dims))) for n in (1, 4, 8)]
-        elif dims == 1:
-            pictures += [InputSpec("float32", (2, channels, n)) for n in (64, 256, 1024, 16)]
-        elif dims == 3:
-            pictures += [InputSpec("float32", (2, channels, *([n] * 3))) for n in (16, 32, 8)]
-        else:
-            pictures += [InputSpec("float32", (2, channels, n, n)) for n in _SIZES]
+            widths.insert(0, module.input_size)
+    if not (tokens or convolutions):  # layers that the model defines itself
+        own = [n for m in model.modules() for p in m.parameters(recurse=False) if p.ndim == 2 for n in p.shape]
+        widths += own if not isinstance(model, torch.nn.Linear) else []
+    first = list(dict.fromkeys(convolutions))
+    channels = first[:1] + sorted(first[1:], key=lambda c: (abs(c[1]) in given, abs(c[1]) not in (1, 3, 4)))
+    distinct = list(dict.fromkeys(widths))
+    return _Layers(tokens, words, channels[:4], distinct[:1] + sorted(distinct[1:], key=lambda n: n in given))
+
+
+def _pictures(found: _Layers) -> Iterator[InputSpec]:
+    """Inputs of convolutions, one of every kind before another size of the first."""
+    sizes = {
+        (dims, channels): [
+            InputSpec("float32", (2, abs(channels), *([n] * dims)))
+            for n in ((1, 4, 8) if channels < 0 else {1: (64, 256, 1024, 16), 3: (16, 32, 8)}.get(dims, _SIZES))
+        ]
+        for dims, channels in found.convolutions
+    }
+    for row in itertools.zip_longest(*sizes.values()):
+        yield from (spec for spec in row if spec is not None)
+
+
+def _inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
+    """Inputs for the argument NAME: tokens, pictures or vectors, by its name and by the first layers of each kind."""
+    found = _layers(model)
+    highs = dict.fromkeys(min(n, 1 << 30) for n in (min(found.words, default=0), min(found.tokens, default=0)) if n)
+    tokens = [InputSpec("int64", (2, n), high) for high in highs for n in (12, 8, 16, 4, 77, 32, 64, 10)]
+    pictures = list(_pictures(found))
     size = getattr(getattr(model, "config", None), "image_size", None)
     channels_of = getattr(getattr(model, "config", None), "num_channels", 3)
     if isinstance(size, int):
         pictures.insert(0, InputSpec("float32", (2, channels_of, size, size)))
     plain = []
-    for width in dict.fromkeys(vectors[:3] + vectors[-1:]):
+    for width in found.widths[:5]:
         plain += [InputSpec("float32", (2, width)), InputSpec("float32", (2, 12, width))]
-        plain += [InputSpec("float32", (2, width, 8, 8))] if among == 1 else []
-    if not convolutions and not embeddings:  # pictures may be cut into patches for a linear layer
+        plain += [InputSpec("float32", (2, width, 8, 8)), InputSpec("float32", (2, width, 12))] if among == 1 else []
+    for width in found.widths[:2] if among == 1 else ():  # code may cut what it takes in two
+        plain += [InputSpec("float32", (2, 2 * width)), InputSpec("float32", (2, 12, 2 * width))]
+    if not found.convolutions and not tokens:  # pictures may be cut into patches for a linear layer
         plain += [InputSpec("float32", (2, c, n, n)) for c in (3, 1) for n in _SIZES]
     pictures = list(dict.fromkeys(pictures))
-    if _TOKENS.search(name):
+    if among > 1:  # every combination is tried: few of each kind, those first that differ most
+        tokens, plain, pictures = tokens[:4], plain[:6], pictures[:4]
+    if _TIMES.search(name):
+        yield from (InputSpec("int64", (2,), 100), InputSpec("float32", (2,)), *plain, *pictures, *tokens)
+    elif _TOKENS.search(name):
         yield from (*tokens, *plain, *pictures)
     elif _PICTURES.search(name):
         yield from (*pictures, *plain, *tokens)
-    elif embeddings and not convolutions:
+    elif tokens and not found.convolutions:
         yield from (*tokens, *plain)
-    elif convolutions:
+    elif found.convolutions:
         yield from (*pictures, *tokens, *plain)
     else:
         yield from (*plain, *tokens)

@@ -336,6 +336,19 @@ def unwrap(keys: Iterable[str]) -> dict[str, str]:
 
 def _unwrapped(keys: Iterable[str]) -> Iterator[tuple[str, str, set[str]]]:
     """Yield each key, its name without wrappers, and the components that were removed."""
+    keys = list(keys)
+    # Most files have no wrapper, or some around the whole of the model: these need no tree.
+    outer = ""
+    while keys:
+        first = keys[0][len(outer) :].partition(".")[0]
+        if first not in _ANYWHERE | _SOLE or not all(key.startswith(f"{outer}{first}.") for key in keys):
+            break
+        outer += f"{first}."
+    text = "\n".join(key[len(outer) :] for key in keys)
+    if not any(wrapper.component in text for wrapper in WRAPPERS):
+        gone = set(outer.split(".")[:-1])
+        yield from ((key, key[len(outer) :], gone) for key in keys)
+        return
     split = {key: key.split(".") for key in keys}
     # The certain ones go first, so that the others are judged by the children that a parent has without them.
     short = {key: [c for c in parts[:-1] if c not in _ANYWHERE] + parts[-1:] for key, parts in split.items()}
@@ -350,16 +363,16 @@ def _unwrapped(keys: Iterable[str]) -> Iterator[tuple[str, str, set[str]]]:
         wrappers = _sole_wrappers(tree)
     for key, parts in short.items():
         kept = parts
+        removed = set() if len(parts) == len(split[key]) else {c for c in split[key][:-1] if c in _ANYWHERE}
         if wrappers and not _SOLE.isdisjoint(parts):
             kept, node = [], tree
             for component in parts:
                 node = node[component]
-                if id(node) not in wrappers:
+                if id(node) in wrappers:
+                    removed.add(component)
+                else:
                     kept.append(component)
-        if len(kept) == len(split[key]):
-            yield key, key, set()
-        else:
-            yield key, ".".join(kept), set((Counter(split[key]) - Counter(kept)).keys())
+        yield key, ".".join(kept) if removed else key, removed
 
 
 def _sole_wrappers(tree: _Node) -> set[int]:

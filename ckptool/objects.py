@@ -6,14 +6,17 @@ of forbidden names have been bypassed for as long as there have been any.)
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from math import prod
 from typing import Any
 
-from .dtypes import BY_STORAGE
-from .kinds import stands_for_a_tensor
-from .tree import Global, Object, walk
+from .dtypes import BY_NAME, BY_STORAGE
+from .kinds import numbers, stands_for_a_tensor
+from .tree import Dict, Global, Object, walk
 
 _TENSOR_TYPES = "BFloat16 Bool Byte Char Double Float Half Int Long Short".split()
+_SPARSE_TYPES = [name for name in _TENSOR_TYPES if name != "Bool"]
 _TORCH_CONSTANTS = """
     float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex128 complex64 complex32
     qint8 quint8 qint32 quint4x2 quint2x4 bits8 bits16 bits1x8 bits2x4 bits4x2 uint16 uint32 uint64
@@ -28,6 +31,7 @@ PLAIN: frozenset[str] = frozenset(
         *(f"torch.{name}" for name in ("Size", "Tensor", "device", *_TORCH_CONSTANTS)),
         *(f"torch.{name}" for name in BY_STORAGE),
         *(f"{module}.{name}Tensor" for module in ("torch", "torch.cuda") for name in _TENSOR_TYPES),
+        *(f"{module}.sparse.{name}Tensor" for module in ("torch", "torch.cuda") for name in _SPARSE_TYPES),
         *(f"torch.cuda.{name}Storage" for name in (*_TENSOR_TYPES, "ComplexDouble", "ComplexFloat")),
         "torch.storage.UntypedStorage",
         "torch.storage.TypedStorage",
@@ -59,6 +63,8 @@ HARMLESS: frozenset[str] = frozenset(
             f"builtins.{name}"
             for name in "bool bytes dict float frozenset int list object range slice str tuple".split()
         ),
+        "builtins.Ellipsis",
+        "builtins.NotImplemented",
         "copyreg._reconstructor",
         *(
             f"pathlib{inner}.{name}"
@@ -70,6 +76,12 @@ HARMLESS: frozenset[str] = frozenset(
         "fractions.Fraction",
         "uuid.UUID",
         "typing.Any",
+        *(
+            f"torch.distributed.checkpoint.metadata.{name}"
+            for name in """BytesStorageMetadata ChunkStorageMetadata Metadata MetadataIndex StorageMeta TensorProperties
+            TensorStorageMetadata _MEM_FORMAT_ENCODING""".split()
+        ),
+        "torch.distributed.checkpoint.filesystem._StorageInfo",
         "numpy.ndarray",
         "numpy.dtype",
         *(f"{core}.multiarray._reconstruct" for core in _NUMPY_CORES),
@@ -77,6 +89,13 @@ HARMLESS: frozenset[str] = frozenset(
         *(f"{core}.numeric._frombuffer" for core in _NUMPY_CORES),
         *(f"numpy.dtypes.{kind}DType" for kind in "Bool Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64".split()),
         *(f"numpy.dtypes.{kind}DType" for kind in "Float16 Float32 Float64 Complex64 Complex128 Str Bytes".split()),
+        # the records of torch.distributed.checkpoint, all of them dataclasses
+        *(
+            f"torch.distributed.checkpoint.metadata.{name}"
+            for name in """Metadata MetadataIndex TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata
+            TensorProperties StorageMeta _MEM_FORMAT_ENCODING""".split()
+        ),
+        "torch.distributed.checkpoint.filesystem._StorageInfo",
         "omegaconf.dictconfig.DictConfig",
         "omegaconf.listconfig.ListConfig",
         "omegaconf.base.ContainerMetadata",
@@ -91,7 +110,21 @@ HARMLESS: frozenset[str] = frozenset(
 #: In place of the name of what is called, where that is not a global.
 COMPUTED = "calls of computed functions"
 
-_BUILDERS = frozenset(f"builtins.{name}" for name in "bytes bytearray dict frozenset list set str tuple".split())
+#: What these make is as large as what they are given says, if that is itself computed: `list(range(10**12))`.
+_BUILDERS = frozenset(
+    [
+        *(f"builtins.{name}" for name in "bytes bytearray dict float frozenset int list set str tuple complex".split()),
+        *(f"collections.{name}" for name in "Counter OrderedDict defaultdict deque".split()),
+        *("decimal.Decimal", "fractions.Fraction", "torch.Size", "torch.Tensor"),
+        *(name for name in PLAIN if name.endswith(("Tensor", "Storage"))),
+    ]
+)
+#: And these take as much as a number says.
+_TAKERS = frozenset(
+    ["builtins.bytes", "builtins.bytearray", "numpy.ndarray"]
+    + [name for name in PLAIN if name.endswith(("Tensor", "Storage"))]
+)
+_RECONSTRUCT = frozenset(f"{core}.multiarray._reconstruct" for core in _NUMPY_CORES)
 
 #: How torch and Python spell plain data; not worth a line in a listing of objects.
 _PLUMBING = PLAIN | {"builtins.bytes", "builtins.frozenset"}
@@ -115,14 +148,92 @@ def named_globals(root: Any) -> Counter[str]:
 def called_name(made: Object) -> str:
     """The name of what makes an object, or `COMPUTED`."""
     name = str(made.callee) if isinstance(made.callee, Global) else COMPUTED
-    return COMPUTED if name == "_codecs.encode" or _allocates(name, made.args) else name
+    args = made.args
+    if made.how == "newobj_ex" and len(args) == 2 and isinstance(args[0], tuple):
+        args = (*args[0], *([value for _, value in args[1].entries] if isinstance(args[1], Dict) else args[1:]))
+    return COMPUTED if name == "_codecs.encode" or _allocates(name, args) or _corrupts(name, made) else name
 
 
 def _allocates(name: str, args: Any) -> bool:
     """Whether a call makes as much as it is told to: `bytes(10**12)`, `list(range(10**12))`."""
-    if name in ("builtins.bytes", "builtins.bytearray"):
-        return any(isinstance(arg, int) for arg in args)
+    if name == "copyreg._reconstructor" and len(args) == 3:  # (class, base, state): base.__new__(class, state)
+        base = str(args[1]) if isinstance(args[1], Global) else COMPUTED
+        return base != "builtins.object" and (base == COMPUTED or _allocates(base, args[2:]))
+    if name in _REBUILD_BY:  # (function, type, args, state): function(*args)
+        return not args or not isinstance(args[0], Global) or str(args[0]) not in _REBUILDERS
+    if name in _RECONSTRUCT:  # (class, shape, type): an empty one, which gets its state later
+        empty = len(args) == 3 and isinstance(args[1], tuple) and 0 in args[1]
+        return not empty or isinstance(args[2], Object)
+    if name == "fractions.Fraction" and any(isinstance(arg, str) and not _RATIO.fullmatch(arg) for arg in args):
+        return True
+    if name in _TAKERS and any(isinstance(arg, int) or type(arg) is tuple for arg in args):
+        return True
     return name in _BUILDERS and any(isinstance(arg, Object) for arg in args)
+
+
+_RATIO = re.compile(r"-?\d+(/\d+)?")
+_REBUILD_BY = ("torch._tensor._rebuild_from_type", "torch._tensor._rebuild_from_type_v2")
+_REBUILDERS = frozenset(name for name in PLAIN if name.startswith("torch._utils._rebuild_"))
+
+
+def _corrupts(name: str, made: Object) -> bool:
+    """Whether it makes a numpy type whose parts contradict each other.
+
+    numpy takes the flags of a type from the file: a type of objects that does not say so has arrays whose bytes, also
+    from the file, are pointers.
+    """
+    return name == "numpy.dtype" and (not made.args or _item_bytes(made, {}) is None)
+
+
+_CODE = re.compile(r"([biufcSUVOMm?])(\d{0,9})")
+_OBJECT, _STRUCTURE = 63, 16  # flags of a type of objects; what a structure adds to the flags that it has of its parts
+_INHERITED = 27
+
+
+def _item_bytes(node: Any, seen: dict[int, tuple[int, int] | None]) -> tuple[int, int] | None:
+    """(bytes, flags) of an item of a pickled numpy.dtype that numpy itself could have written, or None."""
+    if id(node) not in seen:
+        seen[id(node)] = None  # also while it is in work: no type is part of itself
+        if isinstance(node, Object) and str(node.callee) == "numpy.dtype" and node.args and len(seen) < 1000:
+            states = [value for _, value in node.steps]
+            seen[id(node)] = _typed(node.args[0], states, seen) if len(states) < 2 else None
+    return seen[id(node)]
+
+
+def _typed(code: Any, states: list[Any], seen: dict[int, tuple[int, int] | None]) -> tuple[int, int] | None:
+    state = states[0] if states else (3, "|", None, None, None, -1, -1, None)
+    if not isinstance(state, tuple) or len(state) not in (8, 9):
+        return None
+    _, _, base, names, fields, item, _, flags = state[:8]
+    simple = base is None and names is None and fields is None
+    if isinstance(code, Global):
+        known = BY_NAME.get(code.name) if code.module == "ml_dtypes" else None
+        return (known.itemsize, 64) if known and simple and flags in (64, None) else None
+    match = _CODE.fullmatch(str(code).lstrip("<>|=")) if isinstance(code, str) else None
+    if match is None:
+        return None
+    kind, size = match[1], int(match[2] or 0)
+    size = {"U": 4 * size, "O": 8, "?": 1}.get(kind, size)
+    if simple:
+        implied = {"O": _OBJECT, "U": 8}.get(kind, 0)
+        return (size, implied) if flags in (implied, None) and item in (-1, size) else None
+    if kind != "V" or type(item) is not int or item != size:
+        return None
+    if base is not None:
+        inner = _item_bytes(base[0], seen) if isinstance(base, tuple) and len(base) == 2 and fields is None else None
+        shape = numbers(base[1]) if inner else None
+        if inner is None or shape is None or min(shape, default=0) < 0 or prod(shape) * inner[0] != size:
+            return None
+        return (size, inner[1]) if flags in (inner[1], inner[1] & _INHERITED) else None
+    if not isinstance(names, tuple) or not isinstance(fields, Dict) or len(names) != len(fields.entries):
+        return None
+    inherited = 0
+    for _, field in fields.entries:
+        part = _item_bytes(field[0], seen) if isinstance(field, tuple) and len(field) in (2, 3) else None
+        if part is None or type(field[1]) is not int or not 0 <= field[1] <= size - part[0]:
+            return None
+        inherited |= part[1] & _INHERITED
+    return (size, flags) if flags == inherited | _STRUCTURE else None
 
 
 def beyond_plain_data(root: Any) -> Counter[str]:

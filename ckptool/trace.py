@@ -290,18 +290,13 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _reshaped(self, what: Any, first: Any, result: Any) -> None:
         inner = tuple(result.shape[first.ndim - 1 :])
-        if math.prod(inner) == what[1] and len(inner) >= 2:
-            if len(inner) == 3 and inner[0] in (2, 3):
-                self._layout(what, "block")
-            elif len(inner) == 3 and inner[1] in (2, 3):
-                self._layout(what, "heads", inner[0])
-            elif len(inner) == 2:
-                self._layout(what, "maybe heads", inner[0])
+        if math.prod(inner) == what[1] and len(inner) in (2, 3):
+            self._layout(what, "grouped", inner)
 
-    def _layout(self, what: Any, layout: str, heads: int = 0) -> None:
+    def _layout(self, what: Any, layout: str, inner: tuple[int, ...] = ()) -> None:
         key = what[0]
         if key in self.uses:
-            self.uses[key].notes.setdefault("layout", (layout, heads))
+            self.uses[key].notes.setdefault("layout", (layout, inner))
 
 
 def _every_second(args: Any) -> bool:

@@ -202,3 +202,30 @@ def test_pairs_are_joined_by_lines_of_their_status_and_can_be_filtered(show):
     tab.get_by_label("Search entries").fill("head")
     assert tab.locator(".row").count() == 1
     assert tab.title() == "a.pth -> Net"
+
+
+def test_the_page_of_a_comparison_shows_what_differs(show, tmp_path):
+    from ckptool.reports.diff_text import diff_page
+
+    ckptool.save(state_dict(["same.weight", *HOSTILE[:2], "gone.weight"]), tmp_path / "a.pth")
+    ckptool.save(state_dict(["same.weight", *HOSTILE[:2], "new.weight"]), tmp_path / "b.pth")
+    tab = show(diff_page(ckptool.diff(tmp_path / "a.pth", tmp_path / "b.pth")))
+    assert tab.locator(".row").count() == 5
+    assert tab.locator("img").count() == 0
+    tab.get_by_role("button", name="equal 3", exact=True).click()
+    assert tab.locator(".row").count() == 2
+    assert "different" in tab.locator("#summary").inner_text()
+
+
+def test_statistics_are_shown_with_a_histogram(show, tmp_path):
+    from dataclasses import asdict
+
+    from ckptool.reports.inspect import inspect, statistics_of
+
+    ckptool.save(state_dict(["w"]), tmp_path / "a.pth")
+    seen = inspect(tmp_path / "a.pth")
+    tab = show(inspect_page([seen], [[asdict(one) for one in statistics_of(tmp_path / "a.pth", seen)]]))
+    tab.get_by_label("Search tensors").fill("w")
+    tab.locator(".row").first.click()
+    assert "zeros" in tab.locator(".details").inner_text()
+    assert tab.locator(".histogram i").count() == 40

@@ -27,7 +27,7 @@ _STATUS = {"safe": 0, "unsafe": 1, "unknown": 2}
 def scan(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> int:
     """Show what unpickling a file would import and call, without doing any of it.
 
-    Exit code 0: tensors and plain data only. 1: it would import or call more. 2: it could not be read to the end.
+    Exit code 0: tensors and plain data only. 1: it would import or call more. 2: not all of it could be accounted for.
     Folders are searched; what is in them but is no checkpoint (a text, a picture) is counted and does not matter.
 
     \b
@@ -58,7 +58,7 @@ def scan(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> i
     if as_json:
         print_json({"ckptool": 1, "command": "scan", "files": seen, "skipped": skipped["file"]})
     elif skipped and not quiet:
-        click.echo(f"{counted(skipped['file'], 'file')} that could hold no pickle: skipped")
+        click.echo(f"{counted(skipped['file'], 'file')} skipped: neither checkpoint nor pickle")
     return status
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import codecs
 import struct
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from ..errors import Malformed, printable
 from ..tree import ABSENT, ByteString, Dict, Global, List, Object, Set
@@ -44,7 +44,10 @@ class Reader:
         protocol: the highest protocol that the pickle declares.
         discarded: calls whose result the pickle throws away. They leave no trace in the tree.
         made: every object, in the order in which they are made, whether or not the tree holds them.
+        opcodes: what to do for each opcode.
     """
+
+    opcodes: ClassVar[Mapping[int, Callable[[Reader], None]]]
 
     def __init__(
         self,
@@ -74,10 +77,11 @@ class Reader:
         self._texts: list[str] = []
         self._frame_end: int | None = None
         self._opcode_at = start
+        self._keys: dict[int, tuple[tuple[Any, ...], int]] = {}  # id of a tuple -> the tuple, how many values it has
 
     def load(self) -> Any:
         """Return the tree that the pickle describes; `position` is then just after its STOP."""
-        data, table = self.data, _OPCODES
+        data, table = self.data, self.opcodes
         try:
             while True:
                 at = self.position
@@ -324,16 +328,31 @@ class Reader:
 
     def _check_hashable(self, key: Any) -> None:
         """Refuse what no dict or set can hold, or what would take Python for ever to hash."""
-        pending, steps = [key], 0
+        if not isinstance(key, tuple):
+            if isinstance(key, List | Dict | bytearray) or (isinstance(key, Set) and not key.frozen):
+                self._fail(f"has {_kind(key)} as a key")
+            return
+        known, pending = self._keys, [key]  # each tuple is looked at once, however many keys it is in
         while pending:
-            part = pending.pop()
-            steps += 1
-            if isinstance(part, List | Dict | bytearray) or (isinstance(part, Set) and not part.frozen):
-                self._fail(f"has {_kind(part)} as a key")
-            if steps > _LARGEST_KEY:
+            part = pending[-1]
+            if id(part) in known:
+                pending.pop()
+                continue
+            inner = [item for item in part if isinstance(item, tuple) and id(item) not in known]
+            if inner:
+                pending += inner
+                continue
+            size = 1
+            for item in part:
+                if isinstance(item, tuple):
+                    size += known[id(item)][1]
+                else:
+                    self._check_hashable(item)
+                    size += 1
+            if size > _LARGEST_KEY:
                 self._fail("has a key that is too large to be one")
-            if isinstance(part, tuple):
-                pending.extend(part)
+            known[id(part)] = part, size
+            pending.pop()
 
     def _tuple(self, length: int) -> None:
         stack = self._stack
@@ -446,8 +465,8 @@ class Reader:
 
     def _obj(self) -> None:
         args = self._pop_mark()
-        if not args:
-            self._fail("makes an object of no class")
+        if not args or not isinstance(args[0], Global | Object):
+            self._fail(f"makes an object of {_kind(args[0]) if args else 'no class'}")
         self._push_made("obj", args[0], tuple(args[1:]))
 
     def _build(self) -> None:
@@ -567,4 +586,4 @@ _HANDLERS: dict[str | int, _Handler] = {
     "1": lambda r: r._discard(r._pop_mark()),
     "2": lambda r: r._push(r._stack[-1]),
 }
-_OPCODES = {ord(name) if isinstance(name, str) else name: handler for name, handler in _HANDLERS.items()}
+Reader.opcodes = {ord(name) if isinstance(name, str) else name: handler for name, handler in _HANDLERS.items()}

@@ -17,7 +17,7 @@ def read_pickle(archive: Archive, name: str) -> bytes:
     """The bytes of a pickle. A compressed one that grows more than a hundredfold is a bomb."""
     member = archive.members.get(name)
     packed = member is not None and member.method == DEFLATED
-    limit = max(1 << 24, 100 * member.compressed) if member is not None and packed else LARGEST_PICKLE
+    limit = max(1 << 20, 100 * member.compressed) if member is not None and packed else LARGEST_PICKLE
     return archive.read(name, limit)
 
 

@@ -122,7 +122,7 @@ def sniff(head: bytes, file: File | None = None) -> bool:
 
 
 @dataclass(slots=True)
-class _Stream:
+class Stream:
     """One member: pickles and numbers one after the other."""
 
     file: File
@@ -162,7 +162,7 @@ class _Stream:
 def open_tar(file: File) -> Checkpoint:
     """Open a tar file of torch 0.1: its pickles are read where they are, no storage is."""
     where = file.path
-    members: dict[str, _Stream] = {}
+    members: dict[str, Stream] = {}
     others: list[str] = []
     for name, kind, start, length in _members(file.read, file.size, where):
         if name not in _NAMES:
@@ -172,12 +172,12 @@ def open_tar(file: File) -> Checkpoint:
         elif name in members:
             raise Malformed(f"has two members {name!r}", where=where)
         else:
-            members[name] = _Stream(file, start, start + length)
+            members[name] = Stream(file, start, start + length)
     missing = [name for name in _NAMES[1:] if name not in members]
     if missing:
         raise Malformed(f"is a tar archive without the member {missing[0]!r}", where=where)
-    storages, bases = _read_storages(members["storages"])
-    tensors = _read_tensors(members["tensors"], storages, bases)
+    storages, bases = read_storages(members["storages"])
+    tensors = read_tensors(members["tensors"], storages, bases)
     tree = members["pickle"]
     if tree.end - tree.at > _LARGEST_PICKLE:
         raise Malformed(f"its pickle has {tree.end - tree.at:,} bytes; 1 GiB is the limit", where=where)
@@ -217,7 +217,8 @@ class _TarReader(TorchReader):
 _Bases = dict[int, tuple[Storage, int]]  # number of a view -> its root and its offset in elements
 
 
-def _read_storages(stream: _Stream) -> tuple[dict[int, Storage], _Bases]:
+def read_storages(stream: Stream) -> tuple[dict[int, Storage], _Bases]:
+    """The storages by number, and what the views among them are parts of."""
     where = stream.file.path
     storages: dict[int, Storage] = {}
     for _ in range(_count(stream)):
@@ -251,7 +252,8 @@ def _read_storages(stream: _Stream) -> tuple[dict[int, Storage], _Bases]:
     return storages, bases
 
 
-def _read_tensors(stream: _Stream, storages: dict[int, Storage], bases: _Bases) -> dict[int, LazyTensor]:
+def read_tensors(stream: Stream, storages: dict[int, Storage], bases: _Bases) -> dict[int, LazyTensor]:
+    """The tensors by number."""
     where = stream.file.path
     tensors: dict[int, LazyTensor] = {}
     for _ in range(_count(stream)):
@@ -271,7 +273,7 @@ def _read_tensors(stream: _Stream, storages: dict[int, Storage], bases: _Bases) 
     return tensors
 
 
-def _count(stream: _Stream) -> int:
+def _count(stream: Stream) -> int:
     count = stream.pickle()
     if type(count) is not int or not 0 <= count <= stream.end - stream.at:
         raise Malformed("has a number of storages or tensors that is none", where=stream.file.path)

@@ -17,7 +17,7 @@ from .. import keys as names
 from ..signature import Entry, Signature
 from . import expression as ex
 from .expression import Expr, Shape
-from .words import Fused, cut, table, words_of
+from .words import Fused, cut, numbers, table, words_of
 
 #: What is merged or derived rather than matched.
 _COUNTER = "num_batches_tracked"
@@ -329,7 +329,12 @@ def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) 
         _split_fused(one, other, both)
     for one, other in ((source, target), (target, source)):
         _unstack(one, other)
+    both = _fused_shapes(source) & _fused_shapes(target)
+    for one, other in ((source, target), (target, source)):
+        _split_fused(one, other, both)  # of experts that were stacked
     _general_dense(source, target)
+    for one, other in ((source, target), (target, source)):
+        _attach_biases(one, other)
 
 
 def _merge_norms(one: Canon, other: Canon) -> None:
@@ -421,9 +426,7 @@ def _split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         if label and p.role == "weight" and len(p.shape) >= 2:
             rows[label][p.shape] += 1
     for weight, kind in fused:
-        layout = weight.entry.notes.get("layout", ("", 0)) if one.is_target else ("", 0)
-        if layout == ("maybe heads", len(kind.parts)):
-            layout = ("block", 0)
+        layout, heads = layout_of(weight.entry, len(kind.parts)) if one.is_target else ("", 0)
         rest = weight.shape[1:]
         apart = any(
             rows[label][_of_rows(size, rest)] for label in kind.parts for size in _part_sizes(weight, kind, rows) or ()
@@ -437,9 +440,8 @@ def _split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         alike = all(theirs[_of_rows(size, rest)] >= 1 for size in sizes)
         if not alike and not whole:
             continue
-        heads = layout[1] if layout[0] == "heads" else 0
         mha = weight.entry.module == "MultiheadAttention"
-        doubtful = not (kind.sure or mha or layout[0] in ("block", "heads"))
+        doubtful = not (kind.sure or mha or layout)
         if not one.is_target and doubtful:
             heads = _heads_of(other) or heads
         _take_apart(one, weight, kind.parts, sizes, heads, doubtful)
@@ -457,18 +459,34 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
             return False
         target = weight if one.is_target else rival
         source_kind = theirs if one.is_target else kind
-        if target.entry.notes.get("layout", ("", 0))[0] == "heads" and source_kind.sure:
+        if layout_of(target.entry, len(source_kind.parts))[0] == "heads" and source_kind.sure:
             return True
     return False
 
 
+def layout_of(entry: Entry, parts: int) -> tuple[str, int]:
+    """How the forward pass takes a projection of so many PARTS apart: ("block", 0), ("heads", how many), or ("", 0)."""
+    kind, inner = entry.notes.get("layout", ("", ()))
+    if kind == "block" or (inner and inner[0] == parts != inner[1]):
+        return "block", 0
+    if len(inner) == 3 and inner[1] == parts != inner[0]:
+        return "heads", inner[0]
+    if len(inner) == 2 and inner[0] == parts:
+        return "block", 0
+    if len(inner) == 2 and inner[1] % parts == 0:  # what is cut into heads first holds its parts inside of each
+        return "heads", inner[0]
+    return "", 0
+
+
+def heads_of(entry: Entry) -> int:
+    """How many attention heads the forward pass makes of what a projection gives, or 0."""
+    kind, inner = entry.notes.get("layout", ("", ()))
+    return inner[0] if kind == "grouped" and len(inner) == 2 else 0
+
+
 def _heads_of(canon: Canon) -> int:
     """How many attention heads the code of a model has, as its forward pass shows for separate projections."""
-    found = Counter(
-        p.entry.notes["layout"][1]
-        for p in canon.pieces.values()
-        if part_label(p.path) == "q" and p.entry.notes.get("layout", ("", 0))[0] == "maybe heads"
-    )
+    found = Counter(heads_of(p.entry) for p in canon.pieces.values() if part_label(p.path) == "q" and heads_of(p.entry))
     return found.most_common(1)[0][0] if found else 0
 
 
@@ -548,17 +566,22 @@ def _unstack(one: Canon, other: Canon) -> None:
             groups[(piece.path[:-1], piece.shape[0])].append(piece)
     for (_, n), members in groups.items():
         inside = lists[n]
-        fitting = [
-            p
-            for p in members
-            if _squeezed(p.shape[1:]) in inside or (len(p.shape) == 3 and (p.shape[2], p.shape[1]) in inside)
-        ]
+        fitting = [p for p in members if _fits_inside(p, inside)]
         big = [p for p in fitting if len(p.shape) >= 3]
         if not big:
             continue
         first = min(fitting, key=lambda p: p.order)
         for place, piece in enumerate(sorted(fitting, key=lambda p: p.order)):
             _unstacked(one, piece, n, first, place, len(fitting))
+
+
+def _fits_inside(piece: Piece, inside: set[Shape]) -> bool:
+    """Whether what one element of a stacked tensor holds is in the members of a list: as it is, turned, or in parts."""
+    shape = piece.shape[1:]
+    if _squeezed(shape) in inside or (len(shape) == 2 and shape[::-1] in inside):
+        return True
+    kind = _fused_kind(piece)
+    return kind is not None and shape[0] % len(kind.parts) == 0 and (shape[0] // len(kind.parts), *shape[1:]) in inside
 
 
 def _lists(canon: Canon) -> dict[int, set[Shape]]:
@@ -608,6 +631,36 @@ def _general_dense(source: Canon, target: Canon) -> None:
             if theirs[flat1]:
                 new = replace(piece, shape=flat1)
                 source.become(piece, [(new, partial(ex.reshape, shape=flat1))], _same)
+
+
+def _attach_biases(one: Canon, other: Canon) -> None:
+    """Biases that stand apart from their matrices, as the biases of those, where the other side has none apart."""
+    lone = _lone_biases(one)
+    if not lone or _lone_biases(other):
+        return
+    matrices = [
+        p
+        for p in one.pieces.values()
+        if p.role == "weight" and len(p.shape) >= 2 and ".".join(p.path) + "|bias" not in one.pieces
+    ]
+    for piece in lone:
+        fitting = [m for m in matrices if m.shape[0] == piece.shape[0]]
+        same = [m for m in fitting if numbers(m.path) == numbers(piece.path)]
+        if len(same) != 1 and piece.used is not None:
+            same = sorted((m for m in fitting if m.used is not None and m.used < piece.used), key=lambda m: m.used or 0)
+        owner = same[-1] if same else fitting[0] if len(fitting) == 1 else None
+        if owner is not None:
+            matrices.remove(owner)
+            one.become(piece, [(replace(piece, path=owner.path, role="bias"), _same)], _same)
+
+
+def _lone_biases(canon: Canon) -> list[Piece]:
+    together = Counter(piece.path for piece in canon.pieces.values())
+    return [
+        piece
+        for piece in canon.pieces.values()
+        if len(piece.shape) == 1 and together[piece.path] == 1 and {"bias", "biases"} & {*piece.words, piece.role}
+    ]
 
 
 def _flat_dense(_: Expr, *, key: str, shape: Shape) -> Expr:

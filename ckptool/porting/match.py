@@ -19,6 +19,7 @@ from itertools import pairwise
 
 from .canonical import STATISTICS, Canon, Piece, part_label, squeezed
 from .expression import Shape
+from .series import common, parent, series_of, ways
 from .words import Group, label, numbers, table, words_of
 
 Labels = Sequence[Hashable]
@@ -69,6 +70,9 @@ _SOME = 0.15
 _RANKS = ("execution order of both", "execution order", "registration order", "numbers")
 #: An order of which less than this share agrees says little on its own.
 _LITTLE = 0.6
+#: Share of pairs decided otherwise that must lie in one order on both sides for that order to decide.
+_ORDERED = 0.75
+_MOST_COMPARED = 48
 _MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "running_mean", "weight_hh", "bias")
 
 
@@ -165,6 +169,7 @@ class _Matcher:
         self._cells = len(colours)
         self.pair_of: dict[int, tuple[Unit, Unit]] = {}
         self._credits: dict[str, float] = {}
+        self._places: dict[str, tuple[dict[int, int], ...]] = {}
         self._exact: dict[int, Hashable] | None = None
         own, theirs = (Counter(u.colour for u in units) for units in (self.targets, self.sources))
         self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
@@ -180,6 +185,8 @@ class _Matcher:
             self._by_hard_words,
             self._by_soft_words,
             self._by_template,
+            self._by_tails,
+            self._by_series,
             self._by_roles,
             self._by_numbers,
             self._by_neighbours,
@@ -221,7 +228,11 @@ class _Matcher:
         doubt: str = "",
         doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], str] | None = None,
     ) -> bool:
-        """Split cells by a label. "all": where every label balances; "some": those that do; "one": single pairs."""
+        """Split cells by a label. What balances is split off. MODE says when.
+
+        "some": always; "all": where every label balances; "fair": where the labels that do not are on one side only, so
+        that what has no label on the other may be they; "one": where the label is that of a single pair.
+        """
         changed = False
         for targets, sources in self._open() if cells is None else cells:
             by_label: dict[Hashable, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
@@ -232,6 +243,8 @@ class _Matcher:
             if len(by_label) < 2 and not (mode == "one" and by_label):
                 continue
             if mode == "all" and any(len(t) != len(s) for t, s in by_label.values()):
+                continue
+            if mode == "fair" and not _fair(by_label):
                 continue
             for value, (t, s) in by_label.items():
                 if value is None and mode != "all":
@@ -339,7 +352,7 @@ class _Matcher:
         changed = False
         for group in table().groups:
             if group.hard is hard:
-                changed |= self._split("words", partial(_said, group), mode="some" if hard else "all")
+                changed |= self._split("words", partial(_said, group), mode="some" if hard else "fair")
         return changed
 
     def _by_template(self) -> bool:
@@ -365,6 +378,70 @@ class _Matcher:
             ),
             doubt_of=lambda t, s, ts, ss: doubtful.get(_template(t.path), ""),
         )
+
+    def _by_tails(self) -> bool:
+        """Names inside a block, as other blocks settled them: if `conv1` was `first` there, it is here."""
+        beside: dict[bool, dict[tuple[object, ...], set[str]]] = {}
+        for is_target, units in ((True, self.targets), (False, self.sources)):
+            names = beside[is_target] = defaultdict(set)
+            for u in units:
+                names[(u.path[:-1], len(u.main.shape))].add(u.path[-1])
+
+        def company(u: Unit, is_target: bool) -> Hashable:
+            return frozenset(beside[is_target][(u.path[:-1], len(u.main.shape))])
+
+        sure = [
+            (t, s)
+            for t, s in self.pair_of.values()
+            if not t.doubts and min(len(t.path), len(s.path)) > 1
+            if not t.path[-1].isdigit() and not s.path[-1].isdigit()  # places in a list move
+        ]
+        for own, theirs in ((True, False), (False, True)):  # of other company on both sides nothing is learned
+            there: dict[Hashable, set[Hashable]] = defaultdict(set)
+            back: dict[Hashable, set[Hashable]] = defaultdict(set)
+            names_t = {id(u): (u.path[-1], company(u, True) if own else None) for u in self.targets}
+            names_s = {id(u): (u.path[-1], company(u, False) if theirs else None) for u in self.sources}
+            for t, s in sure:
+                there[names_t[id(t)]].add(names_s[id(s)])
+                back[names_s[id(s)]].add(names_t[id(t)])
+            known = {a: b for a, (b, *more) in there.items() if not more and len(back[b]) == 1}
+            images = set(known.values())
+            labels = {i: known.get(name) for i, name in names_t.items()}
+            labels |= {i: name if name in images else None for i, name in names_s.items()}
+            if self._split("other blocks", partial(_of, labels)):
+                return True
+        return False
+
+    def _by_series(self) -> bool:
+        """What is known of other members of a numbered series, and of the series beside it."""
+        sure = [(t.path, s.path) for t, s in self.pair_of.values() if not t.doubts]
+        known = ways(sure)
+        labels: dict[int, Hashable] = {}
+        images = {way.source for way in known.values()}
+        for t in self.targets:
+            for own, number in series_of(t.path):
+                if own in known and t.cell not in self.pair_of:
+                    labels[id(t)] = (known[own].source, known[own](number))
+        for s in self.sources:
+            for series, number in series_of(s.path):
+                if series in images and s.cell not in self.pair_of:
+                    labels[id(s)] = (series, number)
+        if self._split("others of its series", partial(_of, labels), mode="one"):
+            return True
+        beside: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
+        for own, way in known.items():
+            beside[(parent(own), parent(way.source))].add((way.sign, way.offset))
+        for targets, sources in self._open():
+            one, other = common(t.path for t in targets), common(s.path for s in sources)
+            if one is None or other is None or len(targets) != len(sources):
+                continue
+            for sign, offset in beside.get((parent(one[0]), parent(other[0])), ()):
+                numbers = [sign * n + offset for n in one[1]]
+                if set(numbers) == set(other[1]):
+                    ranks = {id(u): n for u, n in zip([*targets, *sources], [*numbers, *other[1]], strict=True)}
+                    if self._split("the series beside it", partial(_of, ranks), mode="all", cells=[(targets, sources)]):
+                        return True
+        return False
 
     def _by_roles(self) -> bool:
         return self._split("which tensors they hold", lambda u, _: frozenset(u.pieces), mode="all")
@@ -458,32 +535,33 @@ class _Matcher:
                         )
 
     def _pair_class(self, targets: list[Scope], sources: list[Scope]) -> None:
+        if not targets or not sources:
+            return
         if len(targets) == len(sources) == 1:
             _join_scopes(targets[0], sources[0], "")
             return
         by_words = [partial(_said, group) for group in table().groups if group.hard]
-        ways: list[Callable[[Scope, bool], Hashable]] = [self._parent_label, *by_words, self._scope_name]
-        for labels in ways:
+        labelings: list[Callable[[Scope, bool], Hashable]] = [
+            self._parent_label,
+            *by_words,
+            self._scope_name,
+            self._scope_numbers,
+        ]
+        for labels in labelings:
             parts: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
             for scope in targets:
                 parts[labels(scope, True)][0].append(scope)
             for scope in sources:
                 parts[labels(scope, False)][1].append(scope)
             good = {k: v for k, v in parts.items() if k is not None and len(v[0]) == len(v[1])}
-            if (
-                len(parts) > 1
-                and good
-                and (
-                    len(targets) != len(sources)
-                    or len(good) + (None in parts and len(parts[None][0]) == len(parts[None][1])) == len(parts)
-                )
-            ):
-                for key, (t, s) in parts.items():
-                    if len(t) == len(s):
-                        if len(targets) != len(sources) and key is None:
-                            continue
-                        self._pair_class(t, s)
-                return
+            if len(parts) < 2 or not good or (len(targets) == len(sources) and not _fair(parts)):
+                continue
+            for t, s in good.values():
+                self._pair_class(t, s)
+            if len(targets) == len(sources):
+                rest = [v for k, v in parts.items() if k not in good]
+                self._pair_class([x for t, _ in rest for x in t], [x for _, s in rest for x in s])
+            return
         if len(targets) != len(sources):
             return
         self._pair_in_order(targets, sources)
@@ -508,7 +586,10 @@ class _Matcher:
         if not votes:
             return
         chosen = votes[0]
-        agree = all(vote == chosen for vote in votes) or (len(votes) == 3 and votes[0] in votes[1:])
+        only_registered = len(votes) == 1 and numbered is None and not self.traced
+        agree = (not only_registered and all(vote == chosen for vote in votes)) or (
+            len(votes) == 3 and votes[0] in votes[1:]
+        )
         if not agree and numbered is not None and _same_numbers(targets, sources):
             agree = True
         if not agree:
@@ -535,6 +616,9 @@ class _Matcher:
 
     def _scope_name(self, scope: Scope, is_target: bool) -> Hashable:
         return scope.path
+
+    def _scope_numbers(self, scope: Scope, is_target: bool) -> Hashable:
+        return numbers(scope.path) or None
 
     def _by_scope(self) -> bool:
         """Being inside a pair of scopes, the innermost that is known."""
@@ -573,6 +657,53 @@ class _Matcher:
             self._credits[name] = sum((a & b).values()) / max(min(sum(a.values()), sum(b.values())), 1)
         return self._credits[name]
 
+    def _agreement(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
+        """How far what is decided by other evidence lies in one order on both sides, around these units: 0 to 1.
+
+        Around them is the innermost pair of scopes that holds all of them. Where all of them are of one series on each
+        side, series alone are compared: lists that stand one after the other are no other order than lists in turns.
+        """
+        places = self._places.get(name)
+        if places is None:
+            _, ts, ss = next(one for one in self._sequences() if one[0] == name)
+            places = self._places[name] = tuple({id(u): n for n, u in enumerate(side)} for side in (ts, ss))
+        around = self._scope_around(targets, sources)
+        step = max(len(around) // _MOST_COMPARED, 1)
+        decided = [
+            (places[0][id(t)], places[1][id(s)], _series(t), _series(s))
+            for t in around[::step]
+            if t.cell in self.pair_of
+            and (s := self.pair_of[t.cell][1])
+            and id(t) in places[0]
+            and id(s) in places[1]
+            and not t.doubts
+            and not any(_is_order(e) for e in t.evidence)
+        ]
+        alike = len({_series(t) for t in targets}) == len({_series(s) for s in sources}) == 1
+        if name == "execution order" and _counted_as_stored(sources):
+            return 1.0  # what is numbered in the order in which it is stored is used in that order
+        compared = [
+            (a[0] < b[0]) == (a[1] < b[1])
+            for n, a in enumerate(decided)
+            for b in decided[:n]
+            if not alike or (a[2] == b[2] and a[3] == b[3])
+        ]
+        return sum(compared) / len(compared) if compared else 1.0
+
+    def _scope_around(self, targets: list[Unit], sources: list[Unit]) -> list[Unit]:
+        own, theirs = set(map(id, targets)), set(map(id, sources))
+        for scope in self._inner.get(id(targets[0]), ()):
+            partner = scope.partner
+            if partner is not None and own <= set(map(id, scope.units)) and theirs <= set(map(id, partner.units)):
+                return scope.units
+        return self.targets
+
+    def _doubt_of(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> str:
+        """What speaks against a pair that the order NAME made."""
+        if not self._corroborated(t, s, targets, sources) and self._agreement(name, targets, sources) < _ORDERED:
+            return "elsewhere the two sides are stored and used in different orders"
+        return self._against(t, s, targets, sources)
+
     def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> str:
         """A doubt if a credible order gives t and s different places among those that look alike."""
         if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
@@ -594,13 +725,14 @@ class _Matcher:
         for name, targets, sources in self._sequences():
             around = (_neighbours(targets), _neighbours(sources))
             between = f"between the same neighbours in {name}"
-            if self._split(between, partial(self._both_sides, around), mode="one", doubt_of=self._against):
+            doubt = partial(self._doubt_of, name)
+            if self._split(between, partial(self._both_sides, around), mode="one", doubt_of=doubt):
                 return True
             even = [(t, s) for t, s in self._open() if len(t) == len(s)]
             for side, word in ((0, "after"), (1, "before")):
                 near = partial(self._one_side, around, side=side)
                 text = f"{word} the same neighbour in {name}"
-                if self._split(text, near, mode="one", cells=even, doubt_of=self._against):
+                if self._split(text, near, mode="one", cells=even, doubt_of=doubt):
                     return True
         return False
 
@@ -645,6 +777,8 @@ class _Matcher:
                 votes.append(("numbers", numbered))
             if not votes:
                 continue
+            if votes[-1][0] == "numbers" and self._counted_as_used(targets, sources, votes[-1][1]):
+                votes.insert(0, votes.pop())
             name, ranks = votes[0]
             first = _pairing(targets, sources, ranks)
             other = {n: _pairing(targets, sources, r) for n, r in votes[1:]}
@@ -655,6 +789,10 @@ class _Matcher:
                 against = []
             if not against and name != "numbers" and self._credits[name] < _LITTLE and other.get("numbers") != first:
                 doubt = self._against(*pairs[0], targets, sources)
+            if not doubt and name != "numbers" and other.get("numbers") != first:
+                loose = [pair for pair in pairs if not self._corroborated(*pair, targets, sources)]
+                if len(loose) > 1 and self._agreement(name, targets, sources) < _ORDERED:
+                    doubt = "elsewhere the two sides are stored and used in different orders"
             if against and other.get("numbers") != first:
                 doubt = f"{name} and {against[0]} do not agree"
             elif name == "numbers" and not self.ordered and not _same_numbers(targets, sources):
@@ -662,6 +800,11 @@ class _Matcher:
             if self._split(name, partial(_of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt):
                 return True
         return False
+
+    def _counted_as_used(self, targets: list[Unit], sources: list[Unit], numbered: dict[int, int]) -> bool:
+        """Whether the numbers of both sides count one series each, and the model uses its own in their order."""
+        used = [u.used if u.used is not None else u.order for u in sorted(targets, key=lambda u: numbered[id(u)])]
+        return used == sorted(used) and len({_series(u) for u in sources}) == len({_series(u) for u in targets}) == 1
 
     def _by_chain(self) -> bool:
         """In cells with more on one side: what follows a decided pair on both sides, from the front on."""
@@ -863,6 +1006,15 @@ def _natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
     return out
 
 
+def _fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]]) -> bool:
+    """Whether labels of one side that the other does not have can be what has no label there, and both hold as many."""
+    sizes = {value: (len(t), len(s)) for value, (t, s) in by_label.items()}
+    uneven = [pair for value, pair in sizes.items() if value is not None and pair[0] != pair[1]]
+    if sum(t for t, _ in sizes.values()) != sum(s for _, s in sizes.values()):
+        return not uneven and sizes.get(None, (0, 0))[0] == sizes.get(None, (0, 0))[1]
+    return all(0 in pair for pair in uneven) and len({pair[0] == 0 for pair in uneven}) <= 1
+
+
 def _of(labels: Mapping[int, Hashable], unit: Unit, _: bool) -> Hashable:
     return labels.get(id(unit))
 
@@ -878,6 +1030,19 @@ def _template(path: Sequence[str]) -> tuple[str, ...]:
 def _series(unit: Unit) -> tuple[str, ...]:
     """What a path has in common with those of the same list: everything but its numbers."""
     return tuple(re.sub(r"\d+", "", component) for component in unit.path)
+
+
+def _counted_as_stored(sources: list[Unit]) -> bool:
+    """Whether these are of one series and stored in the order of their numbers."""
+    stored = [u.numbers for u in sorted(sources, key=lambda u: u.order)]
+    return len({_series(u) for u in sources}) == 1 and all(a < b for a, b in pairwise(stored))
+
+
+def _is_order(evidence: str) -> bool:
+    """Whether a piece of evidence comes from an order."""
+    return evidence.startswith(("between", "after", "before", "follows")) or (
+        evidence in _RANKS and evidence != "numbers"
+    )
 
 
 def _in_use(units: list[Unit]) -> list[Unit]:

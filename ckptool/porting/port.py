@@ -11,10 +11,11 @@ from typing import Any
 
 from ..signature import Signature
 from . import expression as ex
-from .canonical import STATISTICS, Canon, Piece, canonical, part_label, reconcile, squeezed, substituted, turn
+from .canonical import STATISTICS, Canon, Piece, canonical, heads_of, part_label, reconcile, squeezed, substituted, turn
 from .expression import Expr, Shape
 from .mapping import Entry, Mapping
 from .match import Matching, Unit, _Matcher, _related, _similarity, hard_conflict
+from .rivals import weigh
 from .words import cut, label, table
 
 #: Gives the values of a source key as a numpy array, for the few small tensors whose values say something.
@@ -47,13 +48,14 @@ def port(
         lora_scale: factor of low-rank adapters, if the file says it.
     """
     shapes = {key: entry.shape for key, entry in source.entries.items()}
-    copies = _copies(source, target)
-    kept = replace(source, entries={k: e for k, e in source.entries.items() if k not in copies})
+    copies, others = _copies(source, target)
+    kept = replace(source, entries={k: e for k, e in source.entries.items() if k not in copies and k not in others})
     s, t = canonical(kept, is_target=False), canonical(target, is_target=True)
     reconcile(s, t, lora_scale=lora_scale)
     _turn_bare_matrices(s, t)
     matcher = _Matcher(s, t)
     matching = matcher.run()
+    weigh(matching, ordered=matcher.ordered, traced=matcher.traced, source_traced=matcher.source_traced)
     filler = _Filler(s, t, matching, matcher, values, copies)
     return filler.mapping(shapes)
 
@@ -73,6 +75,7 @@ def _turn_bare_matrices(source: Canon, target: Canon) -> None:
         and p.shape[0] != p.shape[1]
         and p.shape[::-1] in wanted
     ]
+    bare = [p for p in bare if not _said_as_it_is(p, target)]
     if not bare:
         return
     as_is = _agreement(source, target, set())
@@ -86,6 +89,14 @@ def _turn_bare_matrices(source: Canon, target: Canon) -> None:
     if turned >= as_is:
         for p in bare:
             turn(source, p)
+
+
+def _said_as_it_is(piece: Piece, target: Canon) -> bool:
+    """Whether the target has something of that name and these sizes, and nothing of that name with them turned."""
+    group = next(g for g in table().groups if g.name == "neck")
+    said = label(group, piece.words)
+    shapes = {p.shape for p in target.pieces.values() if said is not None and label(group, p.words) == said}
+    return piece.shape in shapes and piece.shape[::-1] not in shapes
 
 
 def _agreement(source: Canon, target: Canon, turned: set[str]) -> int:
@@ -104,8 +115,8 @@ def _agreement(source: Canon, target: Canon, turned: set[str]) -> int:
     return sum(block.size for block in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks())
 
 
-def _copies(source: Signature, target: Signature) -> dict[str, str]:
-    """Keys of further copies of a model in one file -> the key that stands for it.
+def _copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[str]]:
+    """Keys of further copies of a model in one file -> the key that stands for it; and keys of other parts of it.
 
     A copy is a prefix below which the same names have the same shapes as below another, where the target holds fewer of
     them than the file.
@@ -128,6 +139,7 @@ def _copies(source: Signature, target: Signature) -> dict[str, str]:
     for entry in source.entries.values():
         have[entry.shape] += 1
     found: dict[str, str] = {}
+    parts_of_others: set[tuple[str, ...]] = set()
     for (_, _, inner), prefixes in sorted(groups.items(), key=lambda g: -len(g[0][2])):
         if len(prefixes) < 2 or any(".".join(p) in found for p in prefixes):
             continue
@@ -138,16 +150,26 @@ def _copies(source: Signature, target: Signature) -> dict[str, str]:
             continue
         if len({_role_word(p[-1]) for p in prefixes}) > 1 and _target_names_one(prefixes, target):
             continue
+        sides = {_side(p[-1]) for p in prefixes}
+        if len(sides) > 1:  # parts of one model: what says no side goes to a model that says none
+            if None in sides and not any(_side(part) for key in target.entries for part in key.split(".")):
+                parts_of_others.update(p for p in prefixes if _side(p[-1]) is not None)
+            continue
         ranked = sorted(prefixes, key=lambda p: _preference(p[-1]))
         for other in ranked[1:]:
             for tail in below[other]:
                 found[".".join((*other, *tail))] = ".".join((*ranked[0], *tail))
-    return found
+    return found, {".".join((*prefix, *tail)) for prefix in parts_of_others for tail in below[prefix]}
 
 
 def _role_word(name: str) -> str | None:
     words = cut(name)
     return next((said for group in table().groups if group.hard and (said := label(group, words))), None)
+
+
+def _side(name: str) -> str | None:
+    """Whether a name is that of an encoder or a decoder."""
+    return next(label(group, cut(name)) for group in table().groups if group.name == "side")
 
 
 def _target_names_one(prefixes: Sequence[tuple[str, ...]], target: Signature) -> bool:
@@ -324,6 +346,9 @@ class _Filler:
             if len(near) != 1:
                 continue
             s = near[0]
+            if t.main.shape == s.main.shape:
+                self._fill(t, s, [])
+                continue
             remedy = _remedy(t.main.shape, s.main.shape, s.main.expr, label_of(t, "embedding"))
             if remedy is None:
                 continue
@@ -401,7 +426,7 @@ class _Filler:
             if which not in ("q", "k") or hole.endswith(("norm|weight", "norm|bias")):
                 continue
             piece = t.pieces[hole.rpartition("|")[2]]
-            heads = _heads(t)
+            heads = heads_of(t.main.entry)
             theirs = table().rotary.get(cut(s.path[-1]))
             theirs_kind = {"half": "half", "interleaved": "interleaved"}.get(
                 str(next((k for words, k in table().rotary.items() if cut(s.path[-1]) == words), theirs))
@@ -570,11 +595,6 @@ def _swapped(names: MappingOf[str, str], key: str) -> str:
 def label_of(unit: Unit, group: str) -> str | None:
     """What a unit's name says in the group of that name."""
     return next(label(g, unit.words) for g in table().groups if g.name == group)
-
-
-def _heads(t: Unit) -> int:
-    layout = t.main.entry.notes.get("layout", ("", 0))
-    return layout[1] if layout[0] in ("maybe heads", "heads") else 0
 
 
 def _evidence_text(t: Unit, s: Unit) -> str:

@@ -23,6 +23,7 @@ from ..files import StrPath
 from ..inputs import guess_inputs, inputs_text, made
 from ..keys import unwrap
 from ..model import load, to_torch
+from ..signature import Signature
 from . import expression as ex
 from .canonical import part_label
 from .expression import Expr
@@ -114,7 +115,8 @@ def _load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> Non
     from ..trace import signature_of
     from .sources import apply, match_signature
 
-    found = match_signature(ckpt, signature_of(model, trace=False), at=mapping.at)
+    wanted_here = signature_of(model, trace=False)
+    found = _by_names(wanted_here, ckpt, mapping.at) or match_signature(ckpt, wanted_here, at=mapping.at)
     wanted = [e for e in found.entries if not e.default]
     missing = [e.target for e in wanted if e.status != "mapped"]
     if len(missing) > 0.1 * len(wanted):
@@ -127,15 +129,38 @@ def _load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> Non
     fill(model, apply(found, ckpt))
 
 
+def _by_names(wanted: Signature, ckpt: Checkpoint, at: str | None) -> Mapping | None:
+    """The mapping by equal names, wrappers aside, where all of them are there in the same sizes: it is its own file."""
+    weights = ckpt.state_dict(at)
+    keys = unwrap(list(weights.tensors))
+    names = {new: old for old, new in keys.items()}
+    if len({new.partition(".")[0] for new in names}) == 1:  # all below one module, or a collection
+        names = {new.partition(".")[2]: old for new, old in names.items()} | names
+    entries = []
+    for own, entry in zip(unwrap(list(wanted.entries)).values(), wanted.entries.values(), strict=True):
+        key = names.get(own)
+        if key is None and entry.key.endswith("num_batches_tracked"):
+            entries.append(Entry(entry.key, entry.shape, "mapped", default=True))
+        elif key is None or weights.tensors[key].shape != entry.shape:
+            return None
+        else:
+            entries.append(Entry(entry.key, entry.shape, "mapped", ex.of(key)))
+    shapes = {key: tensor.shape for key, tensor in weights.tensors.items()}
+    return Mapping((), (), shapes, ckpt.where, wanted.name, at=at).with_entries(entries)
+
+
 # -------------------------------------------------------------------------------------------------- inputs
 
 
 def _inputs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> tuple[Any, Any, Any]:
     """Inputs for both models with the same values, and their description."""
     if inputs is not None:
-        first = source_inputs if source_inputs is not None else inputs
-        a = _values(first)
-        return a, _like(a, first, inputs), first
+        for first in [source_inputs] if source_inputs is not None else _spellings(theirs, inputs):
+            a = _values(first)
+            b = _like(a, inputs)
+            if b is not None and _run(theirs, a, {}) is not None:
+                return a, b, first
+        raise CannotCarry("the source's code cannot be run on these inputs", where="--input")
     for spec in islice(guess_inputs(theirs), 60):
         a = _values(spec)
         if _run(theirs, a, {}) is None:
@@ -148,6 +173,21 @@ def _inputs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_i
     )
 
 
+def _spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
+    """Inputs as they are, by position, and under the names that MODEL has for as many."""
+    flat = list(spec.values()) if isinstance(spec, MappingOf) else list(spec)
+    yield spec
+    yield flat
+    for other in islice(guess_inputs(model), 1):
+        if isinstance(other, MappingOf) and len(other) == len(flat):
+            yield dict(zip(other, flat, strict=True))
+    main = getattr(model, "main_input_name", None)
+    if isinstance(main, str) and len(flat) == 1:
+        yield {main: flat[0]}
+    for other in islice(guess_inputs(model), 60):
+        yield other
+
+
 def _values(spec: Any) -> Any:
     generator = torch.Generator().manual_seed(_SEED)
     if isinstance(spec, MappingOf):
@@ -155,31 +195,37 @@ def _values(spec: Any) -> Any:
     return [made(v, generator=generator) for v in spec]
 
 
-def _like(values: Any, spec: Any, wanted: Any) -> Any:
-    """The same values in the form of WANTED; where shapes differ, values of their own."""
-    flat = list(values.values()) if isinstance(values, dict) else list(values)
+def _like(values: Any, wanted: Any) -> Any | None:
+    """The same values in the form of WANTED, or None where it wants others.
+
+    Each goes where its type and shape are wanted. A picture in colours becomes grey where WANTED is.
+    """
+    left = list(values.values()) if isinstance(values, dict) else list(values)
     own = _values(wanted)
-    keys = list(own) if isinstance(own, dict) else list(range(len(own)))
-    for place, key in enumerate(keys):
-        same = flat[place] if place < len(flat) else None
-        if isinstance(same, torch.Tensor) and isinstance(own[key], torch.Tensor):
-            if same.shape == own[key].shape:
-                own[key] = same
-            elif same.ndim == own[key].ndim == 4 and own[key].shape[1] == 1:
-                own[key] = same.mean(1, keepdim=True)
+    for key in own if isinstance(own, dict) else range(len(own)):
+        mine = own[key]
+        same = next((v for v in left if v.dtype == mine.dtype and v.shape == mine.shape), None)
+        if same is None:
+            same = next((v for v in left if v.ndim == mine.ndim == 4 and _is_grey_of(mine, v)), None)
+            if same is None:
+                return None
+            same.copy_(mine.expand_as(same))
+        else:
+            own[key] = same
+        left = [v for v in left if v is not same]
     return own
 
 
+def _is_grey_of(grey: torch.Tensor, colours: torch.Tensor) -> bool:
+    return grey.shape[1] == 1 and grey.shape[2:] == colours.shape[2:] and len(grey) == len(colours)
+
+
 def _forms(own: torch.nn.Module, spec: Any, values: Any) -> Iterator[Any]:
-    flat = list(values.values()) if isinstance(values, dict) else list(values)
-    yield values
-    yield flat
-    for other in islice(guess_inputs(own), 1):
-        if isinstance(other, MappingOf) and len(other) == len(flat):
-            yield dict(zip(other, flat, strict=True))
-    main = getattr(own, "main_input_name", None)
-    if isinstance(main, str) and len(flat) == 1:
-        yield {main: flat[0]}
+    """VALUES in the forms in which OWN may take them: other spellings, then what it takes itself."""
+    for wanted in _spellings(own, spec):
+        form = _like(values, wanted)
+        if form is not None and len(form) == len(values):
+            yield form
 
 
 # ------------------------------------------------------------------------------------------------- running
@@ -366,14 +412,14 @@ def _judge(expected: _Seen, seen: _Seen | None) -> _Verdict:
 
 
 def _paired(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Outputs that can be compared: in order where the numbers agree, else the first of equal shape."""
+    """Outputs that can be compared: in order where both have as many, else each with the nearest of its shape."""
     if len(expected) == len(seen):
         return [(a, b) for a, b in zip(expected, seen, strict=True) if a.numel() == b.numel() and a.ndim == b.ndim]
-    left = list(expected)
-    pairs = []
+    left, pairs = list(expected), []
     for b in seen:
-        a = next((a for a in left if a.shape == b.shape), None)
-        if a is not None:
+        alike = [a for a in left if a.shape == b.shape and b.ndim]
+        if alike:
+            a = next((a for a in alike if _equal(a, b)), alike[0])
             left = [x for x in left if x is not a]
             pairs.append((a, b))
     return pairs

@@ -61,19 +61,24 @@ def match_signature(
     found = [ckpt.state_dict(at)] if at is not None or len(ckpt.state_dicts()) < 2 else ckpt.state_dicts()
     scale = _lora_scale(ckpt)
     made: list[tuple[StateDict, Mapping]] = []
+    others: NotFound | None = None
     for weights in found:
-        signature = _with_code(of_state_dict(weights, ckpt.where, ordered=ckpt.order_preserved), source_code)
+        try:
+            signature = _with_code(of_state_dict(weights, ckpt.where, ordered=ckpt.order_preserved), source_code)
+        except NotFound as error:  # the code is that of another state dict of the file
+            others = error
+            continue
         if signature.entries:
             made.append((weights, _ported(signature, target, weights, hints, scale)))
     if not made:
-        raise NotFound("holds no tensors", where=ckpt.where)
+        raise others or NotFound("holds no tensors", where=ckpt.where)
     made.sort(key=lambda one: (-_covered(one[1]), _preference(one[0].path)))
     weights, best = made[0]
-    if len(made) > 1:
+    if len(found) > 1:
         equals = [other for other in made[1:] if _covered(other[1]) == _covered(best)]
         best = replace(best, at=weights.path)
         if equals:
-            best = _one_of_several(best, weights, [other.path for other, _ in equals])
+            best = _one_of_several(best, weights, equals)
     return best
 
 
@@ -87,21 +92,18 @@ def _preference(path: str) -> int:
     return order.index(words) if words in order else len(order) // 2
 
 
-def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[str]) -> Mapping:
+def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple[StateDict, Mapping]]) -> Mapping:
     """The mapping with a doubt on every entry: other state dicts of the file fit as well."""
-    names = ", ".join(printable(path, 60) or "the root" for path in others)
+    names = ", ".join(printable(other.path, 60) or "the root" for other, _ in others)
     doubt = f"the file holds several that fit: {printable(weights.path, 60)}, {names} (--at chooses)"
-    entries = [
-        e
-        if e.expr is None
-        else replace(
-            e,
-            status="guessed",
-            doubts=(doubt, *e.doubts),
-            rivals=(*(e.expr.rename(f"{path}/{{}}".format) for path in others), *e.rivals),
-        )
-        for e in mapping.entries
-    ]
+    entries = []
+    for place, entry in enumerate(mapping.entries):
+        if entry.expr is not None:
+            found = [(other.path, made.entries[place].expr) for other, made in others]
+            rivals = [expr.rename(f"{path}/{{}}".format) for path, expr in found if expr is not None]
+            doubts = (doubt, *entry.doubts)
+            entry = replace(entry, status="guessed", doubts=doubts, rivals=(*rivals, *entry.rivals))
+        entries.append(entry)
     return replace(mapping, entries=tuple(entries))
 
 

@@ -48,6 +48,7 @@ class Words:
     empty: frozenset[str]
     copies: tuple[str, ...]
     rotary: dict[tuple[str, ...], str]
+    ordinals: dict[str, int]
 
 
 @cache
@@ -74,6 +75,7 @@ def table() -> Words:
         frozenset(map(str, raw["empty"])),
         tuple(raw["copies"]),
         turned(raw["rotary"]),
+        {word: place for place, words in raw["ordinals"].items() for word in words},
     )
 
 
@@ -91,12 +93,23 @@ def words_of(path: Sequence[str]) -> tuple[str, ...]:
 def label(group: Group, words: Sequence[str]) -> str | None:
     """What the words of a path say in GROUP: the label of the phrase that ends last, the longest of those."""
     longest = _longest(group)
-    for end in range(len(words), 0, -1):
+    end = len(words)
+    while end:
         for size in range(min(longest, end), 0, -1):
             found = group.phrases.get(tuple(words[end - size : end]))
+            if size == 1 == len(words[end - 1]) and "".join(words[end : end + 1]).isdigit():
+                continue  # the "v" of "v2" is no value
+            if found == _NOTHING:
+                end -= size - 1
+                break
             if found is not None:
                 return found
+        end -= 1
     return None
+
+
+#: The label of phrases that look as if they said something in a group, and do not.
+_NOTHING = "nothing"
 
 
 def _longest(group: Group) -> int:
@@ -104,5 +117,11 @@ def _longest(group: Group) -> int:
 
 
 def numbers(path: Sequence[str]) -> tuple[int, ...]:
-    """The numbers in a path, in order."""
-    return tuple(int(word) for component in path for word in cut(component) if word.isdigit() and len(word) < 10)
+    """The numbers in a path, in order; "first" is one, too."""
+    ordinals = table().ordinals
+    return tuple(
+        int(word) if word.isdigit() else ordinals[word]
+        for component in path
+        for word in cut(component)
+        if (word.isdigit() and len(word) < 10) or word in ordinals
+    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict, metadata_of
-from ..errors import printable
+from ..errors import NoMatch, printable
 from ..files import StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
 from ..kinds import OtherTensor, as_dense, other_tensor
@@ -17,6 +17,8 @@ from ..objects import beyond_plain_data, count_objects
 from ..tensor import LazyTensor
 from ..tree import Dict, Global, List, Object, Set, address, component_text, is_mapping, walk
 from ..weights import is_tensor
+from .training import Training, training_of
+from .values import Statistics, in_threads, statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,9 @@ class Inspection:
         devices: (path, text) of places other than storages that name a device.
         unsafe: classes that may run code when the file is unpickled.
         suggestions: (command, what for) for what was seen.
+        training: what training left beside the weights.
+        stored, used: bytes of all storages, and of them those that a tensor uses.
+        slim: bytes that `ckptool slim` would save, 0 if that is not known.
     """
 
     path: str
@@ -85,13 +90,16 @@ class Inspection:
     devices: list[tuple[str, str]]
     unsafe: dict[str, int]
     suggestions: list[tuple[str, str]]
+    training: Training = field(default_factory=lambda: Training("", [], [], []))
+    stored: int = 0
+    used: int = 0
+    slim: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The document that `ckptool inspect --json` prints for one file."""
         whole = asdict(self)
-        return {
-            name: whole[name] for name in ("path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings")
-        }
+        names = ("path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings", "stored", "used", "slim")
+        return {name: whole[name] for name in names} | {"training": whole["training"]}
 
 
 def inspect(path: StrPath) -> Inspection:
@@ -102,12 +110,14 @@ def inspect(path: StrPath) -> Inspection:
 def describe(ckpt: Checkpoint) -> Inspection:
     """Say what is in an open checkpoint."""
     weights = ckpt.state_dicts()
+    wrapped = [keys.find_wrappers(list(one)) for one in weights]
+    stored = sum(storage.nbytes for storage in ckpt.storages())
     unsafe = dict(beyond_plain_data(ckpt.root)) if ckpt.format != "safetensors" and not ckpt.sealed else {}
     return Inspection(
         ckpt.where,
         ckpt.format,
         ckpt.nbytes,
-        [_state_dict(one) for one in weights],
+        [_state_dict(one, wrappers) for one, wrappers in zip(weights, wrapped, strict=True)],
         _tensors(ckpt, weights),
         count_objects(ckpt.root),
         [*ckpt.warnings, *(f"not in the state dict: {line}" for one in weights for line in one.lost)],
@@ -115,18 +125,66 @@ def describe(ckpt: Checkpoint) -> Inspection:
         _others(ckpt, weights),
         mentions(ckpt.root),
         unsafe,
-        _suggestions(ckpt, weights, unsafe),
+        _suggestions(ckpt, weights, wrapped, unsafe),
+        training_of(ckpt),
+        stored,
+        _used(ckpt),
+        _saved(ckpt, weights, stored),
     )
 
 
-def _state_dict(weights: StateDict) -> StateDictReport:
+def narrowed(seen: Inspection, pattern: str) -> Inspection:
+    """The report with the tensors only whose key (or path, outside a state dict) fits a pattern.
+
+    Raises:
+        RuleError: it is no pattern.
+        NoMatch: it fits nothing.
+    """
+    wanted = keys.Pattern.parse(pattern)
+    kept = [t for t in seen.tensors if wanted.matches(t.path if t.key is None else t.key)]
+    if not kept:
+        near = keys.closest(pattern, [t.key for t in seen.tensors if t.key])
+        hint = f"--filter {shell_quote(near[0])}" if near else None
+        raise NoMatch(f"no tensor fits the pattern {printable(pattern)!r}", where=seen.path, hint=hint)
+    return replace(seen, tensors=kept)
+
+
+def statistics_of(path: StrPath, seen: Inspection) -> list[Statistics | None]:
+    """Statistics of each tensor in a report, in its order; None for types that cannot be computed with.
+
+    Every tensor is read once, in pieces, by several threads.
+    """
+    found = dict(open_checkpoint(path).tensors())
+    tensors = [found.get(t.path) for t in seen.tensors]
+    return list(in_threads(lambda t: None if t is None else statistics(t), tensors))
+
+
+def _used(ckpt: Checkpoint) -> int:
+    """Bytes of the storages that some tensor uses. Views that overlap count as the whole that they are in, at most."""
+    seen: dict[int, dict[Any, int]] = {}
+    sizes: dict[int, int] = {}
+    for _, t in ckpt.tensors():
+        seen.setdefault(t.storage.identity, {})[t.identity] = t.nbytes
+        sizes[t.storage.identity] = t.storage.nbytes
+    return sum(min(sizes[one], sum(views.values())) for one, views in seen.items())
+
+
+def _saved(ckpt: Checkpoint, weights: list[StateDict], stored: int) -> int:
+    """What `slim` would save: the storages that no weight uses."""
+    if len(weights) != 1 or not (weights[0].path or weights[0].model):
+        return 0
+    kept = {t.storage.identity: t.storage.nbytes for t in weights[0].tensors.values()}
+    return max(stored - sum(kept.values()), 0)
+
+
+def _state_dict(weights: StateDict, wrappers: dict[str, int]) -> StateDictReport:
     unique = {t.identity: t.nbytes for t in weights.tensors.values()}
     return StateDictReport(
         weights.path,
         len(weights),
         weights.parameters,
         sum(unique.values()) + sum(other.nbytes for other in weights.others.values()),
-        keys.find_wrappers(list(weights)),
+        wrappers,
         _metadata(weights),
         weights.model.class_name if weights.model else None,
     )
@@ -227,7 +285,9 @@ def _summary(node: Any) -> str:
     return f"{kind} of {size:,}{tensors}"
 
 
-def _suggestions(ckpt: Checkpoint, weights: list[StateDict], unsafe: dict[str, int]) -> list[tuple[str, str]]:
+def _suggestions(
+    ckpt: Checkpoint, weights: list[StateDict], wrapped: list[dict[str, int]], unsafe: dict[str, int]
+) -> list[tuple[str, str]]:
     """Commands that would change what is often in the way: (command, what for).
 
     Objects that must not be written are left behind with the envelope, or kept where there is none.
@@ -237,8 +297,7 @@ def _suggestions(ckpt: Checkpoint, weights: list[StateDict], unsafe: dict[str, i
     models = any(one.model is not None for one in weights)
     kept = (" --extract" if inner or models else " --keep-objects") if unsafe else ""
     found: list[tuple[str, str]] = []
-    for one in weights:
-        wrappers = keys.find_wrappers(list(one))
+    for one, wrappers in zip(weights, wrapped, strict=True):
         at = f" --at {shell_quote(printable(one.path))}" if len(weights) > 1 else ""
         out = beside(ckpt.where, "plain")
         if list(wrappers) == ["module."] and all(key.startswith("module.") for key in one):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -17,7 +16,8 @@ from ..errors import printable
 from ..files import File, StrPath
 from ..objects import COMPUTED, HARMLESS, PLAIN, called_name
 from ..tree import ByteString, Dict, Global, List, Object, Set
-from .pickles import Pickle, find_pickles
+from .pickles import LOADS, Contents, find_pickles
+from .programs import PROGRAMS
 
 Group = Literal["code execution", "custom classes", "plain data", "tensors"]
 #: From the worst to the most harmless.
@@ -33,7 +33,7 @@ class Finding:
 
     Attributes:
         group: "tensors", "plain data", "custom classes" or "code execution".
-        name: its dotted name, as Python 3 has it; or that what is called is itself computed.
+        name: its dotted name, as Python 3 has it; or that what is called is itself computed; or what a program is.
         calls: how often it would be called.
         places: the pickles that name it, the first twenty of them.
         examples: the first calls, as text.
@@ -44,6 +44,11 @@ class Finding:
     calls: int
     places: list[str]
     examples: list[str]
+
+    @property
+    def program(self) -> bool:
+        """Whether it is code beside the pickles, which none of them names."""
+        return self.name in PROGRAMS
 
     @property
     def plain(self) -> bool:
@@ -110,7 +115,7 @@ def scan(path: StrPath) -> Scan:
         found = find_pickles(file)
     finally:
         file.close()
-    findings = _findings(found.pickles)
+    findings = _findings(found)
     return Scan(
         str(path),
         file.size,
@@ -124,7 +129,7 @@ def scan(path: StrPath) -> Scan:
     )
 
 
-def _findings(pickles: Iterable[Pickle]) -> list[Finding]:
+def _findings(found: Contents) -> list[Finding]:
     calls: Counter[str] = Counter()
     places: dict[str, list[str]] = {}
     examples: dict[str, list[str]] = {}
@@ -134,9 +139,12 @@ def _findings(pickles: Iterable[Pickle]) -> list[Finding]:
         if len(known) < _MOST_PLACES and (not known or known[-1] != place):
             known.append(place)
 
-    for pickle in pickles:
-        for found in pickle.named:
-            at(str(found), pickle.place)
+    closed = {str(one) for pickle in found.pickles if not pickle.opened for one in pickle.named}
+    for what, place in found.programs:
+        at(what, place)
+    for pickle in found.pickles:
+        for one in pickle.named:
+            at(str(one), pickle.place)
         for made in pickle.made:
             if made.callee is None:
                 continue
@@ -147,9 +155,14 @@ def _findings(pickles: Iterable[Pickle]) -> list[Finding]:
                 shown = examples.setdefault(name, [])
                 if len(shown) < _MOST_EXAMPLES:
                     shown.append(call_text(made))
+
+    def group(name: str) -> Group:
+        if name in PROGRAMS:
+            return "code execution"
+        return "tensors" if name == LOADS and name not in closed else group_of(name, calls[name])
+
     findings = [
-        Finding(group_of(name, calls[name]), name, calls[name], where, examples.get(name, []))
-        for name, where in places.items()
+        Finding(group(name), name, calls[name], where, examples.get(name, [])) for name, where in places.items()
     ]
     return sorted(findings, key=lambda one: (GROUPS.index(one.group), -one.calls, one.name))
 

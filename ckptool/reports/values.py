@@ -298,3 +298,78 @@ def _finite(sums: _Sums, a: Array, b: Array) -> tuple[Array, Array, Array]:
     sums.beyond += odd
     a, b = a[both], b[both]
     return a, b, a - b
+
+
+# -- statistics
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What the values of a tensor are like. NaN and infinite values are counted and left out of the rest.
+
+    Attributes:
+        elements: how many there are (of complex numbers, both parts).
+        min, max, mean, std: of the finite ones, NaN if there is none; std is that of the population.
+        zeros, nan, infinite: how many are that.
+        histogram: how many are in each of 40 bins of equal width from min to max.
+    """
+
+    elements: int
+    min: float
+    max: float
+    mean: float
+    std: float
+    zeros: int
+    nan: int
+    infinite: int
+    histogram: list[int]
+
+
+_BINS = 40
+
+
+def statistics(tensor: LazyTensor) -> Statistics | None:
+    """The statistics of a tensor, or None if its type cannot be computed with."""
+    import numpy as np
+
+    if not can_be_compared(tensor.dtype):
+        return None
+    low, high, mean, m2, finite = inf, -inf, 0.0, 0.0, 0
+    elements = zeros = nans = infinite = 0
+    for part in _parts(tensor):
+        elements += part.size
+        zeros += int(np.count_nonzero(part == 0))
+        good = np.isfinite(part)
+        if not good.all():
+            nans += int(np.count_nonzero(np.isnan(part)))
+            infinite += int(np.count_nonzero(np.isinf(part)))
+            part = part[good]
+        if not part.size:
+            continue
+        low, high = min(low, float(part.min())), max(high, float(part.max()))
+        here = float(part.mean())
+        away = part - here
+        # the sums of squares of two parts around their own means, joined (Chan, Golub, LeVeque)
+        total, apart = finite + part.size, here - mean
+        m2 += _dot(away, away) + apart * apart * finite * part.size / total
+        mean += apart * part.size / total
+        finite = total
+    if not finite:
+        return Statistics(elements, nan, nan, nan, nan, zeros, nans, infinite, [])
+    bins = np.zeros(_BINS, np.int64)
+    for part in _parts(tensor):
+        part = part[np.isfinite(part)]
+        if high > low:
+            place = ((part - low) * (_BINS / (high - low))).astype(np.int64)
+            bins += np.bincount(np.minimum(place, _BINS - 1), minlength=_BINS)
+        else:
+            bins[0] += part.size
+    return Statistics(elements, low, high, mean, sqrt(m2 / finite), zeros, nans, infinite, bins.tolist())
+
+
+def _parts(tensor: LazyTensor) -> Iterator[Array]:
+    """All numbers as float64, in pieces."""
+    source = tensor.source()
+    window = _Window(source)
+    for at in range(0, source.length, _PIECE):
+        yield _numbers(window.read(at, min(_PIECE, source.length - at)), tensor.dtype)

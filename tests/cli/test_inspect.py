@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from samples import Files, Run, tensor
 
 import ckptool
@@ -17,7 +18,11 @@ def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Fil
     document = json.loads(run("inspect", "last.ckpt", "--json").out)
     assert (document["ckptool"], document["command"]) == (1, "inspect")
     (file,) = document["files"]
-    assert set(file) == {"path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings"}
+    assert set(file) == {
+        "path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings", "stored", "used", "slim",
+        "training",
+    }  # fmt: skip
+    assert file["training"]["progress"] == [["epoch", "3"]]
     assert (file["path"], file["format"]) == ("last.ckpt", "torch-zip")
     assert file["bytes"] == files["last.ckpt"].stat().st_size
     (weights,) = file["state_dicts"]
@@ -112,3 +117,48 @@ def test_formats_are_listed_for_people_and_programs(run: Run) -> None:
     assert [f["name"] for f in listed if not f["writes"]] == read_only
     text = run("formats").out
     assert all(f["name"] in text for f in listed)
+
+
+def test_folders_and_patterns_are_searched_for_checkpoints(run: Run, files: Files, tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    files["plain.pth"].rename(tmp_path / "deep" / "plain.pth")
+    (tmp_path / "deep" / "notes.txt").write_text("nothing\n")
+    assert run("inspect", "deep").out.startswith("deep/plain.pth: torch-zip")
+    assert "old.pth: torch-legacy" in run("inspect", "o*.pth").out
+    (tmp_path / "empty").mkdir()
+    ran = run("inspect", "empty")
+    assert (ran.code, "holds no checkpoint" in ran.err) == (2, True)
+
+
+def test_values_are_described_when_they_are_asked_for(run: Run, files: Files) -> None:
+    ran = run("inspect", "plain.pth", "--stats", "--filter", "fc")
+    assert "  values:\n    fc.weight  [4, 2]  9.551e-38 to 9.551e-38" in ran.out
+    (file,) = json.loads(run("inspect", "plain.pth", "--stats", "--json").out)["files"]
+    assert [one["zeros"] for one in file["stats"]] == [18, 0, 0]
+    assert set(file["stats"][0]) == {
+        "elements", "min", "max", "mean", "std", "zeros", "nan", "infinite", "histogram",
+    }  # fmt: skip
+    assert run("inspect", "plain.pth", "--stats", "--html", "page.html").code == 0
+    assert '"histogram":[' in Path("page.html").read_text()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_text_of_a_training_checkpoint(run: Run, files: Files, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = run("inspect", "last.ckpt", "--depth", "2").out
+    assert out.startswith(
+        "last.ckpt: torch-zip, 2.7 kB\n"
+        "\n"
+        "  state dict at state_dict: 3 keys, 28 parameters, 112 bytes\n"
+        "    float32; cuda:1; module. in 3 keys\n"
+        "\n"
+        "    module.conv1  2 tensors  20 parameters  80 bytes\n"
+        "    module.fc     1 tensor   8 parameters   32 bytes\n"
+        "\n"
+        "  training:\n"
+        "    epoch  3\n"
+        "\n"
+        "  training state:\n"
+        "    optimizer  12 bytes  2 tensors\n"
+    )
+    assert "  settings:\n    args/lr   0.1\n    args/gpu  cuda:1\n" in out

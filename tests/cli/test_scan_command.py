@@ -65,7 +65,7 @@ def test_folders_are_searched_and_what_is_no_checkpoint_does_not_matter(run: Run
     ran = run("scan", "many")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == (
-        "many/deep/a.pth: safe, tensors and plain data only\n1 file that could hold no pickle: skipped\n"
+        "many/deep/a.pth: safe, tensors and plain data only\n1 file skipped: neither checkpoint nor pickle\n"
     )
     assert run("scan", "many", "-q").out == ""
     (folder / "config.json").write_bytes(EVIL)  # a pickle under any name is one

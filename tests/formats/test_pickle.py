@@ -14,6 +14,7 @@ import random
 import struct
 import subprocess
 import sys
+import time
 import uuid
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
@@ -691,3 +692,15 @@ def test_sets_keep_the_order_of_the_file_and_are_not_hashed():
 
 def test_a_container_that_no_one_sets_attributes_on_has_none():
     assert read(b"\x80\x02}.").attributes is ABSENT
+
+
+def test_a_large_tuple_that_is_a_key_many_times_is_looked_at_once():
+    keys = b"\x80\x02(" + b"N" * 9000 + b"tq\x000}(" + b"h\0\x85N" * 30_000 + b"u."
+    began = time.process_time()
+    assert len(Reader(keys, "x", lambda pid: None).load().entries) == 30_000
+    assert time.process_time() - began < 10
+
+
+def test_a_tuple_that_grows_by_doubling_is_no_key():
+    with pytest.raises(Malformed, match="too large"):
+        Reader(b"\x80\x02})" + b"2\x86" * 60 + b"Ns.", "x", lambda pid: None).load()

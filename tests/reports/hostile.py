@@ -73,6 +73,66 @@ def polyglot():
     return struct.pack("<Q", length) + header.ljust(length)
 
 
+#: What CPython runs over without a word, and a reader that believes in sense does not.
+PRELUDES = {
+    "a hexadecimal number": b"I0x10\n0",
+    "an integer of 2,000 bytes": b"\x8b\xd0\x07\0\0" + b"\1" * 2000 + b"0",
+    "a buffer": b"C\x01a\x980",
+    "an opcode that straddles a frame": b"\x95\x03" + bytes(7),
+    "an item of a list": b"]K\1aK\0K\2s0",
+    "an item of a bytearray": b"\x96\1" + bytes(7) + b"aK\1a0",
+    "a line of a megabyte": b"V" + b"a" * (1 << 20) + b"\n0",
+}
+SECOND_STORAGE = b"\x80\x02K\2X\3\0\0\0cpuctorch\nFloatStorage\n\x87."
+OLD_EVIL = b"cos\nmkdir\n(S'canary'\ntR."
+
+
+def torch_tar(storages):
+    """What torch before 0.1.10 wrote, with one storage of two numbers before STORAGES."""
+    first = b"\x80\x02K\x02." + b"\x80\x02(K\1X\3\0\0\0cpuctorch\nFloatStorage\nt." + struct.pack("<q", 2) + bytes(8)
+    parts = {"sys_info": {}, "pickle": {}, "tensors": 0}
+    return tarred({**{name: pickle.dumps(part, 2) for name, part in parts.items()}, "storages": first + storages})
+
+
+def decoyed(**more):
+    """An exported program with a pickle that names a member as if it were a storage."""
+    decoy = TENSORS.replace(b"X\x01\0\0\x000X", b"X\x08\0\0\0opaque_0X")
+    return zipped({"archive_format": b"pt2", "data.pkl": decoy, "data/opaque_0": EVIL, **more})
+
+
+def forgotten():
+    """A zip archive with a record that its directory does not know."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("archive/data.pkl", TENSORS)
+        archive.writestr("archive/hidden", EVIL)
+        archive.writestr("archive/data/0", bytes(8))
+        del archive.filelist[1]
+    return out.getvalue()
+
+
+EVIL_LOADER = b"cos\nmkdir\n"
+
+
+def tensors_in_a_pickle(stream, function=b"ctorch.storage\n_load_from_bytes\n"):
+    """A plain pickle that calls FUNCTION on STREAM, the file of a tensor."""
+    return b"\x80\x03" + function + b"B" + struct.pack("<I", len(stream)) + stream + b"\x85R."
+
+
+def npy_of(descr, payload):
+    """A numpy array of DESCR."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (1,), }}".encode().ljust(117) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + payload
+
+
+def safetensors_pickle(prelude):
+    """A safetensors file without fault that is a pickle as well: its first byte is that of a text with an end."""
+    header = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}'
+    payload = prelude + OLD_EVIL
+    header = header % (len(payload), len(payload))
+    return struct.pack("<Q", 0x156) + header.ljust(0x155) + b"\n" + payload
+
+
 #: name -> file. Each calls os.mkdir when some program unpickles it, and each program is one that is used.
 HOSTILE = {
     "pickle": EVIL,
@@ -110,6 +170,22 @@ HOSTILE = {
     "npz": zipped({"a.npy": npy(EVIL)}, top=""),
     "a safetensors file that is a pickle": polyglot(),
     "a pickle called safetensors.safetensors": EVIL,
+    **{f"{name}, in a pickle": prelude + OLD_EVIL for name, prelude in PRELUDES.items()},
+    **{f"{name}, in a safetensors file": safetensors_pickle(prelude) for name, prelude in PRELUDES.items()},
+    **{f"{name}, in the second pickle": b"\x80\x02N." + prelude + OLD_EVIL for name, prelude in PRELUDES.items()},
+    **{f"{name}, in a record": torch_zip(x=prelude + OLD_EVIL) for name, prelude in PRELUDES.items()},
+    "exported program, where a decoy calls the pickle a storage": decoyed(),
+    "package, where a decoy calls the pickle a storage": decoyed(**{".data/extern_modules": b""}),
+    "tar, in place of the second storage": torch_tar(OLD_EVIL),
+    "tar, in place of the views": torch_tar(EVIL),
+    "npy with a structure": npy_of("[('a', '|O')]", EVIL),
+    "npy with other quotes": npy_of('"|O"', EVIL),
+    "npy, the second array": npy_of("'|u1'", b"\1") + npy(EVIL),
+    "legacy, the second one": legacy() + legacy(EVIL),
+    "legacy, behind a pickle": TENSORS + legacy(EVIL),
+    "zip with a record that is in no directory": forgotten(),
+    "pickle with the file of a tensor": tensors_in_a_pickle(legacy(EVIL)),
+    "pickle with a file that another function loads": tensors_in_a_pickle(legacy(), EVIL_LOADER),
 }
 
 #: name -> file that no program executes anything of.
@@ -123,5 +199,9 @@ HARMLESS = {
     "pickle": pickle.dumps({"epoch": 3, "when": (1, 2.5, None, b"x", {4})}, 2),
     "safetensors": safetensors(),
     "npy": npy(pickle.dumps([1, "x"])),
+    "pickle with the file of a tensor": tensors_in_a_pickle(legacy()),
+    "tar": torch_tar(
+        b"\x80\x02K\2X\3\0\0\0cpuctorch\nFloatStorage\n\x87." + bytes([1] + [0] * 11) + pickle.dumps([], 2)
+    ),
     "text in an archive": torch_zip(**{"readme.md": b"cos\nmkdir\n is how it is done\n"}),
 }

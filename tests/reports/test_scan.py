@@ -1,9 +1,15 @@
 """`ckptool.scan`: what is in a file to be unpickled is found wherever it is, and nothing of it runs."""
 
+import bz2
+import contextlib
 import gzip
+import io
+import lzma
 import pickle
 import re
 import struct
+import time
+import zlib
 
 import hostile
 import pytest
@@ -78,13 +84,103 @@ def test_a_finding_says_where_how_often_and_with_what(scanned):
         (hostile.zipped({"data.pkl": hostile.TENSORS, "x.gz": gzip.compress(b"x")}), "a gzip file, which is not"),
         (hostile.safetensors(b'{"a": 1}'), "lacks dtype"),
         (hostile.torch_zip(hostile.TENSORS[:60]), "cut short"),
-        (b"\x80\x04\x82\x01.", "has no opcode 0x82"),
+        (b"\x80\x04\xff\x01.", "has no opcode 0xff"),
     ],
 )
 def test_what_cannot_be_read_to_the_end_is_never_called_safe(scanned, data, words):
     found = scanned(data)
     assert found.verdict == "unknown"
     assert re.search(words, " ".join(found.problems))
+
+
+@pytest.mark.parametrize("name", hostile.PRELUDES)
+def test_python_does_run_what_stands_behind_odd_values(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for load in (pickle.loads, lambda data: pickle.load(io.BytesIO(data))):
+        with contextlib.suppress(pickle.UnpicklingError, EOFError, FileExistsError):
+            load(hostile.PRELUDES[name] + hostile.OLD_EVIL)
+    (tmp_path / "canary").rmdir()
+
+
+def test_torch_reads_a_tar_file_as_the_scanner_walks_it(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.tar").write_bytes(hostile.HOSTILE["tar, in place of the second storage"])
+    with contextlib.suppress(Exception):  # it is no archive that torch likes in the end
+        torch.load(tmp_path / "x.tar", weights_only=False)
+    (tmp_path / "canary").rmdir()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\x80\x02N." * 1001 + hostile.EVIL, "more than 1,000 pickles"),
+        (b"N." * 1001 + hostile.OLD_EVIL, "more than 1,000 pickles"),
+        (hostile.legacy().replace(b"]q\x00X\x01\0\0\x000", b"]q\x00X\x01\0\0\x001"), "list of storages"),
+        (hostile.torch_tar(pickle.dumps((1, 2), 2)), "not a storage|not those that|does not write"),
+        (hostile.tarred({"x": b"1"})[:2048] + b"\1" * 512, "follows the members|damaged"),
+        (gzip.compress(hostile.EVIL), "a gzip file"),
+        (bz2.compress(hostile.EVIL), "a bzip2 file"),
+        (lzma.compress(hostile.EVIL), "an xz file"),
+        (zlib.compress(hostile.EVIL), "a zlib stream"),
+        (hostile.npy_of("'<f4'", b"")[:40], "cut short"),
+        (hostile.npy_of("nonsense", bytes(4)), "header cannot be read"),
+    ],
+)
+def test_what_is_not_accounted_for_is_a_problem(scanned, data, words):
+    found = scanned(data)
+    assert (found.verdict, found.checkpoint) == ("unknown", True)
+    assert re.search(words, " ".join(found.problems)), found.problems
+
+
+def test_code_that_is_not_pickled_is_code(scanned):
+    members = {".data/extern_modules": b"", "m/model.pkl": hostile.TENSORS, "collections.py": b"import os\n"}
+    found = scanned(hostile.zipped(members))
+    assert [(one.group, one.name, one.places) for one in found.unsafe] == [
+        ("code execution", "source code of Python", ["archive/collections.py"])
+    ]
+    found = scanned(hostile.zipped({"archive_format": b"pt2", "data/aotinductor/model/x.so": b"\x7fELF" + bytes(99)}))
+    assert [one.name for one in found.unsafe] == ["machine code"]
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [
+        ("s0", True),
+        ("Max(1, 2*s77 + u0)", True),
+        ("FloorDiv(s0, 2)", True),
+        ("Mul(Integer(2), Symbol('s26', positive=True, integer=True))", True),
+        ("Symbol('__import__')", False),
+        ("Symbol('s0')('id')", False),
+        ("exec('x')", False),
+        ("__import__('os').system('id')", False),
+        ("eval(s0)", False),
+        ("s0.func", False),
+        ("(s0)(s1)", False),
+    ],
+)
+def test_sizes_of_an_exported_program_are_arithmetic_or_code(scanned, text, safe):
+    program = b'{"as_expr": {"expr_str": "%s"}}' % text.encode()
+    found = scanned(hostile.zipped({"archive_format": b"pt2", "models/model.json": program}))
+    assert found.verdict == ("safe" if safe else "unsafe")
+
+
+def test_a_path_in_a_checkpoint_of_torch_is_safe(scanned):
+    path = b"cpathlib\nPosixPath\n(X\1\0\0\0xtR"
+    assert scanned(hostile.torch_zip(hostile.TENSORS[:-1] + b"X\4\0\0\0root" + path + b"s.")).verdict == "safe"
+
+
+def test_many_headers_over_one_bomb_cost_no_more_than_the_file_is_worth(scanned):
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    bomb = packer.compress(b"N" * (64 << 20)) + packer.flush()
+    headers = [struct.pack("<4s2x2H4x3I2H", b"PK\3\4", 0, 8, 0, 0, 0, 0, 30 * left) for left in range(39, -1, -1)]
+    began = time.process_time()
+    found = scanned(b"".join(headers) + bomb)
+    assert found.verdict == "unknown"
+    assert time.process_time() - began < 20
+    deflated = hostile.zipped({"data.pkl": b"\x80\x02" + b"]" * (8 << 20) + b"."}, 8)
+    assert "needs more reading" in " ".join(scanned(deflated).problems)
+    assert time.process_time() - began < 40
 
 
 def test_a_bomb_is_not_inflated(scanned):

@@ -1,0 +1,357 @@
+"""The last question before a pair counts as certain: would the swap with another pair fit as well?
+
+Two pairs that look alike (equal shapes) and stand in one block can be exchanged without any shape telling. What tells
+is weighed here once more, for all of them together and by other means than those that made the pairs: names, soft
+words, and the orders of both sides, each as far as it can be believed in this block. Where nothing speaks for a pair
+against its swap, or something speaks for the swap, it is a guess with a rival, whatever evidence made it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import combinations
+
+from .match import Matching, Unit, hard_conflict
+from .words import label, table, words_of
+
+Pair = tuple[Unit, Unit]
+
+#: An order in which less than this share of a block agrees with the other side decides nothing there.
+_BELIEVED = 0.85
+#: So many look-alikes are compared each with each; in larger groups each with its neighbours.
+_ALL_WITH_ALL = 24
+_NEAR = 3
+#: A block in which less than this many couples tell about an order is judged by the whole model.
+_FEW = 3
+
+
+def weigh(matching: Matching, *, ordered: bool, traced: bool, source_traced: bool) -> None:
+    """Add a doubt and a rival to every pair that a swap with another fits as well.
+
+    Args:
+        matching: finished; its units get doubts.
+        ordered: whether the order of the source's keys says anything.
+        traced, source_traced: whether it is known in which order the target, and the source, use their tensors.
+    """
+    orders = _orders(ordered=ordered, traced=traced, source_traced=source_traced)
+    overall = {order[0]: _concordance(order, matching.pairs) for order in orders}
+    blocks: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
+    for pair in matching.pairs:
+        blocks[_block(pair[0].path)].append(pair)
+    contents = _contents(matching)
+    for pairs in blocks.values():
+        belief = {o[0]: _concordance(o, pairs, least=_FEW, otherwise=overall[o[0]]) for o in orders}
+        found = [(one, other, _swap(one, other, orders, belief)) for one, other in _look_alikes(pairs)]
+        open_to = {id(unit) for one, other, reason in found if reason for unit in (one[0], other[0])}
+        anchors = [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]
+        for one, other, reason in found:
+            if reason and not _fits_only_so(one, other, contents) and not _in_company(one, other, anchors):
+                _exchange(one, other, reason)
+    for one, other in _of_other_blocks(matching.pairs):
+        _exchange(one, other, _AGAINST)
+    for one, other in _strays(matching.pairs):
+        _exchange(one, other, "what is around it comes from where {} is")
+    _left_over(matching)
+
+
+_Contents = dict[bool, dict[tuple[str, ...], Counter[object]]]
+
+
+def _contents(matching: Matching) -> _Contents:
+    """What is in each module of the target (True) and of the source: how many units of each look."""
+    found: _Contents = {True: defaultdict(Counter), False: defaultdict(Counter)}
+    targets = [t for t, _ in matching.pairs] + matching.free_targets + [u for ts, _ in matching.undecided for u in ts]
+    sources = [s for _, s in matching.pairs] + matching.free_sources + [u for _, ss in matching.undecided for u in ss]
+    for is_target, units in ((True, targets), (False, sources)):
+        for unit in units:
+            for at in range(1, len(unit.path) + 1):
+                found[is_target][unit.path[:at]][unit.colour] += 1
+    return found
+
+
+def _fits_only_so(one: Pair, other: Pair, contents: _Contents) -> bool:
+    """Whether the parts that hold the two have the same content as those of their sources, and not as the other's."""
+    held = []
+    for side, is_target in ((0, True), (1, False)):
+        a, b = one[side], other[side]
+        at = _nearness(a, b) + 1
+        held.append((contents[is_target][a.path[:at]], contents[is_target][b.path[:at]]))
+    (t, t2), (s, s2) = held
+    return t == s and t2 == s2 and t != t2
+
+
+def _in_company(one: Pair, other: Pair, anchors: list[Pair]) -> bool:
+    """Whether certain pairs stand nearer to one of the two on both sides, and none nearer to one here, the other there.
+
+    As a batch norm stands in one module with a convolution whose shape no other has.
+    """
+    with_us = 0
+    for t, s in anchors:
+        here = _nearness(one[0], t) - _nearness(other[0], t)
+        there = _nearness(one[1], s) - _nearness(other[1], s)
+        if here * there < 0:
+            return False
+        with_us += here * there > 0
+    return with_us > 0
+
+
+def _nearness(one: Unit, other: Unit) -> int:
+    """How many components two paths have in common, from the front on."""
+    count = 0
+    for a, b in zip(one.path, other.path, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+def _strays(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
+    """Pairs whose source is in another block than those of most of the target's block, and who has it from there."""
+    members: dict[bool, dict[tuple[str, ...], list[Pair]]] = {True: defaultdict(list), False: defaultdict(list)}
+    for pair in pairs:
+        for is_target in (True, False):
+            for prefix in _numbered(pair[not is_target].path):
+                members[is_target][prefix].append(pair)
+    owner = {s.path: (t, s) for t, s in pairs}
+    for prefix, held in members[False].items():
+        counts = Counter(own for t, _ in held for own in _numbered(t.path))
+        own = max((o for o, n in counts.items() if n > len(held) / 2), key=len, default=None)
+        if own is None or counts[own] <= len(members[True][own]) / 2:
+            continue
+        at = len(prefix)
+        for t, s in members[True][own]:
+            if s.path[: at - 1] == prefix[:-1] and s.path[at - 1] != prefix[-1] and s.path[at - 1].isdigit():
+                rival = owner.get((*prefix, *s.path[at:]))
+                if rival is not None and rival[0].colour == t.colour:
+                    yield (t, s), rival
+
+
+def _numbered(path: Sequence[str]) -> list[tuple[str, ...]]:
+    """The numbered parts of the model around a module, from the outermost on."""
+    return [tuple(path[: at + 1]) for at in range(len(path) - 1) if path[at].isdigit()]
+
+
+def _exchange(one: Pair, other: Pair, reason: str) -> None:
+    if reason:
+        _doubt(one, other, reason)
+        _doubt(other, one, reason)
+
+
+def _left_over(matching: Matching) -> None:
+    """A pair whose source would go as well to a target that is left without one, in the same block."""
+    free: dict[object, list[Unit]] = defaultdict(list)
+    for unit in matching.free_targets:
+        free[(unit.colour, _block(unit.path))].append(unit)
+    for t, s in matching.pairs:
+        if "name" in t.evidence or t.doubts:
+            continue
+        for other in free.get((t.colour, _block(t.path)), ()):
+            ours, theirs = _shared(t, s, other, other), _shared(other, s, t, t)
+            if theirs > ours or (theirs == ours and _soft(other, s) >= _soft(t, s)):
+                t.doubts.append(f"it fits {'.'.join(other.path)} as well, which is left without a source")
+                break
+
+
+def _of_other_blocks(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
+    """Look-alikes of different blocks, as far as more than their numbers differs: a few of every kind."""
+    kinds: dict[object, dict[object, list[Pair]]] = defaultdict(lambda: defaultdict(list))
+    for pair in pairs:
+        kinds[pair[0].colour][(_series(pair[0]), _series(pair[1]))].append(pair)
+    for alike in kinds.values():
+        for one, other in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
+            if (
+                _block(one[0][0].path) != _block(other[0][0].path)
+                and _by_names(one[0], other[0], soft=False) == "against"
+            ):
+                yield from ((pair, other[0]) for pair in one)
+                yield from ((one[0], pair) for pair in other)
+
+
+_AGAINST = "the names speak for the swap with {}"
+
+
+_Order = tuple[str, Callable[[Unit], float | None], Callable[[Unit], float | None]]
+
+
+def _orders(*, ordered: bool, traced: bool, source_traced: bool) -> list[_Order]:
+    found: list[_Order] = []
+    if traced and source_traced:
+        found.append(("execution order of both", _used, _used))
+    if ordered:
+        if traced and not source_traced:
+            found.append(("execution order", _used, _stored))
+        if not (traced and source_traced):
+            found.append(("registration order", _stored, _stored))
+    return found
+
+
+def _used(unit: Unit) -> float | None:
+    return unit.used
+
+
+def _stored(unit: Unit) -> float | None:
+    return unit.order
+
+
+def _block(path: Sequence[str]) -> tuple[str, ...]:
+    """The numbered part of the model around a module: everything up to the last number that is not its own name."""
+    for at in range(len(path) - 1, 0, -1):
+        if path[at - 1].isdigit() and at < len(path):
+            return tuple(path[:at])
+    return ()
+
+
+def _look_alikes(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
+    alike: dict[object, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        alike[pair[0].colour].append(pair)
+    for group in alike.values():
+        if len(group) <= _ALL_WITH_ALL:
+            yield from combinations(group, 2)
+            continue
+        for key in (lambda p: p[0].order, lambda p: p[1].order):
+            row = sorted(group, key=key)
+            for at, one in enumerate(row):
+                for other in row[at + 1 : at + 1 + _NEAR]:
+                    yield one, other
+
+
+def _swap(one: Pair, other: Pair, orders: list[_Order], belief: dict[str, float]) -> str:
+    """Why the swap of two pairs cannot be excluded, or an empty text."""
+    named = _by_names(one, other)
+    if named == "sure":
+        return ""
+    if named == "against":
+        return _AGAINST
+    votes = {order[0]: _vote(order, one, other) for order in orders}
+    believed = {name: vote for name, vote in votes.items() if vote and belief[name] >= _BELIEVED}
+    against = [name for name, vote in believed.items() if vote < 0]
+    behind = [name for name, vote in believed.items() if vote > 0]
+    if named == "for":
+        against = [name for name, vote in votes.items() if vote < 0 and belief[name] > 0.5]
+        return f"the {against[0]} speaks for the swap with {{}}" if against and not behind else ""
+    if _convention(one[0], other[0], one[1], other[1]):
+        return "which of the two is which is a convention of the code: {}"
+    if _by_numbers(one, other) > 0 and not (against and not behind):
+        return ""
+    if against and behind:
+        return f"the {behind[0]} and the {against[0]} do not agree about it and {{}}"
+    if against:
+        return f"the {against[0]} speaks for the swap with {{}}"
+    if not behind and any(votes.values()):
+        return "nothing but an order that is not kept elsewhere tells it from {}"
+    return ""
+
+
+def _convention(t: Unit, t2: Unit, s: Unit, s2: Unit) -> bool:
+    """Whether one side calls them gate and up, which stand side by side, and the other does not say which is which."""
+    neck = next(g for g in table().groups if g.name == "neck")
+    own, theirs = ({label(neck, u.words) for u in pair} for pair in ((t, t2), (s, s2)))
+    both = {"gate", "up"}
+    return (own == both) != (theirs == both)
+
+
+def _vote(order: _Order, one: Pair, other: Pair) -> int:
+    _, of_target, of_source = order
+    t, s = of_target(one[0]), of_source(one[1])
+    t2, s2 = of_target(other[0]), of_source(other[1])
+    if t is None or s is None or t2 is None or s2 is None or t == t2 or s == s2:
+        return 0
+    return 1 if (t < t2) == (s < s2) else -1
+
+
+def _concordance(order: _Order, pairs: list[Pair], least: int = 0, otherwise: float = 1.0) -> float:
+    """The share of all couples of unlike pairs that lie in one order on both sides; OTHERWISE if less than LEAST."""
+    step = max(len(pairs) // 60, 1)
+    votes = [_vote(order, a, b) for a, b in combinations(pairs[::step], 2) if _telling(a, b)]
+    counted = [vote for vote in votes if vote]
+    if len(counted) < max(least, 1):
+        return otherwise
+    return sum(vote > 0 for vote in counted) / len(counted)
+
+
+def _telling(one: Pair, other: Pair) -> bool:
+    return one[0].colour != other[0].colour or _by_numbers(one, other) > 0
+
+
+def _by_numbers(one: Pair, other: Pair) -> int:
+    """Whether both sides number the two, each in one series, and in the same direction."""
+    t, t2, s, s2 = one[0], other[0], one[1], other[1]
+    if _series(t) != _series(t2) or _series(s) != _series(s2):
+        return 0
+    if t.numbers == t2.numbers or s.numbers == s2.numbers:
+        return 0
+    return 1 if (t.numbers < t2.numbers) == (s.numbers < s2.numbers) else -1
+
+
+def _series(unit: Unit) -> tuple[str, ...]:
+    return tuple("".join(c for c in component if not c.isdigit()) for component in unit.path)
+
+
+def _by_names(one: Pair, other: Pair, *, soft: bool = True) -> str:
+    """What the names say about two pairs and their swap: sure, for, against or nothing."""
+    if "name" in one[0].evidence and "name" in other[0].evidence:
+        return "sure"
+    (t, s), (t2, s2) = one, other
+    swapped = (hard_conflict(t.words, s2.words) is not None) + (hard_conflict(t2.words, s.words) is not None)
+    as_is = (hard_conflict(t.words, s.words) is not None) + (hard_conflict(t2.words, s2.words) is not None)
+    if swapped > as_is:
+        return "sure"
+    if as_is > swapped:
+        return "against"
+    words = _shared(t, s, t2, s2) + _shared(t2, s2, t, s)
+    crossed = _shared(t, s2, t2, s) + _shared(t2, s, t, s2)
+    if words > crossed:
+        return "sure"
+    if crossed > words:
+        return "against"
+    equal = (t.path[-1] == s.path[-1]) + (t2.path[-1] == s2.path[-1])
+    if (
+        not any(u.path[-1].isdigit() for u in (t, t2, s, s2))
+        and t.path[-1] != t2.path[-1]
+        and s.path[-1] != s2.path[-1]
+    ):
+        if equal:
+            return "sure"
+        if t.path[-1] == s2.path[-1] or t2.path[-1] == s.path[-1]:
+            return "against"
+    if not soft:
+        return "nothing"
+    said = _soft(t, s) + _soft(t2, s2) - _soft(t, s2) - _soft(t2, s)
+    return "for" if said > 0 else "against" if said < 0 else "nothing"
+
+
+def _shared(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
+    """Words that A and B have in common and that tell them from the others."""
+    own = set(words_of(a.path)) - set(words_of(not_a.path))
+    theirs = set(words_of(b.path)) - set(words_of(not_b.path))
+    return len({w for w in own & theirs if w not in table().empty and w not in _kinds() and not w.isdigit()})
+
+
+@cache
+def _kinds() -> frozenset[str]:
+    """Words for kinds of layers: that both are a norm does not make them alike, where all that compete are norms."""
+    purpose = next(group for group in table().groups if group.name == "purpose")
+    words = {w for phrase, said in purpose.phrases.items() if said in ("norm", "conv") for w in phrase}
+    return frozenset(words | {"linear", "dense", "fc", "proj", "projection", "batch", "weight", "bias"})
+
+
+def _soft(a: Unit, b: Unit) -> int:
+    score = 0
+    for group in table().groups:
+        if not group.hard:
+            one, other = label(group, a.words), label(group, b.words)
+            if one and other:
+                score += 1 if one == other else -1
+    return score
+
+
+def _doubt(pair: Pair, other: Pair, reason: str) -> None:
+    target = pair[0]
+    said = reason.format(".".join(other[1].path))
+    if not any(d.startswith(reason.partition("{}")[0]) for d in target.doubts):
+        target.doubts.append(said)
+    if other[1] not in target.rivals:
+        target.rivals.append(other[1])

@@ -1,0 +1,96 @@
+"""Numbered names: what is learned of some members of a series holds for the others.
+
+A path with a number in it belongs to a series for each of its numbers: `blocks.3.norm1` to `blocks.{}.norm1` with 3 and
+to `blocks.3.norm{}` with 1. Where two members of a series went to two of another, the way from number to number is
+known: the same, so many more, or counted from the other end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+_NUMBER = re.compile(r"\d{1,8}")
+
+#: A path with a hole in place of one of its numbers.
+Series = str
+
+
+def series_of(path: Sequence[str]) -> Iterator[tuple[Series, int]]:
+    """The series that a path belongs to, each with its number there."""
+    text = ".".join(path)
+    for found in _NUMBER.finditer(text):
+        yield f"{text[: found.start()]}{{}}{text[found.end() :]}", int(found[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How numbers of a target's series become those of a source's: `sign * n + offset`."""
+
+    source: Series
+    sign: int
+    offset: int
+
+    def __call__(self, number: int) -> int:
+        """The number in the source's series."""
+        return self.sign * number + self.offset
+
+
+def ways(pairs: Iterable[tuple[Sequence[str], Sequence[str]]]) -> dict[Series, Way]:
+    """What is known of series from pairs of (target, source) paths.
+
+    A series is known where at least two members went to one series of the source, all by one rule, and nothing else
+    went there.
+    """
+    votes: dict[tuple[Series, Series], dict[int, int]] = defaultdict(dict)
+    broken: set[tuple[Series, Series]] = set()
+    for target, source in pairs:
+        theirs = list(series_of(source))
+        for own, number in series_of(target):
+            for series, other in theirs:
+                if votes[(own, series)].setdefault(number, other) != other:
+                    broken.add((own, series))
+    found: dict[Series, list[Way]] = defaultdict(list)
+    back: dict[Series, set[Series]] = defaultdict(set)
+    for (own, series), numbers in votes.items():
+        way = _rule(series, numbers) if (own, series) not in broken else None
+        if way is not None:
+            found[own].append(way)
+            back[series].add(own)
+    return {own: some[0] for own, some in found.items() if len(some) == 1 and len(back[some[0].source]) == 1}
+
+
+def _rule(series: Series, numbers: dict[int, int]) -> Way | None:
+    if len(numbers) < 2 or len(set(numbers.values())) < len(numbers):
+        return None
+    for sign in (1, -1):
+        offsets = {other - sign * number for number, other in numbers.items()}
+        if len(offsets) == 1:
+            return Way(series, sign, next(iter(offsets)))
+    return None
+
+
+def common(paths: Iterable[Sequence[str]]) -> tuple[Series, tuple[int, ...]] | None:
+    """The one series that all PATHS belong to, and the number of each in it, if there is exactly one."""
+    known: dict[Series, list[int]] | None = None
+    for path in paths:
+        own = dict(series_of(path))
+        known = (
+            {series: [number] for series, number in own.items()}
+            if known is None
+            else {series: [*numbers, own[series]] for series, numbers in known.items() if series in own}
+        )
+    if known is None or len(known) != 1:
+        return None
+    series, numbers = next(iter(known.items()))
+    return (series, tuple(numbers)) if len(set(numbers)) == len(numbers) else None
+
+
+def parent(series: Series) -> str:
+    """Where the members of a series stand: what is before the component with the hole."""
+    components = series.split(".")
+    place = next(i for i, component in enumerate(components) if "{}" in component)
+    head = ".".join(components[:place])
+    return head if components[place] != "{}" else ".".join(components[: place - 1])

@@ -1,0 +1,213 @@
+"""What is in a file, as text for a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from ..errors import counted, printable
+from ..keys import collapse
+from .render import ROWS, count_text, percent, section, size_text, table
+
+if TYPE_CHECKING:
+    from .inspect import Inspection, StateDictReport, TensorReport
+    from .values import Statistics
+
+_T = TypeVar("_T")
+Order = Literal["file", "name", "size"]
+#: Settings are many; more than these are for -v.
+_SETTINGS = 12
+
+
+def inspect_text(
+    seen: Inspection,
+    *,
+    everything: bool = False,
+    width: int = 120,
+    sort: Order = "file",
+    depth: int | None = None,
+    stats: Sequence[Statistics | None] | None = None,
+) -> str:
+    """What is in a file, for a person: modules one a line, numbered ones folded, then what else there is.
+
+    Args:
+        seen: the report.
+        everything: list all modules and all their tensors, however many.
+        width: columns to fill.
+        sort: the order of the lines: as in the file, by name, or by size, the largest first.
+        depth: sum up below this number of components of the keys.
+        stats: statistics for each tensor, which are then listed one a line.
+    """
+    return "\n".join(_inspection(seen, everything, width, sort, depth, stats))
+
+
+def _inspection(
+    seen: Inspection,
+    everything: bool,
+    width: int,
+    sort: Order,
+    depth: int | None,
+    stats: Sequence[Statistics | None] | None,
+) -> Iterator[str]:
+    by = f", saved by {seen.training.framework}" if seen.training.framework else ""
+    yield f"{printable(seen.path)}: {seen.format}, {size_text(seen.bytes)}{by}"
+    for one in seen.state_dicts:
+        inside = [t for t in seen.tensors if t.key is not None and t.state_dict == one.path]
+        yield ""
+        yield from _state_dict(one, inside)
+        yield ""
+        rows = _subtrees(inside, sort, depth) if depth is not None else _modules(inside, sort, everything, width)
+        shown = rows if everything else rows[:ROWS]
+        yield from (f"    {line}" for line in table(shown))
+        if len(rows) > len(shown):
+            yield f"    … and {len(rows) - len(shown):,} more lines (-v lists all)"
+    if not seen.state_dicts:
+        yield f"  no state dict; {counted(len(seen.tensors), 'tensor')}"
+    if stats is not None:
+        yield from section("values", table(_values(seen.tensors, stats, sort)), everything)
+    yield from _training(seen, everything)
+    yield from section("tied", [" = ".join(printable(key, 60) for key in keys) for keys in seen.ties], everything)
+    told = {name for name, _ in seen.training.progress} | {name for name, _, _ in seen.training.state}
+    told |= {path.partition("/")[0] for path, _ in seen.training.settings}
+    others = [(printable(name, 40), text) for name, text in seen.others if name not in told]
+    yield from section("also in the file", table(others), everything)
+    objects = [(printable(name, 80), f"{count:,}") for name, count in seen.objects.items()]
+    yield from section("objects (shown, never run)", table(objects), everything)
+    if seen.unsafe:
+        yield ""
+        yield f"  unpickling would import or call {counted(len(seen.unsafe), 'name')} beyond plain data; nothing was"
+    devices = [(printable(path, 60) or "the root", printable(text, 40)) for path, text in seen.devices]
+    yield from section("devices written down elsewhere", table(devices), everything)
+    yield from section("notes", [printable(line) for line in seen.warnings], everything)
+    for why in dict.fromkeys(why for _, why in seen.suggestions):
+        yield from section(why, [command for command, reason in seen.suggestions if reason == why], True)
+
+
+def _training(seen: Inspection, everything: bool) -> Iterator[str]:
+    """How far training was, what it left, and its settings."""
+    found = seen.training
+    yield from section("training", table([*found.progress]), everything)
+    states = [(printable(name, 40), size_text(size), words) for name, words, size in found.state]
+    yield from section("training state", table(states), everything)
+    settings = found.settings if everything else found.settings[:_SETTINGS]
+    lines = table([(printable(path, 60), value) for path, value in settings])
+    if len(found.settings) > len(settings):
+        lines.append(f"… and {len(found.settings) - len(settings):,} more (-v lists all)")
+    yield from section("settings", lines, True)
+    if seen.stored > seen.used:
+        spare = seen.stored - seen.used
+        yield ""
+        yield f"  of {size_text(seen.stored)} that are stored, no tensor uses {size_text(spare)}"
+    if seen.slim and seen.slim * 10 > seen.stored:
+        yield ""
+        share = percent(seen.slim, seen.stored)
+        yield f"  the weights alone would save {size_text(seen.slim)}, {share} of what is stored (ckptool slim)"
+
+
+def _state_dict(one: StateDictReport, tensors: list[TensorReport]) -> Iterator[str]:
+    place = f"at {printable(one.path)}" if one.path else "at the root"
+    place += f", recovered from a module of class {printable(one.model, 80)}" if one.model else ""
+    size = f"{count_text(one.parameters)} parameters, {size_text(one.bytes)}"
+    yield f"  state dict {place}: {counted(one.keys, 'key')}, {size}"
+    dtypes, locations = Counter(t.dtype for t in tensors), Counter(t.location for t in tensors)
+    kinds = Counter(t.kind for t in tensors if t.kind != "dense")
+    facts = [_histogram(dtypes), _histogram(locations)]
+    stored = [t.storage for t in tensors if t.storage is not None]
+    if len(set(stored)) < len(stored):
+        facts.append(f"{len(stored):,} tensors in {counted(len(set(stored)), 'storage')}")
+    facts += [f"{count:,} {kind}" for kind, count in kinds.items()]
+    facts += [f"{name} in {counted(count, 'key')}" for name, count in one.wrappers.items()]
+    yield "    " + "; ".join(fact for fact in facts if fact)
+
+
+def _subtrees(tensors: list[TensorReport], sort: Order, depth: int) -> list[tuple[str, ...]]:
+    """A row for all that has the same first components of its keys."""
+    sums: dict[str, list[int]] = {}
+    for t in tensors:
+        head = ".".join((t.key or "").split(".")[:depth])
+        found = sums.setdefault(head, [0, 0, 0])
+        numel = 1
+        for n in t.shape:
+            numel *= n
+        for place, number in enumerate((1, numel, t.bytes)):
+            found[place] += number
+    rows = [
+        (
+            printable(head, 80) or "(all)",
+            counted(count, "tensor"),
+            f"{count_text(numel)} parameter{'' if numel == 1 else 's'}",
+            size_text(size),
+            size,
+        )
+        for head, (count, numel, size) in sums.items()
+    ]
+    return [row[:4] for row in _sorted([(row[0], row[4], row) for row in rows], sort)]
+
+
+def _sorted(rows: Sequence[tuple[str, int, _T]], sort: Order) -> list[_T]:
+    """Rows of (name, size, row) in the order that was asked for."""
+    if sort == "name":
+        rows = sorted(rows, key=lambda row: row[0])
+    elif sort == "size":
+        rows = sorted(rows, key=lambda row: -row[1])
+    return [row for _, _, row in rows]
+
+
+def _values(tensors: Sequence[TensorReport], stats: Sequence[Statistics | None], sort: Order) -> list[tuple[str, ...]]:
+    rows = []
+    for t, found in zip(tensors, stats, strict=True):
+        name = printable(t.path if t.key is None else t.key, 60)
+        if found is None:
+            rows.append((name, t.bytes, (name, str(t.shape), "not computed", "", "")))
+            continue
+        odd = [counted(found.zeros, "zero")] if found.zeros else []
+        odd += [f"{found.nan:,} NaN"] if found.nan else []
+        odd += [f"{found.infinite:,} infinite"] if found.infinite else []
+        around = f"mean {found.mean:.4g}, std {found.std:.4g}"
+        rows.append(
+            (name, t.bytes, (name, str(t.shape), f"{found.min:.4g} to {found.max:.4g}", around, ", ".join(odd)))
+        )
+    return _sorted(rows, sort)
+
+
+def _modules(tensors: list[TensorReport], sort: Order, everything: bool, width: int) -> list[tuple[str, ...]]:
+    """A row for each module, or for each run of modules that differ in a number only, not wider than WIDTH."""
+    dtypes, locations = Counter(t.dtype for t in tensors), Counter(t.location for t in tensors)
+    usual = (dtypes.most_common(1)[0][0], locations.most_common(1)[0][0]) if tensors else ("", "")
+    width = 10**6 if everything else width - 4
+    leaves: dict[str, list[tuple[str, str]]] = {}
+    sizes: Counter[str] = Counter()
+    for t in tensors:
+        module, _, leaf = (t.key or "").rpartition(".")
+        unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
+        unusual += [t.kind] if t.kind != "dense" else []
+        leaves.setdefault(module, []).append((leaf, " ".join([str(t.shape), *unusual])))
+        sizes[module] += t.bytes
+    folded: list[tuple[str, int, tuple[str, str, list[str]]]] = []
+    for group in collapse((module, tuple(held)) for module, held in leaves.items()):
+        held = leaves[group.keys[0]]
+        name = printable(group.pattern, 80) + (f"  x{len(group.keys):,}" if len(group.keys) > 1 else "")
+        texts = [f"{printable(leaf, 40)} {shape}" for leaf, shape in held]
+        size = sum(sizes[module] for module in group.keys)
+        folded.append((name, size, (name or "(top level)", size_text(size), texts)))
+    rows = _sorted(folded, sort)
+    room = width - sum(max((len(row[i]) for row in rows), default=0) + 2 for i in (0, 1))
+    return [(name, size, _fitting(texts, room)) for name, size, texts in rows]
+
+
+def _fitting(texts: list[str], room: int) -> str:
+    """TEXTS side by side, as many as there is ROOM for, and how many more there are."""
+    line = texts[0]
+    for index, text in enumerate(texts[1:], start=1):
+        more = f"  … {len(texts) - index:,} more"
+        if len(line) + 2 + len(text) + (len(more) if index < len(texts) - 1 else 0) > room:
+            return line + more
+        line += f"  {text}"
+    return line
+
+
+def _histogram(counted: Counter[str]) -> str:
+    if len(counted) == 1:
+        return printable(next(iter(counted)), 40)
+    return ", ".join(f"{printable(name, 40)} x{count:,}" for name, count in counted.most_common(6))

@@ -1,0 +1,139 @@
+"""`ckptool inspect`: what stands beside the weights is named, and values are described as numpy would describe them."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ckptool
+from ckptool.checkpoint import Checkpoint
+from ckptool.dtypes import BY_NAME
+from ckptool.files import Buffer
+from ckptool.reports.inspect import describe, inspect, narrowed, statistics_of
+from ckptool.reports.inspect_text import inspect_text
+from ckptool.reports.training import _FRAMEWORKS
+from ckptool.reports.values import statistics
+from ckptool.tensor import LazyTensor, Storage, contiguous_stride
+from ckptool.tree import Dict, Global, List, Object
+
+
+def tensor(array, location="cpu"):
+    array = np.ascontiguousarray(array)
+    kind = BY_NAME[array.dtype.name]
+    return LazyTensor(
+        Storage(Buffer(array.tobytes()), location, kind), kind, array.shape, contiguous_stride(array.shape)
+    )
+
+
+def weights(layers=3):
+    return Dict(
+        [(f"layers.{n}.{leaf}", tensor(np.ones((4, 4), "float32"))) for n in range(layers) for leaf in "ab"], True
+    )
+
+
+@pytest.mark.parametrize(("name", "group"), [(name, group) for name, groups in _FRAMEWORKS for group in groups])
+def test_each_framework_is_told_by_its_entries(name, group):
+    ckpt = Checkpoint(Dict([(key, 1) for key in sorted(group)]))
+    assert describe(ckpt).training.framework == name
+
+
+def test_a_plain_state_dict_is_of_no_framework():
+    found = describe(Checkpoint(weights())).training
+    assert (found.framework, found.progress, found.state, found.settings) == ("", [], [], [])
+
+
+def adam(lr=0.001):
+    moments = [
+        (n, Dict([("exp_avg", tensor(np.zeros(4, "f4"))), ("exp_avg_sq", tensor(np.zeros(4, "f4")))])) for n in (0, 1)
+    ]
+    group = Dict([("lr", lr), ("betas", (0.9, 0.999)), ("params", List([0, 1]))])
+    return Dict([("state", Dict(moments)), ("param_groups", List([group]))])
+
+
+def test_training_state_and_settings_are_shown_without_making_an_object():
+    namespace = Object(
+        "reduce", Global("argparse", "Namespace"), (), [("state", Dict([("lr", 0.1), ("deep", Dict([("n", 2)]))]))]
+    )
+    root = Dict([("epoch", 3), ("model", weights()), ("optimizer", adam()), ("args", namespace)])
+    found = describe(Checkpoint(root))
+    assert found.training.progress == [("epoch", "3")]
+    assert found.training.state == [
+        ("optimizer", "Adam or alike, 4 tensors, 1 group of 2 parameters, lr 0.001, betas 0.9, 0.999", 64)
+    ]
+    assert found.training.settings == [("args/lr", "0.1"), ("args/deep/n", "2")]
+    assert found.slim == 64
+
+
+def test_what_is_stored_and_what_is_used(tmp_path):
+    whole = tensor(np.zeros(1000, "float32"))
+    part = LazyTensor(whole.storage, whole.dtype, (10,), (1,), 5)
+    ckptool.save(Checkpoint(Dict([("w", part), ("v", tensor(np.zeros(3, "f4")))], True)), tmp_path / "a.pth")
+    found = inspect(tmp_path / "a.pth")
+    assert (found.stored, found.used) == (4012, 52)
+    assert "of 4.0 kB that are stored, no tensor uses 4.0 kB" in inspect_text(found)
+
+
+def test_a_filter_keeps_what_fits_and_must_fit_something():
+    seen = describe(Checkpoint(weights()))
+    assert [t.key for t in narrowed(seen, "layers.1").tensors] == ["layers.1.a", "layers.1.b"]
+    with pytest.raises(ckptool.NoMatch):
+        narrowed(seen, "absent")
+
+
+def test_lines_are_sorted_and_summed_up_as_asked():
+    root = Dict(
+        [("b.x.w", tensor(np.zeros(2, "f4"))), ("a.w", tensor(np.zeros(9, "f4"))), ("b.y.w", tensor(np.zeros(3, "f4")))]
+    )
+    seen = describe(Checkpoint(root))
+
+    def lines(**options):
+        return [line.split()[0] for line in inspect_text(seen, **options).splitlines() if line.startswith("    ")][1:]
+
+    assert lines() == ["b.x", "a", "b.y"]
+    assert lines(sort="name") == ["a", "b.x", "b.y"]
+    assert lines(sort="size") == ["a", "b.y", "b.x"]
+    assert lines(depth=1) == ["b", "a"]
+    assert "b  2 tensors  5 parameters  20 bytes" in inspect_text(seen, depth=1)
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=200))
+def test_statistics_are_those_of_numpy(numbers):
+    array = np.array(numbers, "float32")
+    found = statistics(tensor(array))
+    finite = array[np.isfinite(array)].astype("float64")
+    assert (found.elements, found.zeros) == (len(array), np.count_nonzero(array == 0))
+    assert (found.nan, found.infinite) == (np.isnan(array).sum(), np.isinf(array).sum())
+    if not finite.size:
+        assert math.isnan(found.mean)
+        return
+    assert (found.min, found.max) == (finite.min(), finite.max())
+    assert found.mean == pytest.approx(finite.mean(), rel=1e-9, abs=abs(finite).max() * 1e-12)
+    assert found.std == pytest.approx(finite.std(), rel=1e-6, abs=abs(finite).max() * 1e-9)
+    assert sum(found.histogram) == finite.size
+    if finite.max() > finite.min():
+        assert found.histogram[0] > 0
+        assert found.histogram[-1] > 0
+
+
+def test_statistics_of_a_large_tensor_are_joined_from_its_parts():
+    array = np.random.default_rng(0).normal(1000, 3, 1_000_003).astype("float32")
+    found = statistics(tensor(array))
+    assert found.mean == pytest.approx(array.astype("float64").mean(), rel=1e-12)
+    assert found.std == pytest.approx(array.astype("float64").std(), rel=1e-9)
+    assert np.allclose(found.histogram, np.histogram(array.astype("float64"), 40)[0], atol=2)
+
+
+@pytest.mark.parametrize("name", ["int64", "uint8", "bool", "bfloat16", "float8_e5m2", "complex64"])
+def test_every_type_of_number_has_statistics(name):
+    kind = BY_NAME[name]
+    found = statistics(LazyTensor(Storage(Buffer(bytes(4 * kind.itemsize))), kind, (4,), (1,)))
+    assert (found.min, found.max, found.zeros) == (0, 0, 8 if kind.is_complex else 4)
+
+
+def test_types_that_cannot_be_computed_with_have_none(tmp_path):
+    kind = BY_NAME["bits8"]
+    assert statistics(LazyTensor(Storage(Buffer(b"1234")), kind, (4,), (1,))) is None
+    ckptool.save(Checkpoint(weights()), tmp_path / "a.pth")
+    assert len(statistics_of(tmp_path / "a.pth", inspect(tmp_path / "a.pth"))) == 6
