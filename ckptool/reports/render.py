@@ -79,7 +79,7 @@ def _scanned(seen: Scan, everything: bool) -> Iterator[str]:
 
 
 def wrapped(lines: Iterable[str], width: int) -> Iterator[str]:
-    """Lines folded at WIDTH between words, indented further. Words are never cut, nor commands, so they can be copied."""
+    """Lines folded at WIDTH between words, indented further. Words and commands are never cut."""
     for line in lines:
         if len(line) <= width or line.lstrip().startswith("ckptool "):
             yield line
