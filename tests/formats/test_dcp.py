@@ -162,6 +162,14 @@ def test_chunks_of_rows_are_copied_without_being_gathered(tmp_path):
     assert all(isinstance(part, FileRange) for part in source.parts)
 
 
+def test_a_lone_chunk_that_is_elsewhere_is_refused(tmp_path):
+    data = zipped(box_of((0,), (4,), (4,)))
+    box = records.Box((100,), (4,), records.Slice("__0_0.distcp", 0, len(data)))
+    item = records.Item("w", ("w",), [box], BY_NAME["float32"], (4,))
+    write(tmp_path / "out", {"__0_0.distcp": data}, [item])
+    assert "'w': a chunk of sizes [4] at [100] reaches beyond [4]" in refused(tmp_path / "out")
+
+
 def test_a_chunk_that_is_missing_or_twice_there_is_refused_with_the_name(tmp_path):
     divided(tmp_path / "hole", [((0, 0), (2, 6)), ((3, 0), (1, 6))])
     message = refused(tmp_path / "hole")
