@@ -168,6 +168,7 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
     names = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     device = next((str(t.device) for t in names.values()), "cpu")
     args, kwargs = (), {}
+    state = torch.get_rng_state()
     if isinstance(inputs, Mapping):
         kwargs = {key: made(value, device) for key, value in inputs.items()}
     else:
@@ -178,7 +179,6 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
     mode = _Follower(keys)
     training = model.training
     fast = torch.backends.mha.get_fastpath_enabled()
-    state = torch.get_rng_state()
     try:
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
