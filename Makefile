@@ -4,6 +4,9 @@ BARE := .venv-notorch
 PIP := -m pip --disable-pip-version-check install --quiet
 BIN := $(VENV)/bin
 
+# Test files are shared out among processes: one for each core, up to four.
+WORKERS := --numprocesses=auto --maxprocesses=4 --dist=loadgroup
+
 # A stamp is newer than the files that say what goes into its environment, or the environment is brought up to date.
 STAMP := $(VENV)/.stamp
 BARE_STAMP := $(BARE)/.stamp
@@ -38,8 +41,8 @@ types: $(STAMP) ## Check types
 
 # The second run has no torch to import: what must work without it is shown to.
 test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the suite with coverage, the suite without torch
-	$(BIN)/pytest --cov
-	$(BARE)/bin/pytest
+	$(BIN)/pytest $(WORKERS) --cov
+	$(BARE)/bin/pytest $(WORKERS)
 
 test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must be installed (Debian: chromium)
 	$(BIN)/python $(PIP) --group page

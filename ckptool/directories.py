@@ -119,6 +119,7 @@ def replacing_folder(
         OutputExists, Unwritable: see `check_folder`; or no room, or another process is writing it.
     """
     target = real_path(path)
+    _bring_back(target)
     old = check_folder(path, overwrite=overwrite, names=list(files), replaced=replaced)
     kept = check_backup(target, backup) if old and os.listdir(target) else None
     sibling = target.with_name(f".{target.name[:200]}.ckptool-tmp")
@@ -289,11 +290,23 @@ def _tokens(value: Any, seen: dict[int, int]) -> Iterator[str]:
         yield getattr(value, "__qualname__", type(value).__name__)
 
 
+def _aside(target: Path) -> Path:
+    """Where the old directory stands while the new one takes its name: no call of the system swaps them everywhere."""
+    return target.with_name(f".{target.name[:200]}.old.ckptool-tmp")
+
+
+def _bring_back(target: Path) -> None:
+    """Give an old directory its name back, if a run was cut off just when it stood aside."""
+    if _aside(target).is_dir() and not target.exists():
+        with contextlib.suppress(OSError):
+            _aside(target).rename(target)
+
+
 def _exchange(sibling: Path, target: Path, kept: Path | None, *, replace: bool) -> None:
     """Give the new directory the name of the target. The old one is put back if that fails."""
     old: Path | None = None
     if replace and os.listdir(target):
-        old = kept or target.with_name(f".{target.name[:200]}.old.ckptool-tmp")
+        old = kept or _aside(target)
         if kept is None and old.exists():
             shutil.rmtree(old)
         target.rename(old)

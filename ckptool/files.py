@@ -303,9 +303,19 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Several sources, one after the other."""
+    """Several sources, one after the other.
+
+    Attributes:
+        parts: the sources.
+        crcs: the CRC-32 of each as it was recorded, or None. Empty if none was.
+    """
 
     parts: tuple[Source, ...]
+    crcs: tuple[int | None, ...] = ()
+
+    def stored(self) -> Iterator[tuple[Source, int | None]]:
+        """The parts with their checksums."""
+        yield from zip(self.parts, self.crcs or (None,) * len(self.parts), strict=True)
 
     @property
     def length(self) -> int:

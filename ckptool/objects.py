@@ -89,6 +89,13 @@ HARMLESS: frozenset[str] = frozenset(
         *(f"{core}.numeric._frombuffer" for core in _NUMPY_CORES),
         *(f"numpy.dtypes.{kind}DType" for kind in "Bool Int8 Int16 Int32 Int64 UInt8 UInt16 UInt32 UInt64".split()),
         *(f"numpy.dtypes.{kind}DType" for kind in "Float16 Float32 Float64 Complex64 Complex128 Str Bytes".split()),
+        # the records of torch.distributed.checkpoint, all of them dataclasses
+        *(
+            f"torch.distributed.checkpoint.metadata.{name}"
+            for name in """Metadata MetadataIndex TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata
+            TensorProperties StorageMeta _MEM_FORMAT_ENCODING""".split()
+        ),
+        "torch.distributed.checkpoint.filesystem._StorageInfo",
         "omegaconf.dictconfig.DictConfig",
         "omegaconf.listconfig.ListConfig",
         "omegaconf.base.ContainerMetadata",

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 #: Bytes of a strided tensor that are gathered at once. Large, because a transposed matrix is read in runs whose
 #: length grows with it.
 _GATHERED = 16 << 20
+#: Bytes of a big-endian storage that are turned at once.
+_TURNED = 4 << 20
 #: Dimensions that torch and numpy can hold.
 MOST_DIMENSIONS = 64
 
@@ -205,33 +207,38 @@ class Swapped:
 
     Attributes:
         source: the bytes as they are.
-        step: bytes of a number; those of the two parts of a complex number are turned one by one.
+        width: bytes of a number; those of the two parts of a complex number are turned one by one.
     """
 
     source: Source
-    step: int
+    width: int
 
     @property
     def length(self) -> int:
         """How many bytes there are."""
         return self.source.length
 
+    @property
+    def step(self) -> int:
+        """Bytes that are turned at once."""
+        return _TURNED
+
     def read(self, offset: int, length: int) -> memoryview:
         """LENGTH bytes from OFFSET."""
         import numpy as np
 
-        start = offset // self.step * self.step
-        end = min(-(-(offset + length) // self.step) * self.step, self.length)
+        start = offset // self.width * self.width
+        end = min(-(-(offset + length) // self.width) * self.width, self.length)
         raw = bytearray(self.source.read(start, end - start))
-        whole = len(raw) // self.step * self.step
-        swapped = np.frombuffer(raw, np.uint8)[:whole].reshape(-1, self.step)
+        whole = len(raw) // self.width * self.width
+        swapped = np.frombuffer(raw, np.uint8)[:whole].reshape(-1, self.width)
         swapped[:] = swapped[:, ::-1].copy()
         return memoryview(raw)[offset - start :][:length]
 
     def chunks(self) -> Iterator[memoryview]:
         """All bytes, in pieces."""
-        for at in range(0, self.length, _GATHERED):
-            yield self.read(at, min(_GATHERED, self.length - at))
+        for at in range(0, self.length, self.step):
+            yield self.read(at, min(self.step, self.length - at))
 
 
 def little_endian(storage: Storage, dtype: DType | None = None) -> Storage:

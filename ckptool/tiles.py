@@ -36,6 +36,11 @@ class Chunk:
         """Per dimension, the first index behind it."""
         return tuple(start + size for start, size in zip(self.offsets, self.values.shape, strict=True))
 
+    @property
+    def crc(self) -> int | None:
+        """The CRC-32 of its bytes, where it was recorded."""
+        return self.values.storage.crc if self.values.fills_storage else None
+
 
 def assemble(shape: tuple[int, ...], dtype: DType, chunks: Sequence[Chunk]) -> Source:
     """The bytes of the whole tensor in C order: its chunks one after the other where that is so, else gathered.
@@ -46,6 +51,7 @@ def assemble(shape: tuple[int, ...], dtype: DType, chunks: Sequence[Chunk]) -> S
         chunks: in any order.
 
     Raises:
+        CannotCarry: a stride of 0 makes a huge chunk of a few bytes.
         Malformed: they leave a hole, overlap, or reach beyond the whole.
     """
     filled = sorted((chunk for chunk in chunks if chunk.values.numel), key=lambda chunk: chunk.offsets)
@@ -63,9 +69,9 @@ def assemble(shape: tuple[int, ...], dtype: DType, chunks: Sequence[Chunk]) -> S
         )
     if stored != prod(shape):
         raise Malformed(f"its {len(filled):,} chunks leave a hole: they hold {stored:,} of {prod(shape):,} elements")
+    parts = tuple(chunk.values.source() for chunk in filled)  # refuses one that a stride of 0 makes huge
     if all(chunk.values.shape[1:] == shape[1:] for chunk in filled):  # divided along the first dimension, or not at all
-        parts = tuple(chunk.values.source() for chunk in filled)
-        return parts[0] if len(parts) == 1 else Joined(parts)
+        return parts[0] if len(parts) == 1 else Joined(parts, tuple(chunk.crc for chunk in filled))
     return Tiled(shape, dtype, tuple(filled))
 
 
@@ -119,6 +125,10 @@ class Tiled:
     def length(self) -> int:
         """Bytes of all values."""
         return prod(self.shape) * self.dtype.itemsize
+
+    def stored(self) -> Iterator[tuple[Source, int | None]]:
+        """The chunks as they are stored, with their checksums."""
+        yield from ((tile.values.storage.source, tile.values.storage.crc) for tile in self.tiles)
 
     @property
     def step(self) -> int:

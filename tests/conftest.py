@@ -15,6 +15,13 @@ settings.register_profile("long", settings.get_profile("default"), max_examples=
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "default"))
 
 
+def pytest_collection_modifyitems(items):
+    """Where workers share the suite, a file stays with one of them, and so do the tests that share runs of training."""
+    for item in items:
+        together = item.path.parent if item.path.parent.name == "train" else item.path
+        item.add_marker(pytest.mark.xdist_group(str(together)))
+
+
 @pytest.fixture(scope="session")
 def torch():
     """torch, where it is installed. Modules that are all about it begin with importorskip instead."""

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckptool import casting, tensor, tiles, values
+from ckptool.dtypes import BY_NAME
 from ckptool.errors import CheckpointError, Malformed, OutputExists, Unreadable, Unwritable
 from ckptool.files import (
     CHUNK,
@@ -20,6 +22,7 @@ from ckptool.files import (
     File,
     FileRange,
     crc32,
+    is_computed,
     same_bytes,
 )
 from ckptool.writing import check_target, replacing, write_pieces
@@ -512,3 +515,13 @@ def test_a_missing_folder_is_named_with_the_command_that_makes_it(tmp_path):
     with pytest.raises(Unwritable) as caught:
         check_target(tmp_path / "a b" / "c" / "x.pt")
     assert caught.value.hint == f"mkdir -p '{tmp_path}/a b/c'"
+
+
+def test_a_source_that_is_computed_says_pieces_that_are_worth_a_thread():
+    modules = [tensor, tiles, casting, values]
+    classes = {name: cls for module in modules for name, cls in vars(module).items() if hasattr(cls, "step")}
+    assert set(classes) >= {"Gathered", "Swapped", "Tiled", "Cast", "Mean"}
+    storage = tensor.Storage(Buffer(bytes(1 << 20)), big_endian=True)
+    source = tensor.LazyTensor(storage, BY_NAME["float32"], (1 << 18,), (1,)).source()
+    assert is_computed(source)
+    assert source.step >= 1 << 20

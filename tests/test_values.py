@@ -106,6 +106,36 @@ def test_a_large_cast_is_divided_among_threads_and_its_checksum_is_right(tmp_pat
     assert (np.abs(found.astype("float32") - values) <= np.abs(values) / 256).all()
 
 
+def test_a_cast_into_a_folder_is_taken_up_where_it_stopped(tmp_path):
+    entries = {f"w{n}": floats(*range(n, n + 200)) for n in range(6)}
+    ckptool.save(state_dict_of(entries), tmp_path / "in.safetensors")
+    options = {"format": "shards", "max_shard_size": 400}
+
+    def done():
+        return ckptool.cast(ckptool.open(tmp_path / "in.safetensors"), "bf16")
+
+    seen = []
+
+    def interrupt(count):
+        seen.append(count)
+        if sum(seen) > 1500:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ckptool.save(done(), tmp_path / "out", progress=interrupt, **options)
+    assert not (tmp_path / "out").exists()
+    notes = write(plan(done(), tmp_path / "out", **options))
+    assert "taken up from a run that was cut off" in notes[0]
+    found = ckptool.open(tmp_path / "out").state_dict()
+    assert [read(found[key])[:2] for key in found] == [[n, n + 1] for n in range(6)]
+    other = ckptool.cast(ckptool.open(tmp_path / "in.safetensors"), "fp16")
+    seen.clear()
+    with pytest.raises(KeyboardInterrupt):
+        ckptool.save(done(), tmp_path / "two", progress=interrupt, **options)
+    notes = write(plan(other, tmp_path / "two", **options))
+    assert notes == ["what a run with another plan left half done was removed"]
+
+
 @dataclass(frozen=True)
 class Broken:
     """Bytes that cannot be read."""

@@ -17,65 +17,18 @@ from ..files import File, FileRange, Folder, StrPath, beside, is_computed, same_
 from ..objects import beyond_plain_data
 from ..tensor import Storage
 from ..writing import check_target, replacing, room_for, write_pieces
-from . import (
-    dcp,
-    plain_pickle,
-    pt2,
-    safetensors,
-    sharded,
-    torch_legacy,
-    torch_package,
-    torch_tar,
-    torch_zip,
-    torchscript,
-)
+from . import dcp, sharded, torch_zip
+from ._choice import FOLDERS as FOLDERS
+from ._choice import FORMATS as FORMATS
+from ._choice import detect_file, detect_folder, named_format
+from ._choice import find_format as find_format
+from ._choice import split_of as split_of
+from ._choice import target_format as target_format
 from ._folder import is_part, left_beside, may_go
-from ._foreign import describe
 from ._refusals import live_objects, loss_of_content, require_readable
 from ._salvage import Salvage as Salvage
 from ._salvage import salvage as salvage_file
-from .base import AnyFormat, Draft, FolderFormat, Format, Split
-
-#: In the order in which they are tried.
-FORMATS: tuple[Format, ...] = (
-    torch_zip.FORMAT,
-    torch_legacy.FORMAT,
-    safetensors.FORMAT,
-    torchscript.FORMAT,
-    torch_package.FORMAT,
-    pt2.FORMAT,
-    torch_tar.FORMAT,
-    plain_pickle.FORMAT,
-)
-#: The formats that are directories, in the order in which they are tried.
-FOLDERS: tuple[FolderFormat, ...] = (dcp.FORMAT, sharded.SAFETENSORS, sharded.BIN)
-_ALL: tuple[AnyFormat, ...] = (*FORMATS, *FOLDERS)
-
-_HEAD = 4096
-#: Suffixes that promise a format which is none of ours.
-_NOT_WRITTEN = frozenset(".onnx .npz .npy .gguf .h5 .hdf5 .keras .msgpack .pb .tflite .zip .json .pt2 .jit".split())
-
-
-def find_format(name: str) -> Format:
-    """The file format that is called NAME.
-
-    Raises:
-        RuleError: there is none.
-    """
-    found = _named(name)
-    if isinstance(found, Format):
-        return found
-    raise RuleError(
-        f"{found.name} is a format of directories, and this is a file", where="--to", hint="ckptool formats"
-    )
-
-
-def _named(name: str) -> AnyFormat:
-    for format_ in _ALL:
-        if name.lower() in (format_.name, *format_.aliases):
-            return format_
-    known = ", ".join(format_.name for format_ in _ALL if format_.draft)
-    raise RuleError(f"there is no format {printable(name)!r}; there are {known}", where="--to", hint="ckptool formats")
+from .base import Draft, Format
 
 
 def detect(path: StrPath) -> str:
@@ -85,31 +38,7 @@ def detect(path: StrPath) -> str:
         UnknownFormat: it is no checkpoint; the message says what it is instead.
         Unreadable: it cannot be opened.
     """
-    return (_detect_folder(Folder(path)) if Path(path).is_dir() else _detect(File(path))).name
-
-
-def _detect_folder(folder: Folder) -> FolderFormat:
-    for format_ in FOLDERS:
-        if format_.fits(folder):
-            return format_
-    names = [printable(name, 60) for name in folder.names[:8]]
-    raise UnknownFormat(
-        "not a checkpoint that can be read: a folder without sharded weights",
-        where=folder.path,
-        evidence=[f"it holds {', '.join(names)}{', …' if len(folder.names) > 8 else ''}" if names else "it is empty"],
-        hint="name a file in it" if names else None,
-    )
-
-
-def _detect(file: File) -> Format:
-    head = file.read(0, min(_HEAD, file.size))
-    for format_ in FORMATS:
-        if format_.sniff(head, file):
-            return format_
-    what, hint = describe(head, file.size, file.path)
-    if file.path.suffix == ".safetensors" and "no format that" in what:
-        return safetensors.FORMAT  # it says itself what is wrong with its header
-    raise UnknownFormat(f"not a checkpoint that can be read: {what}", where=file.path, hint=hint)
+    return (detect_folder(Folder(path)) if Path(path).is_dir() else detect_file(File(path))).name
 
 
 def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
@@ -127,8 +56,16 @@ def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
             return _open_folder(Folder(path), format)
         if sharded.is_index(Path(path).name):
             return sharded.open_index(Path(path))
+        if Path(path).name == ".metadata" and dcp.fits(folder := Folder(Path(path).parent)):
+            return dcp.FORMAT.open(folder)
+        if Path(path).suffix == ".distcp":
+            raise UnknownFormat(
+                "is a part of a folder of torch.distributed.checkpoint; the folder is the checkpoint",
+                where=path,
+                hint=f"name {shell_quote(printable(str(Path(path).parent)))}",
+            )
         file = File(path)
-        chosen = find_format(format) if format else _detect(file)
+        chosen = find_format(format) if format else detect_file(file)
         return chosen.open(file)
     except CheckpointError as error:
         error.where = error.where or str(path)
@@ -139,8 +76,8 @@ def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
 
 def _open_folder(folder: Folder, format: str | None) -> Checkpoint:
     if not format:
-        return _detect_folder(folder).open(folder)
-    named = _named(format)
+        return detect_folder(folder).open(folder)
+    named = named_format(format)
     chosen = next((f for f in FOLDERS if f is named or named.name in f.within), None)
     if chosen is None:
         raise RuleError(f"{named.name} is a format of files, and this is a folder", where=folder.path)
@@ -205,48 +142,6 @@ class Plan:
             "objects": self.objects,
             "how": self.how,
         }
-
-
-def target_format(
-    ckpt: Checkpoint, path: StrPath, format: str | None = None, split: Split | None = None
-) -> Format | FolderFormat:
-    """The format that a checkpoint is written in: as asked for, as the suffix says, or as it came.
-
-    A directory is asked for by a format that is one, by a target that is one or ends with a slash, and by a SPLIT; what
-    came out of a directory goes into one again, if the target has no suffix.
-    """
-    named = _named(format) if format else None
-    suffix = Path(path).suffix.lower()
-    came = next((f for f in FOLDERS if f.name == ckpt.format), None)
-    is_folder = os.fspath(path).endswith(("/", os.sep)) or split not in (None, Split())
-    is_folder |= Path(path).is_dir() and not any(suffix in f.suffixes for f in FORMATS)
-    if isinstance(named, FolderFormat):
-        return named
-    if is_folder or (came is not None and not suffix and named is None and not Path(path).exists()):
-        if named is None:
-            return came or sharded.SAFETENSORS
-        inside = next((f for f in FOLDERS if named.name in f.within), None)
-        if inside is None:
-            raise RuleError(f"{named.name} is a format of files, and this is a folder", where=path)
-        return inside
-    if named is not None:
-        return named
-    if suffix in _NOT_WRITTEN:
-        raise RuleError(
-            f"ckptool does not write {suffix} files", where=path, hint="choose another suffix, or a format with --to"
-        )
-    if suffix == ".safetensors":
-        return safetensors.FORMAT
-    if ckpt.format == "torch-legacy":
-        return torch_legacy.FORMAT
-    if ckpt.format in ("safetensors", "sharded-safetensors") and suffix not in torch_zip.FORMAT.suffixes:
-        return safetensors.FORMAT
-    return torch_zip.FORMAT
-
-
-def split_of(max_shard_size: int | str | None = None, variant: str | None = None) -> Split:
-    """How shards are wanted, from what a person says (see `plan`)."""
-    return Split(None if max_shard_size is None else sharded.parse_size(max_shard_size), sharded.check_variant(variant))
 
 
 def plan(

@@ -21,7 +21,8 @@ from ..dtypes import BY_NAME, DType
 from ..errors import Malformed, printable
 from ..files import File
 from ..kinds import numbers
-from ..tree import Dict, Global, List, Object, walk
+from ..objects import beyond_plain_data
+from ..tree import Dict, Global, List, Object
 from ._pickle_read import Reader
 from ._pickle_write import write_pickle
 from ._records import LARGEST_PICKLE
@@ -29,21 +30,6 @@ from ._records import LARGEST_PICKLE
 NAME = ".metadata"
 _RECORDS = "torch.distributed.checkpoint.metadata"
 _STORAGE_INFO = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
-_KNOWN = frozenset(
-    [
-        *(
-            f"{_RECORDS}.{name}"
-            for name in """Metadata MetadataIndex TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata
-            TensorProperties StorageMeta _MEM_FORMAT_ENCODING""".split()
-        ),
-        str(_STORAGE_INFO),
-        "torch.serialization._get_layout",
-        "torch.Size",
-        *(f"torch.{name}" for name in BY_NAME),
-        *(f"pathlib{inner}.{name}" for inner in ("", "._local") for name in ("PosixPath", "WindowsPath", "Path")),
-        "collections.OrderedDict",
-    ]
-)
 
 Path = tuple[str | int, ...]
 
@@ -133,8 +119,7 @@ class _Parser:
             self._fail(f"has a slice of {printable(repr(name), 80)} at {offsets}, which is no chunk of it")
         place = {name: number for number, name in enumerate(paths)}
         items.sort(key=lambda item: place.get(item.name, len(place)))  # stable
-        named = {str(node) for _, node in walk(root) if isinstance(node, Global)}
-        return Metadata(items, sorted(named - _KNOWN))
+        return Metadata(items, sorted(beyond_plain_data(root)))
 
     def _record(self, node: Any, name: str, module: str = _RECORDS) -> dict[str, Any]:
         """The attributes of a record."""

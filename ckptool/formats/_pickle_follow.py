@@ -109,6 +109,12 @@ class Follower(Reader):
             self._out_of_data(1)
         return self._take(end + 1 - self.position)[:-1]
 
+    def _last_line(self) -> bytes:
+        """A line. Of one without an end, the unpickler in Python takes all but the last byte, and goes on."""
+        if self._complete and self.data.find(b"\n", self.position) < 0:
+            return self._take(len(self.data) - self.position)[:-1]
+        return self._line()
+
     def _buffer(self) -> None:
         self._push_unknown()
 
@@ -188,6 +194,12 @@ class Follower(Reader):
     def _global_lines(self) -> None:
         module, name = (self._line().decode("utf-8", "backslashreplace") for _ in range(2))
         self._global(module, name)
+
+    def _inst(self) -> None:
+        module, name = (self._last_line().decode("utf-8", "backslashreplace") for _ in range(2))
+        args = self._pop_mark()
+        self._global(module, name)
+        self._push_made("obj", self._stack.pop(), tuple(args))
 
     def _stack_global(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()

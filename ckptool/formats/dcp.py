@@ -146,7 +146,7 @@ class _Slices:
         assert item.dtype is not None
         chunks = [self._chunk(item, box) for box in item.boxes]
         lone = chunks[0].values if len(chunks) == 1 else None
-        if lone is not None and lone.shape == item.shape:
+        if lone is not None and lone.shape == item.shape and not any(chunks[0].offsets):
             return replace(lone, requires_grad=item.requires_grad, parameter=False)
         key = (item.shape, *((chunk.offsets, id(chunk.values.storage)) for chunk in chunks))
         if key not in self._assembled:

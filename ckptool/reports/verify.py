@@ -12,10 +12,11 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..dtypes import DType
 from ..errors import CheckpointError, Malformed, counted, printable
-from ..files import File, FileRange, Source, StrPath, reason
+from ..files import File, FileRange, Joined, Source, StrPath, reason
 from ..formats import open as open_checkpoint
 from ..formats._zip import Archive, Inflated, Member, looks_like_zip, open_archive
 from ..tensor import LazyTensor, Storage
+from ..tiles import Tiled
 from ..writing import replacing
 from . import values
 from .contents import contents_of
@@ -209,11 +210,16 @@ def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
         else:
             alone.append(storage)
 
-    def told(storage: Storage) -> _Region:
+    def told(storage: Storage) -> Iterator[_Region]:
         used = names[id(storage)]
         name = printable(used[0] if used else storage.key, 80) + (f" and {len(used) - 1:,} more" if used[1:] else "")
         dtype = types[id(storage)] if len(views[id(storage)]) == 1 else None
-        return _Region(name, storage.source, None, dtype, storage.big_endian)
+        source = storage.source
+        if isinstance(source, Joined | Tiled):  # chunks with checksums of their own
+            for number, (chunk, crc) in enumerate(source.stored(), 1):
+                yield _Region(f"{name}, chunk {number:,}", chunk, crc, dtype, storage.big_endian)
+        else:
+            yield _Region(name, source, storage.crc, dtype, storage.big_endian)
 
     if not files and ckpt.path is not None and ckpt.path.is_file():  # an archive without tensors
         alone_in = File(ckpt.path)
@@ -222,16 +228,16 @@ def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
         mine = [(at, storage) for (owner, at), storage in storages.items() if owner == number]
         archive = _archive(file)
         if archive is None:
-            yield from (told(storage) for _, storage in mine)
+            yield from (region for _, storage in mine for region in told(storage))
             continue
         starts = dict(mine)
         prefix = f"{printable(file.path.name, 60)}: " if len(files) > 1 else ""
         for name, member in archive.members.items():
             here = starts.get(member.start) if member.size else None
             source = archive.source(name)
-            region = told(here) if here else _Region(printable(name, 80), source, None, None)
+            region = next(told(here)) if here else _Region(printable(name, 80), source, None, None)
             yield replace(region, name=prefix + region.name, source=source, crc=_recorded(member))
-    yield from (told(storage) for storage in alone)
+    yield from (region for storage in alone for region in told(storage))
 
 
 def _archive(file: File) -> Archive | None:

@@ -146,11 +146,28 @@ def test_chunks_that_no_plane_divides_are_held_against_each_other():
         assemble((3, 3), BY_NAME["float32"], moved)
 
 
+def test_a_huge_chunk_of_a_few_bytes_is_refused():
+    tensor = tensor_of("float32", (1,))
+    huge = LazyTensor(tensor.storage, tensor.dtype, (1 << 20, 1 << 20), (0, 0))
+    for shape, offsets in (((1 << 20, 1 << 20), (0, 0)), ((1 << 20, 1 << 21), (0, 1 << 20))):
+        first = [Chunk((0, 0), huge)] if any(offsets) else []
+        with pytest.raises(ckptool.CannotCarry, match="expands 4 stored bytes"):
+            assemble(shape, BY_NAME["float32"], [*first, Chunk(offsets, huge)])
+
+
 def test_chunks_of_rows_are_copied_without_being_gathered(tmp_path):
     divided(tmp_path / "x", [((2, 0), (2, 6)), ((0, 0), (2, 6))])
     source = ckptool.open(tmp_path / "x").state_dict()["w"].storage.source
     assert isinstance(source, Joined)
     assert all(isinstance(part, FileRange) for part in source.parts)
+
+
+def test_a_lone_chunk_that_is_elsewhere_is_refused(tmp_path):
+    data = zipped(box_of((0,), (4,), (4,)))
+    box = records.Box((100,), (4,), records.Slice("__0_0.distcp", 0, len(data)))
+    item = records.Item("w", ("w",), [box], BY_NAME["float32"], (4,))
+    write(tmp_path / "out", {"__0_0.distcp": data}, [item])
+    assert "'w': a chunk of sizes [4] at [100] reaches beyond [4]" in refused(tmp_path / "out")
 
 
 def test_a_chunk_that_is_missing_or_twice_there_is_refused_with_the_name(tmp_path):
@@ -159,6 +176,23 @@ def test_a_chunk_that_is_missing_or_twice_there_is_refused_with_the_name(tmp_pat
     assert "'w': its 2 chunks leave a hole: they hold 18 of 24 elements" in message
     divided(tmp_path / "twice", [((0, 0), (4, 4)), ((0, 3), (4, 3))])
     assert "'w': two chunks overlap: sizes [4, 4] at [0, 0], and sizes [4, 3] at [0, 3]" in refused(tmp_path / "twice")
+
+
+@pytest.mark.parametrize("boxes", [[((0, 0), (2, 6)), ((2, 0), (2, 6))], [((0, 0), (4, 2)), ((0, 2), (4, 4))]])
+def test_damage_in_a_chunk_is_found_by_its_checksum(tmp_path, boxes):
+    divided(tmp_path / "x", boxes)
+    sound = ckptool.verify(tmp_path / "x")
+    assert (sound.damage, sound.checksums) == ([], (2, 0))
+    slices = tmp_path / "x" / "__0_0.distcp"
+    data = bytearray(slices.read_bytes())
+    data[data.index(box_of(*boxes[1], (4, 6)).storage.source.data)] ^= 1
+    slices.write_bytes(data)
+    assert [line.split(":")[0] for line in ckptool.verify(tmp_path / "x").damage] == ["w, chunk 2"]
+
+
+def test_the_metadata_of_torch_are_records_that_hold_data(tmp_path):
+    report = ckptool.scan(FIXTURES / "housing-fsdp-dcp" / ".metadata")
+    assert report.verdict == "safe"
 
 
 # -- what is said is held against what is there
@@ -270,6 +304,15 @@ def test_without_paths_names_are_keys(tmp_path):
     ckpt = ckptool.open(tmp_path / "x")
     assert ckpt.root.entries == [("model.w", 7)]
     assert "do not tell where its values are in the tree" in ckpt.warnings[0]
+
+
+def test_a_file_of_the_folder_leads_to_the_folder(tmp_path):
+    one(tmp_path / "x")
+    assert ckptool.open(tmp_path / "x" / ".metadata").format == "dcp"
+    with pytest.raises(ckptool.UnknownFormat) as caught:
+        ckptool.open(tmp_path / "x" / "__0_0.distcp")
+    assert "is a part of a folder of torch.distributed.checkpoint" in str(caught.value)
+    assert caught.value.hint == f"name {tmp_path / 'x'}"
 
 
 # -- whole checkpoints

@@ -82,7 +82,9 @@ def sees_all(data):
     names = {(found.module, found.name) for found in follower.named}
     for unpickler in (InC, InPython):
         named, called = oracle(unpickler, data)
-        assert set(named) <= names, (unpickler, data)
+        # The unpickler in Python also imports what the last line names that has no end, and then fails.
+        cut = {pair for pair in named[-1:] if data[:-1].endswith(pair[1].encode("utf-8", "replace"))}
+        assert set(named) - cut <= names, (unpickler, data)
         assert len(called) <= len(follower.made), (unpickler, data)
 
 
@@ -164,6 +166,8 @@ SCRAPS = st.one_of(
 @settings(max_examples=1500, deadline=None)
 @given(st.lists(SCRAPS, max_size=30).map(b"".join))
 @example(b"cm\nf\n(lR.")
+@example(b"i")
+@example(b"(im\nfx")
 def test_it_sees_what_the_unpicklers_of_python_name_and_call(data):
     sees_all(data)
 

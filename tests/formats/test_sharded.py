@@ -224,6 +224,18 @@ def test_a_folder_without_weights_says_what_it_holds(tmp_path):
     assert "it holds notes.txt" in message
 
 
+@pytest.mark.parametrize("options", [{"format": "dcp"}, {"format": "shards"}, {"max_shard_size": "1KB"}])
+def test_a_folder_does_not_get_the_name_of_a_file_by_mistake(tmp_path, shards, options):
+    with pytest.raises(ckptool.RuleError) as caught:
+        ckptool.save(ckptool.open(shards), tmp_path / "out.safetensors", **options)
+    assert "is the name of a file, and what is asked for is a folder" in str(caught.value)
+    assert caught.value.hint == "name it out/"
+    ckptool.save(ckptool.open(shards), f"{tmp_path}/out.safetensors/", **options)
+    assert (tmp_path / "out.safetensors").is_dir()
+    with pytest.raises(ckptool.RuleError, match="goes with the names of shards"):
+        ckptool.save(ckptool.open(shards), tmp_path / "d", format="dcp", variant="fp16")
+
+
 # -- the directory that is written
 
 
@@ -274,6 +286,14 @@ def test_an_empty_folder_may_be_the_target_and_a_backup_keeps_the_old_one(tmp_pa
     ckptool.save(ckptool.add_prefix(ckptool.open(shards)), tmp_path / "out", overwrite=True, backup=".orig")
     assert bytes_at(tmp_path / "out.orig") == old
     assert bytes_at(tmp_path / "out") != old
+
+
+def test_an_old_folder_that_stood_aside_when_a_run_was_cut_off_comes_back(tmp_path, shards):
+    old = bytes_at(shards)
+    os.rename(shards, tmp_path / ".in.old.ckptool-tmp")
+    with pytest.raises(ckptool.OutputExists):
+        ckptool.save(state_dict_of({"x": tensor_of("float32")}), shards, format="shards")
+    assert bytes_at(shards) == old
 
 
 def test_a_second_process_does_not_write_the_same_folder(tmp_path, shards):

@@ -1,0 +1,142 @@
+"""The tables of formats, and how one is chosen: by the first bytes of a file, by a name, or for a target."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..checkpoint import Checkpoint
+from ..errors import RuleError, UnknownFormat, printable
+from ..files import File, Folder, StrPath
+from . import (
+    dcp,
+    plain_pickle,
+    pt2,
+    safetensors,
+    sharded,
+    torch_legacy,
+    torch_package,
+    torch_tar,
+    torch_zip,
+    torchscript,
+)
+from ._foreign import describe
+from .base import AnyFormat, FolderFormat, Format, Split
+
+#: In the order in which they are tried.
+FORMATS: tuple[Format, ...] = (
+    torch_zip.FORMAT,
+    torch_legacy.FORMAT,
+    safetensors.FORMAT,
+    torchscript.FORMAT,
+    torch_package.FORMAT,
+    pt2.FORMAT,
+    torch_tar.FORMAT,
+    plain_pickle.FORMAT,
+)
+#: The formats that are directories, in the order in which they are tried.
+FOLDERS: tuple[FolderFormat, ...] = (dcp.FORMAT, sharded.SAFETENSORS, sharded.BIN)
+_ALL: tuple[AnyFormat, ...] = (*FORMATS, *FOLDERS)
+
+_HEAD = 4096
+#: Suffixes that promise a format which is none of ours.
+_NOT_WRITTEN = frozenset(".onnx .npz .npy .gguf .h5 .hdf5 .keras .msgpack .pb .tflite .zip .json .pt2 .jit".split())
+
+
+def find_format(name: str) -> Format:
+    """The file format that is called NAME.
+
+    Raises:
+        RuleError: there is none.
+    """
+    found = named_format(name)
+    if isinstance(found, Format):
+        return found
+    raise RuleError(
+        f"{found.name} is a format of directories, and this is a file", where="--to", hint="ckptool formats"
+    )
+
+
+def named_format(name: str) -> AnyFormat:
+    """The format that is called NAME, of files or of directories."""
+    for format_ in _ALL:
+        if name.lower() in (format_.name, *format_.aliases):
+            return format_
+    known = ", ".join(format_.name for format_ in _ALL if format_.draft)
+    raise RuleError(f"there is no format {printable(name)!r}; there are {known}", where="--to", hint="ckptool formats")
+
+
+def detect_folder(folder: Folder) -> FolderFormat:
+    """The format of a directory, from what is in it."""
+    for format_ in FOLDERS:
+        if format_.fits(folder):
+            return format_
+    names = [printable(name, 60) for name in folder.names[:8]]
+    raise UnknownFormat(
+        "not a checkpoint that can be read: a folder without sharded weights",
+        where=folder.path,
+        evidence=[f"it holds {', '.join(names)}{', …' if len(folder.names) > 8 else ''}" if names else "it is empty"],
+        hint="name a file in it" if names else None,
+    )
+
+
+def detect_file(file: File) -> Format:
+    """The format of a file, from its first bytes."""
+    head = file.read(0, min(_HEAD, file.size))
+    for format_ in FORMATS:
+        if format_.sniff(head, file):
+            return format_
+    what, hint = describe(head, file.size, file.path)
+    if file.path.suffix == ".safetensors" and "no format that" in what:
+        return safetensors.FORMAT  # it says itself what is wrong with its header
+    raise UnknownFormat(f"not a checkpoint that can be read: {what}", where=file.path, hint=hint)
+
+
+def target_format(
+    ckpt: Checkpoint, path: StrPath, format: str | None = None, split: Split | None = None
+) -> Format | FolderFormat:
+    """The format that a checkpoint is written in: as asked for, as the suffix says, or as it came.
+
+    A directory is asked for by a format that is one, by a target that is one or ends with a slash, and by a SPLIT; what
+    came out of a directory goes into one again, if the target has no suffix.
+    """
+    named = named_format(format) if format else None
+    suffix = Path(path).suffix.lower()
+    came = next((f for f in FOLDERS if f.name == ckpt.format), None)
+    is_folder = os.fspath(path).endswith(("/", os.sep)) or split not in (None, Split())
+    like_a_file = any(suffix in f.suffixes for f in FORMATS)
+    is_folder |= Path(path).is_dir() and not like_a_file
+    wanted = isinstance(named, FolderFormat) or is_folder
+    if wanted and like_a_file and not os.fspath(path).endswith(("/", os.sep)) and not Path(path).is_dir():
+        raise RuleError(
+            "is the name of a file, and what is asked for is a folder", where=path, hint=f"name it {Path(path).stem}/"
+        )
+    if isinstance(named, FolderFormat):
+        if split is not None and split.variant is not None and named is dcp.FORMAT:
+            raise RuleError("goes with the names of shards", where="--variant")
+        return named
+    if is_folder or (came is not None and not suffix and named is None and not Path(path).exists()):
+        if named is None:
+            return came or sharded.SAFETENSORS
+        inside = next((f for f in FOLDERS if named.name in f.within), None)
+        if inside is None:
+            raise RuleError(f"{named.name} is a format of files, and this is a folder", where=path)
+        return inside
+    if named is not None:
+        return named
+    if suffix in _NOT_WRITTEN:
+        raise RuleError(
+            f"ckptool does not write {suffix} files", where=path, hint="choose another suffix, or a format with --to"
+        )
+    if suffix == ".safetensors":
+        return safetensors.FORMAT
+    if ckpt.format == "torch-legacy":
+        return torch_legacy.FORMAT
+    if ckpt.format in ("safetensors", "sharded-safetensors") and suffix not in torch_zip.FORMAT.suffixes:
+        return safetensors.FORMAT
+    return torch_zip.FORMAT
+
+
+def split_of(max_shard_size: int | str | None = None, variant: str | None = None) -> Split:
+    """How shards are wanted, from what a person says (see `plan`)."""
+    return Split(None if max_shard_size is None else sharded.parse_size(max_shard_size), sharded.check_variant(variant))
