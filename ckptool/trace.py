@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .inputs import guess_inputs, inputs_text, made
+from .inputs import InputSpec, guess_inputs, inputs_text, made
 from .signature import Entry, Signature
 
 
@@ -170,9 +170,9 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
     args, kwargs = (), {}
     state = torch.get_rng_state()
     if isinstance(inputs, Mapping):
-        kwargs = {key: made(value, device) for key, value in inputs.items()}
+        kwargs = {key: _hollow(value, device) for key, value in inputs.items()}
     else:
-        args = tuple(made(value, device) for value in inputs)
+        args = tuple(_hollow(value, device) for value in inputs)
     keys: dict[int, str] = {}
     for key, tensor in names.items():
         keys.setdefault(id(tensor), key)
@@ -192,6 +192,13 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
         model.train(training)
         torch.set_rng_state(state)
     return _Followed(mode.uses, inputs_text(inputs), mode.rotary)
+
+
+def _hollow(value: Any, device: str) -> Any:
+    """An input: zeros without memory where values do not matter."""
+    if isinstance(value, InputSpec) and device == "cpu" and getattr(torch, value.dtype).is_floating_point:
+        return torch.zeros((), dtype=getattr(torch, value.dtype)).expand(value.shape)
+    return made(value, device)
 
 
 @contextlib.contextmanager
@@ -315,19 +322,37 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
 
 
 def _shape_only(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """Zeros of the shape that a layer of zeros gives, without the work; None where that is not known."""
-    if len(args) < 2 or not isinstance(args[0], torch.Tensor) or not isinstance(args[1], torch.Tensor):
+    """Zeros of the shape that a layer of zeros gives, without work and memory; None where that is not known."""
+    x = args[0] if args else None
+    if not isinstance(x, torch.Tensor):
         return None
-    x, weight = args[:2]
+    if name in _BY_ELEMENT and x.numel() > 1 and not any(x.stride()) and x.device.type == "cpu":
+        return x
+    if name in _POOLS and x.ndim == int(name[-2]) + 2 and not any(x.stride()) and x.numel() > 1:
+        one = getattr(torch.nn.functional, name)(x[:1, :1], *args[1:], **kwargs)
+        return one.new_zeros(()).expand(*x.shape[:2], *one.shape[2:]) if isinstance(one, torch.Tensor) else None
+    weight = args[1] if len(args) > 1 else None
+    if not isinstance(weight, torch.Tensor):
+        return None
     if weight.device.type != "cpu" or weight.numel() < 2 or any(weight.stride()) or not x.is_floating_point():
         return None
     if name == "linear" and weight.ndim == 2 and x.shape[-1:] == weight.shape[1:]:
-        return x.new_zeros((*x.shape[:-1], weight.shape[0]))
+        return x.new_zeros(()).expand(*x.shape[:-1], weight.shape[0])
     if name in ("conv1d", "conv2d", "conv3d") and x.ndim == weight.ndim and x.shape[1] == weight.shape[1]:
         one = getattr(torch.nn.functional, name)(x[:1, :1], weight[:1, :1], None, *args[3:6])
         if not kwargs and (len(args) < 7 or args[6] == 1):
-            return x.new_zeros((x.shape[0], weight.shape[0], *one.shape[2:]))
+            return x.new_zeros(()).expand(x.shape[0], weight.shape[0], *one.shape[2:])
     return None
+
+
+_POOLS = frozenset(
+    f"{kind}_pool{dims}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for dims in (1, 2, 3)
+)
+#: Functions of each element, also in place.
+_BY_ELEMENT = frozenset(
+    "relu relu_ relu6 leaky_relu leaky_relu_ gelu silu mish elu elu_ selu hardswish hardsigmoid sigmoid tanh "
+    "dropout dropout1d dropout2d dropout3d feature_dropout softplus hardtanh hardtanh_ prelu".split()
+)
 
 
 def _every_second(args: Any) -> bool:
