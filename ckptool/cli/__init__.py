@@ -9,6 +9,7 @@ Python and click cost.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -116,6 +117,8 @@ def main(argv: list[str] | None = None) -> None:
             "Hint: CKPTOOL_DEBUG=1 shows where; please report it with that",
             2,
         )
+    finally:
+        gc.enable()  # commands turn it off while they work
     sys.exit(status)
 
 

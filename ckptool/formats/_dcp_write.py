@@ -19,7 +19,7 @@ from typing import Any
 from ..checkpoint import Checkpoint, little_endian_throughout, metadata_of, to_plain
 from ..errors import CannotCarry, counted, printable
 from ..files import Buffer, Piece
-from ..tensor import LazyTensor, Storage, contiguous_stride, is_permutation
+from ..tensor import LazyTensor, Storage, contiguous_stride, is_permutation, permuted
 from ..tree import ABSENT, Dict, List
 from . import _dcp_metadata as records
 from ._dcp_metadata import Box, Item, Path, Slice
@@ -188,11 +188,13 @@ class _Writer:
 def _alone(tensor: LazyTensor) -> LazyTensor:
     """A tensor as torch stores one: over a storage that holds nothing else. Permuted strides stay."""
     tensor = replace(tensor, requires_grad=False, parameter=False)
+    in_order = is_permutation(tensor.shape, tensor.stride)
     fills = tensor.offset == 0 and tensor.nbytes == tensor.storage.nbytes and not tensor.conj and not tensor.neg
-    if fills and is_permutation(tensor.shape, tensor.stride):
+    if fills and in_order:
         return tensor
     storage = Storage(tensor.source(), tensor.location, tensor.storage.dtype)
-    return LazyTensor(storage, tensor.dtype, tensor.shape, contiguous_stride(tensor.shape))
+    values = LazyTensor(storage, tensor.dtype, tensor.shape, contiguous_stride(tensor.shape))
+    return permuted(values, tensor.stride) if in_order and tensor.numel and not tensor.is_contiguous else values
 
 
 def _form(tensors: Sequence[LazyTensor]) -> Iterator[str]:

@@ -71,9 +71,9 @@ def _open_slices(folder: Folder) -> Checkpoint:
     slices = _Slices(folder, found.items)
     values = [(item, slices.value(item)) for item in found.items]
     planned = all(item.path is not None for item in found.items)
-    root, metadata = _noted(folder, file, _tree(values, file))
+    warnings = slices.warnings
+    root, metadata = _noted(folder, file, _tree(values, file, warnings))
     own = frozenset([records.NAME, NOTE, *slices.files])
-    warnings = [*slices.warnings]
     if found.foreign:
         names = printable(", ".join(found.foreign[:4]), 200)
         warnings.append(f"its .metadata name what torch would import to read them: {names}")
@@ -191,7 +191,7 @@ class _Slices:
         return self._opened[place]
 
 
-def _tree(values: Iterable[tuple[Item, Any]], file: File) -> Any:
+def _tree(values: Iterable[tuple[Item, Any]], file: File, warnings: list[str]) -> Any:
     """The tree with VALUES at their paths, as torch.distributed.checkpoint._traverse.set_element makes it."""
     root: dict[str | int, Any] = {}
     for item, value in values:
@@ -205,7 +205,7 @@ def _tree(values: Iterable[tuple[Item, Any]], file: File) -> Any:
         if path[-1] in node:
             raise Malformed(f"has two values at the path of {printable(repr(item.name), 80)}", where=file.path)
         node[path[-1]] = value
-    return _as_nodes(root, file)
+    return _as_nodes(root, file, warnings)
 
 
 class _TextKeys(dict[str | int, Any]):
@@ -216,13 +216,19 @@ class _IntegerKeys(dict[str | int, Any]):
     """A list of the tree that grows."""
 
 
-def _as_nodes(node: dict[str | int, Any], file: File) -> Any:
-    below = [(key, _as_nodes(v, file) if isinstance(v, _TextKeys | _IntegerKeys) else v) for key, v in node.items()]
+def _as_nodes(node: dict[str | int, Any], file: File, warnings: list[str]) -> Any:
+    """The nodes of the tree that NODE grew to. None stands for items that torch left out of lists: empty dicts."""
+    below = {
+        key: _as_nodes(v, file, warnings) if isinstance(v, _TextKeys | _IntegerKeys) else v for key, v in node.items()
+    }
     if not isinstance(node, _IntegerKeys):
-        return Dict(list(below))
-    if sorted(map(int, node)) != list(range(len(node))):
-        raise Malformed(f"has a list that lacks items: it has {sorted(map(int, node))[:8]}", where=file.path)
-    return List([value for _, value in sorted(below, key=lambda pair: int(pair[0]))])
+        return Dict(list(below.items()))
+    numbers = sorted(map(int, node))
+    if numbers[0] < 0 or numbers[-1] > 2 * len(numbers) + 1000:
+        raise Malformed(f"has a list that lacks items: it has {numbers[:8]}", where=file.path)
+    if len(numbers) <= numbers[-1]:
+        warnings.append(f"a list in it lacks {numbers[-1] + 1 - len(numbers):,} items, as if they had been empty dicts")
+    return List([below.get(number) for number in range(numbers[-1] + 1)])
 
 
 def _noted(folder: Folder, file: File, root: Dict) -> tuple[Dict, dict[str, str]]:

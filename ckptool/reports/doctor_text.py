@@ -19,7 +19,7 @@ def doctor_text(found: Diagnosis, *, width: int = 120) -> str:
         found: the diagnosis.
         width: columns to fill. Commands are never folded.
     """
-    return "\n".join(_folded(_lines(found), width))
+    return "\n".join(wrapped(_lines(found), width))
 
 
 def explanation_text(findings: Sequence[Finding], *, width: int = 120) -> str:
@@ -27,12 +27,7 @@ def explanation_text(findings: Sequence[Finding], *, width: int = 120) -> str:
     if not findings:
         return "No message that ckptool knows. `ckptool doctor FILE` looks at the file itself."
     lines = [line for number, one in enumerate(findings) for line in ([""] if number else []) + list(_explained(one))]
-    return "\n".join(_folded(lines, width))
-
-
-def _folded(lines: Iterator[str] | Sequence[str], width: int) -> Iterator[str]:
-    for line in lines:
-        yield from [line] if line.lstrip().startswith("ckptool ") else wrapped([line], width)
+    return "\n".join(wrapped(lines, width))
 
 
 def _explained(one: Finding) -> Iterator[str]:

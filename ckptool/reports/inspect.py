@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict, metadata_of
@@ -18,7 +18,9 @@ from ..tensor import LazyTensor
 from ..tree import Dict, Global, List, Object, Set, address, component_text, is_mapping, walk
 from ..weights import is_tensor
 from .training import Training, training_of
-from .values import Statistics, in_threads, statistics
+
+if TYPE_CHECKING:
+    from .values import Statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,8 @@ def statistics_of(path: StrPath, seen: Inspection) -> list[Statistics | None]:
 
     Every tensor is read once, in pieces, by several threads.
     """
+    from .values import in_threads, statistics
+
     found = dict(open_checkpoint(path).tensors())
     tensors = [found.get(t.path) for t in seen.tensors]
     return list(in_threads(lambda t: None if t is None else statistics(t), tensors))

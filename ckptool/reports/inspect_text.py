@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ..errors import counted, printable
 from ..keys import collapse
-from .render import ROWS, count_text, percent, section, size_text, table
+from .render import ROWS, count_text, percent, section, size_text, table, wrapped
 
 if TYPE_CHECKING:
     from .inspect import Inspection, StateDictReport, TensorReport
@@ -39,7 +39,7 @@ def inspect_text(
         depth: sum up below this number of components of the keys.
         stats: statistics for each tensor, which are then listed one a line.
     """
-    return "\n".join(_inspection(seen, everything, width, sort, depth, stats))
+    return "\n".join(wrapped(_inspection(seen, everything, width, sort, depth, stats), 10**6 if everything else width))
 
 
 def _inspection(

@@ -79,9 +79,9 @@ def _scanned(seen: Scan, everything: bool) -> Iterator[str]:
 
 
 def wrapped(lines: Iterable[str], width: int) -> Iterator[str]:
-    """Lines folded at WIDTH between words, indented further. A word is never cut, so paths can be copied."""
+    """Lines folded at WIDTH between words, indented further. Words and commands are never cut."""
     for line in lines:
-        if len(line) <= width:
+        if len(line) <= width or line.lstrip().startswith("ckptool "):
             yield line
             continue
         indent = " " * (len(line) - len(line.lstrip()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -72,6 +73,25 @@ def test_the_text_folds_layers_and_names_the_command_that_helps(run: Run, files:
     assert "module.layers.{0..31}  x32" in out
     assert "ckptool strip-prefix deep.pth deep-plain.pth" in out
     assert "ckptool remap deep.pth deep-cpu.pth --map-location cpu" in out
+
+
+def test_files_that_were_inspected_do_not_stay_open(run: Run, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Path("/proc/self/fd")
+    if not place.exists():
+        pytest.skip("only Linux lists the descriptors of a process")
+    from ckptool.reports import inspect as report
+
+    counts = []
+
+    def counted(path: str) -> report.Inspection:
+        counts.append(len(list(place.iterdir())))
+        return inspect(path)
+
+    inspect = report.inspect
+    monkeypatch.setattr(report, "inspect", counted)
+    assert run("inspect", *[files["plain.pth"]] * 300).code == 0
+    assert max(counts) - counts[0] < 100
+    assert gc.isenabled()
 
 
 def test_the_commands_that_it_names_work(run: Run, files: Files) -> None:

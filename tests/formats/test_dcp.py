@@ -282,7 +282,9 @@ def test_metadata_that_contradict_themselves_are_refused(tmp_path, damage):
     assert str(path) in refused(tmp_path / "x")
 
 
-@pytest.mark.parametrize("paths", [[("a", 1)], [("a", 0), ("a", "b")], [("a",), ("a", "b")], [("a",), ("a",)]])
+@pytest.mark.parametrize(
+    "paths", [[("a", 10**9)], [("a", -1)], [("a", 0), ("a", "b")], [("a",), ("a", "b")], [("a",), ("a",)]]
+)
 def test_paths_that_make_no_tree_are_refused(tmp_path, paths):
     data = zipped(7)
     items = [
@@ -292,6 +294,14 @@ def test_paths_that_make_no_tree_are_refused(tmp_path, paths):
     write(tmp_path / "x", {"a.distcp": data}, items)
     message = refused(tmp_path / "x")
     assert "list that lacks items" in message or "two values at the path" in message
+
+
+def test_items_that_torch_left_out_of_a_list_are_none(tmp_path):
+    box = records.Box((), (), records.Slice("a.distcp", 0, len(zipped(7))))
+    write(tmp_path / "x", {"a.distcp": zipped(7)}, [records.Item("a.2", ("a", 2), [box])])
+    ckpt = ckptool.open(tmp_path / "x")
+    assert ckpt.root.get("a").items == [None, None, 7]
+    assert ckpt.warnings == ("a list in it lacks 2 items, as if they had been empty dicts",)
 
 
 def test_without_paths_names_are_keys(tmp_path):
@@ -383,6 +393,16 @@ def test_a_tied_tensor_is_stored_once(tmp_path):
     ckptool.save(state_dict_of({"a": tensor, "b": tensor}), tmp_path / "x", format="dcp")
     assert (tmp_path / "x" / "__0_0.distcp").stat().st_size < 2 * tensor.nbytes
     assert ckptool.open(tmp_path / "x").state_dict().ties() == [["a", "b"]]
+
+
+@pytest.mark.parametrize("flags", [{}, {"neg": True}])
+def test_a_part_that_is_transposed_stays_transposed(tmp_path, flags):
+    storage = tensor_of("float32", (20,)).storage
+    tensor = LazyTensor(storage, BY_NAME["float32"], (3, 4), (1, 3), 5, **flags)
+    ckptool.save(state_dict_of({"a": tensor}), tmp_path / "x", format="dcp")
+    back = ckptool.open(tmp_path / "x").state_dict()["a"]
+    assert back.stride == (1, 3)
+    assert bytes(back.source().read(0, 48)) == bytes(tensor.source().read(0, 48))
 
 
 def test_a_slice_of_a_large_storage_does_not_bring_it_along(tmp_path):

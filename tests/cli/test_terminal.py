@@ -1,0 +1,68 @@
+"""What reports look like on a terminal: as wide as it is, and nothing that could colour it or move its cursor."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from samples import Files, envelope, state_dict, tensor
+
+import ckptool
+from ckptool.checkpoint import Checkpoint
+from ckptool.tree import Dict
+
+pty = pytest.importorskip("pty")
+fcntl = pytest.importorskip("fcntl")
+termios = pytest.importorskip("termios")
+
+REPORTS = [
+    ["inspect", "loud.pth"],
+    ["inspect", "loud.pth", "--stats"],
+    ["diff", "loud.pth", "plain.pth"],
+    ["verify", "loud.pth", "--digest"],
+    ["scan", "last.ckpt", "evil.pth"],
+    ["doctor", "loud.pth"],
+]
+
+
+def on_a_terminal(words: list[str], folder: Path, columns: int) -> str:
+    """What a command prints to a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "ckptool", *words]
+    with subprocess.Popen(
+        command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm-256color"}
+    ) as child:
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                part = os.read(ours, 65536)
+            except OSError:  # how Linux says that the other side was closed
+                break
+            if not part:
+                break
+            said += part
+        child.wait(60)
+    os.close(ours)
+    return said.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("words", REPORTS, ids=" ".join)
+def test_a_report_fits_the_terminal_and_holds_only_text(
+    files: Files, tmp_path: Path, words: list[str], columns: int
+) -> None:
+    root = envelope(state_dict("module.", "cuda:1"))
+    root.entries.append(("\x1b[31m\x9b2J\x07\r", Dict([("\u202ename\n", tensor(3, location="cuda:\x1b[0m"))])))
+    ckptool.save(Checkpoint(root), tmp_path / "loud.pth", keep_objects=True)
+    said = on_a_terminal(words, tmp_path, columns)
+    assert said
+    assert all(char.isprintable() or char == "\n" for char in said)
+    long = [line for line in said.splitlines() if len(line) > columns and not line.strip().startswith("ckptool ")]
+    assert long == []
