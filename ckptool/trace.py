@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .inputs import guess_inputs, inputs_text, made
+from .inputs import InputSpec, guess_inputs, inputs_text, made
 from .signature import Entry, Signature
 
 
@@ -106,66 +106,79 @@ _SMALL = 50_000_000
 
 def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: Any) -> _Followed:
     """Follow a forward pass on the first inputs that the model takes."""
-    candidates = [inputs] if inputs is not None else guess_inputs(model)
-    began = time.monotonic()
-    shadow = _on_meta(model)
+    small = sum(t.numel() for t in live.values()) < _SMALL and not any(t.is_meta for t in live.values())
     best = _Nothing
-    for attempt, candidate in enumerate(candidates):
-        if attempt >= _TRIES or time.monotonic() - began > _PATIENCE:
-            break
-        found = _attempt(shadow, live, candidate) if shadow is not None else None
-        if found is None and inputs is not None and sum(t.numel() for t in live.values()) < _SMALL:
-            found = _attempt(model, live, candidate)
-        if found is None:
-            continue
-        if found.inputs:
-            return found
-        if len(found.uses) > len(best.uses):
-            best = found
-    if inputs is None and sum(t.numel() for t in live.values()) < _SMALL and not any(t.is_meta for t in live.values()):
-        for candidate in itertools.islice(guess_inputs(model), 40):
-            if time.monotonic() - began > 2 * _PATIENCE:
+    for one in itertools.chain(_copies_without_memory(model), [model] if small else []):
+        began = time.monotonic()
+        candidates = [inputs] if inputs is not None else filter(_is_small, guess_inputs(model))
+        for candidate in itertools.islice(candidates, 40 if one is model else _TRIES):
+            if time.monotonic() - began > _PATIENCE:
                 break
-            found = _attempt(model, live, candidate)
+            found = _attempt(one, candidate)
             if found is not None and found.inputs:
                 return found
+            if found is not None and len(found.uses) > len(best.uses):
+                best = found
     return best if len(best.uses) >= 0.9 * len(live) else _Nothing
 
 
-def _on_meta(model: torch.nn.Module) -> torch.nn.Module | None:
-    """A copy of the model on the meta device, with its structure and no values; the model itself if it is there."""
+def _is_small(inputs: Any) -> bool:
+    """Whether a guess is one that may be tried: some layers take thousands of channels, and pictures are big."""
+    specs = inputs.values() if isinstance(inputs, Mapping) else inputs
+    return all(math.prod(spec.shape) <= _MOST_INPUT for spec in specs)
+
+
+_MOST_INPUT = 1 << 22
+
+
+def _copies_without_memory(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Copies of the model with its structure and no values: of zeros in one element each, and on the meta device.
+
+    The first can be run as any model on a CPU, also where code looks at values, and costs no start-up: the first pass
+    on the meta device imports two seconds of torch. The second is for models whose operations themselves are too big.
+    """
+    for hollow in (_zeros, _on_meta):
+        memo: dict[int, Any] = {}
+        for tensor in itertools.chain(model.parameters(), model.buffers()):
+            made_hollow = hollow(tensor)
+            if isinstance(tensor, torch.nn.Parameter):
+                made_hollow = torch.nn.Parameter(made_hollow, requires_grad=False)
+            memo[id(tensor)] = made_hollow
+        with contextlib.suppress(Exception):
+            yield copy.deepcopy(model, memo)
     if all(tensor.is_meta for tensor in itertools.chain(model.parameters(), model.buffers())):
-        return model  # also where it cannot be copied: functions that it holds may refer to it
-
-    memo: dict[int, Any] = {}
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
-        if isinstance(tensor, torch.nn.Parameter):
-            memo[id(tensor)] = torch.nn.Parameter(
-                torch.empty_like(tensor.data, device="meta"), requires_grad=tensor.requires_grad
-            )
-        else:
-            memo[id(tensor)] = torch.empty_like(tensor, device="meta")
-    try:
-        return copy.deepcopy(model, memo)
-    except Exception:
-        return None
+        yield model  # where it cannot be copied: functions that it holds may refer to it
 
 
-def _attempt(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: Any) -> _Followed | None:
+def _zeros(tensor: torch.Tensor) -> torch.Tensor:
+    if not tensor.is_meta and tensor.numel() <= _FEW and not isinstance(tensor, torch.nn.Parameter):
+        return tensor.detach().clone()  # indices and masks, whose values code may need
+    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, device="meta")
+
+
+#: Elements of a buffer whose values are kept.
+_FEW = 1 << 20
+
+
+def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
     names = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     device = next((str(t.device) for t in names.values()), "cpu")
     args, kwargs = (), {}
+    state = torch.get_rng_state()
     if isinstance(inputs, Mapping):
-        kwargs = {key: made(value, device) for key, value in inputs.items()}
+        kwargs = {key: _hollow(value, device) for key, value in inputs.items()}
     else:
-        args = tuple(made(value, device) for value in inputs)
+        args = tuple(_hollow(value, device) for value in inputs)
     keys: dict[int, str] = {}
     for key, tensor in names.items():
         keys.setdefault(id(tensor), key)
     mode = _Follower(keys)
     training = model.training
     fast = torch.backends.mha.get_fastpath_enabled()
-    state = torch.get_rng_state()
     try:
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)
@@ -179,6 +192,13 @@ def _attempt(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: A
         model.train(training)
         torch.set_rng_state(state)
     return _Followed(mode.uses, inputs_text(inputs), mode.rotary)
+
+
+def _hollow(value: Any, device: str) -> Any:
+    """An input: zeros without memory where values do not matter."""
+    if isinstance(value, InputSpec) and device == "cpu" and getattr(torch, value.dtype).is_floating_point:
+        return torch.zeros((), dtype=getattr(torch, value.dtype)).expand(value.shape)
+    return made(value, device)
 
 
 @contextlib.contextmanager
@@ -208,7 +228,9 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             key = self._keys.get(id(value))
             if key is not None and name not in _LOOKS:
                 self._use(key, name, place, args, value)
-        result = func(*args, **kwargs)
+        result = _shape_only(name, args, kwargs)
+        if result is None:
+            result = func(*args, **kwargs)
         self._alive.append(result)
         if name in _VIEWS and args and id(args[0]) in self._keys and isinstance(result, torch.Tensor):
             self._keys.setdefault(id(result), self._keys[id(args[0])])
@@ -297,6 +319,40 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         key = what[0]
         if key in self.uses:
             self.uses[key].notes.setdefault("layout", (layout, inner))
+
+
+def _shape_only(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
+    """Zeros of the shape that a layer of zeros gives, without work and memory; None where that is not known."""
+    x = args[0] if args else None
+    if not isinstance(x, torch.Tensor):
+        return None
+    if name in _BY_ELEMENT and x.numel() > 1 and not any(x.stride()) and x.device.type == "cpu":
+        return x
+    if name in _POOLS and x.ndim == int(name[-2]) + 2 and not any(x.stride()) and x.numel() > 1:
+        one = getattr(torch.nn.functional, name)(x[:1, :1], *args[1:], **kwargs)
+        return one.new_zeros(()).expand(*x.shape[:2], *one.shape[2:]) if isinstance(one, torch.Tensor) else None
+    weight = args[1] if len(args) > 1 else None
+    if not isinstance(weight, torch.Tensor):
+        return None
+    if weight.device.type != "cpu" or weight.numel() < 2 or any(weight.stride()) or not x.is_floating_point():
+        return None
+    if name == "linear" and weight.ndim == 2 and x.shape[-1:] == weight.shape[1:]:
+        return x.new_zeros(()).expand(*x.shape[:-1], weight.shape[0])
+    if name in ("conv1d", "conv2d", "conv3d") and x.ndim == weight.ndim and x.shape[1] == weight.shape[1]:
+        one = getattr(torch.nn.functional, name)(x[:1, :1], weight[:1, :1], None, *args[3:6])
+        if not kwargs and (len(args) < 7 or args[6] == 1):
+            return x.new_zeros(()).expand(x.shape[0], weight.shape[0], *one.shape[2:])
+    return None
+
+
+_POOLS = frozenset(
+    f"{kind}_pool{dims}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for dims in (1, 2, 3)
+)
+#: Functions of each element, also in place.
+_BY_ELEMENT = frozenset(
+    "relu relu_ relu6 leaky_relu leaky_relu_ gelu silu mish elu elu_ selu hardswish hardsigmoid sigmoid tanh "
+    "dropout dropout1d dropout2d dropout3d feature_dropout softplus hardtanh hardtanh_ prelu".split()
+)
 
 
 def _every_second(args: Any) -> bool:

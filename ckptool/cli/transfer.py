@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .. import formats, passes
+from .. import formats, passes, values
 from ..checkpoint import Checkpoint
 from ..errors import Doubtful, NotFound, RuleError, printable
 from ..files import shell_quote
@@ -104,6 +104,7 @@ def _is_a_file(word: str) -> bool:
 @click.option(
     "--input", "inputs", multiple=True, metavar="SPEC", help="Example input: 'float32[2,3,64,64]', 'int64[2,12]<100'."
 )
+@click.option("--cast", metavar="TYPE", help="Cast floating point tensors: bf16, fp16, fp32 … (see `ckptool convert`).")
 @click.option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
 @click.option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything.")
 @click.option("--html", type=FileName(), metavar="REPORT", help="Also write a page to look at.")
@@ -142,6 +143,8 @@ def transfer(source: str, model: str, **options: Any) -> int:
     if refusal is None and not options["dry_run"]:
         with contextlib.redirect_stdout(sys.stderr):
             made = apply(mapping, ckpt, partial(_initial_values, found))
+        if options["cast"]:
+            made = values.cast(made, options["cast"])
         if options["map_location"]:
             made = passes.map_location(made, options["map_location"])
         plan = _write(made, out, options)

@@ -353,12 +353,22 @@ class _Filler:
             if remedy is None:
                 continue
             expr, doubt = remedy
-            self.holes[t.main.name] = _Filled(expr, "similar names", [doubt], [])
+            doubts = [] if self._follows_its_channels(t) and len(s.main.shape) == 2 else [doubt]
+            self.holes[t.main.name] = _Filled(expr, "similar names", doubts, [])
             self.unit_of[t.main.name] = (t, s)
             for role, piece in t.pieces.items():
                 if piece is not t.main and role in s.pieces and s.pieces[role].shape == piece.shape:
                     self.holes[piece.name] = _Filled(s.pieces[role].expr, "similar names")
                     self.unit_of[piece.name] = (t, s)
+
+    def _follows_its_channels(self, t: Unit) -> bool:
+        """Whether a convolution takes the feature maps of another, which linear layers take flattened in that order."""
+        before = [
+            u for u in self.matcher.targets if u.used is not None and t.used is not None and u.used < t.used
+            if len(u.main.shape) == len(t.main.shape)
+        ]  # fmt: skip
+        last = max(before, key=lambda u: u.used or 0.0, default=None)
+        return last is not None and len(t.main.shape) == 4 and last.main.shape[0] == t.main.shape[1]
 
     def _of_other_sizes(self) -> None:
         """What stands in the place of a tensor that has no source, with other sizes, to be named in the refusal."""

@@ -112,6 +112,12 @@ def test_types_and_locations_are_those_of_the_source(run: Run, folder: Path) -> 
     assert same(torch.load(folder / "cpu.pth"), state)
 
 
+def test_floating_point_tensors_are_cast_on_request(run: Run, folder: Path) -> None:
+    assert run("transfer", "old.pth", "net.py", "-o", "out.pth", "--cast", "bf16").code == 0
+    made, want = torch.load(folder / "out.pth"), expected(folder)
+    assert all(torch.equal(made[k], v.bfloat16() if v.is_floating_point() else v) for k, v in want.items())
+
+
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
 def test_the_suffix_chooses_the_format(run: Run, folder: Path, suffix: str) -> None:
     from safetensors.torch import load_file
