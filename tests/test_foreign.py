@@ -73,7 +73,7 @@ FOREIGN = {
     ),
     "one zero": (b"\0", "it begins with zeros", "copy or download it again"),
     "zeros, then something": (bytes(100) + b"PK\3\4", "it begins with zeros", "copy or download it again"),
-    "gzip": (gzip.compress(b"x"), "a gzip file", "gunzip it first"),
+    "gzip": (gzip.compress(b"x", mtime=0), "a gzip file", "gunzip it first"),
     "bzip2": (bz2.compress(b"x"), "a bzip2 file", "bunzip2 it first"),
     "xz": (lzma.compress(b"x"), "an xz file", "unxz it first"),
     "zstd": (b"\x28\xb5\x2f\xfd\x04\0\1\0\0x", "a zstd file", "unzstd it first"),

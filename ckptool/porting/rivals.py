@@ -23,6 +23,10 @@ _BELIEVED = 0.85
 #: So many look-alikes are compared each with each; in larger groups each with its neighbours.
 _ALL_WITH_ALL = 24
 _NEAR = 3
+#: Sources are exchanged in groups of look-alikes up to this size.
+_MOST_EXCHANGED = 64
+#: How doubts begin that are about a whole part of the model, which no exchange of two layers settles.
+_OF_PARTS = "equal parts"
 #: A block in which less than this many couples tell about an order is judged by the whole model.
 _FEW = 3
 
@@ -37,6 +41,7 @@ def weigh(matching: Matching, *, ordered: bool, traced: bool, source_traced: boo
     """
     orders = _orders(ordered=ordered, traced=traced, source_traced=source_traced)
     overall = {order[0]: _concordance(order, matching.pairs) for order in orders}
+    _rearrange(matching, orders, overall)
     blocks: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in matching.pairs:
         blocks[_block(pair[0].path)].append(pair)
@@ -53,7 +58,73 @@ def weigh(matching: Matching, *, ordered: bool, traced: bool, source_traced: boo
         _exchange(one, other, _AGAINST)
     for one, other in _strays(matching.pairs):
         _exchange(one, other, "what is around it comes from where {} is")
+    _spread(matching.pairs)
     _left_over(matching)
+
+
+def _spread(pairs: list[Pair]) -> None:
+    """A doubt about most of a numbered part is one about all of it that has no equal name."""
+    parts: dict[tuple[str, ...], list[Unit]] = defaultdict(list)
+    for t, _ in pairs:
+        for prefix in _numbered(t.path):
+            parts[prefix].append(t)
+    for units in parts.values():
+        doubts = [next((d for d in unit.doubts if d.startswith(_OF_PARTS)), None) for unit in units]
+        found = next((d for d in doubts if d is not None), None)
+        if found is not None and sum(d is not None for d in doubts) > len(units) / 2:
+            for unit, doubt in zip(units, doubts, strict=True):
+                if doubt is None and "name" not in unit.evidence:
+                    unit.doubts.append(found)
+
+
+def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, float]) -> None:
+    """Exchange the sources of two pairs as long as all that is known together speaks for it."""
+    contents = _contents(matching)
+    groups: dict[object, list[int]] = defaultdict(list)
+    for at, (t, _) in enumerate(matching.pairs):
+        groups[t.colour].append(at)
+    for group in groups.values():
+        if len(group) > _MOST_EXCHANGED:
+            continue
+        for _ in range(len(group)):
+            better = [
+                (gain, i, j)
+                for i, j in combinations(group, 2)
+                if _plain(_block(matching.pairs[i][0].path)) == _plain(_block(matching.pairs[j][0].path))
+                and _in_question(matching.pairs[i], matching.pairs[j], orders, overall)
+                and (gain := -_balance(matching.pairs[i], matching.pairs[j], orders, overall, contents)) > 0
+            ]
+            if not better:
+                break
+            _, i, j = max(better)
+            (t, s), (t2, s2) = matching.pairs[i], matching.pairs[j]
+            matching.pairs[i], matching.pairs[j] = (t, s2), (t2, s)
+            for unit in (t, t2):
+                unit.evidence = ["exchanged, for all that speaks for it"]
+                unit.doubts = [d for d in unit.doubts if d.startswith(_OF_PARTS) or not ("order" in d or "speak" in d)]
+                unit.rivals = []
+            if _by_names(matching.pairs[i], matching.pairs[j]) != "sure":
+                _exchange(matching.pairs[i], matching.pairs[j], "all but the numbers spoke for the swap with {}")
+
+
+def _in_question(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float]) -> bool:
+    return bool(one[0].doubts or other[0].doubts or _swap(one, other, orders, overall))
+
+
+def _balance(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float], contents: _Contents) -> float:
+    """How much more speaks for two pairs than for their swap; below zero, the swap is better."""
+    crossed: tuple[Pair, Pair] = ((one[0], other[1]), (other[0], one[1]))
+    if _fits_only_so(one, other, contents):
+        return 10.0
+    if _fits_only_so(*crossed, contents):
+        return -10.0
+    score = {"sure": 4.0, "for": 1.5, "nothing": 0.0, "against": -0.25}[_by_names(one, other)]
+    if score < 0 and _by_names(*crossed) == "sure":
+        score = -4.0
+    score += 1.5 * _by_numbers(one, other)
+    if score >= 0:
+        return score  # orders alone exchange nothing: they made these pairs
+    return score + sum(_vote(order, one, other) * (1.0 if overall[order[0]] >= _BELIEVED else 0.25) for order in orders)
 
 
 _Contents = dict[bool, dict[tuple[str, ...], Counter[object]]]
@@ -287,7 +358,11 @@ def _by_numbers(one: Pair, other: Pair) -> int:
 
 
 def _series(unit: Unit) -> tuple[str, ...]:
-    return tuple("".join(c for c in component if not c.isdigit()) for component in unit.path)
+    return _plain(unit.path)
+
+
+def _plain(path: Sequence[str]) -> tuple[str, ...]:
+    return tuple("".join(c for c in component if not c.isdigit()) for component in path)
 
 
 def _by_names(one: Pair, other: Pair, *, soft: bool = True) -> str:
@@ -301,12 +376,11 @@ def _by_names(one: Pair, other: Pair, *, soft: bool = True) -> str:
         return "sure"
     if as_is > swapped:
         return "against"
+    said = _soft(t, s) + _soft(t2, s2) - _soft(t, s2) - _soft(t2, s)
     words = _shared(t, s, t2, s2) + _shared(t2, s2, t, s)
     crossed = _shared(t, s2, t2, s) + _shared(t2, s, t, s2)
-    if words > crossed:
-        return "sure"
-    if crossed > words:
-        return "against"
+    if words != crossed and said * (words - crossed) >= 0:
+        return "sure" if words > crossed else "against"
     equal = (t.path[-1] == s.path[-1]) + (t2.path[-1] == s2.path[-1])
     if (
         not any(u.path[-1].isdigit() for u in (t, t2, s, s2))
@@ -319,7 +393,6 @@ def _by_names(one: Pair, other: Pair, *, soft: bool = True) -> str:
             return "against"
     if not soft:
         return "nothing"
-    said = _soft(t, s) + _soft(t2, s2) - _soft(t, s2) - _soft(t2, s)
     return "for" if said > 0 else "against" if said < 0 else "nothing"
 
 
