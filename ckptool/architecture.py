@@ -14,7 +14,7 @@ import re
 import sys
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -302,10 +302,60 @@ def signature_for(model: Any, *, inputs: Any = None, kwargs: Mapping[str, Any] |
 
 
 def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTensor]:
-    """The values that the model itself gives to KEYS when it is built. This builds it for real."""
-    state = unwrapped(build(source, real=True)).state_dict()
+    """The values that the model itself gives to KEYS when it is built.
+
+    This builds it once more, and only those of its parameters for real: a new head on a big model costs the head.
+    """
+    try:
+        model = _partly_real(source, set(keys))
+        state = None if model is None else model.state_dict()
+    except Exception:  # code that looks at the values of others while it builds
+        state = None
+    if state is None or any(state[key].is_meta for key in keys):
+        state = unwrapped(build(source, real=True)).state_dict()
     tensors = from_torch({key: state[key].detach().contiguous() for key in keys}).state_dict("").tensors
     return dict(tensors)
+
+
+def _partly_real(source: ModelSource, keys: set[str]) -> torch.nn.Module | None:
+    """The model with all parameters on the meta device but KEYS; None where they are not made in a fixed order.
+
+    Parameters are told by the order in which modules register them, which is noted on the meta device first. Their
+    memory is not touched before that: they are empty then, and are filled afterwards.
+    """
+    if source.instance:
+        return None
+    order: list[torch.nn.Parameter] = []
+    with torch.device("meta"), _on_registration(lambda _, parameter: order.append(parameter)):
+        shape_only = unwrapped(source.make())
+    wanted = {id(p) for name, p in shape_only.named_parameters(remove_duplicate=False) if name in keys}
+    real = {n for n, parameter in enumerate(order) if id(parameter) in wanted}
+    made = 0
+
+    def chosen(_: str, parameter: torch.nn.Parameter) -> torch.nn.Parameter | None:
+        nonlocal made
+        made += 1
+        if made - 1 in real:
+            return None
+        return torch.nn.Parameter(torch.empty_like(parameter.data, device="meta"), parameter.requires_grad)
+
+    with _on_registration(chosen):
+        model = unwrapped(source.make())
+    return model if made == len(order) else None
+
+
+@contextlib.contextmanager
+def _on_registration(then: Callable[[str, torch.nn.Parameter], torch.nn.Parameter | None]) -> Iterator[None]:
+    """Call THEN with every parameter that a module registers; what it returns is registered in its place."""
+
+    def hook(_module: torch.nn.Module, name: str, parameter: Any) -> Any:
+        return then(name, parameter) if isinstance(parameter, torch.nn.Parameter) else None
+
+    handle = torch.nn.modules.module.register_module_parameter_registration_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:

@@ -642,6 +642,8 @@ def _remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None) -> tuple[E
                 Expr("repeat", (expr,), (1, wanted[1] // have[1])),
                 f"{have[1]} input channels are repeated to {wanted[1]}, divided by {wanted[1] // have[1]}",
             )
+    if kind == "token" and len(wanted) == len(have) == 2 and wanted[1] == have[1] and wanted[0] < have[0]:
+        return ex.part(expr, 0, 0, wanted[0]), f"the first {wanted[0]:,} of {have[0]:,} words"
     if kind == "position" and len(wanted) >= 2 and wanted[-1] == have[-1] and prod(wanted[:-2]) == prod(have[:-2]) == 1:
         for prefix in (1, 0, 2):
             old, new = have[-2] - prefix, wanted[-2] - prefix

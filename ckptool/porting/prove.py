@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -132,13 +132,16 @@ def _load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> Non
 def _by_names(wanted: Signature, ckpt: Checkpoint, at: str | None) -> Mapping | None:
     """The mapping by equal names, wrappers aside, where all of them are there in the same sizes: it is its own file."""
     weights = ckpt.state_dict(at)
-    keys = unwrap(list(weights.tensors))
-    names = {new: old for old, new in keys.items()}
-    if len({new.partition(".")[0] for new in names}) == 1:  # all below one module, or a collection
-        names = {new.partition(".")[2]: old for new, old in names.items()} | names
+    names: dict[str, str | None] = {}
+    for depth in range(4):  # below modules and collections that the code does not have
+        ends: dict[str, str | None] = {}
+        for held in weights.tensors:
+            end = ".".join(held.split(".")[depth:])
+            ends[end] = None if end in ends else held
+        names = ends | names
     entries = []
     for own, entry in zip(unwrap(list(wanted.entries)).values(), wanted.entries.values(), strict=True):
-        key = names.get(own)
+        key = names.get(entry.key) or names.get(own)
         if key is None and entry.key.endswith("num_batches_tracked"):
             entries.append(Entry(entry.key, entry.shape, "mapped", default=True))
         elif key is None or weights.tensors[key].shape != entry.shape:
@@ -161,7 +164,7 @@ def _inputs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_i
             if b is not None and _run(theirs, a, {}) is not None:
                 return a, b, first
         raise CannotCarry("the source's code cannot be run on these inputs", where="--input")
-    for spec in islice(guess_inputs(theirs), 60):
+    for spec in chain(islice(guess_inputs(theirs), 60), islice(guess_inputs(own), 60)):
         a = _values(spec)
         if _run(theirs, a, {}) is None:
             continue

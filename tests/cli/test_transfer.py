@@ -459,7 +459,31 @@ def test_only_a_model_whose_own_values_stay_is_built_with_memory(run: Run, folde
     assert run("transfer", "old.pth", "counting.py", "-o", "a.pth").code == 0
     assert (folder / "built.txt").read_text() == "meta "
     assert run("transfer", "old.pth", "counting.py", "--kwargs", "classes=5", "--partial", "-o", "b.pth").code == 0
-    assert (folder / "built.txt").read_text() == "meta meta cpu "
+    assert (folder / "built.txt").read_text() == "meta meta meta cpu "
+
+
+def test_of_a_model_that_keeps_some_values_only_those_get_memory(folder: Path) -> None:
+    from ckptool.architecture import _partly_real, find_model, initial_values
+
+    found = find_model(f"{folder / 'net.py'}:Net", {"classes": 5})
+    partly = _partly_real(found, {"head.weight", "head.bias"})
+    assert partly is not None
+    assert {name for name, p in partly.named_parameters() if not p.is_meta} == {"head.weight", "head.bias"}
+    values = initial_values(found, ["head.weight", "norm.running_var"])
+    assert 0 < float(abs(values["head.weight"].numpy()).max()) <= 0.25  # as nn.Linear(16, …) begins
+    assert values["norm.running_var"].numpy().tolist() == [1.0] * 8
+
+
+def test_a_model_that_looks_at_its_values_while_it_is_built_is_built_whole(folder: Path) -> None:
+    from ckptool.architecture import find_model, initial_values
+
+    (folder / "looks.py").write_text(
+        "import torch\nfrom torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)\n"
+        "        self.largest = float(self.a.weight.abs().max()) if not self.a.weight.is_meta or torch.empty(1).device"
+        ".type == 'cpu' else 0.0\n"
+    )
+    assert initial_values(find_model(str(folder / "looks.py")), ["b.weight"])["b.weight"].shape == (3, 3)
 
 
 # -------------------------------------------------------------------------------------------------- the proof
