@@ -35,8 +35,9 @@ def in_new_python():
 
     def run(program, *args, **environment):
         command = [sys.executable, "-c", program, *map(str, args)]
+        unwatched = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment}
+            command, capture_output=True, text=True, timeout=120, check=False, env={**unwatched, **environment}
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
