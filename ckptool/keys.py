@@ -55,7 +55,13 @@ class Pattern:
         """Return the pattern that TEXT describes, or raise RuleError."""
         if text.startswith(_REGEX):
             return cls(text, _expression(text))
-        body = text.removesuffix(".")
+        body = "" if text == "*" else text.removesuffix("*").removesuffix(".") if text.endswith(".*") else text
+        body = body.removesuffix(".")
+        if "*" in body:
+            raise RuleError(
+                f"'*' in the pattern {_quoted(text)} is not at its end, after a dot",
+                hint="write {} for one component or a part of it, {...} for one or more components",
+            )
         if not body:
             return cls(text, re.compile(""))
         holes, source = [], ""
@@ -102,6 +108,11 @@ class Rename:
 
     def __post_init__(self) -> None:
         pattern = Pattern.parse(self.old)
+        if not pattern.is_regex and "*" in self.new:
+            raise RuleError(
+                f"the rule {_quoted(self)} puts a '*' into keys",
+                hint="what the left side does not fit is kept: a=b renames all below a",
+            )
         object.__setattr__(self, "pattern", pattern)
         object.__setattr__(self, "_head", () if pattern.is_regex else _replacement(self.new, pattern))
         if pattern.is_regex:

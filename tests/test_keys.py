@@ -529,3 +529,14 @@ def test_did_you_mean_is_not_slow_for_names_made_to_be_slow():
     closest("a" * 10**6, ["a" * (200 - i % 7) + "b" * (i % 7) for i in range(1000)] + ["a" * 10**6] * 10)
     closest("a" * 199, ["a" * (199 - i % 7) + "b" * (i % 7) for i in range(1000)])
     assert time.perf_counter() - start < 10
+
+
+def test_a_star_at_the_end_means_all_below_and_is_refused_elsewhere():
+    assert Pattern.parse("fc.*").matches("fc.weight")
+    assert not Pattern.parse("fc.*").matches("fc2.weight")
+    assert Pattern.parse("*").matches("anything.at.all")
+    for text in ("fc*", "*.weight", "a.*.b"):
+        with pytest.raises(RuleError, match="is not at its end"):
+            Pattern.parse(text)
+    with pytest.raises(RuleError, match="puts a '\\*' into keys"):
+        Rename.parse("a.*=b.*")

@@ -159,14 +159,7 @@ class Mapping:
 
 
 def _patterns(texts: Sequence[str] | None) -> list[Pattern]:
-    return [] if texts is None else [accepting(text) for text in texts]
+    return [] if texts is None else [Pattern.parse(text) for text in texts]
 
 
-def accepting(text: str) -> Pattern:
-    """A pattern of `--accept-guesses` or `--partial`: as everywhere, and `head.*` for all below `head`."""
-    return Pattern.parse(
-        "" if text == "*" else text.removesuffix("*").removesuffix(".") if text.endswith(".*") else text
-    )
-
-
-__all__ = ["Entry", "Mapping", "Status", "accepting", "of"]
+__all__ = ["Entry", "Mapping", "Status", "of"]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ..errors import Doubtful, NoMatch, counted, printable
 from ..files import shell_quote
-from ..keys import closest, collapse
-from .mapping import Entry, Mapping, accepting
+from ..keys import Pattern, closest, collapse
+from .mapping import Entry, Mapping
 
 
 def require_accepted(
@@ -45,7 +45,7 @@ def require_accepted(
 def _require_known(mapping: Mapping, patterns: Sequence[str], where: str) -> None:
     keys = [e.target for e in mapping.entries]
     for text in patterns:
-        if not any(map(accepting(text).matches, keys)):
+        if not any(map(Pattern.parse(text).matches, keys)):
             near = closest(
                 text.removesuffix("*").removesuffix("."), [*keys, *{k.rpartition(".")[0] for k in keys} - {""}]
             )
