@@ -53,11 +53,11 @@ def weigh(matching: Matching, *, ordered: bool, traced: bool, source_traced: boo
         anchors = [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]
         for one, other, reason in found:
             if reason and not _fits_only_so(one, other, contents) and not _in_company(one, other, anchors):
-                _exchange(one, other, reason)
+                _doubt_both(one, other, reason)
     for one, other in _of_other_blocks(matching.pairs):
-        _exchange(one, other, _AGAINST)
+        _doubt_both(one, other, _AGAINST)
     for one, other in _strays(matching.pairs):
-        _exchange(one, other, "what is around it comes from where {} is")
+        _doubt_both(one, other, "what is around it comes from where {} is")
     _spread(matching.pairs)
     _left_over(matching)
 
@@ -104,7 +104,7 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
                 unit.doubts = [d for d in unit.doubts if d.startswith(_OF_PARTS) or not ("order" in d or "speak" in d)]
                 unit.rivals = []
             if _by_names(matching.pairs[i], matching.pairs[j]) != "sure":
-                _exchange(matching.pairs[i], matching.pairs[j], "all but the numbers spoke for the swap with {}")
+                _doubt_both(matching.pairs[i], matching.pairs[j], "all but the numbers spoke for the swap with {}")
 
 
 def _in_question(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float]) -> bool:
@@ -204,7 +204,7 @@ def _numbered(path: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(path[: at + 1]) for at in range(len(path) - 1) if path[at].isdigit()]
 
 
-def _exchange(one: Pair, other: Pair, reason: str) -> None:
+def _doubt_both(one: Pair, other: Pair, reason: str) -> None:
     if reason:
         _doubt(one, other, reason)
         _doubt(other, one, reason)
