@@ -28,15 +28,23 @@ from typing import IO, TYPE_CHECKING, Any
 
 from .errors import CheckpointError, OutputExists, Unwritable, counted, printable
 from .files import Buffer, File, FileRange, Piece, StrPath, reason, shell_quote
-from .writing import Progress, check_backup, real_path, require_room, room_for, sync_folder, write_pieces
+from .writing import (
+    Progress,
+    check_backup,
+    real_path,
+    require_room,
+    room_for,
+    sync_folder,
+    target_status,
+    write_pieces,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
 _RECORD = ".ckptool-plan.json"
-_HASHED = (
-    1 << 20
-)  # bytes in memory beyond this get a CRC in the fingerprint: much faster, and nobody forges his own plan
+#: More bytes in memory than this get a CRC in the fingerprint: much faster, and nobody forges his own plan.
+_HASHED = 1 << 20
 
 
 def check_folder(
@@ -62,20 +70,9 @@ def check_folder(
         Unwritable: it is a file, or holds what would be lost, or no folder can be made there.
     """
     target = real_path(path)
-    try:
-        old = target.stat()
-    except FileNotFoundError:
-        if not target.parent.is_dir():
-            raise Unwritable(
-                f"the folder {target.parent.name or target.parent} does not exist",
-                where=path,
-                hint=f"mkdir -p {shell_quote(os.path.dirname(os.fspath(path).rstrip('/')) or '.')}",
-            ) from None
-        if not os.access(target.parent, os.W_OK):
-            raise Unwritable("the folder that it would be in may not be written to", where=path) from None
+    old = target_status(path)
+    if old is None:
         return None
-    except (OSError, ValueError) as error:
-        raise Unwritable(reason(error), where=path) from None
     if not stat.S_ISDIR(old.st_mode):
         raise Unwritable("is a file, where a folder is to be written", where=path, hint="choose another name")
     there = sorted(os.listdir(target))

@@ -352,25 +352,36 @@ def replacing(
     sync_folder(target.parent)
 
 
-def check_target(path: StrPath, *, overwrite: bool = False) -> os.stat_result | None:
-    """Refuse a target that cannot or must not be written, before any work is done. Returns its status if it exists."""
+def target_status(path: StrPath) -> os.stat_result | None:
+    """The status of what is at PATH, or None where nothing is and something can be made there.
+
+    Raises:
+        Unwritable: nothing can be made or looked at there.
+    """
     target = real_path(path)
-    if os.fspath(path).endswith(("/", os.sep)):
-        raise Unwritable("is a folder, not a file name", where=path)
     try:
-        old = target.stat()
+        return target.stat()
     except FileNotFoundError:
         if not target.parent.is_dir():
             raise Unwritable(
                 f"the folder {target.parent.name or target.parent} does not exist",
                 where=path,
-                hint=f"mkdir -p {shell_quote(os.path.dirname(os.fspath(path)) or '.')}",
+                hint=f"mkdir -p {shell_quote(os.path.dirname(os.fspath(path).rstrip('/')) or '.')}",
             ) from None
         if not os.access(target.parent, os.W_OK):
-            raise Unwritable("the folder may not be written to", where=path) from None
+            raise Unwritable("the folder that it would be in may not be written to", where=path) from None
         return None
     except (OSError, ValueError) as error:
         raise Unwritable(reason(error), where=path) from None
+
+
+def check_target(path: StrPath, *, overwrite: bool = False) -> os.stat_result | None:
+    """Refuse a target that cannot or must not be written, before any work is done. Returns its status if it exists."""
+    if os.fspath(path).endswith(("/", os.sep)):
+        raise Unwritable("is a folder, not a file name", where=path)
+    old = target_status(path)
+    if old is None:
+        return None
     if not stat.S_ISREG(old.st_mode):
         raise Unwritable(f"is {'a folder' if stat.S_ISDIR(old.st_mode) else 'not a regular file'}", where=path)
     if not overwrite:
