@@ -228,7 +228,7 @@ def holds_record(file: File | Window, name: str) -> bool:
     try:
         if not looks_like_zip(file.read(0, min(4, file.size))):
             return False
-        _, offset, size = _find_end(file)
+        _, offset, size = find_end(file)
         data = file.read(offset, size)
     except Malformed:
         return False
@@ -247,13 +247,13 @@ def open_archive(file: File | Window, *, any_layout: bool = False) -> Archive:
         Malformed: it is cut short, contradicts itself, or does what torch.save never does and no reader needs
             (encryption, several disks, bytes before or behind it, unsafe or ambiguous names).
     """
-    count, offset, size = _find_end(file)
-    entries = list(_read_directory(file, count, offset, size))
+    count, offset, size = find_end(file)
+    entries = list(read_directory(file, count, offset, size))
     names = [entry.name for entry in entries]
     top = "" if any_layout else _common_top(file, names)
-    _refuse_doubles(file, names)
-    members = [_locate(file, entry, offset, len(top) + (not any_layout)) for entry in entries]
-    _check_extents(file, members)
+    refuse_doubles(file, names)
+    members = [locate(file, entry, offset, len(top) + (not any_layout)) for entry in entries]
+    check_extents(file, members)
     # Folders have entries of their own in archives that were zipped again. They were checked like the others.
     return Archive(file, top, {m.name: m for m in members if m.name and not m.name.endswith("/")}, offset)
 
@@ -273,10 +273,13 @@ class _End(NamedTuple):
     offset: int
 
 
-def _find_end(file: File | Window) -> tuple[int, int, int]:
-    """Number of entries, offset and size of the central directory, all of which fit together and into the file."""
+def find_end(file: File | Window, *, headless: bool = False) -> tuple[int, int, int]:
+    """Number of entries, offset and size of the central directory, all of which fit together and into the file.
+
+    With HEADLESS the file need not start like an archive.
+    """
     head = file.read(0, min(4, file.size))
-    if len(head) == 4 and not looks_like_zip(head):
+    if len(head) == 4 and not looks_like_zip(head) and not headless:
         raise _bad(file, "does not start like a zip archive", f"the first bytes are {head.hex(' ')}")
     at, end = _end_record(file)
     start = at - LOCATOR.size
@@ -352,7 +355,7 @@ def _end_record64(file: File | Window, at: int, locator: int, classic: _End) -> 
     return end
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """What the central directory says about a record."""
 
     raw: bytes
@@ -366,7 +369,8 @@ class _Entry(NamedTuple):
     at: int
 
 
-def _read_directory(file: File | Window, count: int, offset: int, size: int) -> Iterator[_Entry]:
+def read_directory(file: File | Window, count: int, offset: int, size: int) -> Iterator[Entry]:
+    """The entries of the central directory, each held against what no checkpoint may have."""
     data = file.read(offset, size)
     at = 0
     for number in range(count):
@@ -384,7 +388,7 @@ def _read_directory(file: File | Window, count: int, offset: int, size: int) -> 
                 name = raw.decode("utf-8", "backslashreplace")  # torch takes the bytes, bit 11 or not
                 wide = widen(data[begin + named : at - comment], (length, compressed, header))
                 length, compressed, header = wide or (length, compressed, header)
-                entry = _Entry(raw, name, flags, method, crc, compressed, length, header, where)
+                entry = Entry(raw, name, flags, method, crc, compressed, length, header, where)
                 fault = _PARTS if disk else _entry_fault(entry) if wide else "an extra field is damaged"
         if entry is None or fault:
             evidence = [f"entry {number + 1:,} of {count:,}, at byte {where:,}"]
@@ -401,7 +405,7 @@ def _said(flags: int, method: int, crc: int, compressed: int, size: int) -> str:
     return f"flags {flags:#06x}, method {method}, CRC {crc:08x}, {compressed:,} bytes for {size:,}"
 
 
-def _entry_fault(entry: _Entry) -> str | None:
+def _entry_fault(entry: Entry) -> str | None:
     """What one entry of the directory has that no checkpoint may have, or None."""
     if entry.flags & _ENCRYPTED:
         return "is encrypted"
@@ -483,7 +487,8 @@ def _common_top(file: File | Window, names: list[str]) -> str:
     return tops[0]
 
 
-def _refuse_doubles(file: File | Window, names: list[str]) -> None:
+def refuse_doubles(file: File | Window, names: list[str]) -> None:
+    """Refuse an archive with two records of one name."""
     seen: dict[str, str] = {}
     for name in names:
         # torch ignores case: DATA.PKL can stand in for data.pkl. Of equal names some readers take the last.
@@ -494,7 +499,7 @@ def _refuse_doubles(file: File | Window, names: list[str]) -> None:
         seen[folded] = name
 
 
-def _locate(file: File | Window, entry: _Entry, limit: int, skip: int) -> Member:
+def locate(file: File | Window, entry: Entry, limit: int, skip: int) -> Member:
     """Read the local header of a record, hold it against the directory, and find the payload."""
     raw, name, flags, method, crc, compressed, size, header, at = entry
     end = header + LOCAL.size + len(raw)
@@ -529,7 +534,7 @@ def _locate(file: File | Window, entry: _Entry, limit: int, skip: int) -> Member
     return Member(name[skip:], method, flags, crc, size, compressed, header, start, at, descriptor)
 
 
-def _has_descriptor(file: File | Window, entry: _Entry, at: int, limit: int) -> bool:
+def _has_descriptor(file: File | Window, entry: Entry, at: int, limit: int) -> bool:
     """Whether a descriptor stands at AT. Its signature is optional, so none need be recognised."""
     data = file.read(at, min(_DESCRIPTOR64.size, limit - at))
     if not data.startswith(b"PK\7\10"):
@@ -542,8 +547,8 @@ def _has_descriptor(file: File | Window, entry: _Entry, at: int, limit: int) -> 
     raise _bad(file, "a record contradicts the checksum or the sizes behind it", where, data.hex(" "))
 
 
-def _check_extents(file: File | Window, members: list[Member]) -> None:
-    """Records may leave gaps, as edits in place do, but share no byte: that is how bombs are made small."""
+def check_extents(file: File | Window, members: list[Member]) -> None:
+    """Refuse records that share a byte: that is how bombs are made small. They may leave gaps, as edits in place do."""
     end = 0
     last: Member | None = None
     for member in sorted(members, key=lambda member: member.header):
