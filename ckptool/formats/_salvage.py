@@ -18,7 +18,7 @@ from ..decode import check_all
 from ..errors import CheckpointError, Malformed, NotFound, UnknownFormat, counted, printable
 from ..files import File, FileRange, crc32
 from ..tensor import LazyTensor, Storage
-from ..tree import Aside, Dict, address, children, rebuild, walk
+from ..tree import Aside, Dict, List, address, children, rebuild, walk
 from . import safetensors, torch_legacy
 from ._carve import by_directory, carve
 from ._foreign import describe
@@ -46,6 +46,17 @@ class Salvage:
     lost: tuple[tuple[str, str], ...]
     kept: int
     tensors: int
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether tensors are lost and none is whole."""
+        return bool(self.lost) and not self.kept
+
+    @property
+    def others(self) -> int:
+        """Entries of the checkpoint that are no tensors: an epoch, settings."""
+        plain = (node for trail, node in walk(self.checkpoint.root) if "/@" not in f"/{address(trail)}")
+        return sum(not isinstance(node, LazyTensor | Dict | List | tuple) for node in plain)
 
 
 def salvage(file: File, depth: int = 0) -> Salvage:

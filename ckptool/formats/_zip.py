@@ -163,7 +163,7 @@ class Archive:
         member = self.members.get(name)
         if member is None:
             shown = ", ".join(printable(other, 40) for other in list(self.members)[:8])
-            first = f"{len(self.members):,} records, the first are {shown}"
+            first = f"{counted(len(self.members), 'record')}, the first {shown}"
             raise _bad(self.file, f"the record {printable(name)} is missing", first)
         return member
 

@@ -363,19 +363,27 @@ def _form(tensors: dict[str, LazyTensor], ties: dict[str, str], strides: dict[st
     shared = Counter(t.storage.identity for key, t in tensors.items() if key not in ties and t.numel)
     views = sum(shared[t.storage.identity] > 1 for key, t in tensors.items() if key not in ties and t.numel)
     if views:
-        form.append(f"{views:,} tensors that are parts of shared storages are stored on their own")
+        form.append(
+            counted(
+                views,
+                "tensor that is a part of a shared storage is stored on its own",
+                "tensors that are parts of shared storages are stored on their own",
+            )
+        )
     located = Counter(t.location for t in tensors.values() if t.location != "cpu")
     for location, count in located.items():
-        form.append(f"the location {printable(location)} of {count:,} tensors is not recorded; they load on cpu")
+        they = counted(count, "tensor is not recorded; it loads", "tensors is not recorded; they load")
+        form.append(f"the location {printable(location)} of {they} on cpu")
     unused = sum(t.nbytes < t.storage.nbytes and shared[t.storage.identity] == 1 for t in tensors.values())
     if unused:
-        form.append(f"{unused:,} tensors leave parts of their storages behind that no tensor uses")
+        leave = counted(unused, "tensor leaves parts of its storage", "tensors leave parts of their storages")
+        form.append(f"{leave} behind that no tensor uses")
     resolved = sum(t.conj or t.neg for t in tensors.values())
     if resolved:
         form.append(f"{resolved:,} lazily conjugated or negated tensors are stored as their values")
     parameters = sum(t.parameter or t.requires_grad for t in tensors.values())
     if parameters:
-        form.append(f"that {parameters:,} tensors require gradients is not recorded")
+        form.append(f"that {counted(parameters, 'tensor requires', 'tensors require')} gradients is not recorded")
     return form
 
 
