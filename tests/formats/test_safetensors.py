@@ -116,11 +116,11 @@ LOST = {
     ),
     "values that are no tensors": (
         Dict([("a", tensor_of("int8")), ("b", tensor_of("int8")), ("n", 3)]),
-        ["1 values that are no tensor: n"],
+        ["1 value that are no tensor: n"],
     ),
     "element types": (
         Dict([("a", tensor_of("int8")), ("z", tensor_of("complex128"))]),
-        ["1 tensors of complex128: z"],
+        ["1 tensor of complex128: z"],
     ),
     "attributes": (
         Dict([("a", tensor_of("int8"))], True, Dict([("_metadata", Dict([], True)), ("mine", 1)])),
