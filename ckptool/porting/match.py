@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
-from .canonical import STATISTICS, Canon, Piece, part_label, squeezed
 from .expression import Shape
+from .fused import part_label
+from .pieces import STATISTICS, Canon, Piece, squeezed
 from .series import common, parent, series_of, ways
 from .words import Group, label, numbers, table, words_of
 
