@@ -14,10 +14,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .canonical import STATISTICS, Canon
 from .cells import Cells
 from .naming import Naming
 from .orders import RANKS, Orders
+from .pieces import STATISTICS, Canon
 from .scopes import Scopes
 from .sequences import Sequences
 from .units import SOME, Unit, hard_conflict, natural, related, similarity, units_of

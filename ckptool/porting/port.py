@@ -11,10 +11,13 @@ from typing import Any
 
 from ..signature import Signature
 from . import expression as ex
-from .canonical import STATISTICS, Canon, Piece, canonical, heads_of, part_label, reconcile, squeezed, substituted, turn
+from .canonical import canonical, reconcile
 from .expression import Expr, Shape
+from .fused import heads_of, part_label
+from .layouts import turn
 from .mapping import Entry, Mapping
 from .match import Matcher, Matching
+from .pieces import STATISTICS, Canon, Piece, squeezed, substituted
 from .rivals import weigh
 from .units import Unit, hard_conflict, related, similarity
 from .words import cut, label, table

@@ -8,8 +8,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .canonical import STATISTICS, Canon, Piece, part_label, squeezed
 from .expression import Shape
+from .fused import part_label
+from .pieces import STATISTICS, Canon, Piece, squeezed
 from .words import label, numbers, table
 
 
