@@ -171,7 +171,7 @@ class Archive:
         member = self.members.get(name)
         if member is None:
             shown = ", ".join(printable(other, 40) for other in list(self.members)[:8])
-            first = f"{len(self.members):,} records, the first are {shown}"
+            first = f"{counted(len(self.members), 'record')}, the first {shown}"
             raise _bad(self.file, f"the record {printable(name)} is missing", first)
         return member
 
@@ -236,7 +236,7 @@ def holds_record(file: File | Window, name: str) -> bool:
     try:
         if not looks_like_zip(file.read(0, min(4, file.size))):
             return False
-        _, offset, size = _find_end(file)
+        _, offset, size = find_end(file)
         data = file.read(offset, size)
     except Malformed:
         return False
@@ -255,19 +255,19 @@ def open_archive(file: File | Window, *, any_layout: bool = False) -> Archive:
         Malformed: it is cut short, contradicts itself, or does what torch.save never does and no reader needs
             (encryption, several disks, bytes before or behind it, unsafe or ambiguous names).
     """
-    count, offset, size = _find_end(file)
-    entries = list(_read_directory(file, count, offset, size))
+    count, offset, size = find_end(file)
+    entries = list(read_directory(file, count, offset, size))
     names = [entry.name for entry in entries]
     top = "" if any_layout else _common_top(file, names)
-    _refuse_doubles(file, names)
-    headers = _Ahead(file)
-    members = [_locate(headers, entry, offset, len(top) + (not any_layout)) for entry in entries]
-    _check_extents(file, members)
+    refuse_doubles(file, names)
+    headers = Ahead(file)
+    members = [locate(headers, entry, offset, len(top) + (not any_layout)) for entry in entries]
+    check_extents(file, members)
     # Folders have entries of their own in archives that were zipped again. They were checked like the others.
     return Archive(file, top, {m.name: m for m in members if m.name and not m.name.endswith("/")}, offset)
 
 
-class _Ahead:
+class Ahead:
     """Short reads of a file that mostly follow one another, as fewer longer ones."""
 
     def __init__(self, file: File | Window) -> None:
@@ -299,10 +299,13 @@ class _End(NamedTuple):
     offset: int
 
 
-def _find_end(file: File | Window) -> tuple[int, int, int]:
-    """Number of entries, offset and size of the central directory, all of which fit together and into the file."""
+def find_end(file: File | Window, *, headless: bool = False) -> tuple[int, int, int]:
+    """Number of entries, offset and size of the central directory, all of which fit together and into the file.
+
+    With HEADLESS the file need not start like an archive.
+    """
     head = file.read(0, min(4, file.size))
-    if len(head) == 4 and not looks_like_zip(head):
+    if len(head) == 4 and not looks_like_zip(head) and not headless:
         raise _bad(file, "does not start like a zip archive", f"the first bytes are {head.hex(' ')}")
     at, end = _end_record(file)
     start = at - LOCATOR.size
@@ -378,7 +381,7 @@ def _end_record64(file: File | Window, at: int, locator: int, classic: _End) -> 
     return end
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """What the central directory says about a record."""
 
     raw: bytes
@@ -392,7 +395,8 @@ class _Entry(NamedTuple):
     at: int
 
 
-def _read_directory(file: File | Window, count: int, offset: int, size: int) -> Iterator[_Entry]:
+def read_directory(file: File | Window, count: int, offset: int, size: int) -> Iterator[Entry]:
+    """The entries of the central directory, each held against what no checkpoint may have."""
     data = file.read(offset, size)
     at = 0
     for number in range(count):
@@ -412,7 +416,7 @@ def _read_directory(file: File | Window, count: int, offset: int, size: int) -> 
                 if extra:
                     wide = widen(data[begin + named : at - comment], (length, compressed, header))
                     length, compressed, header = wide or (length, compressed, header)
-                entry = _Entry(raw, name, flags, method, crc, compressed, length, header, where)
+                entry = Entry(raw, name, flags, method, crc, compressed, length, header, where)
                 fault = _PARTS if disk else _entry_fault(entry) if wide else "an extra field is damaged"
         if entry is None or fault:
             evidence = [f"entry {number + 1:,} of {count:,}, at byte {where:,}"]
@@ -429,7 +433,7 @@ def _said(flags: int, method: int, crc: int, compressed: int, size: int) -> str:
     return f"flags {flags:#06x}, method {method}, CRC {crc:08x}, {compressed:,} bytes for {size:,}"
 
 
-def _entry_fault(entry: _Entry) -> str | None:
+def _entry_fault(entry: Entry) -> str | None:
     """What one entry of the directory has that no checkpoint may have, or None."""
     if entry.flags & _ENCRYPTED:
         return "is encrypted"
@@ -514,7 +518,8 @@ def _common_top(file: File | Window, names: list[str]) -> str:
     return tops[0]
 
 
-def _refuse_doubles(file: File | Window, names: list[str]) -> None:
+def refuse_doubles(file: File | Window, names: list[str]) -> None:
+    """Refuse an archive with two records of one name."""
     # torch ignores case: DATA.PKL can stand in for data.pkl. Of equal names some readers take the last.
     if len(set(map(str.casefold, names))) == len(names):
         return
@@ -527,7 +532,7 @@ def _refuse_doubles(file: File | Window, names: list[str]) -> None:
         seen[folded] = name
 
 
-def _locate(headers: _Ahead, entry: _Entry, limit: int, skip: int) -> Member:
+def locate(headers: Ahead, entry: Entry, limit: int, skip: int) -> Member:
     """Read the local header of a record, hold it against the directory, and find the payload."""
     file = headers.file
     raw, name, flags, method, crc, compressed, size, header, at = entry
@@ -563,7 +568,7 @@ def _locate(headers: _Ahead, entry: _Entry, limit: int, skip: int) -> Member:
     return Member(name[skip:], method, flags, crc, size, compressed, header, start, at, descriptor)
 
 
-def _has_descriptor(headers: _Ahead, entry: _Entry, at: int, limit: int) -> bool:
+def _has_descriptor(headers: Ahead, entry: Entry, at: int, limit: int) -> bool:
     """Whether a descriptor stands at AT. Its signature is optional, so none need be recognised."""
     data = headers.read(at, min(_DESCRIPTOR64.size, limit - at))
     if not data.startswith(b"PK\7\10"):
@@ -576,8 +581,8 @@ def _has_descriptor(headers: _Ahead, entry: _Entry, at: int, limit: int) -> bool
     raise _bad(headers.file, "a record contradicts the checksum or the sizes behind it", where, data.hex(" "))
 
 
-def _check_extents(file: File | Window, members: list[Member]) -> None:
-    """Records may leave gaps, as edits in place do, but share no byte: that is how bombs are made small."""
+def check_extents(file: File | Window, members: list[Member]) -> None:
+    """Refuse records that share a byte: that is how bombs are made small. They may leave gaps, as edits in place do."""
     end = 0
     last: Member | None = None
     for member in sorted(members, key=lambda member: member.header):

@@ -25,8 +25,8 @@ from ..keys import unwrap
 from ..model import load, to_torch
 from ..signature import Signature
 from . import expression as ex
-from .canonical import part_label
 from .expression import Expr
+from .fused import part_label
 from .mapping import Entry, Mapping
 from .sources import open_source, source_tensors
 
@@ -642,7 +642,7 @@ def _part(entry: Entry) -> str | None:
 
 
 def _is_fused(entry: Entry) -> bool:
-    from .canonical import fused_by_name
+    from .fused import fused_by_name
 
     return fused_by_name(entry.target) or any(fused_by_name(key) for key in entry.sources)
 
