@@ -118,9 +118,15 @@ def _norms(v: Shape) -> Shape:
     return (v[0], *[1] * (len(v) - 1))
 
 
-def _lora(w: Shape, a: Shape, b: Shape, scale: float) -> Shape:
-    _need(prod(w) == b[0] * prod(a[1:]) and a[0] == b[1], f"{list(b)} times {list(a)} does not fit {list(w)}")
+def _lora(w: Shape, a: Shape, b: Shape, scale: object) -> Shape:
+    fits = len(a) > 1 and len(b) > 1 and a[0] == prod(b[1:]) and prod(w) == b[0] * prod(a[1:])
+    _need(fits and (len(w) > 2 or w == (b[0], prod(a[1:]))), f"{list(b)} times {list(a)} does not fit {list(w)}")
     return w
+
+
+def _lora_alpha(w: Shape, a: Shape, b: Shape, alpha: Shape) -> Shape:
+    _need(prod(alpha) == 1, f"{list(alpha)} is not one number")
+    return _lora(w, a, b, None)
 
 
 def _same(shape: Shape, *_: Any) -> Shape:
@@ -245,6 +251,10 @@ def _lora_values(w: Any, a: Any, b: Any, scale: float) -> Any:
     return w + float(scale) * (b.reshape(b.shape[0], -1) @ a.reshape(a.shape[0], -1)).reshape(w.shape)
 
 
+def _lora_alpha_values(w: Any, a: Any, b: Any, alpha: Any) -> Any:
+    return _lora_values(w, a, b, alpha.reshape(()) / a.shape[0])
+
+
 def _fold_weight(w: Any, gamma: Any, var: Any, eps: float) -> Any:
     import numpy as np
 
@@ -330,6 +340,9 @@ OPERATIONS: dict[str, Operation] = {
         _first_shape, "spectral_norm(w, u, v): w by its largest singular value", compute=_spectral, takes=3
     ),
     "lora": Operation(_lora, "lora(w, a, b, scale): w + scale * b a", compute=_lora_values, takes=3),
+    "lora_alpha": Operation(
+        _lora_alpha, "lora_alpha(w, a, b, alpha): w + alpha / rank * b a", compute=_lora_alpha_values, takes=4
+    ),
     "fold_weight": Operation(
         _first_shape, "fold_weight(w, gamma, var, eps): batch norm into a weight", compute=_fold_weight, takes=3
     ),

@@ -48,6 +48,10 @@ class Words:
     empty: frozenset[str]
     copies: tuple[str, ...]
     rotary: dict[tuple[str, ...], str]
+    adapters: dict[str, str]
+    adapted: frozenset[str]
+    trained_instead: dict[str, str]
+    adapter_prefixes: tuple[str, ...]
     ordinals: dict[str, int]
 
 
@@ -75,6 +79,10 @@ def table() -> Words:
         frozenset(map(str, raw["empty"])),
         tuple(raw["copies"]),
         turned(raw["rotary"]),
+        {name: role for role, names in raw["adapters"].items() for name in names},
+        frozenset(raw["adapted"]),
+        dict(raw["trained_instead"]),
+        tuple(sorted(raw["adapter_prefixes"], key=len, reverse=True)),
         {word: place for place, words in raw["ordinals"].items() for word in words},
     )
 

@@ -19,7 +19,9 @@ def values(*shape: int, start: int = 0) -> np.ndarray:
 
 A, B = values(12, 6), values(12, 6, start=500)
 IMAGE = values(4, 3, 5, 5)
+DOWN, UP = values(2, 6), values(12, 2)
 SOURCE = {"a": A, "b.weight": B, "image": IMAGE, "v": values(12), "odd name/x": values(12)}
+SOURCE |= {"down": DOWN, "up": UP, "alpha": np.float32(4)}
 
 #: A text, and what numpy makes of the same.
 GIVEN = {
@@ -45,6 +47,8 @@ GIVEN = {
     "scale(v, 0.5)": values(12) / 2,
     "sum(image, 1)": IMAGE.sum(1, keepdims=True),
     "repeat(image, 1, 2)": np.concatenate([IMAGE, IMAGE], 1) / 2,
+    "lora(a, down, up, 0.5)": A + UP @ DOWN / 2,
+    "lora_alpha(a, down, up, alpha)": A + 2 * UP @ DOWN,
     "zeros(2, 3)": np.zeros((2, 3), np.float32),
     '"odd name/x"': values(12),
     'shift("odd name/x", -2.0)': values(12) - 2,
