@@ -16,9 +16,10 @@ from .expression import Expr, Shape
 from .fused import heads_of, part_label
 from .layouts import turn
 from .mapping import Entry, Mapping
-from .match import Matching, Unit, _Matcher, _related, _similarity, hard_conflict
+from .match import Matcher, Matching
 from .pieces import STATISTICS, Canon, Piece, squeezed, substituted
 from .rivals import weigh
+from .units import Unit, hard_conflict, related, similarity
 from .words import cut, label, table
 
 #: Gives the values of a source key as a numpy array, for the few small tensors whose values say something.
@@ -56,9 +57,9 @@ def port(
     s, t = canonical(kept, is_target=False), canonical(target, is_target=True)
     reconcile(s, t, lora_scale=lora_scale)
     _turn_bare_matrices(s, t)
-    matcher = _Matcher(s, t)
+    matcher = Matcher(s, t)
     matching = matcher.run()
-    weigh(matching, ordered=matcher.ordered, traced=matcher.traced, source_traced=matcher.source_traced)
+    weigh(matching, matcher.sequences)
     filler = _Filler(s, t, matching, matcher, values, copies)
     return filler.mapping(shapes)
 
@@ -195,7 +196,7 @@ class _Filler:
         source: Canon,
         target: Canon,
         matching: Matching,
-        matcher: _Matcher,
+        matcher: Matcher,
         values: Values | None,
         copies: dict[str, str],
     ) -> None:
@@ -286,15 +287,15 @@ class _Filler:
         free = sorted(sources, key=lambda u: u.order)
         own = sorted(targets, key=lambda u: u.used if u.used is not None else u.order)
         for t in own:
-            ranked = sorted(free, key=lambda s: (hard_conflict(t.words, s.words) is not None, -_similarity(t, s)))
+            ranked = sorted(free, key=lambda s: (hard_conflict(t.words, s.words) is not None, -similarity(t, s)))
             if not ranked:
                 return
-            top = _similarity(t, ranked[0])
+            top = similarity(t, ranked[0])
             chosen = ranked[0]
-            same = [s for s in ranked if _similarity(t, s) == top]
+            same = [s for s in ranked if similarity(t, s) == top]
             if len(own) == len(sources):
                 chosen = same[0]
-            reason = top > 0.15 or _related(t, chosen) or self.matcher._same_scope(t, chosen)
+            reason = top > 0.15 or related(t, chosen) or self.matcher.scopes.same(t, chosen)
             if not reason or hard_conflict(t.words, chosen.words):
                 continue
             t.rivals = [s for s in sources if s is not chosen][:8]
@@ -313,7 +314,7 @@ class _Filler:
         free = [u for u in self.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
         if not free:
             return
-        stored = sorted(self.matcher.sources, key=lambda u: u.order)
+        stored = sorted(self.matcher.cells.sources, key=lambda u: u.order)
         place = {id(u): i for i, u in enumerate(stored)}
         partner = {id(s): t for t, s in self.matching.pairs}
         for norm in free:
@@ -367,7 +368,7 @@ class _Filler:
     def _follows_its_channels(self, t: Unit) -> bool:
         """Whether a convolution takes the feature maps of another, which linear layers take flattened in that order."""
         before = [
-            u for u in self.matcher.targets if u.used is not None and t.used is not None and u.used < t.used
+            u for u in self.matcher.cells.targets if u.used is not None and t.used is not None and u.used < t.used
             if len(u.main.shape) == len(t.main.shape)
         ]  # fmt: skip
         last = max(before, key=lambda u: u.used or 0.0, default=None)
@@ -390,7 +391,7 @@ class _Filler:
             return True
         if label_of(t, "embedding") and label_of(t, "embedding") == label_of(s, "embedding"):
             return True
-        return any(self.matcher._fits_between(t, s, ts, ss) for _, ts, ss in self.matcher._sequences())
+        return self.matcher.orders.between(t, s)
 
     def _tied_sources(self) -> None:
         """Keys of the source that are the same tensor as another, for what the model holds apart."""

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import combinations
 
-from .match import Matching, Unit, hard_conflict
+from .match import Matching
+from .sequences import Sequences
+from .units import Unit, hard_conflict
 from .words import label, table, words_of
 
 Pair = tuple[Unit, Unit]
@@ -31,15 +33,14 @@ _OF_PARTS = "equal parts"
 _FEW = 3
 
 
-def weigh(matching: Matching, *, ordered: bool, traced: bool, source_traced: bool) -> None:
+def weigh(matching: Matching, sequences: Sequences) -> None:
     """Add a doubt and a rival to every pair that a swap with another fits as well.
 
     Args:
         matching: finished; its units get doubts.
-        ordered: whether the order of the source's keys says anything.
-        traced, source_traced: whether it is known in which order the target, and the source, use their tensors.
+        sequences: says which orders of the two sides are known.
     """
-    orders = _orders(ordered=ordered, traced=traced, source_traced=source_traced)
+    orders = _orders(sequences)
     overall = {order[0]: _concordance(order, matching.pairs) for order in orders}
     _rearrange(matching, orders, overall)
     blocks: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
@@ -246,14 +247,14 @@ _AGAINST = "the names speak for the swap with {}"
 _Order = tuple[str, Callable[[Unit], float | None], Callable[[Unit], float | None]]
 
 
-def _orders(*, ordered: bool, traced: bool, source_traced: bool) -> list[_Order]:
+def _orders(of: Sequences) -> list[_Order]:
     found: list[_Order] = []
-    if traced and source_traced:
+    if of.traced and of.source_traced:
         found.append(("execution order of both", _used, _used))
-    if ordered:
-        if traced and not source_traced:
+    if of.ordered:
+        if of.traced and not of.source_traced:
             found.append(("execution order", _used, _stored))
-        if not (traced and source_traced):
+        if not (of.traced and of.source_traced):
             found.append(("registration order", _stored, _stored))
     return found
 

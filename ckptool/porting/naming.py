@@ -1,0 +1,215 @@
+"""Evidence from names: equal ones, words that exclude each other or are alike, and what other blocks settled."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable
+from functools import partial
+
+from .cells import Cells, of, said
+from .series import common, parent, series_of, ways
+from .units import Unit, similarity, template
+from .words import table
+
+
+class Naming:
+    """What the names of two sides say about which unit is which.
+
+    Attributes:
+        exact: units with equal paths below a prefix of each side, labelled alike.
+    """
+
+    def __init__(self, cells: Cells) -> None:
+        self.cells = cells
+        self.exact = self._prefix_labels()
+
+    def by_exact_names(self) -> bool:
+        """Equal paths below a prefix of each side, where most of what is below the prefixes agrees."""
+        return self.cells.split("name", partial(of, self.exact))
+
+    def _prefix_labels(self) -> dict[int, Hashable]:
+        found: dict[int, Hashable] = {}
+        targets, sources = list(self.cells.targets), list(self.cells.sources)
+        for _ in range(8):
+            best = self._best_prefixes(targets, sources)
+            if best is None:
+                break
+            own, theirs, agreed = best
+            for t, s in agreed:
+                found[id(t)] = found[id(s)] = (own, theirs, t.path[len(own) :])
+            done = {id(u) for pair in agreed for u in pair}
+            targets = [u for u in targets if id(u) not in done]
+            sources = [u for u in sources if id(u) not in done]
+        return found
+
+    def _best_prefixes(
+        self, targets: list[Unit], sources: list[Unit]
+    ) -> tuple[tuple[str, ...], tuple[str, ...], list[tuple[Unit, Unit]]] | None:
+        endings: dict[tuple[Hashable, tuple[str, ...]], list[Unit]] = defaultdict(list)
+        for s in sources:
+            for at in range(len(s.path)):
+                endings[(s.colour, s.path[at:])].append(s)
+        votes: Counter[tuple[tuple[str, ...], tuple[str, ...]]] = Counter()
+        for t in targets:
+            for at in range(len(t.path)):
+                hits = endings.get((t.colour, t.path[at:]))
+                if hits:
+                    for s in hits[:4]:
+                        votes[(t.path[:at], s.path[: len(s.path) - (len(t.path) - at)])] += 1
+                    break
+        for (own, theirs), _ in votes.most_common(12):
+            below_t = {u.path[len(own) :]: u for u in targets if u.path[: len(own)] == own}
+            below_s = {u.path[len(theirs) :]: u for u in sources if u.path[: len(theirs)] == theirs}
+            agreed = [
+                (t, below_s[path])
+                for path, t in below_t.items()
+                if path in below_s and below_s[path].colour == t.colour
+            ]
+            clash = sum(path in below_s and below_s[path].colour != t.colour for path, t in below_t.items())
+            if not agreed:
+                continue
+            share = len(agreed) / max(min(len(below_t), len(below_s)), 1)
+            plain = sum(path[-1].isdigit() for path, t in below_t.items() if path) / max(len(below_t), 1)
+            wanted = 0.9 if plain > 0.5 else 0.5
+            rivals = [
+                pair
+                for pair, n in votes.items()
+                if n >= votes[(own, theirs)] and pair != (own, theirs) and (pair[0] == own or pair[1] == theirs)
+            ]
+            full = own == theirs == ()
+            if rivals and not full:
+                continue
+            if share >= wanted and clash <= max(2, 0.1 * len(agreed)) and (len(agreed) > 1 or full):
+                return own, theirs, agreed
+            if full and not plain:
+                return own, theirs, agreed
+        return None
+
+    def by_hard_words(self) -> bool:
+        """Words that exclude one another: query and key, encoder and decoder."""
+        return self._by_groups(hard=True)
+
+    def by_soft_words(self) -> bool:
+        """Words that only tell apart, where both sides use them alike."""
+        return self._by_groups(hard=False)
+
+    def _by_groups(self, *, hard: bool) -> bool:
+        changed = False
+        for group in table().groups:
+            if group.hard is hard:
+                changed |= self.cells.split("words", partial(said, group), mode="some" if hard else "fair")
+        return changed
+
+    def by_template(self) -> bool:
+        """What was decided about other blocks: if `h.{}.a` went to `layers.{}.b` there, it does here."""
+        votes: dict[tuple[str, ...], Counter[tuple[str, ...]]] = defaultdict(Counter)
+        back: dict[tuple[str, ...], Counter[tuple[str, ...]]] = defaultdict(Counter)
+        for t, s in self.cells.pair_of.values():
+            a, b = template(t.path), template(s.path)
+            votes[a][b] += 1
+            back[b][a] += 1
+        certain = {
+            a: b.most_common(1)[0][0]
+            for a, b in votes.items()
+            if len(b) == 1 and len(back[next(iter(b))]) == 1 and "{}" in a
+        }
+        doubtful = {template(t.path): t.doubts[0] for t, _ in self.cells.pair_of.values() if t.doubts}
+        return self.cells.split(
+            "other blocks",
+            lambda u, is_target: (
+                certain.get(template(u.path))
+                if is_target
+                else (template(u.path) if template(u.path) in back and len(back[template(u.path)]) == 1 else None)
+            ),
+            doubt_of=lambda t, s, ts, ss: doubtful.get(template(t.path), ""),
+        )
+
+    def by_tails(self) -> bool:
+        """Names inside a block, as other blocks settled them: if `conv1` was `first` there, it is here."""
+        beside: dict[bool, dict[tuple[object, ...], set[str]]] = {}
+        for is_target, units in ((True, self.cells.targets), (False, self.cells.sources)):
+            names = beside[is_target] = defaultdict(set)
+            for u in units:
+                names[(u.path[:-1], len(u.main.shape))].add(u.path[-1])
+
+        def company(u: Unit, is_target: bool) -> Hashable:
+            return frozenset(beside[is_target][(u.path[:-1], len(u.main.shape))])
+
+        sure = [
+            (t, s)
+            for t, s in self.cells.pair_of.values()
+            if not t.doubts and min(len(t.path), len(s.path)) > 1
+            if not t.path[-1].isdigit() and not s.path[-1].isdigit()  # places in a list move
+        ]
+        for own, theirs in ((True, False), (False, True)):  # of other company on both sides nothing is learned
+            there: dict[Hashable, set[Hashable]] = defaultdict(set)
+            back: dict[Hashable, set[Hashable]] = defaultdict(set)
+            names_t = {id(u): (u.path[-1], company(u, True) if own else None) for u in self.cells.targets}
+            names_s = {id(u): (u.path[-1], company(u, False) if theirs else None) for u in self.cells.sources}
+            for t, s in sure:
+                there[names_t[id(t)]].add(names_s[id(s)])
+                back[names_s[id(s)]].add(names_t[id(t)])
+            known = {a: b for a, (b, *more) in there.items() if not more and len(back[b]) == 1}
+            images = set(known.values())
+            labels = {i: known.get(name) for i, name in names_t.items()}
+            labels |= {i: name if name in images else None for i, name in names_s.items()}
+            if self.cells.split("other blocks", partial(of, labels)):
+                return True
+        return False
+
+    def by_series(self) -> bool:
+        """What is known of other members of a numbered series, and of the series beside it."""
+        sure = [(t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts]
+        known = ways(sure)
+        labels: dict[int, Hashable] = {}
+        images = {way.source for way in known.values()}
+        for t in self.cells.targets:
+            for own, number in series_of(t.path):
+                if own in known and t.cell not in self.cells.pair_of:
+                    labels[id(t)] = (known[own].source, known[own](number))
+        for s in self.cells.sources:
+            for series, number in series_of(s.path):
+                if series in images and s.cell not in self.cells.pair_of:
+                    labels[id(s)] = (series, number)
+        if self.cells.split("others of its series", partial(of, labels), mode="one"):
+            return True
+        beside: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
+        for own, way in known.items():
+            beside[(parent(own), parent(way.source))].add((way.sign, way.offset))
+        for targets, sources in self.cells.open():
+            one, other = common(t.path for t in targets), common(s.path for s in sources)
+            if one is None or other is None or len(targets) != len(sources):
+                continue
+            for sign, offset in beside.get((parent(one[0]), parent(other[0])), ()):
+                numbers = [sign * n + offset for n in one[1]]
+                if set(numbers) == set(other[1]):
+                    ranks = {id(u): n for u, n in zip([*targets, *sources], [*numbers, *other[1]], strict=True)}
+                    if self.cells.split(
+                        "the series beside it", partial(of, ranks), mode="all", cells=[(targets, sources)]
+                    ):
+                        return True
+        return False
+
+    def by_roles(self) -> bool:
+        """Which tensors they hold: a weight alone, or with a bias."""
+        return self.cells.split("which tensors they hold", lambda u, _: frozenset(u.pieces), mode="all")
+
+    def by_similar_names(self) -> bool:
+        """Names that have most words in common, each the best of the other by a margin."""
+        changed = False
+        for targets, sources in self.cells.open():
+            if len(targets) > 24 or len(sources) > 24:
+                continue
+            scores = {(id(t), id(s)): similarity(t, s) for t in targets for s in sources}
+            best: dict[int, Hashable] = {}
+            for t in targets:
+                ranked = sorted(sources, key=lambda s: -scores[(id(t), id(s))])
+                top = scores[(id(t), id(ranked[0]))]
+                second = scores[(id(t), id(ranked[1]))] if len(ranked) > 1 else 0.0
+                s = ranked[0]
+                others = max((scores[(id(o), id(s))] for o in targets if o is not t), default=0.0)
+                if top >= 0.3 and top > second + 0.1 and top > others + 0.1:
+                    best[id(t)] = best[id(s)] = (id(t), id(s))
+            if best:
+                changed |= self.cells.split("similar names", partial(of, best), mode="one", cells=[(targets, sources)])
+        return changed

@@ -1,0 +1,231 @@
+"""Parts of two models that hold the same, paired; and what stands in them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from .cells import Cells, fair, said
+from .sequences import Sequences
+from .units import Unit, number_ranks, same_numbers
+from .words import label, numbers, table, words_of
+
+
+@dataclass(eq=False, slots=True)
+class Scope:
+    """A module with modules below it."""
+
+    path: tuple[str, ...]
+    units: list[Unit]
+    words: tuple[str, ...] = ()
+    cell: Hashable = None
+    partner: Scope | None = None
+    doubts: list[str] = field(default_factory=list)
+    whole: bool = False
+    all: bool = True
+
+    @property
+    def order(self) -> float:
+        """Place of its first unit."""
+        return min(unit.order for unit in self.units)
+
+    @property
+    def used(self) -> float | None:
+        """When it is first used."""
+        return min((unit.used for unit in self.units if unit.used is not None), default=None)
+
+
+class Scopes:
+    """The parts of both sides that hold more than one unit, and which of them belong together."""
+
+    def __init__(self, cells: Cells, sequences: Sequences) -> None:
+        self.cells = cells
+        self.sequences = sequences
+        self.scopes: dict[bool, list[Scope]] = {}
+        for is_target, units in ((True, self.cells.targets), (False, self.cells.sources)):
+            other = {u.colour for u in (self.cells.sources if is_target else self.cells.targets)}
+            inside: dict[tuple[str, ...], list[Unit]] = defaultdict(list)
+            for unit in units:
+                if unit.colour in other:
+                    for at in range(len(unit.path)):
+                        inside[unit.path[:at]].append(unit)
+            found: list[Scope] = []
+            for path, members in inside.items():
+                if path and inside.get(path[:-1]) and len(inside[path[:-1]]) == len(members):
+                    continue  # the same as the one around it
+                if len(members) > 1 or not path:
+                    every = len(members) == len(units) if not path else True
+                    found.append(Scope(path, members, words_of(path), all=every))
+            self.scopes[is_target] = found
+        self._inner: dict[int, list[Scope]] = defaultdict(list)
+        for scopes in self.scopes.values():
+            for scope in sorted(scopes, key=lambda s: -len(s.path)):
+                for unit in scope.units:
+                    self._inner[id(unit)].append(scope)
+
+    def pair(self) -> None:
+        """Pair scopes that hold the same: as many of each cell."""
+        balanced = {cell for cell, (t, s) in self.cells.groups().items() if len(t) == len(s)}
+        for only_balanced in (False, True):
+            classes: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
+            for is_target, scopes in self.scopes.items():
+                for scope in scopes:
+                    if scope.partner is not None:
+                        continue
+                    cells = [u.cell for u in scope.units if not only_balanced or u.cell in balanced]
+                    if len(cells) > 1:
+                        classes[tuple(sorted(cells))][0 if is_target else 1].append(scope)
+            for targets, sources in classes.values():
+                if targets and sources:
+                    self._pair_class(targets, sources)
+                    for scope in (*targets, *sources):
+                        scope.whole = (
+                            scope.partner is not None and not only_balanced and scope.all and scope.partner.all
+                        )
+
+    def _pair_class(self, targets: list[Scope], sources: list[Scope]) -> None:
+        if not targets or not sources:
+            return
+        if len(targets) == len(sources) == 1:
+            _join_scopes(targets[0], sources[0], "")
+            return
+        by_words = [partial(said, group) for group in table().groups if group.hard]
+        labelings: list[Callable[[Scope, bool], Hashable]] = [
+            self._parent_label,
+            *by_words,
+            self._scope_name,
+            self._scope_numbers,
+        ]
+        for labels in labelings:
+            parts: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
+            for scope in targets:
+                parts[labels(scope, True)][0].append(scope)
+            for scope in sources:
+                parts[labels(scope, False)][1].append(scope)
+            good = {k: v for k, v in parts.items() if k is not None and len(v[0]) == len(v[1])}
+            if len(parts) < 2 or not good or (len(targets) == len(sources) and not fair(parts)):
+                continue
+            for t, s in good.values():
+                self._pair_class(t, s)
+            if len(targets) == len(sources):
+                rest = [v for k, v in parts.items() if k not in good]
+                self._pair_class([x for t, _ in rest for x in t], [x for _, s in rest for x in s])
+            return
+        if len(targets) != len(sources):
+            return
+        self._pair_in_order(targets, sources)
+
+    def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
+        """Pair equal scopes by their numbers and by the order in which they are stored and used."""
+        votes = []
+        numbered = number_ranks(targets, sources)
+        if numbered is not None and len(set(numbered.values())) == len(targets):
+            by_number = {numbered[id(s)]: s for s in sources}
+            votes.append([by_number[numbered[id(t)]] for t in targets])
+        stored = sorted(sources, key=lambda s: s.order) if self.sequences.ordered else None
+        if stored is not None:
+            for name, _, _ in self.sequences.all():
+                if name == "registration order":
+                    own = sorted(targets, key=lambda t: t.order)
+                elif name == "execution order" and all(t.used is not None for t in targets):
+                    own = sorted(targets, key=lambda t: t.used or 0.0)
+                else:
+                    continue
+                votes.append([stored[own.index(t)] for t in targets])
+        if not votes:
+            return
+        chosen = votes[0]
+        only_registered = len(votes) == 1 and numbered is None and not self.sequences.traced
+        agree = (not only_registered and all(vote == chosen for vote in votes)) or (
+            len(votes) == 3 and votes[0] in votes[1:]
+        )
+        if not agree and numbered is not None and same_numbers(targets, sources):
+            agree = True
+        if not agree:
+            agree = sum(not _names_speak_for(t, s, targets, sources) for t, s in zip(targets, chosen, strict=True)) <= 1
+        doubt = "" if agree else "equal parts of the model come in another order than they are registered or numbered"
+        for t, s in zip(targets, chosen, strict=True):
+            _join_scopes(t, s, doubt)
+            if doubt:
+                for unit in t.units:
+                    unit.doubts.append(doubt)
+
+    def _parent_label(self, scope: Scope, is_target: bool) -> Hashable:
+        outer = next(
+            (
+                o
+                for o in self._inner[id(scope.units[0])]
+                if len(o.path) < len(scope.path) and o.partner is not None and o.path == scope.path[: len(o.path)]
+            ),
+            None,
+        )
+        if outer is None:
+            return None
+        return id(outer if is_target else outer.partner)
+
+    def _scope_name(self, scope: Scope, is_target: bool) -> Hashable:
+        return scope.path
+
+    def _scope_numbers(self, scope: Scope, is_target: bool) -> Hashable:
+        return numbers(scope.path) or None
+
+    def split(self) -> bool:
+        """Being inside a pair of scopes, the innermost that is known."""
+        changed = False
+        for depth in range(3):
+            changed |= self.cells.split("scope", partial(self._scope_label, depth=depth))
+            if changed:
+                break
+        return changed
+
+    def _scope_label(self, unit: Unit, is_target: bool, *, depth: int) -> Hashable:
+        paired = [scope for scope in self._inner.get(id(unit), ()) if scope.partner is not None]
+        if len(paired) <= depth:
+            return None
+        scope = paired[depth]
+        return id(scope if is_target else scope.partner)
+
+    def around(self, targets: list[Unit], sources: list[Unit]) -> list[Unit]:
+        """The units of the innermost pair of scopes that holds all of these; of the whole model, if none does."""
+        own, theirs = set(map(id, targets)), set(map(id, sources))
+        for scope in self._inner.get(id(targets[0]), ()):
+            partner = scope.partner
+            if partner is not None and own <= set(map(id, scope.units)) and theirs <= set(map(id, partner.units)):
+                return scope.units
+        return self.cells.targets
+
+    def same(self, t: Unit, s: Unit) -> bool:
+        """Whether both are in a pair of scopes of which the whole content matched."""
+        partners = {
+            id(scope.partner) for scope in self._inner.get(id(t), ()) if scope.partner is not None and scope.whole
+        }
+        return any(id(scope) in partners for scope in self._inner.get(id(s), ()))
+
+    def doubts_of(self, t: Unit, s: Unit) -> list[str]:
+        """What speaks against the pairs of scopes that both are in."""
+        found = []
+        for scope in self._inner.get(id(t), ()):
+            if scope.doubts and any(p is scope.partner for p in self._inner.get(id(s), ())):
+                found += scope.doubts
+        return found
+
+
+def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
+    """Whether two scopes have more words in common than either has with another."""
+    own = _shared_words(t, s)
+    return own > max((_shared_words(t, o) for o in sources if o is not s), default=0) and own > max(
+        (_shared_words(o, s) for o in targets if o is not t), default=0
+    )
+
+
+def _shared_words(t: Scope, s: Scope) -> int:
+    said = [g.name for g in table().groups if (one := label(g, t.words)) is not None and one == label(g, s.words)]
+    return len(set(t.words) & set(s.words) - table().empty) + len(said)
+
+
+def _join_scopes(target: Scope, source: Scope, doubt: str) -> None:
+    target.partner, source.partner = source, target
+    if doubt:
+        target.doubts.append(doubt)

@@ -1,0 +1,68 @@
+"""The orders in which the modules of two sides can be laid beside each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from .cells import Cells
+from .units import Unit
+
+#: Every unit with what stands directly before, and after it: a unit, or "edge".
+Around = tuple[dict[int, Unit | str], dict[int, Unit | str]]
+Sequence = tuple[str, list[Unit], list[Unit]]
+
+
+class Sequences:
+    """Orders that both sides have: by execution, where it was traced, and by registration, where the file kept it.
+
+    Attributes:
+        ordered: whether the order of the source's keys says anything.
+        traced, source_traced: whether it is known in which order the target, and the source, use their tensors.
+    """
+
+    def __init__(self, cells: Cells, *, ordered: bool, traced: bool, source_traced: bool) -> None:
+        self._cells = cells
+        self.ordered, self.traced, self.source_traced = ordered, traced, source_traced
+        self._credits: dict[str, float] = {}
+
+    def all(self) -> list[Sequence]:
+        """The orders in which the two sides can be laid beside each other, the most telling first."""
+        found = []
+        stored = sorted(self._cells.sources, key=lambda u: u.order)
+        if self.source_traced and self.traced:
+            found.append(("execution order of both", _in_use(self._cells.targets), _in_use(self._cells.sources)))
+        if self.ordered:
+            if self.traced:
+                found.append(("execution order", _in_use(self._cells.targets), stored))
+            found.append(("registration order", sorted(self._cells.targets, key=lambda u: u.order), stored))
+        return sorted(found, key=lambda one: -self._credit(*one))
+
+    def _credit(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
+        """How well two orders agree as far as shapes tell: the share of neighbours that look alike on both sides."""
+        if name not in self._credits:
+            a, b = (Counter(pairwise(c)) for c in ([u.colour for u in targets], [u.colour for u in sources]))
+            self._credits[name] = sum((a & b).values()) / max(min(sum(a.values()), sum(b.values())), 1)
+        return self._credits[name]
+
+    def credit_of(self, name: str) -> float:
+        """The credit of the order called NAME, once it was asked for."""
+        return self._credits[name]
+
+    def best_credit(self) -> float:
+        """The credit of the most telling order."""
+        return max((self._credits[name] for name, _, _ in self.all()), default=1.0)
+
+
+def _in_use(units: list[Unit]) -> list[Unit]:
+    return sorted((u for u in units if u.used is not None), key=lambda u: u.used or 0.0)
+
+
+def neighbours(units: list[Unit]) -> Around:
+    """What stands directly before and after each."""
+    before: dict[int, Unit | str] = {}
+    after: dict[int, Unit | str] = {}
+    for place, unit in enumerate(units):
+        before[id(unit)] = units[place - 1] if place else "edge"
+        after[id(unit)] = units[place + 1] if place + 1 < len(units) else "edge"
+    return before, after

@@ -1,0 +1,172 @@
+"""A module of one side, the unit that is matched, and how much two of them have in common by their names."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .expression import Shape
+from .fused import part_label
+from .pieces import STATISTICS, Canon, Piece, squeezed
+from .words import label, numbers, table
+
+
+@dataclass(eq=False, slots=True)
+class Unit:
+    """A module of one side: the tensors with one path.
+
+    Attributes:
+        path: its components.
+        pieces: its tensors by role.
+        colour: what has to be equal for two units to be one.
+        order: its place in the state dict.
+        used: its place in the execution order, or None.
+        words: the words of its names.
+        cell: the cell that it is in.
+        evidence: what decided about it.
+        doubts: what speaks against being sure.
+        rivals: other units that fit as well.
+    """
+
+    path: tuple[str, ...]
+    pieces: dict[str, Piece]
+    colour: Hashable
+    order: float
+    used: float | None
+    words: tuple[str, ...]
+    cell: int = 0
+    evidence: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    rivals: list[Unit] = field(default_factory=list)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers in its path."""
+        return numbers(self.path)
+
+    @property
+    def main(self) -> Piece:
+        """Its most telling tensor."""
+        return next((self.pieces[role] for role in _MAIN if role in self.pieces), next(iter(self.pieces.values())))
+
+
+class Placed(Protocol):
+    """What stands somewhere in a model."""
+
+    path: tuple[str, ...]
+
+
+#: Similarity of names above which they count as related.
+SOME = 0.15
+_MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "running_mean", "weight_hh", "bias")
+
+
+def units_of(canon: Canon) -> list[Unit]:
+    """The units of one side, in the order of its state dict."""
+    grouped: dict[tuple[str, ...], dict[str, Piece]] = {}
+    for piece in sorted(canon.pieces.values(), key=lambda p: p.order):
+        grouped.setdefault(piece.path, {})[piece.role] = piece
+    found = []
+    for path, pieces in grouped.items():
+        used = [p.used for p in pieces.values() if p.used is not None]
+        words = max((p.words for p in pieces.values()), key=len)
+        unit = Unit(path, pieces, None, min(p.order for p in pieces.values()), min(used, default=None), words)
+        unit.colour = _colour(unit)
+        found.append(unit)
+    return sorted(found, key=lambda u: u.order)
+
+
+def _colour(unit: Unit) -> tuple[Shape, str]:
+    family = ""
+    if unit.pieces.keys() & STATISTICS:
+        family = "statistics"
+    elif "weight_ih" in unit.pieces:
+        family = "recurrent"
+    elif "weight_g" in unit.pieces:
+        family = "normed"
+    elif unit.pieces.keys() == {"bias"}:
+        family = "bias"
+    return squeezed(unit.main.shape), family
+
+
+def natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
+    """A key that sorts paths as people count: 2 before 10."""
+    out: list[tuple[int, int, str]] = []
+    for component in path:
+        pieces = re.findall(r"\d+|\D+", component)
+        out += [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in pieces]
+        out.append((-1, 0, ""))
+    return out
+
+
+def template(path: Sequence[str]) -> tuple[str, ...]:
+    """A path with its numbers left open."""
+    return tuple("{}" if component.isdigit() else component for component in path)
+
+
+def series(unit: Unit) -> tuple[str, ...]:
+    """What a path has in common with those of the same list: everything but its numbers."""
+    return tuple(re.sub(r"\d+", "", component) for component in unit.path)
+
+
+def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[int, int] | None:
+    """The rank of each by the numbers in its path, or None where the two sides do not have as many of each."""
+    ranks: dict[int, int] = {}
+    counts = []
+    for side in (targets, sources):
+        keys = {id(u): numbers(u.path) for u in side}
+        if len({len(k) for k in keys.values()}) > 1:
+            return None
+        order = {value: rank for rank, value in enumerate(sorted(set(keys.values())))}
+        if len(order) < 2:
+            return None
+        ranks.update({i: order[k] for i, k in keys.items()})
+        counts.append(Counter(order[k] for k in keys.values()))
+    return ranks if counts[0] == counts[1] else None
+
+
+def same_numbers(targets: Sequence[Placed], sources: Sequence[Placed]) -> bool:
+    """Whether the paths of both sides hold the same numbers."""
+    return Counter(numbers(u.path) for u in targets) == Counter(numbers(u.path) for u in sources)
+
+
+def hard_conflict(a: Sequence[str], b: Sequence[str]) -> str | None:
+    """Words of two names that exclude each other, as a sentence."""
+    for group in table().groups:
+        if group.hard:
+            one, other = label(group, a), label(group, b)
+            if one and other and one != other:
+                return f"the names speak of different things: {one} and {other}"
+    return None
+
+
+def _meaningful(unit: Unit) -> set[str]:
+    """Words of a unit that say something, with those that mean the same made equal."""
+    words = [w for w in unit.words if w not in table().empty and w not in ("weight", "bias", "proj", "layer")]
+    found = {w for w in words if not w.isdigit()}
+    for group in table().groups:
+        said = label(group, unit.words)
+        if said:
+            found.add(f"{group.name}:{said}")
+    return found
+
+
+def similarity(t: Unit, s: Unit) -> float:
+    """The share of words that two names have in common, 0 to 1, and a little more for equal numbers."""
+    a, b = _meaningful(t), _meaningful(s)
+    if not a or not b:
+        return 0.0
+    score = len(a & b) / len(a | b)
+    return score + (0.05 if t.numbers == s.numbers and t.numbers else 0.0)
+
+
+def related(t: Unit, s: Unit) -> bool:
+    """Whether a group of words calls both the same."""
+    for group in table().groups:
+        said = label(group, t.words)
+        if said and said == label(group, s.words):
+            return True
+    return part_label(t.path) is not None and part_label(t.path) == part_label(s.path)
