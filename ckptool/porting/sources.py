@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import replace
@@ -216,7 +217,7 @@ def _lora_scale(ckpt: Checkpoint) -> float | None:
             if isinstance(alpha, int | float) and isinstance(rank, int | float) and rank > 0:
                 if node.get("rank_pattern") or node.get("alpha_pattern"):
                     return None
-                return float(alpha) / float(rank) ** (0.5 if node.get("use_rslora") else 1.0)
+                return float(alpha / (math.sqrt(rank) if node.get("use_rslora") else rank))
     return None
 
 
