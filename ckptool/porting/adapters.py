@@ -18,6 +18,9 @@ from .words import table
 
 _Path = tuple[str, ...]
 
+#: Words that the name of an adapter has at most before the path that it spells.
+_MOST_PREFIX = 4
+
 
 @dataclass(slots=True)
 class _Adapter:
@@ -101,14 +104,14 @@ def _base_of(source: Canon, base: _Path) -> str | None:
     name = ".".join(base) + "|weight"
     if name in source.pieces:
         return name
-    flat = base[-1]
-    prefix = next((p for p in table().adapter_prefixes if flat.startswith(p + "_")), None)
-    if prefix is None:
+    said = base[-1].split("_")
+    if said[0] not in table().adapter_prefixes:
         return None
-    flat = flat[len(prefix) + 1 :]
     weights = {"_".join(p.path): p.name for p in source.pieces.values() if p.role == "weight" and len(p.shape) >= 2}
-    ending = [name for spelt, name in weights.items() if spelt == flat or spelt.endswith("_" + flat)]
-    return weights.get(flat) or (ending[0] if len(ending) == 1 else None)
+    spelt = ["_".join(said[skipped:]) for skipped in range(1, min(len(said), _MOST_PREFIX))]
+    exact = [weights[flat] for flat in spelt if flat in weights]
+    ending = [[name for known, name in weights.items() if known.endswith("_" + flat)] for flat in spelt]
+    return next(iter(exact), None) or next((found[0] for found in ending if len(found) == 1), None)
 
 
 def _factors(parts: dict[str, Piece]) -> tuple[Piece, Piece, bool] | None:

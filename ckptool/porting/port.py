@@ -13,7 +13,7 @@ from ..signature import Signature
 from . import expression as ex
 from .canonical import canonical, reconcile
 from .expression import Expr, Shape
-from .fused import heads_of, part_label
+from .fused import about_layout, heads_of, part_label
 from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare, turn_bare_matrices
 from .mapping import Entry, Mapping
 from .match import Matcher, Matching
@@ -527,7 +527,7 @@ class _Filler:
         )
         doubts = list(dict.fromkeys(d for f in filled for d in f.doubts))
         if expr.is_copy:  # what was taken apart and put together again needs no layout
-            doubts = [d for d in doubts if "alternate by attention head" not in d]
+            doubts = [d for d in doubts if not about_layout(d)]
         rivals = []
         for hole, f in zip(holes, filled, strict=True):
             for rival in f.rivals[:8]:
