@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import partial
 
+from ..signature import Entry
 from . import expression as ex
 from .expression import Expr, Shape
 from .pieces import Canon, Piece, unchanged
@@ -74,7 +75,7 @@ def turn_by_vote(canon: Canon) -> None:
         if piece.role != "weight" or len(piece.shape) != 2 or piece.expr.op != "key":
             continue
         bias = canon.pieces.get(".".join(piece.path) + "|bias")
-        if bias is None or len(bias.shape) != 1:
+        if bias is None or len(bias.shape) != 1 or (canon.is_target and not _unseen(piece.entry)):
             continue
         matrices.append(piece)
         rows, columns = piece.shape[0] == bias.shape[0], piece.shape[1] == bias.shape[0]
@@ -87,6 +88,11 @@ def turn_by_vote(canon: Canon) -> None:
         vote = votes.get(_kin(piece)) or everywhere
         if vote[True] > vote[False]:
             turn(canon, piece)
+
+
+def _unseen(entry: Entry) -> bool:
+    """Whether neither the forward pass nor the class of its module says how a matrix of the target stands."""
+    return entry.used is None and entry.module not in ("Linear", "Embedding", "NonDynamicallyQuantizableLinear")
 
 
 def _kin(piece: Piece) -> str:
