@@ -24,7 +24,8 @@ from .diff import Diff, diff
 from .values import in_threads
 
 _PAGE = 4096
-_PIECE = 1 << 18
+#: Bytes that are looked at at once: threads hand the interpreter over for each, and the second look finds them in the cache.
+_PIECE = 1 << 20
 _MANIFEST = "ckptool-manifest"
 
 #: Element type -> (unsigned type of that size, mask, value): where x & mask == value, x is no finite number. And
