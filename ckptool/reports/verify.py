@@ -24,7 +24,8 @@ from .diff import Diff, diff
 from .values import in_threads
 
 _PAGE = 4096
-#: Bytes that are looked at at once: threads hand the interpreter over for each, and the second look finds them in the cache.
+#: Bytes that are looked at at once: few enough to be in the cache at the second look, and not so few that threads do
+#: little but hand the interpreter over to each other.
 _PIECE = 1 << 20
 _MANIFEST = "ckptool-manifest"
 
