@@ -416,12 +416,11 @@ def _opener() -> Any:
 
     class Redirections(web.HTTPRedirectHandler):
         def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-            if urlsplit(newurl).scheme.lower() not in ("http", "https"):
-                raise Unreadable(
-                    f"is redirected to {printable(newurl, 100)}, which is not followed", where=req.full_url
-                )
-            if req.full_url.lower().startswith("https:") and newurl.lower().startswith("http:"):
-                raise Unreadable("is redirected from https:// to http://, which is not followed", where=req.full_url)
+            old, new = req.full_url.lower(), newurl.lower()
+            if not is_url(new) or (old.startswith("https:") and new.startswith("http:")):
+                fp.close()
+                where = "from https:// to http://" if is_url(new) else f"to {printable(newurl, 100)}"
+                raise Unreadable(f"is redirected {where}, which is not followed", where=req.full_url)
             return super().redirect_request(req, fp, code, msg, headers, newurl)
 
     opener = web.OpenerDirector()

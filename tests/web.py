@@ -97,9 +97,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         cut = self.server.breaking.pop(0) if self.server.breaking and len(body) > self.server.breaking[0] else None
+        self.server.sent += len(body[:cut])
         with contextlib.suppress(ConnectionError):
             self.wfile.write(body[:cut])
-            self.server.sent += len(body[:cut])
         if cut is not None:
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)
