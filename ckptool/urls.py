@@ -16,6 +16,7 @@ import os
 import re
 import threading
 import time
+import weakref
 import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
@@ -132,6 +133,7 @@ class RemoteFile(File):
         self._ends: deque[int] = deque(maxlen=2 * _STREAMS)  # where reads of many bytes have ended
         self._streams: list[_Stream] = []
         self._lock = threading.RLock()
+        weakref.finalize(self, _close_all, self._streams)  # in a cycle, their sockets might be finalized first
         self._begin()
         self.traffic.size = self.size
 
@@ -181,8 +183,7 @@ class RemoteFile(File):
 
     def close(self) -> None:
         """Close all connections."""
-        for stream in getattr(self, "_streams", ()):
-            stream.close()
+        _close_all(self._streams)
 
     def __repr__(self) -> str:
         return f"RemoteFile({str(self.path)!r}, {self.size} bytes)"
@@ -208,7 +209,7 @@ class RemoteFile(File):
     def _part(self, begin: int, end: int) -> bytes:
         stream = _Stream(self, begin, end)
         try:
-            return stream.read(end - begin)
+            return stream.read(self, end - begin)
         finally:
             stream.close()
 
@@ -226,8 +227,8 @@ class RemoteFile(File):
         else:
             stream = stream or _Stream(self, offset, self.size)
             try:
-                stream.read(offset - stream.position)
-                data = stream.read(length)
+                stream.read(self, offset - stream.position)
+                data = stream.read(self, length)
             except BaseException:
                 stream.close()
                 raise
@@ -364,12 +365,11 @@ class _Stream:
 
     def __init__(self, file: RemoteFile, begin: int, end: int) -> None:
         self.position = begin
-        self._file = file
         self._end = end
         self._answer: Any = file._answer(begin, end)
 
-    def read(self, length: int) -> bytes:
-        """The next LENGTH bytes."""
+    def read(self, file: RemoteFile, length: int) -> bytes:
+        """The next LENGTH bytes of FILE, which is not held, so that it can go while its streams are open."""
         from http.client import HTTPException
 
         parts: list[bytes] = []
@@ -381,24 +381,29 @@ class _Stream:
             except (ConnectionError, HTTPException) as lost:
                 data, error = getattr(lost, "partial", b""), lost
             except OSError as lost:
-                raise _unreached(lost, self._file.path) from None
-            self._file._received(data)
+                raise _unreached(lost, file.path) from None
+            file._received(data)
             parts.append(data)
             self.position += len(data)
             length -= len(data)
             if length and not (data and error is None):
                 pause = next(tries)
                 if pause is None:
-                    what = f"the connection broke off at byte {self.position:,} of {self._file.size:,}"
-                    raise Unreadable(what, where=self._file.path, hint="try again")
+                    what = f"the connection broke off at byte {self.position:,} of {file.size:,}"
+                    raise Unreadable(what, where=file.path, hint="try again")
                 self.close()
                 time.sleep(pause)
-                self._answer = self._file._answer(self.position, self._end)
+                self._answer = file._answer(self.position, self._end)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def close(self) -> None:
         """Close the connection."""
         self._answer.close()
+
+
+def _close_all(streams: list[_Stream]) -> None:
+    while streams:
+        streams.pop().close()
 
 
 def _runs(numbers: list[int]) -> Iterator[range]:

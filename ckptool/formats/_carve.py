@@ -19,6 +19,7 @@ from ._zip import (
     CAP32,
     FOLLOWS,
     LOCAL,
+    Ahead,
     Archive,
     Entry,
     Member,
@@ -53,7 +54,7 @@ def by_directory(file: File) -> tuple[Archive, list[str]]:
     wrong = []
     for entry in entries:
         try:
-            members.append(locate(file, entry, offset, 0))
+            members.append(locate(Ahead(file), entry, offset, 0))
         except Malformed:
             wrong.append(f"the header of its record {printable(entry.name, 60)} is damaged")
             members += [found] if (found := _without_header(file, entry, ends[entry.header])) else []
