@@ -53,8 +53,7 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
             canon.assembly[entry.key] = piece.expr
     for piece in list(canon.pieces.values()):
         torch_layout(canon, piece, split[piece.entry.key][-1])
-    if not is_target:
-        turn_by_vote(canon)
+    turn_by_vote(canon)
     missing_key_bias(canon)
     _gated(canon)
     return canon
