@@ -13,7 +13,7 @@ from ..casting import tallies_in
 from ..checkpoint import Checkpoint, map_storages
 from ..directories import check_folder, replacing_folder
 from ..errors import CannotCarry, CheckpointError, RuleError, printable
-from ..files import FileRange, StrPath, beside, is_computed, same_bytes, shell_quote
+from ..files import FileRange, StrPath, beside, is_computed, is_url, same_bytes, shell_quote
 from ..objects import beyond_plain_data
 from ..tensor import Storage
 from ..writing import check_target, replacing, room_for, write_pieces
@@ -93,6 +93,8 @@ def plan(
         CannotCarry: content would be lost, an object would be written that may run code when it is loaded, or
             FOR_TORCH cannot load it.
     """
+    if is_url(path):
+        raise RuleError("files are written here, not to a URL", where=path, hint="name a file")
     if not isinstance(ckpt, Checkpoint):
         from ..model import from_torch
 
