@@ -15,6 +15,7 @@ from . import expression as ex
 from .adapters import merge_adapters
 from .biases import attach_biases
 from .fused import fused_shapes, missing_key_bias, split_fused
+from .joined import join_parts
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
 from .pieces import Canon, Piece
 from .reparametrized import merge_masks, merge_norms, name_unknown
@@ -86,9 +87,11 @@ def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) 
         split_fused(one, other, both)
     for one, other in ((source, target), (target, source)):
         unstack(one, other)
+    for one, other in ((source, target), (target, source)):
+        join_parts(one, other)
     both = fused_shapes(source) & fused_shapes(target)
     for one, other in ((source, target), (target, source)):
-        split_fused(one, other, both)  # of experts that were stacked
+        split_fused(one, other, both)  # of experts that were stacked, or of heads
     general_dense(source, target)
     for one, other in ((source, target), (target, source)):
         attach_biases(one, other)
