@@ -199,7 +199,7 @@ def _merge(one: Canon, parts: Sequence[Piece], new: Piece, join: _Join) -> Piece
 def _join_families(one: Canon, other: Canon) -> None:
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     for piece in one.pieces.values():
-        if piece.role == "weight" and len(piece.path) > 1 and not piece.path[-1].isdigit():
+        if piece.role == "weight" and piece.path and not piece.path[-1].isdigit():
             siblings[piece.path[:-1]].append(piece)
     sizes = _Sizes(one, other)
     plans: list[tuple[_Path, _Family, _Join]] = []
