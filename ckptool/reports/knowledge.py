@@ -410,10 +410,17 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     Lesson(
         "not-carried",
-        r"non contiguous tensor|is invalid, expected torch\.Tensor|sparse tensors|KeyError: torch\.(complex128|q\w+)",
+        r"non contiguous tensor|is invalid, expected torch\.Tensor|sparse tensors|KeyError: torch\.q\w+",
         "safetensors holds one flat set of dense, contiguous tensors.",
         ("ckptool convert {file} OUT.safetensors --extract",),
         ("--to-dense for sparse ones, --dequantize for quantized ones",),
+    ),
+    Lesson(
+        "complex128",
+        r"KeyError: torch\.complex(128|32)",
+        "safetensors has no word for this type, only for complex64.",
+        (),
+        ("keep it in a .pth file, or store value.to(torch.complex64), with half of the digits",),
     ),
     # -- writing and the system
     Lesson(
