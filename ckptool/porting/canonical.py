@@ -13,7 +13,7 @@ from .. import keys as names
 from ..signature import Signature
 from . import expression as ex
 from .adapters import merge_adapters
-from .biases import attach_biases
+from .biases import attach_biases, divide_biases
 from .fused import fused_shapes, missing_key_bias, split_fused
 from .joined import join_parts
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
@@ -56,6 +56,7 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
         torch_layout(canon, piece, split[piece.entry.key][-1])
     turn_by_vote(canon)
     missing_key_bias(canon)
+    divide_biases(canon)
     _gated(canon)
     return canon
 

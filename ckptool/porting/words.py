@@ -71,6 +71,7 @@ class Words:
     """The table, ready to be asked."""
 
     leaves: dict[tuple[str, ...], str]
+    noisy: dict[tuple[str, ...], str]
     inputs_first: frozenset[str]
     collections: frozenset[str]
     fused: dict[tuple[str, ...], Fused]
@@ -105,6 +106,7 @@ def table() -> Words:
             fused.update({cut(phrase): kind for phrase in one.get(said, ())})
     return Words(
         turned(raw["leaves"]),
+        turned(raw["noisy"]),
         frozenset(raw["inputs_first"]),
         frozenset(raw["collections"]),
         fused,
