@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import combinations
 
 from .match import Matching
 from .sequences import Sequences
-from .units import Unit, hard_conflict
-from .words import label, table, words_of
+from .units import OfOrder, Unit, hard_conflict
+from .words import label, shared, table, words_of
 
 Pair = tuple[Unit, Unit]
+_Place = Callable[[Unit], float | None]
 
 #: An order in which less than this share of a block agrees with the other side decides nothing there.
 _BELIEVED = 0.85
@@ -41,14 +43,14 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
         sequences: says which orders of the two sides are known.
     """
     orders = _orders(sequences)
-    overall = {order[0]: _concordance(order, matching.pairs) for order in orders}
+    overall = {order.name: _concordance(order, matching.pairs) for order in orders}
     _rearrange(matching, orders, overall)
     blocks: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in matching.pairs:
         blocks[_block(pair[0].path)].append(pair)
     contents = _contents(matching)
     for pairs in blocks.values():
-        belief = {o[0]: _concordance(o, pairs, least=_FEW, otherwise=overall[o[0]]) for o in orders}
+        belief = {o.name: _concordance(o, pairs, least=_FEW, otherwise=overall[o.name]) for o in orders}
         found = [(one, other, _swap(one, other, orders, belief)) for one, other in _look_alikes(pairs)]
         open_to = {id(unit) for one, other, reason in found if reason for unit in (one[0], other[0])}
         anchors = [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]
@@ -56,11 +58,35 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
             if reason and not _fits_only_so(one, other, contents) and not _in_company(one, other, anchors):
                 _doubt_both(one, other, reason)
     for one, other in _of_other_blocks(matching.pairs):
-        _doubt_both(one, other, _AGAINST)
+        if not _fits_only_so(one, other, contents):
+            _doubt_both(one, other, _AGAINST)
+    _settle(matching, orders, overall, contents)
     for one, other in _strays(matching.pairs):
         _doubt_both(one, other, "what is around it comes from where {} is")
     _spread(matching.pairs)
     _left_over(matching)
+
+
+def _settle(matching: Matching, orders: list[_Order], overall: dict[str, float], contents: _Contents) -> None:
+    """Take back doubts about orders where something better excludes every swap, or where there is nothing to swap."""
+    others = Counter(unit.colour for unit in (*matching.free_targets, *matching.free_sources))
+    others.update(unit.colour for cell in matching.undecided for side in cell for unit in side)
+    alike: dict[object, list[Pair]] = defaultdict(list)
+    for pair in matching.pairs:
+        alike[pair[0].colour].append(pair)
+    for one in matching.pairs:
+        group = alike[one[0].colour]
+        if others[one[0].colour] or len(group) > _MOST_EXCHANGED or not any(_is_of_order(d) for d in one[0].doubts):
+            continue
+        if all(
+            other is one or _fits_only_so(one, other, contents) or _swap(one, other, orders, overall) is None
+            for other in group
+        ):
+            one[0].doubts = [d for d in one[0].doubts if not _is_of_order(d)]
+
+
+def _is_of_order(doubt: str) -> bool:
+    return isinstance(doubt, OfOrder)
 
 
 def _spread(pairs: list[Pair]) -> None:
@@ -102,7 +128,7 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
             matching.pairs[i], matching.pairs[j] = (t, s2), (t2, s)
             for unit in (t, t2):
                 unit.evidence = ["exchanged, for all that speaks for it"]
-                unit.doubts = [d for d in unit.doubts if d.startswith(_OF_PARTS) or not ("order" in d or "speak" in d)]
+                unit.doubts = [d for d in unit.doubts if not _is_of_order(d)]
                 unit.rivals = []
             if _by_names(matching.pairs[i], matching.pairs[j]) != "sure":
                 _doubt_both(matching.pairs[i], matching.pairs[j], "all but the numbers spoke for the swap with {}")
@@ -125,7 +151,7 @@ def _balance(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, fl
     score += 1.5 * _by_numbers(one, other)
     if score >= 0:
         return score  # orders alone exchange nothing: they made these pairs
-    return score + sum(_vote(order, one, other) * (1.0 if overall[order[0]] >= _BELIEVED else 0.25) for order in orders)
+    return score + sum(order.vote(one, other) * (1.0 if overall[order.name] >= _BELIEVED else 0.25) for order in orders)
 
 
 _Contents = dict[bool, dict[tuple[str, ...], Counter[object]]]
@@ -140,6 +166,8 @@ def _contents(matching: Matching) -> _Contents:
         for unit in units:
             for at in range(1, len(unit.path) + 1):
                 found[is_target][unit.path[:at]][unit.colour] += 1
+            if (row := _list(unit.path)) != unit.path:
+                found[is_target][row][unit.colour] += 1
     return found
 
 
@@ -151,7 +179,18 @@ def _fits_only_so(one: Pair, other: Pair, contents: _Contents) -> bool:
         at = _nearness(a, b) + 1
         held.append((contents[is_target][a.path[:at]], contents[is_target][b.path[:at]]))
     (t, t2), (s, s2) = held
+    if t == s and t2 == s2 and t != t2:
+        return True
+    (t, t2), (s, s2) = (
+        (contents[is_target][_list(one[side].path)], contents[is_target][_list(other[side].path)])
+        for side, is_target in ((0, True), (1, False))
+    )
     return t == s and t2 == s2 and t != t2
+
+
+def _list(path: tuple[str, ...]) -> tuple[str, ...]:
+    """A path without the number of its last component, as those beside it have it; itself where it has none."""
+    return (*path[:-1], "{}" + "".join(c for c in path[-1] if not c.isdigit())) if path[-1][-1:].isdigit() else path
 
 
 def _in_company(one: Pair, other: Pair, anchors: list[Pair]) -> bool:
@@ -244,18 +283,25 @@ def _of_other_blocks(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
 _AGAINST = "the names speak for the swap with {}"
 
 
-_Order = tuple[str, Callable[[Unit], float | None], Callable[[Unit], float | None]]
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """An order that both sides have: for two pairs, whether it keeps them (1), turns them round (-1) or is silent."""
+
+    name: str
+    vote: Callable[[Pair, Pair], int]
 
 
 def _orders(of: Sequences) -> list[_Order]:
     found: list[_Order] = []
     if of.traced and of.source_traced:
-        found.append(("execution order of both", _used, _used))
+        found.append(_Order("execution order of both", partial(_vote, _used, _used)))
     if of.ordered:
         if of.traced and not of.source_traced:
-            found.append(("execution order", _used, _stored))
+            found.append(_Order("execution order", partial(_vote, _used, _stored)))
         if not (of.traced and of.source_traced):
-            found.append(("registration order", _stored, _stored))
+            found.append(_Order("registration order", partial(_vote, _stored, _stored)))
+    if of.traced and not of.source_traced:
+        found.append(_Order("order of its numbers", _counted))
     return found
 
 
@@ -290,24 +336,24 @@ def _look_alikes(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
                     yield one, other
 
 
-def _swap(one: Pair, other: Pair, orders: list[_Order], belief: dict[str, float]) -> str:
-    """Why the swap of two pairs cannot be excluded, or an empty text."""
+def _swap(one: Pair, other: Pair, orders: list[_Order], belief: dict[str, float]) -> str | None:
+    """Why the swap of two pairs cannot be excluded; an empty text where only an order excludes it, else None."""
     named = _by_names(one, other)
     if named == "sure":
-        return ""
+        return None
     if named == "against":
         return _AGAINST
-    votes = {order[0]: _vote(order, one, other) for order in orders}
+    votes = {order.name: order.vote(one, other) for order in orders}
     believed = {name: vote for name, vote in votes.items() if vote and belief[name] >= _BELIEVED}
     against = [name for name, vote in believed.items() if vote < 0]
     behind = [name for name, vote in believed.items() if vote > 0]
     if named == "for":
         against = [name for name, vote in votes.items() if vote < 0 and belief[name] > 0.5]
-        return f"the {against[0]} speaks for the swap with {{}}" if against and not behind else ""
+        return f"the {against[0]} speaks for the swap with {{}}" if against and not behind else None
     if _convention(one[0], other[0], one[1], other[1]):
         return "which of the two is which is a convention of the code: {}"
     if _by_numbers(one, other) > 0 and not (against and not behind):
-        return ""
+        return None
     if against and behind:
         return f"the {behind[0]} and the {against[0]} do not agree about it and {{}}"
     if against:
@@ -325,8 +371,7 @@ def _convention(t: Unit, t2: Unit, s: Unit, s2: Unit) -> bool:
     return (own == both) != (theirs == both)
 
 
-def _vote(order: _Order, one: Pair, other: Pair) -> int:
-    _, of_target, of_source = order
+def _vote(of_target: _Place, of_source: _Place, one: Pair, other: Pair) -> int:
     t, s = of_target(one[0]), of_source(one[1])
     t2, s2 = of_target(other[0]), of_source(other[1])
     if t is None or s is None or t2 is None or s2 is None or t == t2 or s == s2:
@@ -334,10 +379,18 @@ def _vote(order: _Order, one: Pair, other: Pair) -> int:
     return 1 if (t < t2) == (s < s2) else -1
 
 
+def _counted(one: Pair, other: Pair) -> int:
+    """Whether the target uses two of a list in the order in which the source numbers them."""
+    t, t2, s, s2 = one[0], other[0], one[1], other[1]
+    if t.used is None or t2.used is None or t.used == t2.used or s.numbers == s2.numbers or _series(s) != _series(s2):
+        return 0
+    return 1 if (t.used < t2.used) == (s.numbers < s2.numbers) else -1
+
+
 def _concordance(order: _Order, pairs: list[Pair], least: int = 0, otherwise: float = 1.0) -> float:
     """The share of all couples of unlike pairs that lie in one order on both sides; OTHERWISE if less than LEAST."""
     step = max(len(pairs) // 60, 1)
-    votes = [_vote(order, a, b) for a, b in combinations(pairs[::step], 2) if _telling(a, b)]
+    votes = [order.vote(a, b) for a, b in combinations(pairs[::step], 2) if _telling(a, b)]
     counted = [vote for vote in votes if vote]
     if len(counted) < max(least, 1):
         return otherwise
@@ -399,9 +452,13 @@ def _by_names(one: Pair, other: Pair, *, soft: bool = True) -> str:
 
 def _shared(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
     """Words that A and B have in common and that tell them from the others."""
-    own = set(words_of(a.path)) - set(words_of(not_a.path))
-    theirs = set(words_of(b.path)) - set(words_of(not_b.path))
-    return len({w for w in own & theirs if w not in table().empty and w not in _kinds() and not w.isdigit()})
+    own = _telling_words(a.path) - _telling_words(not_a.path)
+    return shared(own, _telling_words(b.path) - _telling_words(not_b.path))
+
+
+@cache
+def _telling_words(path: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(w for w in words_of(path) if w not in table().empty and w not in _kinds() and not w.isdigit())
 
 
 @cache

@@ -14,6 +14,12 @@ from .pieces import STATISTICS, Canon, Piece, squeezed
 from .words import label, numbers, table
 
 
+class OfOrder(str):
+    """A doubt that comes from orders alone. What excludes every swap by other means settles it."""
+
+    __slots__ = ()
+
+
 @dataclass(eq=False, slots=True)
 class Unit:
     """A module of one side: the tensors with one path.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -49,6 +49,7 @@ class Words:
     copies: tuple[str, ...]
     rotary: dict[tuple[str, ...], str]
     ordinals: dict[str, int]
+    whole: frozenset[str]
 
 
 @cache
@@ -76,6 +77,7 @@ def table() -> Words:
         tuple(raw["copies"]),
         turned(raw["rotary"]),
         {word: place for place, words in raw["ordinals"].items() for word in words},
+        frozenset(raw["whole"]),
     )
 
 
@@ -83,6 +85,26 @@ def table() -> Words:
 def cut(name: str) -> tuple[str, ...]:
     """The words of a name, in lower case; numbers are words: "queryProj2" gives ("query", "proj", "2")."""
     return tuple(word.lower() for word in _WORD.findall(name))
+
+
+@cache
+def alike(a: str, b: str) -> bool:
+    """Whether two words are one, or one is the other cut short: "attn" and "attention", "residual" and "res"."""
+    if a == b:
+        return True
+    short, long = sorted((a, b), key=len)
+    if len(short) < 3 or short[0] != long[0] or not {short, long}.isdisjoint(table().whole):
+        return False
+    return long.startswith(short) or (len(bare := _consonants(short)) > 2 and _consonants(long).startswith(bare))
+
+
+def _consonants(word: str) -> str:
+    return word[0] + "".join(letter for letter in word[1:] if letter not in "aeiou")
+
+
+def shared(a: Iterable[str], b: Collection[str]) -> int:
+    """How many words of A are among those of B, whole or cut short."""
+    return sum(any(alike(word, other) for other in b) for word in a)
 
 
 def words_of(path: Sequence[str]) -> tuple[str, ...]:
