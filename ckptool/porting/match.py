@@ -99,11 +99,13 @@ class Matcher:
         groups = self.cells.groups()
         pairs, undecided, free_t, free_s = [], [], [], []
         complete = all(len(t) == len(s) for t, s in groups.values())
-        share = len(self.cells.pair_of) / max(len(self.cells.targets), 1)
         for targets, sources in groups.values():
             if len(targets) == len(sources) == 1:
                 t, s = targets[0], sources[0]
-                if complete or self._supported(t, s, share):
+                if complete or self._supported(t, s):
+                    pairs.append((t, s))
+                elif self._only_so(t, s):
+                    t.doubts.append("nothing but its shape speaks for it")
                     pairs.append((t, s))
                 else:
                     free_t.append(t)
@@ -117,7 +119,7 @@ class Matcher:
         pairs.sort(key=lambda pair: pair[0].order)
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided)
 
-    def _supported(self, t: Unit, s: Unit, share: float) -> bool:
+    def _supported(self, t: Unit, s: Unit) -> bool:
         """The last gate: a pair that only its shape made needs a name, a scope or neighbours that agree."""
         strong = [
             e
@@ -134,6 +136,11 @@ class Matcher:
             return True
         alone = self._alike[t.colour] == (1, 1) or any(e in RANKS for e in t.evidence)
         return alone and self.orders.at_the_end(t, s)
+
+    def _only_so(self, t: Unit, s: Unit) -> bool:
+        """Whether no other tensor of either side looks like these, which are no plain vectors or squares."""
+        sizes = {n for n in t.main.shape if n > 1}
+        return self._alike[t.colour] == (1, 1) and len(sizes) > 1 and not hard_conflict(t.words, s.words)
 
     def _contradictions(self, pairs: list[tuple[Unit, Unit]]) -> None:
         self._unusual_attention(pairs)

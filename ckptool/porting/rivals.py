@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import combinations
 
 from .match import Matching
 from .sequences import Sequences
-from .units import OfOrder, Unit, hard_conflict
+from .units import OfOrder, Unit, hard_conflict, series
 from .words import label, shared, table, words_of
 
 Pair = tuple[Unit, Unit]
@@ -50,21 +50,49 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
         blocks[_block(pair[0].path)].append(pair)
     contents = _contents(matching)
     for pairs in blocks.values():
-        belief = {o.name: _concordance(o, pairs, least=_FEW, otherwise=overall[o.name]) for o in orders}
-        found = [(one, other, _swap(one, other, orders, belief)) for one, other in _look_alikes(pairs)]
+        belief = _Belief(pairs, orders, overall)
+        found = [
+            (one, other, _swap(one, other, orders, belief.about(one, other))) for one, other in _look_alikes(pairs)
+        ]
         open_to = {id(unit) for one, other, reason in found if reason for unit in (one[0], other[0])}
         anchors = [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]
         for one, other, reason in found:
             if reason and not _fits_only_so(one, other, contents) and not _in_company(one, other, anchors):
                 _doubt_both(one, other, reason)
     for one, other in _of_other_blocks(matching.pairs):
-        if not _fits_only_so(one, other, contents):
+        around = [pair for pair in (*blocks[_block(one[0].path)], *blocks[_block(other[0].path)]) if not pair[0].doubts]
+        if not _fits_only_so(one, other, contents) and not _in_company(one, other, around[:_MOST_EXCHANGED]):
             _doubt_both(one, other, _AGAINST)
     _settle(matching, orders, overall, contents)
     for one, other in _strays(matching.pairs):
         _doubt_both(one, other, "what is around it comes from where {} is")
     _spread(matching.pairs)
     _left_over(matching)
+
+
+@dataclass(slots=True)
+class _Belief:
+    """How far each order can be believed in a block."""
+
+    pairs: list[Pair]
+    orders: list[_Order]
+    overall: dict[str, float]
+    _known: dict[tuple[tuple[str, ...], ...], dict[str, float]] = field(default_factory=dict)
+
+    def about(self, one: Pair, other: Pair) -> dict[str, float]:
+        """The share of what is outside of the two parts in question that an order keeps.
+
+        That the layers of two parts lie as one part after the other says nothing about which of the parts is which.
+        """
+        at = _nearness(one[0], other[0]) + 1
+        parts = tuple(sorted(path[:at] for path in (one[0].path, other[0].path) if len(path) > at))
+        if parts not in self._known:
+            outside = [pair for pair in self.pairs if pair[0].path[:at] not in parts] if parts else self.pairs
+            self._known[parts] = {
+                order.name: _concordance(order, outside, least=_FEW, otherwise=self.overall[order.name])
+                for order in self.orders
+            }
+        return self._known[parts]
 
 
 def _settle(matching: Matching, orders: list[_Order], overall: dict[str, float], contents: _Contents) -> None:
@@ -181,6 +209,8 @@ def _fits_only_so(one: Pair, other: Pair, contents: _Contents) -> bool:
     (t, t2), (s, s2) = held
     if t == s and t2 == s2 and t != t2:
         return True
+    if _made_of(one[0]) == _made_of(one[1]) != _made_of(other[0]) == _made_of(other[1]):
+        return True
     (t, t2), (s, s2) = (
         (contents[is_target][_list(one[side].path)], contents[is_target][_list(other[side].path)])
         for side, is_target in ((0, True), (1, False))
@@ -188,24 +218,45 @@ def _fits_only_so(one: Pair, other: Pair, contents: _Contents) -> bool:
     return t == s and t2 == s2 and t != t2
 
 
+def _made_of(unit: Unit) -> object:
+    return {role: piece.shape for role, piece in unit.pieces.items() if role != "bias"}  # code adds and drops those
+
+
 def _list(path: tuple[str, ...]) -> tuple[str, ...]:
     """A path without the number of its last component, as those beside it have it; itself where it has none."""
     return (*path[:-1], "{}" + "".join(c for c in path[-1] if not c.isdigit())) if path[-1][-1:].isdigit() else path
 
 
-def _in_company(one: Pair, other: Pair, anchors: list[Pair]) -> bool:
-    """Whether certain pairs stand nearer to one of the two on both sides, and none nearer to one here, the other there.
+def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair]) -> bool:
+    """Whether what is certain stands nearer to one of the two on both sides, and seldom nearer to the other on one.
 
-    As a batch norm stands in one module with a convolution whose shape no other has.
+    As a batch norm stands in one module with a convolution whose shape no other has, is called after it, or is used
+    directly after it.
     """
-    with_us = 0
+    with_us = against = 0
     for t, s in anchors:
-        here = _nearness(one[0], t) - _nearness(other[0], t)
-        there = _nearness(one[1], s) - _nearness(other[1], s)
-        if here * there < 0:
+        path = _nearness(one[0], t) - _nearness(other[0], t)
+        here = (path, _kinship(one[0], t) - _kinship(other[0], t), _next_to(one[0], t) - _next_to(other[0], t))
+        there = (
+            _nearness(one[1], s) - _nearness(other[1], s),
+            _kinship(one[1], s) - _kinship(other[1], s),
+        )
+        if here[0] * there[0] < 0:
             return False
-        with_us += here * there > 0
-    return with_us > 0
+        votes = [a * b for a in here for b in there]
+        with_us += sum(vote > 0 for vote in votes)
+        against += sum(vote < 0 for vote in votes)
+    return with_us > 2 * against
+
+
+def _kinship(one: Unit, other: Unit) -> int:
+    """How many telling words the names of two units have in common."""
+    return shared(_telling_words(one.path), _telling_words(other.path))
+
+
+def _next_to(one: Unit, other: Unit) -> bool:
+    """Whether one is used directly before or after another."""
+    return one.turn is not None and other.turn is not None and abs(one.turn - other.turn) == 1
 
 
 def _nearness(one: Unit, other: Unit) -> int:
@@ -269,7 +320,7 @@ def _of_other_blocks(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
     """Look-alikes of different blocks, as far as more than their numbers differs: a few of every kind."""
     kinds: dict[object, dict[object, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     for pair in pairs:
-        kinds[pair[0].colour][(_series(pair[0]), _series(pair[1]))].append(pair)
+        kinds[pair[0].colour][(series(pair[0]), series(pair[1]))].append(pair)
     for alike in kinds.values():
         for one, other in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
             if (
@@ -382,7 +433,7 @@ def _vote(of_target: _Place, of_source: _Place, one: Pair, other: Pair) -> int:
 def _counted(one: Pair, other: Pair) -> int:
     """Whether the target uses two of a list in the order in which the source numbers them."""
     t, t2, s, s2 = one[0], other[0], one[1], other[1]
-    if t.used is None or t2.used is None or t.used == t2.used or s.numbers == s2.numbers or _series(s) != _series(s2):
+    if t.used is None or t2.used is None or t.used == t2.used or s.numbers == s2.numbers or series(s) != series(s2):
         return 0
     return 1 if (t.used < t2.used) == (s.numbers < s2.numbers) else -1
 
@@ -404,15 +455,19 @@ def _telling(one: Pair, other: Pair) -> bool:
 def _by_numbers(one: Pair, other: Pair) -> int:
     """Whether both sides number the two, each in one series, and in the same direction."""
     t, t2, s, s2 = one[0], other[0], one[1], other[1]
-    if _series(t) != _series(t2) or _series(s) != _series(s2):
+    if series(t) != series(t2) or series(s) != series(s2):
         return 0
     if t.numbers == t2.numbers or s.numbers == s2.numbers:
         return 0
-    return 1 if (t.numbers < t2.numbers) == (s.numbers < s2.numbers) else -1
+    if (t.numbers < t2.numbers) == (s.numbers < s2.numbers):
+        return 1
+    # sizes and scales are numbers, too, and are no places: only steps of equal length are counted backwards
+    return -1 if _step(t, t2) == -_step(s, s2) else 0
 
 
-def _series(unit: Unit) -> tuple[str, ...]:
-    return _plain(unit.path)
+def _step(one: Unit, other: Unit) -> int:
+    """How far apart two numbers in the paths of a list are."""
+    return next((b - a for a, b in zip(one.numbers, other.numbers, strict=False) if a != b), 0)
 
 
 def _plain(path: Sequence[str]) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ class Words:
     rotary: dict[tuple[str, ...], str]
     ordinals: dict[str, int]
     whole: frozenset[str]
+    endings: tuple[str, ...]
 
 
 @cache
@@ -78,6 +79,7 @@ def table() -> Words:
         turned(raw["rotary"]),
         {word: place for place, words in raw["ordinals"].items() for word in words},
         frozenset(raw["whole"]),
+        tuple(raw["endings"]),
     )
 
 
@@ -108,8 +110,24 @@ def shared(a: Iterable[str], b: Collection[str]) -> int:
 
 
 def words_of(path: Sequence[str]) -> tuple[str, ...]:
-    """The words of all components of a path."""
-    return tuple(word for component in path for word in cut(component))
+    """The words of all components of a path; "skipbn" is two."""
+    return tuple(part for component in path for word in cut(component) for part in _apart(word))
+
+
+@cache
+def _apart(word: str) -> tuple[str, ...]:
+    """A word that is no word of the table, and ends in one for a kind of layer, as two."""
+    if word not in _known():
+        for end in table().endings:
+            if word.endswith(end) and len(word) > len(end) + 2:
+                return word[: -len(end)], end
+    return (word,)
+
+
+@cache
+def _known() -> frozenset[str]:
+    phrases = (phrase for group in table().groups for phrase in group.phrases)
+    return frozenset(word for phrase in phrases for word in phrase) | table().empty
 
 
 def label(group: Group, words: Sequence[str]) -> str | None:
