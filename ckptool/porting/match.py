@@ -126,7 +126,7 @@ class Matcher:
             for e in t.evidence
             if e in ("name", "similar names", "other blocks") or e.startswith(("between", "follows"))
         ]
-        if strong:
+        if strong or s.path[-len(t.path) :] == t.path or t.path[-len(s.path) :] == s.path:
             return True
         if hard_conflict(t.words, s.words):
             return False

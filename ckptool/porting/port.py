@@ -20,7 +20,7 @@ from .match import Matcher, Matching
 from .pieces import STATISTICS, Canon, Piece, squeezed, substituted
 from .rivals import weigh
 from .units import Unit, hard_conflict, related, similarity
-from .words import cut, label, table
+from .words import Rotary, cut, label, table, words_of
 
 #: Gives the values of a source key as a numpy array, for the few small tensors whose values say something.
 Values = Callable[[str], Any]
@@ -441,10 +441,9 @@ class _Filler:
                 continue
             piece = t.pieces[hole.rpartition("|")[2]]
             heads = heads_of(t.main.entry)
-            theirs = table().rotary.get(cut(s.path[-1]))
-            theirs_kind = {"half": "half", "interleaved": "interleaved"}.get(
-                str(next((k for words, k in table().rotary.items() if cut(s.path[-1]) == words), theirs))
-            )
+            theirs = _rotary_by_name(s.path)
+            if theirs is not None and theirs.sure and theirs.kind == kind:
+                continue
             turned = None
             if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
                 turned = Expr("rotary", (filled.expr,), (heads, kind if kind != "unknown" else "half"))
@@ -452,7 +451,7 @@ class _Filler:
                 "the model turns queries and keys (rotary embedding); whether the source pairs rows in the same way is "
                 "not in its names"
             )
-            if turned is not None and theirs_kind is not None and kind != "unknown" and theirs_kind != kind:
+            if turned is not None and theirs is not None and kind != "unknown" and theirs.kind != kind:
                 filled.rivals.insert(0, filled.expr)
                 filled.expr = turned
             elif turned is not None:
@@ -657,4 +656,14 @@ def _remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None) -> tuple[E
                 return ex.reshape(made, wanted, (*have[:-2], wanted[-2], wanted[-1])), (
                     f"position table resized from {a} x {a} to {b} x {b} (bicubic, {prefix} class tokens)"
                 )
+    return None
+
+
+def _rotary_by_name(path: Sequence[str]) -> Rotary | None:
+    """How queries and keys are paired by rotary embeddings in code that uses this name, the longest that is known."""
+    for end in (len(path), len(path) - 1):  # what was taken out of a fused projection has its name behind it
+        words = words_of(path[max(end - 2, 0) : end])
+        for start in range(len(words)):
+            if words[start:] in table().rotary:
+                return table().rotary[words[start:]]
     return None

@@ -16,6 +16,7 @@ from itertools import combinations
 
 from .match import Matching
 from .sequences import Sequences
+from .series import series_of
 from .units import OfOrder, Unit, hard_conflict, series
 from .words import label, shared, table, words_of
 
@@ -85,7 +86,9 @@ class _Belief:
         That the layers of two parts lie as one part after the other says nothing about which of the parts is which.
         """
         at = _nearness(one[0], other[0]) + 1
-        parts = tuple(sorted(path[:at] for path in (one[0].path, other[0].path) if len(path) > at))
+        parts = tuple(sorted((one[0].path[:at], other[0].path[:at])))
+        if min(len(one[0].path), len(other[0].path)) <= at:
+            parts = ()
         if parts not in self._known:
             outside = [pair for pair in self.pairs if pair[0].path[:at] not in parts] if parts else self.pairs
             self._known[parts] = {
@@ -236,10 +239,16 @@ def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair]) -> bool:
     with_us = against = 0
     for t, s in anchors:
         path = _nearness(one[0], t) - _nearness(other[0], t)
-        here = (path, _kinship(one[0], t) - _kinship(other[0], t), _next_to(one[0], t) - _next_to(other[0], t))
+        here = (
+            path,
+            _kinship(one[0], t) - _kinship(other[0], t),
+            _in_line(one[0], t) - _in_line(other[0], t),
+            _next_to(one[0], t) - _next_to(other[0], t),
+        )
         there = (
             _nearness(one[1], s) - _nearness(other[1], s),
             _kinship(one[1], s) - _kinship(other[1], s),
+            _in_line(one[1], s) - _in_line(other[1], s),
         )
         if here[0] * there[0] < 0:
             return False
@@ -252,6 +261,16 @@ def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair]) -> bool:
 def _kinship(one: Unit, other: Unit) -> int:
     """How many telling words the names of two units have in common."""
     return shared(_telling_words(one.path), _telling_words(other.path))
+
+
+def _in_line(one: Unit, other: Unit) -> bool:
+    """Whether two are the same but for one number."""
+    return not _rows(one.path).isdisjoint(_rows(other.path))
+
+
+@cache
+def _rows(path: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(row for row, _ in series_of(path))
 
 
 def _next_to(one: Unit, other: Unit) -> bool:

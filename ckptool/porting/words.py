@@ -36,6 +36,19 @@ class Fused:
 
 
 @dataclass(frozen=True, slots=True)
+class Rotary:
+    """How rotary embeddings pair the rows of queries and keys.
+
+    Attributes:
+        kind: "half" (a row with that half a head further on) or "interleaved" (with the next one).
+        sure: whether all code with such names does so, or most.
+    """
+
+    kind: str
+    sure: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Words:
     """The table, ready to be asked."""
 
@@ -47,7 +60,7 @@ class Words:
     groups: tuple[Group, ...]
     empty: frozenset[str]
     copies: tuple[str, ...]
-    rotary: dict[tuple[str, ...], str]
+    rotary: dict[tuple[str, ...], Rotary]
     ordinals: dict[str, int]
     whole: frozenset[str]
     endings: tuple[str, ...]
@@ -76,7 +89,12 @@ def table() -> Words:
         tuple(Group(name, one["hard"], turned(one["labels"])) for name, one in raw["groups"].items()),
         frozenset(map(str, raw["empty"])),
         tuple(raw["copies"]),
-        turned(raw["rotary"]),
+        {
+            cut(phrase): Rotary(one["kind"], sure == "sure")
+            for one in raw["rotary"]
+            for sure in ("sure", "doubt")
+            for phrase in one[sure]
+        },
         {word: place for place, words in raw["ordinals"].items() for word in words},
         frozenset(raw["whole"]),
         tuple(raw["endings"]),
