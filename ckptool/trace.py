@@ -236,7 +236,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             result = func(*args, **kwargs)
         self._alive.append(result)
         if computed:
-            self._computed.update(id(part) for part in _flat([result]))
+            self._computed.update(id(part) for part in _flat([result]) if isinstance(part, torch.Tensor))
         if name in _VIEWS and args and id(args[0]) in self._keys and isinstance(result, torch.Tensor):
             self._keys.setdefault(id(result), self._keys[id(args[0])])
             if (name in ("t", "transpose") or (name == "permute" and result.ndim == 2)) != (

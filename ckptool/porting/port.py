@@ -234,7 +234,7 @@ class _Filler:
             tuple(self.source.notes),
             self.target.signature.metadata,
         )
-        return made.with_entries(entries)
+        return self._without_company(made.with_entries(entries))
 
     # -- pairs
 
@@ -530,6 +530,26 @@ class _Filler:
                 filled.rivals.append(filled.expr.rename(partial(_swapped, swap)))
             if any(k in others for k in keys):
                 filled.doubts.append("the file holds several copies of this model")
+
+    def _without_company(self, made: Mapping) -> Mapping:
+        """Doubt what is taken from a layer of which the source has more that nothing reads: adapters, masks, scales."""
+        left: dict[str, str] = {}
+        for key in made.unused:
+            entry = self.source.signature.entries.get(key)
+            known = entry is not None and entry.dtype.startswith(("float", "bfloat"))
+            if known and table().derived.isdisjoint(key.split(".")):
+                for at, letter in enumerate(key):
+                    if letter == ".":
+                        left.setdefault(key[:at], key)
+        entries: list[Entry] = []
+        for one in made.entries:
+            layers = [key.rpartition(".") for key in one.sources]
+            found = next((left[path] for path, _, leaf in layers if path in left and cut(leaf) in table().leaves), None)
+            if found is not None:
+                doubt = f"{found} of the source belongs to the same layer, and nothing reads it"
+                one = replace(one, status="guessed", doubts=(*one.doubts, doubt))
+            entries.append(one)
+        return replace(made, entries=tuple(entries))
 
     # -- entries
 

@@ -62,6 +62,7 @@ class Words:
     copies: tuple[str, ...]
     rotary: dict[tuple[str, ...], Rotary]
     ordinals: dict[str, int]
+    derived: frozenset[str]
     whole: frozenset[str]
     endings: tuple[str, ...]
 
@@ -96,6 +97,7 @@ def table() -> Words:
             for phrase in one[sure]
         },
         {word: place for place, words in raw["ordinals"].items() for word in words},
+        frozenset(raw["derived"]),
         frozenset(raw["whole"]),
         tuple(raw["endings"]),
     )
