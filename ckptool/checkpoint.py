@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .errors import KeyCollision, printable
+from .errors import KeyCollision, counted, printable
 from .kinds import OtherTensor, other_tensor, others_in
 from .modules import PickledModule, state_dict_of
 from .tensor import LazyTensor, Storage, little_endian
@@ -100,7 +100,9 @@ class Checkpoint:
         return replace(self, history=(*self.history, *lines))
 
     def __repr__(self) -> str:
-        return f"Checkpoint({str(self.path) if self.path else self.format!r}, {len(self.storages())} storages)"
+        return (
+            f"Checkpoint({str(self.path) if self.path else self.format!r}, {counted(len(self.storages()), 'storage')})"
+        )
 
 
 class StateDict(Mapping[str, Any]):
@@ -161,7 +163,7 @@ class StateDict(Mapping[str, Any]):
         return ties_of(self.tensors)
 
     def __repr__(self) -> str:
-        return f"StateDict({self.path!r}, {len(self)} keys)"
+        return f"StateDict({self.path!r}, {counted(len(self), 'key')})"
 
 
 def recovered(module: PickledModule, where: object = "") -> StateDict:

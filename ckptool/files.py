@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Protocol, TypeGuard, runtime_checkable
 
 from .errors import Malformed, Unreadable, printable
+from .records import record
 
 StrPath = str | os.PathLike[str]
 
@@ -255,7 +256,7 @@ class Computed(Source, Protocol):
         """Bytes of a piece."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FileRange:
     """LENGTH bytes of FILE from OFFSET."""
 

@@ -29,10 +29,21 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A projection that is several in one."""
+    """A projection that is several in one.
+
+    Attributes:
+        parts: what it holds, in the order in which it does.
+        fixed: torch itself lays it out so.
+        sure: the name says that one part follows the other.
+        grouped: it does not where keys and values have fewer heads than queries.
+        by_heads: most code that has this name alternates the parts by attention head.
+    """
 
     parts: tuple[str, ...]
-    sure: bool
+    fixed: bool = False
+    sure: bool = False
+    grouped: bool = False
+    by_heads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,10 @@ class Words:
     empty: frozenset[str]
     copies: tuple[str, ...]
     rotary: dict[tuple[str, ...], Rotary]
+    adapters: dict[str, str]
+    adapted: frozenset[str]
+    trained_instead: dict[str, str]
+    adapter_prefixes: frozenset[str]
     ordinals: dict[str, int]
     derived: frozenset[str]
     whole: frozenset[str]
@@ -79,8 +94,10 @@ def table() -> Words:
 
     fused = {}
     for one in raw["fused"]:
-        for sure in ("sure", "doubt"):
-            fused.update({cut(phrase): Fused(tuple(one["parts"]), sure == "sure") for phrase in one[sure]})
+        for said in ("fixed", "sure", "grouped", "doubt", "by_heads"):
+            known = {"fixed": said == "fixed", "sure": said in ("fixed", "sure", "grouped")}
+            kind = Fused(tuple(one["parts"]), **known, grouped=said == "grouped", by_heads=said == "by_heads")
+            fused.update({cut(phrase): kind for phrase in one.get(said, ())})
     return Words(
         turned(raw["leaves"]),
         frozenset(raw["inputs_first"]),
@@ -96,6 +113,10 @@ def table() -> Words:
             for sure in ("sure", "doubt")
             for phrase in one[sure]
         },
+        {name: role for role, names in raw["adapters"].items() for name in names},
+        frozenset(raw["adapted"]),
+        dict(raw["trained_instead"]),
+        frozenset(raw["adapter_prefixes"]),
         {word: place for place, words in raw["ordinals"].items() for word in words},
         frozenset(raw["derived"]),
         frozenset(raw["whole"]),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict, metadata_of
-from ..errors import NoMatch, printable
+from ..errors import NoMatch, counted, printable
 from ..files import StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
 from ..kinds import OtherTensor, as_dense, other_tensor
@@ -278,7 +278,7 @@ def _summary(node: Any) -> str:
     if isinstance(node, Global):
         return printable(str(node), 80)
     found = [value for _, value in walk(node) if isinstance(value, LazyTensor)]
-    tensors = f", {len(found):,} tensors, {sum(t.nbytes for t in found):,} bytes" if found else ""
+    tensors = f", {counted(len(found), 'tensor')}, {sum(t.nbytes for t in found):,} bytes" if found else ""
     if isinstance(node, Object):
         return f"{printable(node.class_name, 80)}{tensors}"
     kind, size = "tuple", len(node) if isinstance(node, tuple) else 0
