@@ -17,7 +17,7 @@ from itertools import combinations
 from .match import Matching
 from .sequences import Sequences
 from .series import series_of
-from .units import OfOrder, Unit, hard_conflict, series
+from .units import OfOrder, Unit, hard_conflict, series, similarity
 from .words import label, shared, table, words_of
 
 Pair = tuple[Unit, Unit]
@@ -30,6 +30,8 @@ _ALL_WITH_ALL = 24
 _NEAR = 3
 #: Sources are exchanged in groups of look-alikes up to this size.
 _MOST_EXCHANGED = 64
+#: So many pairs around a target say where its source should stand.
+_ANCHORS = 12
 #: How doubts begin that are about a whole part of the model, which no exchange of two layers settles.
 _OF_PARTS = "equal parts"
 #: A block in which less than this many couples tell about an order is judged by the whole model.
@@ -43,6 +45,7 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
         matching: finished; its units get doubts.
         sequences: says which orders of the two sides are known.
     """
+    _take_up(matching)
     orders = _orders(sequences)
     overall = {order.name: _concordance(order, matching.pairs) for order in orders}
     _rearrange(matching, orders, overall)
@@ -69,6 +72,32 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
         _doubt_both(one, other, "what is around it comes from where {} is")
     _spread(matching.pairs)
     _left_over(matching)
+
+
+def _take_up(matching: Matching) -> None:
+    """Pair what nothing could separate, for the time being and in doubt, so that it is weighed with all else."""
+    left = []
+    for targets, sources in matching.undecided:
+        if len(targets) != len(sources) or len(targets) > _MOST_EXCHANGED:
+            left.append((targets, sources))
+            continue
+        free = sorted(sources, key=lambda s: s.order)
+        certain = list(matching.pairs)
+        for t in sorted(targets, key=lambda t: t.order if t.used is None else t.used):
+            around = sorted(certain, key=lambda pair: -_nearness(t, pair[0]))[:_ANCHORS]
+            s = max(free, key=lambda s: (hard_conflict(t.words, s.words) is None, _fitness(t, s, around)))
+            free.remove(s)
+            t.doubts.append(OfOrder(f"{len(sources)} tensors of the source fit as well"))
+            t.rivals = [u for u in sources if u is not s][:8]
+            matching.pairs.append((t, s))
+    matching.undecided[:] = left
+    matching.pairs.sort(key=lambda pair: pair[0].order)
+
+
+def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
+    """How well a source fits by its name, and by standing where the sources of those around its target stand."""
+    beside = sum(_nearness(s, other) for _, other in around)
+    return similarity(t, s) + beside / max(len(around), 1)
 
 
 @dataclass(slots=True)
@@ -138,6 +167,15 @@ def _spread(pairs: list[Pair]) -> None:
 def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, float]) -> None:
     """Exchange the sources of two pairs as long as all that is known together speaks for it."""
     contents = _contents(matching)
+    certain: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
+    for pair in matching.pairs:
+        if not pair[0].doubts:
+            certain[_block(pair[0].path)].append(pair)
+
+    def gain(one: Pair, other: Pair) -> float:
+        around = [pair for path in {_block(one[0].path), _block(other[0].path)} for pair in certain[path][:_ANCHORS]]
+        return -_balance(one, other, orders, overall, contents, around)
+
     groups: dict[object, list[int]] = defaultdict(list)
     for at, (t, _) in enumerate(matching.pairs):
         groups[t.colour].append(at)
@@ -146,11 +184,11 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
             continue
         for _ in range(len(group)):
             better = [
-                (gain, i, j)
+                (better, i, j)
                 for i, j in combinations(group, 2)
                 if _plain(_block(matching.pairs[i][0].path)) == _plain(_block(matching.pairs[j][0].path))
                 and _in_question(matching.pairs[i], matching.pairs[j], orders, overall)
-                and (gain := -_balance(matching.pairs[i], matching.pairs[j], orders, overall, contents)) > 0
+                and (better := gain(matching.pairs[i], matching.pairs[j])) > 0
             ]
             if not better:
                 break
@@ -169,7 +207,9 @@ def _in_question(one: Pair, other: Pair, orders: list[_Order], overall: dict[str
     return bool(one[0].doubts or other[0].doubts or _swap(one, other, orders, overall))
 
 
-def _balance(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float], contents: _Contents) -> float:
+def _balance(
+    one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float], contents: _Contents, around: list[Pair]
+) -> float:
     """How much more speaks for two pairs than for their swap; below zero, the swap is better."""
     crossed: tuple[Pair, Pair] = ((one[0], other[1]), (other[0], one[1]))
     if _fits_only_so(one, other, contents):
@@ -180,6 +220,8 @@ def _balance(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, fl
     if score < 0 and _by_names(*crossed) == "sure":
         score = -4.0
     score += 1.5 * _by_numbers(one, other)
+    anchors = [pair for pair in around if pair[0] not in (one[0], other[0])]
+    score += 2.0 * (_in_company(one, other, anchors) - _in_company(*crossed, anchors))
     if score >= 0:
         return score  # orders alone exchange nothing: they made these pairs
     return score + sum(order.vote(one, other) * (1.0 if overall[order.name] >= _BELIEVED else 0.25) for order in orders)
