@@ -216,12 +216,12 @@ def _balance(
         return 10.0
     if _fits_only_so(*crossed, contents):
         return -10.0
-    score = {"sure": 4.0, "for": 1.5, "nothing": 0.0, "against": -0.25}[_by_names(one, other)]
+    score = {"sure": 4.0, "for": 1.5, "nothing": 0.0, "against": -2.25}[_by_names(one, other)]
     if score < 0 and _by_names(*crossed) == "sure":
         score = -4.0
     score += 1.5 * _by_numbers(one, other)
     anchors = [pair for pair in around if pair[0] not in (one[0], other[0])]
-    score += 2.0 * (_in_company(one, other, anchors) - _in_company(*crossed, anchors))
+    score += 1.0 * (_in_company(one, other, anchors) - _in_company(*crossed, anchors))
     if score >= 0:
         return score  # orders alone exchange nothing: they made these pairs
     return score + sum(order.vote(one, other) * (1.0 if overall[order.name] >= _BELIEVED else 0.25) for order in orders)
@@ -302,7 +302,7 @@ def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair]) -> bool:
 
 def _kinship(one: Unit, other: Unit) -> int:
     """How many telling words the names of two units have in common."""
-    return shared(_telling_words(one.path), _telling_words(other.path))
+    return shared(*({word for word in _telling_words(unit.path) if len(word) > 1} for unit in (one, other)))
 
 
 def _in_line(one: Unit, other: Unit) -> bool:

@@ -28,7 +28,10 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
     if leaf == "weight_v" and "weight_orig" in siblings:
         return head, "weight_sv"
     role = table().leaves.get(cut(leaf))
-    if role is not None and head:
+    numbered = leaf[-1:].isdigit() and any(
+        s != leaf and s.rstrip("0123456789") == leaf.rstrip("0123456789") for s in siblings
+    )
+    if role is not None and head and not numbered:
         if (
             role == "bias"
             and leaf not in ("bias",)
