@@ -20,7 +20,7 @@ from .mapping import Entry, Mapping
 from .match import Matcher, Matching, kind_of
 from .pieces import STATISTICS, Canon, Piece, squeezed, substituted
 from .rivals import weigh
-from .units import Unit, hard_conflict, related, similarity
+from .units import SOME, Unit, hard_conflict, related, similarity
 from .words import Rotary, cut, label, table, words_of
 
 #: Gives the values of a source key as a numpy array, for the few small tensors whose values say something.
@@ -299,7 +299,8 @@ class _Filler:
                 continue
             s = near[0]
             if t.main.shape == s.main.shape:
-                self._fill(t, s, [])
+                if similarity(t, s) > SOME or related(t, s):
+                    self._fill(t, s, [])
                 continue
             remedy = _remedy(t.main.shape, s.main.shape, s.main.expr, label_of(t, "embedding"))
             if remedy is None:
@@ -458,7 +459,8 @@ class _Filler:
                 continue
             if "norm" not in t.main.entry.module.lower() and label_of(t, "purpose") != "norm":
                 continue
-            if "running_var" in t.pieces or not self.holes[piece.name].expr.is_copy:
+            leaf = piece.entry.key.rpartition(".")[2]
+            if "running_var" in t.pieces or leaf in table().beside_bias or not self.holes[piece.name].expr.is_copy:
                 continue
             norms.append((t, s, piece))
         by_use: dict[bool, list[Any]] = defaultdict(list)

@@ -17,7 +17,7 @@ from itertools import combinations
 from .match import Matching
 from .sequences import Sequences
 from .series import series_of
-from .units import OfOrder, Unit, hard_conflict, series, similarity
+from .units import OfOrder, Unit, hard_conflict, series, similarity, template
 from .words import label, shared, table, words_of
 
 Pair = tuple[Unit, Unit]
@@ -34,6 +34,8 @@ _MOST_EXCHANGED = 64
 _ANCHORS = 12
 #: How doubts begin that are about a whole part of the model, which no exchange of two layers settles.
 _OF_PARTS = "equal parts"
+#: The group of words for shortcuts.
+_SHORTCUTS = "branch"
 #: A block in which less than this many couples tell about an order is judged by the whole model.
 _FEW = 3
 
@@ -53,8 +55,9 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
     for pair in matching.pairs:
         blocks[_block(pair[0].path)].append(pair)
     contents = _contents(matching)
+    across = _Across(matching.pairs)
     for pairs in blocks.values():
-        belief = _Belief(pairs, orders, overall)
+        belief = _Belief(pairs, orders, overall, across)
         found = [
             (one, other, _swap(one, other, orders, belief.about(one, other))) for one, other in _look_alikes(pairs)
         ]
@@ -107,6 +110,7 @@ class _Belief:
     pairs: list[Pair]
     orders: list[_Order]
     overall: dict[str, float]
+    across: _Across
     _known: dict[tuple[tuple[str, ...], ...], dict[str, float]] = field(default_factory=dict)
 
     def about(self, one: Pair, other: Pair) -> dict[str, float]:
@@ -120,11 +124,38 @@ class _Belief:
             parts = ()
         if parts not in self._known:
             outside = [pair for pair in self.pairs if pair[0].path[:at] not in parts] if parts else self.pairs
+            elsewhere = self.across.couples(*parts) if parts else []
             self._known[parts] = {
-                order.name: _concordance(order, outside, least=_FEW, otherwise=self.overall[order.name])
+                order.name: _concordance(order, outside, least=_FEW, otherwise=_kept(order, elsewhere, self.overall))
                 for order in self.orders
             }
         return self._known[parts]
+
+
+class _Across:
+    """Parts of the same names in all blocks: `blocks.{}.a` and `blocks.{}.b`."""
+
+    def __init__(self, pairs: list[Pair]) -> None:
+        self._pairs = pairs
+        self._members: dict[int, dict[tuple[str, ...], list[Pair]]] = {}
+
+    def couples(self, part: tuple[str, ...], other: tuple[str, ...]) -> list[tuple[Pair, Pair]]:
+        """Some couples of one of each, of different blocks: they lie in one order where blocks follow each other on
+        both sides, and in none where one side has a list of blocks and the other a list for each part."""
+        at = len(part)
+        if at not in self._members:
+            self._members[at] = defaultdict(list)
+            for pair in self._pairs:
+                self._members[at][template(pair[0].path[:at])].append(pair)
+        ours, theirs = (self._members[at][template(path)] for path in (part, other))
+        found = [(a, b) for a in ours[:_ANCHORS] for b in theirs[:_ANCHORS]]
+        found += [(a, b) for a in ours[-_ANCHORS:] for b in theirs[-_ANCHORS:]]
+        return [(a, b) for a, b in found if a[0].path[: at - 1] != b[0].path[: at - 1]]
+
+
+def _kept(order: _Order, couples: list[tuple[Pair, Pair]], overall: dict[str, float]) -> float:
+    votes = [vote for a, b in couples if (vote := order.vote(a, b))]
+    return sum(vote > 0 for vote in votes) / len(votes) if len(votes) >= _FEW else overall[order.name]
 
 
 def _settle(matching: Matching, orders: list[_Order], overall: dict[str, float], contents: _Contents) -> None:
@@ -216,9 +247,13 @@ def _balance(
         return 10.0
     if _fits_only_so(*crossed, contents):
         return -10.0
-    score = {"sure": 4.0, "for": 1.5, "nothing": 0.0, "against": -2.25}[_by_names(one, other)]
+    score = {"sure": 4.0, "for": 1.5, "nothing": 0.0, "against": -0.25}[_by_names(one, other)]
     if score < 0 and _by_names(*crossed) == "sure":
         score = -4.0
+    if score < 0 and _soft(*one, _SHORTCUTS) + _soft(*other, _SHORTCUTS) < sum(
+        _soft(*pair, _SHORTCUTS) for pair in crossed
+    ):
+        score = -3.25  # shortcuts are registered first or last, and are called so
     score += 1.5 * _by_numbers(one, other)
     anchors = [pair for pair in around if pair[0] not in (one[0], other[0])]
     score += 1.0 * (_in_company(one, other, anchors) - _in_company(*crossed, anchors))
@@ -585,10 +620,10 @@ def _kinds() -> frozenset[str]:
     return frozenset(words | {"linear", "dense", "fc", "proj", "projection", "batch", "weight", "bias"})
 
 
-def _soft(a: Unit, b: Unit) -> int:
+def _soft(a: Unit, b: Unit, only: str = "") -> int:
     score = 0
     for group in table().groups:
-        if not group.hard:
+        if not group.hard and only in ("", group.name):
             one, other = label(group, a.words), label(group, b.words)
             if one and other:
                 score += 1 if one == other else -1

@@ -28,6 +28,8 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
     if leaf == "weight_v" and "weight_orig" in siblings:
         return head, "weight_sv"
     role = table().leaves.get(cut(leaf))
+    if leaf in table().beside_bias and siblings & {"bias", "beta"}:
+        role = "weight"
     numbered = leaf[-1:].isdigit() and any(
         s != leaf and s.rstrip("0123456789") == leaf.rstrip("0123456789") for s in siblings
     )

@@ -64,6 +64,7 @@ class Words:
     """The table, ready to be asked."""
 
     leaves: dict[tuple[str, ...], str]
+    beside_bias: frozenset[str]
     inputs_first: frozenset[str]
     collections: frozenset[str]
     fused: dict[tuple[str, ...], Fused]
@@ -100,6 +101,7 @@ def table() -> Words:
             fused.update({cut(phrase): kind for phrase in one.get(said, ())})
     return Words(
         turned(raw["leaves"]),
+        frozenset(raw["beside_bias"]),
         frozenset(raw["inputs_first"]),
         frozenset(raw["collections"]),
         fused,
