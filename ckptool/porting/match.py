@@ -171,6 +171,8 @@ class Matcher:
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}
         others = [t for t, _ in pairs if id(t) not in inside]
+        if any(self._naming.renamed(t) for t in others):
+            return []
         place = {id(t): t.order if t.turn is None else t.turn for t, _ in pairs}
         last = max((place[id(t)] for t in others), default=0)
         return [(t, s) for t, s in strangers if place[id(t)] > last]
