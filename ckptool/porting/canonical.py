@@ -15,6 +15,7 @@ from . import expression as ex
 from .adapters import merge_adapters
 from .biases import attach_biases
 from .fused import fused_shapes, missing_key_bias, split_fused
+from .gates import join_gates, of_recurrent_kernels
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
 from .pieces import Canon, Piece
 from .reparametrized import merge_norms
@@ -54,6 +55,7 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
     for piece in list(canon.pieces.values()):
         torch_layout(canon, piece, split[piece.entry.key][-1])
     if not is_target:
+        of_recurrent_kernels(canon)
         turn_by_vote(canon)
     missing_key_bias(canon)
     _gated(canon)
@@ -78,6 +80,8 @@ def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) 
     merge_adapters(source, target, lora_scale)
     for one, other in ((source, target), (target, source)):
         merge_norms(one, other)
+    for one, other in ((source, target), (target, source)):
+        join_gates(one, other)
     follow_names(source, target)
     both = fused_shapes(source) & fused_shapes(target)
     for one, other in ((source, target), (target, source)):

@@ -31,7 +31,7 @@ def torch_layout(canon: Canon, piece: Piece, leaf: str) -> None:
         if piece.role == "weight" and {"recurrent_kernel"} & _leaves_beside(canon, piece):
             piece = _renamed(canon, piece, "weight_ih")
         _reorder(canon, piece, _TURNED[rank]) if rank != 2 else turn(canon, piece)
-    elif leaf == "bias" and {"recurrent_kernel"} & _leaves_beside(canon, piece) and rank == 1:
+    elif leaf == "bias" and {"recurrent_kernel"} & _leaves_beside(canon, piece) and rank in (1, 2):
         _renamed(canon, piece, "bias_ih")
 
 

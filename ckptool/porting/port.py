@@ -14,6 +14,7 @@ from . import expression as ex
 from .canonical import canonical, reconcile
 from .expression import Expr, Shape
 from .fused import about_layout, heads_of, part_label
+from .gates import are_gates
 from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare, turn_bare_matrices
 from .mapping import Entry, Mapping
 from .match import Matcher, Matching
@@ -90,7 +91,7 @@ def _copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[s
     found: dict[str, str] = {}
     parts_of_others: set[tuple[str, ...]] = set()
     for (_, _, inner), prefixes in sorted(groups.items(), key=lambda g: -len(g[0][2])):
-        if len(prefixes) < 2 or any(".".join(p) in found for p in prefixes):
+        if len(prefixes) < 2 or any(".".join(p) in found for p in prefixes) or are_gates([p[-1] for p in prefixes]):
             continue
         if len(prefixes) * len(inner) < 0.7 * size[prefixes[0][:-1]] or len(target.entries) > 1.5 * len(inner):
             continue

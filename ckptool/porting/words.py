@@ -47,6 +47,23 @@ class Fused:
 
 
 @dataclass(frozen=True, slots=True)
+class Cell:
+    """A recurrent cell.
+
+    Attributes:
+        gates: their names, in the order in which torch stacks them.
+        words: what they are called -> which it is.
+        recurrent_kernel: the order in which code with that name stacks them.
+        other: another order that code has.
+    """
+
+    gates: tuple[str, ...]
+    words: dict[str, str]
+    recurrent_kernel: tuple[str, ...]
+    other: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Words:
     """The table, ready to be asked."""
 
@@ -59,6 +76,9 @@ class Words:
     empty: frozenset[str]
     copies: tuple[str, ...]
     rotary: dict[tuple[str, ...], str]
+    cells: tuple[Cell, ...]
+    cell_sides: dict[str, str]
+    cell_matrices: dict[tuple[str, ...], str]
     adapters: dict[str, str]
     adapted: frozenset[str]
     trained_instead: dict[str, str]
@@ -92,6 +112,17 @@ def table() -> Words:
         frozenset(map(str, raw["empty"])),
         tuple(raw["copies"]),
         turned(raw["rotary"]),
+        tuple(
+            Cell(
+                tuple(one["gates"]),
+                {word: gate for gate, words in one["gates"].items() for word in words},
+                tuple(one["recurrent_kernel"]),
+                tuple(one["other"]),
+            )
+            for one in raw["cells"]
+        ),
+        {word: side for side, words in raw["cell_sides"].items() for word in words},
+        turned(raw["cell_matrices"]),
         {name: role for role, names in raw["adapters"].items() for name in names},
         frozenset(raw["adapted"]),
         dict(raw["trained_instead"]),
