@@ -16,10 +16,11 @@ from .adapters import merge_adapters
 from .biases import attach_biases
 from .fused import fused_shapes, missing_key_bias, split_fused
 from .gates import join_gates, of_recurrent_kernels
+from .kernels import lay_down
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
 from .pieces import Canon, Piece
 from .reparametrized import merge_norms
-from .roles import role_of
+from .roles import components, role_of
 from .stacked import unstack
 from .words import table, words_of
 
@@ -37,7 +38,7 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
     split = {}
     siblings: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for entry in entries:
-        path = tuple(short[entry.key].split("."))
+        path = components(short[entry.key])
         if collections and len(path) > 1:
             path = path[1:]
         split[entry.key] = path
@@ -53,7 +54,7 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
         if is_target:
             canon.assembly[entry.key] = piece.expr
     for piece in list(canon.pieces.values()):
-        torch_layout(canon, piece, split[piece.entry.key][-1])
+        torch_layout(canon, piece)
     if not is_target:
         of_recurrent_kernels(canon)
         turn_by_vote(canon)
@@ -92,5 +93,7 @@ def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) 
     for one, other in ((source, target), (target, source)):
         split_fused(one, other, both)  # of experts that were stacked
     general_dense(source, target)
+    for one, other in ((source, target), (target, source)):
+        lay_down(one, other)
     for one, other in ((source, target), (target, source)):
         attach_biases(one, other)

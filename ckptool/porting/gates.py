@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 
 from . import expression as ex
 from .expression import Expr
+from .layouts import is_bare
 from .pieces import Canon, Piece
 from .words import Cell, cut, table
 
@@ -144,7 +145,7 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
         if {held["ih", gate].shape[1] for gate in cell.gates} != {width}:
             return
         held = {key: _turned(one, p) for key, p in held.items()}
-    elif {p.shape for p in held.values()} == {(width, width)} and _is_bare(held["ih", cell.gates[0]]):
+    elif {p.shape for p in held.values()} == {(width, width)} and is_bare(held["ih", cell.gates[0]]):
         doubts = ((_WHICH_WAY, None),)
     lone = {
         cell.words[tokens[1]]: p
@@ -178,10 +179,6 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
 def _layer(piece: Piece) -> _Path:
     """The path of the layer that a matrix was cut from, where it was."""
     return piece.path[:-1] if piece.path[-1] in _SIDES else piece.path
-
-
-def _is_bare(piece: Piece) -> bool:
-    return piece.path[-1] == piece.entry.key.rpartition(".")[2]
 
 
 def _turned(one: Canon, piece: Piece) -> Piece:
@@ -237,7 +234,7 @@ def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> E
 
 def of_recurrent_kernels(source: Canon) -> None:
     """Gates that stand beside a `recurrent_kernel`, in the order of torch; of two biases in one tensor, two."""
-    for hh in [p for p in source.pieces.values() if p.entry.key.rpartition(".")[2] == "recurrent_kernel"]:
+    for hh in [p for p in source.pieces.values() if p.leaf == "recurrent_kernel"]:
         if hh.role != "weight_hh" or len(hh.shape) != 2 or not hh.shape[1]:
             continue
         cell = next((c for c in table().cells if hh.shape[0] == len(c.gates) * hh.shape[1]), None)

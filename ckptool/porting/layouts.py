@@ -18,30 +18,27 @@ PRODUCTS = frozenset("linear matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm 
 _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 
 
-def torch_layout(canon: Canon, piece: Piece, leaf: str) -> None:
+def torch_layout(canon: Canon, piece: Piece) -> None:
     """Weights that stand with the inputs first, as their name or their use says, in the layout of torch."""
     rank = len(piece.shape)
     if canon.is_target:
         if piece.entry.notes.get("right") and rank >= 2 and piece.entry.module != "Embedding":
             turn(canon, piece)
         return
-    if leaf == "depthwise_kernel" and rank == 4:
-        _reorder(canon, piece, (2, 3, 0, 1))
-    elif leaf in table().inputs_first and rank in _TURNED:
-        if piece.role == "weight" and {"recurrent_kernel"} & _leaves_beside(canon, piece):
+    recurrent = canon.pieces.get(".".join(piece.path) + "|weight_hh")
+    of_cell = recurrent is not None and recurrent.leaf == "recurrent_kernel"
+    if piece.leaf in table().depthwise and rank in (3, 4):
+        made = _reorder(canon, piece, (*range(rank - 2, rank), *range(rank - 2)))
+        inputs, multiplier, *size = made.shape
+        if multiplier != 1:
+            flat = (inputs * multiplier, 1, *size)
+            canon.become(made, [(replace(made, shape=flat), partial(ex.reshape, shape=flat))], unchanged)
+    elif piece.leaf in table().inputs_first and rank in _TURNED:
+        if piece.role == "weight" and of_cell:
             piece = _renamed(canon, piece, "weight_ih")
         _reorder(canon, piece, _TURNED[rank]) if rank != 2 else turn(canon, piece)
-    elif leaf == "bias" and {"recurrent_kernel"} & _leaves_beside(canon, piece) and rank in (1, 2):
+    elif piece.leaf == "bias" and of_cell and rank in (1, 2):
         _renamed(canon, piece, "bias_ih")
-
-
-def _leaves_beside(canon: Canon, piece: Piece) -> set[str]:
-    head = piece.entry.key.rpartition(".")[0]
-    return (
-        {key.rpartition(".")[2] for key in canon.signature.entries if key.rpartition(".")[0] == head}
-        if any("recurrent_kernel" in key for key in canon.signature.entries)
-        else set()
-    )
 
 
 def _renamed(canon: Canon, piece: Piece, role: str) -> Piece:
@@ -57,7 +54,7 @@ def turn(canon: Canon, piece: Piece) -> Piece:
     return canon.pieces[piece.name]
 
 
-def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> None:
+def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> Piece:
     back = [0] * len(dims)
     for new, old in enumerate(dims):
         back[old] = new
@@ -67,6 +64,7 @@ def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> None:
         [(replace(piece, shape=shape), lambda e: ex.permute(e, *dims))],
         lambda e: ex.permute(e, *back),
     )
+    return canon.pieces[piece.name]
 
 
 def turn_by_vote(canon: Canon) -> None:
@@ -148,7 +146,7 @@ def _namesakes(piece: Piece, ends: dict[tuple[str, ...], list[Piece]]) -> list[P
 
 def is_bare(piece: Piece) -> bool:
     """Whether a tensor is a parameter of its own, of which no name says that a layer of torch holds it."""
-    return piece.role == "weight" and piece.path[-1] == piece.entry.key.rpartition(".")[2]
+    return piece.role == "weight" and piece.path[-1] == piece.leaf
 
 
 def turn_bare_matrices(source: Canon, target: Canon) -> None:
@@ -211,7 +209,7 @@ def general_dense(source: Canon, target: Canon) -> None:
     """Projections that hold their heads in a dimension of their own ([in, heads, width]), as plain matrices."""
     theirs = Counter(p.shape for p in target.pieces.values())
     for piece in list(source.pieces.values()):
-        leaf = piece.entry.key.rpartition(".")[2]
+        leaf = piece.leaf
         shape = piece.entry.shape
         if leaf in table().inputs_first and len(shape) == 3 and not theirs[piece.shape]:
             for flat in ((shape[0], shape[1] * shape[2]), (shape[0] * shape[1], shape[2])):

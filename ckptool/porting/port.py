@@ -438,7 +438,7 @@ class _Filler:
             if note is None or self.same_names:
                 continue
             layout, c, h, w = note
-            leaf = s.main.entry.key.rpartition(".")[2]
+            leaf = s.main.leaf
             theirs = "nhwc" if leaf in table().inputs_first else "nchw"
             if layout != theirs and squeezed(piece.shape)[-1] == c * h * w:
                 filled.rivals.append(filled.expr)
@@ -620,6 +620,14 @@ def _remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None) -> tuple[E
                 Expr("repeat", (expr,), (1, wanted[1] // have[1])),
                 f"{have[1]} input channels are repeated to {wanted[1]}, divided by {wanted[1] // have[1]}",
             )
+    if len(wanted) == 5 and len(have) == 4 and wanted[:2] + wanted[3:] == have and wanted[2] > 1:
+        flat = ex.reshape(expr, (*have[:2], 1, *have[2:]))
+        return (
+            Expr("repeat", (flat,), (2, wanted[2])),
+            f"the kernel of pictures is repeated for {wanted[2]} frames, divided by {wanted[2]}",
+        )
+    if len(wanted) == 4 and len(have) == 5 and have[:2] + have[3:] == wanted:
+        return ex.reshape(Expr("sum", (expr,), (2,)), wanted), f"the kernel of {have[2]} frames is summed to one of one"
     if kind == "token" and len(wanted) == len(have) == 2 and wanted[1] == have[1] and wanted[0] < have[0]:
         return ex.part(expr, 0, 0, wanted[0]), f"the first {wanted[0]:,} of {have[0]:,} words"
     if kind == "position" and len(wanted) >= 2 and wanted[-1] == have[-1] and prod(wanted[:-2]) == prod(have[:-2]) == 1:

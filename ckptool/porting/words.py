@@ -69,6 +69,8 @@ class Words:
 
     leaves: dict[tuple[str, ...], str]
     inputs_first: frozenset[str]
+    depthwise: frozenset[str]
+    slashed: dict[str, str]
     collections: frozenset[str]
     fused: dict[tuple[str, ...], Fused]
     parts: dict[tuple[str, ...], str]
@@ -105,6 +107,8 @@ def table() -> Words:
     return Words(
         turned(raw["leaves"]),
         frozenset(raw["inputs_first"]),
+        frozenset(raw["depthwise"]),
+        dict(raw["slashed"]),
         frozenset(raw["collections"]),
         fused,
         turned(raw["parts"]),
