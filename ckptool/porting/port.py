@@ -19,6 +19,7 @@ from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare, turn_bare_matrices
 from .mapping import Entry, Mapping
 from .match import Matcher, Matching
 from .pieces import STATISTICS, Canon, Piece, squeezed, substituted
+from .remedies import of_rows, remedy
 from .rivals import weigh
 from .units import Unit, hard_conflict, related, similarity
 from .words import cut, label, table
@@ -300,17 +301,33 @@ class _Filler:
             if t.main.shape == s.main.shape:
                 self._fill(t, s, [])
                 continue
-            remedy = _remedy(t.main.shape, s.main.shape, s.main.expr, label_of(t, "embedding"))
-            if remedy is None:
+            kind = label_of(t, "embedding") or label_of(s, "embedding")
+            found = remedy(t.main.shape, s.main.shape, s.main.expr, kind)
+            if found is None:
                 continue
-            expr, doubt = remedy
+            expr, doubt, rivals = found
             doubts = [] if self._follows_its_channels(t) and len(s.main.shape) == 2 else [doubt]
-            self.holes[t.main.name] = _Filled(expr, "similar names", doubts, [])
+            self.holes[t.main.name] = _Filled(expr, "similar names", doubts, list(rivals))
             self.unit_of[t.main.name] = (t, s)
             for role, piece in t.pieces.items():
                 if piece is not t.main and role in s.pieces and s.pieces[role].shape == piece.shape:
                     self.holes[piece.name] = _Filled(s.pieces[role].expr, "similar names")
                     self.unit_of[piece.name] = (t, s)
+            if kind == "token":
+                self._other_vocabulary(t.main.shape, s.main.shape)
+
+    def _other_vocabulary(self, wanted: Shape, have: Shape) -> None:
+        """Output layers over a vocabulary whose table of words has another size on the two sides."""
+        for t in self.matching.free_targets:
+            near = [s for s in self.matching.free_sources if s.main.shape[:1] == have[:1] and self._alike(t, s)]
+            if t.main.name in self.holes or t.main.shape[:1] != wanted[:1] or len(near) != 1:
+                continue
+            for role, piece in t.pieces.items():
+                own = near[0].pieces.get(role)
+                found = None if own is None else of_rows(piece.shape, own.shape, own.expr)
+                if found is not None:
+                    self.holes[piece.name] = _Filled(found[0], "similar names", [found[1]], list(found[2]))
+                    self.unit_of[piece.name] = (t, near[0])
 
     def _follows_its_channels(self, t: Unit) -> bool:
         """Whether a convolution takes the feature maps of another, which linear layers take flattened in that order."""
@@ -356,9 +373,10 @@ class _Filler:
 
     def _tied_heads(self) -> None:
         """An output layer that the source does not have, of the sizes of its word embedding: tied, most likely."""
+        pairs = {id(t): (t, s) for t, s in self.unit_of.values()}
         tokens = [
             (t, s)
-            for t, s in self.matching.pairs
+            for t, s in pairs.values()
             if (label_of(t, "embedding") in ("token", None) and t.main.entry.how == "embedding")
             or label_of(s, "embedding") == "token"
         ]
@@ -372,7 +390,9 @@ class _Filler:
                 if own.main.shape == t.main.shape and t.main.entry.how != "embedding":
                     tied = any(e.tied == s.main.entry.key for e in self.source.signature.entries.values())
                     doubts = [] if tied else ["the source has no such layer; its word embedding is put here"]
-                    self.holes[hole] = _Filled(s.main.expr, "tied to the embedding", doubts)
+                    table_of_words = self.holes[own.main.name]
+                    doubts += [d for d in table_of_words.doubts if table_of_words.expr != s.main.expr]
+                    self.holes[hole] = _Filled(table_of_words.expr, "tied to the embedding", doubts)
                     self.unit_of[hole] = (t, s)
                     break
 
@@ -601,42 +621,3 @@ def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:
         negative += int((found < 0).sum())
         total += int(found.size)
     return negative / total if total else None
-
-
-def _remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None) -> tuple[Expr, str] | None:
-    """A known way from one shape to another, with what there is to say about it."""
-    from math import isqrt, prod
-
-    if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
-        return (
-            ex.reshape(expr, wanted),
-            "a linear layer over patches seen as a convolution; the order of pixels in a patch is in the code only",
-        )
-    if len(wanted) == len(have) and len(wanted) in (3, 4, 5) and wanted[:1] + wanted[2:] == have[:1] + have[2:]:
-        if wanted[1] == 1:
-            return Expr("sum", (expr,), (1,)), f"{have[1]} input channels are summed to 1"
-        if wanted[1] % have[1] == 0:
-            return (
-                Expr("repeat", (expr,), (1, wanted[1] // have[1])),
-                f"{have[1]} input channels are repeated to {wanted[1]}, divided by {wanted[1] // have[1]}",
-            )
-    if len(wanted) == 5 and len(have) == 4 and wanted[:2] + wanted[3:] == have and wanted[2] > 1:
-        flat = ex.reshape(expr, (*have[:2], 1, *have[2:]))
-        return (
-            Expr("repeat", (flat,), (2, wanted[2])),
-            f"the kernel of pictures is repeated for {wanted[2]} frames, divided by {wanted[2]}",
-        )
-    if len(wanted) == 4 and len(have) == 5 and have[:2] + have[3:] == wanted:
-        return ex.reshape(Expr("sum", (expr,), (2,)), wanted), f"the kernel of {have[2]} frames is summed to one of one"
-    if kind == "token" and len(wanted) == len(have) == 2 and wanted[1] == have[1] and wanted[0] < have[0]:
-        return ex.part(expr, 0, 0, wanted[0]), f"the first {wanted[0]:,} of {have[0]:,} words"
-    if kind == "position" and len(wanted) >= 2 and wanted[-1] == have[-1] and prod(wanted[:-2]) == prod(have[:-2]) == 1:
-        for prefix in (1, 0, 2):
-            old, new = have[-2] - prefix, wanted[-2] - prefix
-            a, b = isqrt(max(old, 0)), isqrt(max(new, 0))
-            if old > 0 and new > 0 and a * a == old and b * b == new:
-                made = Expr("resize", (expr,), (prefix, a, a, b, b))
-                return ex.reshape(made, wanted, (*have[:-2], wanted[-2], wanted[-1])), (
-                    f"position table resized from {a} x {a} to {b} x {b} (bicubic, {prefix} class tokens)"
-                )
-    return None
