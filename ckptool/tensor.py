@@ -7,7 +7,7 @@ All counts (offset, shape, stride) are in elements, as in torch; `nbytes` and `l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -114,7 +114,7 @@ class LazyTensor:
     @property
     def identity(self) -> tuple[Any, ...]:
         """The same for tensors that are one: the same view of the same storage, read in the same way."""
-        return self.storage.identity, self.dtype, self.offset, self.shape, self.stride, self.conj, self.neg
+        return self.storage.identity, self.dtype.name, self.offset, self.shape, self.stride, self.conj, self.neg
 
     @property
     def numel(self) -> int:
@@ -124,7 +124,7 @@ class LazyTensor:
     @property
     def nbytes(self) -> int:
         """Bytes that its values take when stored one after the other."""
-        return self.numel * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
     @property
     def is_contiguous(self) -> bool:
@@ -246,6 +246,14 @@ class Swapped:
         """All bytes, in pieces."""
         for at in range(0, self.length, self.step):
             yield self.read(at, min(self.step, self.length - at))
+
+
+def distinct(tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
+    """TENSORS, those that are one once."""
+    found = list(tensors)
+    if len({t.storage.identity for t in found}) == len(found):  # which is looked at first, since it nearly always is so
+        return found
+    return list({t.identity: t for t in found}.values())
 
 
 def little_endian(storage: Storage, dtype: DType | None = None) -> Storage:

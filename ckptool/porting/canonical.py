@@ -57,7 +57,7 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
         torch_layout(canon, piece)
     if not is_target:
         of_recurrent_kernels(canon)
-        turn_by_vote(canon)
+    turn_by_vote(canon)
     missing_key_bias(canon)
     _gated(canon)
     return canon

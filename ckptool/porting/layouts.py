@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import partial
 
+from ..signature import Entry
 from . import expression as ex
 from .expression import Expr, Shape
 from .pieces import Canon, Piece, squeezed, unchanged
@@ -82,6 +83,8 @@ def turn_by_vote(canon: Canon) -> None:
         bias = canon.pieces.get(".".join(piece.path) + "|bias")
         if bias is None or squeezed(bias.shape[:-1]) != squeezed(piece.shape[:-2]):
             continue
+        if canon.is_target and not _unseen(piece.entry):
+            continue
         matrices.append(piece)
         rows, columns = (n == bias.shape[-1] for n in piece.shape[-2:])
         if rows != columns:
@@ -92,6 +95,11 @@ def turn_by_vote(canon: Canon) -> None:
         vote = votes.get((rank, _kin(piece))) or everywhere[rank]
         if vote[True] > vote[False]:
             turn(canon, piece)
+
+
+def _unseen(entry: Entry) -> bool:
+    """Whether neither the forward pass nor the class of its module says how a matrix of the target stands."""
+    return entry.used is None and entry.module not in ("Linear", "Embedding", "NonDynamicallyQuantizableLinear")
 
 
 def _kin(piece: Piece) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from ..signature import Entry as Tensor
 from ..signature import Signature
 from . import expression as ex
 from .canonical import canonical, reconcile
@@ -17,7 +18,7 @@ from .fused import about_layout, heads_of, part_label
 from .gates import are_gates
 from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare, turn_bare_matrices
 from .mapping import Entry, Mapping
-from .match import Matcher, Matching
+from .match import Matcher, Matching, kind_of
 from .pieces import STATISTICS, Canon, Piece, squeezed, substituted
 from .remedies import of_rows, remedy
 from .rivals import weigh
@@ -153,6 +154,7 @@ class _Filler:
         self.holes: dict[str, _Filled] = {}
         self.misses: dict[str, str] = {}
         self.unit_of: dict[str, tuple[Unit, Unit]] = {}
+        self.unused: list[Tensor] | None = None
         self.same_names = self._same_names()
 
     def mapping(self, shapes: dict[str, Shape]) -> Mapping:
@@ -537,7 +539,11 @@ class _Filler:
         missing = [hole for hole in holes if hole not in self.holes]
         if missing:
             if self._is_constant(key):
-                return replace(blank, status="mapped", default=True, evidence="computed by the model itself")
+                fitting = self._could_fill(key)
+                if fitting is None:
+                    return replace(blank, status="mapped", default=True, evidence="computed by the model itself")
+                why = f"the model may compute this itself, or it may be {fitting} of the source, which is used nowhere"
+                return replace(blank, doubts=(why,))
             why = next(
                 (self.misses[hole] for hole in missing if hole in self.misses), "nothing in the source goes here"
             )
@@ -588,6 +594,22 @@ class _Filler:
         entry = self.target.signature.entries[key]
         piece = next((p for p in self.target.pieces.values() if p.entry.key == key), None)
         return entry.parameter is False and (piece is None or piece.role not in STATISTICS)
+
+    def _could_fill(self, key: str) -> str | None:
+        """A key of the source that goes nowhere and has the sizes of a buffer of the model, or None."""
+        if self.unused is None:
+            used = {k for filled in self.holes.values() for k in filled.expr.keys()}  # noqa: SIM118 - a method of ours
+            used |= self.source.counters.keys() | self.copies.keys()
+            self.unused = [e for k, e in self.source.signature.entries.items() if k not in used and e.tied is None]
+        buffer = self.target.signature.entries[key]
+        return next(
+            (
+                e.key
+                for e in self.unused
+                if sorted(squeezed(e.shape)) == sorted(squeezed(buffer.shape)) and kind_of(e) == kind_of(buffer)
+            ),
+            None,
+        )
 
 
 def _is_matrix(piece: Piece) -> bool:

@@ -178,11 +178,15 @@ def _modules(tensors: list[TensorReport], sort: Order, everything: bool, width: 
     width = 10**6 if everything else width - 4
     leaves: dict[str, list[tuple[str, str]]] = {}
     sizes: Counter[str] = Counter()
+    shown: dict[tuple[object, ...], str] = {}  # of the few kinds of tensors that there are
     for t in tensors:
+        kind = t.dtype, t.location, t.kind, *t.shape
+        if kind not in shown:
+            unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
+            unusual += [t.kind] if t.kind != "dense" else []
+            shown[kind] = " ".join([str(t.shape), *unusual])
         module, _, leaf = (t.key or "").rpartition(".")
-        unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
-        unusual += [t.kind] if t.kind != "dense" else []
-        leaves.setdefault(module, []).append((leaf, " ".join([str(t.shape), *unusual])))
+        leaves.setdefault(module, []).append((leaf, shown[kind]))
         sizes[module] += t.bytes
     folded: list[tuple[str, int, tuple[str, str, list[str]]]] = []
     for group in collapse((module, tuple(held)) for module, held in leaves.items()):
