@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .channels import Channels
 from .inputs import InputSpec, guess_inputs, inputs_text, made
 from .signature import Entry, Signature
 
@@ -191,6 +192,7 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
         torch.backends.mha.set_fastpath_enabled(fast)
         model.train(training)
         torch.set_rng_state(state)
+    mode.finish()
     return _Followed(mode.uses, inputs_text(inputs), mode.rotary)
 
 
@@ -219,6 +221,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
         self._negated: set[int] = set()
         self._turned: set[int] = set()  # transposed views of parameters
+        self._channels = Channels()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -239,7 +242,14 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             ):
                 self._turned.add(id(result))
         self._learn(name, args, kwargs, result)
+        self._channels.see(name, args, kwargs, result, self._keys)
         return result
+
+    def finish(self) -> None:
+        """Note what only the whole pass shows."""
+        for key, parts in self._channels.joined.items():
+            if key in self.uses:
+                self.uses[key].notes["joined"] = parts
 
     def _use(self, key: str, name: str, place: int, args: Any, value: Any) -> None:
         if name in _VIEWS:

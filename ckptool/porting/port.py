@@ -171,6 +171,7 @@ class _Filler:
         self._bare_squares()
         self._rotary()
         self._flatten()
+        self._concatenated()
         self._centred_norms()
         self._copies_doubt()
         entries = [self._entry(key) for key in self.target.signature.entries]
@@ -469,6 +470,45 @@ class _Filler:
                     f"the model flattens features as {layout.upper()}; the source most likely does as {theirs.upper()}"
                 )
 
+    def _concatenated(self) -> None:
+        """Layers that take several branches side by side: in which order is in the code of the source only.
+
+        As a rule branches are joined in the order in which they are registered. Where the source has registered those
+        of the target in another order than the target joins them, the order of the channels is a guess.
+        """
+        told = self.source.signature.traced
+        if not told and (self.same_names or not self.matcher.sequences.ordered):
+            return
+        weights = {p.entry.key: p for p in self.target.pieces.values() if p.name in self.unit_of}
+        for hole, filled in self.holes.items():
+            t, s = self.unit_of[hole]
+            piece = t.pieces.get(hole.rpartition("|")[2])
+            joined = piece.entry.notes.get("joined") if piece is not None else None
+            if piece is None or not joined or not all(key in weights for key, _ in joined):
+                continue
+            units = [self.unit_of[weights[key].name] for key, _ in joined]
+            dim = 1 if len(piece.shape) > 1 else 0
+            sizes = [n for _, n in joined]
+            if len(piece.shape) <= dim or piece.shape[dim] != sum(sizes):
+                continue
+            theirs = _joined_by(s.pieces.get(piece.role))
+            known = None if theirs is None else [theirs.get(u.main.entry.key) for _, u in units]
+            order = [u.order for _, u in units] if known is None or None in known else [int(n or 0) for n in known]
+            stored = sorted(range(len(units)), key=order.__getitem__)
+            if any(self.holes[weights[key].name].doubts for key, _ in joined):
+                filled.doubts.append("it takes branches side by side of which some are guesses")
+            if stored == list(range(len(units))) or len(set(order)) < len(order):
+                continue
+            starts = {place: sum(sizes[i] for i in stored[:at]) for at, place in enumerate(stored)}
+            moved = ex.cat(dim, *(ex.part(filled.expr, dim, starts[i], starts[i] + n) for i, n in enumerate(sizes)))
+            if theirs is not None and known is not None and None not in known:
+                filled.expr = moved
+                continue
+            own = [u.order for u, _ in units]
+            filled.doubts.append("it takes branches side by side that the source holds in another order: " + _JOINED)
+            filled.rivals.append(filled.expr if own == sorted(own) else moved)
+            filled.expr = moved if own == sorted(own) else filled.expr
+
     def _centred_norms(self) -> None:
         """Norm weights around 0 where the model takes them as they are, or around 1 where it adds 1."""
         if self.values is None:
@@ -610,6 +650,15 @@ class _Filler:
             ),
             None,
         )
+
+
+_JOINED = "in which order its channels stand is in the code only"
+
+
+def _joined_by(piece: Piece | None) -> dict[str, int] | None:
+    """The place of each branch that a layer of the source takes side by side, where its code was followed."""
+    joined = piece.entry.notes.get("joined") if piece is not None else None
+    return {key: place for place, (key, _) in enumerate(joined)} if joined else None
 
 
 def _is_matrix(piece: Piece) -> bool:
