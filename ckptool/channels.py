@@ -7,7 +7,7 @@ choice of which was registered first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 #: Parts of a row of channels: (key of the weight that made them, how many).
@@ -19,11 +19,15 @@ _JOINS = frozenset("cat concat concatenate".split())
 class Channels:
     """Follows channels from layer to layer.
 
+    Args:
+        buffers: keys that are no weights.
+
     Attributes:
         joined: key -> the parts that its weight takes side by side, where there are several.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, buffers: Container[str] = ()) -> None:
+        self._buffers = buffers
         self.joined: dict[str, Parts] = {}
         self._of: dict[int, tuple[bool, Parts]] = {}  # whether they are the last dimension or the second; and what
         self._behind: dict[int, int] = {}  # weights that went into a tensor, as bits
@@ -35,7 +39,7 @@ class Channels:
 
         Args:
             name, args, kwargs, result: of the call. All tensors have to stay alive, so that ids stay their own.
-            keys: id of a parameter -> its key.
+            keys: id of a parameter or buffer -> its key.
         """
         shape = getattr(result, "shape", None)
         if shape is None:
@@ -43,6 +47,8 @@ class Channels:
         behind = 0
         for value in _flat((args, kwargs)):
             behind |= self._behind.get(id(value), 0)
+            if id(value) in keys and keys[id(value)] not in self._buffers:
+                behind |= 1  # some weight
         first = args[0] if args else kwargs.get("input")
         held = self._of.get(id(first))
         weight = keys.get(id(args[1])) if len(args) > 1 else None
@@ -51,7 +57,7 @@ class Channels:
             if held is not None and held[0] is last and sum(n for _, n in held[1]) == args[1].shape[1]:
                 self._join(weight, held[1])
             self._before.setdefault(weight, behind)
-            behind |= 1 << self._bit.setdefault(weight, len(self._bit))
+            behind |= 1 << self._bit.setdefault(weight, len(self._bit) + 1)
             self._of[id(result)] = last, ((weight, shape[-1 if last else 1]),)
         elif name in _JOINS and isinstance(first, tuple | list):
             made = self._side_by_side(first, kwargs.get("dim", args[1] if len(args) > 1 else 0), len(shape))
@@ -67,6 +73,10 @@ class Channels:
                 self._of[id(result)] = passed
         if behind:
             self._behind[id(result)] = behind
+
+    def learned(self, value: Any) -> bool:
+        """Whether weights went into a tensor."""
+        return id(value) in self._behind
 
     def _side_by_side(self, parts: Any, dim: Any, rank: int) -> tuple[bool, Parts] | None:
         held = [self._of.get(id(part)) for part in parts]

@@ -136,7 +136,7 @@ def _form(one: Canon, other: Canon, weight: Piece, kind: Fused, sizes: Sequence[
     heads = _groups_of(other, size[-1]) if not one.is_target else 0
     heads = heads if _divides(heads, size) and heads > 1 else 0
     order = _order_of(other, parts)
-    if order != parts and not one.is_target:
+    if order != parts and not one.is_target and not kind.ordered:
         doubt = _OTHER_ORDER.format(", ".join(parts), ", ".join(order))
         return _Form(parts, size, 0, doubt, (order, tuple(size[parts.index(p)] for p in order), 0))
     one_group = heads == 0 and not one.is_target and len(set(size)) > 1 and _groups_of(other, size[-1]) == 1

@@ -81,7 +81,7 @@ def turn_by_vote(canon: Canon) -> None:
         if piece.role != "weight" or rank not in (2, 3) or piece.expr.op != "key":
             continue
         bias = canon.pieces.get(".".join(piece.path) + "|bias")
-        if bias is None or squeezed(bias.shape[:-1]) != squeezed(piece.shape[:-2]):
+        if bias is None or not bias.shape or squeezed(bias.shape[:-1]) != squeezed(piece.shape[:-2]):
             continue
         if canon.is_target and not _unseen(piece.entry):
             continue
@@ -175,7 +175,12 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
         bare.remove(p)
         if p.shape not in wanted:
             turn(source, p)
-    bare = [p for p in bare if not _said_as_it_is(p, target)]
+    for p in list(bare):
+        said = _said(p, target)
+        if said is not None:
+            bare.remove(p)
+            if said:
+                turn(source, p)
     if not bare:
         return
     as_is = _agreement(source, target, set())
@@ -189,12 +194,17 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
             turn(source, p)
 
 
-def _said_as_it_is(piece: Piece, target: Canon) -> bool:
-    """Whether the target has something of that name and these sizes, and nothing of that name with them turned."""
+def _said(piece: Piece, target: Canon) -> bool | None:
+    """Whether what has its name in the target has its sizes swapped (True) or as they are; None where that is open."""
     group = next(g for g in table().groups if g.name == "neck")
-    said = label(group, piece.words)
-    shapes = {p.shape for p in target.pieces.values() if said is not None and label(group, p.words) == said}
-    return piece.shape in shapes and piece.shape[::-1] not in shapes
+    word = label(group, piece.words)
+    of_word = {p.shape for p in target.pieces.values() if word is not None and label(group, p.words) == word}
+    of_name = {p.shape for p in target.pieces.values() if p.path[-1] == piece.path[-1]}
+    for shapes in (of_name, of_word):
+        as_is, turned = piece.shape in shapes, piece.shape[::-1] in shapes
+        if as_is != turned:
+            return turned
+    return None
 
 
 def _agreement(source: Canon, target: Canon, turned: set[str]) -> int:

@@ -35,13 +35,15 @@ class Fused:
         parts: what it holds, in the order in which it does.
         fixed: torch itself lays it out so.
         sure: the name says that one part follows the other.
-        grouped: it does not where keys and values have fewer heads than queries.
+        ordered: all code that has this name keeps the order.
+        grouped: the name says nothing where keys and values have fewer heads than queries.
         by_heads: most code that has this name alternates the parts by attention head.
     """
 
     parts: tuple[str, ...]
     fixed: bool = False
     sure: bool = False
+    ordered: bool = False
     grouped: bool = False
     by_heads: bool = False
 
@@ -78,6 +80,7 @@ class Words:
     empty: frozenset[str]
     copies: tuple[str, ...]
     rotary: dict[tuple[str, ...], str]
+    experts: frozenset[str]
     cells: tuple[Cell, ...]
     cell_sides: dict[str, str]
     cell_matrices: dict[tuple[str, ...], str]
@@ -100,9 +103,11 @@ def table() -> Words:
 
     fused = {}
     for one in raw["fused"]:
-        for said in ("fixed", "sure", "grouped", "doubt", "by_heads"):
-            known = {"fixed": said == "fixed", "sure": said in ("fixed", "sure", "grouped")}
-            kind = Fused(tuple(one["parts"]), **known, grouped=said == "grouped", by_heads=said == "by_heads")
+        for said in ("fixed", "sure", "grouped", "open", "doubt", "by_heads"):
+            sure = said in ("fixed", "sure", "grouped", "open")
+            ordered = said in ("fixed", "sure", "grouped")
+            own = {"fixed": said == "fixed", "grouped": said == "grouped", "by_heads": said == "by_heads"}
+            kind = Fused(tuple(one["parts"]), sure=sure, ordered=ordered, **own)
             fused.update({cut(phrase): kind for phrase in one.get(said, ())})
     return Words(
         turned(raw["leaves"]),
@@ -116,6 +121,7 @@ def table() -> Words:
         frozenset(map(str, raw["empty"])),
         tuple(raw["copies"]),
         turned(raw["rotary"]),
+        frozenset(raw["experts"]),
         tuple(
             Cell(
                 tuple(one["gates"]),

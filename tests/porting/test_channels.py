@@ -101,6 +101,29 @@ def test_a_skip_connection_is_no_branch(later_first: bool) -> None:
     assert {entry.status for entry in found.entries} == {"mapped"}
 
 
+class Waves(nn.Module):  # type: ignore[misc]
+    """Positions as waves, and features: every second element of the one is taken, or of the other."""
+
+    def __init__(self, of_features: bool) -> None:
+        super().__init__()
+        self.inner, self.of_features = nn.Linear(4, 4), of_features
+        self.register_buffer("rates", torch.ones(4))
+
+    def forward(self, x: Any) -> Any:
+        x, waves = self.inner(x), torch.zeros_like(x) * self.rates
+        taken = x if self.of_features else waves
+        return x + torch.stack([taken[..., 0::2].sin(), taken[..., 1::2].cos()], -1).flatten(-2)
+
+
+@pytest.mark.parametrize("of_features", [False, True])
+def test_only_what_weights_went_into_is_turned_as_rotary_embeddings_do(of_features: bool) -> None:
+    from ckptool.architecture import signature_of
+
+    found = signature_of(Waves(of_features), inputs=(torch.zeros(1, 3, 4),))
+    assert found.traced
+    assert found.rotary == ("interleaved" if of_features else None)
+
+
 class Towers(nn.Module):  # type: ignore[misc]
     """Linear layers over one input, side by side."""
 

@@ -59,6 +59,12 @@ def test_one_part_follows_the_other_where_the_name_says_so(name: str) -> None:
             np.testing.assert_array_equal(got.values, whole[place * WIDTH : (place + 1) * WIDTH])
 
 
+@pytest.mark.parametrize("order", ["kvq", "kqv"])
+def test_where_all_code_keeps_the_order_that_a_name_says_it_is_no_doubt(order: str) -> None:
+    made = worked_out(fused("c_attn"), apart(order))
+    assert {entry.status for entry in made.values()} == {"mapped"}
+
+
 @pytest.mark.parametrize("order", ["kvq", "vkq", "kqv"])
 def test_a_model_that_holds_them_in_another_order_than_the_name_says_is_a_doubt(order: str) -> None:
     mapping = port(signature({k: v.shape for k, v in fused("qkv_proj").items()}), wanted(apart(order)))

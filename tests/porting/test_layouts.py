@@ -158,3 +158,25 @@ def test_names_with_slashes_and_slots_are_read_as_paths() -> None:
             expected = torch.nn.functional.conv2d(x[:, channel : channel + 1], one)
             torch.testing.assert_close(depthwise[:, 2 * channel + multiple], expected[:, 0], rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(made["layers.0.weight"].values, values["encoder/layer_0/dense/dense/kernel:0"].T)
+
+
+@given(n=st.integers(2, 4), layers=st.integers(1, 2))
+def test_matrices_of_all_experts_below_each_other_become_one_for_each(n: int, layers: int) -> None:
+    rng = np.random.default_rng(0)
+    source: dict[str, np.ndarray[Any, Any]] = {}
+    target: dict[str, tuple[int, ...]] = {}
+    for layer in range(layers):
+        source[f"blocks.{layer}.router.weight"] = rng.standard_normal((n, 6)).astype(np.float32)
+        target[f"layers.{layer}.router.weight"] = (n, 6)
+        for name in ("w1", "v1", "w2"):
+            source[f"blocks.{layer}.experts.{name}"] = rng.standard_normal((n * 5, 6)).astype(np.float32)
+        for expert in range(n):
+            for name in ("w1", "v1", "w2"):
+                target[f"layers.{layer}.experts.{expert}.{name}.weight"] = (6, 5) if name == "w2" else (5, 6)
+    made = worked_out(source, target)
+    for layer in range(layers):
+        for expert in range(n):
+            for name in ("w1", "v1", "w2"):
+                own = source[f"blocks.{layer}.experts.{name}"][5 * expert : 5 * expert + 5]
+                got = made[f"layers.{layer}.experts.{expert}.{name}.weight"].values
+                np.testing.assert_array_equal(got, own.T if name == "w2" else own)
