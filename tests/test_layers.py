@@ -15,7 +15,7 @@ MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path i
 FLOORS = [
     ["errors", "records"],
     ["dtypes", "files"],
-    ["writing"],
+    ["writing", "urls"],
     ["directories"],
     ["tensor", "keys"],
     ["tree", "tiles", "casting"],
@@ -57,7 +57,6 @@ HOMES = {
     "click": {"cli"},
     "rich": {"cli", "reports/render"},
     "yaml": {"recipes", "keys", "cli", "porting", "passes"},
-    "fsspec": {"files", "remote"},
 }
 #: Where values are computed; imported inside functions, so that starting costs nothing.
 NUMERIC = {"numpy", "ml_dtypes"}

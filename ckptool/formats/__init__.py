@@ -12,10 +12,11 @@ from typing import Any
 from ..casting import tallies_in
 from ..checkpoint import Checkpoint, map_storages
 from ..directories import check_folder, replacing_folder
-from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, printable
-from ..files import File, FileRange, Folder, StrPath, beside, is_computed, same_bytes, shell_quote
+from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, Unreadable, printable
+from ..files import FileRange, Folder, StrPath, beside, is_computed, is_url, same_bytes, shell_quote
 from ..objects import beyond_plain_data
 from ..tensor import Storage
+from ..urls import as_path, open_file
 from ..writing import check_target, replacing, room_for, write_pieces
 from . import dcp, sharded, torch_zip
 from ._choice import FOLDERS as FOLDERS
@@ -38,7 +39,7 @@ def detect(path: StrPath) -> str:
         UnknownFormat: it is no checkpoint; the message says what it is instead.
         Unreadable: it cannot be opened.
     """
-    return (detect_folder(Folder(path)) if Path(path).is_dir() else detect_file(File(path))).name
+    return (detect_folder(Folder(path)) if Path(path).is_dir() else detect_file(open_file(path))).name
 
 
 def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
@@ -52,19 +53,26 @@ def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
         Unreadable: it cannot be opened.
     """
     try:
-        if Path(path).is_dir():
+        place = as_path(path)
+        if place.is_dir():
             return _open_folder(Folder(path), format)
-        if sharded.is_index(Path(path).name):
-            return sharded.open_index(Path(path))
-        if Path(path).name == ".metadata" and dcp.fits(folder := Folder(Path(path).parent)):
+        if is_url(path) and (sharded.is_index(place.name) or place.name == ".metadata"):
+            raise Unreadable(
+                "belongs to a checkpoint of several files; of URLs, single files are read",
+                where=path,
+                hint="fetch the folder first, or name one of its files",
+            )
+        if sharded.is_index(place.name):
+            return sharded.open_index(place)
+        if place.name == ".metadata" and dcp.fits(folder := Folder(place.parent)):
             return dcp.FORMAT.open(folder)
-        if Path(path).suffix == ".distcp":
+        if place.suffix == ".distcp":
             raise UnknownFormat(
                 "is a part of a folder of torch.distributed.checkpoint; the folder is the checkpoint",
                 where=path,
                 hint=f"name {shell_quote(printable(str(Path(path).parent)))}",
             )
-        file = File(path)
+        file = open_file(path)
         chosen = find_format(format) if format else detect_file(file)
         return chosen.open(file)
     except CheckpointError as error:
@@ -93,7 +101,7 @@ def salvage(path: StrPath) -> Salvage:
         Malformed: what says which tensors there are is itself lost, so nothing can be saved.
         Unreadable: it cannot be opened.
     """
-    file = File(path)
+    file = open_file(path)
     try:
         return salvage_file(file)
     except CheckpointError as error:
@@ -172,6 +180,8 @@ def plan(
         CannotCarry: content would be lost, an object would be written that may run code when it is loaded, or
             FOR_TORCH cannot load it.
     """
+    if is_url(path):
+        raise RuleError("files are written here, not to a URL", where=path, hint="name a file")
     if not isinstance(ckpt, Checkpoint):
         from ..model import from_torch
 

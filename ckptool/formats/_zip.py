@@ -28,7 +28,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import IO, NamedTuple
 
@@ -100,13 +100,14 @@ class Archive:
     top: str
     members: dict[str, Member]  # in the order of the directory
     directory: int  # offset of the central directory
+    unlocated: dict[str, Entry] = field(default_factory=dict)  # records of a file that is far away
 
     def range(self, name: str) -> FileRange:
         """The payload of a stored record, as a range of the file."""
         member = self._member(name)
         if member.method != STORED:
             raise self._bad(member, "is compressed, so its bytes cannot be used where they are")
-        return self.file.range(member.start, member.size)
+        return self._stored(member)
 
     def read(self, name: str, limit: int) -> bytes:
         """The checked payload of a small record (a pickle, the version), inflated if need be.
@@ -137,8 +138,12 @@ class Archive:
 
     def payload(self, member: Member) -> Source:
         """The payload of a record of this archive, as `source`."""
-        stored = member.method == STORED
-        return self.file.range(member.start, member.size) if stored else Inflated(self, member)
+        return self._stored(member) if member.method == STORED else Inflated(self, member)
+
+    def _stored(self, member: Member) -> FileRange:
+        if member.name in self.unlocated and isinstance(self.file, File):
+            return FileRange(_FarRecord(self.file, self.unlocated[member.name], self.directory), 0, member.size)
+        return self.file.range(member.start, member.size)
 
     def inflate(self, member: Member) -> Iterator[bytes]:
         """Inflate in bounded steps, and never more than the record is said to have: it may go on for ever."""
@@ -177,6 +182,42 @@ class Archive:
 
     def _bad(self, member: Member, what: str, *evidence: str) -> Malformed:
         return _bad(self.file, f"the record {printable(member.name)} {what}", *evidence)
+
+
+class _FarRecord(File):
+    """A stored record of an archive on a server, whose local header is read when the record is."""
+
+    def __init__(self, file: File, entry: Entry, limit: int) -> None:
+        self.fd = -1
+        self.path = file.path
+        self.size = entry.size
+        self.mode, self.holes, self.modified, self.identity = file.mode, 0, file.modified, file.identity
+        self._file = file
+        self._entry = entry
+        self._limit = limit
+        self._start = -1
+
+    @property
+    def far(self) -> bool:
+        """As the file that it is in."""
+        return True
+
+    def located(self, offset: int) -> tuple[File, int]:
+        """The place in the file."""
+        if self._start < 0:
+            self._start = locate(Ahead(self._file), self._entry, self._limit, 0).start
+        return self._file, self._start + offset
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return LENGTH bytes from OFFSET of the record."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise Malformed(f"a record ends at byte {self.size:,}, {offset + length:,} are needed", where=self.path)
+        file, at = self.located(offset)
+        return file.read(at, length)
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill VIEW from OFFSET of the record."""
+        view[:] = self.read(offset, len(view))
 
 
 class Inflated:
@@ -260,11 +301,37 @@ def open_archive(file: File | Window, *, any_layout: bool = False) -> Archive:
     names = [entry.name for entry in entries]
     top = "" if any_layout else _common_top(file, names)
     refuse_doubles(file, names)
+    skip = len(top) + (not any_layout)
+    late = {}
     headers = Ahead(file)
-    members = [locate(headers, entry, offset, len(top) + (not any_layout)) for entry in entries]
-    check_extents(file, members)
+    if isinstance(file, File) and file.far:
+        if not any_layout:
+            late = {entry.name[skip:]: entry for entry in entries if entry.method == STORED and entry.size}
+            _check_spread(file, entries, offset)
+        file.expect((e.header, e.header + LOCAL.size + len(e.raw)) for e in entries if e.name[skip:] not in late)
+    members = [
+        _unlocated(entry, skip) if entry.name[skip:] in late else locate(headers, entry, offset, skip)
+        for entry in entries
+    ]
+    if not late:
+        check_extents(file, members)
     # Folders have entries of their own in archives that were zipped again. They were checked like the others.
-    return Archive(file, top, {m.name: m for m in members if m.name and not m.name.endswith("/")}, offset)
+    return Archive(file, top, {m.name: m for m in members if m.name and not m.name.endswith("/")}, offset, late)
+
+
+def _unlocated(entry: Entry, skip: int) -> Member:
+    """A record as the directory alone tells it; where its payload begins is not known yet."""
+    name, flags, method = entry.name[skip:], entry.flags, entry.method
+    return Member(name, method, flags, entry.crc, entry.size, entry.compressed, entry.header, -1, entry.at, None)
+
+
+def _check_spread(file: File, entries: list[Entry], limit: int) -> None:
+    """Refuse an archive whose records have no room between their headers, before any of these is read."""
+    ordered = sorted(entries, key=lambda entry: entry.header)
+    for entry, end in zip(ordered, [*(e.header for e in ordered[1:]), limit], strict=True):
+        if entry.header + LOCAL.size + len(entry.raw) + entry.compressed > end:
+            where = f"{printable(entry.name)}, {entry.compressed:,} bytes from {entry.header:,} on"
+            raise _bad(file, "a record reaches into what follows it", where)
 
 
 class Ahead:
@@ -272,6 +339,7 @@ class Ahead:
 
     def __init__(self, file: File | Window) -> None:
         self.file = file
+        self._ahead = 0 if isinstance(file, File) and file.far else _AHEAD  # a file on a server has blocks of its own
         self._start = 0
         self._data = b""
 
@@ -280,7 +348,7 @@ class Ahead:
         at = offset - self._start
         if at < 0 or at + length > len(self._data):
             at, self._start = 0, offset
-            self._data = self.file.read(offset, max(length, min(_AHEAD, self.file.size - offset)))
+            self._data = self.file.read(offset, max(length, min(self._ahead, self.file.size - offset)))
         return self._data[at : at + length]
 
 

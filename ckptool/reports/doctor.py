@@ -11,13 +11,14 @@ from typing import Any
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict
 from ..errors import CheckpointError, Unreadable, counted, printable
-from ..files import File, FileRange, StrPath, beside, shell_quote
+from ..files import FileRange, StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
 from ..formats import salvage
 from ..formats.torch_zip import NO_VERSION
 from ..objects import PLAIN, named_globals
 from ..tensor import LazyTensor
 from ..tree import ByteString, Object, walk
+from ..urls import open_file
 from ..weights import is_training_state
 from .fits import Fit, fits
 from .knowledge import first_byte, lessons_for
@@ -175,7 +176,7 @@ def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
             command += " --allow-loss"
             finding = Finding("damaged", f"{what}; {lost}", True, [(command, "to save what is whole")], [again])
         cure = [command, f"ckptool doctor {out}"] if finding.commands else []
-    broken = File(path)
+    broken = open_file(path)
     size = broken.size
     broken.close()
     return Diagnosis(str(path), f"{size:,} bytes", [finding], cure)
