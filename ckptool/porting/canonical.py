@@ -6,6 +6,7 @@ the middle, and what is fused on both comes out as a copy.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from .pieces import Canon, Piece
 from .reparametrized import merge_norms
 from .roles import components, role_of
 from .stacked import unstack
+from .units import template
 from .words import table, words_of
 
 #: What is merged or derived rather than matched.
@@ -60,6 +62,7 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
     turn_by_vote(canon)
     missing_key_bias(canon)
     _gated(canon)
+    _count_from_one(canon)
     return canon
 
 
@@ -74,6 +77,19 @@ def _gated(canon: Canon) -> None:
     for name, piece in list(canon.pieces.items()):
         if piece.path and piece.path[-1] in _GATED and heads[piece.path[:-1]] == 3:
             canon.pieces[name] = replace(piece, words=(*piece.words, _GATED[piece.path[-1]]))
+
+
+_NUMBERED = re.compile(r"(.*[a-z]_?)(\d)\Z")
+
+
+def _count_from_one(canon: Canon) -> None:
+    """Where layers of one name count from 0 (norm0, norm1), the words for them count from 1, as most names do."""
+    numbered = [(piece, _NUMBERED.match(piece.path[-1])) for piece in canon.pieces.values() if piece.path]
+    families = [(piece, (template(piece.path[:-1]), m[1]), m[2]) for piece, m in numbered if m is not None]
+    zero, one = ({f for _, f, digit in families if digit == first} for first in "01")
+    for piece, family, digit in families:
+        if family in zero & one and piece.words[-1:] == (digit,):
+            canon.pieces[piece.name] = replace(piece, words=(*piece.words[:-1], str(int(digit) + 1)))
 
 
 def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) -> None:

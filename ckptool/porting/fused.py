@@ -58,8 +58,11 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
     for weight, kind in fused:
         rest = weight.shape[1:]
         sizes = _part_sizes(weight, kind, rows)
-        apart = any(rows[label][_of_rows(size, rest)] for label in kind.parts for size in sizes or ())
-        whole = weight.shape in both or theirs[weight.shape] >= (own[weight.shape] if apart else 1)
+        apart = [rows[label][_of_rows(size, rest)] for label, size in zip(kind.parts, sizes or (), strict=False)]
+        enough = bool(apart) and min(apart) >= own[weight.shape]  # then what has this shape is something else
+        whole = weight.shape in both or (
+            not enough and theirs[weight.shape] >= (own[weight.shape] if any(apart) else 1)
+        )
         if sizes is None or (whole and not _conflicting_layout(one, other, weight, kind)):
             continue
         alike = all(

@@ -12,6 +12,7 @@ from typing import Any
 from ..signature import Entry as Tensor
 from ..signature import Signature
 from . import expression as ex
+from . import leftovers
 from .canonical import canonical, reconcile
 from .expression import Expr, Shape
 from .fused import about_layout, heads_of, part_label
@@ -167,6 +168,7 @@ class _Filler:
         self._near_misses()
         self._tied_sources()
         self._tied_heads()
+        self._leftovers()
         self._of_other_sizes()
         self._bare_squares()
         self._rotary()
@@ -291,6 +293,20 @@ class _Filler:
                 Expr("fold_bias", (zero, gamma, beta, mean, var), (1e-05,)), "folded", [doubt], [beta]
             )
             self.unit_of[t.pieces["bias"].name] = (t, norm)
+
+    def _leftovers(self) -> None:
+        """What several layers of one side are in one of the other, or one in several: always guesses."""
+        for propose in (leftovers.parts, leftovers.shared):
+            used = {key for filled in self.holes.values() for key in filled.expr.keys()}  # noqa: SIM118
+            cells = self.matcher.cells
+            targets = [u for u in cells.targets if not any(p.name in self.holes for p in u.pieces.values())]
+            sources = [u for u in cells.sources if not used & set(u.main.expr.keys())]
+            pairs = [self.unit_of[t.main.name] for t in cells.targets if t.main.name in self.unit_of]
+            everything = propose is leftovers.shared
+            for one in propose(pairs, targets, cells.sources if everything else sources):
+                hole = one.target.pieces[one.role].name
+                self.holes[hole] = _Filled(one.expr, "left over", [one.doubt], list(one.rivals))
+                self.unit_of[hole] = (one.target, one.source)
 
     def _near_misses(self) -> None:
         """Tensors with the same name or place whose sizes differ in a way that has a known remedy. Always guesses."""

@@ -136,3 +136,17 @@ def test_what_is_fused_on_both_sides_is_a_copy_and_no_doubt(name: str) -> None:
     mapping = port(signature({f"module.{key}": shape for key, shape in shapes.items()}), wanted(shapes))
     assert {str(e.expr) for e in mapping.entries} == {f"module.{key}" for key in shapes}
     assert {e.status for e in mapping.entries} == {"mapped"}
+
+
+def test_what_only_has_the_shape_of_a_fused_projection_is_none_where_its_parts_are_there() -> None:
+    source, target = {}, {}
+    for n in range(2):
+        source |= {f"layers.{n}.attention.W_{part}.weight": (8, 8) for part in "qkv"}
+        source |= {f"layers.{n}.linear0.weight": (24, 8), f"layers.{n}.linear1.weight": (8, 12)}
+        target |= {f"blocks.{n}.attn.in_proj_weight": (24, 8), f"blocks.{n}.value.weight": (12, 8)}
+        target |= {f"blocks.{n}.gate.weight": (12, 8), f"blocks.{n}.down.weight": (8, 12)}
+    mapping = port(signature(source), wanted(target))
+    for n in range(2):
+        entry = found(mapping, f"blocks.{n}.attn.in_proj_weight")
+        assert list(entry.sources) == [f"layers.{n}.attention.W_{part}.weight" for part in "qkv"]
+        assert found(mapping, f"blocks.{n}.gate.weight").status == "guessed"
