@@ -17,10 +17,11 @@ from .adapters import merge_adapters
 from .biases import attach_biases
 from .fused import fused_shapes, missing_key_bias, split_fused
 from .gates import join_gates, of_recurrent_kernels
+from .joined import join_parts
 from .kernels import lay_down
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
 from .pieces import Canon, Piece
-from .reparametrized import merge_norms
+from .reparametrized import merge_masks, merge_norms, name_unknown
 from .roles import components, role_of
 from .stacked import unstack
 from .units import template
@@ -97,6 +98,9 @@ def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) 
     merge_adapters(source, target, lora_scale)
     for one, other in ((source, target), (target, source)):
         merge_norms(one, other)
+    merge_masks(source, target)
+    for one, other in ((source, target), (target, source)):
+        name_unknown(one, other)
     for one, other in ((source, target), (target, source)):
         join_gates(one, other)
     follow_names(source, target)
@@ -105,9 +109,11 @@ def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) 
         split_fused(one, other, both)
     for one, other in ((source, target), (target, source)):
         unstack(one, other)
+    for one, other in ((source, target), (target, source)):
+        join_parts(one, other)
     both = fused_shapes(source) & fused_shapes(target)
     for one, other in ((source, target), (target, source)):
-        split_fused(one, other, both)  # of experts that were stacked
+        split_fused(one, other, both)  # of experts that were stacked, or of heads
     general_dense(source, target)
     for one, other in ((source, target), (target, source)):
         lay_down(one, other)

@@ -169,6 +169,9 @@ def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
             return inner
         return replace(x, args=(inner,))
     if x.op == "cat":
+        if any(p.op == "cat" and p.params == x.params for p in args):
+            flat = [q for p in args for q in (p.args if p.op == "cat" and p.params == x.params else (p,))]
+            return simplified(replace(x, args=tuple(flat)), shapes)
         if len(args) == 1:
             return inner
         whole = _whole(args, "slice", lambda p: p.params[0] == x.params[0])
@@ -189,6 +192,9 @@ def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
         dim, start, stop = map(int, x.params)
         if start == 0 and stop == shape_of(inner, shapes)[dim]:
             return inner
+        if inner.op == "slice" and int(inner.params[0]) == dim:
+            first = int(inner.params[1])
+            return simplified(replace(x, args=inner.args, params=(dim, first + start, first + stop)), shapes)
         if inner.op == "cat" and int(inner.params[0]) == dim:
             at = 0
             for piece in inner.args:

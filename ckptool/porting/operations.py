@@ -140,6 +140,11 @@ def _first_shape(*shapes: Any) -> Shape:
     return found
 
 
+def _alike(*shapes: Any) -> Shape:
+    _need(len(set(shapes)) == 1, f"{' and '.join(str(list(s)) for s in shapes)} are not of one size")
+    return _first_shape(*shapes)
+
+
 def _summed(shape: Shape, dim: int) -> Shape:
     _need(0 <= dim < len(shape), f"no dimension {dim} in {list(shape)}")
     return (*shape[:dim], 1, *shape[dim + 1 :])
@@ -287,6 +292,14 @@ def _add(*parts: Any) -> Any:
     return sum(parts[1:], parts[0])
 
 
+def _mul(x: Any, y: Any) -> Any:
+    return x * y
+
+
+def _nonzero(x: Any) -> Any:
+    return x != 0
+
+
 def _repeat(x: Any, dim: int, times: int) -> Any:
     import numpy as np
 
@@ -366,6 +379,8 @@ OPERATIONS: dict[str, Operation] = {
         _first_shape, "fold_bias(b, gamma, beta, mean, var, eps): batch norm into a bias", compute=_fold_bias, takes=5
     ),
     "add": Operation(_first_shape, "add(x, y, …): the sum", compute=_add, takes=0),
+    "mul": Operation(_alike, "mul(x, y): the product, element by element", compute=_mul, takes=2),
+    "nonzero": Operation(_same, "nonzero(x): 1 where x is not 0", compute=_nonzero),
     "shift": Operation(_same, "shift(x, value): x + value", compute=_shift),
     "scale": Operation(_same, "scale(x, value): x * value", compute=_scale),
     "sum": Operation(_summed, "sum(x, dim): summed over a dimension, which stays with size 1", compute=_sum_values),

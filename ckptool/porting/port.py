@@ -204,6 +204,7 @@ class _Filler:
                 left.pop(name, None)
             more = [d for name in used for d, _ in s.pieces[name].doubts] + [d for d, _ in piece.doubts]
             rivals = [r for name in used for _, r in s.pieces[name].doubts if r is not None]
+            rivals += [substituted(r, {piece.name: expr}) for _, r in piece.doubts if r is not None]
             rivals += [r for u in t.rivals if (r := self._rival(role, piece, u)) is not None]
             self.holes[piece.name] = _Filled(expr, evidence, [*doubts, *more], rivals)
             self.unit_of[piece.name] = (t, s)

@@ -66,6 +66,26 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """Things that code computes by one layer.
+
+    Attributes:
+        parts: them, in their order.
+        phrases: words -> part.
+        turns: they take turns (the parts of the first anchor, those of the second …).
+    """
+
+    parts: tuple[str, ...]
+    phrases: dict[tuple[str, ...], str]
+    turns: bool
+
+    def label(self, words: Sequence[str]) -> str | None:
+        """Which part the words of a name say: by the longest phrase."""
+        spans = [tuple(words[a:b]) for a in range(len(words)) for b in range(a + 1, len(words) + 1)]
+        return next((self.phrases[s] for s in sorted(spans, key=len, reverse=True) if s in self.phrases), None)
+
+
+@dataclass(frozen=True, slots=True)
 class Words:
     """The table, ready to be asked."""
 
@@ -76,6 +96,7 @@ class Words:
     collections: frozenset[str]
     fused: dict[tuple[str, ...], Fused]
     parts: dict[tuple[str, ...], str]
+    together: tuple[Together, ...]
     groups: tuple[Group, ...]
     empty: frozenset[str]
     copies: tuple[str, ...]
@@ -117,6 +138,7 @@ def table() -> Words:
         frozenset(raw["collections"]),
         fused,
         turned(raw["parts"]),
+        tuple(Together(tuple(one["parts"]), turned(one["parts"]), one["turns"]) for one in raw["together"]),
         tuple(Group(name, one["hard"], turned(one["labels"])) for name, one in raw["groups"].items()),
         frozenset(map(str, raw["empty"])),
         tuple(raw["copies"]),

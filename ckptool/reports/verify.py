@@ -25,7 +25,9 @@ from .diff import Diff, diff
 from .values import in_threads
 
 _PAGE = 4096
-_PIECE = 1 << 18
+#: Bytes that are looked at at once: few enough to be in the cache at the second look, and not so few that threads do
+#: little but hand the interpreter over to each other.
+_PIECE = 1 << 20
 _MANIFEST = "ckptool-manifest"
 
 #: Element type -> (unsigned type of that size, mask, value): where x & mask == value, x is no finite number. And

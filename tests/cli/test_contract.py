@@ -97,14 +97,14 @@ def test_a_reader_that_goes_away_ends_it_quietly(files: dict[str, Path]) -> None
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 143)])
 def test_a_signal_leaves_no_half_written_file(tmp_path: Path, name: str, code: int) -> None:
     waiting = (
-        "import os, sys, ckptool.cli.rewrite as rewrite, ckptool.formats as formats\n"
+        "import os, sys, ckptool.cli.rewrite as rewrite, ckptool.formats.saving as saving\n"
         "from ckptool.cli import main\n"
-        "write = formats.write_pieces\n"
+        "write = saving.write_pieces\n"
         "def slow(*args):\n"
         "    write(*args)\n"
         "    print('written', flush=True)\n"
         "    import time; time.sleep(30)\n"
-        "formats.write_pieces = slow\n"
+        "saving.write_pieces = slow\n"
         "main(['add-prefix', 'in.pth', 'out.pth'])\n"
     )
     from samples import state_dict

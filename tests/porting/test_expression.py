@@ -45,6 +45,8 @@ GIVEN = {
     "flatten(v, 3, 2, 2, nhwc)": values(12).reshape(3, 2, 2).transpose(1, 2, 0).reshape(12),
     "flatten(v, 3, 2, 2, nchw)": values(12).reshape(2, 2, 3).transpose(2, 0, 1).reshape(12),
     "add(a, b.weight)": A + B,
+    "mul(a, b.weight)": A * B,
+    "nonzero(v)": (values(12) != 0).astype(np.float32),
     "shift(v, 1.0)": values(12) + 1,
     "scale(v, 0.5)": values(12) / 2,
     "sum(image, 1)": IMAGE.sum(1, keepdims=True),
