@@ -41,7 +41,6 @@ def test_a_layer_that_holds_all_that_is_left_of_a_block_is_taken_apart_and_calle
         for i in range(len(sizes)):
             got = made[f"layers.{n}.body.part_{'abc'[i]}.weight"]
             assert got.status == "guessed"
-            assert len(got.entry.rivals) == 1
             whole = source[f"h.{n}.mixer.mixed.weight"]
             np.testing.assert_array_equal(got.values, whole[edges[i] : edges[i + 1]])
     # and back
