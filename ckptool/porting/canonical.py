@@ -6,6 +6,7 @@ the middle, and what is fused on both comes out as a copy.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 
@@ -15,12 +16,15 @@ from . import expression as ex
 from .adapters import merge_adapters
 from .biases import attach_biases, divide_biases
 from .fused import fused_shapes, missing_key_bias, split_fused
+from .gates import join_gates, of_recurrent_kernels
 from .joined import join_parts
+from .kernels import lay_down
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
 from .pieces import Canon, Piece
 from .reparametrized import merge_masks, merge_norms, name_unknown
-from .roles import role_of
+from .roles import components, role_of
 from .stacked import unstack
+from .units import template
 from .words import table, words_of
 
 #: What is merged or derived rather than matched.
@@ -37,7 +41,7 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
     split = {}
     siblings: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for entry in entries:
-        path = tuple(short[entry.key].split("."))
+        path = components(short[entry.key])
         if collections and len(path) > 1:
             path = path[1:]
         split[entry.key] = path
@@ -53,11 +57,14 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
         if is_target:
             canon.assembly[entry.key] = piece.expr
     for piece in list(canon.pieces.values()):
-        torch_layout(canon, piece, split[piece.entry.key][-1])
+        torch_layout(canon, piece)
+    if not is_target:
+        of_recurrent_kernels(canon)
     turn_by_vote(canon)
     missing_key_bias(canon)
     divide_biases(canon)
     _gated(canon)
+    _count_from_one(canon)
     return canon
 
 
@@ -74,6 +81,19 @@ def _gated(canon: Canon) -> None:
             canon.pieces[name] = replace(piece, words=(*piece.words, _GATED[piece.path[-1]]))
 
 
+_NUMBERED = re.compile(r"(.*[a-z]_?)(\d)\Z")
+
+
+def _count_from_one(canon: Canon) -> None:
+    """Where layers of one name count from 0 (norm0, norm1), the words for them count from 1, as most names do."""
+    numbered = [(piece, _NUMBERED.match(piece.path[-1])) for piece in canon.pieces.values() if piece.path]
+    families = [(piece, (template(piece.path[:-1]), m[1]), m[2]) for piece, m in numbered if m is not None]
+    zero, one = ({f for _, f, digit in families if digit == first} for first in "01")
+    for piece, family, digit in families:
+        if family in zero & one and piece.words[-1:] == (digit,):
+            canon.pieces[piece.name] = replace(piece, words=(*piece.words[:-1], str(int(digit) + 1)))
+
+
 def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) -> None:
     """Bring the two sides to the same granularity: what one holds in one tensor and the other in several."""
     merge_adapters(source, target, lora_scale)
@@ -82,6 +102,8 @@ def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) 
     merge_masks(source, target)
     for one, other in ((source, target), (target, source)):
         name_unknown(one, other)
+    for one, other in ((source, target), (target, source)):
+        join_gates(one, other)
     follow_names(source, target)
     both = fused_shapes(source) & fused_shapes(target)
     for one, other in ((source, target), (target, source)):
@@ -94,5 +116,7 @@ def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) 
     for one, other in ((source, target), (target, source)):
         split_fused(one, other, both)  # of experts that were stacked, or of heads
     general_dense(source, target)
+    for one, other in ((source, target), (target, source)):
+        lay_down(one, other)
     for one, other in ((source, target), (target, source)):
         attach_biases(one, other)
