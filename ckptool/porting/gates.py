@@ -180,7 +180,7 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
         biases = [one.pieces.get(".".join(_layer(p)) + "|bias") for p in own]
         new = replace(
             first,
-            path=scope,
+            path=scope or ("cell",),
             role=f"weight_{side}",
             shape=(width * len(own), *own[0].shape[1:]),
             order=first.order + place / 8,
@@ -191,7 +191,9 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
         if any(b is not None for b in biases):
             _stack(one, biases, replace(new, role=f"bias_{side}", shape=(width * len(own),)))
     if lone.keys() == set(cell.gates):
-        made = replace(first, path=scope, role="bias_ih", shape=(width * len(lone),), order=first.order + 1 / 4)
+        made = replace(
+            first, path=scope or ("cell",), role="bias_ih", shape=(width * len(lone),), order=first.order + 1 / 4
+        )
         _stack(one, [lone[gate] for gate in cell.gates], made)
 
 
@@ -240,7 +242,7 @@ def _name_sides(one: Canon) -> None:
             for piece in found:
                 rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
                 doubts = (*piece.doubts, (GATE_ORDER, rival))
-                made = replace(piece, path=scope, role=f"{piece.role}_{side}", doubts=doubts)
+                made = replace(piece, path=scope or ("cell",), role=f"{piece.role}_{side}", doubts=doubts)
                 one.become(piece, [(made, lambda e: e)], lambda e: e)
 
 

@@ -163,7 +163,7 @@ def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
     for (path, role), members in inner.items():
         parts = [members[n] for n in sorted(members)]
         join = plan.get((path, role))
-        new = replace(parts[0], path=(*head, *path), words=_without_number(parts[0]))
+        new = replace(parts[0], path=(*head, *path) or ("parts",), words=_without_number(parts[0]))
         if join is not None:
             _merge(one, parts, new, join)
         elif len(new.shape) == 1 and not one.is_target:  # what is added to a sum of paths
