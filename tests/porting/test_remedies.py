@@ -18,7 +18,7 @@ WIDTH = 6
 
 def language_model(words: int, places: int = 16, *, head: bool = True) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"wte.weight": (words, WIDTH), "wpe.weight": (places, WIDTH)}
-    shapes |= {f"h.{n}.fc.weight": (WIDTH + 1, WIDTH) for n in range(2)} | {"norm.weight": (WIDTH,)}
+    shapes |= {f"h.{n}.fc.weight": (61, WIDTH) for n in range(2)} | {"norm.weight": (WIDTH,)}
     return shapes | ({"lm_head.weight": (words, WIDTH), "lm_head.bias": (words,)} if head else {})
 
 
