@@ -41,14 +41,16 @@ class Channels:
             name, args, kwargs, result: of the call. All tensors have to stay alive, so that ids stay their own.
             keys: id of a parameter or buffer -> its key.
         """
-        shape = getattr(result, "shape", None)
-        if shape is None:
-            return
         behind = 0
         for value in _flat((args, kwargs)):
             behind |= self._behind.get(id(value), 0)
             if id(value) in keys and keys[id(value)] not in self._buffers:
                 behind |= 1  # some weight
+        shape = getattr(result, "shape", None)
+        if shape is None:
+            if behind and isinstance(result, tuple | list):
+                self._behind.update((id(part), behind) for part in _flat(result))
+            return
         first = args[0] if args else kwargs.get("input")
         held = self._of.get(id(first))
         weight = keys.get(id(args[1])) if len(args) > 1 else None

@@ -15,7 +15,7 @@ from ..signature import Signature
 from . import expression as ex
 from .adapters import merge_adapters
 from .biases import attach_biases, divide_biases
-from .fused import fused_shapes, missing_key_bias, split_fused
+from .fused import fused_alike, missing_key_bias, split_fused
 from .gates import join_gates, of_recurrent_kernels
 from .joined import join_parts
 from .kernels import lay_down
@@ -26,7 +26,7 @@ from .roles import components, role_of
 from .sides import cut_sides
 from .stacked import unstack
 from .units import template
-from .words import table, words_of
+from .words import label, table, words_of
 
 #: What is merged or derived rather than matched.
 _COUNTER = "num_batches_tracked"
@@ -47,12 +47,17 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
             path = path[1:]
         split[entry.key] = path
         siblings[path[:-1]].add(path[-1])
+    aliases: dict[str, list[str]] = defaultdict(list)
+    for entry in signature.entries.values():
+        if entry.tied is not None:
+            aliases[entry.tied].append(entry.key)
     for order, entry in enumerate(entries):
         path, role = role_of(split[entry.key], siblings[split[entry.key][:-1]])
         if role == _COUNTER:
             canon.counters[entry.key] = ".".join(path)
             continue
         words = words_of(path)  # without the leaf: that two things have a mean does not make them alike
+        words = (*_other_name(entry.key, words, aliases), *words)
         piece = Piece(path, role, entry.shape, ex.of(entry.key), order, entry.used, words, entry)
         piece = canon.put(piece)
         if is_target:
@@ -67,6 +72,15 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
     _gated(canon)
     _count_from_one(canon)
     return canon
+
+
+def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]]) -> tuple[str, ...]:
+    """What another name of a tied tensor says about tables of words and the like, where its own says nothing."""
+    group = next(g for g in table().groups if g.name == "embedding")
+    if key not in aliases or label(group, words) is not None:
+        return ()
+    others = [words_of(components(other)[-2:-1]) for other in aliases[key]]
+    return next((other for other in others if label(group, other) is not None), ())
 
 
 _GATED = {"w1": "gate", "w2": "down", "w3": "up"}
@@ -108,14 +122,14 @@ def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) 
     for one, other in ((source, target), (target, source)):
         cut_sides(one, other)
     follow_names(source, target)
-    both = fused_shapes(source) & fused_shapes(target)
+    both = fused_alike(source, target)
     for one, other in ((source, target), (target, source)):
         split_fused(one, other, both)
     for one, other in ((source, target), (target, source)):
         unstack(one, other)
     for one, other in ((source, target), (target, source)):
         join_parts(one, other)
-    both = fused_shapes(source) & fused_shapes(target)
+    both = fused_alike(source, target)
     for one, other in ((source, target), (target, source)):
         split_fused(one, other, both)  # of experts that were stacked, or of heads
     general_dense(source, target)

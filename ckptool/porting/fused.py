@@ -42,9 +42,28 @@ def _said(path: Sequence[str], phrases: Mapping[tuple[str, ...], _Meaning]) -> _
     return next((phrases[one] for one in (every, words, words[-2:], words[-1:]) if one in phrases), None)
 
 
-def fused_shapes(canon: Canon) -> set[Shape]:
-    """Sizes of the projections that are fused on one side."""
-    return {p.shape for p in canon.pieces.values() if p.role == "weight" and fused_kind(p)}
+def fused_alike(one: Canon, other: Canon) -> set[Shape]:
+    """Sizes of projections that are fused on both sides, and stay so.
+
+    Where one side has more of them than the other and holds the parts of some apart, all are taken apart.
+    """
+    own, theirs = _fused_shapes(one), _fused_shapes(other)
+    alike = set()
+    for shape in own.keys() & theirs.keys():
+        sizes = {shape[0] // 2, shape[0] // 3}
+        apart = any(
+            part_label(p.path) and p.role == "weight" and p.shape[1:] == shape[1:] and p.shape[0] in sizes
+            for canon in (one, other)
+            for p in canon.pieces.values()
+            if p.shape
+        )
+        if own[shape] == theirs[shape] or not apart:
+            alike.add(shape)
+    return alike
+
+
+def _fused_shapes(canon: Canon) -> Counter[Shape]:
+    return Counter(p.shape for p in canon.pieces.values() if p.role == "weight" and p.shape and fused_kind(p))
 
 
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:

@@ -102,26 +102,30 @@ def test_a_skip_connection_is_no_branch(later_first: bool) -> None:
 
 
 class Waves(nn.Module):  # type: ignore[misc]
-    """Positions as waves, and features: every second element of the one is taken, or of the other."""
+    """Positions as waves, and features: halves or every second element of the one are taken, or of the other."""
 
-    def __init__(self, of_features: bool) -> None:
+    def __init__(self, of_features: bool, halves: bool) -> None:
         super().__init__()
-        self.inner, self.of_features = nn.Linear(4, 4), of_features
+        self.inner, self.of_features, self.halves = nn.Linear(4, 4), of_features, halves
         self.register_buffer("rates", torch.ones(4))
 
     def forward(self, x: Any) -> Any:
         x, waves = self.inner(x), torch.zeros_like(x) * self.rates
-        taken = x if self.of_features else waves
-        return x + torch.stack([taken[..., 0::2].sin(), taken[..., 1::2].cos()], -1).flatten(-2)
+        taken = x.view(1, 3, 2, 2) if self.of_features else waves.view(1, 3, 2, 2)
+        if self.halves:
+            one, other = taken.chunk(2, -1)
+            return x + torch.cat([-other, one], -1).flatten(-2)
+        return x + torch.stack([taken[..., 0::2].sin(), taken[..., 1::2].cos()], -1).flatten(-3)
 
 
+@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("of_features", [False, True])
-def test_only_what_weights_went_into_is_turned_as_rotary_embeddings_do(of_features: bool) -> None:
+def test_only_what_weights_went_into_is_turned_as_rotary_embeddings_do(of_features: bool, halves: bool) -> None:
     from ckptool.architecture import signature_of
 
-    found = signature_of(Waves(of_features), inputs=(torch.zeros(1, 3, 4),))
+    found = signature_of(Waves(of_features, halves), inputs=(torch.zeros(1, 3, 4),))
     assert found.traced
-    assert found.rotary == ("interleaved" if of_features else None)
+    assert found.rotary == (("half" if halves else "interleaved") if of_features else None)
 
 
 class Towers(nn.Module):  # type: ignore[misc]

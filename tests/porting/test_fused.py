@@ -150,3 +150,19 @@ def test_what_only_has_the_shape_of_a_fused_projection_is_none_where_its_parts_a
         entry = found(mapping, f"blocks.{n}.attn.in_proj_weight")
         assert list(entry.sources) == [f"layers.{n}.attention.W_{part}.weight" for part in "qkv"]
         assert found(mapping, f"blocks.{n}.gate.weight").status == "guessed"
+
+
+def test_one_fused_projection_among_parts_goes_to_parts_among_fused_ones() -> None:
+    source = {f"layers.{n}.{part}_proj.weight": (8, 8) for n in range(2) for part in "kvq"}
+    source |= {f"layers.{n}.out.weight": (5, 8) for n in range(2)}
+    source |= {"head.attention.in_proj_weight": (24, 8), "head.mlp.weight": (7, 8)}
+    target = {f"blocks.{n}.qkv.weight": (24, 8) for n in range(2)} | {
+        f"blocks.{n}.out.weight": (5, 8) for n in range(2)
+    }
+    target |= {"pool.q.weight": (8, 8), "pool.kv.weight": (16, 8), "pool.mlp.weight": (7, 8)}
+    mapping = port(signature(source), wanted(target))
+    assert [str(found(mapping, f"blocks.{n}.qkv.weight").expr) for n in range(2)] == [
+        f"cat(0, layers.{n}.q_proj.weight, layers.{n}.k_proj.weight, layers.{n}.v_proj.weight)" for n in range(2)
+    ]
+    assert found(mapping, "pool.q.weight").sources == found(mapping, "pool.kv.weight").sources
+    assert str(found(mapping, "pool.kv.weight").expr).endswith("slice(head.attention.in_proj_weight, 0, 16, 24))")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from sides import found, signature, wanted, worked_out
 
@@ -18,7 +18,7 @@ WIDTH = 6
 
 def language_model(words: int, places: int = 16, *, head: bool = True) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"wte.weight": (words, WIDTH), "wpe.weight": (places, WIDTH)}
-    shapes |= {f"h.{n}.fc.weight": (WIDTH + 1, WIDTH) for n in range(2)} | {"norm.weight": (WIDTH,)}
+    shapes |= {f"h.{n}.fc.weight": (61, WIDTH) for n in range(2)} | {"norm.weight": (WIDTH,)}
     return shapes | ({"lm_head.weight": (words, WIDTH), "lm_head.bias": (words,)} if head else {})
 
 
@@ -28,6 +28,7 @@ def filled(shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray[Any, Any]
 
 @given(have=st.integers(5, 20), want=st.integers(5, 20))
 def test_a_table_of_words_and_the_layer_over_them_shrink_and_grow_together(have: int, want: int) -> None:
+    assume(2 * have != want and have != 2 * want)  # which two tables in one would explain as well
     source = filled(language_model(have))
     made = worked_out(source, language_model(want))
     kept = min(have, want)

@@ -14,7 +14,7 @@ def doubted(mapping: Any) -> set[str]:
 
 
 def test_a_word_that_the_order_contradicts_decides_nothing() -> None:
-    source = {"enc.fc_q.weight": (8, 8), "enc.ln0.weight": (8,), "enc.fc_o.weight": (16, 8), "enc.ln1.weight": (8,)}
+    source = {"enc.fc_q.weight": (8, 8), "enc.ln.weight": (8,), "enc.fc_o.weight": (16, 8), "enc.ln1.weight": (8,)}
     target = {"a.query.weight": (8, 8), "a.norm_attn.weight": (8,), "a.rows.weight": (16, 8), "a.norm_ff.weight": (8,)}
     mapping = port(signature(source), wanted(target, used=target))
     assert doubted(mapping) == {"a.norm_attn.weight", "a.norm_ff.weight"}
