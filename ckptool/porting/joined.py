@@ -261,7 +261,12 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
     for piece in pieces:
         for dim in range(min(len(piece.shape), 2)):
             alike[dim, (*piece.shape[:dim], 0, *piece.shape[dim + 1 :])].append(piece)
-    return found + [_Family(tuple(group), (), numbered=False) for group in alike.values() if len(group) > 1]
+    for (dim, rest), group in alike.items():
+        if dim == 1 and rest[0] == 1:  # of a table of positions, one row for a token stands in front
+            group.sort(key=lambda p: p.shape[1] != 1)
+        if len(group) > 1:
+            found.append(_Family(tuple(group), (), numbered=False))
+    return found
 
 
 def _number(words: _Path) -> tuple[str, _Path] | None:

@@ -296,3 +296,31 @@ def test_what_was_cut_into_sides_comes_together_again(inputs: int, hidden: int, 
     cut = {e.target: ex.lazy(e.expr, {"all.weight": lazy_tensor(values)}) for e in there.entries if e.expr is not None}
     again = ex.lazy(back.entries[0].expr, {key: lazy_tensor(t.numpy()) for key, t in cut.items()})
     np.testing.assert_array_equal(again.numpy(), values)
+
+
+def test_layers_over_two_inputs_are_one_over_both_side_by_side() -> None:
+    source = {"attn.weight": (8, 11), "attn.bias": (8,), "v.weight": (1, 8)}
+    target = {"near.weight": (8, 5), "far.weight": (8, 6), "far.bias": (8,), "v.weight": (1, 8)}
+    mapping = port(signature(source), wanted(target))
+    found = {e.target: e for e in mapping.entries}
+    assert str(found["near.weight"].expr) == "slice(attn.weight, 1, 0, 5)"
+    assert [str(r) for r in found["far.weight"].rivals] == ["slice(attn.weight, 1, 0, 6)"]
+    assert str(found["far.bias"].expr) == "attn.bias"
+    back = pairing(port(signature(target), wanted(source)))
+    assert back["attn.weight"] == "cat(1, near.weight, far.weight)"
+    assert back["attn.bias"] == "far.bias"
+
+
+def test_numbered_layers_of_other_sizes_are_one_in_the_order_of_their_numbers() -> None:
+    source = {f"heads.{n}.{leaf}": s for n, k in enumerate((2, 5, 3)) for leaf, s in {"weight": (k, 6)}.items()}
+    mapping = port(signature(source), wanted({"head.weight": (10, 6)}))
+    assert pairing(mapping) == {"head.weight": "cat(0, heads.0.weight, heads.1.weight, heads.2.weight)"}
+    assert mapping.is_sure
+
+
+def test_what_has_its_name_on_both_sides_is_joined_with_nothing() -> None:
+    source = {"pos": (1, 8, 6), "pos_of_class": (1, 1, 6), "token": (1, 1, 6), "head.weight": (3, 6)}
+    mapping = port(signature(source), wanted({"pos": (1, 9, 6), "token": (1, 1, 6), "head.weight": (3, 6)}))
+    assert pairing(mapping)["pos"] == "cat(1, pos_of_class, pos)"
+    assert mapping.entries[0].status == "guessed"
+    assert pairing(mapping)["token"] == "token"
