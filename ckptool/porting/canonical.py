@@ -14,7 +14,7 @@ from .. import keys as names
 from ..signature import Signature
 from . import expression as ex
 from .adapters import merge_adapters
-from .biases import attach_biases
+from .biases import attach_biases, divide_biases
 from .fused import fused_alike, missing_key_bias, split_fused
 from .gates import join_gates, of_recurrent_kernels
 from .joined import join_parts
@@ -67,6 +67,7 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
         of_recurrent_kernels(canon)
     turn_by_vote(canon)
     missing_key_bias(canon)
+    divide_biases(canon)
     _gated(canon)
     _count_from_one(canon)
     return canon

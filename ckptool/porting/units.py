@@ -61,7 +61,7 @@ class Placed(Protocol):
 
 #: Similarity of names above which they count as related.
 SOME = 0.15
-_MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "running_mean", "weight_hh", "bias")
+_MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "weight_mean", "running_mean", "weight_hh", "bias")
 
 
 def units_of(canon: Canon) -> list[Unit]:

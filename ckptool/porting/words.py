@@ -90,6 +90,7 @@ class Words:
     """The table, ready to be asked."""
 
     leaves: dict[tuple[str, ...], str]
+    noisy: dict[tuple[str, ...], str]
     inputs_first: frozenset[str]
     depthwise: frozenset[str]
     slashed: dict[str, str]
@@ -132,6 +133,7 @@ def table() -> Words:
             fused.update({cut(phrase): kind for phrase in one.get(said, ())})
     return Words(
         turned(raw["leaves"]),
+        turned(raw["noisy"]),
         frozenset(raw["inputs_first"]),
         frozenset(raw["depthwise"]),
         dict(raw["slashed"]),
