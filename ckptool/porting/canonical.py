@@ -6,8 +6,8 @@ the middle, and what is fused on both comes out as a copy.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from .. import keys as names
@@ -25,7 +25,6 @@ from .reparametrized import merge_masks, merge_norms, name_unknown
 from .roles import components, role_of
 from .sides import cut_sides
 from .stacked import unstack
-from .units import template
 from .words import label, table, words_of
 
 #: What is merged or derived rather than matched.
@@ -46,7 +45,8 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
         if collections and len(path) > 1:
             path = path[1:]
         split[entry.key] = path
-        siblings[path[:-1]].add(path[-1])
+        for at, component in enumerate(path):
+            siblings[path[:at]].add(component)
     aliases: dict[str, list[str]] = defaultdict(list)
     for entry in signature.entries.values():
         if entry.tied is not None:
@@ -56,7 +56,7 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
         if role == _COUNTER:
             canon.counters[entry.key] = ".".join(path)
             continue
-        words = words_of(path)  # without the leaf: that two things have a mean does not make them alike
+        words = _counted_from_one(path, siblings)  # without the leaf: two things with a mean are not alike
         words = (*_other_name(entry.key, words, aliases), *words)
         piece = Piece(path, role, entry.shape, ex.of(entry.key), order, entry.used, words, entry)
         piece = canon.put(piece)
@@ -70,7 +70,6 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
     missing_key_bias(canon)
     divide_biases(canon)
     _gated(canon)
-    _count_from_one(canon)
     return canon
 
 
@@ -81,6 +80,15 @@ def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]])
         return ()
     others = [words_of(components(other)[-2:-1]) for other in aliases[key]]
     return next((other for other in others if label(group, other) is not None), ())
+
+
+def _counted_from_one(path: tuple[str, ...], siblings: Mapping[tuple[str, ...], Collection[str]]) -> tuple[str, ...]:
+    """The words of a path; `ln0` beside `ln1` is the first of its kind, and called so."""
+    last = path[-1] if path else ""
+    stem = last.rstrip("0123456789") if last else ""
+    if stem and stem != last and f"{stem}0" in siblings.get(path[:-1], ()):
+        path = (*path[:-1], f"{stem}{int(last[len(stem) :]) + 1}")
+    return words_of(path)
 
 
 _GATED = {"w1": "gate", "w2": "down", "w3": "up"}
@@ -94,19 +102,6 @@ def _gated(canon: Canon) -> None:
     for name, piece in list(canon.pieces.items()):
         if piece.path and piece.path[-1] in _GATED and heads[piece.path[:-1]] == 3:
             canon.pieces[name] = replace(piece, words=(*piece.words, _GATED[piece.path[-1]]))
-
-
-_NUMBERED = re.compile(r"(.*[a-z]_?)(\d)\Z")
-
-
-def _count_from_one(canon: Canon) -> None:
-    """Where layers of one name count from 0 (norm0, norm1), the words for them count from 1, as most names do."""
-    numbered = [(piece, _NUMBERED.match(piece.path[-1])) for piece in canon.pieces.values() if piece.path]
-    families = [(piece, (template(piece.path[:-1]), m[1]), m[2]) for piece, m in numbered if m is not None]
-    zero, one = ({f for _, f, digit in families if digit == first} for first in "01")
-    for piece, family, digit in families:
-        if family in zero & one and piece.words[-1:] == (digit,):
-            canon.pieces[piece.name] = replace(piece, words=(*piece.words[:-1], str(int(digit) + 1)))
 
 
 def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) -> None:
