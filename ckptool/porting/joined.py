@@ -23,6 +23,7 @@ from .words import cut, table
 _Path = tuple[str, ...]
 
 _ORDER = "in which order the parts stand in one tensor is in the code only"
+_NORMS = "whether several norms are the same as one over all their channels is in the code only"
 _TURNS = "whether the parts stand one after the other or take turns is in the code only"
 
 
@@ -165,6 +166,8 @@ def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
         join = plan.get((path, role))
         new = replace(parts[0], path=(*head, *path) or ("parts",), words=_without_number(parts[0]))
         if join is not None:
+            if len(new.shape) == 1 and (path, "weight") in inner and not _by_channel(inner, path):
+                new = replace(new, doubts=(*new.doubts, (_NORMS, None)))
             _merge(one, parts, new, join)
         elif len(new.shape) == 1:  # what is added to a sum of paths
             _merge_sum(one, parts, new)
@@ -173,6 +176,12 @@ def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
             below = tuple(place.split("."))
             if below[: len(head)] == head and below[len(head) : len(head) + 1] == ("0",):
                 one.counters[key] = ".".join((*head, *below[len(head) + 1 :]))
+
+
+def _by_channel(inner: _Inner, path: _Path) -> bool:
+    """Whether what stands at PATH in each member works on its channels one by one: a layer does, and a batch norm."""
+    weights = inner[path, "weight"]
+    return (path, "running_mean") in inner or len(next(iter(weights.values())).shape) > 1
 
 
 def _without_number(piece: Piece) -> _Path:

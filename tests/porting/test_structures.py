@@ -324,3 +324,11 @@ def test_what_has_its_name_on_both_sides_is_joined_with_nothing() -> None:
     assert pairing(mapping)["pos"] == "cat(1, pos_of_class, pos)"
     assert mapping.entries[0].status == "guessed"
     assert pairing(mapping)["token"] == "token"
+
+
+def test_norms_of_each_path_are_no_norm_of_all_without_a_doubt() -> None:
+    inner = {"a.weight": (3, 10), "ln.weight": (3,), "ln.bias": (3,)}
+    source = {f"paths.{n}.{name}": s for n in range(4) for name, s in inner.items()}
+    shapes = {"a.weight": (12, 10), "ln.weight": (12,), "ln.bias": (12,)}
+    found = {e.target: e.status for e in port(signature(source), wanted(shapes)).entries}
+    assert found == {"a.weight": "mapped", "ln.weight": "guessed", "ln.bias": "guessed"}
