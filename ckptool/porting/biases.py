@@ -41,7 +41,9 @@ def _lone_biases(canon: Canon) -> list[Piece]:
     return [
         piece
         for piece in canon.pieces.values()
-        if len(piece.shape) == 1 and together[piece.path] == 1 and {"bias", "biases"} & {*piece.words, piece.role}
+        if len(piece.shape) == 1
+        and together[piece.path] == 1
+        and ({"bias", "biases"} & {*piece.words, piece.role} or piece.path[-1:] == ("b",))
     ]
 
 

@@ -35,7 +35,12 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
     if noisy is not None and {(noisy[0], "mean"), noisy} <= {_noisy(s) for s in siblings} != {noisy}:
         return head, "_".join(noisy)
     role = table().leaves.get(cut(leaf))
-    if role is not None and head:
+    if leaf in table().beside_bias and siblings & {"bias", "beta"}:
+        role = "weight"
+    numbered = leaf[-1:].isdigit() and any(
+        s != leaf and s.rstrip("0123456789") == leaf.rstrip("0123456789") for s in siblings
+    )
+    if role is not None and head and not numbered:
         if (
             role == "bias"
             and leaf not in ("bias",)
