@@ -207,7 +207,7 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
     contents = _contents(matching)
     certain: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in matching.pairs:
-        if not pair[0].doubts:
+        if all(doubt.startswith(_OF_PARTS) for doubt in pair[0].doubts):
             certain[_block(pair[0].path)].append(pair)
 
     def gain(one: Pair, other: Pair) -> float:
@@ -263,7 +263,8 @@ def _balance(
         score = -3.25  # shortcuts are registered first or last, and are called so
     score += 1.5 * _by_numbers(one, other)
     anchors = [pair for pair in around if pair[0] not in (one[0], other[0])]
-    score += 1.0 * (_in_company(one, other, anchors) - _in_company(*crossed, anchors))
+    weight = 1.0 if _block(one[0].path) == _block(other[0].path) else 3.0  # a block comes from one place
+    score += weight * (_in_company(one, other, anchors) - _in_company(*crossed, anchors))
     if score >= 0:
         return score  # orders alone exchange nothing: they made these pairs
     return score + sum(order.vote(one, other) * (1.0 if overall[order.name] >= _BELIEVED else 0.25) for order in orders)
