@@ -42,9 +42,28 @@ def _said(path: Sequence[str], phrases: Mapping[tuple[str, ...], _Meaning]) -> _
     return next((phrases[one] for one in (every, words, words[-2:], words[-1:]) if one in phrases), None)
 
 
-def fused_shapes(canon: Canon) -> set[Shape]:
-    """Sizes of the projections that are fused on one side."""
-    return {p.shape for p in canon.pieces.values() if p.role == "weight" and fused_kind(p)}
+def fused_alike(one: Canon, other: Canon) -> set[Shape]:
+    """Sizes of projections that are fused on both sides, and stay so.
+
+    Where one side has more of them than the other and holds the parts of some apart, all are taken apart.
+    """
+    own, theirs = _fused_shapes(one), _fused_shapes(other)
+    alike = set()
+    for shape in own.keys() & theirs.keys():
+        sizes = {shape[0] // 2, shape[0] // 3}
+        apart = any(
+            part_label(p.path) and p.role == "weight" and p.shape[1:] == shape[1:] and p.shape[0] in sizes
+            for canon in (one, other)
+            for p in canon.pieces.values()
+            if p.shape
+        )
+        if own[shape] == theirs[shape] or not apart:
+            alike.add(shape)
+    return alike
+
+
+def _fused_shapes(canon: Canon) -> Counter[Shape]:
+    return Counter(p.shape for p in canon.pieces.values() if p.role == "weight" and p.shape and fused_kind(p))
 
 
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
@@ -55,11 +74,15 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
     theirs = Counter(p.shape for p in other.pieces.values() if p.role == "weight")
     own = Counter(p.shape for p in one.pieces.values() if p.role == "weight")
     rows = _rows_of_parts(other)
+    theirs_by_name = _Parts(other)
     for weight, kind in fused:
         rest = weight.shape[1:]
         sizes = _part_sizes(weight, kind, rows)
-        apart = any(rows[label][_of_rows(size, rest)] for label in kind.parts for size in sizes or ())
-        whole = weight.shape in both or theirs[weight.shape] >= (own[weight.shape] if apart else 1)
+        apart = [rows[label][_of_rows(size, rest)] for label, size in zip(kind.parts, sizes or (), strict=False)]
+        enough = bool(apart) and min(apart) >= own[weight.shape]  # then what has this shape is something else
+        whole = weight.shape in both or (
+            not enough and theirs[weight.shape] >= (own[weight.shape] if any(apart) else 1)
+        )
         if sizes is None or (whole and not _conflicting_layout(one, other, weight, kind)):
             continue
         alike = all(
@@ -68,7 +91,7 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         )
         if not alike and not whole:
             continue
-        form = _form(one, other, weight, kind, sizes)
+        form = _form(one, theirs_by_name, weight, kind, sizes)
         _take_apart(one, weight, form)
         bias = one.pieces.get(".".join(weight.path) + "|bias")
         if bias is not None and bias.shape == weight.shape[:1]:
@@ -121,7 +144,7 @@ def about_layout(doubt: str) -> bool:
     return doubt in (_BY_HEADS, _WHICH_HALF) or doubt.startswith(_OTHER_ORDER.partition("{}")[0])
 
 
-def _form(one: Canon, other: Canon, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
+def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
     """How a projection is taken apart: as code shows, as its name says, or most likely."""
     parts, size = kind.parts, tuple(sizes)
     if one.is_target:
@@ -133,13 +156,13 @@ def _form(one: Canon, other: Canon, weight: Piece, kind: Fused, sizes: Sequence[
     if "q" not in parts and "k" not in parts:
         swapped = (parts[::-1], size[::-1], 0)
         return _Form(parts, size) if kind.sure else _Form(parts, size, 0, _WHICH_HALF, swapped)
-    heads = _groups_of(other, size[-1]) if not one.is_target else 0
+    heads = other.groups(size[-1]) if not one.is_target else 0
     heads = heads if _divides(heads, size) and heads > 1 else 0
-    order = _order_of(other, parts)
-    if order != parts and not one.is_target:
+    order = other.order(parts)
+    if order != parts and not one.is_target and not kind.ordered:
         doubt = _OTHER_ORDER.format(", ".join(parts), ", ".join(order))
         return _Form(parts, size, 0, doubt, (order, tuple(size[parts.index(p)] for p in order), 0))
-    one_group = heads == 0 and not one.is_target and len(set(size)) > 1 and _groups_of(other, size[-1]) == 1
+    one_group = heads == 0 and not one.is_target and len(set(size)) > 1 and other.groups(size[-1]) == 1
     if one_group or (kind.sure and (len(set(size)) == 1 or not kind.grouped)):
         return _Form(parts, size)
     if kind.by_heads and heads:
@@ -151,15 +174,37 @@ def _divides(heads: int, sizes: Sequence[int]) -> bool:
     return heads > 0 and all(size % heads == 0 for size in sizes)
 
 
-def _order_of(canon: Canon, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """In which order the blocks of a model hold what a projection joins, if all hold it in one order."""
-    blocks: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
-    for p in canon.pieces.values():
-        label = part_label(p.path)
-        if p.role == "weight" and label in parts and len(p.shape) >= 2:
-            blocks[p.path[:-1]][label] = p.order
-    found = {tuple(sorted(held, key=held.__getitem__)) for held in blocks.values() if len(held) == len(parts)}
-    return found.pop() if len(found) == 1 else parts
+class _Parts:
+    """What is a part of a projection by its name on one side: looked through once, asked for each projection."""
+
+    def __init__(self, canon: Canon) -> None:
+        self._labelled = [(label, p) for p in canon.pieces.values() if (label := part_label(p.path))]
+        self._orders: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._groups: dict[int, int] = {}
+
+    def order(self, parts: tuple[str, ...]) -> tuple[str, ...]:
+        """In which order the blocks of a model hold what a projection joins, if all hold it in one order."""
+        if parts not in self._orders:
+            blocks: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+            for label, p in self._labelled:
+                if p.role == "weight" and label in parts and len(p.shape) >= 2:
+                    blocks[p.path[:-1]][label] = p.order
+            held = {tuple(sorted(b, key=b.__getitem__)) for b in blocks.values() if len(b) == len(parts)}
+            self._orders[parts] = held.pop() if len(held) == 1 else parts
+        return self._orders[parts]
+
+    def groups(self, rows: int) -> int:
+        """How many heads of keys the code of a model has, where those have so many ROWS together, or 0."""
+        if rows not in self._groups:
+            found: Counter[int] = Counter()
+            for label, p in self._labelled:
+                heads = heads_of(p.entry)
+                if heads and label == "k" and p.shape[0] == rows:
+                    found[heads] += 2
+                elif heads and label == "q" and rows * heads % p.shape[0] == 0:
+                    found[rows * heads // p.shape[0]] += 1
+            self._groups[rows] = found.most_common(1)[0][0] if found else 0
+        return self._groups[rows]
 
 
 def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) -> bool:
@@ -197,18 +242,6 @@ def heads_of(entry: Entry) -> int:
     """How many attention heads the forward pass makes of what a projection gives, or 0."""
     kind, inner = entry.notes.get("layout", ("", ()))
     return inner[0] if kind == "grouped" and len(inner) == 2 else 0
-
-
-def _groups_of(canon: Canon, rows: int) -> int:
-    """How many heads of keys the code of a model has, where those have so many ROWS together, or 0."""
-    found: Counter[int] = Counter()
-    for p in canon.pieces.values():
-        label, heads = part_label(p.path), heads_of(p.entry)
-        if heads and label == "k" and p.shape[0] == rows:
-            found[heads] += 2
-        elif heads and label == "q" and rows * heads % p.shape[0] == 0:
-            found[rows * heads // p.shape[0]] += 1
-    return found.most_common(1)[0][0] if found else 0
 
 
 def _part_sizes(weight: Piece, kind: Fused, rows: dict[str, Counter[tuple[int, ...]]]) -> list[int] | None:
