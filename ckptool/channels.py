@@ -49,7 +49,8 @@ class Channels:
         shape = getattr(result, "shape", None)
         if shape is None:
             if behind and isinstance(result, tuple | list):
-                self._behind.update((id(part), behind) for part in _flat(result))
+                # sizes are tuples, too, and their numbers are everybody's
+                self._behind.update((id(part), behind) for part in _flat(result) if hasattr(part, "shape"))
             return
         first = args[0] if args else kwargs.get("input")
         held = self._of.get(id(first))
