@@ -103,6 +103,17 @@ def test_equal_parts_whose_lists_are_nested_the_other_way_are_guesses() -> None:
     assert doubted(mapping) == set(target)
 
 
+def test_two_equal_parts_that_names_would_swap_are_guesses() -> None:
+    branch = {"conv.weight": (8, 8, 1, 1), "bn.weight": (8,)}
+    source = {f"head.aspp1.0.{k}": s for k, s in branch.items()} | {
+        f"head.avg_pool.1.{k}": s for k, s in branch.items()
+    }
+    target = {f"h.image_pool.1.{k}": s for k, s in branch.items()} | {f"h.aspp.0.{k}": s for k, s in branch.items()}
+    mapping = port(signature({**source, "out.weight": (4, 8)}), wanted(t := {**target, "out.weight": (4, 8)}, used=t))
+    right = {k: v for k, v in pairing(mapping).items() if ("pool" in k) == ("pool" in v)}
+    assert doubted(mapping) >= {*target} - {*right}
+
+
 def test_what_is_left_in_a_layer_that_was_taken_makes_it_a_guess() -> None:
     source = {"fc.weight": (8, 8), "fc.weight_scale": (8,), "out.weight": (4, 8)}
     mapping = port(signature(source), wanted({"fc.weight": (8, 8), "out.weight": (4, 8)}))
