@@ -110,7 +110,8 @@ class Waves(nn.Module):  # type: ignore[misc]
         self.register_buffer("rates", torch.ones(4))
 
     def forward(self, x: Any) -> Any:
-        x, waves = self.inner(x), torch.zeros_like(x) * self.rates
+        x = self.inner(x)
+        waves = torch.ones_like(x).cumsum(-1) * self.rates  # of the sizes of features, and of nothing else of them
         taken = x.view(1, 3, 2, 2) if self.of_features else waves.view(1, 3, 2, 2)
         if self.halves:
             one, other = taken.chunk(2, -1)
