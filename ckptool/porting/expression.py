@@ -290,14 +290,14 @@ def _number(text: str) -> Number:
 # ---------------------------------------------------------------------------------------------------- inversion
 
 
-def inverted(target: str, x: Expr, shapes: Mapping[str, Shape]) -> dict[str, list[tuple[Expr, Any]]] | None:
-    """How the keys that X reads come back from the tensor TARGET, or None where values are lost.
+def inverted(target: str | Expr, x: Expr, shapes: Mapping[str, Shape]) -> dict[str, list[tuple[Expr, Any]]] | None:
+    """How the keys that X reads come back from TARGET, what X is to give, or None where values are lost.
 
     Gives, for each key, the pieces that are known of it: (expression over TARGET, (kind, details) of the piece); a
     whole key is one piece with the kind "all".
     """
     out: dict[str, list[tuple[Expr, Any]]] = {}
-    if not _undo(x, of(target), ("all",), out, shapes):
+    if not _undo(x, of(target) if isinstance(target, str) else target, ("all",), out, shapes):
         return None
     return out
 
