@@ -66,6 +66,11 @@ class Use:
         return tuple(dict.fromkeys(key for held in self.held.values() for key in held.keys))
 
     @property
+    def told(self) -> tuple[Any, ...]:
+        """What tells its weights from others."""
+        return self.kind, *((role, held.keys, held.expr) for role, held in self.held.items())
+
+    @property
     def rows(self) -> int:
         """Channels that come out."""
         return len(self.given)
@@ -79,14 +84,48 @@ class Flow:
     outputs: list[torch.Tensor]
     #: Uses that each output depends on.
     behind: frozenset[int] = frozenset()
+    #: Uses of weights that are used again and again, as in a loop over time, taken together.
+    repeated: dict[tuple[Any, ...], list[Use]] = field(default_factory=dict)
     _known: Known | None = field(default=None, repr=False)
 
     @property
     def known(self) -> Known:
         """All channels that came out of a use of weights."""
         if self._known is None:
-            self._known = Known(use.given for use in self.uses)
+            self._known = Known(use.given for use in chain(self.uses, *self.repeated.values()))
         return self._known
+
+
+def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], list[Use]]:
+    groups: dict[tuple[Any, ...], list[Use]] = {}
+    for use in uses:
+        groups.setdefault(use.told, []).append(use)
+    out = {}
+    for told, group in groups.items():
+        first = group[0]
+        if len(group) < 2 or any(u.given.shape != first.given.shape for u in group):
+            continue
+        inputs = [u.taken for u in group if u.taken is not None]
+        taken = _together(inputs) if len(inputs) == len(group) and len({len(t) for t in inputs}) == 1 else None
+        out[told] = [Use(first.index, first.kind, first.held, taken, _together([u.given for u in group]))]
+    return out
+
+
+def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Fingerprints of values that come in equal parts."""
+    x = torch.stack(list(parts))
+    cubes = (x[..., 3] ** 3).mean(0)
+    return torch.stack(
+        [
+            (x[..., 0] ** 2).mean(0).sqrt(),
+            x[..., 1].mean(0),
+            x[..., 2].mean(0),
+            cubes.sign() * cubes.abs().pow(1 / 3),
+            x[..., 4].amax(0),
+            x[..., 5].amin(0),
+        ],
+        dim=1,
+    )
 
 
 def follow(model: torch.nn.Module, inputs: Any) -> Flow | None:
@@ -111,7 +150,8 @@ def follow(model: torch.nn.Module, inputs: Any) -> Flow | None:
         torch.set_rng_state(state)
         model.train(training)
     found = [t for t in tensors(out) if t.is_floating_point()]
-    return Flow(recorder.uses, found, frozenset(chain.from_iterable(map(recorder.feeding, found))))
+    behind = frozenset(chain.from_iterable(map(recorder.feeding, found)))
+    return Flow(recorder.uses, found, behind, _repeated(recorder.uses))
 
 
 def called(model: torch.nn.Module, inputs: Any) -> Any:
@@ -266,7 +306,7 @@ _SCALES = frozenset({"mul", "mul_", "div", "div_"})
 _SHIFTS = frozenset({"add", "add_", "sub", "sub_", "rsub"})
 _TABLES = frozenset({"embedding", "index", "index_select", "gather", "embedding_bag"})
 _COPIES = frozenset({"clone", "contiguous", "_to_copy", "copy", "detach", "_reshape_copy", "alias", "lift_fresh"})
-#: Views that keep what a storage is; nothing is to be done.
+_STATES = frozenset({"zeros", "zeros_like", "new_zeros"})
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
@@ -305,6 +345,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         taken = list(tensors((args, kwargs)))
         self._alive.append(result)
         out = list(tensors(result))
+        if name in _STATES and out[0].is_floating_point():  # what a recurrent layer begins with
+            self._flowing.setdefault(_place(out[0]), frozenset())
         if not out or not taken:
             return result
         flowing = [t for t in taken if _place(t) in self._flowing]
@@ -323,8 +365,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             before = frozenset(range(first, len(self.uses))) or before
         for one in out:
             place = _place(one)
-            if place in self._bases and place not in self._flowing:
-                continue  # a weight in a slice of which something was written: rare, and no flow
             old = self._flowing.get(place, frozenset()) if place in places and not held else frozenset()
             self._flowing[place] = before | old
         return result
@@ -373,8 +413,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             weight, bias = self.held(flat[1]), self.held(flat[2])
             roles = {"weight": weight, "bias": bias}
             kind = "deconv" if flat[6] else "conv"
-            taken = fingerprints(flat[0], 1) if not flat[6] and flat[8] == 1 else None
-            self._add(kind if flat[8] == 1 else f"grouped {kind}", roles, taken, fingerprints(out, 1), before)
+            groups = int(flat[8])
+            if groups > 1:
+                kind = "depthwise" if weight is not None and weight.shape[:2] == (groups, 1) else f"grouped {kind}"
+            taken = fingerprints(flat[0], 1) if kind in ("conv", "depthwise") else None
+            self._add(kind, roles, taken, fingerprints(out, 1), before)
         elif name in _NORMS:
             dim = -1 if "layer" in name or "rms" in name else 1
             roles = {role: self.held(flat[at]) for at, role in _NORMS[name].items() if at < len(flat)}

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, combinations, islice, pairwise, permutations
 from math import prod
 
+import torch
+
 from ..errors import RuleError
 from . import expression as ex
 from .expression import Expr, Shape
@@ -25,7 +27,7 @@ from .pieces import squeezed, substituted
 Change = tuple[str, dict[str, Expr]]
 
 _MATRICES = frozenset({"linear", "conv"})
-_VECTORS = frozenset({"norm", "scale", "shift"})
+_VECTORS = frozenset({"norm", "scale", "shift", "depthwise"})
 _HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4, 2, 12, 24, 6)
 _HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32, 1, 5, 10)
 #: Most slices that a change of order may be written in.
@@ -41,16 +43,20 @@ class Ground:
         own: what flows through the model with it.
         theirs: what flows through the source's code.
         shapes: of the source.
-        hopeless: uses for which everything was tried.
+        factors: what low-rank adapters may be multiplied with.
     """
 
     entries: dict[str, Entry]
     own: Flow
     theirs: Flow
     shapes: MappingOf[str, Shape]
+    factors: Sequence[float] = ()
 
     def for_use(self, f: Use) -> Iterator[Change]:
         """What the weights of F, or those before it, might be instead; the likeliest first."""
+        yield from self._adapters(f)
+        if any("lora" in e.expr.operations() for k in f.keys if (e := self.entries.get(k)) and e.expr is not None):
+            return  # what an adapted layer gives is in the source in two parts
         matched = self._takes_the_same(f)
         if matched:
             yield from self._from_what_goes_in(f, matched)
@@ -147,10 +153,12 @@ class Ground:
         if f.taken is None:
             return []
         found: dict[object, tuple[Use, list[int]]] = {}
-        for s in self.theirs.uses:
+        again = [u for u in self.own.uses if u.told == f.told] if f.told in self.own.repeated else [f]
+        mine = [u.taken for u in (f, *self.own.repeated.get(f.told, ()), *again[:1]) if u.taken is not None]
+        for s in chain(self.theirs.uses, *self.theirs.repeated.values()):
             if s.taken is None or not _same_family(f, s):
                 continue
-            order = pairing(f.taken, s.taken)
+            order = next((o for taken in mine if (o := pairing(taken, s.taken)) is not None), None)
             if order is not None:
                 found.setdefault((s.keys, s.held["weight"].expr if "weight" in s.held else None), (s, order))
         return list(found.values())
@@ -171,12 +179,7 @@ class Ground:
             if "weight" in u.held
         ]
         sources = [s for s in sources if s.weight is not None]
-        twins = [
-            u
-            for u in self.own.uses
-            if u.kind == f.kind and u.taken is not None and u.before == f.before and "weight" in u.held
-            and u.taken.shape == f.taken.shape and bool((u.taken == f.taken).all())  # type: ignore[union-attr]
-        ]  # fmt: skip
+        twins = self._twins(f)
         if len(twins) > 1 and len(twins) == len(sources) and [t.rows for t in twins] == [s.rows for s in sources]:
             yield from self._rows("the same goes in, in the order of use", twins, sources)
         taken = {key for t in twins if t is not f for e in [self.now(t.held["weight"])] if e for key in e.keys()}  # noqa: SIM118
@@ -194,6 +197,20 @@ class Ground:
                 yield from self._rows(f"the same goes in, part {k}", [f], [s.part(k * f.rows, (k + 1) * f.rows)])
             if s.rows > f.rows and s.rows % f.rows:
                 yield from self._rows("the same goes in, the last rows", [f], [s.part(s.rows - f.rows, s.rows)])
+
+    def _twins(self, f: Use) -> list[Use]:
+        """F and the other matrices that take what it takes."""
+        if f.taken is None:
+            return [f]
+        return [
+            u
+            for u in self.own.uses
+            if u.kind == f.kind
+            and u.before == f.before
+            and "weight" in u.held
+            and u.taken is not None
+            and torch.equal(u.taken, f.taken)
+        ]
 
     def theirs_of(self, held: Held | None) -> Expr | None:
         """A weight as the source's code uses it; where that is computed, as the mapping computes it already."""
@@ -256,12 +273,28 @@ class Ground:
     def _arrangements(self, f: Use) -> Iterator[Change]:
         """Rows of what comes before F in another order, which the set of channels does not show."""
         groups = [g for g in self._groups_before(f) if all(self.now(u.held["weight"]) is not None for u in g)]
+        yield from self._gates(groups)
         for group in groups:
             rows = [self._current(u) for u in group]
             for label, new in self._orders(rows):
                 yield from self._rearranged(label, group, new)
             for label, turn in self._turned(group):
                 yield from self._rearranged(label, group, turn(rows))
+
+    def _gates(self, groups: Sequence[Sequence[Use]]) -> Iterator[Change]:
+        """Gates of a recurrent layer in another order, in what they make of the input and of the state alike."""
+        alone = [group[0] for group in groups if len(group) == 1]
+        for n in (4, 3):
+            members = [u for u in alone if u.rows % n == 0 and u.rows == alone[0].rows]
+            if len(members) < 2:
+                continue
+            for order in islice(permutations(range(n)), 1, None):
+                pairs: list[tuple[Held | None, Expr | None]] = []
+                for u in members:
+                    now, size = self._current(u), u.rows // n
+                    new = _joined([now.part(i * size, (i + 1) * size) for i in order])
+                    pairs += [(u.held["weight"], new.weight), (_bias(u, self.own), new.bias)]
+                yield from self._change(f"gates in the order {order}", pairs)
 
     def _groups_before(self, f: Use) -> list[list[Use]]:
         """The matrices whose results F takes, over norms and the like, those that take the same together."""
@@ -272,6 +305,7 @@ class Ground:
             found += [u for u in uses if u.kind in _MATRICES and u not in found and "weight" in u.held]
             through = [u for u in uses if u.kind not in _MATRICES]
             open_ = set(chain.from_iterable(u.before for u in through))
+        found += [t for u in list(found) for t in self._twins(u) if t not in found]
         by_input: dict[frozenset[int], list[Use]] = {}
         for u in sorted(found, key=lambda u: u.index):
             if len(by_input.setdefault(u.before, [])) < 8:
@@ -295,13 +329,17 @@ class Ground:
         if 2 <= len(rows) <= 4 and len(set(sizes)) == 1:
             for order in islice(permutations(range(len(rows))), 1, None):
                 yield f"parts in the order {order}", [rows[i] for i in order]
-        elif len(rows) > 2:
+        whole = _joined(rows)
+        if 2 <= len(rows) <= 4 and len(set(sizes)) > 1:
+            for order in islice(permutations(range(len(rows))), 1, None):
+                ends = dict(zip(order, accumulate(sizes[i] for i in order), strict=True))
+                yield f"parts cut in the order {order}", [whole.part(ends[i] - n, ends[i]) for i, n in enumerate(sizes)]
+        if len(rows) > 2 and len(set(sizes)) > 1:
             for i, j in combinations(range(len(rows)), 2):
                 if sizes[i] == sizes[j]:
                     swapped = list(rows)
                     swapped[i], swapped[j] = rows[j], rows[i]
                     yield f"parts {i} and {j} exchanged", swapped
-        whole = _joined(rows)
         for n in (3, 2, 4):
             if whole.rows % n or (len(rows) > 1 and (len(rows) != n or len(set(sizes)) > 1)):
                 continue
@@ -386,11 +424,14 @@ class Ground:
             if len(squeezed(e.shape)) == 1 and f.kind in _VECTORS:
                 for amount in (1.0, -1.0):
                     yield f"{amount:+g}", {e.target: Expr("shift", (inner,), (amount,))}
-            yield from (
-                (f"adapters times {factor:g}", {e.target: _scaled(e.expr, factor)})
-                for factor in _FACTORS
-                if "lora" in e.expr.operations()
-            )
+
+    def _adapters(self, f: Use) -> Iterator[Change]:
+        """Low-rank adapters with another factor, all of them: what comes of one alone is not seen."""
+        near = {key for u in (f, *(self.own.uses[i] for i in f.before)) for key in u.keys}
+        adapted = {k: e.expr for k, e in self.entries.items() if e.expr is not None and "lora" in e.expr.operations()}
+        if near & adapted.keys():
+            for factor in dict.fromkeys([*self.factors, *_FACTORS]):
+                yield f"adapters times {factor:g}", {key: _with_factor(expr, factor) for key, expr in adapted.items()}
 
     def _any_of_these_sizes(self, f: Use) -> Iterator[Change]:
         """Any weight of these sizes in the source, the nearest in the order of execution first."""
@@ -449,13 +490,13 @@ class Ground:
                     yield f"from rows, dimensions in the order {order}", ex.reshape(ex.permute(laid, *back), own, b)
 
 
-_FACTORS = (0.5, 2.0, 0.25, 4.0, 0.125, 8.0, 0.0625, 16.0, 0.03125, 32.0)
+_FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 0.125, 16.0, 0.0625, 32.0)
 
 
-def _scaled(x: Expr, factor: float) -> Expr:
+def _with_factor(x: Expr, factor: float) -> Expr:
     if x.op == "lora":
-        return replace(x, params=(float(x.params[0]) * factor,))
-    return replace(x, args=tuple(_scaled(arg, factor) for arg in x.args))
+        return replace(x, params=(factor,))
+    return replace(x, args=tuple(_with_factor(arg, factor) for arg in x.args))
 
 
 def _family(use: Use) -> str:

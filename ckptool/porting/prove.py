@@ -34,8 +34,10 @@ from .mapping import Entry, Mapping
 from .same_inputs import same_inputs
 from .sources import open_source, source_tensors
 
-#: Trials without success that looking for a better mapping may take, and changes tried for one place.
-_TRIALS, _GUESSES = 600, 200
+#: Trials without success that looking for a better mapping may take, those of big models, and changes for one place.
+_TRIALS, _FEWEST, _GUESSES = 600, 120, 200
+#: Uses of weights in all trials without success.
+_WORK = 30_000
 #: Largest difference, relative to the spread of the values, that counts as equal.
 _TOLERANCE = 1e-3
 _SEED = 20
@@ -72,7 +74,8 @@ def prove(
     _load_own(theirs, ckpt, mapping)
     own = _built(target_model)
     flow, given, shown = same_inputs(theirs, own, inputs, source_inputs)
-    return _settle(mapping, _Trial(own, ckpt, mapping, given), flow, inputs_text(shown))
+    trial = _Trial(own, ckpt, mapping, given, _factors(theirs))
+    return _settle(mapping, trial, flow, inputs_text(shown))
 
 
 def prove_against(mapping: Mapping, source: Any, target_model: Any, reference: StrPath) -> Mapping:
@@ -127,6 +130,19 @@ def _load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> Non
     fill(model, apply(found, ckpt))
 
 
+def _factors(model: torch.nn.Module) -> list[float]:
+    """What low-rank adapters may be multiplied with: numbers that the modules with adapters hold, and their ratios."""
+    found: dict[float, None] = {}
+    for module in model.modules():
+        names = [*module._parameters, *module._modules]
+        if not any("lora" in name.lower() for name in names):
+            continue
+        values = [v for held in vars(module).values() for v in (held.values() if isinstance(held, dict) else [held])]
+        numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
+        found |= dict.fromkeys([*numbers, *(a / b for a in numbers for b in numbers)])
+    return list(found)[:64]
+
+
 def _by_names(wanted: Signature, ckpt: Checkpoint, at: str | None) -> Mapping | None:
     """The mapping by equal names, wrappers aside, where all of them are there in the same sizes: it is its own file."""
     weights = ckpt.state_dict(at)
@@ -156,8 +172,10 @@ def _by_names(wanted: Signature, ckpt: Checkpoint, at: str | None) -> Mapping | 
 class _Trial:
     """The target model, and what flows through it with one mapping or another."""
 
-    def __init__(self, model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping, inputs: Any) -> None:
-        self.model, self.inputs = model, inputs
+    def __init__(
+        self, model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping, inputs: Any, factors: Sequence[float] = ()
+    ) -> None:
+        self.model, self.inputs, self.factors = model, inputs, factors
         every = [ex.of(key) for key in mapping.source_shapes]
         more = [r for e in mapping.entries for r in e.rivals]
         wanted = [Entry(f"#{i}", (), "mapped", x) for i, x in enumerate([*every, *more])]
@@ -167,6 +185,7 @@ class _Trial:
         self.initial = {k: v.clone() for k, v in self.state.items() if isinstance(v, torch.Tensor)}
         self.loaded: dict[str, Expr | None] = {}
         self.runs = self.misses = 0
+        self.patience = _TRIALS
 
     def load(self, entries: Iterable[Entry]) -> None:
         """Put the values that ENTRIES say into the model."""
@@ -182,6 +201,12 @@ class _Trial:
                     own.copy_(self.initial[entry.target])
                 else:
                     own.copy_(to_torch(ex.lazy(entry.expr, self.tensors)))
+
+    def same(self, a: Expr, b: Expr | None) -> bool:
+        """Whether two expressions give the same values, as those of tied tensors do."""
+        if b is None or ex.shape_of(a, self.shapes) != ex.shape_of(b, self.shapes):
+            return False
+        return torch.equal(to_torch(ex.lazy(a, self.tensors)), to_torch(ex.lazy(b, self.tensors)))
 
     def run(self, entries: Iterable[Entry]) -> Flow | None:
         """What flows through the model with these entries; None where one of them cannot be made."""
@@ -348,7 +373,8 @@ def _search(
 ) -> tuple[dict[str, Entry], Flow, _Verdict, dict[str, None]]:
     """Try changes where the models part, keep what makes more agree, until outputs are equal or nothing is left."""
     changed: dict[str, None] = {}
-    while not verdict.equal and trial.misses < _TRIALS:
+    trial.patience = max(_FEWEST, min(_TRIALS, _WORK // max(len(seen.uses), 1)))
+    while not verdict.equal and trial.misses < trial.patience:
         state = _better(entries, seen, verdict, trial, expected, changed)
         if state is None:
             break
@@ -359,7 +385,7 @@ def _search(
 def _better(
     entries: dict[str, Entry], seen: Flow, verdict: _Verdict, trial: _Trial, expected: Flow, changed: dict[str, None]
 ) -> _State | None:
-    ground = Ground(entries, seen, expected, trial.shapes)
+    ground = Ground(entries, seen, expected, trial.shapes, trial.factors)
     fronts = verdict.front if expected.uses else ()
     guesses = [change for use in fronts for change in islice(ground.for_use(use), _GUESSES)]
     guesses += [change for use in fronts[:2] for change in islice(ground.twice(use), 2 * _GUESSES)]
@@ -397,14 +423,16 @@ def _tried(
     entries: dict[str, Entry], new: MappingOf[str, Expr], verdict: _Verdict, trial: _Trial, expected: Flow
 ) -> _State | None:
     """What comes of changing entries, if more agrees than before."""
-    if trial.misses >= _TRIALS:
+    if trial.misses >= trial.patience:
         return None
     candidate = dict(entries)
     for key, expr in new.items():
         entry = candidate[key]
         if entry.expr != expr:
             rivals = [r for r in (entry.expr, *entry.rivals) if r is not None and r != expr]
-            candidate[key] = replace(entry, expr=expr, rivals=tuple(dict.fromkeys(rivals)), default=False)
+            doubts = entry.doubts if entry.status == "guessed" else ("found by trial",)
+            changed = replace(entry, status="guessed", expr=expr, doubts=doubts, default=False)
+            candidate[key] = replace(changed, rivals=tuple(dict.fromkeys(rivals)))
     if all(candidate[key] is entries[key] for key in new):
         return None
     seen = trial.run(candidate.values())
@@ -635,6 +663,9 @@ def _felt(
         settled = True
         for number in range(min(most, 3)):
             other = {k: entries[k].rivals[number] for k in open_keys if len(entries[k].rivals) > number}
+            other = {k: x for k, x in other.items() if not trial.same(x, entries[k].expr)}
+            if not other:
+                continue
             candidate = entries | {k: replace(entries[k], expr=x) for k, x in other.items()}
             if trial.runs < 4 * _TRIALS and _judge(expected, trial.run(candidate.values()), candidate).equal:
                 settled = False
@@ -645,8 +676,7 @@ def _felt(
                 why = "proved by equal outputs" if key not in unfelt else "beside what equal outputs prove"
                 out[key] = replace(entry, status="mapped", evidence=why, doubts=(), rivals=(), default=False)
             elif entry.expr != before[key].expr:
-                doubts = entry.doubts or ("found by trial, and the outputs do not depend on it",)
-                out[key] = replace(entry, status="guessed", doubts=doubts)
+                out[key] = replace(entry, doubts=(*entry.doubts, "the outputs do not depend on it"))
     trial.load(entries.values())
     return out
 
