@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 from typing import Any
@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import expression as ex
 from .expression import Expr, Shape
+from .pieces import substituted
 
 _SEED = 20
 
@@ -94,6 +95,21 @@ class Flow:
         if self._known is None:
             self._known = Known(use.given for use in chain(self.uses, *self.repeated.values()))
         return self._known
+
+    def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
+        """The same over other keys: those that the keys of the code are made of."""
+        uses = [_renamed(use, made_of) for use in self.uses]
+        return Flow(uses, self.outputs, self.behind, _repeated(uses))
+
+
+def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:
+    held = {}
+    for role, one in use.held.items():
+        keys = dict.fromkeys(key for own in one.keys for key in (made_of[own].keys() if own in made_of else ()))
+        known = one.expr is not None and all(key in made_of for key in one.keys)
+        expr = substituted(one.expr, dict(made_of)) if known and one.expr is not None else None
+        held[role] = replace(one, keys=tuple(keys), expr=expr)
+    return replace(use, held=held)
 
 
 def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], list[Use]]:
@@ -225,23 +241,39 @@ def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
     total = (wanted.sum(0) - have.sum(0)).abs()
     if bool((total > allowed.sum(0) + allowed.max() * 4).any()) or len(wanted) > 8192:
         return None
-    order_a, order_b = (sorted(range(len(x)), key=x[:, 4].tolist().__getitem__) for x in (wanted, have))
-    found = [-1] * len(wanted)
-    free = list(order_b)
-    first = 0
-    top = have[:, 4].tolist()
-    for place in order_a:  # both are sorted by one number, so that a channel's partner is near
-        value, slack = float(wanted[place, 4]), float(allowed[place])
-        while first < len(free) and top[free[first]] < value - slack:
-            first += 1
-        at = first
-        while at < len(free) and top[free[at]] <= value + slack:
-            if bool(((wanted[place] - have[free[at]]).abs() <= allowed[place]).all()):
-                found[place] = free.pop(at)
-                break
-            at += 1
-        else:
+    return _assigned(wanted, have, allowed)
+
+
+def _assigned(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) -> list[int] | None:
+    """The places one by one. Channels that look alike (all zero, say) go where their neighbours go."""
+    top, by_top = have[:, 4].sort()
+    low = torch.searchsorted(top.contiguous(), (wanted[:, 4] - allowed[:, 0]).contiguous()).tolist()
+    high = torch.searchsorted(top.contiguous(), (wanted[:, 4] + allowed[:, 0]).contiguous(), right=True).tolist()
+    fitting: list[list[int]] = []
+    for place in range(len(wanted)):
+        near = by_top[low[place] : high[place]]
+        same = ((have[near] - wanted[place]).abs() <= allowed[place]).all(1)
+        fitting.append(near[same].tolist())
+        if not fitting[-1]:
             return None
+    found = [fits[0] if len(fits) == 1 else -1 for fits in fitting]
+    free = set(range(len(have))) - set(found)
+    if len(set(found) - {-1}) < sum(at >= 0 for at in found):
+        return None
+    open_ = [place for place, at in enumerate(found) if at < 0]
+    for step in (1, -1):
+        for place in open_ if step > 0 else reversed(open_):
+            before = found[place - step] if 0 <= place - step < len(found) else -1
+            if found[place] < 0 and before >= 0 and before + step in free and before + step in fitting[place]:
+                found[place] = before + step
+                free.discard(before + step)
+    for place in open_:
+        if found[place] < 0:
+            at = next((at for at in sorted(fitting[place]) if at in free), None)
+            if at is None:
+                return None
+            found[place] = at
+            free.discard(at)
     return found
 
 
@@ -428,8 +460,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._add("table", {"weight": self.held(flat[0])}, taken, fingerprints(out, -1), before)
         elif name in _SCALES | _SHIFTS and len(flat) > 1:
             x, weight = (flat[0], flat[1]) if self.held(flat[0]) is None else (flat[1], flat[0])
-            dim = next((d for d in range(-1, -weight.ndim - 1, -1) if weight.shape[d] > 1), -1) if weight.ndim else -1
             role, kind = ("weight", "scale") if name in _SCALES else ("bias", "shift")
+            members = sorted(before)
+            if weight.ndim == x.ndim == out.ndim == 3 and len(weight) == len(x) == len(members) > 1:
+                for n, one in enumerate(members):  # several layers at once
+                    taken = fingerprints(x[n], -1)
+                    self._add(kind, {role: self.held(weight[n])}, taken, fingerprints(out[n], -1), frozenset({one}))
+                return
+            dim = next((d for d in range(-1, -weight.ndim - 1, -1) if weight.shape[d] > 1), -1) if weight.ndim else -1
             taken = fingerprints(x, dim) if isinstance(x, torch.Tensor) and x.ndim >= -dim else None
             self._add(kind, {role: self.held(weight)}, taken, fingerprints(out, dim), before)
         else:

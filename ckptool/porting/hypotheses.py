@@ -167,6 +167,9 @@ class Ground:
         if f.kind == "table":
             yield from self._tables(f, [s for s, _ in matched])
             return
+        for u, order in matched:
+            if order == sorted(order):
+                yield from self._key_by_key(f, u)
         if f.kind in _VECTORS:
             for u, order in matched:
                 pairs = [(f.held[role], columns(self.theirs_of(held), order, 0)) for role, held in u.held.items()
@@ -198,6 +201,25 @@ class Ground:
             if s.rows > f.rows and s.rows % f.rows:
                 yield from self._rows("the same goes in, the last rows", [f], [s.part(s.rows - f.rows, s.rows)])
 
+    def _key_by_key(self, f: Use, s: Use) -> Iterator[Change]:
+        """The keys of S for those of F, where both compute what they use from several."""
+        if not any(held.expr is None for held in f.held.values()):
+            return
+        new: dict[str, Expr] = {}
+        for role in dict.fromkeys([*f.held, "bias"]):
+            held = f.held.get(role) if role != "bias" else _bias(f, self.own)
+            other = s.held.get(role) if role != "bias" else _bias(s, self.theirs)
+            if held is None:
+                continue
+            if other is None or len(other.keys) != len(held.keys):
+                return
+            for own, key in zip(sorted(held.keys), sorted(other.keys), strict=True):
+                if own not in self.entries or self.shapes.get(key) != self.entries[own].shape:
+                    return
+                new[own] = ex.of(key)
+        if any(self.entries[own].expr != expr for own, expr in new.items()):
+            yield "the same goes in", new
+
     def _twins(self, f: Use) -> list[Use]:
         """F and the other matrices that take what it takes."""
         if f.taken is None:
@@ -219,6 +241,10 @@ class Ground:
         if held.expr is not None:
             return held.expr
         keys = set(held.keys)
+        if len(keys) == 2 and all(key in self.shapes for key in keys):
+            g, v = sorted(keys, key=lambda key: prod(self.shapes[key]))
+            if self.shapes[v] == held.shape and self.shapes[g] == (held.shape[0],) + (1,) * (len(held.shape) - 1):
+                return Expr("weight_norm", (ex.of(g), ex.of(v)))
         return next(
             (e.expr for e in self.entries.values() if e.expr is not None and set(e.sources) == keys and len(keys) > 1
              and squeezed(e.shape) == squeezed(held.shape)),
@@ -273,7 +299,7 @@ class Ground:
     def _arrangements(self, f: Use) -> Iterator[Change]:
         """Rows of what comes before F in another order, which the set of channels does not show."""
         groups = [g for g in self._groups_before(f) if all(self.now(u.held["weight"]) is not None for u in g)]
-        yield from self._gates(groups)
+        yield from self._gates(f, groups)
         for group in groups:
             rows = [self._current(u) for u in group]
             for label, new in self._orders(rows):
@@ -281,11 +307,12 @@ class Ground:
             for label, turn in self._turned(group):
                 yield from self._rearranged(label, group, turn(rows))
 
-    def _gates(self, groups: Sequence[Sequence[Use]]) -> Iterator[Change]:
+    def _gates(self, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[Change]:
         """Gates of a recurrent layer in another order, in what they make of the input and of the state alike."""
-        alone = [group[0] for group in groups if len(group) == 1]
+        direct = [u for group in groups for u in group if u.index in f.before or f.before & _after(u, self.own)]
         for n in (4, 3):
-            members = [u for u in alone if u.rows % n == 0 and u.rows == alone[0].rows]
+            members = [u for u in direct if u.rows % n == 0 and u.rows == direct[0].rows]
+            members = list({u.told: u for u in members}.values())
             if len(members) < 2:
                 continue
             for order in islice(permutations(range(n)), 1, None):
@@ -503,6 +530,12 @@ def _family(use: Use) -> str:
     return "matrix" if use.kind in _MATRICES else "vector" if use.kind in _VECTORS else use.kind
 
 
+def _after(use: Use, flow: Flow) -> frozenset[int]:
+    """What only adds something to the result of USE."""
+    near = flow.uses[use.index + 1 : use.index + 4]
+    return frozenset(u.index for u in near if u.kind == "shift" and u.before == frozenset({use.index}))
+
+
 def _same_family(a: Use, b: Use) -> bool:
     return a.kind == b.kind or (a.kind in _MATRICES and b.kind in _MATRICES)
 
@@ -511,7 +544,7 @@ def _bias(use: Use, flow: Flow) -> Held | None:
     """The bias of a use, also where it is added afterwards."""
     if "bias" in use.held or use.kind not in _MATRICES:
         return use.held.get("bias")
-    for other in flow.uses[use.index + 1 : use.index + 12]:
+    for other in flow.uses[use.index + 1 : use.index + 16]:
         if other.kind == "shift" and other.before == frozenset({use.index}) and "bias" in other.held:
             held = other.held["bias"]
             return held if prod(held.shape) == use.rows else None

@@ -8,6 +8,7 @@ agree; what has worked in one block is tried first in the next. Nothing is ever 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, replace
@@ -21,13 +22,12 @@ from ..architecture import ModelSource, build, fill, find_model, unwrapped
 from ..checkpoint import Checkpoint
 from ..errors import CheckpointError, NotFound, RuleError, counted, printable
 from ..files import StrPath
-from ..inputs import inputs_text
 from ..keys import collapse, unwrap
 from ..model import load, to_torch
 from ..signature import Signature
 from . import expression as ex
 from .expression import Expr
-from .flow import Flow, Use, called, follow
+from .flow import Flow, Use, called, follow, tensors
 from .fused import fused_by_name, part_label
 from .hypotheses import Ground
 from .mapping import Entry, Mapping
@@ -41,6 +41,8 @@ _WORK = 30_000
 #: Largest difference, relative to the spread of the values, that counts as equal.
 _TOLERANCE = 1e-3
 _SEED = 20
+#: Of further inputs, on which what was found has to hold as well.
+_MORE_SEEDS = (21, 22)
 
 
 def prove(
@@ -71,11 +73,13 @@ def prove(
     """
     ckpt = open_source(source)
     theirs = _built(source_model)
-    _load_own(theirs, ckpt, mapping)
+    made_of = _load_own(theirs, ckpt, mapping)
     own = _built(target_model)
-    flow, given, shown = same_inputs(theirs, own, inputs, source_inputs)
-    trial = _Trial(own, ckpt, mapping, given, _factors(theirs))
-    return _settle(mapping, trial, flow, inputs_text(shown))
+    both = same_inputs(theirs, own, inputs, source_inputs)
+    trial = _Trial(own, ckpt, mapping, both.own, _factors(theirs))
+    more = [both.again(seed) for seed in _MORE_SEEDS]
+    others = ((follow(theirs, a), b) for a, b in more if b is not None)
+    return _settle(mapping, trial, both.flow.renamed(made_of), both.shown, others)
 
 
 def prove_against(mapping: Mapping, source: Any, target_model: Any, reference: StrPath) -> Mapping:
@@ -111,8 +115,8 @@ def _built(model: Any) -> torch.nn.Module:
     return unwrapped(build(found, real=True))
 
 
-def _load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> None:
-    """Load the source file into the source's own code."""
+def _load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> dict[str, Expr]:
+    """Load the source file into the source's own code, and say what each of its keys is made of."""
     from ..trace import signature_of
     from .sources import apply, match_signature
 
@@ -128,6 +132,7 @@ def _load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> Non
             hint="--source-model names the code that the file was saved from",
         )
     fill(model, apply(found, ckpt))
+    return {e.target: e.expr for e in found.entries if e.expr is not None}
 
 
 def _factors(model: torch.nn.Module) -> list[float]:
@@ -201,12 +206,6 @@ class _Trial:
                     own.copy_(self.initial[entry.target])
                 else:
                     own.copy_(to_torch(ex.lazy(entry.expr, self.tensors)))
-
-    def same(self, a: Expr, b: Expr | None) -> bool:
-        """Whether two expressions give the same values, as those of tied tensors do."""
-        if b is None or ex.shape_of(a, self.shapes) != ex.shape_of(b, self.shapes):
-            return False
-        return torch.equal(to_torch(ex.lazy(a, self.tensors)), to_torch(ex.lazy(b, self.tensors)))
 
     def run(self, entries: Iterable[Entry]) -> Flow | None:
         """What flows through the model with these entries; None where one of them cannot be made."""
@@ -312,7 +311,13 @@ def _compared(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) ->
 # ------------------------------------------------------------------------------------------------ settling
 
 
-def _settle(mapping: Mapping, trial: _Trial, expected: Flow, shown: str) -> Mapping:
+def _settle(
+    mapping: Mapping,
+    trial: _Trial,
+    expected: Flow,
+    shown: str,
+    others: Iterable[tuple[Flow | None, Any]] = (),
+) -> Mapping:
     entries = {e.target: e for e in mapping.entries}
     seen = trial.run(entries.values())
     verdict = _judge(expected, seen, entries)
@@ -323,10 +328,13 @@ def _settle(mapping: Mapping, trial: _Trial, expected: Flow, shown: str) -> Mapp
     if not verdict.equal:
         entries, seen, verdict, changed = _search(entries, seen, verdict, trial, expected)
     unfelt: list[str] = []
+    if verdict.equal and not all(_holds(trial, entries, *other) for other in others):
+        verdict = replace(verdict, equal=False)
+        shown += ", though not on other values"
     if verdict.equal:
         trial.load(entries.values())
-        unfelt = _unfelt(trial, seen, entries)
-        entries = _felt(entries, mapping, trial, expected, set(unfelt))
+        unfelt = _unfelt(trial, seen, expected, entries)
+        entries = _felt(entries, mapping, trial, set(unfelt))
     text = _said(verdict, shown)
     if changed:
         labels = list(changed)
@@ -337,6 +345,16 @@ def _settle(mapping: Mapping, trial: _Trial, expected: Flow, shown: str) -> Mapp
     divergence = None if verdict.equal else _first(verdict)
     proof = _proof(verdict.equal, text, divergence, trial.runs) | {"unfelt": unfelt}
     return replace(mapping, proof=proof).with_entries([entries[e.target] for e in mapping.entries])
+
+
+def _holds(trial: _Trial, entries: dict[str, Entry], expected: Flow | None, inputs: Any) -> bool:
+    """Whether the models agree on other inputs, too, where the source's code can be run on them."""
+    if expected is None:
+        return True
+    first, trial.inputs = trial.inputs, inputs
+    seen = trial.run(entries.values())
+    trial.inputs = first
+    return _judge(expected, seen, entries).equal
 
 
 def _said(verdict: _Verdict, shown: str) -> str:
@@ -601,20 +619,34 @@ def _channels_before(entries: list[Entry], place: int, width: int) -> list[int]:
 # ---------------------------------------------------------------------------------------- what was proved
 
 
-def _unfelt(trial: _Trial, seen: Flow, entries: MappingOf[str, Entry]) -> list[str]:
-    """Keys with a source that what was compared does not depend on: never used, or without any influence."""
+def _unfelt(trial: _Trial, seen: Flow, expected: Flow, entries: MappingOf[str, Entry]) -> list[str]:
+    """Keys with a source that what was compared does not depend on: never used, or without any influence to speak of.
+
+    What comes out of a use and is found in the source's code shows its weights as well as outputs do.
+    """
     reached: set[int] = set()
-    open_ = set(seen.behind)
+    open_ = set(seen.behind) if expected.outputs and seen.behind else set(range(len(seen.uses)))
     while open_:
         reached |= open_
         open_ = {i for at in open_ for i in seen.uses[at].before} - reached
     used = {key for i in reached for key in seen.uses[i].keys}
     weak = _without_slope(trial)
+    if expected.uses:
+        weak -= {key for use in seen.uses for key in use.keys if _shows(use, expected)} - _biases_of_keys(weak, seen)
     return [key for key, e in entries.items() if e.expr is not None and (key not in used or key in weak)]
 
 
+def _shows(use: Use, expected: Flow) -> bool:
+    return bool(use.given[:, 0].any()) and expected.known.holds(use.given)
+
+
+def _biases_of_keys(weak: set[str], seen: Flow) -> set[str]:
+    """Weak keys of uses whose other weights are strong: no wrong value of theirs would be seen any further."""
+    return {key for use in seen.uses for key in use.keys if key in weak and not weak >= set(use.keys)}
+
+
 def _without_slope(trial: _Trial) -> set[str]:
-    """Parameters by which the outputs do not change at all, as the biases of keys in attention."""
+    """Parameters by which the outputs hardly change, as the biases of keys in attention."""
     names = {id(p): key for key, p in reversed(list(trial.model.named_parameters(remove_duplicate=False)))}
     parameters = [p for p in trial.model.parameters() if p.is_floating_point()]
     before = [p.requires_grad for p in parameters]
@@ -624,10 +656,10 @@ def _without_slope(trial: _Trial) -> set[str]:
     try:
         for p in parameters:
             p.requires_grad_(True)
-        with torch.enable_grad():
-            from .flow import tensors
-
-            outs = [t for t in tensors(called(trial.model, trial.inputs)) if t.is_floating_point() and t.requires_grad]
+        with warnings.catch_warnings(), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            out = called(trial.model, trial.inputs)
+            outs = [t for t in tensors(out) if t.is_floating_point() and t.requires_grad]
             if not outs:
                 return set()
             generator = torch.Generator().manual_seed(_SEED)
@@ -640,43 +672,33 @@ def _without_slope(trial: _Trial) -> set[str]:
         for p, old in zip(parameters, before, strict=True):
             p.requires_grad_(old)
         trial.model.train(training)
-    sizes = [0.0 if g is None else float(g.abs().max()) for g in slopes]
-    usual = sorted(sizes)[len(sizes) // 2] if sizes else 0.0
-    return {names[id(p)] for p, size in zip(parameters, sizes, strict=True) if size <= 1e-6 * usual}
+    sizes = [0.0 if g is None else float((g * p.detach()).abs().sum()) for g, p in zip(slopes, parameters, strict=True)]
+    steep = [0.0 if g is None else float(g.abs().max()) for g in slopes]
+    usual, usually = (sorted(x)[len(x) // 2] if x else 0.0 for x in (sizes, steep))
+    return {
+        names[id(p)]
+        for p, size, slope in zip(parameters, sizes, steep, strict=True)
+        if size <= _WEAK * usual and slope <= _WEAK * usually
+    }
 
 
-def _felt(
-    entries: dict[str, Entry], mapping: Mapping, trial: _Trial, expected: Flow, unfelt: set[str]
-) -> dict[str, Entry]:
-    """What equal outputs settle: doubts whose rivals would have changed them, and what was found by trial."""
+#: Influence on the outputs, relative to what is usual in the model, that counts as none.
+_WEAK = 1e-4
+
+
+def _felt(entries: dict[str, Entry], mapping: Mapping, trial: _Trial, unfelt: set[str]) -> dict[str, Entry]:
+    """What equal outputs settle: doubts about what they depend on, and about what stands beside that in its module."""
     out = dict(entries)
     before = {e.target: e for e in mapping.entries}
-    groups: dict[tuple[str, ...], list[str]] = {}
+    sure = {_module(e) for key, e in entries.items() if key not in unfelt and e.expr is not None}
     for key, entry in entries.items():
-        if entry.expr != before[key].expr:
-            groups.setdefault(("", *entry.doubts), []).append(key)
-        elif entry.status == "guessed":
-            groups.setdefault(entry.doubts, []).append(key)
-    for keys in groups.values():
-        open_keys = set(keys)
-        most = max(len(entries[key].rivals) for key in keys)
-        settled = True
-        for number in range(min(most, 3)):
-            other = {k: entries[k].rivals[number] for k in open_keys if len(entries[k].rivals) > number}
-            other = {k: x for k, x in other.items() if not trial.same(x, entries[k].expr)}
-            if not other:
-                continue
-            candidate = entries | {k: replace(entries[k], expr=x) for k, x in other.items()}
-            if trial.runs < 4 * _TRIALS and _judge(expected, trial.run(candidate.values()), candidate).equal:
-                settled = False
-        proved = {_module(entries[key]) for key in keys if key not in unfelt}
-        for key in keys:
-            entry = entries[key]
-            if settled and (key not in unfelt or _module(entry) in proved):
-                why = "proved by equal outputs" if key not in unfelt else "beside what equal outputs prove"
-                out[key] = replace(entry, status="mapped", evidence=why, doubts=(), rivals=(), default=False)
-            elif entry.expr != before[key].expr:
-                out[key] = replace(entry, doubts=(*entry.doubts, "the outputs do not depend on it"))
+        if entry.status != "guessed":
+            continue
+        if key not in unfelt or _module(entry) in sure:
+            why = "proved by equal outputs" if key not in unfelt else "beside what equal outputs prove"
+            out[key] = replace(entry, status="mapped", evidence=why, doubts=(), rivals=(), default=False)
+        elif entry.expr != before[key].expr:
+            out[key] = replace(entry, doubts=(*entry.doubts, "the outputs do not depend on it"))
     trial.load(entries.values())
     return out
 

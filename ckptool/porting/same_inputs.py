@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
 import torch
 
 from ..errors import CannotCarry
-from ..inputs import guess_inputs, made
+from ..inputs import guess_inputs, inputs_text, made
 from .flow import Flow, follow
 
 _SEED = 20
@@ -18,19 +19,37 @@ _SEED = 20
 _GUESSES = 60
 
 
-def same_inputs(
-    theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any
-) -> tuple[Flow, Any, Any]:
-    """Inputs for both models with the same values.
+@dataclass(frozen=True, slots=True)
+class SameInputs:
+    """Inputs for two models with the same values.
+
+    Attributes:
+        flow: what flows through the source's code.
+        own: the inputs of the model.
+        shown: what they are, as a person would type them.
+        theirs, wanted: how the source's code and the model take them.
+    """
+
+    flow: Flow
+    own: Any
+    shown: str
+    theirs: Any
+    wanted: Any
+
+    def again(self, seed: int) -> tuple[Any, Any]:
+        """Other values of the same kind: for the source's code, and for the model."""
+        values = _values(self.theirs, seed)
+        return values, _like(values, self.wanted)
+
+
+def same_inputs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> SameInputs:
+    """Inputs that both models take, with the same values.
 
     Args:
         theirs: the source's code.
         own: the model.
         inputs: for the model; worked out if None.
         source_inputs: for the source's code, if it takes them in another form.
-
-    Returns:
-        What flows through the source's code, the inputs for the model, and what they are.
 
     Raises:
         CannotCarry: none are found that both take.
@@ -41,16 +60,16 @@ def same_inputs(
             b = _like(a, inputs)
             flow = None if b is None else follow(theirs, a)
             if flow is not None:
-                return flow, b, first
+                return SameInputs(flow, b, inputs_text(first), first, inputs)
         raise CannotCarry("the source's code cannot be run on these inputs", where="--input")
     for spec in chain(islice(guess_inputs(theirs), _GUESSES), islice(guess_inputs(own), _GUESSES)):
         a = _values(spec)
         flow = follow(theirs, a)
         if flow is None:
             continue
-        for form in _forms(own, spec, a):
+        for wanted, form in _forms(own, spec, a):
             if follow(own, form) is not None:
-                return flow, form, spec
+                return SameInputs(flow, form, inputs_text(spec), spec, wanted)
     raise CannotCarry(
         "found no inputs that both models take", where="--prove", hint="--input 'float32[2,3,64,64]' gives them"
     )
@@ -71,8 +90,8 @@ def _spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
         yield other
 
 
-def _values(spec: Any) -> Any:
-    generator = torch.Generator().manual_seed(_SEED)
+def _values(spec: Any, seed: int = _SEED) -> Any:
+    generator = torch.Generator().manual_seed(seed)
     if isinstance(spec, MappingOf):
         return {k: made(v, generator=generator) for k, v in spec.items()}
     return [made(v, generator=generator) for v in spec]
@@ -103,9 +122,9 @@ def _is_grey_of(grey: torch.Tensor, colours: torch.Tensor) -> bool:
     return grey.shape[1] == 1 and grey.shape[2:] == colours.shape[2:] and len(grey) == len(colours)
 
 
-def _forms(own: torch.nn.Module, spec: Any, values: Any) -> Iterator[Any]:
+def _forms(own: torch.nn.Module, spec: Any, values: Any) -> Iterator[tuple[Any, Any]]:
     """VALUES in the forms in which OWN may take them: other spellings, then what it takes itself."""
     for wanted in _spellings(own, spec):
         form = _like(values, wanted)
         if form is not None and len(form) == len(values):
-            yield form
+            yield wanted, form
