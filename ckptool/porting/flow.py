@@ -88,13 +88,23 @@ class Flow:
     #: Uses of weights that are used again and again, as in a loop over time, taken together.
     repeated: dict[tuple[Any, ...], list[Use]] = field(default_factory=dict)
     _known: Known | None = field(default=None, repr=False)
+    _entries: Known | None = field(default=None, repr=False)
 
     @property
     def known(self) -> Known:
         """All channels that came out of a use of weights."""
         if self._known is None:
-            self._known = Known(use.given for use in chain(self.uses, *self.repeated.values()))
+            every = chain(self.uses, *self.repeated.values())
+            self._known = Known(use.given for use in every)
         return self._known
+
+    @property
+    def entries(self) -> Known:
+        """All channels that went into a use of weights."""
+        if self._entries is None:
+            every = chain(self.uses, *self.repeated.values())
+            self._entries = Known(use.taken for use in every if use.taken is not None)
+        return self._entries
 
     def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
         """The same over other keys: those that the keys of the code are made of."""

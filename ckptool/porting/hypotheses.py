@@ -356,7 +356,7 @@ class Ground:
         if 2 <= len(rows) <= 4 and len(set(sizes)) == 1:
             for order in islice(permutations(range(len(rows))), 1, None):
                 yield f"parts in the order {order}", [rows[i] for i in order]
-        whole = _joined(rows)
+        whole = _joined(sorted(rows, key=_place))
         if 2 <= len(rows) <= 4 and len(set(sizes)) > 1:
             for order in islice(permutations(range(len(rows))), 1, None):
                 ends = dict(zip(order, accumulate(sizes[i] for i in order), strict=True))
@@ -597,7 +597,15 @@ class _Rows:
         return _Rows(weight, None if self.bias is None else what(self.bias), rows)
 
 
-def _joined(rows: Sequence[_Rows], op: Expr | None = None) -> _Rows:
+def _place(rows: _Rows) -> tuple[str, int]:
+    """Where rows stand in the source, so that those cut from one weight can be put together again."""
+    x = rows.weight
+    if x is not None and x.op == "slice" and x.params[0] == 0:
+        return str(x.args[0]), int(x.params[1])
+    return "", 0
+
+
+def _joined(rows: Sequence[_Rows]) -> _Rows:
     weights = [r.weight for r in rows if r.weight is not None]
     biases = [r.bias for r in rows if r.bias is not None]
     bias = ex.cat(0, *biases) if len(biases) == len(rows) else None

@@ -255,6 +255,7 @@ class _Verdict:
         compared: outputs of the model that could be compared.
         agreeing: uses of weights that give what one in the source's code gives.
         uses: how many there are.
+        entered: those that take what one there takes.
         front: those that do not, while all before them do.
         left: keys without a source that keep others from being compared.
     """
@@ -265,6 +266,11 @@ class _Verdict:
     uses: int
     front: tuple[Use, ...] = ()
     left: tuple[str, ...] = ()
+    entered: int = 0
+
+    def is_ahead_of(self, other: _Verdict) -> bool:
+        """Whether more agrees: what is taken counts as well, since the next weights may be wrong, too."""
+        return self.equal or (self.agreeing + self.entered) > (other.agreeing + other.entered)
 
 
 _Nothing = _Verdict(False, 0, -1, 0)
@@ -288,7 +294,13 @@ def _judge(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry]) ->
         equal = bool(expected.uses) and not open_front and sum(known) > 0
     left = [key for use in front for key in use.keys if key in entries and entries[key].expr is None]
     return _Verdict(
-        equal, compared, sum(known), len(known), tuple(front if not equal else ()), tuple(dict.fromkeys(left))
+        equal,
+        compared,
+        sum(known),
+        len(known),
+        tuple(front if not equal else ()),
+        tuple(dict.fromkeys(left)),
+        sum(use.taken is not None and expected.entries.holds(use.taken) for use in seen.uses) if expected.uses else 0,
     )
 
 
@@ -336,14 +348,13 @@ def _settle(
         unfelt = _unfelt(trial, seen, expected, entries)
         entries = _felt(entries, mapping, trial, set(unfelt))
     text = _said(verdict, shown)
-    if changed:
-        labels = list(changed)
-        more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
-        text += f"; settled by trial: {'; '.join(labels[:3])}{more}"
+    new = [e.target for e in mapping.entries if entries[e.target].expr != e.expr]
+    if new:
+        text += f"; settled by trial: {counted(len(new), 'key')} ({_few(new)})"
     if unfelt:
         text += f"; they do not depend on {counted(len(unfelt), 'key')} ({_few(unfelt)})"
     divergence = None if verdict.equal else _first(verdict)
-    proof = _proof(verdict.equal, text, divergence, trial.runs) | {"unfelt": unfelt}
+    proof = _proof(verdict.equal, text, divergence, trial.runs) | {"changes": list(changed), "unfelt": unfelt}
     return replace(mapping, proof=proof).with_entries([entries[e.target] for e in mapping.entries])
 
 
@@ -415,7 +426,7 @@ def _better(
     best: tuple[str, _State] | None = None
     for label, new in _changes(entries):
         found = _tried(entries, new, verdict, trial, expected)
-        if found is not None and (best is None or found[2].agreeing > best[1][2].agreeing or found[2].equal):
+        if found is not None and (best is None or found[2].is_ahead_of(best[1][2])):
             best = label, found
             if found[2].equal:
                 break
@@ -455,7 +466,7 @@ def _tried(
         return None
     seen = trial.run(candidate.values())
     found = _judge(expected, seen, candidate)
-    if seen is not None and (found.equal or found.agreeing > verdict.agreeing):
+    if seen is not None and found.is_ahead_of(verdict):
         return candidate, seen, found
     trial.misses += 1
     return None
