@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .errors import KeyCollision, printable
+from .errors import KeyCollision, counted, printable
 from .kinds import OtherTensor, other_tensor, others_in
 from .modules import PickledModule, state_dict_of
-from .tensor import LazyTensor, Storage, little_endian
+from .tensor import LazyTensor, Storage, distinct, little_endian
 from .tree import ABSENT, Dict, List, Mapped, Object, address, attributes_of, rebuild, walk, with_entries
 
 
@@ -100,7 +101,9 @@ class Checkpoint:
         return replace(self, history=(*self.history, *lines))
 
     def __repr__(self) -> str:
-        return f"Checkpoint({str(self.path) if self.path else self.format!r}, {len(self.storages())} storages)"
+        return (
+            f"Checkpoint({str(self.path) if self.path else self.format!r}, {counted(len(self.storages()), 'storage')})"
+        )
 
 
 class StateDict(Mapping[str, Any]):
@@ -141,14 +144,22 @@ class StateDict(Mapping[str, Any]):
     @property
     def others(self) -> dict[str, OtherTensor]:
         """The entries that are tensors of other kinds: sparse, quantized, numpy arrays and so on."""
-        found = {key: other_tensor(value) for key, value in self._values.items()}
+        found = {key: other_tensor(value) for key, value in self._values.items() if not isinstance(value, LazyTensor)}
         return {key: other for key, other in found.items() if other is not None}
 
     @property
     def parameters(self) -> int:
         """Number of elements of all tensors, tied ones counted once, of sparse ones those that are stored."""
-        views = {t.identity: t.numel for t in self.tensors.values()}
-        return sum(views.values()) + sum(other.numel for other in self.others.values())
+        return sum(t.numel for t in self._distinct) + sum(other.numel for other in self.others.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, counted in the same way."""
+        return sum(t.nbytes for t in self._distinct) + sum(other.nbytes for other in self.others.values())
+
+    @cached_property
+    def _distinct(self) -> list[LazyTensor]:
+        return distinct(self.tensors.values())
 
     @property
     def metadata(self) -> dict[str, Any] | None:
@@ -161,7 +172,7 @@ class StateDict(Mapping[str, Any]):
         return ties_of(self.tensors)
 
     def __repr__(self) -> str:
-        return f"StateDict({self.path!r}, {len(self)} keys)"
+        return f"StateDict({self.path!r}, {counted(len(self), 'key')})"
 
 
 def recovered(module: PickledModule, where: object = "") -> StateDict:
@@ -175,6 +186,8 @@ def recovered(module: PickledModule, where: object = "") -> StateDict:
 
 def ties_of(tensors: Mapping[str, LazyTensor]) -> list[list[str]]:
     """Groups of keys whose tensors are the same view of the same storage."""
+    if len(distinct(tensors.values())) == len(tensors):
+        return []
     groups: dict[Any, list[str]] = {}
     for key, t in tensors.items():
         if t.numel:

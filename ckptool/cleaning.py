@@ -166,7 +166,9 @@ class _Cleaner:
             for line in found.lost:
                 self.changed(trail, line, "left out", None)
             hooked = "; functions that change it are not run" if has_own_ways(node) else ""
-            return self.changed(trail, name, f"its state dict of {len(found.node.entries):,} keys{hooked}", made)
+            return self.changed(
+                trail, name, f"its state dict of {counted(len(found.node.entries), 'key')}{hooked}", made
+            )
         if name in _CALLS:
             return self.plain_call(node, trail)
         if (

@@ -15,14 +15,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Protocol, TypeGuard, runtime_checkable
 
 from .errors import Malformed, Unreadable, printable
+from .records import record
 
 StrPath = str | os.PathLike[str]
 
@@ -92,6 +94,18 @@ class File:
         done = os.preadv(self.fd, [view], offset) if hasattr(os, "preadv") else 0
         if done < len(view):
             view[done:] = self.read(offset + done, len(view) - done)
+
+    @property
+    def far(self) -> bool:
+        """Whether small reads take long, since each crosses a network."""
+        return False
+
+    def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Say that small parts (begin, end) will be read soon, for files where that is worth knowing."""
+
+    def located(self, offset: int) -> tuple[File, int]:
+        """The file that really holds the byte at OFFSET, and where."""
+        return self, offset
 
     @property
     def is_sparse(self) -> bool:
@@ -255,7 +269,7 @@ class Computed(Source, Protocol):
         """Bytes of a piece."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class FileRange:
     """LENGTH bytes of FILE from OFFSET."""
 
@@ -397,9 +411,16 @@ def same_bytes(one: Source, other: Source) -> bool:
 def beside(path: object, word: str, suffix: str | None = None) -> str:
     """A name for an output beside PATH, quoted for a shell, so that a hint is a command that works as it stands."""
     source = Path(str(path) or "in.pth")
+    if is_url(path):  # here, under the name that the file has there
+        source = Path(re.split(r"[?#]", str(path))[0].rpartition("/")[2] or "in.pth")
     if not source.name:  # "." or "..": beside the folder that it is
         source = Path("..") / source.resolve().name
     return shell_quote(source.with_name(f"{source.stem}-{word}{source.suffix if suffix is None else suffix}"))
+
+
+def is_url(path: object) -> bool:
+    """Whether a path is a URL of the web."""
+    return re.match(r"https?://", str(path), re.IGNORECASE) is not None
 
 
 def shell_quote(text: object) -> str:

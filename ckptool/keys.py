@@ -331,7 +331,8 @@ def find_wrappers(keys: Iterable[str]) -> dict[str, int]:
     """Return what `unwrap` would remove and from how many keys: `{"module.": 161, "_orig_mod.": 3}`."""
     counts: Counter[str] = Counter()
     for _, _, removed in _unwrapped(keys):
-        counts.update(removed)
+        for component in removed:
+            counts[component] += 1
     return {f"{component}.": count for component, count in counts.most_common()}
 
 
@@ -448,7 +449,7 @@ def collapse(items: Iterable[tuple[str, Hashable]]) -> list[Collapsed]:
         parts = key.split(".")
         numbers: list[frozenset[int]] = []
         for i, part in enumerate(parts):
-            if _is_number(part) and len(numbers) < _MOST_NUMBERS:
+            if part.isdigit() and _is_number(part) and len(numbers) < _MOST_NUMBERS:
                 numbers.append(frozenset((int(part),)))
                 parts[i] = "."
         groups.setdefault((tuple(parts), signature), []).append((tuple(numbers), [key]))

@@ -154,13 +154,12 @@ def numbers(value: Any) -> tuple[int, ...] | None:
     """A shape or stride: a tuple of integers, or a torch.Size of one. None if VALUE is neither."""
     if _calls(value, "torch.Size") and len(value.args) == 1:
         value = value.args[0]
-    if (
-        isinstance(value, tuple)
-        and len(value) <= MOST_DIMENSIONS
-        and all(type(n) is int and abs(n) < 1 << 62 for n in value)
-    ):
-        return value
-    return None
+    if not isinstance(value, tuple) or len(value) > MOST_DIMENSIONS:
+        return None
+    for n in value:
+        if type(n) is not int or not -1 << 62 < n < 1 << 62:
+            return None
+    return value
 
 
 def _calls(value: Any, name: str) -> bool:

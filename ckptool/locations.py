@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import RuleError, printable
-from .tree import ABSENT, Object, address, walk
+from .tree import ABSENT, Object, Walked, address, walk
 
 _DEVICES = ("cuda", "mps", "xpu", "hpu", "mtia", "meta", "npu", "xla", "privateuseone")
 _LOCATION = re.compile(rf"(cpu|{'|'.join(_DEVICES)})(?::([0-9]{{1,4}}|\*))?\Z")
@@ -122,14 +122,15 @@ def kept_on_cpu(path: str) -> bool:
     return any(map(_GENERATOR.search, parts)) or (in_optimizer and parts[-1] == "step")
 
 
-def mentions(root: Any) -> list[tuple[str, str]]:
+def mentions(root: Any, walked: Walked | None = None) -> list[tuple[str, str]]:
     """Other places in the tree where a device is written down: (path, text). A rewrite lists them and leaves them.
 
-    torch.device objects, generators, arguments of device tensors, and texts such as "cuda:1".
+    torch.device objects, generators, arguments of device tensors, and texts such as "cuda:1". WALKED: the nodes of the
+    tree, if somebody has walked it already.
     """
     found: list[tuple[str, str]] = []
     listed_whole: list[Any] = []  # trails of objects whose arguments are listed with them
-    for trail, node in walk(root):
+    for trail, node in walk(root) if walked is None else walked:
         if isinstance(node, str):
             argument_of = trail[0][0] if trail and trail[0] and trail[0][1] == "@args" else ABSENT
             if _MENTION.match(node) and not any(argument_of is whole for whole in listed_whole):

@@ -125,7 +125,7 @@ class _Loader:
 
     def _read(self, storage: Storage) -> Any:
         source = storage.source
-        if self._mmap and isinstance(source, FileRange):
+        if self._mmap and isinstance(source, FileRange) and source.file.fd >= 0:
             return self._mapped(source.file)[source.offset : source.offset + source.length]
         made = torch.UntypedStorage(storage.nbytes)
         if storage.nbytes:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .dtypes import BY_NAME, BY_STORAGE
 from .kinds import numbers, stands_for_a_tensor
-from .tree import Dict, Global, Object, walk
+from .tree import Dict, Global, Object, Walked, walk
 
 _TENSOR_TYPES = "BFloat16 Bool Byte Char Double Float Half Int Long Short".split()
 _SPARSE_TYPES = [name for name in _TENSOR_TYPES if name != "Bool"]
@@ -130,14 +130,15 @@ _RECONSTRUCT = frozenset(f"{core}.multiarray._reconstruct" for core in _NUMPY_CO
 _PLUMBING = PLAIN | {"builtins.bytes", "builtins.frozenset"}
 
 
-def named_globals(root: Any) -> Counter[str]:
-    """Every class and function that the tree below ROOT names, with how many nodes name it.
+def named_globals(root: Any, walked: Walked | None = None) -> Counter[str]:
+    """Every class and function that the tree below ROOT names, with how many nodes name it. WALKED: its nodes, if
+    somebody has walked it already.
 
     A call of something that is itself computed, and one of `_codecs.encode` other than the spelling of a byte string
     (which is read as bytes; nested ones multiply memory), count as `COMPUTED`.
     """
     counted: Counter[str] = Counter()
-    for _, node in walk(root):
+    for _, node in walk(root) if walked is None else walked:
         if isinstance(node, Object):
             counted[called_name(node)] += 1
         elif isinstance(node, Global):
@@ -236,15 +237,16 @@ def _typed(code: Any, states: list[Any], seen: dict[int, tuple[int, int] | None]
     return (size, flags) if flags == inherited | _STRUCTURE else None
 
 
-def beyond_plain_data(root: Any) -> Counter[str]:
+def beyond_plain_data(root: Any, walked: Walked | None = None) -> Counter[str]:
     """The globals that we do not write back unless asked: all that are neither plain nor known as harmless."""
-    return Counter({name: n for name, n in named_globals(root).items() if name not in PLAIN and name not in HARMLESS})
+    named = named_globals(root, walked)
+    return Counter({name: n for name, n in named.items() if name not in PLAIN and name not in HARMLESS})
 
 
-def count_objects(root: Any) -> dict[str, int]:
+def count_objects(root: Any, walked: Walked | None = None) -> dict[str, int]:
     """Instances by class name, most frequent first, without tensors and the spelling of plain data."""
     counted: Counter[str] = Counter()
-    for _, node in walk(root):
+    for _, node in walk(root) if walked is None else walked:
         if isinstance(node, Object):
             name = node.class_name
             if name not in _PLUMBING and not stands_for_a_tensor(node):

@@ -83,7 +83,7 @@ def strip_prefix(
     fitting = {key: value for key, value in new.items() if value is not None}
     if not fitting:
         if missing == "ok":
-            return ckpt.noting(f"strip {shown}: 0 of {len(new):,} keys have it")
+            return ckpt.noting(f"strip {shown}: 0 of {counted(len(new), 'key has', 'keys have')} it")
         raise NoMatch(
             f"no key starts with {shown}" if not first else "no key has more than one component",
             where=ckpt.where,
@@ -93,13 +93,13 @@ def strip_prefix(
     if len(fitting) < len(new):
         without = [key for key, value in new.items() if value is None]
         raise PartialMatch(
-            f"{shown} fits {len(fitting):,} of {len(new):,} keys; these do not have it:",
+            f"{shown} fits {len(fitting):,} of {counted(len(new), 'key')}; these do not have it:",
             where=ckpt.where,
             evidence=_few(without),
             hint=None if first else _rename_hint(ckpt, head, at),
         )
     done = rekey(ckpt, weights.path, weights.node, fitting, f"without {shown}")
-    return done.noting(f"strip {shown}: {len(fitting):,} of {len(new):,} keys{_at(weights)}")
+    return done.noting(f"strip {shown}: {len(fitting):,} of {counted(len(new), 'key')}{_at(weights)}")
 
 
 @_on_plain_dicts_too
@@ -115,7 +115,7 @@ def add_prefix(ckpt: Checkpoint, prefix: str = "module.", *, at: str | None = No
         raise RuleError(f"the prefix '{printable(prefix)}' has an empty component", where="--prefix", hint=_EXAMPLE)
     new = {key: names.add_prefix(key, head) for key in weights}
     done = rekey(ckpt, weights.path, weights.node, new)
-    return done.noting(f"add '{printable(head)}.': {len(new):,} of {len(new):,} keys{_at(weights)}")
+    return done.noting(f"add '{printable(head)}.': {len(new):,} of {counted(len(new), 'key')}{_at(weights)}")
 
 
 _EXAMPLE = "--prefix module."
@@ -148,7 +148,7 @@ def unwrap(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "error
             return ckpt.noting("unwrap: no key goes through a wrapper")
         raise NoMatch("no key goes through a wrapper", where=ckpt.where, evidence=_key_evidence(weights))
     new: dict[str, str | None] = dict(names.unwrap(list(weights)))
-    lines = [f"unwrap {name}: {count:,} of {len(new):,} keys{_at(weights)}" for name, count in found.items()]
+    lines = [f"unwrap {name}: {count:,} of {counted(len(new), 'key')}{_at(weights)}" for name, count in found.items()]
     for counter in [key for key, short in new.items() if short == names.AVERAGED_COUNTER]:
         beside = counter.removesuffix(names.AVERAGED_COUNTER) + "module."
         if "module." in found and all(key.startswith(beside) for key in new if key != counter):
@@ -201,7 +201,8 @@ def rename(
             hint="--if-present lets rules match nothing",
         )
     lines = [
-        f"rename {printable(str(r))}: {used[i]:,} of {len(weights):,} keys{_at(weights)}" for i, r in enumerate(parsed)
+        f"rename {printable(str(r))}: {used[i]:,} of {counted(len(weights), 'key')}{_at(weights)}"
+        for i, r in enumerate(parsed)
     ]
     return rekey(ckpt, weights.path, weights.node, new).noting(*lines)
 
@@ -234,7 +235,7 @@ def _filter(
         raise NoMatch("no key would be left", where=ckpt.where, evidence=_key_evidence(weights))
     done = rekey(ckpt, weights.path, weights.node, gone)
     word = "select" if keep else "drop"
-    return done.noting(f"{word}: {len(weights) - len(gone):,} of {len(weights):,} keys kept{_at(weights)}")
+    return done.noting(f"{word}: {len(weights) - len(gone):,} of {counted(len(weights), 'key')} kept{_at(weights)}")
 
 
 def patterns_for(
@@ -395,12 +396,13 @@ def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing
 
     done = map_storages(ckpt, change)
     total = sum(before.values())
-    lines = [f"map-location {step}: {count:,} of {total:,} storages" for step, count in moved.items()]
+    lines = [f"map-location {step}: {count:,} of {counted(total, 'storage')}" for step, count in moved.items()]
     if not lines:
         there = "; all are where they should be" if movable <= {rule.target for rule in parsed} and movable else ""
-        lines = [f"map-location: 0 of {total:,} storages changed{there}"]
+        lines = [f"map-location: 0 of {counted(total, 'storage')} changed{there}"]
     if held and any(rule.takes("cpu") and rule.target != "cpu" for rule in parsed):
-        lines.append(f"note: {len(held):,} storages stay on cpu (random number generators, steps of Adam)")
+        stay = counted(len(held), "storage stays", "storages stay")
+        lines.append(f"note: {stay} on cpu (random number generators, steps of Adam)")
     written = mentions(done.root)
     lines += [
         f"note: {printable(place, 60) or 'the root'} also names a device ({printable(text, 40)}); left as it is"
@@ -497,7 +499,9 @@ def _few(listed: Sequence[str], limit: int = 5) -> list[str]:
 def _key_evidence(weights: StateDict, wanted: str = "") -> list[str]:
     leading = names.leading(list(weights))
     shown = ", ".join(f"'{printable(name, 60)}' ({count:,})" for name, count in leading[:6])
-    lines = [f"the {len(weights):,} keys start with: {shown}{', …' if len(leading) > 6 else ''}"]
+    lines = [
+        f"the {counted(len(weights), 'key starts', 'keys start')} with: {shown}{', …' if len(leading) > 6 else ''}"
+    ]
     near = names.closest(wanted, list(weights)) if wanted else []
     return lines + ([f"did you mean: {', '.join(printable(key, 80) for key in near)}"] if near else [])
 

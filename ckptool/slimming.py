@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from .checkpoint import Checkpoint, StateDict
-from .errors import Ambiguous, NotFound, printable
+from .errors import Ambiguous, NotFound, counted, printable
 from .files import same_bytes
 from .modules import is_module
 from .passes import extract
@@ -122,7 +122,7 @@ def _taken_apart(ckpt: Checkpoint, weights: StateDict, twins: Mapping[str, str],
     done = extract(with_other_entries(ckpt, weights, entries), at=weights.path)
     word = "moving average" if which == "ema" else "raw weights"
     notes = ["note: the moving average and the raw weights are equal"] if equal else []
-    return done.noting(f"slim: {word} of {len(twins):,} keys with a twin under {_INSIDE}", *notes)
+    return done.noting(f"slim: {word} of {counted(len(twins), 'key')} with a twin under {_INSIDE}", *notes)
 
 
 def _equal(one: StateDict, other: StateDict) -> bool:

@@ -7,7 +7,7 @@ All counts (offset, shape, stride) are in elements, as in torch; `nbytes` and `l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .dtypes import UINT8, DType
 from .errors import CannotCarry, Malformed
 from .files import Buffer, FileRange, Source
+from .records import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +34,7 @@ _TURNED = 4 << 20
 MOST_DIMENSIONS = 64
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@record(frozen=True, eq=False, slots=True)
 class Storage:
     """A run of bytes with a location; tensors are views of it. Compared by identity: the same object is shared memory.
 
@@ -80,7 +81,7 @@ class Storage:
         return f"Storage({self.key!r}, {self.nbytes} bytes, {self.location})"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@record(frozen=True, eq=False, slots=True)
 class LazyTensor:
     """A tensor whose values stay in the file until they are asked for.
 
@@ -113,7 +114,7 @@ class LazyTensor:
     @property
     def identity(self) -> tuple[Any, ...]:
         """The same for tensors that are one: the same view of the same storage, read in the same way."""
-        return self.storage.identity, self.dtype, self.offset, self.shape, self.stride, self.conj, self.neg
+        return self.storage.identity, self.dtype.name, self.offset, self.shape, self.stride, self.conj, self.neg
 
     @property
     def numel(self) -> int:
@@ -123,7 +124,7 @@ class LazyTensor:
     @property
     def nbytes(self) -> int:
         """Bytes that its values take when stored one after the other."""
-        return self.numel * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
     @property
     def is_contiguous(self) -> bool:
@@ -144,20 +145,26 @@ class LazyTensor:
         Raises:
             Malformed: negative numbers, lengths that disagree, or an element beyond the end.
         """
-        problem = None
-        if len(self.shape) != len(self.stride):
-            problem = f"has {len(self.shape)} sizes but {len(self.stride)} strides"
-        elif min(self.shape, default=0) < 0 or min(self.stride, default=0) < 0 or self.offset < 0:
-            problem = "has a negative size, stride or offset"
-        elif len(self.shape) > MOST_DIMENSIONS or self.nbytes >= 1 << 63:
-            problem = "has more elements or dimensions than any memory"
-        elif self.numel:
-            last = self.offset + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))
-            needed = (last + 1) * self.dtype.itemsize
-            if needed > self.storage.nbytes:
-                problem = f"reaches to byte {needed:,} of a storage of {self.storage.nbytes:,} bytes"
-        if problem:
+        if problem := self._problem():
             raise Malformed(f"a tensor{name and ' ' + name} over storage {self.storage.key!r} {problem}", where=where)
+
+    def _problem(self) -> str:
+        """Why it is no view of its storage, or "". Every tensor of every file comes here."""
+        shape, stride = self.shape, self.stride
+        if len(shape) != len(stride):
+            return f"has {len(shape)} sizes but {len(stride)} strides"
+        last, numel, negative = self.offset, 1, self.offset < 0
+        for n, step in zip(shape, stride):  # noqa: B905 - of one length
+            negative |= n < 0 or step < 0
+            numel *= n
+            last += (n - 1) * step
+        if negative:
+            return "has a negative size, stride or offset"
+        item = self.dtype.itemsize
+        if len(shape) > MOST_DIMENSIONS or numel * item >= 1 << 63:
+            return "has more elements or dimensions than any memory"
+        needed, there = (last + 1) * item if numel else 0, self.storage.source.length
+        return f"reaches to byte {needed:,} of a storage of {there:,} bytes" if needed > there else ""
 
     def source(self) -> Source:
         """The bytes of its values in C order: a range of the file where possible, else gathered piece by piece.
@@ -239,6 +246,14 @@ class Swapped:
         """All bytes, in pieces."""
         for at in range(0, self.length, self.step):
             yield self.read(at, min(self.step, self.length - at))
+
+
+def distinct(tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
+    """TENSORS, those that are one once."""
+    found = list(tensors)
+    if len({t.storage.identity for t in found}) == len(found):  # which is looked at first, since it nearly always is so
+        return found
+    return list({t.identity: t for t in found}.values())
 
 
 def little_endian(storage: Storage, dtype: DType | None = None) -> Storage:

@@ -9,8 +9,7 @@ node that is referenced twice stays one node, and a cycle stays a cycle. Nodes a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -155,6 +154,7 @@ class Object(_Referable):
 Mapped = Dict | Object
 Node = List | Set | Dict | Object
 NODES = (List, Set, Dict, Object)
+_INNER = (tuple, *NODES)
 Scalar = str | bytes | bytearray | int | float | bool | None
 
 
@@ -228,6 +228,10 @@ def _entries(entries: list[tuple[Any, Any]]) -> Iterator[tuple[str | int, Any]]:
             yield Aside(f"#{index}"), value
 
 
+#: What `walk` gives of a tree: each node with its trail.
+Walked = Iterable[tuple[Trail, Any]]
+
+
 def walk(root: Any) -> Iterator[tuple[Trail, Any]]:
     """Every node below ROOT (ROOT first), parents before children, in the order of the file.
 
@@ -238,7 +242,7 @@ def walk(root: Any) -> Iterator[tuple[Trail, Any]]:
     pending: list[tuple[Trail, Any]] = [(None, root)]
     while pending:
         trail, node = pending.pop()
-        inner = isinstance(node, (tuple, *NODES))
+        inner = isinstance(node, _INNER)
         if inner:
             if id(node) in seen:
                 continue
@@ -249,9 +253,6 @@ def walk(root: Any) -> Iterator[tuple[Trail, Any]]:
             below = [((trail, component), child) for component, child in pairs]
             below.reverse()
             pending += below
-
-
-_INTEGER = re.compile(r"-?\d+\Z")
 
 
 def address(trail: Trail) -> str:
@@ -272,7 +273,7 @@ def component_text(component: str | int) -> str:
     if isinstance(component, Aside | int):
         return str(component)
     text = str(component)
-    if not text or text[0] in '"#@' or _INTEGER.match(text):
+    if not text or text[0] in '"#@' or text.removeprefix("-").isdecimal():
         text = f'"{text}"'
     return text.replace("~", "~0").replace("/", "~1")
 

@@ -83,7 +83,7 @@ def cast(
     done = replace(ckpt, root=rebuild(ckpt.root, leaf=leaf))
     after = before + sum(t.numel * (new.itemsize - t.dtype.itemsize) for t in tensors.values() if id(t.storage) in made)
     held = sum(t.storage.identity in kept for t in tensors.values())
-    line = f"cast to {new.name}: {changed:,} of {len(tensors):,} tensors, {before:,} bytes -> {after:,}"
+    line = f"cast to {new.name}: {changed:,} of {counted(len(tensors), 'tensor')}, {before:,} bytes -> {after:,}"
     return done.noting(line + (f"; {held:,} kept" if patterns else ""))
 
 
@@ -214,7 +214,7 @@ def average(ckpts: Sequence[Checkpoint], *, ratios: Sequence[float] | None = Non
             entries.append((key, value))
     done = extract(replace(with_other_entries(ckpts[-1], last, entries), history=()), at=last.path)
     of = f" weighted {', '.join(f'{factor:.4g}' for factor in factors)}" if ratios is not None else ""
-    line = f"average of {counted(len(ckpts), 'checkpoint')}{of}: {count:,} of {len(last.tensors):,} tensors"
+    line = f"average of {counted(len(ckpts), 'checkpoint')}{of}: {count:,} of {counted(len(last.tensors), 'tensor')}"
     return done.noting(line, *(["note: the others are those of the last"] if count < len(last.tensors) else []))
 
 

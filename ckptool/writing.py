@@ -53,7 +53,7 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
     computed = [piece for piece in pieces if is_computed(piece) and piece.length]
     wanted = {id(piece.source) for piece in pieces if isinstance(piece, Crc32Of)}
     known: dict[int, int] = {}  # checksums of computed pieces, taken while they are written
-    left = [piece for piece in pieces if not (isinstance(piece, Crc32Of) and is_computed(piece.source))]
+    left = [piece for piece in pieces if not (isinstance(piece, Crc32Of) and _passes_once(piece.source))]
     with _checksums(left) as checksum_of, _ahead(computed) as next_of:
         for piece in pieces:
             end = output.position + piece.length
@@ -66,6 +66,11 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
                     check = zlib.crc32(chunk, check) if id(piece) in wanted else 0
                     output.write(chunk)
                 known[id(piece)] = check
+            elif isinstance(piece, FileRange) and piece.file.far:
+                known[id(piece)] = 0
+                for chunk in piece.chunks():
+                    known[id(piece)] = zlib.crc32(chunk, known[id(piece)])
+                    output.write(chunk)
             elif isinstance(piece, FileRange):
                 if piece.file is shared and piece.offset == output.position:
                     output.skip(piece.length)
@@ -78,6 +83,11 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
         output.flush()
     if os.fstat(out.fileno()).st_size < output.position:  # it ends with a hole
         os.ftruncate(out.fileno(), output.position)
+
+
+def _passes_once(source: Source) -> bool:
+    """Whether the bytes of SOURCE cost too much to be had twice: its checksum is taken while it is written."""
+    return is_computed(source) or (isinstance(source, FileRange) and source.file.far)
 
 
 def _flat(pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -164,7 +174,7 @@ class _Output:
 
     def _copy_in_kernel(self, source: File, offset: int, length: int) -> int:
         """Copy up to LENGTH bytes. 0 if the kernel cannot, between these filesystems or at all."""
-        if not self._in_kernel:
+        if not self._in_kernel or source.fd < 0:
             return 0
         try:
             done = os.copy_file_range(source.fd, self._fd, length, offset, self.position)
@@ -275,7 +285,7 @@ def _share_blocks(fd: int, pieces: Sequence[Piece]) -> File | None:
         if isinstance(piece, FileRange) and piece.offset == position and base is None:
             base = piece.file
         position += piece.length
-    if base is None or base.size != position:
+    if base is None or base.fd < 0 or base.size != position:
         return None
     try:
         import fcntl

@@ -243,7 +243,7 @@ def test_where_it_came_from_is_said_in_messages():
     assert Checkpoint(None).where == ""
     assert Checkpoint(None, path=Path("a/b.pth")).where == str(Path("a/b.pth"))
     assert repr(Checkpoint(None, path=Path("b.pth"))) == "Checkpoint('b.pth', 0 storages)"
-    assert repr(Checkpoint(Dict([("a", tensor())]))) == "Checkpoint('memory', 1 storages)"
+    assert repr(Checkpoint(Dict([("a", tensor())]))) == "Checkpoint('memory', 1 storage)"
 
 
 # ----------------------------------------------------------------------------------------- what a StateDict says

@@ -442,7 +442,7 @@ def test_at_says_which_of_several_state_dicts():
     assert (keys_of(done, "netG"), keys_of(done, "netD")) == (["module.a"], ["a"])
     assert done.history == (
         "note: netG names 1 of the old keys; left as it is",
-        "strip 'module.': 1 of 1 keys in netD",
+        "strip 'module.': 1 of 1 key in netD",
     )
 
 
@@ -458,7 +458,7 @@ def test_other_places_that_name_the_old_keys_are_noted_and_left():
     assert done.history == (
         "note: lr_of names 1 of the old keys; left as it is",
         "note: frozen names 1 of the old keys; left as it is",
-        "strip 'module.': 1 of 1 keys in model",
+        "strip 'module.': 1 of 1 key in model",
     )
     assert [key for key, _ in done.root.get("lr_of").entries] == ["module.fc", "other"]
 

@@ -208,3 +208,88 @@ def test_noise_ends_in_an_error_of_ours_or_in_what_is_whole(tmp_path_factory, no
     except ckptool.CheckpointError:
         return
     assert found.kept <= found.tensors
+
+
+# -- records whose local header is destroyed
+
+
+def headers(path):
+    """The offset of the local header and of the payload of each record."""
+    with zipfile.ZipFile(path) as archive:
+        found = {record.filename: record.header_offset for record in archive.infolist()}
+    data = path.read_bytes()
+    lengths = {name: int.from_bytes(data[at + 26 : at + 28], "little") for name, at in found.items()}
+    extras = {name: int.from_bytes(data[at + 28 : at + 30], "little") for name, at in found.items()}
+    return {name: (at, at + 30 + lengths[name] + extras[name]) for name, at in found.items()}
+
+
+RECORDS = ("data.pkl", "data/0", "data/3", "version")
+
+
+@pytest.mark.parametrize("record", RECORDS)
+@pytest.mark.parametrize("size", [4, 30, None], ids=["signature", "fixed part", "all of it"])
+@pytest.mark.parametrize("fill", [b"\0", b"\xff"], ids=["zeros", "ones"])
+def test_a_destroyed_local_header_is_rebuilt_from_the_directory(whole, tmp_path, record, size, fill):
+    begin, payload = next(places for name, places in headers(whole).items() if name.endswith(f"/{record}"))
+    data = bytearray(whole.read_bytes())
+    size = size or payload - begin
+    data[begin : begin + size] = fill * size
+    (tmp_path / "broken.pth").write_bytes(data)
+    with pytest.raises(ckptool.CheckpointError):
+        ckptool.open(tmp_path / "broken.pth")
+    found = ckptool.salvage(tmp_path / "broken.pth")
+    assert (found.lost, found.kept) == ((), LAYERS + 1)
+    assert any(f"/{record} is damaged" in line for line in found.wrong)
+    ckptool.save(found.checkpoint, tmp_path / "out.pth")
+    assert ckptool.diff(whole, tmp_path / "out.pth").same
+
+
+def test_all_local_headers_destroyed_is_no_more_than_one(whole, tmp_path):
+    data = bytearray(whole.read_bytes())
+    for begin, payload in headers(whole).values():
+        data[begin:payload] = bytes(payload - begin)
+    (tmp_path / "broken.pth").write_bytes(data)
+    found = ckptool.salvage(tmp_path / "broken.pth")
+    assert (found.lost, found.kept) == ((), LAYERS + 1)
+
+
+def test_where_the_directory_and_a_payload_are_damaged_the_local_headers_save_the_rest(whole, tmp_path):
+    data = bytearray(whole.read_bytes())
+    begin, payload = next(places for name, places in headers(whole).items() if name.endswith("/data/3"))
+    data[begin:payload] = bytes(payload - begin)  # one header, and the name of another record in the directory
+    at = data.index(b"archive/data/1" if b"archive/data/1" in data else b"/data/1", data.index(b"PK\1\2"))
+    data[at + len(b"archive/data/1") - 1] ^= 0x40
+    (tmp_path / "broken.pth").write_bytes(data)
+    found = ckptool.salvage(tmp_path / "broken.pth")
+    assert found.kept == LAYERS
+    assert len(found.lost) == 1
+
+
+@pytest.mark.parametrize("crc", [True, False], ids=["checksums", "no checksums"])
+@pytest.mark.parametrize("size", [4, 30])
+def test_torch_loads_a_file_of_its_own_whose_first_header_was_destroyed(torch, tmp_path, crc, size):
+    state = {"a": torch.arange(60.0).reshape(6, 10), "b": torch.ones(3, dtype=torch.int8)}
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(crc)
+    try:
+        torch.save(state, tmp_path / "a.pth")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    for name, (begin, _) in headers(tmp_path / "a.pth").items():
+        data = bytearray((tmp_path / "a.pth").read_bytes())
+        data[begin : begin + size] = bytes(size)
+        (tmp_path / "b.pth").write_bytes(data)
+        found = ckptool.salvage(tmp_path / "b.pth")
+        assert not found.lost, name
+        ckptool.save(found.checkpoint, tmp_path / "c.pth", overwrite=True)
+        back = torch.load(tmp_path / "c.pth", weights_only=True, mmap=True)
+        assert all(torch.equal(back[key], value) for key, value in state.items())
+
+
+def test_a_wrong_payload_is_not_taken_for_the_record_of_a_destroyed_header(whole, tmp_path):
+    begin, payload = next(places for name, places in headers(whole).items() if name.endswith("/data/3"))
+    data = bytearray(whole.read_bytes())
+    data[begin : payload + 1] = b"\xff" * (payload + 1 - begin)  # the first byte of the values, too
+    (tmp_path / "broken.pth").write_bytes(data)
+    found = ckptool.salvage(tmp_path / "broken.pth")
+    assert [path for path, _ in found.lost] == ["state_dict/layers.3.weight"]

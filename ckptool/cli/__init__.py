@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..errors import CheckpointError
+from ..errors import CheckpointError, counted, printable
 
 #: Command -> module of this package, and what it does in a line.
 _COMMANDS: dict[str, tuple[str, str]] = {
@@ -119,7 +119,20 @@ def main(argv: list[str] | None = None) -> None:
         )
     finally:
         gc.enable()  # commands turn it off while they work
+    _say_traffic(sys.argv[1:] if argv is None else argv)
     sys.exit(status)
+
+
+def _say_traffic(argv: list[str]) -> None:
+    """What was read from URLs."""
+    urls = sys.modules.get("ckptool.urls")
+    if urls is None or not {"-q", "--quiet"}.isdisjoint(argv):
+        return
+    for url, found in urls.TRAFFIC.items():
+        if found.size:
+            requests = counted(found.requests, "request")
+            click.echo(f"read {found.received:,} of {found.size:,} bytes in {requests}: {printable(url)}", err=True)
+    urls.TRAFFIC.clear()
 
 
 def _say(text: str, status: int) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from ..reports import diff as report
 from ..reports.diff_text import diff_page, diff_text
+from ..urls import size_of
 from .options import FileName
 from .output import print_json, progress_bar, terminal_width, write_page
 
@@ -64,7 +63,7 @@ def diff(
     ckptool diff before.pth after.pth --rtol 1e-5 --atol 1e-8
     ckptool diff mine.pth theirs.pth --weights --detect-renames
     """
-    size = Path(left).stat().st_size if Path(left).is_file() else 0
+    size = size_of(left)
     with progress_bar("comparing", size, wanted=not quiet) as progress:
         found = report.diff(
             left,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from ..reports import doctor as report
 from ..reports.doctor_text import doctor_text, explanation_text
+from ..urls import size_of
 from .options import FileName
 from .output import print_json, progress_bar, terminal_width
 
@@ -45,7 +45,7 @@ def doctor(file: str | None, model: str | None, error: str | None, at: str | Non
             click.echo(explanation_text(explained, width=width))
     found = None
     if file is not None:
-        size = Path(file).stat().st_size if Path(file).is_file() else 0
+        size = size_of(file)
         with progress_bar("reading", size, wanted=True) as progress:
             found = report.doctor(file, model, at=at, progress=progress)
         if not as_json:

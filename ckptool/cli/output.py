@@ -7,13 +7,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import printable
-from ..formats import Plan
 from ..reports.render import size_text
+
+if TYPE_CHECKING:
+    from ..formats import Plan
 
 _WORTH_A_BAR = 64 << 20
 

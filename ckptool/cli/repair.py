@@ -8,7 +8,7 @@ import click
 
 from .. import formats
 from ..checkpoint import Checkpoint
-from ..errors import CannotCarry, NoMatch, counted, printable
+from ..errors import CannotCarry, Malformed, NoMatch, counted, printable
 from ..files import shell_quote
 from .options import writing_options
 from .rewrite import Passes, rewrite
@@ -34,16 +34,25 @@ def repair(**options: Any) -> None:
         if not found.wrong and not found.lost:
             hint = f"ckptool verify {shell_quote(source)}"
             raise NoMatch("nothing is wrong with it that can be repaired", where=source, hint=hint)
+        more = len(found.lost) - _SHOWN
+        lost = [
+            *(f"{printable(path, 80)}: {why}" for path, why in found.lost[:_SHOWN]),
+            *([f"… and {more:,} more"] if more > 0 else []),
+        ]
+        if found.hopeless and not (found.others and options["allow_loss"]):
+            rest = f"--allow-loss writes what else is in it, {counted(found.others, 'value')} and no tensor"
+            raise Malformed(
+                f"none of its {counted(found.tensors, 'tensor')} is whole, so none can be saved:",
+                where=source,
+                evidence=lost,
+                hint=rest if found.others else "copy or download it again",
+            )
         if found.lost and not options["allow_loss"]:
-            more = len(found.lost) - _SHOWN
             whole = f"{found.kept:,} of {counted(found.tensors, 'tensor')}"
             raise CannotCarry(
                 f"not all of it can be saved; {counted(len(found.lost), 'entry', 'entries')} would be lost:",
                 where=source,
-                evidence=[
-                    *(f"{printable(path, 80)}: {why}" for path, why in found.lost[:_SHOWN]),
-                    *([f"… and {more:,} more"] if more > 0 else []),
-                ],
+                evidence=lost,
                 hint=f"--allow-loss writes the rest, with {whole}",
             )
         return found.checkpoint

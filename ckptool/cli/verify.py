@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from ..errors import CheckpointError, RuleError, printable
 from ..reports import verify as report
 from ..reports.fits import fits
 from ..reports.verify_text import verify_text
+from ..urls import size_of
 from .options import FileName
 from .output import print_json, progress_bar, terminal_width
 
@@ -55,7 +54,7 @@ def verify(
     status = 0
     seen = []
     for path in files:
-        size = Path(path).stat().st_size if Path(path).is_file() else 0
+        size = size_of(path)
         try:
             with progress_bar("reading", size, wanted=not quiet) as progress:
                 found = report.verify(

@@ -1,19 +1,94 @@
-"""Zip archives without their directory: what the local headers and descriptors alone tell, from the front.
+"""Zip archives that say only once where their records are, since the other account of it is lost.
 
-torch's local headers have zeros in place of sizes; these follow the payload, in a descriptor. So the end of a payload
-is the first place where a descriptor stands that states the size that it would then have. An empty payload has none.
+Without the directory, local headers and descriptors are read from the front. torch's local headers have zeros in place
+of sizes; these follow the payload, in a descriptor. So the end of a payload is the first place where a descriptor
+stands that states the size that it would then have. An empty payload has none.
+
+Without a local header, whose lengths say where the payload begins, the directory and the descriptor tell: the payload
+ends where its descriptor or the next record begins. Its checksum, or the descriptor, has to agree.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
-from ..files import File
-from ._zip import CAP32, FOLLOWS, LOCAL, Member, name_fault, widen
+from ..errors import Malformed, printable
+from ..files import File, crc32
+from ._zip import (
+    CAP32,
+    FOLLOWS,
+    LOCAL,
+    Ahead,
+    Archive,
+    Entry,
+    Member,
+    check_extents,
+    find_end,
+    locate,
+    name_fault,
+    read_directory,
+    refuse_doubles,
+    widen,
+)
 
 _STEP = 1 << 22
 _MOST_RECORDS = 1_000_000
 _MOST_BROKEN = 64
+
+
+def by_directory(file: File) -> tuple[Archive, list[str]]:
+    """The archive as its directory tells it, whatever became of its local headers, and what is wrong with these.
+
+    A record that is found by nothing is left out.
+
+    Raises:
+        Malformed: the directory is lost or damaged, too.
+    """
+    count, offset, size = find_end(file, headless=True)
+    entries = list(read_directory(file, count, offset, size))
+    refuse_doubles(file, [entry.name for entry in entries])
+    begins = sorted(entry.header for entry in entries)
+    ends = dict(zip(begins, [*begins[1:], offset], strict=True))
+    members: list[Member] = []
+    wrong = []
+    for entry in entries:
+        try:
+            members.append(locate(Ahead(file), entry, offset, 0))
+        except Malformed:
+            wrong.append(f"the header of its record {printable(entry.name, 60)} is damaged")
+            members += [found] if (found := _without_header(file, entry, ends[entry.header])) else []
+    check_extents(file, members)
+    return Archive(file, "", {m.name: m for m in members if not m.name.endswith("/")}, offset), wrong
+
+
+def _without_header(file: File, entry: Entry, end: int) -> Member | None:
+    """The record of an entry, which reaches to END at most, from all but its local header; None if it is not found."""
+    first = entry.header + LOCAL.size + len(entry.raw)
+    told = []
+    for form in ("<3I", "<I2Q"):
+        if max(entry.compressed, entry.size) > CAP32 and form == "<3I":
+            continue
+        stated = b"PK\7\10" + struct.pack(form, entry.crc, entry.compressed, entry.size)
+        if file.read(max(0, end - len(stated)), len(stated)) == stated:
+            told.append(end - len(stated) - entry.compressed)
+    own = sum(LOCAL.unpack(file.read(entry.header, LOCAL.size))[-2:])  # if only something else of the header is damaged
+    starts = [*told, entry.header + LOCAL.size + own, *(end - length - entry.compressed for length in (0, 12, 20))]
+    for start in starts if entry.size else [first]:
+        if not first <= start <= end - entry.compressed:
+            continue
+        fields = (entry.name, entry.method, entry.flags, entry.crc, entry.size, entry.compressed)
+        found = Member(*fields, entry.header, start, entry.at, None)
+        if not entry.size or (_agrees(file, found) if entry.crc else start in told):
+            return found
+    return None
+
+
+def _agrees(file: File, member: Member) -> bool:
+    try:
+        return crc32(Archive(file, "", {member.name: member}, file.size).source(member.name)) == member.crc
+    except Malformed:
+        return False
 
 
 def carve(file: File) -> Iterator[tuple[Member, bool]]:

@@ -201,7 +201,12 @@ def _form(tensors: Sequence[LazyTensor]) -> Iterator[str]:
     alone = {tensor.identity: tensor for tensor in tensors if tensor.numel}
     parts = sum(t.nbytes != t.storage.nbytes or t.conj or t.neg for t in alone.values())
     if parts:
-        yield f"{parts:,} tensors that are parts of storages are stored on their own"
+        yield counted(
+            parts,
+            "tensor that is a part of a storage is stored on its own",
+            "tensors that are parts of storages are stored on their own",
+        )
     parameters = sum(tensor.parameter for tensor in tensors)
     if parameters:
-        yield f"that {parameters:,} tensors are parameters is not recorded; that they require gradients is"
+        are = counted(parameters, "tensor is a parameter", "tensors are parameters")
+        yield f"that {are} is not recorded; that gradients are required is"

@@ -110,8 +110,8 @@ class Reader:
 
     def _run_short_opcodes(self, at: int) -> int:
         """Do the opcodes from AT on that most of torch's pickles are made of, in one loop: a call of a handler for each
-        takes longer. Returns where another one stands. None of them can be wrong but by its memo number or an empty
-        stack, and those cases are left to their handlers, as are the last bytes of the data.
+        takes longer. Returns where another one stands. None of them can be wrong but by its memo number, an empty stack
+        or its text, and those cases are left to their handlers, as are the last bytes of the data.
         """
         data, stack, memo, last = self.data, self._stack, self._memo, len(self.data) - 5
         while at < last:
@@ -122,6 +122,9 @@ class Reader:
                 memo[data[at + 1]] = stack[-1]
                 at += 2
             elif opcode == 0x68:  # BINGET
+                if data[at + 2] == data[at + 3] == 0x28 and (behind := self._read_phrase(at)) > at:
+                    at = behind
+                    continue
                 value = memo.get(data[at + 1], ABSENT)
                 if value is ABSENT:
                     break
@@ -132,6 +135,16 @@ class Reader:
                     break
                 memo[int.from_bytes(data[at + 1 : at + 5], "little")] = stack[-1]
                 at += 5
+            elif opcode == 0x58:  # BINUNICODE
+                begin = at + 5
+                end = begin + int.from_bytes(data[at + 1 : begin], "little")
+                if end > len(data):
+                    break
+                try:
+                    stack.append(str(data[begin:end], "utf-8", "surrogatepass"))
+                except UnicodeDecodeError:
+                    break
+                at = end
             elif opcode == 0x4B:  # BININT1
                 stack.append(data[at + 1])
                 at += 2
@@ -153,6 +166,10 @@ class Reader:
                 at += 1
             else:
                 break
+        return at
+
+    def _read_phrase(self, at: int) -> int:
+        """Do at once what a run of opcodes from AT on does, if a subclass knows it. Returns where it ends, or AT."""
         return at
 
     @property

@@ -37,9 +37,10 @@ def is_big_endian(archive: Archive) -> bool:
 def storages_of(archive: Archive, pattern: str, *, big_endian: bool = False) -> Callable[[StorageId], Storage]:
     """Makes the storages that persistent ids speak of, from the records whose names follow PATTERN ("data/{}")."""
     where = archive.file.path
+    before, _, behind = pattern.partition("{}")
 
     def storage(found: StorageId) -> Storage:
-        name = pattern.format(found.key)
+        name = f"{before}{found.key}{behind}"
         member = archive.members.get(name)
         if member is None:
             raise Malformed(f"the storage {printable(name)} is missing", where=where)
@@ -51,6 +52,6 @@ def storages_of(archive: Archive, pattern: str, *, big_endian: bool = False) -> 
                 where=where,
             )
         crc = member.crc if member.crc or not member.size else None
-        return Storage(archive.source(name), found.location, found.dtype, found.key, crc, big_endian)
+        return Storage(archive.payload(member), found.location, found.dtype, found.key, crc, big_endian)
 
     return storage

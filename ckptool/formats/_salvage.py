@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,13 @@ from ..decode import check_all
 from ..errors import CheckpointError, Malformed, NotFound, UnknownFormat, counted, printable
 from ..files import File, FileRange, crc32
 from ..tensor import LazyTensor, Storage
-from ..tree import Aside, Dict, address, children, rebuild, walk
+from ..tree import Aside, Dict, List, address, children, rebuild, walk
 from . import safetensors, torch_legacy
-from ._carve import carve
+from ._carve import by_directory, carve
 from ._foreign import describe
 from ._records import is_big_endian, read_pickle
 from ._torch import StorageId, TorchReader
-from ._zip import DEFLATED, Archive, Member, looks_like_zip, open_archive
+from ._zip import DEFLATED, Archive, Member, find_end, looks_like_zip, open_archive
 
 _INNER = (".pth", ".pt", ".bin", ".ckpt", ".safetensors", ".tar", ".pkl")
 _DEEPEST = 3
@@ -47,6 +47,17 @@ class Salvage:
     kept: int
     tensors: int
 
+    @property
+    def hopeless(self) -> bool:
+        """Whether tensors are lost and none is whole."""
+        return bool(self.lost) and not self.kept
+
+    @property
+    def others(self) -> int:
+        """Entries of the checkpoint that are no tensors: an epoch, settings."""
+        plain = (node for trail, node in walk(self.checkpoint.root) if "/@" not in f"/{address(trail)}")
+        return sum(not isinstance(node, LazyTensor | Dict | List | tuple) for node in plain)
+
 
 def salvage(file: File, depth: int = 0) -> Salvage:
     """Read what is whole of a file, however damaged the rest is.
@@ -58,21 +69,24 @@ def salvage(file: File, depth: int = 0) -> Salvage:
     head = file.read(0, min(4096, file.size))
     broken: dict[int, str] = {}
     wrong: list[str] = []
+    found: Checkpoint | Salvage | None = None
     if looks_like_zip(head) or head[2:4] == b"\3\4":
         found = _zip(file, broken, wrong, depth)
-        if isinstance(found, Salvage):
-            return found
-        ckpt = found
     elif torch_legacy.sniff(head):
-        ckpt = torch_legacy.open_legacy(file, broken)
+        found = torch_legacy.open_legacy(file, broken)
     elif safetensors.sniff(head) or file.path.suffix == ".safetensors":
-        ckpt = safetensors.open_safetensors(file, broken)
-        end = max((s.source.offset + s.nbytes for s in ckpt.storages() if isinstance(s.source, FileRange)), default=0)
+        found = safetensors.open_safetensors(file, broken)
+        end = max((s.source.offset + s.nbytes for s in found.storages() if isinstance(s.source, FileRange)), default=0)
         if end and end < file.size:
             wrong.append(f"{file.size - end:,} bytes follow the last tensor")
+    elif _ends_like_zip(file):
+        found = _zip(file, broken, wrong, depth)
     else:
         what, hint = describe(head, file.size, file.path)
         raise UnknownFormat(f"nothing can be saved: {what}", where=file.path, hint=hint)
+    if isinstance(found, Salvage):
+        return found
+    ckpt = found
     if any("cut short" in why for why in broken.values()):
         wrong.append("the file is cut short")
     total = sum(1 for _ in ckpt.tensors())
@@ -86,20 +100,71 @@ def salvage(file: File, depth: int = 0) -> Salvage:
 # -- zip
 
 
+def _ends_like_zip(file: File) -> bool:
+    try:
+        find_end(file, headless=True)
+    except Malformed:
+        return False
+    return True
+
+
 def _zip(file: File, broken: dict[int, str], wrong: list[str], depth: int) -> Checkpoint | Salvage:
-    cut: set[str] = set()
     try:
         archive = open_archive(file, any_layout=True)
     except CheckpointError as error:
         if not isinstance(error, Malformed):
             raise
         wrong.append("; ".join([error.what.rstrip(":"), *error.evidence[:1]]))
-        members: dict[str, Member] = {}
-        for member, whole in carve(file):
-            if member.name not in members and not member.name.endswith("/"):
-                members[member.name] = member
-                cut |= set() if whole else {member.name}
-        archive = Archive(file, "", members, file.size)
+        return _zip_in_pieces(file, broken, wrong, depth)
+    return _inside(archive, set(), broken, wrong, depth)
+
+
+def _zip_in_pieces(file: File, broken: dict[int, str], wrong: list[str], depth: int) -> Checkpoint | Salvage:
+    """A damaged archive by the account of its directory and by that of its local headers: the one that saves more."""
+    best: tuple[int, dict[int, str], list[str], Checkpoint | Salvage] | None = None
+    refused: CheckpointError | None = None
+    readings: tuple[Callable[[File], tuple[Archive, set[str], list[str]]], ...] = (_by_directory, _carved)
+    for reading in readings:
+        lost: dict[int, str] = {}
+        try:
+            archive, cut, told = reading(file)
+            found = _inside(archive, cut, lost, told, depth)
+        except CheckpointError as error:
+            refused = error
+            continue
+        number = len(found.lost) if isinstance(found, Salvage) else len(lost)
+        if best is None or number < best[0]:
+            best = (number, lost, told, found)
+        if not number:
+            break
+    if best is None:
+        assert refused is not None
+        raise refused
+    broken |= best[1]
+    wrong += best[2]
+    return best[3]
+
+
+def _by_directory(file: File) -> tuple[Archive, set[str], list[str]]:
+    archive, wrong = by_directory(file)
+    more = [f"and {len(wrong) - 3:,} more"] if len(wrong) > 3 else []
+    return archive, set(), [*wrong[:3], *more]
+
+
+def _carved(file: File) -> tuple[Archive, set[str], list[str]]:
+    members: dict[str, Member] = {}
+    cut: set[str] = set()
+    for member, whole in carve(file):
+        if member.name not in members and not member.name.endswith("/"):
+            members[member.name] = member
+            cut |= set() if whole else {member.name}
+    return Archive(file, "", members, file.size), cut, []
+
+
+def _inside(
+    archive: Archive, cut: set[str], broken: dict[int, str], wrong: list[str], depth: int
+) -> Checkpoint | Salvage:
+    """The checkpoint in an archive some of whose records may be CUT."""
     folder = _folder(archive, wrong)
     if folder is None:
         return _inner(archive, wrong, depth)
@@ -107,7 +172,7 @@ def _zip(file: File, broken: dict[int, str], wrong: list[str], depth: int) -> Ch
     cut = {name[len(folder) :] for name in cut if name.startswith(folder)}
     if "data.pkl" in cut:
         raise Malformed(
-            "nothing can be saved: its pickle, which says what the tensors are, is cut short", where=file.path
+            "nothing can be saved: its pickle, which says what the tensors are, is cut short", where=archive.file.path
         )
     if any(member.method == DEFLATED for member in inside.values()):
         wrong.append("its records are compressed, so that torch cannot map it")

@@ -5,21 +5,23 @@ What the arguments of rebuild functions mean is in `ckptool.kinds`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from ..dtypes import BY_STORAGE, DType
+from ..dtypes import BY_STORAGE, UINT8, DType
 from ..errors import Malformed, printable
 from ..kinds import COMPLETE_WHEN_CALLED, Contradiction, dense_tensor, other_tensor, stands_for_a_tensor
-from ..tensor import Storage
-from ..tree import ABSENT, Global, Object
+from ..records import record
+from ..tensor import LazyTensor, Storage
+from ..tree import ABSENT, Dict, Global, Object
 from ._pickle_read import Reader
 
 _STORAGE_MODULES = ("torch", "torch.cuda", "torch.storage")
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class StorageId:
     """What a persistent id says: the name of a storage, its class, location and number of elements."""
 
@@ -33,6 +35,43 @@ class StorageId:
     def nbytes(self) -> int:
         """Bytes that the storage must have."""
         return self.numel * (self.dtype.itemsize if self.dtype else 1)
+
+
+#: A dense tensor as torch pickles it once the names that all tensors share are in the memo. GET takes a value from the
+#: memo, PUT may put one there.
+_TENSOR = re.compile(
+    rb"""h(.) \(                                                        # _rebuild_tensor_v2
+    \( h(.) GET X(.)\0\0\0([0-9]+) PUT GET (INTEGER) (N?) t PUT Q         # "storage", class, key, location, elements
+    (INTEGER) (TUPLE) PUT (TUPLE) PUT ([\x88\x89])                        # offset, shape, stride, requires_grad
+    h(.) \) R PUT                                                         # no hooks: OrderedDict()
+    t PUT R PUT""".replace(b"PUT", b"(q.|r....)?")
+    .replace(b"GET", b"(h.|j....)")
+    .replace(b"TUPLE", rb"\(?INTEGER{,64}[)t\x85-\x87]")
+    .replace(b"INTEGER", rb"(?:K.|M..|J....)"),
+    re.DOTALL | re.VERBOSE,
+)
+_REBUILD, _ORDERED_DICT = ("torch._utils", "_rebuild_tensor_v2"), ("collections", "OrderedDict")
+
+
+@lru_cache(1024)
+def _integers(raw: bytes) -> tuple[int, ...]:
+    """The integers that opcodes push."""
+    found = []
+    at = 0
+    while at < len(raw):
+        length = {b"K": 1, b"M": 2, b"J": 4}[raw[at : at + 1]]
+        found.append(int.from_bytes(raw[at + 1 : at + 1 + length], "little", signed=length == 4))
+        at += 1 + length
+    return tuple(found)
+
+
+@lru_cache(1024)
+def _tuple_of(raw: bytes) -> tuple[int, ...] | None:
+    """The tuple of integers that opcodes make, or None if they do not make one and nothing else."""
+    marked, end = raw[:1] == b"(", raw[-1:]
+    found = _integers(raw[marked:-1])
+    expected = b"t" if marked else b")\x85\x86\x87"[len(found) : len(found) + 1]
+    return found if end == expected else None
 
 
 class TorchReader(Reader):
@@ -80,8 +119,9 @@ class TorchReader(Reader):
         known = self._ids.get(found.key)
         if known is None:
             self._ids[found.key] = found
-            self.storages[found.key] = self._make(found)
-        elif found.nbytes != known.nbytes:
+            made = self.storages[found.key] = self._make(found)
+            return made
+        if found.nbytes != known.nbytes:
             self._fail(
                 f"gives storage {printable(repr(found.key))} two sizes: {known.nbytes:,} and {found.nbytes:,} bytes"
             )
@@ -107,13 +147,49 @@ class TorchReader(Reader):
 
     # -- tensors
 
+    def _read_phrase(self, at: int) -> int:
+        """A dense tensor. What is odd in any way is left to the opcodes, one by one."""
+        found = _TENSOR.match(self.data, at)
+        if found is None:
+            return at
+        # fmt: off
+        (callee, word, cls, length, key, key_at, place, numel, view, id_at,
+         offset, shape, shape_at, stride, stride_at, grad, hooks, hooks_at, args_at, made_at) = found.groups()
+        # fmt: on
+        memo, named = self._memo, self._named
+        if memo.get(callee[0], ABSENT) is not named.get(_REBUILD):
+            return at
+        if memo.get(hooks[0], ABSENT) is not named.get(_ORDERED_DICT):
+            return at
+        sizes, steps = _tuple_of(shape), _tuple_of(stride)
+        if sizes is None or steps is None or len(key) != length[0]:
+            return at
+        name, (elements,), (start,), requires_grad = key.decode(), _integers(numel), _integers(offset), grad == b"\x88"
+        number = int.from_bytes  # of what the opcodes get from the memo, or put there
+        cls, location = memo.get(number(cls, "little") >> 8), memo.get(number(place, "little") >> 8)
+        known = memo.get(word[0]), cls, name, location
+        pid, no_hooks = (*known, elements, None) if view else (*known, elements), Dict(ordered=True)
+        try:
+            storage = self._storage(pid)
+            made = LazyTensor(storage, storage.dtype or UINT8, sizes, steps, start, requires_grad)
+            made.check()
+        except Malformed:
+            return at
+        values = name, pid, sizes, steps, no_hooks, (storage, start, sizes, steps, requires_grad, no_hooks), made
+        for put, value in zip((key_at, id_at, shape_at, stride_at, hooks_at, args_at, made_at), values, strict=True):
+            if put:
+                memo[number(put, "little") >> 8] = value
+        self._stack.append(made)
+        return found.end()
+
     def _rebuild(self, callee: Any, args: Any) -> Any:
         """Dense tensors and parameters become lazy ones; other kinds are checked and kept as they came."""
         if not isinstance(callee, Global):
             return ABSENT
-        known = str(callee)
-        if known not in COMPLETE_WHEN_CALLED and not known.startswith("torch._utils._rebuild_"):
-            return ABSENT
+        if callee.module != "torch._utils" or not callee.name.startswith("_rebuild_"):
+            known = str(callee)
+            if known not in COMPLETE_WHEN_CALLED and not known.startswith("torch._utils._rebuild_"):
+                return ABSENT
         try:
             made = dense_tensor(callee, args)
             if made is not None:

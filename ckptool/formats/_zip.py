@@ -28,11 +28,13 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import IO, NamedTuple
 
 from ..errors import Malformed, UnknownFormat, counted, printable
 from ..files import CHUNK, File, FileRange, Source, Window, shell_quote
+from ..records import record
 from ._foreign import describe_zip
 
 STORED = 0
@@ -55,11 +57,13 @@ CAP16 = 0xFFFF
 CAP32 = 0xFFFFFFFF
 _TAIL = END.size + CAP16  # the end record with the longest comment that it may have: 65,557 bytes
 _DEFLATE_RATIO = 1032  # deflate cannot do better than 258 bytes in 2 bits
+#: Bytes that are read at once where headers are: behind a descriptor stands the next header.
+_AHEAD = 4096
 _PARTS = "is one part of an archive on several disks"
 _CUT_SHORT = "the download or copy did not finish; compare the size with the source, and fetch it again"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Member:
     """One record of an archive. Offsets count from the start of the file.
 
@@ -96,13 +100,14 @@ class Archive:
     top: str
     members: dict[str, Member]  # in the order of the directory
     directory: int  # offset of the central directory
+    unlocated: dict[str, Entry] = field(default_factory=dict)  # records of a file that is far away
 
     def range(self, name: str) -> FileRange:
         """The payload of a stored record, as a range of the file."""
         member = self._member(name)
         if member.method != STORED:
             raise self._bad(member, "is compressed, so its bytes cannot be used where they are")
-        return self.file.range(member.start, member.size)
+        return self._stored(member)
 
     def read(self, name: str, limit: int) -> bytes:
         """The checked payload of a small record (a pickle, the version), inflated if need be.
@@ -129,8 +134,16 @@ class Archive:
 
     def source(self, name: str) -> Source:
         """The payload of a record of any size: as a range of the file, or inflated when it is read."""
-        member = self._member(name)
-        return self.range(name) if member.method == STORED else Inflated(self, member)
+        return self.payload(self._member(name))
+
+    def payload(self, member: Member) -> Source:
+        """The payload of a record of this archive, as `source`."""
+        return self._stored(member) if member.method == STORED else Inflated(self, member)
+
+    def _stored(self, member: Member) -> FileRange:
+        if member.name in self.unlocated and isinstance(self.file, File):
+            return FileRange(_FarRecord(self.file, self.unlocated[member.name], self.directory), 0, member.size)
+        return self.file.range(member.start, member.size)
 
     def inflate(self, member: Member) -> Iterator[bytes]:
         """Inflate in bounded steps, and never more than the record is said to have: it may go on for ever."""
@@ -163,12 +176,48 @@ class Archive:
         member = self.members.get(name)
         if member is None:
             shown = ", ".join(printable(other, 40) for other in list(self.members)[:8])
-            first = f"{len(self.members):,} records, the first are {shown}"
+            first = f"{counted(len(self.members), 'record')}, the first {shown}"
             raise _bad(self.file, f"the record {printable(name)} is missing", first)
         return member
 
     def _bad(self, member: Member, what: str, *evidence: str) -> Malformed:
         return _bad(self.file, f"the record {printable(member.name)} {what}", *evidence)
+
+
+class _FarRecord(File):
+    """A stored record of an archive on a server, whose local header is read when the record is."""
+
+    def __init__(self, file: File, entry: Entry, limit: int) -> None:
+        self.fd = -1
+        self.path = file.path
+        self.size = entry.size
+        self.mode, self.holes, self.modified, self.identity = file.mode, 0, file.modified, file.identity
+        self._file = file
+        self._entry = entry
+        self._limit = limit
+        self._start = -1
+
+    @property
+    def far(self) -> bool:
+        """As the file that it is in."""
+        return True
+
+    def located(self, offset: int) -> tuple[File, int]:
+        """The place in the file."""
+        if self._start < 0:
+            self._start = locate(Ahead(self._file), self._entry, self._limit, 0).start
+        return self._file, self._start + offset
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return LENGTH bytes from OFFSET of the record."""
+        if offset < 0 or length < 0 or offset + length > self.size:
+            raise Malformed(f"a record ends at byte {self.size:,}, {offset + length:,} are needed", where=self.path)
+        file, at = self.located(offset)
+        return file.read(at, length)
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill VIEW from OFFSET of the record."""
+        view[:] = self.read(offset, len(view))
 
 
 class Inflated:
@@ -228,7 +277,7 @@ def holds_record(file: File | Window, name: str) -> bool:
     try:
         if not looks_like_zip(file.read(0, min(4, file.size))):
             return False
-        _, offset, size = _find_end(file)
+        _, offset, size = find_end(file)
         data = file.read(offset, size)
     except Malformed:
         return False
@@ -247,15 +296,60 @@ def open_archive(file: File | Window, *, any_layout: bool = False) -> Archive:
         Malformed: it is cut short, contradicts itself, or does what torch.save never does and no reader needs
             (encryption, several disks, bytes before or behind it, unsafe or ambiguous names).
     """
-    count, offset, size = _find_end(file)
-    entries = list(_read_directory(file, count, offset, size))
+    count, offset, size = find_end(file)
+    entries = list(read_directory(file, count, offset, size))
     names = [entry.name for entry in entries]
     top = "" if any_layout else _common_top(file, names)
-    _refuse_doubles(file, names)
-    members = [_locate(file, entry, offset, len(top) + (not any_layout)) for entry in entries]
-    _check_extents(file, members)
+    refuse_doubles(file, names)
+    skip = len(top) + (not any_layout)
+    late = {}
+    headers = Ahead(file)
+    if isinstance(file, File) and file.far:
+        if not any_layout:
+            late = {entry.name[skip:]: entry for entry in entries if entry.method == STORED and entry.size}
+            _check_spread(file, entries, offset)
+        file.expect((e.header, e.header + LOCAL.size + len(e.raw)) for e in entries if e.name[skip:] not in late)
+    members = [
+        _unlocated(entry, skip) if entry.name[skip:] in late else locate(headers, entry, offset, skip)
+        for entry in entries
+    ]
+    if not late:
+        check_extents(file, members)
     # Folders have entries of their own in archives that were zipped again. They were checked like the others.
-    return Archive(file, top, {m.name: m for m in members if m.name and not m.name.endswith("/")}, offset)
+    return Archive(file, top, {m.name: m for m in members if m.name and not m.name.endswith("/")}, offset, late)
+
+
+def _unlocated(entry: Entry, skip: int) -> Member:
+    """A record as the directory alone tells it; where its payload begins is not known yet."""
+    name, flags, method = entry.name[skip:], entry.flags, entry.method
+    return Member(name, method, flags, entry.crc, entry.size, entry.compressed, entry.header, -1, entry.at, None)
+
+
+def _check_spread(file: File, entries: list[Entry], limit: int) -> None:
+    """Refuse an archive whose records have no room between their headers, before any of these is read."""
+    ordered = sorted(entries, key=lambda entry: entry.header)
+    for entry, end in zip(ordered, [*(e.header for e in ordered[1:]), limit], strict=True):
+        if entry.header + LOCAL.size + len(entry.raw) + entry.compressed > end:
+            where = f"{printable(entry.name)}, {entry.compressed:,} bytes from {entry.header:,} on"
+            raise _bad(file, "a record reaches into what follows it", where)
+
+
+class Ahead:
+    """Short reads of a file that mostly follow one another, as fewer longer ones."""
+
+    def __init__(self, file: File | Window) -> None:
+        self.file = file
+        self._ahead = 0 if isinstance(file, File) and file.far else _AHEAD  # a file on a server has blocks of its own
+        self._start = 0
+        self._data = b""
+
+    def read(self, offset: int, length: int) -> bytes:
+        """LENGTH bytes from OFFSET, as `File.read`."""
+        at = offset - self._start
+        if at < 0 or at + length > len(self._data):
+            at, self._start = 0, offset
+            self._data = self.file.read(offset, max(length, min(self._ahead, self.file.size - offset)))
+        return self._data[at : at + length]
 
 
 def _bad(file: File | Window, what: str, *evidence: str, hint: str | None = None) -> Malformed:
@@ -273,10 +367,13 @@ class _End(NamedTuple):
     offset: int
 
 
-def _find_end(file: File | Window) -> tuple[int, int, int]:
-    """Number of entries, offset and size of the central directory, all of which fit together and into the file."""
+def find_end(file: File | Window, *, headless: bool = False) -> tuple[int, int, int]:
+    """Number of entries, offset and size of the central directory, all of which fit together and into the file.
+
+    With HEADLESS the file need not start like an archive.
+    """
     head = file.read(0, min(4, file.size))
-    if len(head) == 4 and not looks_like_zip(head):
+    if len(head) == 4 and not looks_like_zip(head) and not headless:
         raise _bad(file, "does not start like a zip archive", f"the first bytes are {head.hex(' ')}")
     at, end = _end_record(file)
     start = at - LOCATOR.size
@@ -352,7 +449,7 @@ def _end_record64(file: File | Window, at: int, locator: int, classic: _End) -> 
     return end
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """What the central directory says about a record."""
 
     raw: bytes
@@ -366,7 +463,8 @@ class _Entry(NamedTuple):
     at: int
 
 
-def _read_directory(file: File | Window, count: int, offset: int, size: int) -> Iterator[_Entry]:
+def read_directory(file: File | Window, count: int, offset: int, size: int) -> Iterator[Entry]:
+    """The entries of the central directory, each held against what no checkpoint may have."""
     data = file.read(offset, size)
     at = 0
     for number in range(count):
@@ -382,9 +480,11 @@ def _read_directory(file: File | Window, count: int, offset: int, size: int) -> 
             if sign == b"PK\1\2" and at <= size:
                 raw = data[begin : begin + named]
                 name = raw.decode("utf-8", "backslashreplace")  # torch takes the bytes, bit 11 or not
-                wide = widen(data[begin + named : at - comment], (length, compressed, header))
-                length, compressed, header = wide or (length, compressed, header)
-                entry = _Entry(raw, name, flags, method, crc, compressed, length, header, where)
+                wide: tuple[int, ...] | None = (length, compressed, header)
+                if extra:
+                    wide = widen(data[begin + named : at - comment], (length, compressed, header))
+                    length, compressed, header = wide or (length, compressed, header)
+                entry = Entry(raw, name, flags, method, crc, compressed, length, header, where)
                 fault = _PARTS if disk else _entry_fault(entry) if wide else "an extra field is damaged"
         if entry is None or fault:
             evidence = [f"entry {number + 1:,} of {count:,}, at byte {where:,}"]
@@ -401,7 +501,7 @@ def _said(flags: int, method: int, crc: int, compressed: int, size: int) -> str:
     return f"flags {flags:#06x}, method {method}, CRC {crc:08x}, {compressed:,} bytes for {size:,}"
 
 
-def _entry_fault(entry: _Entry) -> str | None:
+def _entry_fault(entry: Entry) -> str | None:
     """What one entry of the directory has that no checkpoint may have, or None."""
     if entry.flags & _ENCRYPTED:
         return "is encrypted"
@@ -459,6 +559,9 @@ def name_fault(name: str) -> str | None:
 
 def _common_top(file: File | Window, names: list[str]) -> str:
     """The one folder that holds all records."""
+    top = names[0].partition("/")[0]
+    if top != "__MACOSX" and all(map(methodcaller("startswith", f"{top}/"), names)):
+        return top
     quoted = shell_quote(file.path)
     if any(name.startswith("__MACOSX/") for name in names):
         raise _bad(
@@ -483,10 +586,13 @@ def _common_top(file: File | Window, names: list[str]) -> str:
     return tops[0]
 
 
-def _refuse_doubles(file: File | Window, names: list[str]) -> None:
+def refuse_doubles(file: File | Window, names: list[str]) -> None:
+    """Refuse an archive with two records of one name."""
+    # torch ignores case: DATA.PKL can stand in for data.pkl. Of equal names some readers take the last.
+    if len(set(map(str.casefold, names))) == len(names):
+        return
     seen: dict[str, str] = {}
     for name in names:
-        # torch ignores case: DATA.PKL can stand in for data.pkl. Of equal names some readers take the last.
         folded = name.casefold()
         if folded in seen:
             both = f"{printable(seen[folded])} and {printable(name)}"
@@ -494,14 +600,15 @@ def _refuse_doubles(file: File | Window, names: list[str]) -> None:
         seen[folded] = name
 
 
-def _locate(file: File | Window, entry: _Entry, limit: int, skip: int) -> Member:
+def locate(headers: Ahead, entry: Entry, limit: int, skip: int) -> Member:
     """Read the local header of a record, hold it against the directory, and find the payload."""
+    file = headers.file
     raw, name, flags, method, crc, compressed, size, header, at = entry
     end = header + LOCAL.size + len(raw)
     if end > limit:
         where = f"header at byte {header:,}, the directory begins at {limit:,}"
         raise _bad(file, "a record begins behind the last possible place", printable(name), where)
-    data = file.read(header, LOCAL.size + len(raw))
+    data = headers.read(header, LOCAL.size + len(raw))
     signature, flags2, method2, crc2, compressed2, size2, named, extra = LOCAL.unpack_from(data)
     start = end + extra
     if signature != b"PK\3\4":
@@ -511,10 +618,10 @@ def _locate(file: File | Window, entry: _Entry, limit: int, skip: int) -> Member
         where = f"bytes {start:,} to {start + compressed:,}, the directory begins at {limit:,}"
         raise _bad(file, "a record reaches into the central directory", printable(name), where)
     if CAP32 in (compressed2, size2):
-        size2, compressed2 = widen(file.read(end, extra), (size2, compressed2)) or (-1, -1)
+        size2, compressed2 = widen(headers.read(end, extra), (size2, compressed2)) or (-1, -1)
     same = data[LOCAL.size :] == raw and (flags2, method2, named) == (flags, method, len(raw))
     local, stated = (crc2, compressed2, size2), (crc, compressed, size)
-    if local != stated:
+    if local != stated and not (local == (0, 0, 0) and flags & FOLLOWS):
         same &= all(a == b or (a == 0 and flags & FOLLOWS) for a, b in zip(local, stated, strict=True))
     if not same:
         other = printable(data[LOCAL.size :].decode("utf-8", "replace"))
@@ -525,13 +632,13 @@ def _locate(file: File | Window, entry: _Entry, limit: int, skip: int) -> Member
             f"record at byte {header:,}: {other}: {_said(flags2, method2, *local)}",
         )
     end = start + compressed
-    descriptor = end if flags & FOLLOWS and _has_descriptor(file, entry, end, limit) else None
+    descriptor = end if flags & FOLLOWS and _has_descriptor(headers, entry, end, limit) else None
     return Member(name[skip:], method, flags, crc, size, compressed, header, start, at, descriptor)
 
 
-def _has_descriptor(file: File | Window, entry: _Entry, at: int, limit: int) -> bool:
+def _has_descriptor(headers: Ahead, entry: Entry, at: int, limit: int) -> bool:
     """Whether a descriptor stands at AT. Its signature is optional, so none need be recognised."""
-    data = file.read(at, min(_DESCRIPTOR64.size, limit - at))
+    data = headers.read(at, min(_DESCRIPTOR64.size, limit - at))
     if not data.startswith(b"PK\7\10"):
         return False
     stated = (entry.crc, entry.compressed, entry.size)
@@ -539,11 +646,11 @@ def _has_descriptor(file: File | Window, entry: _Entry, at: int, limit: int) -> 
         if len(data) >= form.size and form.unpack_from(data)[1:] == stated:
             return True
     where = f"{printable(entry.name)}, descriptor at byte {at:,}"
-    raise _bad(file, "a record contradicts the checksum or the sizes behind it", where, data.hex(" "))
+    raise _bad(headers.file, "a record contradicts the checksum or the sizes behind it", where, data.hex(" "))
 
 
-def _check_extents(file: File | Window, members: list[Member]) -> None:
-    """Records may leave gaps, as edits in place do, but share no byte: that is how bombs are made small."""
+def check_extents(file: File | Window, members: list[Member]) -> None:
+    """Refuse records that share a byte: that is how bombs are made small. They may leave gaps, as edits in place do."""
     end = 0
     last: Member | None = None
     for member in sorted(members, key=lambda member: member.header):

@@ -289,23 +289,23 @@ def those_that_fit(entries: Iterable[tuple[Any, Any]]) -> list[tuple[str, LazyTe
     return [(key, tensor) for key, tensor in fitting if tensor is not None]
 
 
-def _obstacle(key: Any, value: Any) -> str | None:
-    """What keeps an entry of a state dict out of a safetensors file, or None."""
+def _obstacle(key: Any, value: Any) -> tuple[str, str] | None:
+    """What keeps an entry of a state dict out of a safetensors file, as (one, several), or None."""
     if not isinstance(key, str):
-        return "keys that are no text"
+        return "key that is no text", "keys that are no text"
     if not isinstance(value, LazyTensor):
         other = other_tensor(value)
         if other is None:
-            return "values that are no tensor"
+            return "value that is no tensor", "values that are no tensor"
         if other.dense is None:
-            return f"{other.words} tensors"
+            return f"{other.words} tensor", f"{other.words} tensors"
         if other.attributes:
-            return "attributes of tensors"
+            return "tensor with attributes", "tensors with attributes"
         value = other.dense
     if not value.dtype.safetensors or (value.dtype.packed > 1 and not value.shape):
-        return f"tensors of {value.dtype.name}"
+        return f"tensor of {value.dtype.name}", f"tensors of {value.dtype.name}"
     if key == "__metadata__" or _has_half_a_pair(key):
-        return "keys that no header can have"
+        return "key that no header can have", "keys that no header can have"
     return None
 
 
@@ -322,14 +322,14 @@ def _text_of(note: dict[str, Any]) -> str:
 def _not_tensors(weights: StateDict) -> list[str]:
     """Entries of the state dict itself that the format cannot hold."""
     lines: list[str] = []
-    kinds: dict[str, list[str]] = {}
+    kinds: dict[tuple[str, str], list[str]] = {}
     for key, value in weights.node.entries:
         obstacle = _obstacle(key, value)
         if obstacle:
             kinds.setdefault(obstacle, []).append(str(key))
     for kind, keys in kinds.items():
         shown = ", ".join(printable(key, 60) for key in keys[:4])
-        lines.append(f"{len(keys):,} {kind}: {shown}{', …' if len(keys) > 4 else ''}")
+        lines.append(f"{counted(len(keys), *kind)}: {shown}{', …' if len(keys) > 4 else ''}")
     attributes = attributes_of(weights.node)
     if isinstance(attributes, Dict):
         others = [str(key) for key, _ in attributes.entries if key != "_metadata"]
@@ -342,11 +342,16 @@ def _not_tensors(weights: StateDict) -> list[str]:
 def _simplified(weights: StateDict) -> list[str]:
     """Tensors of other kinds that are stored as the plain tensors that they are in the end."""
     kinds = Counter(
-        "numpy arrays" if other.kind == "numpy" else f"tensors of class {printable(other.class_name, 80)}"
+        ("numpy array", "numpy arrays")
+        if other.kind == "numpy"
+        else tuple(f"{noun} of class {printable(other.class_name, 80)}" for noun in ("tensor", "tensors"))
         for other in weights.others.values()
         if other.dense is not None and (other.kind == "numpy" or other.class_name)
     )
-    return [f"{count:,} {kind} are stored as plain tensors" for kind, count in kinds.items()]
+    return [
+        counted(count, f"{one} is stored as a plain tensor", f"{several} are stored as plain tensors")
+        for (one, several), count in kinds.items()
+    ]
 
 
 def _form(tensors: dict[str, LazyTensor], ties: dict[str, str], strides: dict[str, list[int]]) -> list[str]:
@@ -363,19 +368,27 @@ def _form(tensors: dict[str, LazyTensor], ties: dict[str, str], strides: dict[st
     shared = Counter(t.storage.identity for key, t in tensors.items() if key not in ties and t.numel)
     views = sum(shared[t.storage.identity] > 1 for key, t in tensors.items() if key not in ties and t.numel)
     if views:
-        form.append(f"{views:,} tensors that are parts of shared storages are stored on their own")
+        form.append(
+            counted(
+                views,
+                "tensor that is a part of a shared storage is stored on its own",
+                "tensors that are parts of shared storages are stored on their own",
+            )
+        )
     located = Counter(t.location for t in tensors.values() if t.location != "cpu")
     for location, count in located.items():
-        form.append(f"the location {printable(location)} of {count:,} tensors is not recorded; they load on cpu")
+        they = counted(count, "tensor is not recorded; it loads", "tensors is not recorded; they load")
+        form.append(f"the location {printable(location)} of {they} on cpu")
     unused = sum(t.nbytes < t.storage.nbytes and shared[t.storage.identity] == 1 for t in tensors.values())
     if unused:
-        form.append(f"{unused:,} tensors leave parts of their storages behind that no tensor uses")
+        leave = counted(unused, "tensor leaves parts of its storage", "tensors leave parts of their storages")
+        form.append(f"{leave} behind that no tensor uses")
     resolved = sum(t.conj or t.neg for t in tensors.values())
     if resolved:
         form.append(f"{resolved:,} lazily conjugated or negated tensors are stored as their values")
     parameters = sum(t.parameter or t.requires_grad for t in tensors.values())
     if parameters:
-        form.append(f"that {parameters:,} tensors require gradients is not recorded")
+        form.append(f"that {counted(parameters, 'tensor requires', 'tensors require')} gradients is not recorded")
     return form
 
 

@@ -137,7 +137,7 @@ def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpo
     else:
         if chosen.missing:
             raise Malformed(
-                f"lacks {len(chosen.missing):,} of {len(chosen.files) + len(chosen.missing):,} shards:",
+                f"lacks {len(chosen.missing):,} of {counted(len(chosen.files) + len(chosen.missing), 'shard')}:",
                 where=folder.path,
                 evidence=[printable(name, 100) for name in chosen.missing[:5]],
                 hint="the download or copy did not finish; fetch the missing files",

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
 from ..decode import check_all
-from ..errors import CannotCarry, Malformed, printable
+from ..errors import CannotCarry, Malformed, counted, printable
 from ..files import Buffer, File, FileRange, Piece
 from ..tensor import LazyTensor, Storage
 from ..tree import Dict, List
@@ -69,7 +69,9 @@ def open_legacy(file: File, broken: dict[int, str] | None = None) -> Checkpoint:
     if reader.sources:
         names = ", ".join(printable(name, 60) for name in list(reader.sources)[:3])
         names += ", …" if len(reader.sources) > 3 else ""
-        lost.append(f"the source code of {len(reader.sources):,} classes that is recorded in it: {names}")
+        lost.append(
+            f"the source code of {counted(len(reader.sources), 'class', 'classes')} that is recorded in it: {names}"
+        )
     return Checkpoint(
         pickles.tree,
         "torch-legacy",
@@ -189,7 +191,7 @@ def _place_storages(file: File, pickles: _Pickles, broken: dict[int, str] | None
     if listed != storages.keys():
         missing, extra = sorted(storages.keys() - listed), sorted(listed - storages.keys())
         raise Malformed(
-            f"its tensors use {len(storages):,} storages, its list names {len(listed):,}",
+            f"its tensors use {counted(len(storages), 'storage')}, its list names {len(listed):,}",
             where=where,
             evidence=[printable(f"not in the list: {', '.join(missing[:4])}")] * bool(missing)
             + [printable(f"used by no tensor: {', '.join(extra[:4])}")] * bool(extra),
@@ -220,7 +222,7 @@ def _misfit(file: File, storage: Storage, position: int) -> str:
         return f"is cut short: {storage.nbytes:,} bytes expected at offset {position + 8:,}, {left:,} left in the file"
     numel = int.from_bytes(file.read(position, 8), "little", signed=True)
     if numel != storage.numel:
-        return f"has {numel:,} elements where it stands; its tensors say {storage.numel:,}"
+        return f"has {counted(numel, 'element')} where it stands; its tensors say {storage.numel:,}"
     return ""
 
 

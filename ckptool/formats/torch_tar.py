@@ -20,7 +20,7 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..decode import check_all
 from ..dtypes import BY_STORAGE
-from ..errors import Malformed, printable
+from ..errors import Malformed, counted, printable
 from ..files import File, FileRange
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage
 from ..tree import Global, List
@@ -186,7 +186,7 @@ def open_tar(file: File) -> Checkpoint:
     root = reader.load()
     lost = [f"the member {name}" for name in others[:10]]
     if reader.sources:
-        lost.append(f"the source code of {len(reader.sources):,} classes that is recorded in it")
+        lost.append(f"the source code of {counted(len(reader.sources), 'class', 'classes')} that is recorded in it")
     return Checkpoint(
         root,
         "torch-tar",
@@ -230,7 +230,8 @@ def read_storages(stream: Stream) -> tuple[dict[int, Storage], _Bases]:
         (numel,) = stream.integers(1)
         if numel < 0 or stream.at + numel * dtype.itemsize > stream.end:
             raise Malformed(
-                f"storage {number} is cut short: {numel:,} elements of {dtype.name} at byte {stream.at:,}", where=where
+                f"storage {number} is cut short: {counted(numel, 'element')} of {dtype.name} at byte {stream.at:,}",
+                where=where,
             )
         source = FileRange(stream.file, stream.at, numel * dtype.itemsize)
         storages[number] = Storage(source, str(location), dtype, str(number))

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..decode import check_all
-from ..errors import Malformed
+from ..errors import Malformed, counted
 from ..files import File
 from ..kinds import stands_for_a_tensor
 from ..modules import find_modules
@@ -64,7 +64,8 @@ def open_torchscript(file: File) -> Checkpoint:
     entries += [(folder, List(names)) for folder, names in folders.items()]
     warnings = [*check_all([*reader.others, *constants.others], where)]
     if guessed:
-        warnings.append(f"its code does not say which attributes of {guessed:,} classes are weights; all tensors count")
+        classes = counted(guessed, "class", "classes")
+        warnings.append(f"its code does not say which attributes of {classes} are weights; all tensors count")
     return Checkpoint(
         Dict(entries),
         "torchscript",

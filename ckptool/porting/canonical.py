@@ -12,11 +12,13 @@ from dataclasses import replace
 from .. import keys as names
 from ..signature import Signature
 from . import expression as ex
+from .adapters import merge_adapters
 from .biases import attach_biases
 from .fused import fused_shapes, missing_key_bias, split_fused
-from .layouts import general_dense, torch_layout, turn_by_vote
+from .joined import join_parts
+from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
 from .pieces import Canon, Piece
-from .reparametrized import merge_lora, merge_norms
+from .reparametrized import merge_masks, merge_norms, name_unknown
 from .roles import role_of
 from .stacked import unstack
 from .words import table, words_of
@@ -52,8 +54,7 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
             canon.assembly[entry.key] = piece.expr
     for piece in list(canon.pieces.values()):
         torch_layout(canon, piece, split[piece.entry.key][-1])
-    if not is_target:
-        turn_by_vote(canon)
+    turn_by_vote(canon)
     missing_key_bias(canon)
     _gated(canon)
     return canon
@@ -74,17 +75,23 @@ def _gated(canon: Canon) -> None:
 
 def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) -> None:
     """Bring the two sides to the same granularity: what one holds in one tensor and the other in several."""
-    merge_lora(source, lora_scale)
+    merge_adapters(source, target, lora_scale)
     for one, other in ((source, target), (target, source)):
         merge_norms(one, other)
+    merge_masks(source, target)
+    for one, other in ((source, target), (target, source)):
+        name_unknown(one, other)
+    follow_names(source, target)
     both = fused_shapes(source) & fused_shapes(target)
     for one, other in ((source, target), (target, source)):
         split_fused(one, other, both)
     for one, other in ((source, target), (target, source)):
         unstack(one, other)
+    for one, other in ((source, target), (target, source)):
+        join_parts(one, other)
     both = fused_shapes(source) & fused_shapes(target)
     for one, other in ((source, target), (target, source)):
-        split_fused(one, other, both)  # of experts that were stacked
+        split_fused(one, other, both)  # of experts that were stacked, or of heads
     general_dense(source, target)
     for one, other in ((source, target), (target, source)):
         attach_biases(one, other)

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import gcd
 from typing import Any
 
 from ..errors import RuleError, printable
@@ -118,6 +119,17 @@ def select(x: Expr, dim: int, index: int) -> Expr:
     return Expr("select", (x,), (dim, index))
 
 
+def of_heads(x: Expr, heads: int, rows: Sequence[int]) -> list[Expr]:
+    """The parts of X that alternate by head, where each head holds so many ROWS of each."""
+    unit = gcd(*rows)
+    n, at, found = sum(rows) // unit, 0, []
+    for row in rows:
+        edges = (at, at + row // unit)
+        found.append(Expr("of_heads", (x,), (heads, n, *(edges if row > unit else edges[:1]))))
+        at = edges[1]
+    return found
+
+
 def cat(dim: int, *parts: Expr) -> Expr:
     """PARTS joined along DIM."""
     if len(parts) == 1:
@@ -186,6 +198,10 @@ def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
             full = shape_of(whole, shapes)[int(x.params[0])]
             if edges[0][0] == 0 and edges[-1][1] == full and all(a[1] == b[0] for a, b in pairwise(edges)):
                 return whole
+    if x.op == "by_heads":
+        whole = _whole(args, "of_heads", lambda p: p.params[0] == x.params[0])
+        if whole is not None and _all_of_heads([p.params for p in args]):
+            return whole
     if x.op == "stack":
         whole = _whole(args, "select", lambda p: p.params[0] == 0)
         if whole is not None and [p.params[1] for p in args] == list(range(shape_of(whole, shapes)[0])):
@@ -372,10 +388,10 @@ def _undo(
     if x.op == "stack":
         return all(_undo(arg, select(value, 0, i), piece, out, shapes) for i, arg in enumerate(x.args))
     if x.op == "by_heads":
-        n = len(x.args)
+        heads = int(x.params[0])
+        rows = [shape_of(arg, shapes)[0] // heads for arg in x.args]
         return all(
-            _undo(arg, Expr("of_heads", (value,), (x.params[0], n, i)), piece, out, shapes)
-            for i, arg in enumerate(x.args)
+            _undo(arg, made, piece, out, shapes) for arg, made in zip(x.args, of_heads(value, heads, rows), strict=True)
         )
     if x.op in ("slice", "select", "of_heads") and inner.op == "key":
         return _undo(inner, value, (x.op, *x.params), out, shapes)
@@ -405,10 +421,16 @@ def reassembled(pieces: Sequence[tuple[Expr, Any]], shape: Shape) -> Expr | None
             return None
         return stack(*(value for value, _ in ordered))
     ordered = sorted(pieces, key=lambda item: item[1][3])
-    heads, n = ordered[0][1][1], ordered[0][1][2]
-    if [p[3] for _, p in ordered] != list(range(n)):
+    if not _all_of_heads([p[1:] for _, p in ordered]):
         return None
-    return Expr("by_heads", tuple(value for value, _ in ordered), (heads,))
+    return Expr("by_heads", tuple(value for value, _ in ordered), (ordered[0][1][1],))
+
+
+def _all_of_heads(parts: Sequence[Sequence[Any]]) -> bool:
+    """Whether the parameters of some `of_heads` are those of all parts of one tensor, in order."""
+    edges = [(p[2], p[3] if len(p) > 3 else p[2] + 1) for p in parts]
+    whole = edges[0][0] == 0 and edges[-1][1] == parts[0][1]
+    return whole and all(a[1] == b[0] for a, b in pairwise(edges)) and len({tuple(p[:2]) for p in parts}) == 1
 
 
 __all__ = [
@@ -420,6 +442,7 @@ __all__ = [
     "inverted",
     "lazy",
     "of",
+    "of_heads",
     "parse",
     "part",
     "permute",

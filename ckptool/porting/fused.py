@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
+from typing import TypeVar
 
 from ..signature import Entry
 from . import expression as ex
@@ -17,24 +19,27 @@ from .words import Fused, cut, table
 
 def fused_kind(piece: Piece) -> Fused | None:
     """What the name of a piece says that it holds: several projections, or nothing of the kind."""
-    words = tuple(word for word in cut(piece.path[-1]) if not word.isdigit()) if piece.path else ()
-    return table().fused.get(words) or table().fused.get(words[-2:]) or table().fused.get(words[-1:])
+    return _said(piece.path, table().fused)
 
 
 def fused_by_name(key: str) -> bool:
     """Whether the name of a key says that it is several projections in one."""
-    path, _ = role_of(tuple(key.split(".")), set())
-    words = tuple(word for word in cut(path[-1]) if not word.isdigit()) if path else ()
-    return any(phrase in table().fused for phrase in (words, words[-2:], words[-1:]))
+    return _said(role_of(tuple(key.split(".")), set())[0], table().fused) is not None
 
 
 def part_label(path: Sequence[str]) -> str | None:
     """Which part of a fused projection a module is by its name: q, k, v, gate, up, or None."""
-    words = tuple(word for word in cut(path[-1]) if not word.isdigit()) if path else ()
-    for phrase in (words, words[-2:], words[-1:]):
-        if phrase in table().parts:
-            return table().parts[phrase]
-    return None
+    return _said(path, table().parts)
+
+
+_Meaning = TypeVar("_Meaning")
+
+
+def _said(path: Sequence[str], phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
+    """What the last component of a path means: with its numbers, without them, or by its last words."""
+    every = cut(path[-1]) if path else ()
+    words = tuple(word for word in every if not word.isdigit())
+    return next((phrases[one] for one in (every, words, words[-2:], words[-1:]) if one in phrases), None)
 
 
 def fused_shapes(canon: Canon) -> set[Shape]:
@@ -49,34 +54,112 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         return
     theirs = Counter(p.shape for p in other.pieces.values() if p.role == "weight")
     own = Counter(p.shape for p in one.pieces.values() if p.role == "weight")
-    rows: dict[str, Counter[tuple[int, ...]]] = defaultdict(Counter)
-    for p in other.pieces.values():
-        label = part_label(p.path)
-        if label and p.role == "weight" and len(p.shape) >= 2:
-            rows[label][p.shape] += 1
+    rows = _rows_of_parts(other)
     for weight, kind in fused:
-        layout, heads = layout_of(weight.entry, len(kind.parts)) if one.is_target else ("", 0)
         rest = weight.shape[1:]
-        apart = any(
-            rows[label][_of_rows(size, rest)] for label in kind.parts for size in _part_sizes(weight, kind, rows) or ()
-        )
-        whole = weight.shape in both or theirs[weight.shape] >= (own[weight.shape] if apart else 1)
-        if whole and not _conflicting_layout(one, other, weight, kind):
-            continue
         sizes = _part_sizes(weight, kind, rows)
-        if sizes is None:
+        apart = any(rows[label][_of_rows(size, rest)] for label in kind.parts for size in sizes or ())
+        whole = weight.shape in both or theirs[weight.shape] >= (own[weight.shape] if apart else 1)
+        if sizes is None or (whole and not _conflicting_layout(one, other, weight, kind)):
             continue
-        alike = all(theirs[_of_rows(size, rest)] >= 1 for size in sizes)
+        alike = all(
+            theirs[_of_rows(size, rest)] or rows[label][_of_rows(size, rest)]
+            for label, size in zip(kind.parts, sizes, strict=True)
+        )
         if not alike and not whole:
             continue
-        mha = weight.entry.module == "MultiheadAttention"
-        doubtful = not (kind.sure or mha or layout)
-        if not one.is_target and doubtful:
-            heads = _heads_of(other) or heads
-        _take_apart(one, weight, kind.parts, sizes, heads, doubtful)
+        form = _form(one, other, weight, kind, sizes)
+        _take_apart(one, weight, form)
         bias = one.pieces.get(".".join(weight.path) + "|bias")
         if bias is not None and bias.shape == weight.shape[:1]:
-            _take_apart(one, bias, kind.parts, sizes, heads, doubtful)
+            _take_apart(one, bias, form)
+
+
+def _rows_of_parts(canon: Canon) -> dict[str, Counter[Shape]]:
+    """The sizes of what is a part by its name, or by that of a smaller projection that holds it."""
+    rows: dict[str, Counter[Shape]] = defaultdict(Counter)
+    for p in canon.pieces.values():
+        if p.role != "weight" or len(p.shape) < 2:
+            continue
+        label = part_label(p.path)
+        if label:
+            rows[label][p.shape] += 1
+        kind = fused_kind(p)
+        if kind is not None and len(kind.parts) == 2 and p.shape[0] % 2 == 0:
+            for part in kind.parts:
+                rows[part][_of_rows(p.shape[0] // 2, p.shape[1:])] += 1
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a projection is taken apart.
+
+    Attributes:
+        parts: their names, in the order in which they stand.
+        sizes: rows of each.
+        heads: how many groups of rows hold all parts each, or 0 where one part follows the other.
+        doubt: why that is not certain, or an empty text.
+        rival: the form that is as likely, as (parts, sizes, heads).
+    """
+
+    parts: tuple[str, ...]
+    sizes: tuple[int, ...]
+    heads: int = 0
+    doubt: str = ""
+    rival: tuple[tuple[str, ...], tuple[int, ...], int] | None = None
+
+
+#: Why it is not certain how a projection is taken apart. None of it matters where it is put together again.
+_BY_HEADS = "the name does not say whether the parts of this projection alternate by attention head"
+_WHICH_HALF = "which half of this projection is the gate is in the code only"
+_OTHER_ORDER = "the name says {}, and the model holds them as {}: in which order they stand is in the code only"
+
+
+def about_layout(doubt: str) -> bool:
+    """Whether a doubt is one about the layout inside of a fused projection."""
+    return doubt in (_BY_HEADS, _WHICH_HALF) or doubt.startswith(_OTHER_ORDER.partition("{}")[0])
+
+
+def _form(one: Canon, other: Canon, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
+    """How a projection is taken apart: as code shows, as its name says, or most likely."""
+    parts, size = kind.parts, tuple(sizes)
+    if one.is_target:
+        layout, heads = layout_of(weight.entry, len(parts), size)
+        if layout or kind.fixed or weight.entry.module == "MultiheadAttention":
+            return _Form(parts, size, heads if _divides(heads, size) else 0)
+    if kind.fixed or (one.is_target and kind.sure):
+        return _Form(parts, size)
+    if "q" not in parts and "k" not in parts:
+        swapped = (parts[::-1], size[::-1], 0)
+        return _Form(parts, size) if kind.sure else _Form(parts, size, 0, _WHICH_HALF, swapped)
+    heads = _groups_of(other, size[-1]) if not one.is_target else 0
+    heads = heads if _divides(heads, size) and heads > 1 else 0
+    order = _order_of(other, parts)
+    if order != parts and not one.is_target:
+        doubt = _OTHER_ORDER.format(", ".join(parts), ", ".join(order))
+        return _Form(parts, size, 0, doubt, (order, tuple(size[parts.index(p)] for p in order), 0))
+    one_group = heads == 0 and not one.is_target and len(set(size)) > 1 and _groups_of(other, size[-1]) == 1
+    if one_group or (kind.sure and (len(set(size)) == 1 or not kind.grouped)):
+        return _Form(parts, size)
+    if kind.by_heads and heads:
+        return _Form(parts, size, heads, _BY_HEADS, (parts, size, 0))
+    return _Form(parts, size, 0, _BY_HEADS, (parts, size, heads) if heads else None)
+
+
+def _divides(heads: int, sizes: Sequence[int]) -> bool:
+    return heads > 0 and all(size % heads == 0 for size in sizes)
+
+
+def _order_of(canon: Canon, parts: tuple[str, ...]) -> tuple[str, ...]:
+    """In which order the blocks of a model hold what a projection joins, if all hold it in one order."""
+    blocks: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+    for p in canon.pieces.values():
+        label = part_label(p.path)
+        if p.role == "weight" and label in parts and len(p.shape) >= 2:
+            blocks[p.path[:-1]][label] = p.order
+    found = {tuple(sorted(held, key=held.__getitem__)) for held in blocks.values() if len(held) == len(parts)}
+    return found.pop() if len(found) == 1 else parts
 
 
 def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) -> bool:
@@ -93,9 +176,12 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
     return False
 
 
-def layout_of(entry: Entry, parts: int) -> tuple[str, int]:
+def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:
     """How the forward pass takes a projection of so many PARTS apart: ("block", 0), ("heads", how many), or ("", 0)."""
     kind, inner = entry.notes.get("layout", ("", ()))
+    if kind != "block" and len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
+        grouped = len(inner) == 3 and inner[0] * inner[2] == sizes[-1]
+        return ("heads", inner[0]) if grouped else ("", 0)
     if kind == "block" or (inner and inner[0] == parts != inner[1]):
         return "block", 0
     if len(inner) == 3 and inner[1] == parts != inner[0]:
@@ -113,9 +199,15 @@ def heads_of(entry: Entry) -> int:
     return inner[0] if kind == "grouped" and len(inner) == 2 else 0
 
 
-def _heads_of(canon: Canon) -> int:
-    """How many attention heads the code of a model has, as its forward pass shows for separate projections."""
-    found = Counter(heads_of(p.entry) for p in canon.pieces.values() if part_label(p.path) == "q" and heads_of(p.entry))
+def _groups_of(canon: Canon, rows: int) -> int:
+    """How many heads of keys the code of a model has, where those have so many ROWS together, or 0."""
+    found: Counter[int] = Counter()
+    for p in canon.pieces.values():
+        label, heads = part_label(p.path), heads_of(p.entry)
+        if heads and label == "k" and p.shape[0] == rows:
+            found[heads] += 2
+        elif heads and label == "q" and rows * heads % p.shape[0] == 0:
+            found[rows * heads // p.shape[0]] += 1
     return found.most_common(1)[0][0] if found else 0
 
 
@@ -139,43 +231,42 @@ def _block(e: Expr, *, start: int, stop: int) -> Expr:
     return ex.part(e, 0, start, stop)
 
 
-def _turn_of(e: Expr, *, heads: int, n: int, index: int) -> Expr:
-    return Expr("of_heads", (e,), (heads, n, index))
+def _parts_of(e: Expr, sizes: Sequence[int], heads: int) -> list[Expr]:
+    """The parts of a projection, of so many rows each: one after the other, or alternating in so many heads."""
+    if heads > 1:
+        return ex.of_heads(e, heads, [size // heads for size in sizes])
+    edges = [0, *accumulate(sizes)]
+    return [ex.part(e, 0, start, stop) for start, stop in pairwise(edges)]
 
 
-def _take_apart(
-    canon: Canon, piece: Piece, parts: Sequence[str], sizes: Sequence[int], heads: int, doubtful: bool
-) -> None:
+def _take_apart(canon: Canon, piece: Piece, form: _Form) -> None:
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
-    at, n = 0, len(parts)
-    by_heads = heads > 1 and len(set(sizes)) == 1 and piece.shape[0] % (heads * n) == 0
-    for index, (name, size) in enumerate(zip(parts, sizes, strict=True)):
-        block = partial(_block, start=at, stop=at + size)
-        turns = partial(_turn_of, heads=heads, n=n, index=index)
-        chosen, rival = (turns, block) if by_heads else (block, turns if heads > 1 else None)
+    for index, (name, size) in enumerate(zip(form.parts, form.sizes, strict=True)):
         doubt: tuple[tuple[str, Expr | None], ...] = ()
-        if doubtful:
-            other = None if rival is None or canon.is_target else rival(piece.expr)
-            doubt = (("the name does not say whether the parts of this projection alternate by attention head", other),)
-        new.append(
-            (
-                replace(
-                    piece,
-                    path=(*piece.path, name),
-                    shape=(size, *piece.shape[1:]),
-                    order=piece.order + index / 8,
-                    used=None if piece.used is None else piece.used + index / 8,
-                    words=(*piece.words, name),
-                    doubts=(*piece.doubts, *doubt),
-                ),
-                chosen,
-            )
+        if form.doubt:
+            other = None
+            if form.rival is not None and not canon.is_target:
+                parts, sizes, heads = form.rival
+                other = _parts_of(piece.expr, sizes, heads)[parts.index(name)]
+            doubt = ((form.doubt, other),)
+        made = replace(
+            piece,
+            path=(*piece.path, name),
+            shape=(size, *piece.shape[1:]),
+            order=piece.order + index / 8,
+            used=None if piece.used is None else piece.used + index / 8,
+            words=(*piece.words, name),
+            doubts=(*piece.doubts, *doubt),
         )
-        at += size
-    if by_heads:
-        canon.become(piece, new, lambda *e: Expr("by_heads", e, (heads,)))
+        new.append((made, partial(_nth, form=form, index=index)))
+    if form.heads > 1:
+        canon.become(piece, new, lambda *e: Expr("by_heads", e, (form.heads,)))
     else:
         canon.become(piece, new, lambda *e: ex.cat(0, *e))
+
+
+def _nth(e: Expr, *, form: _Form, index: int) -> Expr:
+    return _parts_of(e, form.sizes, form.heads)[index]
 
 
 def _with_zeros_between(q: Expr, v: Expr, *, n: int) -> Expr:

@@ -7,10 +7,14 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import partial
 
+from ..signature import Entry
 from . import expression as ex
 from .expression import Expr, Shape
-from .pieces import Canon, Piece, unchanged
-from .words import table
+from .pieces import Canon, Piece, squeezed, unchanged
+from .words import label, table
+
+#: Functions that multiply with a matrix.
+PRODUCTS = frozenset("linear matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm einsum".split())
 
 _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 
@@ -47,10 +51,11 @@ def _renamed(canon: Canon, piece: Piece, role: str) -> Piece:
     return canon.pieces[new.name]
 
 
-def turn(canon: Canon, piece: Piece) -> None:
+def turn(canon: Canon, piece: Piece) -> Piece:
     """Swap the last two dimensions of a piece."""
     shape = (*piece.shape[:-2], piece.shape[-1], piece.shape[-2])
     canon.become(piece, [(replace(piece, shape=shape), ex.transpose)], ex.transpose)
+    return canon.pieces[piece.name]
 
 
 def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> None:
@@ -66,31 +71,148 @@ def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> None:
 
 
 def turn_by_vote(canon: Canon) -> None:
-    """Find matrices that stand with the inputs first by the lengths of their biases; square ones follow their kin."""
-    votes: dict[str, Counter[bool]] = defaultdict(Counter)
-    everywhere: Counter[bool] = Counter()
+    """Find matrices that stand with the inputs first by the lengths of their biases; square ones follow their kin.
+
+    Also of matrices that stand in one tensor: [n, in, out] beside biases [n, out] or [n, 1, out].
+    """
+    votes: dict[tuple[int, str], Counter[bool]] = defaultdict(Counter)
+    everywhere: dict[int, Counter[bool]] = defaultdict(Counter)
     matrices = []
     for piece in canon.pieces.values():
-        if piece.role != "weight" or len(piece.shape) != 2 or piece.expr.op != "key":
+        rank = len(piece.shape)
+        if piece.role != "weight" or rank not in (2, 3) or piece.expr.op != "key":
             continue
         bias = canon.pieces.get(".".join(piece.path) + "|bias")
-        if bias is None or len(bias.shape) != 1:
+        if bias is None or squeezed(bias.shape[:-1]) != squeezed(piece.shape[:-2]):
+            continue
+        if canon.is_target and not _unseen(piece.entry):
             continue
         matrices.append(piece)
-        rows, columns = piece.shape[0] == bias.shape[0], piece.shape[1] == bias.shape[0]
+        rows, columns = (n == bias.shape[-1] for n in piece.shape[-2:])
         if rows != columns:
-            votes[_kin(piece)][columns] += 1
-            everywhere[columns] += 1
-    if not everywhere[True]:
-        return
+            votes[rank, _kin(piece)][columns] += 1
+            everywhere[rank][columns] += 1
     for piece in matrices:
-        vote = votes.get(_kin(piece)) or everywhere
+        rank = len(piece.shape)
+        vote = votes.get((rank, _kin(piece))) or everywhere[rank]
         if vote[True] > vote[False]:
             turn(canon, piece)
 
 
+def _unseen(entry: Entry) -> bool:
+    """Whether neither the forward pass nor the class of its module says how a matrix of the target stands."""
+    return entry.used is None and entry.module not in ("Linear", "Embedding", "NonDynamicallyQuantizableLinear")
+
+
 def _kin(piece: Piece) -> str:
     return re.sub(r"\d+", "", piece.path[-1]) if piece.path else ""
+
+
+#: Why a square matrix is not certain.
+TURNED_IN_CODE = "whether this matrix stands with its inputs or its outputs first is in the code only"
+
+
+def follow_names(source: Canon, target: Canon) -> None:
+    """Turn what the target turns and the source has under the same name, unless sizes show that it has it turned.
+
+    What stands under one name and in one shape is laid out in one way as a rule. Where other matrices of the same names
+    have their sizes swapped, another convention is in use, and square ones follow them.
+    """
+    ends: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for piece in source.pieces.values():
+        if len(piece.shape) >= 2 and piece.expr.op == "key":
+            for at in range(len(piece.path)):
+                ends[piece.path[at:]].append(piece)
+    same, votes = [], Counter[bool]()
+    for piece in target.pieces.values():
+        if target.assembly.get(piece.entry.key) != ex.transpose(ex.of(piece.name)):
+            continue
+        found = _namesakes(piece, ends)
+        if len(found) == 1:
+            if found[0].shape == piece.entry.shape:
+                same.append((piece, found[0]))
+            if piece.shape[-1] != piece.shape[-2]:
+                votes[found[0].shape == piece.entry.shape] += 1
+    keys = {key for key, entry in target.signature.entries.items() if entry.parameter is not False}
+    everything = keys <= set(source.signature.entries)
+    for piece, own in same:
+        if own.name not in source.pieces or votes[False] > votes[True]:
+            continue
+        if everything or votes[True] or is_bare(piece):
+            turn(source, own)
+        else:
+            doubt = (TURNED_IN_CODE, ex.transpose(own.expr))
+            source.pieces[own.name] = replace(own, doubts=(*own.doubts, doubt))
+
+
+def _namesakes(piece: Piece, ends: dict[tuple[str, ...], list[Piece]]) -> list[Piece]:
+    """Pieces of the source whose path ends as that of a piece of the target, in as many components as possible."""
+    for at in range(len(piece.path)):
+        found = [p for p in ends.get(piece.path[at:], ()) if p.role == piece.role]
+        if found:
+            return found
+    return []
+
+
+def is_bare(piece: Piece) -> bool:
+    """Whether a tensor is a parameter of its own, of which no name says that a layer of torch holds it."""
+    return piece.role == "weight" and piece.path[-1] == piece.entry.key.rpartition(".")[2]
+
+
+def turn_bare_matrices(source: Canon, target: Canon) -> None:
+    """Matrices that are parameters of their own, not of a linear layer, may stand with the inputs first.
+
+    Nothing in a file says so but how they lie in the order of the model: both ways are laid beside it.
+    """
+    wanted = {squeezed(p.shape) for p in target.pieces.values()}
+    bare = [
+        p
+        for p in source.pieces.values()
+        if is_bare(p)
+        and len(p.shape) in (2, 3)
+        and p.shape[-1] != p.shape[-2]
+        and (*p.shape[:-2], p.shape[-1], p.shape[-2]) in wanted
+    ]
+    for p in [p for p in bare if len(p.shape) == 3]:
+        bare.remove(p)
+        if p.shape not in wanted:
+            turn(source, p)
+    bare = [p for p in bare if not _said_as_it_is(p, target)]
+    if not bare:
+        return
+    as_is = _agreement(source, target, set())
+    turned = _agreement(source, target, {p.name for p in bare})
+    if turned == as_is and all(p.shape in wanted for p in bare):
+        for p in bare:
+            source.pieces[p.name] = replace(p, doubts=(*p.doubts, (TURNED_IN_CODE, None)))
+        return
+    if turned >= as_is:
+        for p in bare:
+            turn(source, p)
+
+
+def _said_as_it_is(piece: Piece, target: Canon) -> bool:
+    """Whether the target has something of that name and these sizes, and nothing of that name with them turned."""
+    group = next(g for g in table().groups if g.name == "neck")
+    said = label(group, piece.words)
+    shapes = {p.shape for p in target.pieces.values() if said is not None and label(group, p.words) == said}
+    return piece.shape in shapes and piece.shape[::-1] not in shapes
+
+
+def _agreement(source: Canon, target: Canon, turned: set[str]) -> int:
+    """How many tensors lie in the same order on both sides if some matrices are TURNED."""
+    from difflib import SequenceMatcher
+
+    a = [
+        (p.role, squeezed(p.shape[::-1] if p.name in turned else p.shape))
+        for p in sorted(source.pieces.values(), key=lambda p: p.order)
+    ]
+    in_use = [p for p in target.pieces.values() if p.used is not None]
+    b = [
+        (p.role, squeezed(p.shape))
+        for p in sorted(in_use or target.pieces.values(), key=lambda p: (p.used or 0, p.order))
+    ]
+    return sum(block.size for block in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks())
 
 
 def general_dense(source: Canon, target: Canon) -> None:

@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import Malformed, RuleError, Unreadable, printable
+from ..errors import Malformed, RuleError, Unreadable, counted, printable
 from ..files import StrPath, reason
 from ..keys import collapse
 from ..signature import Signature
@@ -255,7 +255,7 @@ def _expanded(pattern: str, value: str, path: StrPath) -> Iterator[tuple[str, st
     for one in ranges:
         total *= len(one)
     if total > _MOST_KEYS:
-        raise Malformed(f"{printable(pattern)} stands for {total:,} keys", where=path)
+        raise Malformed(f"{printable(pattern)} stands for {counted(total, 'key')}", where=path)
     for numbers in itertools.product(*ranges):
         key = pieces[0] + "".join(f"{n}{piece}" for n, piece in zip(numbers, pieces[1:], strict=True))
         text = value
@@ -294,7 +294,7 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
     strangers = [key for key in known if key not in target.entries]
     if strangers:
         raise RuleError(
-            f"the mapping names {len(strangers):,} keys that {printable(target.name)} does not have",
+            f"the mapping names {counted(len(strangers), 'key')} that {printable(target.name)} does not have",
             where=mapping.source or "--mapping",
             evidence=[printable(key, 100) for key in strangers[:5]],
             hint="is it for another model, or should it be used with --invert?",
@@ -355,7 +355,7 @@ def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
     lost = [key for key in dict.fromkeys(lost) if not any(e.target == key for e in entries)]
     if lost:
         raise RuleError(
-            f"the mapping cannot be inverted for {len(lost):,} keys: values are lost on the way",
+            f"the mapping cannot be inverted for {counted(len(lost), 'key')}: values are lost on the way",
             where="--invert",
             evidence=[printable(key, 100) for key in lost[:5]],
         )

@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..signature import Entry
 from .cells import Cells
 from .naming import Naming
 from .orders import RANKS, Orders
@@ -52,8 +53,9 @@ class Matcher:
 
     def __init__(self, source: Canon, target: Canon) -> None:
         sources, targets = units_of(source), units_of(target)
-        self._constants = [u for u in targets if _constant(u, source)]
-        targets = [u for u in targets if not _constant(u, source)]
+        self._constants = _constants(targets, sources, source)
+        held = {id(u) for u in self._constants}
+        targets = [u for u in targets if id(u) not in held]
         ordered = source.signature.ordered and not _sorted_by_name(source)
         if not ordered:
             for place, unit in enumerate(sorted(sources, key=lambda u: natural(u.path))):
@@ -170,14 +172,30 @@ class Matcher:
                     t.doubts.append(f"{name} is not where queries, keys and values are computed as a rule")
 
 
-def _constant(unit: Unit, source: Canon) -> bool:
-    """Whether a unit of the target holds only buffers that are computed when it is built (masks, indices)."""
-    if any(p.entry.parameter is not False for p in unit.pieces.values()) or unit.pieces.keys() & STATISTICS:
-        return False
+def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[Unit]:
+    """Units of the target that hold only buffers which are computed when it is built (masks, indices).
+
+    A buffer may as well be learned (a codebook, a moving mean under another name): one that a tensor of the source
+    could fill, of which there are more than parameters ask for, is matched as all else.
+    """
     keys = source.signature.entries
-    own = {p.entry.key for p in unit.pieces.values()}
     tails = {".".join(key.split(".")[-2:]) for key in keys}
-    return not any(key in keys or ".".join(key.split(".")[-2:]) in tails for key in own)
+    buffers = []
+    for unit in targets:
+        if any(p.entry.parameter is not False for p in unit.pieces.values()) or unit.pieces.keys() & STATISTICS:
+            continue
+        own = {p.entry.key for p in unit.pieces.values()}
+        if not any(key in keys or ".".join(key.split(".")[-2:]) in tails for key in own):
+            buffers.append(unit)
+    held = {id(u) for u in buffers}
+    wanted = Counter((u.colour, kind_of(u.main.entry)) for u in targets if id(u) not in held)
+    there = Counter((u.colour, kind_of(u.main.entry)) for u in sources)
+    return [u for u in buffers if there[(u.colour, kind_of(u.main.entry))] <= wanted[(u.colour, kind_of(u.main.entry))]]
+
+
+def kind_of(entry: Entry) -> str:
+    """What a tensor counts in: "float", "int", "bool" or "complex"; one of these does not become another."""
+    return next((kind for kind in ("float", "complex", "bool") if kind in entry.dtype), "int")
 
 
 def _sorted_by_name(canon: Canon) -> bool:

@@ -90,17 +90,19 @@ def _flipped_pairs(shape: Shape, heads: int, to: str) -> Shape:
     return shape
 
 
-def _of_heads(shape: Shape, heads: int, n: int, index: int) -> Shape:
+def _of_heads(shape: Shape, heads: int, n: int, start: int, stop: int | None = None) -> Shape:
+    stop = start + 1 if stop is None else stop
     _need(bool(shape) and shape[0] % (heads * n) == 0, f"{list(shape)} has no {heads} heads of {n} parts")
-    _need(0 <= index < n, f"no part {index} of {n}")
-    return (shape[0] // n, *shape[1:])
+    _need(0 <= start < stop <= n, f"no parts {start} to {stop} of {n}")
+    return (shape[0] // n * (stop - start), *shape[1:])
 
 
 def _into_heads(heads: int, *shapes: Shape) -> Shape:
     _need(
-        len(set(shapes)) == 1 and shapes[0][0] % heads == 0, f"cannot interleave {len(shapes)} parts by {heads} heads"
+        len({s[1:] for s in shapes}) == 1 and all(s and s[0] % heads == 0 for s in shapes),
+        f"cannot interleave {len(shapes)} parts by {heads} heads",
     )
-    return (shapes[0][0] * len(shapes), *shapes[0][1:])
+    return (sum(s[0] for s in shapes), *shapes[0][1:])
 
 
 def _flattened(shape: Shape, c: int, h: int, w: int, to: str) -> Shape:
@@ -118,9 +120,15 @@ def _norms(v: Shape) -> Shape:
     return (v[0], *[1] * (len(v) - 1))
 
 
-def _lora(w: Shape, a: Shape, b: Shape, scale: float) -> Shape:
-    _need(prod(w) == b[0] * prod(a[1:]) and a[0] == b[1], f"{list(b)} times {list(a)} does not fit {list(w)}")
+def _lora(w: Shape, a: Shape, b: Shape, scale: object) -> Shape:
+    fits = len(a) > 1 and len(b) > 1 and a[0] == prod(b[1:]) and prod(w) == b[0] * prod(a[1:])
+    _need(fits and (len(w) > 2 or w == (b[0], prod(a[1:]))), f"{list(b)} times {list(a)} does not fit {list(w)}")
     return w
+
+
+def _lora_alpha(w: Shape, a: Shape, b: Shape, alpha: Shape) -> Shape:
+    _need(prod(alpha) == 1, f"{list(alpha)} is not one number")
+    return _lora(w, a, b, None)
 
 
 def _same(shape: Shape, *_: Any) -> Shape:
@@ -130,6 +138,11 @@ def _same(shape: Shape, *_: Any) -> Shape:
 def _first_shape(*shapes: Any) -> Shape:
     found: Shape = shapes[0]
     return found
+
+
+def _alike(*shapes: Any) -> Shape:
+    _need(len(set(shapes)) == 1, f"{' and '.join(str(list(s)) for s in shapes)} are not of one size")
+    return _first_shape(*shapes)
 
 
 def _summed(shape: Shape, dim: int) -> Shape:
@@ -189,10 +202,11 @@ def _view_pairs(x: LazyTensor, heads: int, to: str) -> LazyTensor:
     return _view_reshaped(swapped, *x.shape)
 
 
-def _view_of_heads(x: LazyTensor, heads: int, n: int, index: int) -> LazyTensor:
+def _view_of_heads(x: LazyTensor, heads: int, n: int, start: int, stop: int | None = None) -> LazyTensor:
+    stop = start + 1 if stop is None else stop
     d = x.shape[0] // (heads * n)
-    inner = _view_selected(_view_reshaped(x, heads, n, d, *x.shape[1:]), 1, index)
-    return _view_reshaped(inner, heads * d, *x.shape[1:])
+    inner = _view_sliced(_view_reshaped(x, heads, n, d, *x.shape[1:]), 1, start, stop)
+    return _view_reshaped(inner, heads * (stop - start) * d, *x.shape[1:])
 
 
 def _view_flattened(x: LazyTensor, c: int, h: int, w: int, to: str) -> LazyTensor:
@@ -245,6 +259,10 @@ def _lora_values(w: Any, a: Any, b: Any, scale: float) -> Any:
     return w + float(scale) * (b.reshape(b.shape[0], -1) @ a.reshape(a.shape[0], -1)).reshape(w.shape)
 
 
+def _lora_alpha_values(w: Any, a: Any, b: Any, alpha: Any) -> Any:
+    return _lora_values(w, a, b, alpha.reshape(()) / a.shape[0])
+
+
 def _fold_weight(w: Any, gamma: Any, var: Any, eps: float) -> Any:
     import numpy as np
 
@@ -267,6 +285,14 @@ def _scale(x: Any, value: float) -> Any:
 
 def _add(*parts: Any) -> Any:
     return sum(parts[1:], parts[0])
+
+
+def _mul(x: Any, y: Any) -> Any:
+    return x * y
+
+
+def _nonzero(x: Any) -> Any:
+    return x != 0
 
 
 def _repeat(x: Any, dim: int, times: int) -> Any:
@@ -318,7 +344,9 @@ OPERATIONS: dict[str, Operation] = {
         _flipped_pairs, "rotary(x, heads, half|interleaved): rows of queries and keys into that order", view=_view_pairs
     ),
     "of_heads": Operation(
-        _of_heads, "of_heads(x, heads, n, i): part i of n that alternate by head", view=_view_of_heads
+        _of_heads,
+        "of_heads(x, heads, n, i): part i of n that alternate by head; of_heads(x, heads, n, i, j): parts i to j - 1",
+        view=_view_of_heads,
     ),
     "by_heads": Operation(_into_heads, "by_heads(heads, x, y, …): parts that alternate by head", first=1, takes=0),
     "flatten": Operation(
@@ -330,6 +358,9 @@ OPERATIONS: dict[str, Operation] = {
         _first_shape, "spectral_norm(w, u, v): w by its largest singular value", compute=_spectral, takes=3
     ),
     "lora": Operation(_lora, "lora(w, a, b, scale): w + scale * b a", compute=_lora_values, takes=3),
+    "lora_alpha": Operation(
+        _lora_alpha, "lora_alpha(w, a, b, alpha): w + alpha / rank * b a", compute=_lora_alpha_values, takes=4
+    ),
     "fold_weight": Operation(
         _first_shape, "fold_weight(w, gamma, var, eps): batch norm into a weight", compute=_fold_weight, takes=3
     ),
@@ -337,6 +368,8 @@ OPERATIONS: dict[str, Operation] = {
         _first_shape, "fold_bias(b, gamma, beta, mean, var, eps): batch norm into a bias", compute=_fold_bias, takes=5
     ),
     "add": Operation(_first_shape, "add(x, y, …): the sum", compute=_add, takes=0),
+    "mul": Operation(_alike, "mul(x, y): the product, element by element", compute=_mul, takes=2),
+    "nonzero": Operation(_same, "nonzero(x): 1 where x is not 0", compute=_nonzero),
     "shift": Operation(_same, "shift(x, value): x + value", compute=_shift),
     "scale": Operation(_same, "scale(x, value): x * value", compute=_scale),
     "sum": Operation(_summed, "sum(x, dim): summed over a dimension, which stays with size 1", compute=_sum_values),
@@ -362,7 +395,7 @@ def result(op: str, parts: list[LazyTensor], params: tuple[Number, ...], shape: 
         like = max(parts, key=lambda p: p.dtype.itemsize)
     if op == "by_heads":
         heads = int(params[0])
-        cut = [_view_reshaped(p, heads, 1, p.shape[0] // heads, *p.shape[1:]) for p in parts]
+        cut = [_view_reshaped(p, heads, p.shape[0] // heads, *p.shape[1:]) for p in parts]
         return _view_reshaped(_join(1, cut, like), *shape)
     if op == "stack":
         return _view_reshaped(_join(0, [_view_reshaped(p, 1, *p.shape) for p in parts], like), *shape)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from ..signature import Entry as Tensor
 from ..signature import Signature
 from . import expression as ex
 from .canonical import canonical, reconcile
 from .expression import Expr, Shape
-from .fused import heads_of, part_label
-from .layouts import turn
+from .fused import about_layout, heads_of, part_label
+from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare, turn_bare_matrices
 from .mapping import Entry, Mapping
-from .match import Matcher, Matching
+from .match import Matcher, Matching, kind_of
 from .pieces import STATISTICS, Canon, Piece, squeezed, substituted
 from .rivals import weigh
 from .units import Unit, hard_conflict, related, similarity
@@ -56,67 +57,12 @@ def port(
     kept = replace(source, entries={k: e for k, e in source.entries.items() if k not in copies and k not in others})
     s, t = canonical(kept, is_target=False), canonical(target, is_target=True)
     reconcile(s, t, lora_scale=lora_scale)
-    _turn_bare_matrices(s, t)
+    turn_bare_matrices(s, t)
     matcher = Matcher(s, t)
     matching = matcher.run()
     weigh(matching, matcher.sequences)
     filler = _Filler(s, t, matching, matcher, values, copies)
     return filler.mapping(shapes)
-
-
-def _turn_bare_matrices(source: Canon, target: Canon) -> None:
-    """Matrices that are parameters of their own, not of a linear layer, may stand with the inputs first.
-
-    Nothing in a file says so but how they lie in the order of the model: both ways are laid beside it.
-    """
-    wanted = {squeezed(p.shape) for p in target.pieces.values()}
-    bare = [
-        p
-        for p in source.pieces.values()
-        if p.role == "weight"
-        and len(p.shape) == 2
-        and p.path[-1] == p.entry.key.rpartition(".")[2]
-        and p.shape[0] != p.shape[1]
-        and p.shape[::-1] in wanted
-    ]
-    bare = [p for p in bare if not _said_as_it_is(p, target)]
-    if not bare:
-        return
-    as_is = _agreement(source, target, set())
-    turned = _agreement(source, target, {p.name for p in bare})
-    if turned == as_is:
-        reason = "whether this matrix stands with its inputs or its outputs first is in the code only"
-        if all(p.shape in wanted for p in bare):
-            for p in bare:
-                source.pieces[p.name] = replace(p, doubts=(*p.doubts, (reason, None)))
-            return
-    if turned >= as_is:
-        for p in bare:
-            turn(source, p)
-
-
-def _said_as_it_is(piece: Piece, target: Canon) -> bool:
-    """Whether the target has something of that name and these sizes, and nothing of that name with them turned."""
-    group = next(g for g in table().groups if g.name == "neck")
-    said = label(group, piece.words)
-    shapes = {p.shape for p in target.pieces.values() if said is not None and label(group, p.words) == said}
-    return piece.shape in shapes and piece.shape[::-1] not in shapes
-
-
-def _agreement(source: Canon, target: Canon, turned: set[str]) -> int:
-    """How many tensors lie in the same order on both sides if some matrices are TURNED."""
-    from difflib import SequenceMatcher
-
-    a = [
-        (p.role, squeezed(p.shape[::-1] if p.name in turned else p.shape))
-        for p in sorted(source.pieces.values(), key=lambda p: p.order)
-    ]
-    in_use = [p for p in target.pieces.values() if p.used is not None]
-    b = [
-        (p.role, squeezed(p.shape))
-        for p in sorted(in_use or target.pieces.values(), key=lambda p: (p.used or 0, p.order))
-    ]
-    return sum(block.size for block in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks())
 
 
 def _copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[str]]:
@@ -206,6 +152,7 @@ class _Filler:
         self.holes: dict[str, _Filled] = {}
         self.misses: dict[str, str] = {}
         self.unit_of: dict[str, tuple[Unit, Unit]] = {}
+        self.unused: list[Tensor] | None = None
         self.same_names = self._same_names()
 
     def mapping(self, shapes: dict[str, Shape]) -> Mapping:
@@ -219,6 +166,7 @@ class _Filler:
         self._tied_sources()
         self._tied_heads()
         self._of_other_sizes()
+        self._bare_squares()
         self._rotary()
         self._flatten()
         self._centred_norms()
@@ -251,6 +199,7 @@ class _Filler:
                 left.pop(name, None)
             more = [d for name in used for d, _ in s.pieces[name].doubts] + [d for d, _ in piece.doubts]
             rivals = [r for name in used for _, r in s.pieces[name].doubts if r is not None]
+            rivals += [substituted(r, {piece.name: expr}) for _, r in piece.doubts if r is not None]
             rivals += [r for u in t.rivals if (r := self._rival(role, piece, u)) is not None]
             self.holes[piece.name] = _Filled(expr, evidence, [*doubts, *more], rivals)
             self.unit_of[piece.name] = (t, s)
@@ -429,6 +378,27 @@ class _Filler:
                     self.unit_of[hole] = (t, s)
                     break
 
+    def _bare_squares(self) -> None:
+        """Square matrices that no layer of torch holds, as the others of the file whose sizes show how they stand."""
+        votes: Counter[bool] = Counter()
+        square = []
+        for hole, filled in self.holes.items():
+            t, s = self.unit_of[hole]
+            piece = t.pieces.get(hole.rpartition("|")[2])
+            own = next((p for p in s.pieces.values() if p.expr == filled.expr), None)
+            if piece is None or own is None or not is_bare(own) or not _is_matrix(piece):
+                continue
+            if own.shape[-1] != own.shape[-2]:
+                votes["transpose" in filled.expr.operations()] += 1
+            elif own.entry.key.split(".")[-1] != piece.entry.key.split(".")[-1] and filled.expr.op in ("key", "select"):
+                square.append(filled)
+        for filled in square:
+            if votes[True] and not votes[False]:
+                filled.expr = ex.transpose(filled.expr)
+            elif not votes[False] and TURNED_IN_CODE not in filled.doubts:
+                filled.doubts.append(TURNED_IN_CODE)
+                filled.rivals.append(ex.transpose(filled.expr))
+
     def _rotary(self) -> None:
         """Rows of queries and keys: rotary embeddings pair them in one of two ways, which no shape shows."""
         kind = self.target.signature.rotary
@@ -549,7 +519,11 @@ class _Filler:
         missing = [hole for hole in holes if hole not in self.holes]
         if missing:
             if self._is_constant(key):
-                return replace(blank, status="mapped", default=True, evidence="computed by the model itself")
+                fitting = self._could_fill(key)
+                if fitting is None:
+                    return replace(blank, status="mapped", default=True, evidence="computed by the model itself")
+                why = f"the model may compute this itself, or it may be {fitting} of the source, which is used nowhere"
+                return replace(blank, doubts=(why,))
             why = next(
                 (self.misses[hole] for hole in missing if hole in self.misses), "nothing in the source goes here"
             )
@@ -560,7 +534,7 @@ class _Filler:
         )
         doubts = list(dict.fromkeys(d for f in filled for d in f.doubts))
         if expr.is_copy:  # what was taken apart and put together again needs no layout
-            doubts = [d for d in doubts if "alternate by attention head" not in d]
+            doubts = [d for d in doubts if not about_layout(d)]
         rivals = []
         for hole, f in zip(holes, filled, strict=True):
             for rival in f.rivals[:8]:
@@ -600,6 +574,28 @@ class _Filler:
         entry = self.target.signature.entries[key]
         piece = next((p for p in self.target.pieces.values() if p.entry.key == key), None)
         return entry.parameter is False and (piece is None or piece.role not in STATISTICS)
+
+    def _could_fill(self, key: str) -> str | None:
+        """A key of the source that goes nowhere and has the sizes of a buffer of the model, or None."""
+        if self.unused is None:
+            used = {k for filled in self.holes.values() for k in filled.expr.keys()}  # noqa: SIM118 - a method of ours
+            used |= self.source.counters.keys() | self.copies.keys()
+            self.unused = [e for k, e in self.source.signature.entries.items() if k not in used and e.tied is None]
+        buffer = self.target.signature.entries[key]
+        return next(
+            (
+                e.key
+                for e in self.unused
+                if sorted(squeezed(e.shape)) == sorted(squeezed(buffer.shape)) and kind_of(e) == kind_of(buffer)
+            ),
+            None,
+        )
+
+
+def _is_matrix(piece: Piece) -> bool:
+    """Whether the model multiplies with it."""
+    used = piece.entry.how in PRODUCTS or piece.entry.module == "Linear"
+    return used and len(piece.shape) in (2, 3)
 
 
 def _swapped(names: MappingOf[str, str], key: str) -> str:

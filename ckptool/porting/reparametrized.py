@@ -1,13 +1,11 @@
-"""Weights that are computed from others: weight norm, spectral norm, low-rank adapters."""
+"""Weights that are computed from others: weight norm, spectral norm, pruning masks."""
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from dataclasses import replace
 
 from .expression import Expr
-from .pieces import Canon, Piece
+from .pieces import Canon, unchanged
 
 
 def merge_norms(one: Canon, other: Canon) -> None:
@@ -29,33 +27,35 @@ def merge_norms(one: Canon, other: Canon) -> None:
         one.merge([w, u, v], replace(w, role="weight"), lambda a, b, c: Expr("spectral_norm", (a, b, c)), [])
 
 
-def merge_lora(source: Canon, scale: float | None) -> None:
-    """Low-rank adapters into the weights that they adapt."""
-    by_base: dict[tuple[str, ...], dict[str, Piece]] = defaultdict(dict)
-    for piece in source.pieces.values():
-        for at, component in enumerate(piece.path):
-            which = re.fullmatch(r"lora_(A|B|down|up)", component)
-            if which:
-                by_base[piece.path[:at]]["a" if which[1] in ("A", "down") else "b"] = piece
-    if not by_base:
+def merge_masks(source: Canon, target: Canon) -> None:
+    """Pruned weights (`weight_orig` times `weight_mask`) as plain ones, where the two sides are not pruned alike."""
+    pruned = {id(side): [p for p in side.pieces.values() if p.role.endswith("_mask")] for side in (source, target)}
+    if len(pruned[id(source)]) == len(pruned[id(target)]):
         return
-    for base, pair in by_base.items():
-        for middle in ((*base, "base_layer"), base):
-            w = source.pieces.get(".".join(middle) + "|weight")
-            if w is not None:
-                break
-        if w is None or len(pair) != 2:
+    for one, other in ((source, target), (target, source)):
+        kept = {p.name for p in pruned[id(one)]} & {p.name for p in pruned[id(other)]}
+        for mask in pruned[id(one)]:
+            role = mask.role.removesuffix("_mask")
+            whole = one.pieces.get(f"{'.'.join(mask.path)}|{role}_orig")
+            if whole is None or mask.name in kept or whole.shape != mask.shape:
+                continue
+            new = replace(whole, role=role)
+            if one.is_target:
+                why = "which elements count as pruned is read from the zeros of the source"
+                new = replace(new, doubts=(*new.doubts, (why, None)))
+            one.merge(
+                [whole, mask], new, lambda a, b: Expr("mul", (a, b)), [unchanged, lambda e: Expr("nonzero", (e,))]
+            )
+
+
+def name_unknown(one: Canon, other: Canon) -> None:
+    """Weights that something computes from what is stored, which no tensor shows: plain ones, with a doubt."""
+    for piece in [p for p in one.pieces.values() if p.role.endswith("_orig")]:
+        base = piece.role.removesuffix("_orig")
+        beside = [p for p in one.pieces.values() if p.path == piece.path and p.role.startswith(f"{base}_")]
+        if len(beside) > 1 or any(p.role == piece.role for p in other.pieces.values()):
             continue
-        factor = 1.0 if scale is None else scale
-        doubts = (("the scale of the low-rank adapters is not in the file", None),) if scale is None else ()
-        source.merge(
-            [w, pair["a"], pair["b"]],
-            replace(w, path=base, words=tuple(x for x in w.words if x not in ("base", "layer")), doubts=doubts),
-            lambda a, b, c, factor=factor: Expr("lora", (a, b, c), (factor,)),
-            [],
-        )
-    for piece in list(source.pieces.values()):
-        if "base_layer" in piece.path:
-            path = tuple(c for c in piece.path if c != "base_layer")
-            source.become(piece, [(replace(piece, path=path), lambda e: e)], lambda e: e)
-    source.notes.append("low-rank adapters are merged into the weights that they adapt")
+        whose = "the model computes its" if one.is_target else "the source computed its"
+        why = f"{whose} {base} from this tensor by a parametrization that only code shows"
+        new = replace(piece, role=base, doubts=(*piece.doubts, (why, None)))
+        one.become(piece, [(new, unchanged)], unchanged)

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import counted, printable
 from ..keys import collapse
 from ..reports.page import pairs_page
-from ..reports.render import count_text
+from ..reports.render import count_text, parameters_text
 from .mapping import Entry, Mapping
 from .mapping_file import folded
 
@@ -39,7 +39,9 @@ def mapping_page(mapping: Mapping) -> str:
         links += [_link(key, entry.target, status, details) for key in keys]
     links += [_link(key, None, "unused", []) for key in mapping.unused]
     covered, parameters = mapping.coverage["keys"], mapping.coverage["parameters"]
-    summary = f"{covered[0]:,} of {counted(covered[1], 'key')}, {parameters[0]:,} of {parameters[1]:,} parameters"
+    summary = (
+        f"{covered[0]:,} of {counted(covered[1], 'key')}, {parameters[0]:,} of {counted(parameters[1], 'parameter')}"
+    )
     notes = [*mapping.notes, *([str(mapping.proof.get("text", ""))] if mapping.proof is not None else [])]
     title = f"{mapping.source} to {mapping.target}"
     return pairs_page(title, mapping.source, mapping.target, links, summary=summary, notes=notes)
@@ -54,7 +56,7 @@ def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
     yield (
         f"{printable(mapping.source, 60) or 'the source'} -> {printable(mapping.target, 60)}: "
         f"{keys[0]:,} of {counted(keys[1], 'key')}, "
-        f"{count_text(parameters[0])} of {count_text(parameters[1])} parameters"
+        f"{count_text(parameters[0])} of {parameters_text(parameters[1])}"
     )
     for note in mapping.notes:
         yield f"  note: {printable(note)}"

@@ -25,6 +25,10 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
     if rnn:
         inner = ((rnn[3],) if rnn[3] else ()) + (("reverse",) if rnn[4] else ())
         return (*head, *inner), f"{rnn[1]}_{rnn[2]}"
+    whole, _, half = leaf.rpartition("_")
+    if half in ("orig", "mask") and {f"{whole}_orig", f"{whole}_mask"} <= siblings:
+        inner, of_whole = role_of((*head, whole), {s.removesuffix("_orig") for s in siblings})
+        return inner, f"{of_whole}_{half}"
     if leaf == "weight_v" and "weight_orig" in siblings:
         return head, "weight_sv"
     role = table().leaves.get(cut(leaf))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import replace
@@ -206,12 +207,17 @@ def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signat
 
 
 def _lora_scale(ckpt: Checkpoint) -> float | None:
-    """alpha / r of low-rank adapters, where the file has both side by side."""
-    for _, node in walk(ckpt.root):
+    """alpha / r of low-rank adapters, where the file has both side by side, and no other for some layers."""
+    for trail, node in walk(ckpt.root):
         if isinstance(node, Dict):
-            alpha, rank = node.get("lora_alpha", node.get("alpha")), node.get("r", node.get("lora_r", node.get("rank")))
-            if isinstance(alpha, int | float) and isinstance(rank, int | float) and rank:
-                return float(alpha) / float(rank)
+            name = "" if trail is None else str(trail[1]).lower()
+            own = "lora" in name or "peft" in name  # elsewhere a rank is that of a process
+            alpha = node.get("lora_alpha", node.get("alpha"))
+            rank = node.get("r", node.get("lora_r", node.get("lora_rank", node.get("rank") if own else None)))
+            if isinstance(alpha, int | float) and isinstance(rank, int | float) and rank > 0:
+                if node.get("rank_pattern") or node.get("alpha_pattern"):
+                    return None
+                return float(alpha / (math.sqrt(rank) if node.get("use_rslora") else rank))
     return None
 
 

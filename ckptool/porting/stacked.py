@@ -10,6 +10,7 @@ from functools import partial
 from . import expression as ex
 from .expression import Expr, Shape
 from .fused import fused_kind
+from .layouts import turn
 from .pieces import Canon, Piece, squeezed
 
 
@@ -28,7 +29,9 @@ def unstack(one: Canon, other: Canon) -> None:
             and theirs[squeezed(piece.shape)] < own[squeezed(piece.shape)]
         ):
             groups[(piece.path[:-1], piece.shape[0])].append(piece)
-    for (_, n), members in groups.items():
+    turned = {key: _turned(members, lists[key[1]]) for key, members in groups.items()}
+    everywhere: Counter[bool] = sum(turned.values(), Counter())
+    for (path, n), members in groups.items():
         inside = lists[n]
         fitting = [p for p in members if _fits_inside(p, inside)]
         big = [p for p in fitting if len(p.shape) >= 3]
@@ -36,7 +39,32 @@ def unstack(one: Canon, other: Canon) -> None:
             continue
         first = min(fitting, key=lambda p: p.order)
         for place, piece in enumerate(sorted(fitting, key=lambda p: p.order)):
+            if len(piece.shape) == 3:
+                piece = _laid_out(one, piece, inside, turned[path, n] or everywhere)
             _unstacked(one, piece, n, first, place, len(fitting))
+
+
+def _turned(members: list[Piece], inside: set[Shape]) -> Counter[bool]:
+    """How many of the matrices in a stack have to be turned to fit a list of matrices, where their sizes tell."""
+    ways = [(p.shape[1:] in inside, p.shape[:0:-1] in inside) for p in members if len(p.shape) == 3]
+    return Counter(turned for as_is, turned in ways if as_is != turned)
+
+
+def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]) -> Piece:
+    """A stack of matrices, turned as the others of its stack whose sizes tell; in doubt where none tells."""
+    rows, columns = piece.shape[1:]
+    if rows != columns:
+        wanted = (columns, rows) in inside and (rows, columns) not in inside
+        return turn(one, piece) if wanted else piece
+    if votes[True] > votes[False]:
+        return turn(one, piece)
+    if votes or piece.expr.op not in ("key", "transpose") or (one.is_target and one.signature.traced):
+        return piece
+    reason = "whether these matrices stand with their inputs or their outputs first is in the code only"
+    rival = None if one.is_target else ex.transpose(piece.expr)
+    doubted = replace(piece, doubts=(*piece.doubts, (reason, rival)))
+    one.pieces[piece.name] = doubted
+    return doubted
 
 
 def _fits_inside(piece: Piece, inside: set[Shape]) -> bool:
@@ -70,6 +98,7 @@ def _unstacked(canon: Canon, piece: Piece, n: int, first: Piece, place: int, of:
         made = replace(
             piece,
             path=(*piece.path[:cut_at], str(i), *piece.path[cut_at:]),
+            doubts=tuple((why, None if rival is None else ex.select(rival, 0, i)) for why, rival in piece.doubts),
             shape=piece.shape[1:],
             order=first.order + (i * of + place) * 1e-6,
             used=None if piece.used is None or first.used is None else first.used + (i * of + place) * 1e-6,

@@ -29,10 +29,41 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A projection that is several in one."""
+    """A projection that is several in one.
+
+    Attributes:
+        parts: what it holds, in the order in which it does.
+        fixed: torch itself lays it out so.
+        sure: the name says that one part follows the other.
+        grouped: it does not where keys and values have fewer heads than queries.
+        by_heads: most code that has this name alternates the parts by attention head.
+    """
 
     parts: tuple[str, ...]
-    sure: bool
+    fixed: bool = False
+    sure: bool = False
+    grouped: bool = False
+    by_heads: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Things that code computes by one layer.
+
+    Attributes:
+        parts: them, in their order.
+        phrases: words -> part.
+        turns: they take turns (the parts of the first anchor, those of the second …).
+    """
+
+    parts: tuple[str, ...]
+    phrases: dict[tuple[str, ...], str]
+    turns: bool
+
+    def label(self, words: Sequence[str]) -> str | None:
+        """Which part the words of a name say: by the longest phrase."""
+        spans = [tuple(words[a:b]) for a in range(len(words)) for b in range(a + 1, len(words) + 1)]
+        return next((self.phrases[s] for s in sorted(spans, key=len, reverse=True) if s in self.phrases), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +75,15 @@ class Words:
     collections: frozenset[str]
     fused: dict[tuple[str, ...], Fused]
     parts: dict[tuple[str, ...], str]
+    together: tuple[Together, ...]
     groups: tuple[Group, ...]
     empty: frozenset[str]
     copies: tuple[str, ...]
     rotary: dict[tuple[str, ...], str]
+    adapters: dict[str, str]
+    adapted: frozenset[str]
+    trained_instead: dict[str, str]
+    adapter_prefixes: frozenset[str]
     ordinals: dict[str, int]
 
 
@@ -63,18 +99,25 @@ def table() -> Words:
 
     fused = {}
     for one in raw["fused"]:
-        for sure in ("sure", "doubt"):
-            fused.update({cut(phrase): Fused(tuple(one["parts"]), sure == "sure") for phrase in one[sure]})
+        for said in ("fixed", "sure", "grouped", "doubt", "by_heads"):
+            known = {"fixed": said == "fixed", "sure": said in ("fixed", "sure", "grouped")}
+            kind = Fused(tuple(one["parts"]), **known, grouped=said == "grouped", by_heads=said == "by_heads")
+            fused.update({cut(phrase): kind for phrase in one.get(said, ())})
     return Words(
         turned(raw["leaves"]),
         frozenset(raw["inputs_first"]),
         frozenset(raw["collections"]),
         fused,
         turned(raw["parts"]),
+        tuple(Together(tuple(one["parts"]), turned(one["parts"]), one["turns"]) for one in raw["together"]),
         tuple(Group(name, one["hard"], turned(one["labels"])) for name, one in raw["groups"].items()),
         frozenset(map(str, raw["empty"])),
         tuple(raw["copies"]),
         turned(raw["rotary"]),
+        {name: role for role, names in raw["adapters"].items() for name in names},
+        frozenset(raw["adapted"]),
+        dict(raw["trained_instead"]),
+        frozenset(raw["adapter_prefixes"]),
         {word: place for place, words in raw["ordinals"].items() for word in words},
     )
 

@@ -9,7 +9,7 @@ from ..errors import counted, printable
 from ..keys import collapse
 from .diff import STATUSES, Diff, Pair, Side, Status
 from .page import pairs_page
-from .render import count_text, percent, section, table, wrapped
+from .render import parameters_text, percent, section, table, wrapped
 from .values import Difference
 
 _TITLES: dict[Status, str] = {
@@ -63,11 +63,11 @@ def _coverage(found: Diff) -> Iterator[str]:
     """How much of each side has a partner of the same shape on the other."""
     (met, all_, some, whole), (its, theirs, part, sum_) = found.coverage("left"), found.coverage("right")
     if met == all_ and its == theirs:
-        yield f"{counted(met, 'tensor')} with {count_text(whole)} parameters on both sides, each with its partner"
+        yield f"{counted(met, 'tensor')} with {parameters_text(whole)} on both sides, each with its partner"
         return
     for side, numbers in (("left", (met, all_, some, whole)), ("right", (its, theirs, part, sum_))):
         partners = f"{numbers[0]:,} of {counted(numbers[1], 'tensor')} have a partner"
-        yield f"{side}: {partners}, {percent(*numbers[2:])} of {count_text(numbers[3])} parameters"
+        yield f"{side}: {partners}, {percent(*numbers[2:])} of {parameters_text(numbers[3])}"
 
 
 def _summary(found: Diff) -> str:

@@ -11,13 +11,14 @@ from typing import Any
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict
 from ..errors import CheckpointError, Unreadable, counted, printable
-from ..files import File, FileRange, StrPath, beside, shell_quote
+from ..files import FileRange, StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
 from ..formats import salvage
 from ..formats.torch_zip import NO_VERSION
 from ..objects import PLAIN, named_globals
 from ..tensor import LazyTensor
 from ..tree import ByteString, Object, walk
+from ..urls import open_file
 from ..weights import is_training_state
 from .fits import Fit, fits
 from .knowledge import first_byte, lessons_for
@@ -124,7 +125,7 @@ def doctor(
     found = _best_fit(ckpt, path, model, at) if model is not None else None
     cure = _cure(ckpt, weights, findings, found)
     kind = f"{ckpt.format}" + (
-        f", {weights.parameters:,} parameters in {counted(len(weights), 'tensor')}" if weights else ""
+        f", {counted(weights.parameters, 'parameter')} in {counted(len(weights), 'tensor')}" if weights else ""
     )
     return Diagnosis(str(path), kind, sorted(findings, key=lambda one: not one.trouble), cure, found)
 
@@ -150,31 +151,35 @@ def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
     what = error.what.rstrip(":") + (f" ({'; '.join(error.evidence[:2])})" if error.evidence else "")
     actions = [error.hint] if error.hint else []
     file, out = shell_quote(printable(str(path), 4096)), beside(path, "repaired")
-    findings = []
+    again = "copy or download it again if there is a whole one"
     cure: list[str] = []
     try:
         found = salvage(path)
     except CheckpointError as refused:
-        findings.append(Finding("unreadable", what, actions=actions))
+        finding = Finding("unreadable", what, actions=actions)
         if refused.what.startswith("nothing can be saved: its pickle"):
-            findings[0].actions.append(refused.what)
+            finding.actions.append(refused.what)
     else:
         command = f"ckptool repair {file} {out}"
-        if not found.lost:
-            findings.append(Finding("repairable", what, commands=[(command, "which loses nothing")]))
+        if not (found.wrong or found.lost):
+            finding = Finding("unreadable", what, actions=actions)
+        elif not found.lost:
+            finding = Finding("repairable", what, commands=[(command, "which loses nothing")])
+        elif found.hopeless:
+            none = f"none of its {counted(found.tensors, 'tensor')} is whole, so none can be saved"
+            finding = Finding("damaged", f"{what}; {none}", actions=[again])
         else:
             lost = f"{found.kept:,} of {counted(found.tensors, 'tensor')} are whole; lost: " + ", ".join(
                 printable(name, 60) for name, _ in found.lost[:6]
             )
             lost += f" and {len(found.lost) - 6:,} more" if len(found.lost) > 6 else ""
             command += " --allow-loss"
-            again = "copy or download it again if there is a whole one"
-            findings.append(Finding("damaged", f"{what}; {lost}", True, [(command, "to save what is whole")], [again]))
-        cure = [command, f"ckptool doctor {out}"]
-    file_ = File(path)
-    size = file_.size
-    file_.close()
-    return Diagnosis(str(path), f"{size:,} bytes", findings, cure)
+            finding = Finding("damaged", f"{what}; {lost}", True, [(command, "to save what is whole")], [again])
+        cure = [command, f"ckptool doctor {out}"] if finding.commands else []
+    broken = open_file(path)
+    size = broken.size
+    broken.close()
+    return Diagnosis(str(path), f"{size:,} bytes", [finding], cure)
 
 
 # -- files that open
@@ -205,12 +210,25 @@ def _damage(path: StrPath, progress: Callable[[int], None] | None) -> Iterator[F
     if found.damage:
         more = f" and {len(found.damage) - 3:,} more" if len(found.damage) > 3 else ""
         what = f"bytes have changed since it was saved, which torch.load does not notice: {'; '.join(found.damage[:3])}"
-        file, out = shell_quote(printable(str(path), 4096)), beside(path, "rest")
-        command = (f"ckptool repair {file} {out} --allow-loss", "to keep what is whole")
-        yield Finding("bit-rot", what + more, True, [command], ["copy or download it again"])
+        whole, command = _rest(path)
+        yield Finding("bit-rot", what + more + whole, True, command, ["copy or download it again"])
     if found.doubts:
         more = f" and {len(found.doubts) - 3:,} more" if len(found.doubts) > 3 else ""
         yield Finding("odd-values", f"perhaps wrong: {'; '.join(found.doubts[:3])}{more}", False)
+
+
+def _rest(path: StrPath) -> tuple[str, list[tuple[str, str]]]:
+    """What `repair` would leave of a damaged file, and the command for it if that is anything."""
+    try:
+        found = salvage(path)
+    except CheckpointError:  # of a format that is not repaired
+        return "", []
+    if not (found.wrong or found.lost):
+        return "", []
+    if found.hopeless:
+        return f"; none of its {counted(found.tensors, 'tensor')} is whole", []
+    command = f"ckptool repair {shell_quote(printable(str(path), 4096))} {beside(path, 'rest')} --allow-loss"
+    return f"; {found.kept:,} of {counted(found.tensors, 'tensor')} are whole", [(command, "to keep what is whole")]
 
 
 def _in_the_way(ckpt: Checkpoint, at: str | None) -> Iterator[Finding]:

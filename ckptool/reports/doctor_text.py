@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ..errors import counted, printable
 from .doctor import Diagnosis, Finding
 from .fits import Fit
-from .render import count_text, percent, section, wrapped
+from .render import parameters_text, percent, section, wrapped
 
 _SHOWN = 12
 
@@ -72,9 +72,7 @@ def fit_lines(fit: Fit) -> Iterator[str]:
     yield ""
     model = printable(fit.model)
     met, whole = fit.parameters
-    share = (
-        f"{fit.common[0]:,} of {counted(fit.common[1], 'key')}, {percent(met, whole)} of {count_text(whole)} parameters"
-    )
+    share = f"{fit.common[0]:,} of {counted(fit.common[1], 'key')}, {percent(met, whole)} of {parameters_text(whole)}"
     yield f"  {model}: {'fits' if fit.fits else 'DOES NOT FIT'}, {share}"
     groups = (
         ("missing in the file", [printable(key, 80) for key in fit.missing]),

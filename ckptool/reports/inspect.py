@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict, metadata_of
-from ..errors import NoMatch, printable
+from ..errors import NoMatch, counted, printable
 from ..files import StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
 from ..kinds import OtherTensor, as_dense, other_tensor
 from ..locations import mentions
 from ..objects import beyond_plain_data, count_objects
-from ..tensor import LazyTensor
-from ..tree import Dict, Global, List, Object, Set, address, component_text, is_mapping, walk
+from ..records import record
+from ..tensor import LazyTensor, Storage, distinct
+from ..tree import (
+    Aside,
+    Dict,
+    Global,
+    List,
+    Object,
+    Set,
+    Trail,
+    address,
+    component_text,
+    is_mapping,
+    walk,
+)
 from ..weights import is_tensor
 from .training import Training, training_of
 
@@ -39,7 +53,7 @@ class StateDictReport:
     model: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class TensorReport:
     """A tensor in a file. `storage` numbers the storages: tensors with the same number share memory.
 
@@ -111,26 +125,31 @@ def inspect(path: StrPath) -> Inspection:
 
 def describe(ckpt: Checkpoint) -> Inspection:
     """Say what is in an open checkpoint."""
+    walked = list(walk(ckpt.root))  # once: every look at all nodes costs as much as opening a file of many tensors
+    tensors = [node for _, node in walked if isinstance(node, LazyTensor)]
+    rest = [pair for pair in walked if not isinstance(pair[1], LazyTensor)]
+    bare = [node for _, node in rest if isinstance(node, Storage)]
+    storages = dict.fromkeys([*(t.storage for t in tensors), *bare])
     weights = ckpt.state_dicts()
     wrapped = [keys.find_wrappers(list(one)) for one in weights]
-    stored = sum(storage.nbytes for storage in ckpt.storages())
-    unsafe = dict(beyond_plain_data(ckpt.root)) if ckpt.format != "safetensors" and not ckpt.sealed else {}
+    stored = sum(storage.nbytes for storage in storages)
+    unsafe = dict(beyond_plain_data(ckpt.root, rest)) if ckpt.format != "safetensors" and not ckpt.sealed else {}
     return Inspection(
         ckpt.where,
         ckpt.format,
         ckpt.nbytes,
         [_state_dict(one, wrappers) for one, wrappers in zip(weights, wrapped, strict=True)],
-        _tensors(ckpt, weights),
-        count_objects(ckpt.root),
+        _tensors(walked, weights),
+        count_objects(ckpt.root, rest),
         [*ckpt.warnings, *(f"not in the state dict: {line}" for one in weights for line in one.lost)],
         [group for one in weights for group in one.ties()],
         _others(ckpt, weights),
-        mentions(ckpt.root),
+        mentions(ckpt.root, rest),
         unsafe,
-        _suggestions(ckpt, weights, wrapped, unsafe),
+        _suggestions(ckpt, weights, wrapped, unsafe, {storage.location: None for storage in storages}),
         training_of(ckpt),
         stored,
-        _used(ckpt),
+        _used(tensors),
         _saved(ckpt, weights, stored),
     )
 
@@ -163,14 +182,13 @@ def statistics_of(path: StrPath, seen: Inspection) -> list[Statistics | None]:
     return list(in_threads(lambda t: None if t is None else statistics(t), tensors))
 
 
-def _used(ckpt: Checkpoint) -> int:
+def _used(tensors: list[LazyTensor]) -> int:
     """Bytes of the storages that some tensor uses. Views that overlap count as the whole that they are in, at most."""
-    seen: dict[int, dict[Any, int]] = {}
-    sizes: dict[int, int] = {}
-    for _, t in ckpt.tensors():
-        seen.setdefault(t.storage.identity, {})[t.identity] = t.nbytes
-        sizes[t.storage.identity] = t.storage.nbytes
-    return sum(min(sizes[one], sum(views.values())) for one, views in seen.items())
+    used: dict[int, int] = {}
+    for t in distinct(tensors):
+        one = t.storage.identity
+        used[one] = min(used.get(one, 0) + t.nbytes, t.storage.nbytes)
+    return sum(used.values())
 
 
 def _saved(ckpt: Checkpoint, weights: list[StateDict], stored: int) -> int:
@@ -182,12 +200,11 @@ def _saved(ckpt: Checkpoint, weights: list[StateDict], stored: int) -> int:
 
 
 def _state_dict(weights: StateDict, wrappers: dict[str, int]) -> StateDictReport:
-    unique = {t.identity: t.nbytes for t in weights.tensors.values()}
     return StateDictReport(
         weights.path,
         len(weights),
         weights.parameters,
-        sum(unique.values()) + sum(other.nbytes for other in weights.others.values()),
+        weights.nbytes,
         wrappers,
         _metadata(weights),
         weights.model.class_name if weights.model else None,
@@ -211,7 +228,7 @@ def _metadata(weights: StateDict) -> dict[str, Any] | None:
     }
 
 
-def _tensors(ckpt: Checkpoint, weights: list[StateDict]) -> list[TensorReport]:
+def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[TensorReport]:
     numbers: dict[int, int] = {}
 
     def number(t: LazyTensor) -> int:
@@ -234,22 +251,38 @@ def _tensors(ckpt: Checkpoint, weights: list[StateDict]) -> list[TensorReport]:
         )
 
     rows: list[TensorReport] = []
-    key_of: dict[str, tuple[str, str]] = {}
     told: set[str] = set()
+    homes: dict[int, str] = {}  # state dicts -> their paths
     for one in weights:
         if one.model is None:
-            base = f"{one.path}/" if one.path else ""
-            key_of |= {base + component_text(key): (key, one.path) for key in one}
+            homes[id(one.node)] = one.path
             continue
         for key, value in one.items():  # recovered from a model: under every name that it has there
             tensor = value if isinstance(value, LazyTensor) else other_tensor(value)
             if tensor is not None:
                 rows.append(report(one.places[key], tensor, key, one.path))
                 told.add(one.places[key])
-    for trail, node in walk(ckpt.root):
-        tensor = node if isinstance(node, LazyTensor) else other_tensor(node)
-        if tensor is not None and (path := address(trail)) not in told:
-            rows.append(report(path, tensor, *key_of.get(path, (None, None))))
+    below: dict[int, tuple[str, str | None]] = {}  # trail -> how paths begin there, and of a state dict its own path
+    for trail, node in walked:
+        if id(node) in homes:
+            below[id(trail)] = f"{address(trail)}/" if trail else "", homes[id(node)]
+        found = node if isinstance(node, LazyTensor) else other_tensor(node)
+        if found is None:
+            continue
+        if trail is None:
+            rows.append(report("", found, None, None))
+            continue
+        above, component = trail
+        if id(above) not in below:
+            below[id(above)] = f"{address(above)}/" if above else "", None
+        base, home = below[id(above)]
+        path = base + component_text(component)
+        if path in told:
+            continue
+        if home is None or not isinstance(component, str) or isinstance(component, Aside):
+            rows.append(report(path, found, None, None))
+        else:
+            rows.append(report(path, found, str(component), home))
     return rows
 
 
@@ -278,7 +311,7 @@ def _summary(node: Any) -> str:
     if isinstance(node, Global):
         return printable(str(node), 80)
     found = [value for _, value in walk(node) if isinstance(value, LazyTensor)]
-    tensors = f", {len(found):,} tensors, {sum(t.nbytes for t in found):,} bytes" if found else ""
+    tensors = f", {counted(len(found), 'tensor')}, {sum(t.nbytes for t in found):,} bytes" if found else ""
     if isinstance(node, Object):
         return f"{printable(node.class_name, 80)}{tensors}"
     kind, size = "tuple", len(node) if isinstance(node, tuple) else 0
@@ -290,7 +323,11 @@ def _summary(node: Any) -> str:
 
 
 def _suggestions(
-    ckpt: Checkpoint, weights: list[StateDict], wrapped: list[dict[str, int]], unsafe: dict[str, int]
+    ckpt: Checkpoint,
+    weights: list[StateDict],
+    wrapped: list[dict[str, int]],
+    unsafe: dict[str, int],
+    locations: Iterable[str],
 ) -> list[tuple[str, str]]:
     """Commands that would change what is often in the way: (command, what for).
 
@@ -309,7 +346,7 @@ def _suggestions(
             found.append((f"ckptool {command}{at}", "to remove 'module.' (DataParallel or DDP)"))
         elif wrappers:
             found.append((f"ckptool convert {file} {out} --unwrap{kept}{at}", f"to remove {' and '.join(wrappers)}"))
-    devices = [place for place in dict.fromkeys(s.location for s in ckpt.storages()) if place != "cpu"]
+    devices = [place for place in locations if place != "cpu"]
     if devices:
         command = "convert" if "--extract" in kept else "remap"
         places = ", ".join(printable(place, 20) for place in devices)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ..errors import counted, printable
 from ..keys import collapse
-from .render import ROWS, count_text, percent, section, size_text, table, wrapped
+from .render import ROWS, count_text, parameters_text, percent, section, size_text, table, wrapped
 
 if TYPE_CHECKING:
     from .inspect import Inspection, StateDictReport, TensorReport
@@ -108,14 +108,14 @@ def _training(seen: Inspection, everything: bool) -> Iterator[str]:
 def _state_dict(one: StateDictReport, tensors: list[TensorReport]) -> Iterator[str]:
     place = f"at {printable(one.path)}" if one.path else "at the root"
     place += f", recovered from a module of class {printable(one.model, 80)}" if one.model else ""
-    size = f"{count_text(one.parameters)} parameters, {size_text(one.bytes)}"
+    size = f"{parameters_text(one.parameters)}, {size_text(one.bytes)}"
     yield f"  state dict {place}: {counted(one.keys, 'key')}, {size}"
     dtypes, locations = Counter(t.dtype for t in tensors), Counter(t.location for t in tensors)
     kinds = Counter(t.kind for t in tensors if t.kind != "dense")
     facts = [_histogram(dtypes), _histogram(locations)]
     stored = [t.storage for t in tensors if t.storage is not None]
     if len(set(stored)) < len(stored):
-        facts.append(f"{len(stored):,} tensors in {counted(len(set(stored)), 'storage')}")
+        facts.append(f"{counted(len(stored), 'tensor')} in {counted(len(set(stored)), 'storage')}")
     facts += [f"{count:,} {kind}" for kind, count in kinds.items()]
     facts += [f"{name} in {counted(count, 'key')}" for name, count in one.wrappers.items()]
     yield "    " + "; ".join(fact for fact in facts if fact)
@@ -178,11 +178,15 @@ def _modules(tensors: list[TensorReport], sort: Order, everything: bool, width: 
     width = 10**6 if everything else width - 4
     leaves: dict[str, list[tuple[str, str]]] = {}
     sizes: Counter[str] = Counter()
+    shown: dict[tuple[object, ...], str] = {}  # of the few kinds of tensors that there are
     for t in tensors:
+        kind = t.dtype, t.location, t.kind, *t.shape
+        if kind not in shown:
+            unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
+            unusual += [t.kind] if t.kind != "dense" else []
+            shown[kind] = " ".join([str(t.shape), *unusual])
         module, _, leaf = (t.key or "").rpartition(".")
-        unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
-        unusual += [t.kind] if t.kind != "dense" else []
-        leaves.setdefault(module, []).append((leaf, " ".join([str(t.shape), *unusual])))
+        leaves.setdefault(module, []).append((leaf, shown[kind]))
         sizes[module] += t.bytes
     folded: list[tuple[str, int, tuple[str, str, list[str]]]] = []
     for group in collapse((module, tuple(held)) for module, held in leaves.items()):

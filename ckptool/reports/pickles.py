@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -173,6 +172,8 @@ class _Inflating:
     def __init__(self, archive: Archive, member: Member, search: _Search) -> None:
         self.length = member.size
         self._chunks = archive.inflate(member)
+        import tempfile
+
         self._file = tempfile.SpooledTemporaryFile(CHUNK)  # noqa: SIM115 - it lives as long as this source
         self._have = 0
         self._search = search

@@ -33,6 +33,11 @@ def count_text(count: int) -> str:
     return f"{count:,}"
 
 
+def parameters_text(count: int) -> str:
+    """So many parameters: `143.7 M parameters`, `1 parameter`."""
+    return f"{count_text(count)} {'parameter' if count == 1 else 'parameters'}"
+
+
 def percent(part: int, whole: int) -> str:
     """PART of WHOLE in percent, 100 % for all of them only."""
     share = 100 * part / whole if whole else 100.0

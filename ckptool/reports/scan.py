@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ..errors import printable
-from ..files import File, StrPath
+from ..files import StrPath
 from ..objects import COMPUTED, HARMLESS, PLAIN, called_name
 from ..tree import ByteString, Dict, Global, List, Object, Set
+from ..urls import open_file
 from .pickles import LOADS, Contents, find_pickles
 from .programs import PROGRAMS
 
@@ -110,7 +111,7 @@ def scan(path: StrPath) -> Scan:
     Raises:
         Unreadable: the file cannot be opened. Whatever else is wrong with it is in `problems`.
     """
-    file = File(path)
+    file = open_file(path)
     try:
         found = find_pickles(file)
     finally:

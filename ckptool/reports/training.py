@@ -69,7 +69,8 @@ def training_of(ckpt: Checkpoint) -> Training:
     """What training left in a checkpoint."""
     if not isinstance(ckpt.root, Dict):
         return Training("", [], [], list(_settings("", ckpt.root)) if isinstance(ckpt.root, Object) else [])
-    entries = [(str(key), value) for key, value in ckpt.root.entries if isinstance(key, str)]
+    # none of the names that tell has a dot; the keys of a large state dict have one
+    entries = [(str(key), value) for key, value in ckpt.root.entries if isinstance(key, str) and "." not in key]
     names = {key for key, _ in entries}
     framework = next((name for name, groups in _FRAMEWORKS if any(group <= names for group in groups)), "")
     progress = [(key, shown) for key, value in entries if key in _PROGRESS and (shown := _shown(value))]

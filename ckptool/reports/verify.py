@@ -12,11 +12,12 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..dtypes import DType
 from ..errors import CheckpointError, Malformed, counted, printable
-from ..files import File, FileRange, Joined, Source, StrPath, reason
+from ..files import File, FileRange, Joined, Source, StrPath, is_url, reason
 from ..formats import open as open_checkpoint
 from ..formats._zip import Archive, Inflated, Member, looks_like_zip, open_archive
 from ..tensor import LazyTensor, Storage
 from ..tiles import Tiled
+from ..urls import open_file
 from ..writing import replacing
 from . import values
 from .contents import contents_of
@@ -24,7 +25,9 @@ from .diff import Diff, diff
 from .values import in_threads
 
 _PAGE = 4096
-_PIECE = 1 << 18
+#: Bytes that are looked at at once: few enough to be in the cache at the second look, and not so few that threads do
+#: little but hand the interpreter over to each other.
+_PIECE = 1 << 20
 _MANIFEST = "ckptool-manifest"
 
 #: Element type -> (unsigned type of that size, mask, value): where x & mask == value, x is no finite number. And
@@ -202,8 +205,9 @@ def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
     for storage in ckpt.storages():
         source = storage.source
         if isinstance(source, FileRange):
-            files[id(source.file)] = source.file
-            storages[id(source.file), source.offset] = storage
+            file, at = source.file.located(source.offset)
+            files[id(file)] = file
+            storages[id(file), at] = storage
         elif isinstance(source, Inflated):
             files[id(source.packed.file)] = source.packed.file
             storages[id(source.packed.file), source.packed.offset] = storage
@@ -221,8 +225,8 @@ def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
         else:
             yield _Region(name, source, storage.crc, dtype, storage.big_endian)
 
-    if not files and ckpt.path is not None and ckpt.path.is_file():  # an archive without tensors
-        alone_in = File(ckpt.path)
+    if not files and ckpt.path is not None and (is_url(ckpt.path) or ckpt.path.is_file()):  # an archive without tensors
+        alone_in = open_file(ckpt.path)
         files[id(alone_in)] = alone_in
     for number, file in files.items():
         mine = [(at, storage) for (owner, at), storage in storages.items() if owner == number]
@@ -381,7 +385,7 @@ def read_manifest(path: StrPath) -> dict[str, str]:
         Unreadable: there is no such file.
         Malformed: it is no manifest, or was changed.
     """
-    file = File(path)
+    file = open_file(path)
     try:
         document = json.loads(file.read(0, file.size))
         tensors = document["tensors"] if document[_MANIFEST] == 1 else None

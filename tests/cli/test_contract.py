@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +12,12 @@ from pathlib import Path
 
 import click
 import pytest
-from samples import Run
+from samples import Run, tensor
 
+import ckptool
+from ckptool.checkpoint import Checkpoint
 from ckptool.cli import cli
+from ckptool.tree import Dict
 
 COMMANDS = list(cli.list_commands(click.Context(cli)))
 CKPTOOL = [sys.executable, "-m", "ckptool"]
@@ -93,14 +97,14 @@ def test_a_reader_that_goes_away_ends_it_quietly(files: dict[str, Path]) -> None
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 143)])
 def test_a_signal_leaves_no_half_written_file(tmp_path: Path, name: str, code: int) -> None:
     waiting = (
-        "import os, sys, ckptool.cli.rewrite as rewrite, ckptool.formats as formats\n"
+        "import os, sys, ckptool.cli.rewrite as rewrite, ckptool.formats.saving as saving\n"
         "from ckptool.cli import main\n"
-        "write = formats.write_pieces\n"
+        "write = saving.write_pieces\n"
         "def slow(*args):\n"
         "    write(*args)\n"
         "    print('written', flush=True)\n"
         "    import time; time.sleep(30)\n"
-        "formats.write_pieces = slow\n"
+        "saving.write_pieces = slow\n"
         "main(['add-prefix', 'in.pth', 'out.pth'])\n"
     )
     from samples import state_dict
@@ -164,3 +168,41 @@ def test_the_shell_completion_script_is_there(shell: str) -> None:
         CKPTOOL, env={**os.environ, "_CKPTOOL_COMPLETE": f"{shell}_source"}, capture_output=True, text=True, check=False
     )
     assert "ckptool" in done.stdout or "bash" in done.stderr.lower()
+
+
+ONE = [
+    ["inspect", "one.pth"],
+    ["inspect", "one.pth", "--stats"],
+    ["scan", "one.pth"],
+    ["verify", "one.pth"],
+    ["diff", "one.pth", "one.safetensors"],
+    ["diff", "one.pth", "other.pth"],
+    ["doctor", "one.pth"],
+    ["strip-prefix", "one.pth", "out.pth"],
+    ["add-prefix", "one.pth", "out.pth"],
+    ["remap", "one.pth", "out.pth", "--map-location", "cpu"],
+    ["remap", "one.pth", "out.pth", "--map-location", "cuda:0=cpu"],
+    ["rename", "one.pth", "out.pth", "--rename", "module.=encoder."],
+    ["convert", "one.pth", "out.safetensors", "--cast", "bf16"],
+    ["convert", "one.pth", "out.pth", "--unwrap"],
+    ["convert", "one.pth", "out", "-t", "dcp"],
+    ["convert", "one.pth", "out/", "-t", "sharded-safetensors"],
+    ["convert", "one.pth", "out.pth", "-t", "legacy"],
+    ["average", "one.pth", "other.pth", "-o", "out.pth"],
+    ["clean", "one.pth", "out.pth"],
+    ["repair", "broken.pth", "out.pth"],
+    ["extract-weights", "one.pth", "out.safetensors"],
+]
+
+
+@pytest.mark.parametrize("args", ONE, ids=lambda args: " ".join(args))
+def test_one_of_something_is_said_in_the_singular(run: Run, args: list[str], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, fill in (("one.pth", 1), ("one.safetensors", 1), ("other.pth", 2)):
+        weight = tensor(1, location="cuda:0" if name.endswith("pth") else "cpu", fill=fill)
+        ckptool.save(Checkpoint(Dict([("module.w", weight)], True)), name)
+    Path("broken.pth").write_bytes(bytes(30) + Path("one.pth").read_bytes()[30:])
+    ran = run(*args)
+    assert ran.code in (0, 1), ran.err
+    # of words that end in s, "values" is the name of a status: "1 values, 3 equal"
+    assert not re.findall(r"(?<![.,\d])1 (?!values\b)\w+s\b", ran.out + ran.err)

@@ -6,7 +6,11 @@ import json
 import zipfile
 from pathlib import Path
 
-from samples import Files, Run
+from samples import Files, Run, tensor
+
+import ckptool
+from ckptool.checkpoint import Checkpoint
+from ckptool.tree import Dict
 
 
 def flat(path: Path) -> Path:
@@ -52,3 +56,44 @@ def test_a_file_is_repaired_in_place_and_the_old_one_kept(run: Run, files: Files
     assert run("repair", "flat.pth", "--in-place", "--backup", ".broken").code == 0
     assert run("diff", "plain.pth", "flat.pth").code == 0
     assert Path("flat.pth.broken").exists()
+
+
+def test_what_saves_no_tensor_is_not_called_a_repair(run: Run, files: Files) -> None:
+    data = bytearray(files["plain.safetensors"].read_bytes())
+    Path("cut.safetensors").write_bytes(data[: len(data) - 28 * 4])  # the values of every tensor
+    for allowed in ([], ["--allow-loss"]):
+        ran = run("repair", "cut.safetensors", "out.safetensors", *allowed)
+        assert (ran.code, Path("out.safetensors").exists()) == (2, False)
+        assert "none of its 3 tensors is whole, so none can be saved" in ran.err
+        assert "--allow-loss" not in ran.err
+    said = run("doctor", "cut.safetensors")
+    assert said.code == 1
+    assert "none of its 3 tensors is whole" in said.out
+    assert "ckptool repair" not in said.out
+
+
+def test_where_only_other_values_are_left_they_can_be_had(run: Run, files: Files) -> None:
+    ckptool.save(Checkpoint(Dict([("epoch", 3), ("w", tensor(50))])), "a.pth")
+    source = ckptool.open("a.pth").storages()[0].source
+    data = bytearray(Path("a.pth").read_bytes())
+    data[source.offset] ^= 1
+    Path("a.pth").write_bytes(data)
+    ran = run("repair", "a.pth", "out.pth")
+    assert "none of its 1 tensor is whole" in ran.err
+    assert "Hint: --allow-loss writes what else is in it, 1 value and no tensor" in ran.err
+    assert run("repair", "a.pth", "out.pth", "--allow-loss").code == 0
+    assert ckptool.open("out.pth").root.entries == [("epoch", 3)]
+    said = run("doctor", "a.pth").out
+    assert "none of its 1 tensor is whole" in said
+    assert "ckptool repair" not in said
+
+
+def test_a_file_whose_first_header_is_destroyed_is_named_and_rebuilt(run: Run, files: Files) -> None:
+    data = files["plain.pth"].read_bytes()
+    for number, start in enumerate((bytes(4), bytes(30), b"\xff" * 40)):
+        Path("broken.pth").write_bytes(start + data[len(start) :])
+        assert run("inspect", "broken.pth").code == 2
+        said = run("doctor", "broken.pth")
+        assert (said.code, "ckptool repair broken.pth broken-repaired.pth\n" in said.out) == (1, True), said.out
+        assert run("repair", "broken.pth", f"out{number}.pth").code == 0
+        assert run("diff", "plain.pth", f"out{number}.pth").code == 0

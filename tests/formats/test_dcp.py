@@ -410,7 +410,7 @@ def test_a_slice_of_a_large_storage_does_not_bring_it_along(tmp_path):
     part = LazyTensor(storage, BY_NAME["uint8"], (10,), (1,), 100)
     planned = ckptool.save(state_dict_of({"a": part}), tmp_path / "x", format="dcp")
     assert planned.nbytes < 10_000
-    assert planned.form == ("1 tensors that are parts of storages are stored on their own",)
+    assert planned.form == ("1 tensor that is a part of a storage is stored on its own",)
 
 
 @pytest.mark.parametrize("root", [List([tensor_of("float32")]), tensor_of("float32"), Dict([((1, 2), 3)])])

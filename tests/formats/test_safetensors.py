@@ -116,11 +116,11 @@ LOST = {
     ),
     "values that are no tensors": (
         Dict([("a", tensor_of("int8")), ("b", tensor_of("int8")), ("n", 3)]),
-        ["1 values that are no tensor: n"],
+        ["1 value that is no tensor: n"],
     ),
     "element types": (
         Dict([("a", tensor_of("int8")), ("z", tensor_of("complex128"))]),
-        ["1 tensors of complex128: z"],
+        ["1 tensor of complex128: z"],
     ),
     "attributes": (
         Dict([("a", tensor_of("int8"))], True, Dict([("_metadata", Dict([], True)), ("mine", 1)])),
@@ -177,7 +177,7 @@ def test_text_metadata_that_are_no_text_are_refused(tmp_path):
 
 
 def test_a_packed_scalar_is_content_that_would_be_lost(tmp_path):
-    with pytest.raises(ckptool.CannotCarry, match="tensors of float4"):
+    with pytest.raises(ckptool.CannotCarry, match="tensor of float4"):
         ckptool.plan(state_dict_of({"x": tensor_of("float4_e2m1fn_x2", ())}), tmp_path / "x.safetensors")
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ckptool.dtypes import BY_NAME
 from ckptool.files import Buffer
+from ckptool.porting.expression import lazy
+from ckptool.porting.port import port
 from ckptool.signature import Entry, Signature
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
 
@@ -42,3 +45,26 @@ def wanted(shapes: Mapping[str, tuple[int, ...]], *, used: Iterable[str] | None 
 def pairing(mapping: Any) -> dict[str, str]:
     """Target key -> expression, of what was found."""
     return {e.target: str(e.expr) for e in mapping.entries if e.expr is not None}
+
+
+def found(mapping: Any, key: str) -> Any:
+    """What was found for one key of the target."""
+    return next(entry for entry in mapping.entries if entry.target == key)
+
+
+@dataclass
+class Made:
+    """What a port makes of one key: its status, and its values, None where it has no source."""
+
+    status: str
+    values: Any
+    entry: Any
+
+
+def worked_out(source: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], **more: Any) -> dict[str, Made]:
+    """Port numpy arrays into a model that wants SHAPES, and work out what each key would hold."""
+    mapping = port(signature({k: np.shape(v) for k, v in source.items()}), wanted(shapes, **more))
+    tensors = {key: lazy_tensor(value) for key, value in source.items()}
+    return {
+        e.target: Made(e.status, None if e.expr is None else lazy(e.expr, tensors).numpy(), e) for e in mapping.entries
+    }

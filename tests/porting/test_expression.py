@@ -19,7 +19,9 @@ def values(*shape: int, start: int = 0) -> np.ndarray:
 
 A, B = values(12, 6), values(12, 6, start=500)
 IMAGE = values(4, 3, 5, 5)
+DOWN, UP = values(2, 6), values(12, 2)
 SOURCE = {"a": A, "b.weight": B, "image": IMAGE, "v": values(12), "odd name/x": values(12)}
+SOURCE |= {"down": DOWN, "up": UP, "alpha": np.float32(4)}
 
 #: A text, and what numpy makes of the same.
 GIVEN = {
@@ -36,15 +38,21 @@ GIVEN = {
     "transpose(slice(cat(0, a, b.weight), 0, 6, 18))": np.concatenate([A, B])[6:18].T,
     "of_heads(a, 2, 3, 1)": A.reshape(2, 3, 2, 6)[:, 1].reshape(4, 6),
     "by_heads(3, a, b.weight)": np.stack([A.reshape(3, 4, 6), B.reshape(3, 4, 6)], 1).reshape(24, 6),
+    "of_heads(a, 2, 3, 0, 2)": A.reshape(2, 3, 2, 6)[:, :2].reshape(8, 6),
+    "by_heads(2, a, down)": np.concatenate([A.reshape(2, 6, 6), DOWN.reshape(2, 1, 6)], 1).reshape(14, 6),
     "rotary(a, 2, half)": A.reshape(2, 3, 2, 6).transpose(0, 2, 1, 3).reshape(12, 6),
     "rotary(a, 2, interleaved)": A.reshape(2, 2, 3, 6).transpose(0, 2, 1, 3).reshape(12, 6),
     "flatten(v, 3, 2, 2, nhwc)": values(12).reshape(3, 2, 2).transpose(1, 2, 0).reshape(12),
     "flatten(v, 3, 2, 2, nchw)": values(12).reshape(2, 2, 3).transpose(2, 0, 1).reshape(12),
     "add(a, b.weight)": A + B,
+    "mul(a, b.weight)": A * B,
+    "nonzero(v)": (values(12) != 0).astype(np.float32),
     "shift(v, 1.0)": values(12) + 1,
     "scale(v, 0.5)": values(12) / 2,
     "sum(image, 1)": IMAGE.sum(1, keepdims=True),
     "repeat(image, 1, 2)": np.concatenate([IMAGE, IMAGE], 1) / 2,
+    "lora(a, down, up, 0.5)": A + UP @ DOWN / 2,
+    "lora_alpha(a, down, up, alpha)": A + 2 * UP @ DOWN,
     "zeros(2, 3)": np.zeros((2, 3), np.float32),
     '"odd name/x"': values(12),
     'shift("odd name/x", -2.0)': values(12) - 2,
@@ -161,6 +169,7 @@ def test_the_simpler_form_of_an_expression_gives_the_same(made: Expr) -> None:
     [
         [f"slice(x, 0, {4 * i}, {4 * i + 4})" for i in range(3)],
         [f"of_heads(x, 2, 3, {i})" for i in range(3)],
+        ["of_heads(x, 2, 6, 0, 4)", "of_heads(x, 2, 6, 4)", "of_heads(x, 2, 6, 5)"],
         [f"select(x, 0, {i})" for i in range(12)],
     ],
 )
@@ -185,6 +194,21 @@ def test_what_is_taken_apart_and_put_together_again_is_a_copy() -> None:
     text = "cat(0, slice(x, 0, 0, 4), slice(x, 0, 4, 8), slice(x, 0, 8, 12))"
     assert str(ex.simplified(ex.parse(text), {"x": (12, 8)})) == "x"
     assert str(ex.simplified(ex.parse("slice(cat(0, q, k), 0, 4, 8)"), {"q": (4, 2), "k": (4, 2)})) == "k"
+
+
+@given(heads=st.integers(1, 4), rows=st.lists(st.integers(1, 3), min_size=2, max_size=4))
+def test_parts_that_alternate_by_head_are_put_together_and_taken_apart_again(heads: int, rows: list[int]) -> None:
+    parts = {f"p{i}": values(heads * n, 2, start=100 * i) for i, n in enumerate(rows)}
+    tensors = {key: lazy_tensor(value) for key, value in parts.items()}
+    whole = Expr("by_heads", tuple(map(ex.of, parts)), (heads,))
+    held = ex.lazy(whole, tensors).numpy().reshape(heads, sum(rows), 2)
+    shapes = {key: value.shape for key, value in parts.items()}
+    for key, back in (ex.inverted("x", whole, shapes) or {}).items():
+        ((expr, _),) = back
+        flat = {"x": lazy_tensor(held.reshape(-1, 2))}
+        np.testing.assert_array_equal(ex.lazy(expr, flat).numpy(), parts[key])
+    apart = ex.of_heads(ex.of("x"), heads, rows)
+    assert str(ex.simplified(Expr("by_heads", tuple(apart), (heads,)), {"x": (heads * sum(rows), 2)})) == "x"
 
 
 def test_a_sum_keeps_float64_and_rounds_bfloat16_once(torch) -> None:  # type: ignore[no-untyped-def]

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptool
+from ckptool import tree
 from ckptool.checkpoint import Checkpoint
 from ckptool.dtypes import BY_NAME
 from ckptool.files import Buffer
@@ -137,3 +138,20 @@ def test_types_that_cannot_be_computed_with_have_none(tmp_path):
     assert statistics(LazyTensor(Storage(Buffer(b"1234")), kind, (4,), (1,))) is None
     ckptool.save(Checkpoint(weights()), tmp_path / "a.pth")
     assert len(statistics_of(tmp_path / "a.pth", inspect(tmp_path / "a.pth"))) == 6
+
+
+def test_a_tree_is_walked_once_however_much_is_told_of_it(monkeypatch):
+    root = Dict([("model", weights()), ("optimizer", Dict([("state", Dict()), ("param_groups", List())]))])
+    looks = []
+    monkeypatch.setattr(tree, "children", lambda node, real=tree.children: (looks.append(node), real(node))[1])
+    describe(Checkpoint(root))
+    assert sum(node is root for node in looks) == 1
+
+
+def test_tensors_that_are_one_are_counted_once_also_beside_other_views():
+    one = tensor(np.ones((4, 4), "float32"))
+    part = LazyTensor(one.storage, one.dtype, (4,), (1,), 4)
+    seen = describe(Checkpoint(Dict([("a", one), ("part", part), ("b", one), ("c", tensor(np.ones(3, "float32")))])))
+    assert (seen.state_dicts[0].parameters, seen.state_dicts[0].bytes) == (16 + 4 + 3, 4 * 23)
+    assert (seen.stored, seen.used, seen.ties) == (76, 76, [["a", "b"]])
+    assert [t.storage for t in seen.tensors] == [0, 0, 0, 1]

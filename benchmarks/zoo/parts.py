@@ -1,0 +1,267 @@
+"""Pairs in which one side holds in several tensors what the other holds in one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from . import pair
+
+# -- a module for each attention head, or all heads in one projection
+
+
+class _Head(nn.Module):
+    def __init__(self, d: int, width: int, length: int) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.tril(torch.ones(length, length)), persistent=False)
+        self.values = nn.Linear(d, width, bias=False)
+        self.keys = nn.Linear(d, width, bias=False)
+        self.queries = nn.Linear(d, width, bias=False)
+        self.width = width
+
+    def forward(self, x: Any) -> Any:
+        scores = self.queries(x) @ self.keys(x).transpose(1, 2) / self.width**0.5
+        return scores.masked_fill(self.seen == 0, float("-inf")).softmax(-1) @ self.values(x)
+
+
+class _HeadsApart(nn.Module):
+    def __init__(self, d: int = 12, heads: int = 3, length: int = 5) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, d)
+        self.rounds = nn.ModuleList()
+        for _ in range(2):
+            self.rounds.append(
+                nn.ModuleDict(
+                    {
+                        "listeners": nn.ModuleList(_Head(d, d // heads, length) for _ in range(heads)),
+                        "blend": nn.Linear(d, d),
+                        "calm": nn.LayerNorm(d),
+                    }
+                )
+            )
+        self.speak = nn.Linear(d, 7)
+
+    def forward(self, x: Any) -> Any:
+        x = self.words(x)
+        for one in self.rounds:
+            y = one["calm"](x)
+            x = x + one["blend"](torch.cat([head(y) for head in one["listeners"]], -1))
+        return self.speak(x)
+
+
+class _HeadsTogether(nn.Module):
+    def __init__(self, d: int = 12, heads: int = 3) -> None:
+        super().__init__()
+        self.out = nn.Linear(d, 7)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"to_qkv": nn.Linear(d, 3 * d, bias=False), "norm": nn.LayerNorm(d), "proj": nn.Linear(d, d)})
+            for _ in range(2)
+        )
+        self.embed = nn.Embedding(11, d)
+        self.heads = heads
+
+    def forward(self, x: Any) -> Any:
+        x = self.embed(x)
+        b, n, d = x.shape
+        for block in self.blocks:
+            qkv = block["to_qkv"](block["norm"](x)).reshape(b, n, 3, self.heads, d // self.heads)
+            q, k, v = qkv.permute(2, 0, 3, 1, 4)
+            x = x + block["proj"](
+                F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, n, d)
+            )
+        return self.out(x)
+
+
+@pair("int64[2,5]<11")
+def heads_apart_to_fused() -> tuple[nn.Module, nn.Module]:
+    return _HeadsApart(), _HeadsTogether()
+
+
+@pair("int64[2,5]<11")
+def fused_to_heads_apart() -> tuple[nn.Module, nn.Module]:
+    return _HeadsTogether(), _HeadsApart()
+
+
+# -- parallel paths, or one grouped convolution
+
+
+class _Lane(nn.Module):
+    def __init__(self, c: int, width: int) -> None:
+        super().__init__()
+        self.widen = nn.Conv2d(width, c, 1, bias=False)
+        self.narrow = nn.Conv2d(c, width, 1, bias=False)
+        self.look = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.calm = nn.BatchNorm2d(width)
+
+    def forward(self, x: Any) -> Any:
+        return self.widen(F.relu(self.look(F.relu(self.calm(self.narrow(x))))))
+
+
+class _Lanes(nn.Module):
+    def __init__(self, c: int = 10, width: int = 3, lanes: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, c, 3)
+        self.roads = nn.ModuleList(nn.ModuleList(_Lane(c, width) for _ in range(lanes)) for _ in range(2))
+        self.head = nn.Linear(c, 5)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        for road in self.roads:
+            x = F.relu(x + sum(lane(x) for lane in road))
+        return self.head(x.mean((2, 3)))
+
+
+class _Grouped(nn.Module):
+    def __init__(self, c: int = 10, width: int = 3, groups: int = 4) -> None:
+        super().__init__()
+        w = width * groups
+        self.conv1 = nn.Conv2d(2, c, 3)
+        self.layer = nn.ModuleList(
+            nn.ModuleList(
+                [
+                    nn.Conv2d(c, w, 1, bias=False),
+                    nn.BatchNorm2d(w),
+                    nn.Conv2d(w, w, 3, padding=1, groups=groups, bias=False),
+                    nn.Conv2d(w, c, 1, bias=False),
+                ]
+            )
+            for _ in range(2)
+        )
+        self.fc = nn.Linear(c, 5)
+
+    def forward(self, x: Any) -> Any:
+        x = self.conv1(x)
+        for reduce, norm, conv, expand in self.layer:
+            x = F.relu(x + expand(F.relu(conv(F.relu(norm(reduce(x)))))))
+        return self.fc(x.mean((2, 3)))
+
+
+@pair("float32[2,2,9,9]")
+def paths_to_groups() -> tuple[nn.Module, nn.Module]:
+    return _Lanes(), _Grouped()
+
+
+@pair("float32[2,2,9,9]")
+def groups_to_paths() -> tuple[nn.Module, nn.Module]:
+    return _Grouped(), _Lanes()
+
+
+# -- a table for each field, or one with offsets
+
+_FIELDS = {"city": 5, "device": 3, "hour": 8}
+
+
+class _Tables(nn.Module):
+    def __init__(self, d: int = 4) -> None:
+        super().__init__()
+        self.tables = nn.ModuleDict({name: nn.Embedding(n, d) for name, n in _FIELDS.items()})
+        self.rank = nn.Sequential(nn.Linear(d * 3, 6), nn.ReLU(), nn.Linear(6, 1))
+
+    def forward(self, x: Any) -> Any:
+        return self.rank(torch.cat([t(x[:, i]) for i, t in enumerate(self.tables.values())], -1))
+
+
+class _OneTable(nn.Module):
+    def __init__(self, d: int = 4) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(sum(_FIELDS.values()), d)
+        self.starts = [0, 5, 8]
+        self.mlp = nn.Sequential(nn.Linear(d * 3, 6), nn.ReLU(), nn.Linear(6, 1))
+
+    def forward(self, x: Any) -> Any:
+        return self.mlp(self.embedding(x + torch.tensor(self.starts)).flatten(1))
+
+
+@pair("int64[4,3]<3", hint="in which order fields with names stand in one table is in the code only")
+def tables_to_offsets() -> tuple[nn.Module, nn.Module]:
+    return _Tables(), _OneTable()
+
+
+# -- a detection head in one convolution, by anchor, or a convolution for each of its meanings
+
+
+class _ByAnchor(nn.Module):
+    def __init__(self, c: int = 6, anchors: int = 2, classes: int = 3) -> None:
+        super().__init__()
+        self.trunk = nn.Conv2d(3, c, 3)
+        self.detect = nn.Conv2d(c, anchors * (5 + classes), 1)
+        self.anchors = anchors
+
+    def forward(self, x: Any) -> Any:
+        y = self.detect(F.silu(self.trunk(x)))
+        b, _, h, w = y.shape
+        return y.reshape(b, self.anchors, -1, h, w)
+
+
+class _ByMeaning(nn.Module):
+    def __init__(self, c: int = 6, anchors: int = 2, classes: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, c, 3)
+        self.cls = nn.Conv2d(c, anchors * classes, 1)
+        self.obj = nn.Conv2d(c, anchors, 1)
+        self.box = nn.Conv2d(c, anchors * 4, 1)
+        self.anchors = anchors
+
+    def forward(self, x: Any) -> Any:
+        y = F.silu(self.stem(x))
+        parts = []
+        for layer in (self.box, self.obj, self.cls):
+            z = layer(y)
+            parts.append(z.reshape(z.shape[0], self.anchors, -1, *z.shape[2:]))
+        return torch.cat(parts, 2)
+
+
+@pair("float32[2,3,7,7]", hint="whether the rows of a detection head alternate by anchor is in the code only")
+def detection_head_by_meaning() -> tuple[nn.Module, nn.Module]:
+    return _ByAnchor(), _ByMeaning()
+
+
+@pair("float32[2,3,7,7]", hint="whether the rows of a detection head alternate by anchor is in the code only")
+def detection_head_by_anchor() -> tuple[nn.Module, nn.Module]:
+    return _ByMeaning(), _ByAnchor()
+
+
+# -- weights with masks, or without
+
+
+class _Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.second = nn.Linear(8, 8)
+        self.third = nn.Linear(8, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.third(F.relu(self.second(F.relu(self.first(x)))))
+
+
+def _pruned(*names: str) -> nn.Module:
+    from torch.nn.utils import prune
+
+    net = _Small()
+    for name in names:
+        prune.random_unstructured(getattr(net, name), "weight", 0.4)
+    return net
+
+
+@pair("float32[4,6]")
+def pruned_to_plain() -> tuple[nn.Module, nn.Module]:
+    return _pruned("first", "second", "third"), _Small()
+
+
+@pair("float32[4,6]")
+def some_pruned_to_plain() -> tuple[nn.Module, nn.Module]:
+    return _pruned("second"), _Small()
+
+
+@pair("float32[4,6]", hint="which elements count as pruned is no content of a plain weight")
+def plain_to_pruned() -> tuple[nn.Module, nn.Module]:
+    return _Small(), _pruned("first", "second", "third")
+
+
+@pair("float32[4,6]")
+def pruned_to_pruned() -> tuple[nn.Module, nn.Module]:
+    return _pruned("first", "second", "third"), _pruned("first", "second", "third")

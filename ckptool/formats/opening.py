@@ -1,0 +1,93 @@
+"""The way from a path to a checkpoint: whose format it is, its headers and pickles, or what is whole of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..checkpoint import Checkpoint
+from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, Unreadable, printable
+from ..files import Folder, StrPath, is_url, shell_quote
+from ..urls import as_path, open_file
+from . import dcp, sharded
+from ._choice import FOLDERS, detect_file, detect_folder, find_format, named_format
+from ._salvage import Salvage
+from ._salvage import salvage as salvage_file
+
+
+def detect(path: StrPath) -> str:
+    """The name of the format of a file ("torch-zip"), from its first bytes.
+
+    Raises:
+        UnknownFormat: it is no checkpoint; the message says what it is instead.
+        Unreadable: it cannot be opened.
+    """
+    return (detect_folder(Folder(path)) if Path(path).is_dir() else detect_file(open_file(path))).name
+
+
+def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
+    """Open a checkpoint: headers and pickles are read, tensors stay in the file until they are asked for.
+
+    Nothing in the file is run or imported. The file stays open as long as something refers to its tensors.
+
+    Raises:
+        UnknownFormat: it is no checkpoint.
+        Malformed: it contradicts itself or is cut short.
+        Unreadable: it cannot be opened.
+    """
+    try:
+        place = as_path(path)
+        if place.is_dir():
+            return _open_folder(Folder(path), format)
+        if is_url(path) and (sharded.is_index(place.name) or place.name == ".metadata"):
+            raise Unreadable(
+                "belongs to a checkpoint of several files; of URLs, single files are read",
+                where=path,
+                hint="fetch the folder first, or name one of its files",
+            )
+        if sharded.is_index(place.name):
+            return sharded.open_index(place)
+        if place.name == ".metadata" and dcp.fits(folder := Folder(place.parent)):
+            return dcp.FORMAT.open(folder)
+        if place.suffix == ".distcp":
+            raise UnknownFormat(
+                "is a part of a folder of torch.distributed.checkpoint; the folder is the checkpoint",
+                where=path,
+                hint=f"name {shell_quote(printable(str(Path(path).parent)))}",
+            )
+        file = open_file(path)
+        chosen = find_format(format) if format else detect_file(file)
+        return chosen.open(file)
+    except CheckpointError as error:
+        error.where = error.where or str(path)
+        raise
+    except (RecursionError, MemoryError, OverflowError) as error:
+        raise CannotCarry(f"is too deep or too large to be read ({type(error).__name__})", where=path) from None
+
+
+def _open_folder(folder: Folder, format: str | None) -> Checkpoint:
+    if not format:
+        return detect_folder(folder).open(folder)
+    named = named_format(format)
+    chosen = next((f for f in FOLDERS if f is named or named.name in f.within), None)
+    if chosen is None:
+        raise RuleError(f"{named.name} is a format of files, and this is a folder", where=folder.path)
+    return chosen.open(folder)
+
+
+def salvage(path: StrPath) -> Salvage:
+    """Read what is whole of a file that may not open: a zip archive that was zipped again or lost its directory, a
+    zip, legacy or safetensors file that is cut short. What is lost is named.
+
+    Raises:
+        UnknownFormat: it is no checkpoint, or none of these formats.
+        Malformed: what says which tensors there are is itself lost, so nothing can be saved.
+        Unreadable: it cannot be opened.
+    """
+    file = open_file(path)
+    try:
+        return salvage_file(file)
+    except CheckpointError as error:
+        error.where = error.where or str(path)
+        raise
+    except (RecursionError, MemoryError, OverflowError) as error:
+        raise CannotCarry(f"is too deep or too large to be read ({type(error).__name__})", where=path) from None

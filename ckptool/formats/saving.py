@@ -1,0 +1,247 @@
+"""The way from a checkpoint to a file or folder: a plan with exact sizes and losses, then its writing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from ..casting import tallies_in
+from ..checkpoint import Checkpoint, map_storages
+from ..directories import check_folder, replacing_folder
+from ..errors import CannotCarry, CheckpointError, RuleError, printable
+from ..files import FileRange, StrPath, beside, is_computed, is_url, same_bytes, shell_quote
+from ..objects import beyond_plain_data
+from ..tensor import Storage
+from ..writing import check_target, replacing, room_for, write_pieces
+from . import torch_zip
+from ._choice import split_of, target_format
+from ._folder import is_part, left_beside, may_go
+from ._refusals import live_objects, loss_of_content, require_readable
+from .base import Draft, Format
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be written, before a byte is. Also the receipt, once it is.
+
+    Attributes:
+        path: the target, a file or a directory.
+        format: name of its format.
+        nbytes: its exact size; of a directory, that of all its files.
+        steps: what the passes did, a line each.
+        form: what changes in form, without loss of content.
+        content: content that is lost, as was allowed.
+        objects: classes beyond plain data that are carried, as was asked for, with their numbers.
+        how: how the bytes come about.
+        replaced: whether a file in an old directory at `path` may go, though no new one takes its place.
+    """
+
+    path: Path
+    format: str
+    nbytes: int
+    steps: tuple[str, ...]
+    form: tuple[str, ...]
+    content: tuple[str, ...]
+    objects: dict[str, int]
+    how: str
+    draft: Draft
+    replaced: Callable[[str], bool] = is_part
+
+    def as_json(self) -> dict[str, Any]:
+        """The receipt as plain data."""
+        return {
+            "path": str(self.path),
+            "format": self.format,
+            "bytes": self.nbytes,
+            "steps": list(self.steps),
+            "form": list(self.form),
+            "lost": list(self.content),
+            "objects": self.objects,
+            "how": self.how,
+        }
+
+
+def plan(
+    ckpt: Any,
+    path: StrPath,
+    *,
+    format: str | None = None,
+    allow_loss: bool = False,
+    keep_objects: bool = False,
+    for_torch: str | None = None,
+    max_shard_size: int | str | None = None,
+    variant: str | None = None,
+) -> Plan:
+    """Work out what writing CKPT to PATH would give, without writing.
+
+    Args:
+        ckpt: a Checkpoint, or a dict of torch tensors.
+        path: the target; its suffix chooses the format if FORMAT does not.
+        format: name of the format.
+        allow_loss: accept that the format cannot hold all content.
+        keep_objects: write objects of any class back to a pickle as they came.
+        for_torch: "torch==1.6" refuses what that version cannot load.
+        max_shard_size: bytes of tensors in each file of a directory, as a number or as "5GB", "500MB". Without it, what
+            is sharded stays as it is divided, and what is not is divided by 5 GB.
+        variant: a word in the file names of sharded weights: "fp16".
+
+    Raises:
+        CannotCarry: content would be lost, an object would be written that may run code when it is loaded, or
+            FOR_TORCH cannot load it.
+    """
+    if is_url(path):
+        raise RuleError("files are written here, not to a URL", where=path, hint="name a file")
+    if not isinstance(ckpt, Checkpoint):
+        from ..model import from_torch
+
+        ckpt = from_torch(ckpt)
+    split = split_of(max_shard_size, variant)
+    chosen = target_format(ckpt, path, format, split)
+    if chosen.draft is None:
+        raise RuleError(f"ckptool reads {chosen.name} and does not write it", where="--to", hint="ckptool formats")
+    if ckpt.sealed and chosen.pickles:
+        out = beside(ckpt.where, "weights", ".safetensors")
+        raise CannotCarry(
+            ckpt.sealed,
+            where=ckpt.where,
+            hint=f"ckptool extract-weights {shell_quote(printable(ckpt.where))} {out} takes the weights out of it",
+        )
+    if for_torch is not None:
+        require_readable(ckpt, chosen, for_torch)
+    ckpt = settle_ties(ckpt)
+    try:
+        draft = chosen.draft(ckpt) if isinstance(chosen, Format) else chosen.draft(ckpt, split)
+    except CheckpointError as error:
+        error.where = error.where or ckpt.where
+        raise
+    content = (
+        *draft.content,
+        *ckpt.lost_content,
+        *(() if chosen is torch_zip.FORMAT else torch_zip.extra_members(ckpt)),
+    )
+    if content and not allow_loss:
+        raise loss_of_content(ckpt, chosen, content)
+    objects = beyond_plain_data(ckpt.root) if chosen.pickles else {}
+    if objects and not keep_objects:
+        raise live_objects(ckpt, dict(objects))
+    form = (*draft.form, *ckpt.lost_form, *(left_beside(ckpt) if not draft.folder else ()))
+    if not ckpt.order_preserved:
+        form = (*form, "the keys stand in the order of the old header; how they were saved is not known")
+    replaced = may_go(ckpt, Path(path)) if draft.folder else is_part
+    return Plan(
+        Path(path), chosen.name, draft.nbytes, ckpt.history, form, content, dict(objects), _how(draft), draft, replaced
+    )
+
+
+def _how(draft: Draft) -> str:
+    """How the bytes come about. What is computed is not copied as it is."""
+    pieces = (piece for pieces in (draft.pieces, *draft.folder.values()) for piece in pieces)
+    computed = any(map(is_computed, pieces))
+    return draft.how.replace("copied as they are", "computed or copied") if computed else draft.how
+
+
+def save(
+    ckpt: Any,
+    path: StrPath,
+    *,
+    format: str | None = None,
+    overwrite: bool = False,
+    backup: str | None = None,
+    allow_loss: bool = False,
+    keep_objects: bool = False,
+    for_torch: str | None = None,
+    max_shard_size: int | str | None = None,
+    variant: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Plan:
+    """Write a checkpoint (or a dict of torch tensors) to PATH, whole or not at all.
+
+    The file that the checkpoint came from may be the target: it is replaced when the new one is complete and on disk.
+
+    Args:
+        ckpt, path, format, allow_loss, keep_objects, for_torch, max_shard_size, variant: see `plan`.
+        overwrite: allow PATH to exist.
+        backup: suffix under which an old PATH is kept.
+        progress: called with the number of bytes, each time some were written.
+
+    Returns:
+        What was written, with what changed in form and what was lost.
+
+    Raises:
+        CannotCarry: as `plan`.
+        OutputExists, Unwritable: the target may not be, or cannot be, written.
+    """
+    receipt = plan(
+        ckpt,
+        path,
+        format=format,
+        allow_loss=allow_loss,
+        keep_objects=keep_objects,
+        for_torch=for_torch,
+        max_shard_size=max_shard_size,
+        variant=variant,
+    )
+    write(receipt, overwrite=overwrite, backup=backup, progress=progress)
+    return receipt
+
+
+def check(planned: Plan, *, overwrite: bool = False) -> os.stat_result | None:
+    """Refuse a target that cannot or must not be written. Returns its status if it is there and not empty."""
+    if not planned.draft.folder:
+        return check_target(planned.path, overwrite=overwrite)
+    names = list(planned.draft.folder)
+    found = check_folder(planned.path, overwrite=overwrite, names=names, replaced=planned.replaced)
+    return found if found and any(planned.path.iterdir()) else None
+
+
+def write(
+    planned: Plan,
+    *,
+    overwrite: bool = False,
+    backup: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[str]:
+    """Carry out a plan. Returns what a person should know: whether a run that was cut off was taken up, and how many
+    values casts changed beyond rounding.
+
+    Raises:
+        OutputExists, Unwritable: the target may not be, or cannot be, written.
+    """
+    pieces, folder = planned.draft.pieces, planned.draft.folder
+    tallies = tallies_in(chain(pieces, *folder.values()))
+    for tally in tallies:
+        tally.clear()
+    if folder:
+        notes = replacing_folder(
+            planned.path, folder, overwrite=overwrite, backup=backup, replaced=planned.replaced, progress=progress
+        )
+        return notes + [line for tally in tallies for line in tally.lines()]
+    mode = next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)  # as cp does
+    with replacing(planned.path, size=room_for(pieces), overwrite=overwrite, backup=backup, mode=mode) as out:
+        write_pieces(out, pieces, progress)
+    return [line for tally in tallies for line in tally.lines()]
+
+
+def settle_ties(ckpt: Checkpoint) -> Checkpoint:
+    """Hold ties that a note claims against the bytes: what is equal becomes one storage, what differs is set apart."""
+    ties: dict[int, Storage] = {}
+    broken: list[str] = []
+
+    def settled(storage: Storage) -> Storage:
+        if storage.tie is None:
+            return storage
+        first = ties.setdefault(id(storage.tie), storage)
+        if first is not storage and not same_bytes(first.source, storage.source):
+            broken.append(f"note: {printable(storage.key)} is no longer tied to {printable(first.key)}: they differ")
+            return replace(storage, tie=None)
+        return alone.setdefault(id(storage.tie), replace(first, tie=None))
+
+    alone: dict[int, Storage] = {}
+    if all(storage.tie is None for storage in ckpt.storages()):
+        return ckpt
+    done = map_storages(ckpt, settled)
+    return done.noting(*broken)

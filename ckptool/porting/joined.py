@@ -1,0 +1,316 @@
+"""Several tensors of one list or one family of names on one side, which are one tensor on the other.
+
+One mechanism for heads, paths and experts with a module each, tables of several fields in one, and stacked weights:
+what stands apart is joined along a dimension, where the other side has as many tensors more of the joined
+sizes as it has fewer of the parts. The order of a numbered list is kept; that of names is a doubt.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from math import gcd
+
+from . import expression as ex
+from .expression import Expr, Shape
+from .fused import fused_kind
+from .pieces import Canon, Piece, squeezed
+from .words import cut, table
+
+_Path = tuple[str, ...]
+
+_ORDER = "in which order the parts stand in one tensor is in the code only"
+_TURNS = "whether the parts stand one after the other or take turns is in the code only"
+
+
+@dataclass(frozen=True, slots=True)
+class _Join:
+    """A way to make one tensor of several, and several of one.
+
+    Attributes:
+        sizes: of the parts along the dimension in which they are joined.
+        dim: that dimension; None for a new one in front.
+        turns: how many times the parts take turns along it; 1 if they stand one after the other.
+    """
+
+    sizes: tuple[int, ...]
+    dim: int | None
+    turns: int = 1
+
+    def shape(self, part: Shape) -> Shape:
+        """The sizes of the whole, for those of one part."""
+        if self.dim is None:
+            return (len(self.sizes), *part)
+        return (*part[: self.dim], sum(self.sizes), *part[self.dim + 1 :])
+
+    def whole(self, *parts: Expr, rest: Shape) -> Expr:
+        """The whole, from the parts; REST are the sizes of one part behind the first dimension."""
+        if self.dim is None:
+            return ex.stack(*parts)
+        if self.turns == 1:
+            return ex.cat(self.dim, *parts)
+        cut_up = [
+            ex.reshape(part, (self.turns, size // self.turns, *rest))
+            for part, size in zip(parts, self.sizes, strict=True)
+        ]
+        return ex.reshape(ex.cat(1, *cut_up), (sum(self.sizes), *rest))
+
+    def part(self, whole: Expr, *, index: int, rest: Shape) -> Expr:
+        """Part INDEX of the whole."""
+        if self.dim is None:
+            return ex.select(whole, 0, index)
+        edges = list(pairwise(accumulate((0, *self.sizes))))
+        start, stop = edges[index]
+        if self.turns == 1:
+            return ex.part(whole, self.dim, start, stop)
+        rows = ex.reshape(whole, (self.turns, sum(self.sizes) // self.turns, *rest))
+        inner = ex.part(rows, 1, start // self.turns, stop // self.turns)
+        return ex.reshape(inner, (stop - start, *rest))
+
+
+def join_parts(one: Canon, other: Canon) -> None:
+    """Join what stands apart on one side, where the other side has it in one tensor."""
+    _join_lists(one, other)
+    _join_families(one, other)
+
+
+class _Sizes:
+    """How many tensors of some sizes two sides have more than each other."""
+
+    def __init__(self, one: Canon, other: Canon) -> None:
+        self._own = _counted(one)
+        self._theirs = _counted(other)
+        for piece in other.pieces.values():
+            kind = fused_kind(piece) if piece.role == "weight" else None
+            if kind is not None and piece.shape[0] % len(kind.parts) == 0:
+                self._theirs[squeezed((piece.shape[0] // len(kind.parts), *piece.shape[1:]))] += len(kind.parts)
+
+    def wanted(self, shape: Shape) -> int:
+        """How many the other side has more."""
+        return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
+
+
+def _counted(canon: Canon) -> Counter[Shape]:
+    return Counter(squeezed(p.shape) for p in canon.pieces.values())
+
+
+# -- numbered lists
+
+
+def _join_lists(one: Canon, other: Canon) -> None:
+    for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdigit()}, reverse=True):
+        sizes = _Sizes(one, other)
+        lists: dict[_Path, dict[tuple[_Path, str], dict[int, Piece]]] = defaultdict(lambda: defaultdict(dict))
+        for piece in one.pieces.values():
+            if len(piece.path) > at and piece.path[at].isdigit():
+                lists[piece.path[:at]][piece.path[at + 1 :], piece.role][int(piece.path[at])] = piece
+        plans = {}
+        for head, inner in lists.items():
+            plan = _plan_of_list(inner, sizes)
+            if plan is not None:
+                plans[head] = plan
+        made = Counter(
+            squeezed(join.shape(next(iter(lists[head][key].values())).shape))
+            for head, plan in plans.items()
+            for key, join in plan.items()
+        )
+        for head, plan in plans.items():
+            wholes = [join.shape(next(iter(lists[head][key].values())).shape) for key, join in plan.items()]
+            if all(made[squeezed(w)] <= sizes.wanted(w) for w in wholes if len(squeezed(w)) > 1):
+                _join_list(one, head, lists[head], plan)
+
+
+_Inner = dict[tuple[_Path, str], dict[int, Piece]]
+_Plan = dict[tuple[_Path, str], _Join]
+
+
+def _plan_of_list(inner: _Inner, sizes: _Sizes) -> _Plan | None:
+    """How to join what each member of a list holds, or None where that is not what the other side has."""
+    numbers = {tuple(sorted(members)) for members in inner.values()}
+    if len(numbers) != 1 or len(next(iter(numbers))) < 2:
+        return None
+    plan: _Plan = {}
+    left = 0
+    for key, members in inner.items():
+        shapes = {p.shape for p in members.values()}
+        if len(shapes) != 1:
+            return None
+        shape = next(iter(shapes))
+        if len(squeezed(shape)) < 2:
+            continue
+        if sizes.wanted(shape) >= 0:
+            return None
+        ways = [_Join((shape[d],) * len(members), d) for d in (0, 1)]
+        fitting = [way for way in ways if sizes.wanted(way.shape(shape)) > 0]
+        if fitting:
+            plan[key] = fitting[0]
+        else:
+            left += 1
+    if len(plan) <= left:  # a mask in each head may be left over, most of what it holds may not
+        return None
+    for (path, role), members in inner.items():
+        size = next(iter(members.values())).shape
+        beside = plan.get((path, "weight"))
+        if (path, role) not in plan and len(size) == 1 and (beside is None or beside.dim == 0):
+            plan[path, role] = _Join(size * len(members), 0)
+    return plan
+
+
+def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
+    for (path, role), members in inner.items():
+        parts = [members[n] for n in sorted(members)]
+        join = plan.get((path, role))
+        new = replace(parts[0], path=(*head, *path), words=_without_number(parts[0]))
+        if join is not None:
+            _merge(one, parts, new, join)
+        elif len(new.shape) == 1 and not one.is_target:  # what is added to a sum of paths
+            one.merge(parts, new, lambda *e: Expr("add", e), [])
+    if not one.is_target:
+        for key, place in list(one.counters.items()):
+            below = tuple(place.split("."))
+            if below[: len(head)] == head and below[len(head) : len(head) + 1] == ("0",):
+                one.counters[key] = ".".join((*head, *below[len(head) + 1 :]))
+
+
+def _without_number(piece: Piece) -> _Path:
+    return tuple(word for word in piece.words if not word.isdigit())
+
+
+def _merge(one: Canon, parts: Sequence[Piece], new: Piece, join: _Join) -> Piece:
+    rest = parts[0].shape[1:]
+    new = replace(
+        new,
+        shape=join.shape(parts[0].shape),
+        order=min(p.order for p in parts),
+        used=min((p.used for p in parts if p.used is not None), default=None),
+        doubts=tuple(dict.fromkeys((*(d for p in parts for d in p.doubts), *new.doubts))),
+    )
+    up: list[Callable[[Expr], Expr]] = [partial(join.part, index=i, rest=rest) for i in range(len(parts))]
+    one.merge(parts, new, partial(join.whole, rest=rest), up)
+    return new
+
+
+# -- families of names
+
+
+def _join_families(one: Canon, other: Canon) -> None:
+    siblings: dict[_Path, list[Piece]] = defaultdict(list)
+    for piece in one.pieces.values():
+        if piece.role == "weight" and piece.path and not piece.path[-1].isdigit():
+            siblings[piece.path[:-1]].append(piece)
+    sizes = _Sizes(one, other)
+    plans: list[tuple[_Path, _Family, _Join]] = []
+    taken: set[str] = set()
+    for parent, pieces in siblings.items():
+        for family in _families(pieces, sizes):
+            join = _join_of_family(family, sizes)
+            if join is not None and not taken & {p.name for p in family.parts}:
+                taken |= {p.name for p in family.parts}
+                plans.append((parent, family, join))
+    made = Counter(squeezed(join.shape(family.parts[0].shape)) for _, family, join in plans)
+    for parent, family, join in plans:
+        whole = join.shape(family.parts[0].shape)
+        if made[squeezed(whole)] <= sizes.wanted(whole):
+            _join_family(one, parent, family, join)
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Parts of one thing by their names: in order, what the names have in common, and whether names say the order."""
+
+    parts: tuple[Piece, ...]
+    stem: _Path
+    numbered: bool
+    turns: bool = False
+
+
+def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
+    """Groups of siblings that may be parts of one tensor; numbered names first, then those of a table, then all."""
+    pieces = sorted((p for p in pieces if sizes.wanted(p.shape) < 0), key=lambda p: p.order)
+    found = []
+    for known, place in ((_number, True), (_label, False)):
+        groups: dict[_Path, dict[str, Piece]] = defaultdict(dict)
+        for piece in pieces:
+            said = known(cut(piece.path[-1]))
+            if said is not None:
+                groups[said[1]][said[0]] = piece
+        for stem, members in groups.items():
+            if len(members) > 1:
+                ordered = tuple(members[k] for k in sorted(members, key=int if place else None))
+                found.append(_Family(ordered, stem, place))
+    for kinds in table().together:
+        labelled = {part: p for p in pieces if (part := kinds.label(cut(p.path[-1]))) is not None}
+        if len(labelled) > 1:
+            parts = tuple(labelled[k] for k in kinds.parts if k in labelled)
+            found.append(_Family(parts, (), numbered=False, turns=kinds.turns))
+    alike: dict[Shape, list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        alike[piece.shape[1:]].append(piece)
+    return found + [_Family(tuple(group), (), numbered=False) for group in alike.values() if len(group) > 1]
+
+
+def _number(words: _Path) -> tuple[str, _Path] | None:
+    if len(words) < 2 or not words[-1].isdigit():
+        return None
+    return words[-1], words[:-1]
+
+
+def _label(words: _Path) -> tuple[str, _Path] | None:
+    """Queries and keys (in that order), in names that are equal otherwise."""
+    for at, word in enumerate(words):
+        said = table().parts.get((word,))
+        if said in ("q", "k", "v") and len(words) > 1:
+            return str("qkv".index(said)), (*words[:at], *words[at + 1 :])
+    return None
+
+
+def _join_of_family(family: _Family, sizes: _Sizes) -> _Join | None:
+    shapes = [p.shape for p in family.parts]
+    if any(len(shape) < 1 for shape in shapes):
+        return None
+    if len({shape[1:] for shape in shapes}) == 1:
+        rows = tuple(shape[0] for shape in shapes)
+        join = _Join(rows, 0, gcd(*rows) if family.turns else 1)
+        if len(shapes[0]) > 1 and sizes.wanted(join.shape(shapes[0])) > 0:
+            return join
+    if len(set(shapes)) == 1:
+        join = _Join((1,) * len(shapes), None)
+        if len(squeezed(join.shape(shapes[0]))) > 1 and sizes.wanted(join.shape(shapes[0])) > 0:
+            return join
+    return None
+
+
+def _join_family(one: Canon, parent: _Path, family: _Family, join: _Join) -> None:
+    leaf = table().leaves.get(family.stem)  # q_scale and q_shift are weight and bias of one thing
+    stem = ("parts",) if leaf is not None else family.stem or ("+".join(p.path[-1] for p in family.parts),)
+    words = tuple(word for component in (*parent, *family.stem) for word in cut(component))
+    for role in ("weight", "bias"):
+        found = [m for p in family.parts if (m := one.pieces.get(f"{'.'.join(p.path)}|{role}")) is not None]
+        if len(found) != len(family.parts):
+            continue
+        if role == "bias" and (join.dim != 0 or tuple(m.shape[0] for m in found) != join.sizes):
+            continue
+        new = replace(found[0], path=(*parent, *stem), role=leaf or role, words=words)
+        if not family.numbered:
+            new = replace(new, doubts=_doubt(one, found, new, join))
+        _merge(one, found, new, join)
+
+
+def _doubt(one: Canon, parts: Sequence[Piece], new: Piece, join: _Join) -> tuple[tuple[str, Expr | None], ...]:
+    """That the order of names is a convention, with what else it could be."""
+    rest = parts[0].shape[1:]
+    places = range(len(parts))
+    if join.turns > 1:
+        why, other = _TURNS, replace(join, turns=1)
+    elif len(parts) == 2:
+        why, other, places = _ORDER, replace(join, sizes=join.sizes[::-1]), places[::-1]
+    else:
+        return ((_ORDER, None),)
+    if one.is_target:
+        own = ex.of(new.name)
+        there = {place: other.part(own, index=i, rest=rest) for i, place in enumerate(places)}
+        return ((why, join.whole(*(there[i] for i in range(len(parts))), rest=rest)),)
+    return ((why, other.whole(*(parts[i].expr for i in places), rest=rest)),)

@@ -1,0 +1,158 @@
+"""A tensor that is read in one step is what its opcodes, one by one, make of it."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from same import graph
+
+from ckptool.errors import Malformed
+from ckptool.files import Buffer
+from ckptool.formats._pickle_read import Reader
+from ckptool.formats._torch import TorchReader
+from ckptool.tensor import Storage
+
+
+class OneByOne(TorchReader):
+    def _read_phrase(self, at):
+        return at
+
+
+class Torch:
+    """The opcodes of torch's pickler for a dict of tensors, where FIRST values are in the memo already."""
+
+    def __init__(self, first=0, *, view=False, protocol=2):
+        self.first, self.view, self.protocol = first, view, protocol
+        self.known = {}
+        self.used = 0
+
+    def put(self):
+        index = self.first + self.used if self.used else 0
+        self.used += 1
+        return b"q" + bytes([index]) if index < 256 else b"r" + struct.pack("<I", index)
+
+    def once(self, name, opcodes):
+        if name in self.known:
+            return (
+                self.known[name].replace(b"q", b"h", 1) if self.known[name][:1] == b"q" else b"j" + self.known[name][1:]
+            )
+        put = self.known[name] = self.put()
+        return opcodes + put
+
+    def text(self, text):
+        return b"X" + struct.pack("<I", len(text)) + text.encode() + self.put()
+
+    def integer(self, n):
+        if 0 <= n < 1 << 16:
+            return b"K" + bytes([n]) if n < 256 else b"M" + struct.pack("<H", n)
+        return b"J" + struct.pack("<i", n) if -1 << 31 <= n < 1 << 31 else b"\x8a\x08" + struct.pack("<q", n)
+
+    def integers(self, numbers):
+        if not numbers:
+            return b")"
+        body = b"".join(map(self.integer, numbers))
+        short = len(numbers) <= 3
+        return (body + bytes([0x84 + len(numbers)]) if short else b"(" + body + b"t") + self.put()
+
+    def tensor(self, key, kind, location, numel, offset, shape, stride, requires_grad):
+        made = self.once("rebuild", b"ctorch._utils\n_rebuild_tensor_v2\n") + b"(("
+        made += self.once("storage", b"X\7\0\0\0storage") + self.once(kind, f"ctorch\n{kind}\n".encode())
+        made += self.text(key) + self.once(location, b"X" + struct.pack("<I", len(location)) + location.encode())
+        made += self.integer(numel) + (b"N" if self.view else b"") + b"t" + self.put() + b"Q" + self.integer(offset)
+        made += self.integers(shape) + self.integers(stride) + (b"\x88" if requires_grad else b"\x89")
+        made += self.once("ordered", b"ccollections\nOrderedDict\n") + b")R" + self.put() + b"t" + self.put() + b"R"
+        return made + self.put()
+
+    def pickled(self, tensors, after=b""):
+        made = b"\x80" + bytes([self.protocol]) + b"}" + self.put() + b"("
+        for number, tensor in enumerate(tensors):
+            made += self.text(f"layers.{number}.weight") + self.tensor(*tensor)
+        return made + after + b"u."
+
+
+def storage(found):
+    return Storage(Buffer(bytes(found.nbytes)), found.location, found.dtype, found.key)
+
+
+def told(reader_class, data, *, complete=True):
+    """All that a reader can be asked about a pickle."""
+    reader = reader_class(data, "x", storage, complete=complete)
+    try:
+        tree = graph(reader.load(), sharing_of_tuples=False)
+    except Malformed as error:
+        return str(error)
+    except Exception as error:
+        return type(error)
+    named = [str(one) for one in reader.named]
+    return tree, reader.position, named, list(reader.storages), reader.discarded, len(reader.made)
+
+
+SIZES = st.lists(st.one_of(st.integers(0, 4), st.sampled_from([300, 70_000, -1, 1 << 33])), max_size=5)
+TENSORS = st.tuples(
+    st.sampled_from(["0", "1", "17", "4242424242", "x", "é"]),
+    st.sampled_from(["FloatStorage", "LongStorage", "UntypedStorage", "NoStorage"]),
+    st.sampled_from(["cpu", "cuda:1"]),
+    st.sampled_from([0, 4, 24, 1000, -1]),
+    st.sampled_from([0, 0, 0, 1, 999, -1]),
+    SIZES,
+    SIZES,
+    st.booleans(),
+)
+FITTING = st.integers(0, 300).map(lambda n: (str(n), "FloatStorage", "cpu", 24, 0, [2, 3, 4], [12, 4, 1], False))
+
+
+@given(
+    st.lists(FITTING, max_size=4),
+    st.lists(TENSORS, max_size=3),
+    st.sampled_from([0, 200, 240, 255, 70_000]),
+    st.booleans(),
+    st.sampled_from([2, 2, 3, 4]),
+)
+def test_tensors_are_read_as_their_opcodes_say(fitting, odd, first, view, protocol):
+    data = Torch(first, view=view, protocol=protocol).pickled([*fitting, *odd])
+    assert told(TorchReader, data) == told(OneByOne, data)
+
+
+@given(
+    st.lists(FITTING, min_size=2, max_size=4),
+    st.sampled_from([0, 240, 1000]),
+    st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=2),
+    st.integers(0, 1 << 16),
+    st.booleans(),
+)
+def test_damaged_tensors_are_read_or_refused_as_their_opcodes_say(fitting, first, changes, cut, complete):
+    data = bytearray(Torch(first).pickled(fitting))
+    for place, value in changes:
+        data[place % len(data)] = value
+    data = bytes(data[: cut % len(data) * 4])
+    assert told(TorchReader, data, complete=complete) == told(OneByOne, data, complete=complete)
+
+
+@pytest.mark.parametrize("first", [0, 250, 5000])
+def test_all_that_a_tensor_puts_into_the_memo_can_be_taken_from_it(first):
+    torch = Torch(first)
+    data = torch.pickled([(str(n), "FloatStorage", "cpu", 24, 0, [2, 3], [3, 1], False) for n in range(3)])
+    for index in range(max(first, 1), first + torch.used):
+        again = data[:-2] + b"X\1\0\0\0aj" + struct.pack("<I", index) + b"u."
+        assert told(TorchReader, again) == told(OneByOne, again)
+
+
+def test_tensors_as_torch_writes_them_take_a_step_each():
+    calls = []
+
+    class Counting(TorchReader):
+        pass
+
+    def counting(code, handler):
+        return lambda reader: (calls.append(code), handler(reader))[1]
+
+    Counting.opcodes = {code: counting(code, handler) for code, handler in Reader.opcodes.items()}
+    tensors = [
+        (str(n), "FloatStorage", "cpu", 24, 0, [2, 3, 4][: n % 4], [1, 1, 1][: n % 4], n % 2) for n in range(500)
+    ]
+    data = Torch().pickled(tensors)
+    reader = Counting(data, "x", storage)
+    assert len(reader.load().entries) == 500
+    assert len(calls) < 50
+    assert len(reader.storages) == 500

@@ -1,0 +1,132 @@
+"""Projections that are several in one: taken apart as code and names show, and guesses where neither does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sides import found, lazy_tensor, signature, wanted, worked_out
+
+from ckptool.porting.expression import lazy
+from ckptool.porting.port import port
+from ckptool.signature import Entry, Signature
+
+WIDTH, HEAD = 12, 3
+RANDOM = np.random.default_rng(0)
+
+
+def apart(order: str = "qkv", *, keys: int = WIDTH, suffix: str = "_proj") -> dict[str, tuple[int, ...]]:
+    """Two blocks with queries, keys and values of so many rows, registered in this order."""
+    return {
+        f"blocks.{n}.attn.{part}{suffix}.weight": (WIDTH if part == "q" else keys, WIDTH)
+        for n in range(2)
+        for part in order
+    } | {f"blocks.{n}.out.weight": (5, WIDTH) for n in range(2)}
+
+
+def fused(name: str, *, keys: int = WIDTH) -> dict[str, np.ndarray[Any, Any]]:
+    return {
+        f"layers.{n}.attn.{name}.weight": RANDOM.standard_normal((WIDTH + 2 * keys, WIDTH)).astype(np.float32)
+        for n in range(2)
+    } | {f"layers.{n}.out.weight": RANDOM.standard_normal((5, WIDTH)).astype(np.float32) for n in range(2)}
+
+
+def with_heads(shapes: dict[str, tuple[int, ...]]) -> Signature:
+    """A model whose forward pass was followed: what makes queries, keys and values is seen as so many heads."""
+    entries = {
+        key: Entry(key, shape, parameter=True, used=place, how="linear", notes=_grouped(key, shape))
+        for place, (key, shape) in enumerate(shapes.items())
+    }
+    return Signature("Net", entries, traced=True)
+
+
+def _grouped(key: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    return {"layout": ("grouped", (shape[0] // HEAD, HEAD))} if ".attn." in key else {}
+
+
+@pytest.mark.parametrize("name", ["qkv", "qkv_proj", "c_attn", "in_proj", "to_qkv"])
+def test_one_part_follows_the_other_where_the_name_says_so(name: str) -> None:
+    source = fused(name)
+    made = worked_out(source, apart())
+    for n in range(2):
+        for place, part in enumerate("qkv"):
+            got = made[f"blocks.{n}.attn.{part}_proj.weight"]
+            assert got.status == "mapped"
+            whole = source[f"layers.{n}.attn.{name}.weight"]
+            np.testing.assert_array_equal(got.values, whole[place * WIDTH : (place + 1) * WIDTH])
+
+
+@pytest.mark.parametrize("order", ["kvq", "vkq", "kqv"])
+def test_a_model_that_holds_them_in_another_order_than_the_name_says_is_a_doubt(order: str) -> None:
+    mapping = port(signature({k: v.shape for k, v in fused("qkv_proj").items()}), wanted(apart(order)))
+    entry = found(mapping, "blocks.1.attn.v_proj.weight")
+    assert entry.status == "guessed"
+    start = WIDTH * order.index("v")
+    assert f"slice(layers.1.attn.qkv_proj.weight, 0, {start}, {start + WIDTH})" in map(str, (entry.expr, *entry.rivals))
+
+
+def test_what_torch_itself_lays_out_is_no_doubt_whatever_the_order_of_the_model() -> None:
+    shapes = {k.replace(".weight", "_weight") if "in_proj" in k else k: v.shape for k, v in fused("in_proj").items()}
+    mapping = port(signature(shapes), wanted(apart("kvq")))
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+
+
+@given(groups=st.sampled_from([1, 2, 4]), name=st.sampled_from(["query_key_value", "linear_qkv", "wqkv", "qkv_proj"]))
+def test_fewer_keys_than_queries_stand_in_blocks_or_in_groups(groups: int, name: str) -> None:
+    keys = groups * HEAD
+    source = fused(name, keys=keys)
+    mapping = port(signature({k: v.shape for k, v in source.items()}), with_heads(apart(keys=keys)))
+    tensors = {key: lazy_tensor(value) for key, value in source.items()}
+    whole = source["layers.0.attn." + name + ".weight"]
+    blocks = np.split(whole, [WIDTH, WIDTH + keys])
+    inside = whole.reshape(groups, -1, HEAD, WIDTH)
+    alternating = [inside[:, :-2], inside[:, -2], inside[:, -1]]
+    for place, part in enumerate("qkv"):
+        entry = found(mapping, f"blocks.0.attn.{part}_proj.weight")
+        ways = [lazy(expr, tensors).numpy() for expr in (entry.expr, *entry.rivals)]
+        likely = [blocks[place], alternating[place].reshape(blocks[place].shape)]
+        if groups == 1 or name == "qkv_proj" or (name == "wqkv" and keys == WIDTH):
+            assert entry.status == "mapped"
+            np.testing.assert_array_equal(ways[0], likely[0])
+        else:
+            first = likely if name == "wqkv" else likely[::-1]
+            assert entry.status == "guessed"
+            np.testing.assert_array_equal(ways[0], first[0])
+            assert any(np.array_equal(way, first[1]) for way in ways[1:])
+
+
+def test_queries_and_fused_keys_and_values_come_out_of_one_projection() -> None:
+    source = fused("query_key_value", keys=HEAD)
+    shapes = {
+        f"blocks.{n}.attn.{name}.weight": (rows, WIDTH)
+        for n in range(2)
+        for name, rows in (("to_q", WIDTH), ("to_kv", 2 * HEAD))
+    } | {f"blocks.{n}.out.weight": (5, WIDTH) for n in range(2)}
+    made = worked_out(source, shapes)
+    for n in range(2):
+        whole = source[f"layers.{n}.attn.query_key_value.weight"]
+        np.testing.assert_array_equal(made[f"blocks.{n}.attn.to_q.weight"].values, whole[:WIDTH])
+        np.testing.assert_array_equal(made[f"blocks.{n}.attn.to_kv.weight"].values, whole[WIDTH:])
+
+
+def test_halves_of_a_gated_layer_are_guesses_where_the_name_says_no_order() -> None:
+    shapes = {"mlp.w12.weight": (16, 6), "mlp.w3.weight": (6, 8)}
+    target = wanted({"mlp.gate_proj.weight": (8, 6), "mlp.up_proj.weight": (8, 6), "mlp.down_proj.weight": (6, 8)})
+    mapping = port(signature(shapes), target)
+    entry = found(mapping, "mlp.gate_proj.weight")
+    assert entry.status == "guessed"
+    assert [str(entry.expr), *map(str, entry.rivals)][:2] == [
+        "slice(mlp.w12.weight, 0, 0, 8)",
+        "slice(mlp.w12.weight, 0, 8, 16)",
+    ]
+
+
+@pytest.mark.parametrize("name", ["query_key_value", "w12"])
+def test_what_is_fused_on_both_sides_is_a_copy_and_no_doubt(name: str) -> None:
+    shapes = {k: v.shape for k, v in fused(name).items()}
+    mapping = port(signature({f"module.{key}": shape for key, shape in shapes.items()}), wanted(shapes))
+    assert {str(e.expr) for e in mapping.entries} == {f"module.{key}" for key in shapes}
+    assert {e.status for e in mapping.entries} == {"mapped"}

@@ -1,0 +1,122 @@
+"""Matrices with their inputs first or their outputs first: turned on evidence, a guess without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sides import found, pairing, signature, wanted, worked_out
+
+from ckptool.porting.port import port
+
+torch = pytest.importorskip("torch")
+
+
+class Multiplied(torch.nn.Module):
+    """Multiplies with matrices of its own from the right: inputs first."""
+
+    def __init__(self, sizes: tuple[tuple[int, ...], ...], name: str = "w") -> None:
+        super().__init__()
+        for place, shape in enumerate(sizes):
+            self.register_parameter(f"{name}{place}", torch.nn.Parameter(torch.randn(shape)))
+
+    def forward(self, x: Any) -> Any:
+        for weight in self.parameters():
+            x = torch.bmm(x.expand(weight.shape[0], -1, -1), weight)[:1] if weight.ndim == 3 else x @ weight
+        return x
+
+
+def transfer(source: Mapping[str, Any], model: Any, width: int = 6) -> Any:
+    from ckptool.architecture import signature_of
+    from ckptool.porting.sources import match_signature
+
+    return match_signature(source, signature_of(model, inputs=(torch.zeros(1, 3, width),)))
+
+
+SIZES = st.lists(st.sampled_from([(6, 6), (4, 6, 6)]), min_size=1, max_size=4).map(tuple)
+
+
+@given(sizes=SIZES)
+def test_a_model_gets_its_own_square_matrices_as_they_are(sizes: tuple[tuple[int, ...], ...]) -> None:
+    model = Multiplied(sizes)
+    mapping = transfer(model.state_dict(), model)
+    assert pairing(mapping) == {key: key for key in model.state_dict()}
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+
+
+@given(sizes=SIZES)
+def test_square_matrices_of_another_name_stand_as_the_others_whose_sizes_tell(
+    sizes: tuple[tuple[int, ...], ...],
+) -> None:
+    model = Multiplied((*sizes, (6, 9)))
+    source = {key.replace("w", "matrix"): value for key, value in model.state_dict().items()}
+    assert pairing(transfer(source, model)) == {key: key.replace("w", "matrix") for key in model.state_dict()}
+
+
+def test_square_matrices_of_another_name_are_guesses_where_no_size_tells() -> None:
+    model = Multiplied(((6, 6),))
+    mapping = transfer({"matrix": torch.randn(6, 6)}, model)
+    assert {entry.status for entry in mapping.entries} == {"guessed"}
+    assert "inputs or its outputs first" in mapping.entries[0].doubts[-1]
+    assert len(mapping.entries[0].rivals) == 1
+
+
+def test_square_matrices_of_linear_layers_are_turned_for_a_model_that_multiplies_with_the_same_names() -> None:
+    class Turned(torch.nn.Module):
+        def __init__(self, *sizes: int) -> None:
+            super().__init__()
+            self.weight, self.bias = torch.nn.Parameter(torch.randn(*sizes)), torch.nn.Parameter(torch.randn(sizes[-1]))
+
+        def forward(self, x: Any) -> Any:
+            return torch.addmm(self.bias, x[0], self.weight)[None]
+
+    linear = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 9), torch.nn.Linear(9, 6))
+    model = torch.nn.Sequential(Turned(6, 6), Turned(6, 9), Turned(9, 6))
+    mapping = transfer(linear.state_dict(), model)
+    assert all(
+        str(entry.expr) == f"transpose({entry.target})" for entry in mapping.having("mapped") if "w" in entry.target
+    )
+    assert len(mapping.having("mapped")) == 6
+
+
+def members(n: int, sizes: list[int]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for i in range(n):
+        for place, (into, out) in enumerate(pairwise(sizes)):
+            found |= {f"members.{i}.fc{place}.weight": (out, into), f"members.{i}.fc{place}.bias": (out,)}
+    return found
+
+
+def stacked(n: int, sizes: list[int], *, inputs_first: bool) -> dict[str, np.ndarray[Any, Any]]:
+    found: dict[str, np.ndarray[Any, Any]] = {}
+    rng = np.random.default_rng(0)
+    for place, (into, out) in enumerate(pairwise(sizes)):
+        shape = (n, into, out) if inputs_first else (n, out, into)
+        found[f"all.{place}.weight"] = rng.standard_normal(shape).astype(np.float32)
+        found[f"all.{place}.bias"] = rng.standard_normal((n, 1, out)).astype(np.float32)
+    return found
+
+
+@given(n=st.integers(2, 5), inputs_first=st.booleans(), depth=st.integers(1, 3))
+def test_square_matrices_of_a_stack_stand_as_its_others(n: int, inputs_first: bool, depth: int) -> None:
+    sizes = [7, *[9] * (depth + 1), 1]
+    source = stacked(n, sizes, inputs_first=inputs_first)
+    made = worked_out(source, members(n, sizes))
+    for i in range(n):
+        for place in range(len(sizes) - 1):
+            got, whole = made[f"members.{i}.fc{place}.weight"], source[f"all.{place}.weight"][i]
+            assert got.status == "mapped"
+            np.testing.assert_array_equal(got.values, whole.T if inputs_first else whole)
+
+
+def test_a_stack_of_square_matrices_alone_is_in_doubt() -> None:
+    shapes = {"all.0.weight": (4, 9, 9), "all.0.bias": (4, 1, 9), "norm.weight": (5,)}
+    target = members(4, [9, 9]) | {"norm.weight": (5,)}
+    entry = found(port(signature(shapes), wanted(target)), "members.2.fc0.weight")
+    assert entry.status == "guessed"
+    assert str(entry.rivals[0]) == "select(transpose(all.0.weight), 0, 2)"

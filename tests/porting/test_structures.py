@@ -1,0 +1,189 @@
+"""What the two sides hold in another form: buffers, masks, lists, concatenations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from sides import lazy_tensor, pairing, signature, wanted
+
+from ckptool.porting import expression as ex
+from ckptool.porting.joined import _Join
+from ckptool.porting.port import port
+from ckptool.signature import Entry, Signature
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def with_buffers(target: Signature, *, kinds: Mapping[str, str]) -> Signature:
+    """The same, in which some keys are buffers of a type."""
+    entries = {
+        key: Entry(key, e.shape, kinds[key], parameter=False, used=e.used) if key in kinds else e
+        for key, e in target.entries.items()
+    }
+    return Signature(target.name, entries, traced=target.traced)
+
+
+CODEBOOKS: Shapes = {
+    "encoder.weight": (16, 8),
+    **{f"vq.{n}._codebook.{leaf}": shape for n in (0, 1) for leaf, shape in {"embed": (32, 16), "hits": (32,)}.items()},
+}
+
+
+def test_buffers_that_were_learned_are_ported_under_other_names() -> None:
+    shapes = {key.replace("vq.", "quantizer.").replace("_codebook", "book"): s for key, s in CODEBOOKS.items()}
+    target = with_buffers(wanted(shapes), kinds={key: "float32" for key in shapes if "book" in key})
+    mapping = port(signature(CODEBOOKS), target)
+    assert pairing(mapping) == dict(zip(shapes, CODEBOOKS, strict=True))
+
+
+def test_a_buffer_is_not_called_computed_while_something_that_fits_goes_nowhere() -> None:
+    target = with_buffers(wanted({"encoder.weight": (16, 8), "scan": (32, 16)}), kinds={"scan": "float32"})
+    source = signature({"encoder.weight": (16, 8), "a.left": (16, 32), "a.right": (16, 32)})
+    entry = next(e for e in port(source, target).entries if e.target == "scan")
+    assert entry.status == "unmapped"
+    assert "a.left" in entry.doubts[0]
+
+
+def test_a_buffer_of_indices_is_computed_whatever_floats_are_left_over() -> None:
+    target = with_buffers(wanted({"encoder.weight": (16, 8), "positions": (16,)}), kinds={"positions": "int64"})
+    mapping = port(signature({"encoder.weight": (16, 8), "left.over": (16,)}), target)
+    entry = next(e for e in mapping.entries if e.target == "positions")
+    assert entry.default
+    assert mapping.is_sure
+
+
+def test_matrices_with_the_inputs_first_on_both_sides_are_copied() -> None:
+    """A model whose forward pass could not be followed: the biases say how its matrices stand."""
+    shapes = {"up.weight": (8, 32), "up.bias": (32,), "down.weight": (32, 8), "down.bias": (8,)}
+    shapes |= {f"{n}.mix.{leaf}": s for n in (0, 1) for leaf, s in {"weight": (8, 8), "bias": (8,)}.items()}
+    source = {f"h.{key}": shape for key, shape in shapes.items()}
+    target = replace(wanted(shapes, used=[]), traced=False)
+    assert pairing(port(signature(source), target)) == dict(zip(shapes, source, strict=True))
+
+
+# -- lists and families of tensors that are one tensor on the other side
+
+
+def heads(n: int = 3, d: int = 12) -> dict[str, tuple[int, ...]]:
+    inner = {f"{name}.weight": (d // n, d) for name in ("key", "query", "value")}
+    found = {f"blocks.{b}.heads.{h}.{name}": s for b in (0, 1) for h in range(n) for name, s in inner.items()}
+    return {"embed.weight": (50, d), **found, **{f"blocks.{b}.proj.weight": (d, d) for b in (0, 1)}}
+
+
+def test_heads_with_a_module_each_fill_fused_projections_in_the_order_of_their_numbers() -> None:
+    shapes: Shapes = {"embed.weight": (50, 12)}
+    shapes |= {f"layers.{b}.{n}.weight": (k * 12, 12) for b in (0, 1) for n, k in {"qkv": 3, "proj": 1}.items()}
+    found = pairing(port(signature(heads()), wanted(shapes)))
+    parts = ", ".join(f"blocks.1.heads.{h}.{name}.weight" for name in ("query", "key", "value") for h in (0, 1, 2))
+    assert found["layers.1.qkv.weight"] == f"cat(0, {parts})"
+    assert found["layers.1.proj.weight"] == "blocks.1.proj.weight"
+
+
+def test_lists_that_both_sides_have_are_left_apart() -> None:
+    """Three equal blocks would make a projection of three times the rows, of which the other side has none more."""
+    shapes = {f"blocks.{n}.{name}.weight": (8, 8) for n in range(3) for name in "abc"}
+    shapes |= {f"wide.{n}.weight": (24, 8) for n in range(3)}
+    mapping = port(signature(shapes), wanted(shapes))
+    assert pairing(mapping) == {key: key for key in shapes}
+
+
+def test_paths_are_joined_along_their_outputs_or_their_inputs_as_sizes_ask() -> None:
+    source = {f"paths.{n}.{name}.weight": s for n in range(4) for name, s in {"a": (3, 10), "b": (10, 3)}.items()}
+    mapping = port(signature(source), wanted({"reduce.weight": (12, 10), "expand.weight": (10, 12)}))
+    found = {e.target: str(e.expr) for e in mapping.entries}
+    assert found["reduce.weight"] == "cat(0, " + ", ".join(f"paths.{n}.a.weight" for n in range(4)) + ")"
+    assert found["expand.weight"] == "cat(1, " + ", ".join(f"paths.{n}.b.weight" for n in range(4)) + ")"
+    back = port(signature({"reduce.weight": (12, 10), "expand.weight": (10, 12)}), wanted(source))
+    assert pairing(back)["paths.2.a.weight"] == "slice(reduce.weight, 0, 6, 9)"
+    assert pairing(back)["paths.2.b.weight"] == "slice(expand.weight, 1, 6, 9)"
+
+
+def test_the_order_of_named_tables_in_one_is_a_guess() -> None:
+    source = {"tables.city.weight": (5, 4), "tables.hour.weight": (24, 4), "rank.weight": (1, 8)}
+    mapping = port(signature(source), wanted({"embedding.weight": (29, 4), "rank.weight": (1, 8)}))
+    entry = mapping.entries[0]
+    assert entry.status == "guessed"
+    assert str(entry.expr) == "cat(0, tables.city.weight, tables.hour.weight)"
+    assert [str(r) for r in entry.rivals] == ["cat(0, tables.hour.weight, tables.city.weight)"]
+
+
+def test_of_a_whole_that_is_taken_apart_the_other_order_is_the_rival() -> None:
+    shapes = {"cell.u.weight": (16, 4), "cell.v.weight": (16, 4), "embed.weight": (30, 4)}
+    mapping = port(signature({"embed.weight": (30, 4), "cell.hidden.weight": (32, 4)}), wanted(shapes))
+    entry = mapping.entries[0]
+    assert str(entry.expr) == "slice(cell.hidden.weight, 0, 0, 16)"
+    assert [str(r) for r in entry.rivals] == ["slice(cell.hidden.weight, 0, 16, 32)"]
+    assert entry.doubts
+
+
+def test_stacked_weights_are_told_apart_by_the_numbers_in_their_names() -> None:
+    source = {"conv.weights1": (6, 6, 3), "conv.weights2": (6, 6, 3), "head.weight": (2, 6)}
+    mapping = port(signature(source), wanted({"conv.spectral": (2, 6, 6, 3), "head.weight": (2, 6)}))
+    assert pairing(mapping)["conv.spectral"] == "stack(conv.weights1, conv.weights2)"
+    assert mapping.is_sure
+
+
+def joins() -> st.SearchStrategy[tuple[_Join, tuple[tuple[int, ...], ...]]]:
+    """A way to join, and the sizes of the parts that it takes."""
+
+    @st.composite
+    def made(draw: st.DrawFn) -> tuple[_Join, tuple[tuple[int, ...], ...]]:
+        n, other = draw(st.integers(2, 4)), draw(st.integers(1, 4))
+        dim = draw(st.sampled_from([0, 1, None]))
+        if dim is None:
+            return _Join((1,) * n, None), ((other, 3),) * n
+        turns = draw(st.integers(1, 3)) if dim == 0 else 1
+        sizes = tuple(turns * draw(st.integers(1, 3)) for _ in range(n))
+        return _Join(sizes, dim, turns), tuple((s, other) if dim == 0 else (other, s) for s in sizes)
+
+    return made()
+
+
+@given(joins())
+def test_what_was_joined_comes_apart_again(given: tuple[_Join, tuple[tuple[int, ...], ...]]) -> None:
+    join, shapes = given
+    parts = {f"p{i}": np.random.default_rng(i).random(s).astype(np.float32) for i, s in enumerate(shapes)}
+    whole = join.whole(*map(ex.of, parts), rest=shapes[0][1:])
+    tensors = {key: lazy_tensor(value) for key, value in parts.items()}
+    together = ex.lazy(whole, tensors)
+    assert together.shape == join.shape(shapes[0])
+    for i, key in enumerate(parts):
+        part = join.part(ex.of("whole"), index=i, rest=shapes[0][1:])
+        np.testing.assert_array_equal(ex.lazy(part, {"whole": lazy_tensor(together.numpy())}).numpy(), parts[key])
+
+
+# -- masks
+
+
+def test_pruned_weights_are_ported_as_torch_computes_them(torch) -> None:  # type: ignore[no-untyped-def]
+    import ckptool
+
+    torch.manual_seed(0)
+    nets = [torch.nn.Sequential(torch.nn.LSTM(4, 3), torch.nn.Linear(3, 2)) for _ in range(2)]
+    from torch.nn.utils import prune
+
+    for name in ("weight_ih_l0", "weight_hh_l0", "bias_hh_l0"):
+        prune.random_unstructured(nets[0][0], name, 0.5)
+    prune.random_unstructured(nets[0][1], "weight", 0.5)
+    prune.random_unstructured(nets[0][1], "bias", 1)
+    before = dict(nets[0].state_dict())
+    ckptool.load_into(nets[1], before)
+    for key, value in nets[1].state_dict().items():
+        expected = before[key] if key in before else before[f"{key}_orig"] * before[f"{key}_mask"]
+        torch.testing.assert_close(value, expected, rtol=0, atol=0)
+    ckptool.load_into(nets[0], nets[1].state_dict(), accept_guesses=True)
+    for key, value in nets[0].state_dict().items():
+        if key.endswith("_mask"):
+            whole = nets[1].state_dict()[key.removesuffix("_mask")]
+            torch.testing.assert_close(value, (whole != 0).to(value.dtype))
+
+
+def test_what_a_parametrization_computes_from_a_tensor_is_not_known_and_said_so() -> None:
+    source = {"a.parametrizations.weight.original": (4, 4), "a.bias": (4,), "b.weight": (2, 4)}
+    mapping = port(signature(source), wanted({"a.weight": (4, 4), "a.bias": (4,), "b.weight": (2, 4)}))
+    assert [(e.target, e.status) for e in mapping.entries if e.status != "mapped"] == [("a.weight", "guessed")]
+    assert "parametrization" in mapping.entries[0].doubts[0]
