@@ -352,7 +352,7 @@ def _settle(
     if new:
         text += f"; settled by trial: {counted(len(new), 'key')} ({_few(new)})"
     if unfelt:
-        text += f"; they do not depend on {counted(len(unfelt), 'key')} ({_few(unfelt)})"
+        text += f"; they do not depend on {_unfelt_text(unfelt)}"
     divergence = None if verdict.equal else _first(verdict)
     proof = _proof(verdict.equal, text, divergence, trial.runs) | {"changes": list(changed), "unfelt": unfelt}
     return replace(mapping, proof=proof).with_entries([entries[e.target] for e in mapping.entries])
@@ -383,6 +383,14 @@ def _said(verdict: _Verdict, shown: str) -> str:
 def _first(verdict: _Verdict) -> str:
     keys = [key for use in verdict.front for key in use.keys]
     return keys[0].rpartition(".")[0] or keys[0] if keys else "the output"
+
+
+def _unfelt_text(keys: Sequence[str]) -> str:
+    counters = [key for key in keys if key.endswith("num_batches_tracked")]
+    others = [key for key in keys if not key.endswith("num_batches_tracked")]
+    said = [f"{counted(len(counters), 'counter')} of batch norms"] if counters else []
+    said += [f"{counted(len(others), 'key')} ({_few(others)})"] if others else []
+    return " and ".join(said)
 
 
 def _few(keys: Sequence[str]) -> str:
