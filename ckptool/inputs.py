@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -140,6 +141,7 @@ class _Layers:
     words: list[int]
     convolutions: list[tuple[int, int]]
     widths: list[int]
+    sides: list[int]
 
 
 def _layers(model: torch.nn.Module) -> _Layers:
@@ -171,7 +173,27 @@ def _layers(model: torch.nn.Module) -> _Layers:
     first = list(dict.fromkeys(convolutions))
     channels = first[:1] + sorted(first[1:], key=lambda c: (abs(c[1]) in given, abs(c[1]) not in (1, 3, 4)))
     distinct = list(dict.fromkeys(widths))
-    return _Layers(tokens, words, channels[:4], distinct[:1] + sorted(distinct[1:], key=lambda n: n in given))
+    widths = distinct[:1] + sorted(distinct[1:], key=lambda n: n in given)
+    return _Layers(tokens, words, channels[:4], widths, _sides(model))
+
+
+def _sides(model: torch.nn.Module) -> list[int]:
+    """Sizes of pictures of which square feature maps are left for a linear layer, by the strides of the layers."""
+    stride, channels, widths = 1, 0, []
+    for module in model.modules():
+        if isinstance(module, torch.nn.AdaptiveAvgPool2d | torch.nn.AdaptiveMaxPool2d):
+            return []  # any size will do
+        if isinstance(module, torch.nn.Conv2d | torch.nn.MaxPool2d | torch.nn.AvgPool2d):
+            step = module.stride
+            stride *= step if isinstance(step, int) else step[0]
+            channels = module.out_channels if isinstance(module, torch.nn.Conv2d) else channels
+        elif isinstance(module, torch.nn.Linear):
+            widths.append(module.in_features)
+    for width in widths if channels else ():
+        side = math.isqrt(width // channels)
+        if width == channels * side * side and side > 1:
+            return list(dict.fromkeys(side * step for step in (stride, 32, 16, 8, 4) if side * step <= 512))
+    return []
 
 
 def _pictures(found: _Layers) -> Iterator[InputSpec]:
@@ -179,7 +201,11 @@ def _pictures(found: _Layers) -> Iterator[InputSpec]:
     sizes = {
         (dims, channels): [
             InputSpec("float32", (2, abs(channels), *([n] * dims)))
-            for n in ((1, 4, 8) if channels < 0 else {1: (64, 256, 1024, 16), 3: (16, 32, 8)}.get(dims, _SIZES))
+            for n in (
+                (1, 4, 8)
+                if channels < 0
+                else {1: (64, 256, 1024, 16), 3: (16, 32, 8)}.get(dims, dict.fromkeys([*found.sides, *_SIZES]))
+            )
         ]
         for dims, channels in found.convolutions
     }

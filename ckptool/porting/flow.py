@@ -83,8 +83,8 @@ class Flow:
 
     uses: list[Use]
     outputs: list[torch.Tensor]
-    #: Uses that each output depends on.
-    behind: frozenset[int] = frozenset()
+    #: For each output the last uses that it is made of.
+    behind: list[frozenset[int]] = field(default_factory=list)
     #: Uses of weights that are used again and again, as in a loop over time, taken together.
     repeated: dict[tuple[Any, ...], list[Use]] = field(default_factory=dict)
     _known: Known | None = field(default=None, repr=False)
@@ -176,7 +176,7 @@ def follow(model: torch.nn.Module, inputs: Any) -> Flow | None:
         torch.set_rng_state(state)
         model.train(training)
     found = [t for t in tensors(out) if t.is_floating_point()]
-    behind = frozenset(chain.from_iterable(map(recorder.feeding, found)))
+    behind = [recorder.feeding(t) for t in found]
     return Flow(recorder.uses, found, behind, _repeated(recorder.uses))
 
 

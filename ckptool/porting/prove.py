@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, replace
 from itertools import islice, permutations
-from math import prod
 from typing import Any
 
 import torch
@@ -35,9 +34,9 @@ from .same_inputs import same_inputs
 from .sources import open_source, source_tensors
 
 #: Trials without success that looking for a better mapping may take, those of big models, and changes for one place.
-_TRIALS, _FEWEST, _GUESSES = 600, 120, 200
+_TRIALS, _FEWEST, _GUESSES = 600, 80, 200
 #: Uses of weights in all trials without success.
-_WORK = 30_000
+_WORK = 15_000
 #: Largest difference, relative to the spread of the values, that counts as equal.
 _TOLERANCE = 1e-3
 _SEED = 20
@@ -286,11 +285,9 @@ def _judge(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry]) ->
             for before in use.before:
                 fine[before] = True
     front = [use for use in seen.uses if not fine[use.index] and all(fine[i] for i in use.before)]
-    compared, forth, back = _compared(expected.outputs, seen.outputs)
-    open_front = [use for use in front if not _is_left(use, entries)]
-    if compared:
-        equal = (forth and back) or ((forth or back) and bool(expected.uses) and not open_front)
-    else:
+    compared, equal, _ = _compared(expected.outputs, seen.outputs)
+    if not compared:
+        open_front = [use for use in front if not _is_left(use, entries)]
         equal = bool(expected.uses) and not open_front and sum(known) > 0
     left = [key for use in front for key in use.keys if key in entries and entries[key].expr is None]
     return _Verdict(
@@ -308,16 +305,21 @@ def _is_left(use: Use, entries: MappingOf[str, Entry]) -> bool:
     return any(key in entries and entries[key].expr is None and not entries[key].default for key in use.keys)
 
 
-def _compared(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tuple[int, bool, bool]:
-    """How many outputs can be compared, whether all of the source's that can be are found, and all of the model's."""
-    theirs = [a for a in expected if any(a.numel() == b.numel() for b in seen) and prod(a.shape) > 1]
-    own = [b for b in seen if any(a.numel() == b.numel() for a in expected) and prod(b.shape) > 1]
-    if len(expected) == len(seen) == 1 and expected[0].numel() == seen[0].numel() == 1:
-        theirs, own = list(expected), list(seen)
-    found = {(i, j) for i, a in enumerate(theirs) for j, b in enumerate(own) if _equal(a, b)}
-    forth = {i for i, _ in found} == set(range(len(theirs)))
-    back = {j for _, j in found} == set(range(len(own)))
-    return min(len(theirs), len(own)), forth, back
+def _compared(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tuple[int, bool, list[int]]:
+    """How many outputs can be compared; whether all of one side that can be are on the other; which of the model's are.
+
+    Either side may give more: hidden states, or what is computed of several outputs.
+    """
+    alone = len(expected) == len(seen) == 1
+    theirs = [i for i, a in enumerate(expected) if any(_of_one_size(a, b, alone) for b in seen)]
+    own = [j for j, b in enumerate(seen) if any(_of_one_size(a, b, alone) for a in expected)]
+    found = [(i, j) for i in theirs for j in own if _equal(expected[i], seen[j])]
+    equal = {i for i, _ in found} == set(theirs) or {j for _, j in found} == set(own)
+    return min(len(theirs), len(own)), equal and bool(found), sorted({j for _, j in found})
+
+
+def _of_one_size(a: torch.Tensor, b: torch.Tensor, alone: bool) -> bool:
+    return a.numel() == b.numel() and (alone or a.numel() > 1)
 
 
 # ------------------------------------------------------------------------------------------------ settling
@@ -644,14 +646,16 @@ def _unfelt(trial: _Trial, seen: Flow, expected: Flow, entries: MappingOf[str, E
     What comes out of a use and is found in the source's code shows its weights as well as outputs do.
     """
     reached: set[int] = set()
-    open_ = set(seen.behind) if expected.outputs and seen.behind else set(range(len(seen.uses)))
+    compared, _, same = _compared(expected.outputs, seen.outputs)
+    open_ = {i for j in same for i in seen.behind[j]} if compared else set(range(len(seen.uses)))
     while open_:
         reached |= open_
         open_ = {i for at in open_ for i in seen.uses[at].before} - reached
     used = {key for i in reached for key in seen.uses[i].keys}
-    weak = _without_slope(trial)
+    weak = _without_slope(trial, same if compared else None)
     if expected.uses:
         weak -= {key for use in seen.uses for key in use.keys if _shows(use, expected)} - _biases_of_keys(weak, seen)
+        used |= {key for use in seen.uses for key in use.keys if _shows(use, expected)}
     return [key for key, e in entries.items() if e.expr is not None and (key not in used or key in weak)]
 
 
@@ -664,8 +668,8 @@ def _biases_of_keys(weak: set[str], seen: Flow) -> set[str]:
     return {key for use in seen.uses for key in use.keys if key in weak and not weak >= set(use.keys)}
 
 
-def _without_slope(trial: _Trial) -> set[str]:
-    """Parameters by which the outputs hardly change, as the biases of keys in attention."""
+def _without_slope(trial: _Trial, which: Sequence[int] | None) -> set[str]:
+    """Parameters by which these outputs, or all, hardly change, as the biases of keys in attention."""
     names = {id(p): key for key, p in reversed(list(trial.model.named_parameters(remove_duplicate=False)))}
     parameters = [p for p in trial.model.parameters() if p.is_floating_point()]
     before = [p.requires_grad for p in parameters]
@@ -678,7 +682,8 @@ def _without_slope(trial: _Trial) -> set[str]:
         with warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")
             out = called(trial.model, trial.inputs)
-            outs = [t for t in tensors(out) if t.is_floating_point() and t.requires_grad]
+            every = [t for t in tensors(out) if t.is_floating_point()]
+            outs = [t for i, t in enumerate(every) if t.requires_grad and (which is None or i in which)]
             if not outs:
                 return set()
             generator = torch.Generator().manual_seed(_SEED)

@@ -62,7 +62,7 @@ def test_layers_are_seen_with_what_they_take_and_after_what() -> None:
         ("linear", "4.weight", 5, [1]),
     ]
     assert set(flow.uses[1].held) == {"weight", "bias", "running_mean", "running_var"}
-    assert sorted(flow.behind) == [2]
+    assert flow.behind == [frozenset({2})]
     assert model.training
 
 
