@@ -196,10 +196,16 @@ class Ground:
                 if sum(s.rows for s in sources[first:last]) == f.rows:
                     yield from self._rows("the same goes into several", [f], sources[first:last])
         for s in sources:
-            for k in range(s.rows // f.rows if s.rows > f.rows else 0):
-                yield from self._rows(f"the same goes in, part {k}", [f], [s.part(k * f.rows, (k + 1) * f.rows)])
+            parts = [s.part(k, k + f.rows) for k in range(0, s.rows - f.rows + 1, f.rows)] if s.rows > f.rows else []
+            for k, part in enumerate(sorted(parts, key=lambda part: self._is_used(part.weight))):
+                yield from self._rows(f"the same goes in, part {k}", [f], [part])
             if s.rows > f.rows and s.rows % f.rows:
                 yield from self._rows("the same goes in, the last rows", [f], [s.part(s.rows - f.rows, s.rows)])
+
+    def _is_used(self, x: Expr | None) -> bool:
+        """Whether some key of the model is made of this already."""
+        plain = None if x is None else ex.simplified(x, self.shapes)
+        return any(e.expr == plain for e in self.entries.values())
 
     def _key_by_key(self, f: Use, s: Use) -> Iterator[Change]:
         """The keys of S for those of F, where both compute what they use from several."""
@@ -280,6 +286,10 @@ class Ground:
         own = f.held["weight"]
         for s in matched:
             x = self.theirs_of(s.held.get("weight"))
+            if x is not None and s.rows > f.rows and s.rows % f.rows == 0 and s.held["weight"].shape[0] == own.shape[0]:
+                cut = [ex.part(x, 1, k, k + f.rows) for k in range(0, s.rows, f.rows)]
+                for part in sorted(cut, key=self._is_used):
+                    yield from self._change("columns of a table", [(own, part)])
             if x is None or s.rows != f.rows:
                 continue
             have, want = s.held["weight"].shape[0], own.shape[0]
