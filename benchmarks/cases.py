@@ -112,6 +112,10 @@ _INSPECT_FLAT_WAYS = {
     ),
     "ckptool": ("{ckptool}", "inspect", "{src}"),
 }
+_INSPECT_LARGE_WAYS = {
+    "ckptool --version": ("{ckptool}", "--version"),
+    "ckptool": ("{ckptool}", "inspect", "{src}"),
+}
 _START_WAYS = {"python -c 'import click'": ("{python}", "-c", "import click"), "ckptool": ("{ckptool}", "--version")}
 
 
@@ -179,8 +183,17 @@ CASES = (
         other="near.pth",
     ),
     Case("verify", "verify large.pth", "large.pth", "", 1.5, _VERIFY_WAYS, rounds=2),
-    Case("inspect-100k", "inspect a zip of 100,000 tensors", "100k.pth", "", 0.25, _INSPECT_WAYS),
-    Case("inspect-flat", "inspect a safetensors file of them", "100k.safetensors", "", 1.0, _INSPECT_FLAT_WAYS),
+    Case("inspect", "inspect large.pth", "large.pth", "", 3.5, _INSPECT_LARGE_WAYS, rounds=3),
+    Case("inspect-100k", "inspect a zip of 100,000 tensors", "100k.pth", "", 0.25, _INSPECT_WAYS, memory=300),
+    Case(
+        "inspect-flat",
+        "inspect a safetensors file of them",
+        "100k.safetensors",
+        "",
+        1.0,
+        _INSPECT_FLAT_WAYS,
+        memory=200,
+    ),
     Case("shards", "4 shards to one safetensors file", "shards", ".safetensors", 1.3, _SHARDS_WAYS),
     Case("shards-back", "a safetensors file to shards", "large.safetensors", "-shards", 1.3, _SHARDS_BACK_WAYS),
     Case("dcp", "a folder of torch.distributed.checkpoint, 4 ranks", "dcp", ".safetensors", 0.33, _DCP_WAYS),

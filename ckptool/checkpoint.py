@@ -136,12 +136,12 @@ class StateDict(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
-    @property
+    @cached_property
     def tensors(self) -> dict[str, LazyTensor]:
         """The entries that are dense tensors."""
         return {key: value for key, value in self._values.items() if isinstance(value, LazyTensor)}
 
-    @property
+    @cached_property
     def others(self) -> dict[str, OtherTensor]:
         """The entries that are tensors of other kinds: sparse, quantized, numpy arrays and so on."""
         found = {key: other_tensor(value) for key, value in self._values.items() if not isinstance(value, LazyTensor)}

@@ -353,9 +353,10 @@ def _unwrapped(keys: Iterable[str]) -> Iterator[tuple[str, str, set[str]]]:
     outer = ""
     while keys:
         first = keys[0][len(outer) :].partition(".")[0]
-        if first not in _ANYWHERE | _SOLE or not all(key.startswith(f"{outer}{first}.") for key in keys):
+        longer = f"{outer}{first}."
+        if first not in _ANYWHERE | _SOLE or not all(key.startswith(longer) for key in keys):
             break
-        outer += f"{first}."
+        outer = longer
     text = "\n".join(key[len(outer) :] for key in keys)
     if not any(wrapper.component in text for wrapper in WRAPPERS):
         gone = set(outer.split(".")[:-1])
@@ -444,30 +445,33 @@ def collapse(items: Iterable[tuple[str, Hashable]]) -> list[Collapsed]:
     signatures = dict(items)
     order = {key: i for i, key in enumerate(signatures)}
     # A dot stands for a number in a name: no component contains one.
-    groups: dict[tuple[tuple[str, ...], Hashable], list[_Box]] = {}
+    groups: dict[tuple[tuple[str, ...], Hashable], list[tuple[list[int], str]]] = {}
     for key, signature in signatures.items():
         parts = key.split(".")
-        numbers: list[frozenset[int]] = []
+        numbers: list[int] = []
         for i, part in enumerate(parts):
             if part.isdigit() and _is_number(part) and len(numbers) < _MOST_NUMBERS:
-                numbers.append(frozenset((int(part),)))
+                numbers.append(int(part))
                 parts[i] = "."
-        groups.setdefault((tuple(parts), signature), []).append((tuple(numbers), [key]))
+        groups.setdefault((tuple(parts), signature), []).append((numbers, key))
     result = []
-    for (name, signature), boxes in groups.items():
-        for ranges, keys in _joined(boxes):
+    for (name, signature), group in groups.items():
+        for ranges, keys in _joined(group):
             fill = iter(ranges)
             pattern = ".".join(_ranges(next(fill)) if part == "." else part for part in name)
             result.append(Collapsed(pattern, tuple(sorted(keys, key=order.__getitem__)), signature))
     return sorted(result, key=lambda collapsed: order[collapsed.keys[0]])
 
 
-def _joined(boxes: list[_Box]) -> list[_Box]:
-    """Join boxes of single numbers into larger ones, each with every combination of its numbers.
+def _joined(group: list[tuple[list[int], str]]) -> list[_Box]:
+    """Join keys with the same number of numbers into boxes, each with every combination of its numbers.
 
     From the last place to the first, boxes that differ in that place alone become one: first the experts of
     each layer, then the layers that have the same experts.
     """
+    if len(group[0][0]) == 1:  # then they all do
+        return [((frozenset(numbers[0] for numbers, _ in group),), [key for _, key in group])]
+    boxes: list[_Box] = [(tuple(frozenset((n,)) for n in numbers), [key]) for numbers, key in group]
     for place in reversed(range(len(boxes[0][0]))):
         found: dict[tuple[frozenset[int], ...], tuple[list[frozenset[int]], list[str]]] = {}
         for ranges, keys in boxes:

@@ -219,19 +219,24 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
         self._negated: set[int] = set()
         self._turned: set[int] = set()  # transposed views of parameters
+        self._computed: set[int] = set()  # what parameters had a part in
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         self._alive.append((args, kwargs))  # so that ids stay their own
+        computed = False
         for place, value in enumerate(_flat([args, kwargs])):
             key = self._keys.get(id(value))
+            computed |= key is not None or id(value) in self._computed
             if key is not None and name not in _LOOKS:
                 self._use(key, name, place, args, value)
         result = _shape_only(name, args, kwargs)
         if result is None:
             result = func(*args, **kwargs)
         self._alive.append(result)
+        if computed:
+            self._computed.update(id(part) for part in _flat([result]) if isinstance(part, torch.Tensor))
         if name in _VIEWS and args and id(args[0]) in self._keys and isinstance(result, torch.Tensor):
             self._keys.setdefault(id(result), self._keys[id(args[0])])
             if (name in ("t", "transpose") or (name == "permute" and result.ndim == 2)) != (
@@ -257,7 +262,11 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """What is worth knowing of a result: features and how they are flattened, fused projections, rotary."""
-        if name == "view_as_complex" or name == "polar" or (name == "__getitem__" and _every_second(args)):
+        if (
+            name == "view_as_complex"
+            or name == "polar"
+            or (name == "__getitem__" and id(args[0]) in self._computed and _every_second(args))
+        ):
             self.rotary = "interleaved"
         if not isinstance(result, torch.Tensor):
             if isinstance(result, tuple | list):

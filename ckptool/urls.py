@@ -41,6 +41,9 @@ _MOST_BLOCKS = 4096
 #: A read of so many bytes is not kept. So far ahead a long answer is read on rather than another one asked for.
 _LARGE = 64 << 10
 _AHEAD = 256 << 10
+#: Bytes of a long answer that are kept for reads that come a little later: of other threads, or of what lies between.
+_WINDOW = 8 << 20
+_STEP = 1 << 20
 _STREAMS = 4
 _THREADS = 8
 _BUSY = (429, 500, 502, 503, 504)
@@ -159,6 +162,10 @@ class RemoteFile(File):
             return b""
         if length >= _LARGE:
             return self._read_many(offset, length)
+        stream = self._near(offset, length, _LARGE)
+        if stream:
+            with contextlib.suppress(_Passed):
+                return stream.part(self, offset, length)
         first, last = offset // _BLOCK, (offset + length - 1) // _BLOCK
         with self._lock:
             self._fetch_blocks(range(first, last + 1))
@@ -207,39 +214,43 @@ class RemoteFile(File):
             self._blocks[number] = data[index * _BLOCK : (index + 1) * _BLOCK]
 
     def _part(self, begin: int, end: int) -> bytes:
-        stream = _Stream(self, begin, end)
-        try:
-            return stream.read(self, end - begin)
-        finally:
-            stream.close()
+        with contextlib.closing(_Stream(self, begin, end)) as stream:
+            return stream.part(self, begin, end - begin)
 
     # -- long reads
 
+    def _near(self, offset: int, length: int, ahead: int = 0) -> _Stream | None:
+        """The long answer that has these bytes, or soon will."""
+        with self._lock:
+            for stream in self._streams:
+                if stream.start <= offset and offset + length <= stream.position + (ahead or stream.ahead + length):
+                    return stream
+        return None
+
     def _read_many(self, offset: int, length: int) -> bytes:
         """A read that goes on behind another one is read from an answer that reaches to the end of the file."""
-        with self._lock:
-            stream = next((one for one in self._streams if 0 <= offset - one.position <= _AHEAD), None)
-            goes_on = any(0 <= offset - end <= _AHEAD for end in self._ends)
-            if stream:
-                self._streams.remove(stream)
-        if stream is None and not goes_on:
-            data = self._part(offset, offset + length)
-        else:
-            stream = stream or _Stream(self, offset, self.size)
-            try:
-                stream.read(self, offset - stream.position)
-                data = stream.read(self, length)
-            except BaseException:
-                stream.close()
-                raise
-        with self._lock:
-            self._ends.append(offset + length)
-            if stream and stream.position < self.size:
+        stream = self._near(offset, length)
+        if stream is None:
+            with self._lock:
+                goes_on = any(0 <= offset - end <= _AHEAD for end in self._ends)
+                self._ends.append(offset + length)
+            if not goes_on:
+                return self._part(offset, offset + length)
+            stream = _Stream(self, offset, self.size)
+            with self._lock:
                 self._streams.append(stream)
-                stream = self._streams.pop(0) if len(self._streams) > _STREAMS else None
-        if stream:
+                last = self._streams.pop(0) if len(self._streams) > _STREAMS else None
+            if last:
+                last.close()
+        try:
+            return stream.part(self, offset, length)
+        except _Passed:
+            return self._part(offset, offset + length)
+        except BaseException:
+            with self._lock, contextlib.suppress(ValueError):
+                self._streams.remove(stream)
             stream.close()
-        return data
+            raise
 
     # -- requests
 
@@ -360,45 +371,70 @@ class RemoteFile(File):
         return _opener().open(request, timeout=TIMEOUT)
 
 
+class _Passed(Exception):
+    """The bytes are no longer in the window of an answer, or too far ahead."""
+
+
 class _Stream:
-    """An answer that is being read: the bytes of a file from a place on. One that breaks off is asked for again."""
+    """An answer that is being read: the bytes of a file from a place on. One that breaks off is asked for again.
+
+    Attributes:
+        start, position: the bytes that are at hand; what comes next stands at POSITION.
+        ahead: how far a read may skip what comes next.
+    """
 
     def __init__(self, file: RemoteFile, begin: int, end: int) -> None:
-        self.position = begin
+        self.start = self.position = self._begin = begin
         self._end = end
+        self._window = bytearray()
+        self._lock = threading.Lock()
         self._answer: Any = file._answer(begin, end)
 
-    def read(self, file: RemoteFile, length: int) -> bytes:
-        """The next LENGTH bytes of FILE, which is not held, so that it can go while its streams are open."""
+    @property
+    def ahead(self) -> int:
+        """Little at first; where much was read in order, as much as is kept."""
+        return _WINDOW if self.position - self._begin >= _WINDOW else _AHEAD
+
+    def part(self, file: RemoteFile, offset: int, length: int) -> bytes:
+        """LENGTH bytes of FILE from OFFSET. (FILE is not held, so that it can go while its answers are open.)"""
+        with self._lock:
+            if not self.start <= offset <= self.position + self.ahead:
+                raise _Passed
+            while self.position < offset + length:
+                data = self._next(file, min(_STEP, offset + length - self.position))
+                self._window += data
+                self.position += len(data)
+                surplus = min(len(self._window) - _WINDOW, offset - self.start)
+                if surplus > 0:
+                    del self._window[:surplus]
+                    self.start += surplus
+            at = offset - self.start
+            return bytes(memoryview(self._window)[at : at + length])
+
+    def _next(self, file: RemoteFile, length: int) -> bytes:
+        """Up to LENGTH of the bytes that come next, at least one."""
         from http.client import HTTPException
 
-        parts: list[bytes] = []
-        tries = iter((*PAUSES, None))
-        while length:
+        for pause in (*PAUSES, None):
             try:
-                data = self._answer.read(length)
-                error: Exception | None = None
+                data: bytes = self._answer.read(length)
             except (ConnectionError, HTTPException) as lost:
-                data, error = getattr(lost, "partial", b""), lost
+                data = getattr(lost, "partial", b"")
             except OSError as lost:
                 raise _unreached(lost, file.path) from None
-            file._received(data)
-            parts.append(data)
-            self.position += len(data)
-            length -= len(data)
-            if length and not (data and error is None):
-                pause = next(tries)
-                if pause is None:
-                    what = f"the connection broke off at byte {self.position:,} of {file.size:,}"
-                    raise Unreadable(what, where=file.path, hint="try again")
-                self.close()
+            if data:
+                return file._received(data)
+            if pause is not None:
+                self._answer.close()
                 time.sleep(pause)
                 self._answer = file._answer(self.position, self._end)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        what = f"the connection broke off at byte {self.position:,} of {file.size:,}"
+        raise Unreadable(what, where=file.path, hint="try again")
 
     def close(self) -> None:
-        """Close the connection."""
-        self._answer.close()
+        """Close the connection, when nobody reads from it."""
+        with self._lock:
+            self._answer.close()
 
 
 def _close_all(streams: list[_Stream]) -> None:

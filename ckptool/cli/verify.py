@@ -6,7 +6,6 @@ import click
 
 from ..errors import CheckpointError, RuleError, printable
 from ..reports import verify as report
-from ..reports.fits import fits
 from ..reports.verify_text import verify_text
 from ..urls import size_of
 from .options import FileName
@@ -70,7 +69,11 @@ def verify(
             status = 2
             click.echo(f"Error: {error}", err=True)
             continue
-        fit = fits(path, model) if model else None
+        fit = None
+        if model:
+            from ..reports.fits import fits
+
+            fit = fits(path, model)
         good = found.sound and not (strict and found.doubts) and (fit is None or fit.fits)
         status = max(status, 0 if good else 1)
         if write_manifest and not found.damage:

@@ -6,7 +6,9 @@ Most of "invalid load key" and "Unsupported operand" is one of these.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import re
+import zlib
 from pathlib import Path
 
 from ..errors import printable
@@ -103,3 +105,28 @@ def _is_text(head: bytes, *, whole: bool) -> bool:
     except UnicodeDecodeError:
         return False
     return all(char.isprintable() or char in "\t\r\n\f\x1b\ufeff" for char in text)
+
+
+#: Signatures of compressed data in which Python's libraries find a pickle: joblib, pandas and others open them.
+_PACKED = (
+    (b"\x1f\x8b", "a gzip file"),
+    (b"BZh", "a bzip2 file"),
+    (b"\xfd7zXZ", "an xz file"),
+    (b"\x5d\0\0", "an lzma file"),
+    (b"\x28\xb5\x2f\xfd", "a zstd file"),
+    (b"\x04\x22\x4d\x18", "an lz4 file"),
+    (b"7z\xbc\xaf", "a 7z archive"),
+    (b"Rar!", "a rar archive"),
+)
+
+
+def packed(head: bytes) -> str | None:
+    """What kind of compressed data begins with HEAD, or None."""
+    for magic, what in _PACKED:
+        if head.startswith(magic):
+            return what
+    if len(head) > 2 and head[0] & 15 == 8 and head[0] < 0x80 and int.from_bytes(head[:2], "big") % 31 == 0:
+        with contextlib.suppress(zlib.error):
+            zlib.decompressobj().decompress(head, 4096)
+            return "a zlib stream"
+    return None

@@ -205,7 +205,7 @@ class _FarRecord(File):
     def located(self, offset: int) -> tuple[File, int]:
         """The place in the file."""
         if self._start < 0:
-            self._start = locate(Ahead(self._file), self._entry, self._limit, 0).start
+            self._start = locate(Ahead(self._file), self._entry, self._limit, 0, behind=False).start
         return self._file, self._start + offset
 
     def read(self, offset: int, length: int) -> bytes:
@@ -600,8 +600,11 @@ def refuse_doubles(file: File | Window, names: list[str]) -> None:
         seen[folded] = name
 
 
-def locate(headers: Ahead, entry: Entry, limit: int, skip: int) -> Member:
-    """Read the local header of a record, hold it against the directory, and find the payload."""
+def locate(headers: Ahead, entry: Entry, limit: int, skip: int, *, behind: bool = True) -> Member:
+    """Read the local header of a record, hold it against the directory, and find the payload.
+
+    The descriptor BEHIND the payload is held against both, unless its being there is not worth a read of its own.
+    """
     file = headers.file
     raw, name, flags, method, crc, compressed, size, header, at = entry
     end = header + LOCAL.size + len(raw)
@@ -632,7 +635,7 @@ def locate(headers: Ahead, entry: Entry, limit: int, skip: int) -> Member:
             f"record at byte {header:,}: {other}: {_said(flags2, method2, *local)}",
         )
     end = start + compressed
-    descriptor = end if flags & FOLLOWS and _has_descriptor(headers, entry, end, limit) else None
+    descriptor = end if behind and flags & FOLLOWS and _has_descriptor(headers, entry, end, limit) else None
     return Member(name[skip:], method, flags, crc, size, compressed, header, start, at, descriptor)
 
 

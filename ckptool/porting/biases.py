@@ -1,10 +1,16 @@
-"""Biases that stand apart from the matrices that they belong to."""
+"""Biases that stand apart from the matrices that they belong to, or are one for several."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate, pairwise
 
+from . import expression as ex
+from .expression import Expr
+from .fused import fused_kind, part_label
 from .pieces import Canon, Piece, unchanged
 from .words import numbers
 
@@ -35,5 +41,34 @@ def _lone_biases(canon: Canon) -> list[Piece]:
     return [
         piece
         for piece in canon.pieces.values()
-        if len(piece.shape) == 1 and together[piece.path] == 1 and {"bias", "biases"} & {*piece.words, piece.role}
+        if len(piece.shape) == 1
+        and together[piece.path] == 1
+        and ({"bias", "biases"} & {*piece.words, piece.role} or piece.path[-1:] == ("b",))
     ]
+
+
+def divide_biases(canon: Canon) -> None:
+    """The one bias of projections whose matrices stand apart (`in_proj_bias` beside `q_proj_weight` …), as theirs."""
+    for piece in list(canon.pieces.values()):
+        kind = fused_kind(piece) if piece.role == "bias" and len(piece.shape) == 1 else None
+        if kind is None or ".".join(piece.path) + "|weight" in canon.pieces:
+            continue
+        beside = [p for p in canon.pieces.values() if p.path[:-1] == piece.path[:-1] and p.role == "weight"]
+        owners = [next((p for p in beside if part_label(p.path) == part), None) for part in kind.parts]
+        if any(o is None or ".".join(o.path) + "|bias" in canon.pieces for o in owners):
+            continue
+        rows = [o.shape[0] for o in owners if o is not None]
+        if sum(rows) != piece.shape[0]:
+            continue
+        edges = list(pairwise(accumulate((0, *rows))))
+        new: list[tuple[Piece, Callable[[Expr], Expr]]] = [
+            (
+                replace(
+                    o, role="bias", shape=(stop - start,), order=o.order + 0.5, entry=piece.entry, doubts=piece.doubts
+                ),
+                partial(ex.part, dim=0, start=start, stop=stop),
+            )
+            for o, (start, stop) in zip(owners, edges, strict=True)
+            if o is not None
+        ]
+        canon.become(piece, new, partial(ex.cat, 0))

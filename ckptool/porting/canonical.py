@@ -7,13 +7,14 @@ the middle, and what is fused on both comes out as a copy.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from .. import keys as names
 from ..signature import Signature
 from . import expression as ex
 from .adapters import merge_adapters
-from .biases import attach_biases
+from .biases import attach_biases, divide_biases
 from .fused import fused_shapes, missing_key_bias, split_fused
 from .joined import join_parts
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
@@ -41,13 +42,14 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
         if collections and len(path) > 1:
             path = path[1:]
         split[entry.key] = path
-        siblings[path[:-1]].add(path[-1])
+        for at, component in enumerate(path):
+            siblings[path[:at]].add(component)
     for order, entry in enumerate(entries):
         path, role = role_of(split[entry.key], siblings[split[entry.key][:-1]])
         if role == _COUNTER:
             canon.counters[entry.key] = ".".join(path)
             continue
-        words = words_of(path)  # without the leaf: that two things have a mean does not make them alike
+        words = _counted_from_one(path, siblings)  # without the leaf: two things with a mean are not alike
         piece = Piece(path, role, entry.shape, ex.of(entry.key), order, entry.used, words, entry)
         piece = canon.put(piece)
         if is_target:
@@ -56,8 +58,18 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
         torch_layout(canon, piece, split[piece.entry.key][-1])
     turn_by_vote(canon)
     missing_key_bias(canon)
+    divide_biases(canon)
     _gated(canon)
     return canon
+
+
+def _counted_from_one(path: tuple[str, ...], siblings: Mapping[tuple[str, ...], Collection[str]]) -> tuple[str, ...]:
+    """The words of a path; `ln0` beside `ln1` is the first of its kind, and called so."""
+    last = path[-1] if path else ""
+    stem = last.rstrip("0123456789") if last else ""
+    if stem and stem != last and f"{stem}0" in siblings.get(path[:-1], ()):
+        path = (*path[:-1], f"{stem}{int(last[len(stem) :]) + 1}")
+    return words_of(path)
 
 
 _GATED = {"w1": "gate", "w2": "down", "w3": "up"}

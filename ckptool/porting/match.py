@@ -101,11 +101,13 @@ class Matcher:
         groups = self.cells.groups()
         pairs, undecided, free_t, free_s = [], [], [], []
         complete = all(len(t) == len(s) for t, s in groups.values())
-        share = len(self.cells.pair_of) / max(len(self.cells.targets), 1)
         for targets, sources in groups.values():
             if len(targets) == len(sources) == 1:
                 t, s = targets[0], sources[0]
-                if complete or self._supported(t, s, share):
+                if complete or self._supported(t, s):
+                    pairs.append((t, s))
+                elif self._only_so(t, s):
+                    t.doubts.append("nothing but its shape speaks for it")
                     pairs.append((t, s))
                 else:
                     free_t.append(t)
@@ -115,18 +117,22 @@ class Matcher:
             else:
                 free_t += targets
                 free_s += sources
+        for t, s in self._new_heads(pairs):
+            pairs.remove((t, s))
+            free_t.append(t)
+            free_s.append(s)
         self._contradictions(pairs)
         pairs.sort(key=lambda pair: pair[0].order)
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided)
 
-    def _supported(self, t: Unit, s: Unit, share: float) -> bool:
+    def _supported(self, t: Unit, s: Unit) -> bool:
         """The last gate: a pair that only its shape made needs a name, a scope or neighbours that agree."""
         strong = [
             e
             for e in t.evidence
             if e in ("name", "similar names", "other blocks") or e.startswith(("between", "follows"))
         ]
-        if strong:
+        if strong or s.path[-len(t.path) :] == t.path or t.path[-len(s.path) :] == s.path:
             return True
         if hard_conflict(t.words, s.words):
             return False
@@ -137,24 +143,39 @@ class Matcher:
         alone = self._alike[t.colour] == (1, 1) or any(e in RANKS for e in t.evidence)
         return alone and self.orders.at_the_end(t, s)
 
+    def _only_so(self, t: Unit, s: Unit) -> bool:
+        """Whether no other tensor of either side looks like these, which are no plain vectors or squares."""
+        sizes = {n for n in t.main.shape if n > 1}
+        return self._alike[t.colour] == (1, 1) and len(sizes) > 1 and not hard_conflict(t.words, s.words)
+
     def _contradictions(self, pairs: list[tuple[Unit, Unit]]) -> None:
         self._unusual_attention(pairs)
-        self._strangers_among_namesakes(pairs)
+        for t, _ in self._strangers_among_namesakes(pairs):
+            t.doubts.append("all else has the same name on both sides, and this has another")
         for t, s in pairs:
             conflict = hard_conflict(t.words, s.words)
             if conflict and "name" not in t.evidence:
                 t.doubts.append(conflict)
             t.doubts += [d for d in self.scopes.doubts_of(t, s) if d not in t.doubts]
 
-    def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> None:
+    def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
         """Where all else has the same name on both sides, a pair of two names may be something new that merely fits."""
         names = self._naming.exact
         strangers = [(t, s) for t, s in pairs if id(t) not in names or names[id(t)] != names.get(id(s))]
         if len(strangers) > 0.2 * len(pairs):
-            return
-        for t, s in strangers:
-            if similarity(t, s) <= SOME and not related(t, s):
-                t.doubts.append("all else has the same name on both sides, and this has another")
+            return []
+        return [(t, s) for t, s in strangers if similarity(t, s) <= SOME and not related(t, s)]
+
+    def _new_heads(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
+        """Strangers that the model uses after all that has its name in the source: what one trains anew."""
+        strangers = self._strangers_among_namesakes(pairs)
+        inside = {id(t) for t, _ in strangers}
+        others = [t for t, _ in pairs if id(t) not in inside]
+        if any(self._naming.renamed(t) for t in others):
+            return []
+        place = {id(t): t.order if t.turn is None else t.turn for t, _ in pairs}
+        last = max((place[id(t)] for t in others), default=0)
+        return [(t, s) for t, s in strangers if place[id(t)] > last]
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
         """Queries, keys, values and output by the names of one side that the other does not use in that order."""

@@ -11,6 +11,9 @@ from .series import common, parent, series_of, ways
 from .units import Unit, similarity, template
 from .words import table
 
+#: A prefix of the target, one of the source, and the path below both.
+Exact = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+
 
 class Naming:
     """What the names of two sides say about which unit is which.
@@ -21,14 +24,19 @@ class Naming:
 
     def __init__(self, cells: Cells) -> None:
         self.cells = cells
-        self.exact = self._prefix_labels()
+        self.exact: dict[int, Exact] = self._prefix_labels()
+
+    def renamed(self, t: Unit) -> bool:
+        """Whether a unit of the target has another name than its source, and not only another prefix or none."""
+        found = self.exact.get(id(t))
+        return found is None or (found[0] != () != found[1] and found[0] != found[1])
 
     def by_exact_names(self) -> bool:
         """Equal paths below a prefix of each side, where most of what is below the prefixes agrees."""
         return self.cells.split("name", partial(of, self.exact))
 
-    def _prefix_labels(self) -> dict[int, Hashable]:
-        found: dict[int, Hashable] = {}
+    def _prefix_labels(self) -> dict[int, Exact]:
+        found: dict[int, Exact] = {}
         targets, sources = list(self.cells.targets), list(self.cells.sources)
         for _ in range(8):
             best = self._best_prefixes(targets, sources)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from .cells import Cells, of
 from .scopes import Scopes
 from .sequences import Around, Sequences, neighbours
-from .units import SOME, Unit, number_ranks, related, same_numbers, series, similarity
+from .units import SOME, OfOrder, Unit, number_ranks, related, same_numbers, series, similarity
 
 #: Evidence that is a place among those that look alike, of which both sides have as many.
 RANKS = ("execution order of both", "execution order", "registration order", "numbers")
@@ -116,11 +116,11 @@ class Orders:
             if not doubt and name != "numbers" and other.get("numbers") != first:
                 loose = [pair for pair in pairs if not self._corroborated(*pair, targets, sources)]
                 if len(loose) > 1 and self._agreement(name, targets, sources) < _ORDERED:
-                    doubt = "elsewhere the two sides are stored and used in different orders"
+                    doubt = OfOrder("elsewhere the two sides are stored and used in different orders")
             if against and other.get("numbers") != first:
-                doubt = f"{name} and {against[0]} do not agree"
+                doubt = OfOrder(f"{name} and {against[0]} do not agree")
             elif name == "numbers" and not self.sequences.ordered and not same_numbers(targets, sources):
-                doubt = "nothing but numbers tells them apart"
+                doubt = OfOrder("nothing but numbers tells them apart")
             if self.cells.split(name, partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt):
                 return True
         return False
@@ -196,7 +196,7 @@ class Orders:
     def _doubt_of(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> str:
         """What speaks against a pair that the order NAME made."""
         if not self._corroborated(t, s, targets, sources) and self._agreement(name, targets, sources) < _ORDERED:
-            return "elsewhere the two sides are stored and used in different orders"
+            return OfOrder("elsewhere the two sides are stored and used in different orders")
         return self._against(t, s, targets, sources)
 
     def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> str:
@@ -207,12 +207,12 @@ class Orders:
         if self._corroborated(t, s, targets, sources):
             return ""
         if self.sequences.best_credit() < _LITTLE:
-            return "the two sides are stored and used in different orders"
+            return OfOrder("the two sides are stored and used in different orders")
         for name, ts, ss in self.sequences.all():
             place_t = next((i for i, u in enumerate(u for u in ts if id(u) in inside_t) if u is t), None)
             place_s = next((i for i, u in enumerate(u for u in ss if id(u) in inside_s) if u is s), None)
             if place_t is not None and place_s is not None and place_t != place_s:
-                return f"the {name} speaks for another"
+                return OfOrder(f"the {name} speaks for another")
         return ""
 
     def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:

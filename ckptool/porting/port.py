@@ -20,8 +20,8 @@ from .mapping import Entry, Mapping
 from .match import Matcher, Matching, kind_of
 from .pieces import STATISTICS, Canon, Piece, squeezed, substituted
 from .rivals import weigh
-from .units import Unit, hard_conflict, related, similarity
-from .words import cut, label, table
+from .units import SOME, Unit, hard_conflict, related, similarity
+from .words import Rotary, cut, label, table, words_of
 
 #: Gives the values of a source key as a numpy array, for the few small tensors whose values say something.
 Values = Callable[[str], Any]
@@ -182,7 +182,7 @@ class _Filler:
             tuple(self.source.notes),
             self.target.signature.metadata,
         )
-        return made.with_entries(entries)
+        return self._without_company(made.with_entries(entries))
 
     # -- pairs
 
@@ -300,7 +300,8 @@ class _Filler:
                 continue
             s = near[0]
             if t.main.shape == s.main.shape:
-                self._fill(t, s, [])
+                if similarity(t, s) > SOME or related(t, s):
+                    self._fill(t, s, [])
                 continue
             remedy = _remedy(t.main.shape, s.main.shape, s.main.expr, label_of(t, "embedding"))
             if remedy is None:
@@ -411,10 +412,9 @@ class _Filler:
                 continue
             piece = t.pieces[hole.rpartition("|")[2]]
             heads = heads_of(t.main.entry)
-            theirs = table().rotary.get(cut(s.path[-1]))
-            theirs_kind = {"half": "half", "interleaved": "interleaved"}.get(
-                str(next((k for words, k in table().rotary.items() if cut(s.path[-1]) == words), theirs))
-            )
+            theirs = _rotary_by_name(s.path)
+            if theirs is not None and theirs.sure and theirs.kind == kind:
+                continue
             turned = None
             if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
                 turned = Expr("rotary", (filled.expr,), (heads, kind if kind != "unknown" else "half"))
@@ -422,7 +422,7 @@ class _Filler:
                 "the model turns queries and keys (rotary embedding); whether the source pairs rows in the same way is "
                 "not in its names"
             )
-            if turned is not None and theirs_kind is not None and kind != "unknown" and theirs_kind != kind:
+            if turned is not None and theirs is not None and kind != "unknown" and theirs.kind != kind:
                 filled.rivals.insert(0, filled.expr)
                 filled.expr = turned
             elif turned is not None:
@@ -460,7 +460,8 @@ class _Filler:
                 continue
             if "norm" not in t.main.entry.module.lower() and label_of(t, "purpose") != "norm":
                 continue
-            if "running_var" in t.pieces or not self.holes[piece.name].expr.is_copy:
+            leaf = piece.entry.key.rpartition(".")[2]
+            if "running_var" in t.pieces or leaf in table().beside_bias or not self.holes[piece.name].expr.is_copy:
                 continue
             norms.append((t, s, piece))
         by_use: dict[bool, list[Any]] = defaultdict(list)
@@ -501,6 +502,26 @@ class _Filler:
                 filled.rivals.append(filled.expr.rename(partial(_swapped, swap)))
             if any(k in others for k in keys):
                 filled.doubts.append("the file holds several copies of this model")
+
+    def _without_company(self, made: Mapping) -> Mapping:
+        """Doubt what is taken from a layer of which the source has more that nothing reads: adapters, masks, scales."""
+        left: dict[str, str] = {}
+        for key in made.unused:
+            entry = self.source.signature.entries.get(key)
+            known = entry is not None and entry.dtype.startswith(("float", "bfloat"))
+            if known and table().derived.isdisjoint(key.split(".")):
+                for at, letter in enumerate(key):
+                    if letter == ".":
+                        left.setdefault(key[:at], key)
+        entries: list[Entry] = []
+        for one in made.entries:
+            layers = [key.rpartition(".") for key in one.sources]
+            found = next((left[path] for path, _, leaf in layers if path in left and cut(leaf) in table().leaves), None)
+            if found is not None:
+                doubt = f"{found} of the source belongs to the same layer, and nothing reads it"
+                one = replace(one, status="guessed", doubts=(*one.doubts, doubt))
+            entries.append(one)
+        return replace(made, entries=tuple(entries))
 
     # -- entries
 
@@ -653,4 +674,14 @@ def _remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None) -> tuple[E
                 return ex.reshape(made, wanted, (*have[:-2], wanted[-2], wanted[-1])), (
                     f"position table resized from {a} x {a} to {b} x {b} (bicubic, {prefix} class tokens)"
                 )
+    return None
+
+
+def _rotary_by_name(path: Sequence[str]) -> Rotary | None:
+    """How queries and keys are paired by rotary embeddings in code that uses this name, the longest that is known."""
+    for end in (len(path), len(path) - 1):  # what was taken out of a fused projection has its name behind it
+        words = words_of(path[max(end - 2, 0) : end])
+        for start in range(len(words)):
+            if words[start:] in table().rotary:
+                return table().rotary[words[start:]]
     return None

@@ -36,7 +36,10 @@ def mapping_page(mapping: Mapping) -> str:
         details += [("fits as well", str(rival)) for rival in entry.rivals]
         status = "default" if entry.default else entry.status
         keys: list[str | None] = list(entry.sources) or [None]
-        links += [_link(key, entry.target, status, details) for key in keys]
+        done = {"about": "x".join(map(str, entry.shape))}
+        if entry.expr is not None and not entry.expr.is_copy:
+            done["via"] = str(entry.expr).partition("(")[0][:16]
+        links += [{**_link(key, entry.target, status, details), **done} for key in keys]
     links += [_link(key, None, "unused", []) for key in mapping.unused]
     covered, parameters = mapping.coverage["keys"], mapping.coverage["parameters"]
     summary = (

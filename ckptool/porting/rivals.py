@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import combinations
 
 from .match import Matching
 from .sequences import Sequences
-from .units import Unit, hard_conflict
-from .words import label, table, words_of
+from .series import series_of
+from .units import OfOrder, Unit, hard_conflict, series, similarity, template
+from .words import label, shared, table, words_of
 
 Pair = tuple[Unit, Unit]
+_Place = Callable[[Unit], float | None]
 
 #: An order in which less than this share of a block agrees with the other side decides nothing there.
 _BELIEVED = 0.85
@@ -27,8 +30,12 @@ _ALL_WITH_ALL = 24
 _NEAR = 3
 #: Sources are exchanged in groups of look-alikes up to this size.
 _MOST_EXCHANGED = 64
+#: So many pairs around a target say where its source should stand.
+_ANCHORS = 12
 #: How doubts begin that are about a whole part of the model, which no exchange of two layers settles.
 _OF_PARTS = "equal parts"
+#: The group of words for shortcuts.
+_SHORTCUTS = "branch"
 #: A block in which less than this many couples tell about an order is judged by the whole model.
 _FEW = 3
 
@@ -40,27 +47,137 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
         matching: finished; its units get doubts.
         sequences: says which orders of the two sides are known.
     """
+    _take_up(matching)
     orders = _orders(sequences)
-    overall = {order[0]: _concordance(order, matching.pairs) for order in orders}
+    overall = {order.name: _concordance(order, matching.pairs) for order in orders}
     _rearrange(matching, orders, overall)
     blocks: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in matching.pairs:
         blocks[_block(pair[0].path)].append(pair)
     contents = _contents(matching)
+    across = _Across(matching.pairs)
     for pairs in blocks.values():
-        belief = {o[0]: _concordance(o, pairs, least=_FEW, otherwise=overall[o[0]]) for o in orders}
-        found = [(one, other, _swap(one, other, orders, belief)) for one, other in _look_alikes(pairs)]
+        belief = _Belief(pairs, orders, overall, across)
+        found = [
+            (one, other, _swap(one, other, orders, belief.about(one, other))) for one, other in _look_alikes(pairs)
+        ]
         open_to = {id(unit) for one, other, reason in found if reason for unit in (one[0], other[0])}
         anchors = [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]
         for one, other, reason in found:
             if reason and not _fits_only_so(one, other, contents) and not _in_company(one, other, anchors):
                 _doubt_both(one, other, reason)
     for one, other in _of_other_blocks(matching.pairs):
-        _doubt_both(one, other, _AGAINST)
+        around = [pair for pair in (*blocks[_block(one[0].path)], *blocks[_block(other[0].path)]) if not pair[0].doubts]
+        if not _fits_only_so(one, other, contents) and not _in_company(one, other, around[:_MOST_EXCHANGED]):
+            _doubt_both(one, other, _AGAINST)
+    _settle(matching, orders, overall, contents)
     for one, other in _strays(matching.pairs):
         _doubt_both(one, other, "what is around it comes from where {} is")
     _spread(matching.pairs)
     _left_over(matching)
+
+
+def _take_up(matching: Matching) -> None:
+    """Pair what nothing could separate, for the time being and in doubt, so that it is weighed with all else."""
+    left = []
+    for targets, sources in matching.undecided:
+        if len(targets) != len(sources) or len(targets) > _MOST_EXCHANGED:
+            left.append((targets, sources))
+            continue
+        free = sorted(sources, key=lambda s: s.order)
+        certain = list(matching.pairs)
+        for t in sorted(targets, key=lambda t: t.order if t.used is None else t.used):
+            around = sorted(certain, key=lambda pair: -_nearness(t, pair[0]))[:_ANCHORS]
+            s = max(free, key=lambda s: (hard_conflict(t.words, s.words) is None, _fitness(t, s, around)))
+            free.remove(s)
+            t.doubts.append(OfOrder(f"{len(sources)} tensors of the source fit as well"))
+            t.rivals = [u for u in sources if u is not s][:8]
+            matching.pairs.append((t, s))
+    matching.undecided[:] = left
+    matching.pairs.sort(key=lambda pair: pair[0].order)
+
+
+def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
+    """How well a source fits by its name, and by standing where the sources of those around its target stand."""
+    beside = sum(_nearness(s, other) for _, other in around)
+    return similarity(t, s) + beside / max(len(around), 1)
+
+
+@dataclass(slots=True)
+class _Belief:
+    """How far each order can be believed in a block."""
+
+    pairs: list[Pair]
+    orders: list[_Order]
+    overall: dict[str, float]
+    across: _Across
+    _known: dict[tuple[tuple[str, ...], ...], dict[str, float]] = field(default_factory=dict)
+
+    def about(self, one: Pair, other: Pair) -> dict[str, float]:
+        """The share of what is outside of the two parts in question that an order keeps.
+
+        That the layers of two parts lie as one part after the other says nothing about which of the parts is which.
+        """
+        at = _nearness(one[0], other[0]) + 1
+        parts = tuple(sorted((one[0].path[:at], other[0].path[:at])))
+        if min(len(one[0].path), len(other[0].path)) <= at:
+            parts = ()
+        if parts not in self._known:
+            outside = [pair for pair in self.pairs if pair[0].path[:at] not in parts] if parts else self.pairs
+            elsewhere = self.across.couples(*parts) if parts else []
+            self._known[parts] = {
+                order.name: _concordance(order, outside, least=_FEW, otherwise=_kept(order, elsewhere, self.overall))
+                for order in self.orders
+            }
+        return self._known[parts]
+
+
+class _Across:
+    """Parts of the same names in all blocks: `blocks.{}.a` and `blocks.{}.b`."""
+
+    def __init__(self, pairs: list[Pair]) -> None:
+        self._pairs = pairs
+        self._members: dict[int, dict[tuple[str, ...], list[Pair]]] = {}
+
+    def couples(self, part: tuple[str, ...], other: tuple[str, ...]) -> list[tuple[Pair, Pair]]:
+        """Some couples of one of each, of different blocks: they lie in one order where blocks follow each other on
+        both sides, and in none where one side has a list of blocks and the other a list for each part."""
+        at = len(part)
+        if at not in self._members:
+            self._members[at] = defaultdict(list)
+            for pair in self._pairs:
+                self._members[at][template(pair[0].path[:at])].append(pair)
+        ours, theirs = (self._members[at][template(path)] for path in (part, other))
+        found = [(a, b) for a in ours[:_ANCHORS] for b in theirs[:_ANCHORS]]
+        found += [(a, b) for a in ours[-_ANCHORS:] for b in theirs[-_ANCHORS:]]
+        return [(a, b) for a, b in found if a[0].path[: at - 1] != b[0].path[: at - 1]]
+
+
+def _kept(order: _Order, couples: list[tuple[Pair, Pair]], overall: dict[str, float]) -> float:
+    votes = [vote for a, b in couples if (vote := order.vote(a, b))]
+    return sum(vote > 0 for vote in votes) / len(votes) if len(votes) >= _FEW else overall[order.name]
+
+
+def _settle(matching: Matching, orders: list[_Order], overall: dict[str, float], contents: _Contents) -> None:
+    """Take back doubts about orders where something better excludes every swap, or where there is nothing to swap."""
+    others = Counter(unit.colour for unit in (*matching.free_targets, *matching.free_sources))
+    others.update(unit.colour for cell in matching.undecided for side in cell for unit in side)
+    alike: dict[object, list[Pair]] = defaultdict(list)
+    for pair in matching.pairs:
+        alike[pair[0].colour].append(pair)
+    for one in matching.pairs:
+        group = alike[one[0].colour]
+        if others[one[0].colour] or len(group) > _MOST_EXCHANGED or not any(_is_of_order(d) for d in one[0].doubts):
+            continue
+        if all(
+            other is one or _fits_only_so(one, other, contents) or _swap(one, other, orders, overall) is None
+            for other in group
+        ):
+            one[0].doubts = [d for d in one[0].doubts if not _is_of_order(d)]
+
+
+def _is_of_order(doubt: str) -> bool:
+    return isinstance(doubt, OfOrder)
 
 
 def _spread(pairs: list[Pair]) -> None:
@@ -81,6 +198,15 @@ def _spread(pairs: list[Pair]) -> None:
 def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, float]) -> None:
     """Exchange the sources of two pairs as long as all that is known together speaks for it."""
     contents = _contents(matching)
+    certain: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
+    for pair in matching.pairs:
+        if not pair[0].doubts:
+            certain[_block(pair[0].path)].append(pair)
+
+    def gain(one: Pair, other: Pair) -> float:
+        around = [pair for path in {_block(one[0].path), _block(other[0].path)} for pair in certain[path][:_ANCHORS]]
+        return -_balance(one, other, orders, overall, contents, around)
+
     groups: dict[object, list[int]] = defaultdict(list)
     for at, (t, _) in enumerate(matching.pairs):
         groups[t.colour].append(at)
@@ -89,11 +215,11 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
             continue
         for _ in range(len(group)):
             better = [
-                (gain, i, j)
+                (better, i, j)
                 for i, j in combinations(group, 2)
                 if _plain(_block(matching.pairs[i][0].path)) == _plain(_block(matching.pairs[j][0].path))
                 and _in_question(matching.pairs[i], matching.pairs[j], orders, overall)
-                and (gain := -_balance(matching.pairs[i], matching.pairs[j], orders, overall, contents)) > 0
+                and (better := gain(matching.pairs[i], matching.pairs[j])) > 0
             ]
             if not better:
                 break
@@ -102,7 +228,7 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
             matching.pairs[i], matching.pairs[j] = (t, s2), (t2, s)
             for unit in (t, t2):
                 unit.evidence = ["exchanged, for all that speaks for it"]
-                unit.doubts = [d for d in unit.doubts if d.startswith(_OF_PARTS) or not ("order" in d or "speak" in d)]
+                unit.doubts = [d for d in unit.doubts if not _is_of_order(d)]
                 unit.rivals = []
             if _by_names(matching.pairs[i], matching.pairs[j]) != "sure":
                 _doubt_both(matching.pairs[i], matching.pairs[j], "all but the numbers spoke for the swap with {}")
@@ -112,7 +238,9 @@ def _in_question(one: Pair, other: Pair, orders: list[_Order], overall: dict[str
     return bool(one[0].doubts or other[0].doubts or _swap(one, other, orders, overall))
 
 
-def _balance(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float], contents: _Contents) -> float:
+def _balance(
+    one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float], contents: _Contents, around: list[Pair]
+) -> float:
     """How much more speaks for two pairs than for their swap; below zero, the swap is better."""
     crossed: tuple[Pair, Pair] = ((one[0], other[1]), (other[0], one[1]))
     if _fits_only_so(one, other, contents):
@@ -122,10 +250,16 @@ def _balance(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, fl
     score = {"sure": 4.0, "for": 1.5, "nothing": 0.0, "against": -0.25}[_by_names(one, other)]
     if score < 0 and _by_names(*crossed) == "sure":
         score = -4.0
+    if score < 0 and _soft(*one, _SHORTCUTS) + _soft(*other, _SHORTCUTS) < sum(
+        _soft(*pair, _SHORTCUTS) for pair in crossed
+    ):
+        score = -3.25  # shortcuts are registered first or last, and are called so
     score += 1.5 * _by_numbers(one, other)
+    anchors = [pair for pair in around if pair[0] not in (one[0], other[0])]
+    score += 1.0 * (_in_company(one, other, anchors) - _in_company(*crossed, anchors))
     if score >= 0:
         return score  # orders alone exchange nothing: they made these pairs
-    return score + sum(_vote(order, one, other) * (1.0 if overall[order[0]] >= _BELIEVED else 0.25) for order in orders)
+    return score + sum(order.vote(one, other) * (1.0 if overall[order.name] >= _BELIEVED else 0.25) for order in orders)
 
 
 _Contents = dict[bool, dict[tuple[str, ...], Counter[object]]]
@@ -140,6 +274,8 @@ def _contents(matching: Matching) -> _Contents:
         for unit in units:
             for at in range(1, len(unit.path) + 1):
                 found[is_target][unit.path[:at]][unit.colour] += 1
+            if (row := _list(unit.path)) != unit.path:
+                found[is_target][row][unit.colour] += 1
     return found
 
 
@@ -151,22 +287,72 @@ def _fits_only_so(one: Pair, other: Pair, contents: _Contents) -> bool:
         at = _nearness(a, b) + 1
         held.append((contents[is_target][a.path[:at]], contents[is_target][b.path[:at]]))
     (t, t2), (s, s2) = held
+    if t == s and t2 == s2 and t != t2:
+        return True
+    if _made_of(one[0]) == _made_of(one[1]) != _made_of(other[0]) == _made_of(other[1]):
+        return True
+    (t, t2), (s, s2) = (
+        (contents[is_target][_list(one[side].path)], contents[is_target][_list(other[side].path)])
+        for side, is_target in ((0, True), (1, False))
+    )
     return t == s and t2 == s2 and t != t2
 
 
-def _in_company(one: Pair, other: Pair, anchors: list[Pair]) -> bool:
-    """Whether certain pairs stand nearer to one of the two on both sides, and none nearer to one here, the other there.
+def _made_of(unit: Unit) -> object:
+    return {role: piece.shape for role, piece in unit.pieces.items() if role != "bias"}  # code adds and drops those
 
-    As a batch norm stands in one module with a convolution whose shape no other has.
+
+def _list(path: tuple[str, ...]) -> tuple[str, ...]:
+    """A path without the number of its last component, as those beside it have it; itself where it has none."""
+    return (*path[:-1], "{}" + "".join(c for c in path[-1] if not c.isdigit())) if path[-1][-1:].isdigit() else path
+
+
+def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair]) -> bool:
+    """Whether what is certain stands nearer to one of the two on both sides, and seldom nearer to the other on one.
+
+    As a batch norm stands in one module with a convolution whose shape no other has, is called after it, or is used
+    directly after it.
     """
-    with_us = 0
+    with_us = against = 0
     for t, s in anchors:
-        here = _nearness(one[0], t) - _nearness(other[0], t)
-        there = _nearness(one[1], s) - _nearness(other[1], s)
-        if here * there < 0:
+        path = _nearness(one[0], t) - _nearness(other[0], t)
+        here = (
+            path,
+            _kinship(one[0], t) - _kinship(other[0], t),
+            _in_line(one[0], t) - _in_line(other[0], t),
+            _next_to(one[0], t) - _next_to(other[0], t),
+        )
+        there = (
+            _nearness(one[1], s) - _nearness(other[1], s),
+            _kinship(one[1], s) - _kinship(other[1], s),
+            _in_line(one[1], s) - _in_line(other[1], s),
+        )
+        if here[0] * there[0] < 0:
             return False
-        with_us += here * there > 0
-    return with_us > 0
+        votes = [a * b for a in here for b in there]
+        with_us += sum(vote > 0 for vote in votes)
+        against += sum(vote < 0 for vote in votes)
+    return with_us > 2 * against
+
+
+def _kinship(one: Unit, other: Unit) -> int:
+    """How many telling words the names of two units have in common."""
+    return shared(*({word for word in _telling_words(unit.path) if len(word) > 1} for unit in (one, other)))
+
+
+def _in_line(one: Unit, other: Unit) -> bool:
+    """Whether two are the same but for one number."""
+    return not _rows(one.path).isdisjoint(_rows(other.path))
+
+
+@cache
+def _rows(path: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(row for row, _ in series_of(path))
+
+
+def _next_to(one: Unit, other: Unit) -> bool:
+    """Whether one is used directly before or after another."""
+    return one.turn is not None and other.turn is not None and abs(one.turn - other.turn) == 1
 
 
 def _nearness(one: Unit, other: Unit) -> int:
@@ -230,7 +416,7 @@ def _of_other_blocks(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
     """Look-alikes of different blocks, as far as more than their numbers differs: a few of every kind."""
     kinds: dict[object, dict[object, list[Pair]]] = defaultdict(lambda: defaultdict(list))
     for pair in pairs:
-        kinds[pair[0].colour][(_series(pair[0]), _series(pair[1]))].append(pair)
+        kinds[pair[0].colour][(series(pair[0]), series(pair[1]))].append(pair)
     for alike in kinds.values():
         for one, other in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
             if (
@@ -244,18 +430,25 @@ def _of_other_blocks(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
 _AGAINST = "the names speak for the swap with {}"
 
 
-_Order = tuple[str, Callable[[Unit], float | None], Callable[[Unit], float | None]]
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """An order that both sides have: for two pairs, whether it keeps them (1), turns them round (-1) or is silent."""
+
+    name: str
+    vote: Callable[[Pair, Pair], int]
 
 
 def _orders(of: Sequences) -> list[_Order]:
     found: list[_Order] = []
     if of.traced and of.source_traced:
-        found.append(("execution order of both", _used, _used))
+        found.append(_Order("execution order of both", partial(_vote, _used, _used)))
     if of.ordered:
         if of.traced and not of.source_traced:
-            found.append(("execution order", _used, _stored))
+            found.append(_Order("execution order", partial(_vote, _used, _stored)))
         if not (of.traced and of.source_traced):
-            found.append(("registration order", _stored, _stored))
+            found.append(_Order("registration order", partial(_vote, _stored, _stored)))
+    if of.traced and not of.source_traced:
+        found.append(_Order("order of its numbers", _counted))
     return found
 
 
@@ -290,24 +483,24 @@ def _look_alikes(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
                     yield one, other
 
 
-def _swap(one: Pair, other: Pair, orders: list[_Order], belief: dict[str, float]) -> str:
-    """Why the swap of two pairs cannot be excluded, or an empty text."""
+def _swap(one: Pair, other: Pair, orders: list[_Order], belief: dict[str, float]) -> str | None:
+    """Why the swap of two pairs cannot be excluded; an empty text where only an order excludes it, else None."""
     named = _by_names(one, other)
     if named == "sure":
-        return ""
+        return None
     if named == "against":
         return _AGAINST
-    votes = {order[0]: _vote(order, one, other) for order in orders}
+    votes = {order.name: order.vote(one, other) for order in orders}
     believed = {name: vote for name, vote in votes.items() if vote and belief[name] >= _BELIEVED}
     against = [name for name, vote in believed.items() if vote < 0]
     behind = [name for name, vote in believed.items() if vote > 0]
     if named == "for":
         against = [name for name, vote in votes.items() if vote < 0 and belief[name] > 0.5]
-        return f"the {against[0]} speaks for the swap with {{}}" if against and not behind else ""
+        return f"the {against[0]} speaks for the swap with {{}}" if against and not behind else None
     if _convention(one[0], other[0], one[1], other[1]):
         return "which of the two is which is a convention of the code: {}"
     if _by_numbers(one, other) > 0 and not (against and not behind):
-        return ""
+        return None
     if against and behind:
         return f"the {behind[0]} and the {against[0]} do not agree about it and {{}}"
     if against:
@@ -325,8 +518,7 @@ def _convention(t: Unit, t2: Unit, s: Unit, s2: Unit) -> bool:
     return (own == both) != (theirs == both)
 
 
-def _vote(order: _Order, one: Pair, other: Pair) -> int:
-    _, of_target, of_source = order
+def _vote(of_target: _Place, of_source: _Place, one: Pair, other: Pair) -> int:
     t, s = of_target(one[0]), of_source(one[1])
     t2, s2 = of_target(other[0]), of_source(other[1])
     if t is None or s is None or t2 is None or s2 is None or t == t2 or s == s2:
@@ -334,10 +526,18 @@ def _vote(order: _Order, one: Pair, other: Pair) -> int:
     return 1 if (t < t2) == (s < s2) else -1
 
 
+def _counted(one: Pair, other: Pair) -> int:
+    """Whether the target uses two of a list in the order in which the source numbers them."""
+    t, t2, s, s2 = one[0], other[0], one[1], other[1]
+    if t.used is None or t2.used is None or t.used == t2.used or s.numbers == s2.numbers or series(s) != series(s2):
+        return 0
+    return 1 if (t.used < t2.used) == (s.numbers < s2.numbers) else -1
+
+
 def _concordance(order: _Order, pairs: list[Pair], least: int = 0, otherwise: float = 1.0) -> float:
     """The share of all couples of unlike pairs that lie in one order on both sides; OTHERWISE if less than LEAST."""
     step = max(len(pairs) // 60, 1)
-    votes = [_vote(order, a, b) for a, b in combinations(pairs[::step], 2) if _telling(a, b)]
+    votes = [order.vote(a, b) for a, b in combinations(pairs[::step], 2) if _telling(a, b)]
     counted = [vote for vote in votes if vote]
     if len(counted) < max(least, 1):
         return otherwise
@@ -351,15 +551,19 @@ def _telling(one: Pair, other: Pair) -> bool:
 def _by_numbers(one: Pair, other: Pair) -> int:
     """Whether both sides number the two, each in one series, and in the same direction."""
     t, t2, s, s2 = one[0], other[0], one[1], other[1]
-    if _series(t) != _series(t2) or _series(s) != _series(s2):
+    if series(t) != series(t2) or series(s) != series(s2):
         return 0
     if t.numbers == t2.numbers or s.numbers == s2.numbers:
         return 0
-    return 1 if (t.numbers < t2.numbers) == (s.numbers < s2.numbers) else -1
+    if (t.numbers < t2.numbers) == (s.numbers < s2.numbers):
+        return 1
+    # sizes and scales are numbers, too, and are no places: only steps of equal length are counted backwards
+    return -1 if _step(t, t2) == -_step(s, s2) else 0
 
 
-def _series(unit: Unit) -> tuple[str, ...]:
-    return _plain(unit.path)
+def _step(one: Unit, other: Unit) -> int:
+    """How far apart two numbers in the paths of a list are."""
+    return next((b - a for a, b in zip(one.numbers, other.numbers, strict=False) if a != b), 0)
 
 
 def _plain(path: Sequence[str]) -> tuple[str, ...]:
@@ -399,9 +603,13 @@ def _by_names(one: Pair, other: Pair, *, soft: bool = True) -> str:
 
 def _shared(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
     """Words that A and B have in common and that tell them from the others."""
-    own = set(words_of(a.path)) - set(words_of(not_a.path))
-    theirs = set(words_of(b.path)) - set(words_of(not_b.path))
-    return len({w for w in own & theirs if w not in table().empty and w not in _kinds() and not w.isdigit()})
+    own = _telling_words(a.path) - _telling_words(not_a.path)
+    return shared(own, _telling_words(b.path) - _telling_words(not_b.path))
+
+
+@cache
+def _telling_words(path: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(w for w in words_of(path) if w not in table().empty and w not in _kinds() and not w.isdigit())
 
 
 @cache
@@ -412,10 +620,10 @@ def _kinds() -> frozenset[str]:
     return frozenset(words | {"linear", "dense", "fc", "proj", "projection", "batch", "weight", "bias"})
 
 
-def _soft(a: Unit, b: Unit) -> int:
+def _soft(a: Unit, b: Unit, only: str = "") -> int:
     score = 0
     for group in table().groups:
-        if not group.hard:
+        if not group.hard and only in ("", group.name):
             one, other = label(group, a.words), label(group, b.words)
             if one and other:
                 score += 1 if one == other else -1

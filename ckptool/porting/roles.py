@@ -31,8 +31,16 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
         return inner, f"{of_whole}_{half}"
     if leaf == "weight_v" and "weight_orig" in siblings:
         return head, "weight_sv"
+    noisy = _noisy(leaf)
+    if noisy is not None and {(noisy[0], "mean"), noisy} <= {_noisy(s) for s in siblings} != {noisy}:
+        return head, "_".join(noisy)
     role = table().leaves.get(cut(leaf))
-    if role is not None and head:
+    if leaf in table().beside_bias and siblings & {"bias", "beta"}:
+        role = "weight"
+    numbered = leaf[-1:].isdigit() and any(
+        s != leaf and s.rstrip("0123456789") == leaf.rstrip("0123456789") for s in siblings
+    )
+    if role is not None and head and not numbered:
         if (
             role == "bias"
             and leaf not in ("bias",)
@@ -48,3 +56,14 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
     if leaf.endswith("_scale") and f"{leaf[:-6]}_bias" in siblings:
         return (*head, leaf[:-6]), "weight"
     return path, "weight"
+
+
+def _noisy(leaf: str) -> tuple[str, str] | None:
+    """What of a weight or bias a leaf of a noisy layer holds: ("weight", "mean") for `weight_mu` and `mean_w`."""
+    words = cut(leaf)
+    for first, rest in ((words[:1], words[1:]), (words[-1:], words[:-1])):
+        of = {"weight": "weight", "w": "weight", "bias": "bias", "b": "bias"}.get("".join(first))
+        kind = table().noisy.get(rest)
+        if of is not None and kind is not None:
+            return of, kind
+    return None

@@ -10,7 +10,7 @@ from functools import partial
 from .cells import Cells, fair, said
 from .sequences import Sequences
 from .units import Unit, number_ranks, same_numbers
-from .words import label, numbers, table, words_of
+from .words import label, numbers, shared, table, words_of
 
 
 @dataclass(eq=False, slots=True)
@@ -222,7 +222,7 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
 
 def _shared_words(t: Scope, s: Scope) -> int:
     said = [g.name for g in table().groups if (one := label(g, t.words)) is not None and one == label(g, s.words)]
-    return len(set(t.words) & set(s.words) - table().empty) + len(said)
+    return shared({*t.words} - table().empty, {*s.words} - table().empty) + len(said)
 
 
 def _join_scopes(target: Scope, source: Scope, doubt: str) -> None:

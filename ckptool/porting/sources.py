@@ -18,6 +18,7 @@ from ..signature import Signature, of_state_dict
 from ..tensor import LazyTensor, Storage, contiguous_stride
 from ..tree import Dict, walk
 from . import expression as ex
+from .doubles import doubles
 from .mapping import Entry, Mapping
 from .port import port
 from .words import cut, table
@@ -161,6 +162,14 @@ def _ported(
         return tensor.numpy()
 
     mapping = port(renamed, target, values=values, lora_scale=scale)
+    if mapping.unused and (mapping.having("guessed") or mapping.having("unmapped")):
+        tensors = {key: weights.tensors[original.get(key, key)] for key in renamed.entries}
+        twice = doubles(tensors, [key for key, entry in renamed.entries.items() if entry.tied is None])
+        if twice:  # what is there twice leaves open which of the two it is, for nothing
+            ties = {k: replace(e, tied=twice.get(k, e.tied)) for k, e in renamed.entries.items()}
+            other = port(replace(renamed, entries=ties), target, values=values, lora_scale=scale)
+            if _open(other) < _open(mapping):
+                mapping = other
     if not back:
         return mapping
     entries = [
@@ -173,6 +182,11 @@ def _ported(
     ]
     mapping = replace(mapping, source_shapes={k: e.shape for k, e in signature.entries.items()})
     return mapping.with_entries(entries)
+
+
+def _open(mapping: Mapping) -> tuple[int, int]:
+    """How many entries have no source, and how many are guesses."""
+    return len(mapping.having("unmapped")), len(mapping.having("guessed"))
 
 
 def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signature, dict[str, str]]:

@@ -6,12 +6,19 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Protocol
 
 from .expression import Shape
 from .fused import part_label
 from .pieces import STATISTICS, Canon, Piece, squeezed
 from .words import label, numbers, table
+
+
+class OfOrder(str):
+    """A doubt that comes from orders alone. What excludes every swap by other means settles it."""
+
+    __slots__ = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -24,6 +31,7 @@ class Unit:
         colour: what has to be equal for two units to be one.
         order: its place in the state dict.
         used: its place in the execution order, or None.
+        turn: the same, counted among the units of its side.
         words: the words of its names.
         cell: the cell that it is in.
         evidence: what decided about it.
@@ -37,6 +45,7 @@ class Unit:
     order: float
     used: float | None
     words: tuple[str, ...]
+    turn: int | None = None
     cell: int = 0
     evidence: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
@@ -61,7 +70,7 @@ class Placed(Protocol):
 
 #: Similarity of names above which they count as related.
 SOME = 0.15
-_MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "running_mean", "weight_hh", "bias")
+_MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "weight_mean", "running_mean", "weight_hh", "bias")
 
 
 def units_of(canon: Canon) -> list[Unit]:
@@ -76,6 +85,8 @@ def units_of(canon: Canon) -> list[Unit]:
         unit = Unit(path, pieces, None, min(p.order for p in pieces.values()), min(used, default=None), words)
         unit.colour = _colour(unit)
         found.append(unit)
+    for turn, unit in enumerate(sorted((u for u in found if u.used is not None), key=lambda u: u.used or 0.0)):
+        unit.turn = turn
     return sorted(found, key=lambda u: u.order)
 
 
@@ -109,7 +120,13 @@ def template(path: Sequence[str]) -> tuple[str, ...]:
 
 def series(unit: Unit) -> tuple[str, ...]:
     """What a path has in common with those of the same list: everything but its numbers."""
-    return tuple(re.sub(r"\d+", "", component) for component in unit.path)
+    return _without_numbers(unit.path)
+
+
+@cache
+def _without_numbers(path: tuple[str, ...]) -> tuple[str, ...]:
+    counts = "|".join(table().ordinals)
+    return tuple(re.sub(rf"\d+|(?<![a-z])({counts})(?![a-z])", "", component) for component in path)
 
 
 def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[int, int] | None:

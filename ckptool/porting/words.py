@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -47,6 +47,19 @@ class Fused:
 
 
 @dataclass(frozen=True, slots=True)
+class Rotary:
+    """How rotary embeddings pair the rows of queries and keys.
+
+    Attributes:
+        kind: "half" (a row with that half a head further on) or "interleaved" (with the next one).
+        sure: whether all code with such names does so, or most.
+    """
+
+    kind: str
+    sure: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Together:
     """Things that code computes by one layer.
 
@@ -71,6 +84,8 @@ class Words:
     """The table, ready to be asked."""
 
     leaves: dict[tuple[str, ...], str]
+    beside_bias: frozenset[str]
+    noisy: dict[tuple[str, ...], str]
     inputs_first: frozenset[str]
     collections: frozenset[str]
     fused: dict[tuple[str, ...], Fused]
@@ -79,12 +94,15 @@ class Words:
     groups: tuple[Group, ...]
     empty: frozenset[str]
     copies: tuple[str, ...]
-    rotary: dict[tuple[str, ...], str]
+    rotary: dict[tuple[str, ...], Rotary]
     adapters: dict[str, str]
     adapted: frozenset[str]
     trained_instead: dict[str, str]
     adapter_prefixes: frozenset[str]
     ordinals: dict[str, int]
+    derived: frozenset[str]
+    whole: frozenset[str]
+    endings: tuple[str, ...]
 
 
 @cache
@@ -106,6 +124,8 @@ def table() -> Words:
             fused.update({cut(phrase): kind for phrase in one.get(said, ())})
     return Words(
         turned(raw["leaves"]),
+        frozenset(raw["beside_bias"]),
+        turned(raw["noisy"]),
         frozenset(raw["inputs_first"]),
         frozenset(raw["collections"]),
         fused,
@@ -114,12 +134,20 @@ def table() -> Words:
         tuple(Group(name, one["hard"], turned(one["labels"])) for name, one in raw["groups"].items()),
         frozenset(map(str, raw["empty"])),
         tuple(raw["copies"]),
-        turned(raw["rotary"]),
+        {
+            cut(phrase): Rotary(one["kind"], sure == "sure")
+            for one in raw["rotary"]
+            for sure in ("sure", "doubt")
+            for phrase in one[sure]
+        },
         {name: role for role, names in raw["adapters"].items() for name in names},
         frozenset(raw["adapted"]),
         dict(raw["trained_instead"]),
         frozenset(raw["adapter_prefixes"]),
         {word: place for place, words in raw["ordinals"].items() for word in words},
+        frozenset(raw["derived"]),
+        frozenset(raw["whole"]),
+        tuple(raw["endings"]),
     )
 
 
@@ -129,9 +157,45 @@ def cut(name: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in _WORD.findall(name))
 
 
+@cache
+def alike(a: str, b: str) -> bool:
+    """Whether two words are one, or one is the other cut short: "attn" and "attention", "residual" and "res"."""
+    if a == b:
+        return True
+    short, long = sorted((a, b), key=len)
+    if len(short) < 3 or short[0] != long[0] or not {short, long}.isdisjoint(table().whole):
+        return False
+    return long.startswith(short) or (len(bare := _consonants(short)) > 2 and _consonants(long).startswith(bare))
+
+
+def _consonants(word: str) -> str:
+    return word[0] + "".join(letter for letter in word[1:] if letter not in "aeiou")
+
+
+def shared(a: Iterable[str], b: Collection[str]) -> int:
+    """How many words of A are among those of B, whole or cut short."""
+    return sum(any(alike(word, other) for other in b) for word in a)
+
+
 def words_of(path: Sequence[str]) -> tuple[str, ...]:
-    """The words of all components of a path."""
-    return tuple(word for component in path for word in cut(component))
+    """The words of all components of a path; "skipbn" is two."""
+    return tuple(part for component in path for word in cut(component) for part in _apart(word))
+
+
+@cache
+def _apart(word: str) -> tuple[str, ...]:
+    """A word that is no word of the table, and ends in one for a kind of layer, as two."""
+    if word not in _known():
+        for end in table().endings:
+            if word.endswith(end) and len(word) > len(end) + 2:
+                return word[: -len(end)], end
+    return (word,)
+
+
+@cache
+def _known() -> frozenset[str]:
+    phrases = (phrase for group in table().groups for phrase in group.phrases)
+    return frozenset(word for phrase in phrases for word in phrase) | table().empty
 
 
 def label(group: Group, words: Sequence[str]) -> str | None:

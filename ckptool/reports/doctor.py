@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .. import keys
@@ -14,6 +16,7 @@ from ..errors import CheckpointError, Unreadable, counted, printable
 from ..files import FileRange, StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
 from ..formats import salvage
+from ..formats.torch_zip import FORMAT as TORCH_ZIP
 from ..formats.torch_zip import NO_VERSION
 from ..objects import PLAIN, named_globals
 from ..tensor import LazyTensor
@@ -87,7 +90,10 @@ def explain(text: str, path: StrPath | None = None) -> list[Finding]:
     for lesson in lessons_for(text):
         byte = first_byte(text) if lesson.name in ("first-byte", "weights-only") else None
         means = lesson.means + (f" {byte[0].upper()}{byte[1:]}." if byte else "")
-        commands = [(command.format(file=file, out=out), "") for command in lesson.commands]
+        named = dict.fromkeys(re.findall(r"size mismatch for ([\w.-]+):", text))
+        drop = " ".join(f"--drop {shlex.quote(printable(key))}" for key in list(named)[:8]) or "--drop fc"
+        told = (command.format(file=file, out=out).replace("--drop fc", drop) for command in lesson.commands)
+        commands = [(command, "") for command in told]
         trouble = lesson.name != "nothing-missing"
         found.append(Finding(lesson.name, means, trouble, commands, list(lesson.actions)))
     return found
@@ -271,8 +277,14 @@ def _beyond_weights_only(ckpt: Checkpoint) -> Iterator[Finding]:
     if ckpt.sealed:
         yield Finding("sealed", printable(ckpt.sealed, 200))
         return
+    suffix = Path(ckpt.where).suffix.lower()
     if ckpt.format == "safetensors":
+        if suffix in TORCH_ZIP.suffixes:
+            what = f"it is a safetensors file, which torch.load does not read, under the name of a {suffix} file"
+            yield Finding("misnamed", what, actions=["or load it with safetensors.torch.load_file"])
         return
+    if suffix == ".safetensors":
+        yield Finding("misnamed", f"it is a {ckpt.format} file, which safetensors does not read, in spite of its name")
     if ckpt.format in ("pickle", "torch-tar"):
         yield Finding("old-container", f"a {ckpt.format} file, which torch.load reads without weights_only at most")
     names = Counter(one.class_name for _, one in walk(ckpt.root) if isinstance(one, Object))
@@ -345,6 +357,9 @@ def _cure(ckpt: Checkpoint, weights: StateDict | None, findings: list[Finding], 
         return [_one_of_several(ckpt, one, on_cpu) for one in ckpt.state_dicts()[:4]]
     wrapped = ["--unwrap"] if "wrapped" in names and weights is not None else []
     inner = weights is not None and (bool(weights.path) or weights.model is not None)
+    if "misnamed" in names:
+        kind = ["-t", "torch-zip", *wrapped] if ckpt.format == "safetensors" else ["--extract", *wrapped, *on_cpu, *at]
+        return [" ".join(["ckptool convert", file, out, *kind])]
     objects = names & {"weights-only", "pickled-model", "code-execution", "sealed", "old-container"}
     if not (wrapped or on_cpu or objects):
         return []

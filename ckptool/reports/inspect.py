@@ -231,9 +231,6 @@ def _metadata(weights: StateDict) -> dict[str, Any] | None:
 def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[TensorReport]:
     numbers: dict[int, int] = {}
 
-    def number(t: LazyTensor) -> int:
-        return numbers.setdefault(t.storage.identity, len(numbers))
-
     def report(path: str, t: LazyTensor | OtherTensor, key: str | None, state_dict: str | None) -> TensorReport:
         stored = t if isinstance(t, LazyTensor) else t.dense
         return TensorReport(
@@ -243,7 +240,7 @@ def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[
             list(t.shape),
             list(stored.stride) if stored else [],
             t.location,
-            number(stored) if stored else None,
+            numbers.setdefault(stored.storage.identity, len(numbers)) if stored else None,
             t.nbytes,
             t.requires_grad,
             "dense" if isinstance(t, LazyTensor) else t.words,

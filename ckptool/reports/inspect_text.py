@@ -177,17 +177,18 @@ def _modules(tensors: list[TensorReport], sort: Order, everything: bool, width: 
     usual = (dtypes.most_common(1)[0][0], locations.most_common(1)[0][0]) if tensors else ("", "")
     width = 10**6 if everything else width - 4
     leaves: dict[str, list[tuple[str, str]]] = {}
-    sizes: Counter[str] = Counter()
+    sizes: dict[str, int] = {}
     shown: dict[tuple[object, ...], str] = {}  # of the few kinds of tensors that there are
     for t in tensors:
         kind = t.dtype, t.location, t.kind, *t.shape
-        if kind not in shown:
+        text = shown.get(kind)
+        if text is None:
             unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
             unusual += [t.kind] if t.kind != "dense" else []
-            shown[kind] = " ".join([str(t.shape), *unusual])
+            text = shown[kind] = " ".join([str(t.shape), *unusual])
         module, _, leaf = (t.key or "").rpartition(".")
-        leaves.setdefault(module, []).append((leaf, shown[kind]))
-        sizes[module] += t.bytes
+        leaves.setdefault(module, []).append((leaf, text))
+        sizes[module] = sizes.get(module, 0) + t.bytes
     folded: list[tuple[str, int, tuple[str, str, list[str]]]] = []
     for group in collapse((module, tuple(held)) for module, held in leaves.items()):
         held = leaves[group.keys[0]]

@@ -179,7 +179,7 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     Lesson(
         "two-devices",
-        r"Expected all tensors to be on the same device",
+        r"Expected all tensors to be on the same device|is not on the expected device",
         "model and optimizer are on different devices: the optimizer was made or loaded before the model was moved.",
         (),
         ("move the model first, then make the optimizer, then load its state",),
@@ -319,7 +319,7 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     Lesson(
         "cut-legacy",
-        r"pickle data was truncated|unexpected EOF|storage has wrong size: expected",
+        r"pickle data was truncated|unexpected EOF|storage has wrong (byte )?size: expected",
         "a legacy file is cut short, or several processes wrote it at the same time.",
         (f"{_REPAIR} --allow-loss",),
         (_FETCH, "in distributed training, write from the process of global rank 0 only"),
@@ -410,10 +410,17 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     Lesson(
         "not-carried",
-        r"non contiguous tensor|is invalid, expected torch\.Tensor|sparse tensors|KeyError: torch\.(complex128|q\w+)",
+        r"non contiguous tensor|is invalid, expected torch\.Tensor|sparse tensors|KeyError: torch\.q\w+",
         "safetensors holds one flat set of dense, contiguous tensors.",
         ("ckptool convert {file} OUT.safetensors --extract",),
         ("--to-dense for sparse ones, --dequantize for quantized ones",),
+    ),
+    Lesson(
+        "complex128",
+        r"KeyError: torch\.complex(128|32)",
+        "safetensors has no word for this type, only for complex64.",
+        (),
+        ("keep it in a .pth file, or store value.to(torch.complex64), with half of the digits",),
     ),
     # -- writing and the system
     Lesson(
@@ -481,7 +488,7 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     Lesson(
         "killed",
-        r"^\s*Killed\s*$|\bKilled\b\s*$|oom-kill",
+        r"(^|\n)\s*(\S+: (line )?\d+:\s+(\d+ )?)?Killed\b|\bKilled\s*$|oom-kill",
         "the system ran out of memory. torch needs that of the whole file, often twice.",
         ("ckptool convert {file} OUT.safetensors --extract",),
         ("torch.load(path, mmap=True) reads what is used; ckptool needs no memory for values",),

@@ -41,11 +41,24 @@ def pairs_page(
     Args:
         left, right: the names of the columns.
         links: each with `left` and `right` (a key, or None), `status` (a word, which filters the list), and `details`,
-            (name, value) pairs that are shown when it is chosen.
+            (name, value) pairs that are shown when it is chosen; also `about`, a few words beside it, and `via`, a word
+            on the line for what happens on the way.
     """
     return render(
-        {"title": title, "left": left, "right": right, "links": list(links), "summary": summary, "notes": list(notes)}
+        {
+            "title": _shown(title),
+            "left": _shown(left),
+            "right": _shown(right),
+            "links": [_link(link) for link in links],
+            "summary": summary,
+            "notes": [_shown(note) for note in notes],
+        }
     )
+
+
+def _link(link: dict[str, Any]) -> dict[str, Any]:
+    names = {side: _shown(link[side]) if link[side] is not None else None for side in ("left", "right")}
+    return {**link, **names, "details": [(name, _shown(str(value))) for name, value in link["details"]]}
 
 
 def render(data: dict[str, Any]) -> str:

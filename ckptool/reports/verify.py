@@ -7,7 +7,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
 from ..dtypes import DType
@@ -21,8 +21,10 @@ from ..urls import open_file
 from ..writing import replacing
 from . import values
 from .contents import contents_of
-from .diff import Diff, diff
 from .values import in_threads
+
+if TYPE_CHECKING:
+    from .diff import Diff
 
 _PAGE = 4096
 #: Bytes that are looked at at once: few enough to be in the cache at the second look, and not so few that threads do
@@ -130,7 +132,11 @@ def verify(
     digests = digests_of(ckpt) if digest or expected is not None else {}
     if expected is not None:
         damage += _against_manifest(digests, expected)
-    compared = diff(path, against, weights=True) if against is not None else None
+    compared = None
+    if against is not None:
+        from .diff import diff
+
+        compared = diff(path, against, weights=True)
     notes = list(ckpt.warnings)
     if unknown and ckpt.format in ("torch-zip", "torchscript", "torch-package", "pt2"):
         notes.append(f"for {counted(unknown, 'record')} no checksum was recorded")

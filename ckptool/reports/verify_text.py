@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ..errors import printable
-from .diff_text import diff_text
-from .doctor_text import fit_lines
-from .fits import Fit
 from .render import section, size_text, wrapped
-from .verify import Verification
+
+if TYPE_CHECKING:
+    from .fits import Fit
+    from .verify import Verification
 
 
 def verify_text(found: Verification, fit: Fit | None = None, *, everything: bool = False, width: int = 120) -> str:
@@ -23,9 +24,13 @@ def verify_text(found: Verification, fit: Fit | None = None, *, everything: bool
     """
     text = "\n".join(wrapped(_lines(found, everything), width))
     if fit is not None:
+        from .doctor_text import fit_lines
+
         text += "\n" + "\n".join(wrapped(fit_lines(fit), width))
         text += "".join(f"\n\n  {what}:\n    {command}" for command, what in fit.commands)
     if found.against is not None and not found.against.same:
+        from .diff_text import diff_text
+
         text += "\n\n" + diff_text(found.against, everything=everything, width=width)
     return text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sides import pairing, signature, wanted
+from sides import found, pairing, signature, wanted
 
 from ckptool.porting.port import port
 
@@ -14,7 +14,7 @@ def doubted(mapping: Any) -> set[str]:
 
 
 def test_a_word_that_the_order_contradicts_decides_nothing() -> None:
-    source = {"enc.fc_q.weight": (8, 8), "enc.ln0.weight": (8,), "enc.fc_o.weight": (16, 8), "enc.ln1.weight": (8,)}
+    source = {"e.fc_q.weight": (8, 8), "e.ln_after.weight": (8,), "e.fc_o.weight": (16, 8), "e.ln_before.weight": (8,)}
     target = {"a.query.weight": (8, 8), "a.norm_attn.weight": (8,), "a.rows.weight": (16, 8), "a.norm_ff.weight": (8,)}
     mapping = port(signature(source), wanted(target, used=target))
     assert doubted(mapping) == {"a.norm_attn.weight", "a.norm_ff.weight"}
@@ -63,3 +63,63 @@ def test_a_block_of_which_one_part_comes_from_elsewhere_is_doubted() -> None:
     mapping = port(signature(source), wanted(target, used=target))
     assert doubted(mapping) == set()
     assert all(pairing(mapping)[key] == key.replace("up_blocks", "up") for key in target)
+
+
+def test_a_shortcut_that_is_registered_first_is_known_by_its_name() -> None:
+    source = {"layer.shortcut.weight": (8, 8, 1, 1), "layer.a.weight": (8, 8, 1, 1), "layer.b.weight": (4, 8, 3, 3)}
+    target = {"conv1.weight": (8, 8, 1, 1), "conv2.weight": (4, 8, 3, 3), "downsample.weight": (8, 8, 1, 1)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert pairing(mapping)["downsample.weight"] == "layer.shortcut.weight"
+    assert pairing(mapping)["conv1.weight"] == "layer.a.weight"
+
+
+def test_norms_counted_from_zero_are_the_first_and_the_second() -> None:
+    source = {"b.ln0.weight": (8,), "b.q.weight": (8, 4), "b.ln1.weight": (8,), "b.o.weight": (4, 8)}
+    target = {"b.norm_attn.weight": (8,), "b.q.weight": (8, 4), "b.norm_ff.weight": (8,), "b.o.weight": (4, 8)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert pairing(mapping)["b.norm_attn.weight"] == "b.ln0.weight"
+    assert pairing(mapping)["b.norm_ff.weight"] == "b.ln1.weight"
+    assert doubted(mapping) == set()
+
+
+def test_words_cut_short_are_the_words_they_come_from() -> None:
+    source = {"net.residual_map.weight": (8, 8), "net.skip_map.weight": (8, 8), "net.out.weight": (4, 8)}
+    target = {"net.skip.weight": (8, 8), "net.resid.weight": (8, 8), "net.out.weight": (4, 8)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert pairing(mapping)["net.resid.weight"] == "net.residual_map.weight"
+    assert doubted(mapping) == set()
+
+
+def test_equal_parts_whose_lists_are_nested_the_other_way_are_guesses() -> None:
+    sizes = {"0": (8, 4), "2": (8, 8), "4": (4, 8)}
+    source = {f"{part}.{n}.{at}.weight": s for part in "ts" for n in range(3) for at, s in sizes.items()}
+    target = {
+        f"couplings.{n}.{part}.{at}.weight": s
+        for n in range(3)
+        for part in ("log_scale", "shift")
+        for at, s in sizes.items()
+    }
+    mapping = port(signature(source), wanted(target, used=target))
+    assert doubted(mapping) == set(target)
+
+
+def test_what_is_left_in_a_layer_that_was_taken_makes_it_a_guess() -> None:
+    source = {"fc.weight": (8, 8), "fc.weight_scale": (8,), "out.weight": (4, 8)}
+    mapping = port(signature(source), wanted({"fc.weight": (8, 8), "out.weight": (4, 8)}))
+    assert doubted(mapping) == {"fc.weight"}
+    assert "fc.weight_scale" in found(mapping, "fc.weight").doubts[0]
+
+
+def test_a_new_head_after_layers_that_kept_their_names_is_left_open() -> None:
+    body = {f"body.{n}.conv.weight": (8, 8, 3, 3) for n in range(6)}
+    target = {**body, "head.weight": (4, 8)}
+    mapping = port(signature({**body, "projector.weight": (4, 8)}), wanted(target, used=target))
+    assert [e.target for e in mapping.having("unmapped")] == ["head.weight"]
+
+
+def test_a_shape_that_nothing_else_has_is_a_guess() -> None:
+    source = {"emb_rel.weight": (9, 8), "fc.weight": (8, 30), "b": (7,), "x.weight": (3, 5), "y.weight": (5, 5)}
+    target = {"relation.weight": (9, 8), "to_entity.weight": (8, 30), "z.weight": (6, 5), "y.weight": (5, 5)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert pairing(mapping)["to_entity.weight"] == "fc.weight"
+    assert "to_entity.weight" in doubted(mapping)

@@ -187,3 +187,56 @@ def test_what_a_parametrization_computes_from_a_tensor_is_not_known_and_said_so(
     mapping = port(signature(source), wanted({"a.weight": (4, 4), "a.bias": (4,), "b.weight": (2, 4)}))
     assert [(e.target, e.status) for e in mapping.entries if e.status != "mapped"] == [("a.weight", "guessed")]
     assert "parametrization" in mapping.entries[0].doubts[0]
+
+
+# -- roles
+
+
+def test_means_spreads_and_noise_of_noisy_layers_are_told_apart() -> None:
+    kinds = {"mu": "mean", "sigma": "spread"}
+    source = {f"value.{of}_{k}": s for of, s in {"weight": (6, 9), "bias": (6,)}.items() for k in ("epsilon", *kinds)}
+    target = {
+        f"head.{kind}_{of[0]}": source[f"value.{of}_{k}"] for k, kind in kinds.items() for of in ("weight", "bias")
+    }
+    mapping = port(signature(source), wanted(target))
+    assert pairing(mapping) == {
+        f"head.{kind}_{of[0]}": f"value.{of}_{k}" for k, kind in kinds.items() for of in ("weight", "bias")
+    }
+    assert mapping.is_sure
+
+
+def test_noise_is_no_weight() -> None:
+    source = {f"value.weight_{kind}": (6, 9) for kind in ("mu", "rho", "epsilon")}
+    mapping = port(signature(source), wanted({"head.mean_w": (6, 9), "head.std_w": (6, 9)}))
+    assert pairing(mapping) == {"head.mean_w": "value.weight_mu"}
+
+
+def test_one_bias_of_projections_that_stand_apart_is_divided(torch) -> None:  # type: ignore[no-untyped-def]
+    """MultiheadAttention with keys and values of other widths has three matrices and one bias."""
+    import ckptool
+
+    attention = torch.nn.MultiheadAttention(8, 2, kdim=6, vdim=4)
+    torch.nn.init.normal_(attention.in_proj_bias)
+
+    class Apart(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = torch.nn.Linear(8, 8)
+            self.value, self.key, self.query = (torch.nn.Linear(n, 8) for n in (4, 6, 8))
+
+        def forward(self, q, k, v):  # type: ignore[no-untyped-def]
+            heads = [f(x).unflatten(-1, (2, 4)).transpose(1, 2) for f, x in ((self.query, q), (self.key, k))]
+            y = torch.nn.functional.scaled_dot_product_attention(
+                *heads, self.value(v).unflatten(-1, (2, 4)).transpose(1, 2)
+            )
+            return self.out(y.transpose(1, 2).flatten(2))
+
+    model = Apart()
+    ckptool.load_into(model, attention.state_dict())
+    q, k, v = torch.randn(5, 1, 8), torch.randn(7, 1, 6), torch.randn(7, 1, 4)
+    expected = attention(q, k, v)[0]
+    given = model(*(x.transpose(0, 1) for x in (q, k, v))).transpose(0, 1)
+    torch.testing.assert_close(given, expected)
+    back = torch.nn.MultiheadAttention(8, 2, kdim=6, vdim=4)
+    ckptool.load_into(back, model.state_dict())
+    torch.testing.assert_close(back(q, k, v)[0], expected)

@@ -1,17 +1,27 @@
 """Files as people have them when they ask for help: how each is made, how torch fails on it, and what is found."""
 
+import io
+import os
 import pickle
+import shlex
+import struct
+import subprocess
 import sys
+import tarfile
+import tempfile
 import zipfile
 from argparse import Namespace
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 import ckptool
-from ckptool.checkpoint import Checkpoint
+from ckptool.checkpoint import Checkpoint, map_storages
+from ckptool.cli import main
 from ckptool.tree import Dict, Global, Object
 
 
@@ -20,6 +30,16 @@ class Net(torch.nn.Module):
         super().__init__()
         self.body = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5))
         self.fc = torch.nn.Linear(5, classes)
+
+
+def typed(command):
+    """Run a command line as it was shown, and return its exit code and its words."""
+    words = shlex.split(command)
+    assert words[0] == "ckptool"
+    try:
+        main(words[1:])
+    except SystemExit as left:
+        return left.code or 0, words
 
 
 def weights(prefix=""):
@@ -122,6 +142,166 @@ def unpickled(path):
     torch.load(path, weights_only=False)
 
 
+def with_damage(where, new):
+    """A file of torch.save with NEW in place of what stands at WHERE, the offset of a record or a number."""
+
+    def make(path):
+        torch.save(weights(), path)
+        data = bytearray(path.read_bytes())
+        with zipfile.ZipFile(path) as archive:
+            at = next((r.header_offset for r in archive.infolist() if r.filename.endswith(f"/{where}")), where)
+        data[at : at + len(new)] = new
+        path.write_bytes(data)
+
+    return make
+
+
+def with_version(number):
+    """A file of a torch that is NUMBER - 3 versions of the container younger than this one."""
+
+    def make(path):
+        torch.save(weights(), path)
+        with zipfile.ZipFile(path) as old:
+            records = [(one.filename, old.read(one)) for one in old.infolist()]
+        with zipfile.ZipFile(path, "w") as new:
+            for name, data in records:
+                new.writestr(name, str(number).encode() if name.endswith("/version") else data)
+
+    return make
+
+
+def put_into_a_zip(name):
+    def make(path):
+        torch.save(weights(), path)
+        data = path.read_bytes()
+        with zipfile.ZipFile(path, "w") as new:
+            new.writestr(name, data)
+
+    return make
+
+
+def written_by_two(path):
+    """A legacy file with the bytes of another process where the count of a storage was."""
+    torch.save({**weights(), "w": torch.randn(200, 200)}, path, _use_new_zipfile_serialization=False)
+    source = ckptool.open(path).state_dict()["w"].storage.source
+    data = bytearray(path.read_bytes())
+    data[source.offset - 8 : source.offset] = bytes(range(8, 16))
+    path.write_bytes(data)
+
+
+def placeholders(path):
+    """What DeepSpeed ZeRO-3 leaves in place of weights that are divided among processes."""
+    torch.save(OrderedDict((key, value.new_empty(0)) for key, value in weights().items()), path)
+
+
+def before_0_1_10(path):
+    """A tar file, as torch wrote them before 0.1.10."""
+    state = {key: value for key, value in weights().items() if value.dtype == torch.float32}
+
+    class Tree(pickle.Pickler):
+        def persistent_id(self, value):
+            return next((str(n) for n, (_, one) in enumerate(state.items()) if one is value), None)
+
+    tree = io.BytesIO()
+    Tree(tree, 2).dump(OrderedDict(state))
+    storages, tensors = pickle.dumps(len(state), 2), pickle.dumps(len(state), 2)
+    for number, value in enumerate(state.values()):
+        storages += pickle.dumps((100 + number, "cpu", torch.FloatStorage), 2)
+        storages += struct.pack("<q", value.numel()) + value.numpy().tobytes()
+        tensors += pickle.dumps((number, 100 + number, torch.FloatTensor), 2)
+        tensors += struct.pack(f"<ii{2 * value.ndim + 1}q", value.ndim, 0, *value.shape, *value.stride(), 0)
+    members = {
+        "sys_info": pickle.dumps({"protocol_version": 1000, "little_endian": True}, 2),
+        "pickle": tree.getvalue(), "tensors": tensors, "storages": storages + pickle.dumps([], 2),
+    }  # fmt: skip
+    with tarfile.open(path, "w") as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+def header_like_a_pickle(path):
+    """A safetensors file whose header is as long as makes its first two bytes those of pickle protocol 104."""
+    from safetensors.torch import save, save_file
+
+    state, wanted = dict(weights()), 0x6880
+    now = int.from_bytes(save(state, {"note": ""})[:8], "little")
+    save_file(state, path, {"note": " " * (wanted - now)})
+    assert path.read_bytes()[:2] == bytes([0x80, 104])
+
+
+def numpy_inside(path):
+    torch.save({"state_dict": weights(), "best": numpy.float64(0.5), "mean": numpy.ones(3)}, path)
+
+
+def with_numpy_1(path):
+    """Read where there is no `numpy._core`, as in numpy 1; the message is Python's."""
+    with zipfile.ZipFile(path) as archive:
+        data = archive.read(next(name for name in archive.namelist() if name.endswith("/data.pkl")))
+    script = """
+import pickle, sys
+
+class Anything(dict):
+    def __init__(self, *args): pass
+    def __setstate__(self, state): pass
+    def __call__(self, *args): return Anything()
+
+class Reader(pickle.Unpickler):
+    def persistent_load(self, pid): return Anything()
+    def find_class(self, module, name):
+        return super().find_class(module, name) if module.startswith("numpy") else Anything()
+
+Reader(sys.stdin.buffer).load()
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "numpy").mkdir()
+        (Path(folder) / "numpy" / "__init__.py").write_text("__version__ = '1.26.4'\n")
+        here = {**os.environ, "PYTHONPATH": folder}
+        ran = subprocess.run([sys.executable, "-S", "-c", script], input=data, capture_output=True, env=here)
+    if ran.returncode:
+        raise RuntimeError(ran.stderr.decode().splitlines()[-1])
+
+
+def load_with_numpy_1(path):
+    found = torch.load(path)
+    Net().load_state_dict(found.get("state_dict", found))
+    with_numpy_1(path)
+
+
+def with_gpu_states(path):
+    """A checkpoint whose random states and steps were moved to a GPU with the rest."""
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters())
+    model.fc(torch.ones(1, 5)).sum().backward()
+    optimizer.step()
+    value = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng_state": torch.get_rng_state()}
+    found = map_storages(ckptool.from_torch(value), lambda storage: replace(storage, location="cuda:0"))
+    ckptool.save(found, path)
+
+
+def resume(path):
+    """Go on with training on a machine without that GPU."""
+    saved = torch.load(path)
+    model = Net()
+    model.load_state_dict(saved["model"])
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.load_state_dict(saved["optimizer"])
+    model.fc(torch.ones(1, 5)).sum().backward()
+    optimizer.step()
+    torch.set_rng_state(saved["rng_state"])
+
+
+def on_one_gpu(path):
+    """What torch says where there is one GPU, and the file wants the fourth."""
+    seen, count = torch.cuda.is_available, torch.cuda.device_count
+    torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 1)
+    try:
+        torch.load(path)
+    finally:
+        torch.cuda.is_available, torch.cuda.device_count = seen, count
+
+
 def mapped(path):
     torch.load(path, mmap=True)["fc.weight"].sum()
 
@@ -173,6 +353,31 @@ TROUBLES = {
     ),
     "a small zip that is cut short": Trouble(cut(30_000), load_plain, "no-directory-small", "damaged", torch.load),
     "a zip that is cut short": Trouble(cut(150_000), load_plain, "no-directory", "damaged", torch.load),
+    "of a GPU that is not there, among others": Trouble(tagged("cuda:3"), on_one_gpu, "device-index", "device"),
+    "states of training on a GPU": Trouble(with_gpu_states, resume, "device-absent", "cpu-state", resume),
+    "arrays of numpy 2 where there is numpy 1": Trouble(
+        numpy_inside, with_numpy_1, "numpy-core", "weights-only", load_with_numpy_1
+    ),
+    "placeholders of DeepSpeed": Trouble(placeholders, load_plain, "zero-3", "zero-3", None),
+    "a zip whose first header is zeros": Trouble(
+        with_damage("data.pkl", bytes(30)), load_plain, "first-byte", "repairable"
+    ),
+    "a zip whose first header is damaged, read as a pickle": Trouble(
+        with_damage("data.pkl", b"PK\0\0"), unpickled, "persistent-id", "repairable"
+    ),
+    "a zip with a damaged header within": Trouble(
+        with_damage("data/3", bytes(4)), load_plain, "cut-record", "repairable"
+    ),
+    "a zip with the checkpoint in it": Trouble(put_into_a_zip("net.pth"), load_plain, "rezipped", "repairable"),
+    "a zip with the checkpoint in a folder": Trouble(
+        put_into_a_zip("download/net.pth"), load_plain, "no-version", "repairable"
+    ),
+    "of a torch to come": Trouble(with_version(11), load_plain, "old-torch-version", "unreadable", None),
+    "written by two processes": Trouble(written_by_two, load_plain, "cut-legacy", "damaged", torch.load),
+    "of torch before 0.1.10": Trouble(before_0_1_10, load_plain, "legacy-tar", "old-container"),
+    "weights in a plain pickle": Trouble(
+        lambda path: path.write_bytes(pickle.dumps(weights())), unpickled, "magic-number", "old-container"
+    ),
     "legacy and cut short": Trouble(
         cut(-9, _use_new_zipfile_serialization=False), load_plain, "cut-legacy", "damaged", torch.load
     ),
@@ -185,6 +390,9 @@ TROUBLES = {
         written(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 99\n"),
         load_plain, "first-byte", "unreadable", None,
     ),
+    "a web page behind blank lines": Trouble(
+        written(b"\n\n<html>quota</html>"), unpickled, "first-byte", "unreadable", None
+    ),
     "a web page": Trouble(
         written(b"<!DOCTYPE html><html>quota</html>"), load_plain, "first-byte", "unreadable", None
     ),
@@ -194,8 +402,9 @@ TROUBLES = {
         written(pickle.dumps(5)), unpickled, "magic-number", "no-weights", None
     ),
     "a pickle called safetensors": Trouble(
-        saved(weights), open_file, "header-too-large", "", None, "a.safetensors"
+        saved(weights), open_file, "header-too-large", "misnamed", open_file, "a.safetensors"
     ),
+    "safetensors under the name of a torch file": Trouble(save_file, load_plain, "first-byte", "misnamed"),
     "an empty safetensors file": Trouble(
         written(b""), open_file, "header-too-small", "unreadable", None, "a.safetensors"
     ),
@@ -209,8 +418,15 @@ TROUBLES = {
         safetensors(lambda data: data.replace(b'"F32"', b'"F31"', 1)),
         open_file, "header-damaged", "unreadable", None, "a.safetensors",
     ),
+    "safetensors cut short in its header": Trouble(
+        safetensors(lambda data: data[:100]), open_file, "header-too-small", "unreadable", None, "a.safetensors"
+    ),
+    "safetensors with a header that is no text": Trouble(
+        safetensors(lambda data: data.replace(b'"F32"', b'"\xff32"', 1)),
+        open_file, "header-damaged", "unreadable", None, "a.safetensors",
+    ),
     "safetensors read as a pickle": Trouble(
-        save_file, lambda path: pickle.loads(b"\x80" + path.read_bytes()), "protocol", "", None, "a.safetensors"
+        header_like_a_pickle, lambda path: pickle.loads(path.read_bytes()), "protocol", "misnamed",
     ),
 }  # fmt: skip
 

@@ -1,0 +1,67 @@
+"""A layer that a file holds twice is one layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sides import lazy_tensor
+
+from ckptool.porting.doubles import doubles
+
+
+def tensors(layers: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {f"{path}.{leaf}": lazy_tensor(values) for path, inside in layers.items() for leaf, values in inside.items()}
+
+
+def layer(seed: int, *, bias: bool = True) -> dict[str, Any]:
+    made = np.random.default_rng(seed)
+    weight = {"weight": made.normal(size=(6, 5)).astype("float32")}
+    return weight | {"bias": made.normal(size=6).astype("float32")} if bias else weight
+
+
+def test_the_second_of_two_equal_layers_is_the_first() -> None:
+    held = tensors({"conv1": layer(1), "conv2": layer(2), "net.0": layer(1)})
+    assert doubles(held, list(held)) == {"net.0.weight": "conv1.weight", "net.0.bias": "conv1.bias"}
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_layers_of_one_value_are_not_one_layer(value: float) -> None:
+    same = {"weight": np.full((6, 5), value, "float32")}
+    held = tensors({"a": same, "b": same})
+    assert doubles(held, list(held)) == {}
+
+
+def test_vectors_alone_are_not_one_layer() -> None:
+    norm = {"weight": np.arange(8, dtype="float32")}
+    held = tensors({"a": norm, "b": norm})
+    assert doubles(held, list(held)) == {}
+
+
+def test_a_layer_with_one_more_tensor_is_another() -> None:
+    held = tensors({"a": layer(1), "b": layer(1, bias=False)})
+    assert doubles(held, list(held)) == {}
+
+
+def test_layers_that_only_begin_alike_are_two() -> None:
+    one, other = layer(1, bias=False), layer(1, bias=False)
+    other["weight"] = other["weight"].copy()
+    other["weight"][-1, -1] += 1
+    held = tensors({"a": one, "b": other})
+    assert doubles(held, list(held)) == {}
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8))
+def test_every_layer_goes_to_the_first_with_its_values(seeds: list[int]) -> None:
+    held = tensors({f"layers.{n}": layer(seed) for n, seed in enumerate(seeds)})
+    first = {seed: seeds.index(seed) for seed in seeds}
+    wanted = {
+        f"layers.{n}.{leaf}": f"layers.{first[seed]}.{leaf}"
+        for n, seed in enumerate(seeds)
+        if first[seed] != n
+        for leaf in ("weight", "bias")
+    }
+    assert doubles(held, list(held)) == wanted
