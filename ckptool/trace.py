@@ -12,13 +12,14 @@ import itertools
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .channels import Channels
 from .inputs import InputSpec, guess_inputs, inputs_text, made
 from .signature import Entry, Signature
 
@@ -176,7 +177,7 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
     keys: dict[int, str] = {}
     for key, tensor in names.items():
         keys.setdefault(id(tensor), key)
-    mode = _Follower(keys)
+    mode = _Follower(keys, dict(model.named_buffers(remove_duplicate=False)))
     training = model.training
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
@@ -191,6 +192,7 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
         torch.backends.mha.set_fastpath_enabled(fast)
         model.train(training)
         torch.set_rng_state(state)
+    mode.finish()
     return _Followed(mode.uses, inputs_text(inputs), mode.rotary)
 
 
@@ -210,7 +212,7 @@ def _same_default_device(device: str) -> Iterator[None]:
 class _Follower(TorchFunctionMode):  # type: ignore[misc]
     """Notes which parameter is used when, by which function, and what is done with the result."""
 
-    def __init__(self, keys: dict[int, str]) -> None:
+    def __init__(self, keys: dict[int, str], buffers: Container[str]) -> None:
         super().__init__()
         self._keys = keys
         self.uses: dict[str, _Use] = {}
@@ -219,24 +221,20 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
         self._negated: set[int] = set()
         self._turned: set[int] = set()  # transposed views of parameters
-        self._computed: set[int] = set()  # what parameters had a part in
+        self._channels = Channels(buffers)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         self._alive.append((args, kwargs))  # so that ids stay their own
-        computed = False
         for place, value in enumerate(_flat([args, kwargs])):
             key = self._keys.get(id(value))
-            computed |= key is not None or id(value) in self._computed
             if key is not None and name not in _LOOKS:
                 self._use(key, name, place, args, value)
         result = _shape_only(name, args, kwargs)
         if result is None:
             result = func(*args, **kwargs)
         self._alive.append(result)
-        if computed:
-            self._computed.update(id(part) for part in _flat([result]) if isinstance(part, torch.Tensor))
         if name in _VIEWS and args and id(args[0]) in self._keys and isinstance(result, torch.Tensor):
             self._keys.setdefault(id(result), self._keys[id(args[0])])
             if (name in ("t", "transpose") or (name == "permute" and result.ndim == 2)) != (
@@ -244,7 +242,14 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             ):
                 self._turned.add(id(result))
         self._learn(name, args, kwargs, result)
+        self._channels.see(name, args, kwargs, result, self._keys)
         return result
+
+    def finish(self) -> None:
+        """Note what only the whole pass shows."""
+        for key, parts in self._channels.joined.items():
+            if key in self.uses:
+                self.uses[key].notes["joined"] = parts
 
     def _use(self, key: str, name: str, place: int, args: Any, value: Any) -> None:
         if name in _VIEWS:
@@ -262,11 +267,8 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """What is worth knowing of a result: features and how they are flattened, fused projections, rotary."""
-        if (
-            name == "view_as_complex"
-            or name == "polar"
-            or (name == "__getitem__" and id(args[0]) in self._computed and _every_second(args))
-        ):
+        every_second = name == "__getitem__" and _every_second(args) and self._channels.learned(args[0])
+        if name == "view_as_complex" or name == "polar" or every_second:
             self.rotary = "interleaved"
         if not isinstance(result, torch.Tensor):
             if isinstance(result, tuple | list):
@@ -282,7 +284,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             name in ("cat", "concat", "concatenate", "stack")
             and args
             and isinstance(args[0], tuple | list)
-            and any(id(part) in self._negated for part in args[0])
+            and any(id(part) in self._negated and self._channels.learned(part) for part in args[0])
         ):
             self.rotary = self.rotary or ("half" if name != "stack" else "interleaved")
         if name.startswith("conv") and result.ndim == 4:

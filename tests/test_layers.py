@@ -29,7 +29,7 @@ FLOORS = [
     ["values"],
     ["slimming"],
     ["recipes"],
-    ["model", "distributed", "inputs"],
+    ["model", "distributed", "inputs", "channels"],
     ["trace"],
     ["architecture"],
     ["reports", "train"],

@@ -118,8 +118,8 @@ class TorchReader(Reader):
         found = self._storage_id(pid)
         known = self._ids.get(found.key)
         if known is None:
-            self._ids[found.key] = found
             made = self.storages[found.key] = self._make(found)
+            self._ids[found.key] = found
             return made
         if found.nbytes != known.nbytes:
             self._fail(
@@ -164,10 +164,16 @@ class TorchReader(Reader):
         sizes, steps = _tuple_of(shape), _tuple_of(stride)
         if sizes is None or steps is None or len(key) != length[0]:
             return at
-        name, (elements,), (start,), requires_grad = key.decode(), _integers(numel), _integers(offset), grad == b"\x88"
         number = int.from_bytes  # of what the opcodes get from the memo, or put there
-        cls, location = memo.get(number(cls, "little") >> 8), memo.get(number(place, "little") >> 8)
-        known = memo.get(word[0]), cls, name, location
+        puts = [
+            number(put, "little") >> 8 if put else -1
+            for put in (key_at, id_at, shape_at, stride_at, hooks_at, args_at, made_at)
+        ]
+        at_place = number(place, "little") >> 8
+        if at_place == puts[0] or hooks[0] in puts[:4]:  # it gets what it has just put there
+            return at
+        name, (elements,), (start,), requires_grad = key.decode(), _integers(numel), _integers(offset), grad == b"\x88"
+        known = memo.get(word[0]), memo.get(number(cls, "little") >> 8), name, memo.get(at_place)
         pid, no_hooks = (*known, elements, None) if view else (*known, elements), Dict(ordered=True)
         try:
             storage = self._storage(pid)
@@ -176,9 +182,9 @@ class TorchReader(Reader):
         except Malformed:
             return at
         values = name, pid, sizes, steps, no_hooks, (storage, start, sizes, steps, requires_grad, no_hooks), made
-        for put, value in zip((key_at, id_at, shape_at, stride_at, hooks_at, args_at, made_at), values, strict=True):
-            if put:
-                memo[number(put, "little") >> 8] = value
+        for place, value in zip(puts, values, strict=True):
+            if place >= 0:
+                memo[place] = value
         self._stack.append(made)
         return found.end()
 

@@ -15,14 +15,16 @@ from ..signature import Signature
 from . import expression as ex
 from .adapters import merge_adapters
 from .biases import attach_biases, divide_biases
-from .fused import fused_shapes, missing_key_bias, split_fused
+from .fused import fused_alike, missing_key_bias, split_fused
+from .gates import join_gates, of_recurrent_kernels
 from .joined import join_parts
+from .kernels import lay_down
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
 from .pieces import Canon, Piece
 from .reparametrized import merge_masks, merge_norms, name_unknown
-from .roles import role_of
+from .roles import components, role_of
 from .stacked import unstack
-from .words import table, words_of
+from .words import label, table, words_of
 
 #: What is merged or derived rather than matched.
 _COUNTER = "num_batches_tracked"
@@ -38,29 +40,45 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
     split = {}
     siblings: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for entry in entries:
-        path = tuple(short[entry.key].split("."))
+        path = components(short[entry.key])
         if collections and len(path) > 1:
             path = path[1:]
         split[entry.key] = path
         for at, component in enumerate(path):
             siblings[path[:at]].add(component)
+    aliases: dict[str, list[str]] = defaultdict(list)
+    for entry in signature.entries.values():
+        if entry.tied is not None:
+            aliases[entry.tied].append(entry.key)
     for order, entry in enumerate(entries):
         path, role = role_of(split[entry.key], siblings[split[entry.key][:-1]])
         if role == _COUNTER:
             canon.counters[entry.key] = ".".join(path)
             continue
         words = _counted_from_one(path, siblings)  # without the leaf: two things with a mean are not alike
+        words = (*_other_name(entry.key, words, aliases), *words)
         piece = Piece(path, role, entry.shape, ex.of(entry.key), order, entry.used, words, entry)
         piece = canon.put(piece)
         if is_target:
             canon.assembly[entry.key] = piece.expr
     for piece in list(canon.pieces.values()):
-        torch_layout(canon, piece, split[piece.entry.key][-1])
+        torch_layout(canon, piece)
+    if not is_target:
+        of_recurrent_kernels(canon)
     turn_by_vote(canon)
     missing_key_bias(canon)
     divide_biases(canon)
     _gated(canon)
     return canon
+
+
+def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]]) -> tuple[str, ...]:
+    """What another name of a tied tensor says about tables of words and the like, where its own says nothing."""
+    group = next(g for g in table().groups if g.name == "embedding")
+    if key not in aliases or label(group, words) is not None:
+        return ()
+    others = [words_of(components(other)[-2:-1]) for other in aliases[key]]
+    return next((other for other in others if label(group, other) is not None), ())
 
 
 def _counted_from_one(path: tuple[str, ...], siblings: Mapping[tuple[str, ...], Collection[str]]) -> tuple[str, ...]:
@@ -93,17 +111,21 @@ def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) 
     merge_masks(source, target)
     for one, other in ((source, target), (target, source)):
         name_unknown(one, other)
+    for one, other in ((source, target), (target, source)):
+        join_gates(one, other)
     follow_names(source, target)
-    both = fused_shapes(source) & fused_shapes(target)
+    both = fused_alike(source, target)
     for one, other in ((source, target), (target, source)):
         split_fused(one, other, both)
     for one, other in ((source, target), (target, source)):
         unstack(one, other)
     for one, other in ((source, target), (target, source)):
         join_parts(one, other)
-    both = fused_shapes(source) & fused_shapes(target)
+    both = fused_alike(source, target)
     for one, other in ((source, target), (target, source)):
         split_fused(one, other, both)  # of experts that were stacked, or of heads
     general_dense(source, target)
+    for one, other in ((source, target), (target, source)):
+        lay_down(one, other)
     for one, other in ((source, target), (target, source)):
         attach_biases(one, other)

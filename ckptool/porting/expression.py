@@ -5,10 +5,10 @@
     slice(blocks.0.attn.qkv.weight, 0, 0, 768)       rows 0 to 767 of dimension 0
     cat(0, q.weight, k.weight, v.weight)             joined along dimension 0
 
-A key that is not plain (letters, digits, `_`, `.`, `-`) stands in double quotes, as in JSON. An expression is a value:
-it can be written down, read back, inverted where that is possible, and turned into a `LazyTensor` that moves no byte
-until it is written. What only rearranges (a slice, a transposition) is a view of the source and keeps its type; what
-computes does so in float32 and rounds once.
+A key that is not plain (letters, digits, `_`, `.`, `-`, `/`) stands in double quotes, as in JSON. An expression is a
+value: it can be written down, read back, inverted where that is possible, and turned into a `LazyTensor` that moves no
+byte until it is written. What only rearranges (a slice, a transposition) is a view of the source and keeps its type;
+what computes does so in float32 and rounds once.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Expr:
         return f"{self.op}({', '.join(params[:words] + args + params[words:])})"
 
 
-_PLAIN = re.compile(r"[\w.\-{}]+")
+_PLAIN = re.compile(r"[\w.\-{}/]+")
 
 
 def of(key: str) -> Expr:

@@ -42,9 +42,28 @@ def _said(path: Sequence[str], phrases: Mapping[tuple[str, ...], _Meaning]) -> _
     return next((phrases[one] for one in (every, words, words[-2:], words[-1:]) if one in phrases), None)
 
 
-def fused_shapes(canon: Canon) -> set[Shape]:
-    """Sizes of the projections that are fused on one side."""
-    return {p.shape for p in canon.pieces.values() if p.role == "weight" and fused_kind(p)}
+def fused_alike(one: Canon, other: Canon) -> set[Shape]:
+    """Sizes of projections that are fused on both sides, and stay so.
+
+    Where one side has more of them than the other and holds the parts of some apart, all are taken apart.
+    """
+    own, theirs = _fused_shapes(one), _fused_shapes(other)
+    alike = set()
+    for shape in own.keys() & theirs.keys():
+        sizes = {shape[0] // 2, shape[0] // 3}
+        apart = any(
+            part_label(p.path) and p.role == "weight" and p.shape[1:] == shape[1:] and p.shape[0] in sizes
+            for canon in (one, other)
+            for p in canon.pieces.values()
+            if p.shape
+        )
+        if own[shape] == theirs[shape] or not apart:
+            alike.add(shape)
+    return alike
+
+
+def _fused_shapes(canon: Canon) -> Counter[Shape]:
+    return Counter(p.shape for p in canon.pieces.values() if p.role == "weight" and p.shape and fused_kind(p))
 
 
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
@@ -58,8 +77,11 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
     for weight, kind in fused:
         rest = weight.shape[1:]
         sizes = _part_sizes(weight, kind, rows)
-        apart = any(rows[label][_of_rows(size, rest)] for label in kind.parts for size in sizes or ())
-        whole = weight.shape in both or theirs[weight.shape] >= (own[weight.shape] if apart else 1)
+        apart = [rows[label][_of_rows(size, rest)] for label, size in zip(kind.parts, sizes or (), strict=False)]
+        enough = bool(apart) and min(apart) >= own[weight.shape]  # then what has this shape is something else
+        whole = weight.shape in both or (
+            not enough and theirs[weight.shape] >= (own[weight.shape] if any(apart) else 1)
+        )
         if sizes is None or (whole and not _conflicting_layout(one, other, weight, kind)):
             continue
         alike = all(
@@ -136,7 +158,7 @@ def _form(one: Canon, other: Canon, weight: Piece, kind: Fused, sizes: Sequence[
     heads = _groups_of(other, size[-1]) if not one.is_target else 0
     heads = heads if _divides(heads, size) and heads > 1 else 0
     order = _order_of(other, parts)
-    if order != parts and not one.is_target:
+    if order != parts and not one.is_target and not kind.ordered:
         doubt = _OTHER_ORDER.format(", ".join(parts), ", ".join(order))
         return _Form(parts, size, 0, doubt, (order, tuple(size[parts.index(p)] for p in order), 0))
     one_group = heads == 0 and not one.is_target and len(set(size)) > 1 and _groups_of(other, size[-1]) == 1

@@ -19,30 +19,27 @@ PRODUCTS = frozenset("linear matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm 
 _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 
 
-def torch_layout(canon: Canon, piece: Piece, leaf: str) -> None:
+def torch_layout(canon: Canon, piece: Piece) -> None:
     """Weights that stand with the inputs first, as their name or their use says, in the layout of torch."""
     rank = len(piece.shape)
     if canon.is_target:
         if piece.entry.notes.get("right") and rank >= 2 and piece.entry.module != "Embedding":
             turn(canon, piece)
         return
-    if leaf == "depthwise_kernel" and rank == 4:
-        _reorder(canon, piece, (2, 3, 0, 1))
-    elif leaf in table().inputs_first and rank in _TURNED:
-        if piece.role == "weight" and {"recurrent_kernel"} & _leaves_beside(canon, piece):
+    recurrent = canon.pieces.get(".".join(piece.path) + "|weight_hh")
+    of_cell = recurrent is not None and recurrent.leaf == "recurrent_kernel"
+    if piece.leaf in table().depthwise and rank in (3, 4):
+        made = _reorder(canon, piece, (*range(rank - 2, rank), *range(rank - 2)))
+        inputs, multiplier, *size = made.shape
+        if multiplier != 1:
+            flat = (inputs * multiplier, 1, *size)
+            canon.become(made, [(replace(made, shape=flat), partial(ex.reshape, shape=flat))], unchanged)
+    elif piece.leaf in table().inputs_first and rank in _TURNED:
+        if piece.role == "weight" and of_cell:
             piece = _renamed(canon, piece, "weight_ih")
         _reorder(canon, piece, _TURNED[rank]) if rank != 2 else turn(canon, piece)
-    elif leaf == "bias" and {"recurrent_kernel"} & _leaves_beside(canon, piece) and rank == 1:
+    elif piece.leaf == "bias" and of_cell and rank in (1, 2):
         _renamed(canon, piece, "bias_ih")
-
-
-def _leaves_beside(canon: Canon, piece: Piece) -> set[str]:
-    head = piece.entry.key.rpartition(".")[0]
-    return (
-        {key.rpartition(".")[2] for key in canon.signature.entries if key.rpartition(".")[0] == head}
-        if any("recurrent_kernel" in key for key in canon.signature.entries)
-        else set()
-    )
 
 
 def _renamed(canon: Canon, piece: Piece, role: str) -> Piece:
@@ -58,7 +55,7 @@ def turn(canon: Canon, piece: Piece) -> Piece:
     return canon.pieces[piece.name]
 
 
-def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> None:
+def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> Piece:
     back = [0] * len(dims)
     for new, old in enumerate(dims):
         back[old] = new
@@ -68,6 +65,7 @@ def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> None:
         [(replace(piece, shape=shape), lambda e: ex.permute(e, *dims))],
         lambda e: ex.permute(e, *back),
     )
+    return canon.pieces[piece.name]
 
 
 def turn_by_vote(canon: Canon) -> None:
@@ -83,7 +81,7 @@ def turn_by_vote(canon: Canon) -> None:
         if piece.role != "weight" or rank not in (2, 3) or piece.expr.op != "key":
             continue
         bias = canon.pieces.get(".".join(piece.path) + "|bias")
-        if bias is None or squeezed(bias.shape[:-1]) != squeezed(piece.shape[:-2]):
+        if bias is None or not bias.shape or squeezed(bias.shape[:-1]) != squeezed(piece.shape[:-2]):
             continue
         if canon.is_target and not _unseen(piece.entry):
             continue
@@ -156,7 +154,7 @@ def _namesakes(piece: Piece, ends: dict[tuple[str, ...], list[Piece]]) -> list[P
 
 def is_bare(piece: Piece) -> bool:
     """Whether a tensor is a parameter of its own, of which no name says that a layer of torch holds it."""
-    return piece.role == "weight" and piece.path[-1] == piece.entry.key.rpartition(".")[2]
+    return piece.role == "weight" and piece.path[-1] == piece.leaf
 
 
 def turn_bare_matrices(source: Canon, target: Canon) -> None:
@@ -177,7 +175,12 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
         bare.remove(p)
         if p.shape not in wanted:
             turn(source, p)
-    bare = [p for p in bare if not _said_as_it_is(p, target)]
+    for p in list(bare):
+        said = _said(p, target)
+        if said is not None:
+            bare.remove(p)
+            if said:
+                turn(source, p)
     if not bare:
         return
     as_is = _agreement(source, target, set())
@@ -191,12 +194,17 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
             turn(source, p)
 
 
-def _said_as_it_is(piece: Piece, target: Canon) -> bool:
-    """Whether the target has something of that name and these sizes, and nothing of that name with them turned."""
+def _said(piece: Piece, target: Canon) -> bool | None:
+    """Whether what has its name in the target has its sizes swapped (True) or as they are; None where that is open."""
     group = next(g for g in table().groups if g.name == "neck")
-    said = label(group, piece.words)
-    shapes = {p.shape for p in target.pieces.values() if said is not None and label(group, p.words) == said}
-    return piece.shape in shapes and piece.shape[::-1] not in shapes
+    word = label(group, piece.words)
+    of_word = {p.shape for p in target.pieces.values() if word is not None and label(group, p.words) == word}
+    of_name = {p.shape for p in target.pieces.values() if p.path[-1] == piece.path[-1]}
+    for shapes in (of_name, of_word):
+        as_is, turned = piece.shape in shapes, piece.shape[::-1] in shapes
+        if as_is != turned:
+            return turned
+    return None
 
 
 def _agreement(source: Canon, target: Canon, turned: set[str]) -> int:
@@ -219,7 +227,7 @@ def general_dense(source: Canon, target: Canon) -> None:
     """Projections that hold their heads in a dimension of their own ([in, heads, width]), as plain matrices."""
     theirs = Counter(p.shape for p in target.pieces.values())
     for piece in list(source.pieces.values()):
-        leaf = piece.entry.key.rpartition(".")[2]
+        leaf = piece.leaf
         shape = piece.entry.shape
         if leaf in table().inputs_first and len(shape) == 3 and not theirs[piece.shape]:
             for flat in ((shape[0], shape[1] * shape[2]), (shape[0] * shape[1], shape[2])):

@@ -85,6 +85,7 @@ class Matcher:
             names.by_tails,
             names.by_series,
             names.by_roles,
+            names.by_owners,
             orders.by_numbers,
             orders.by_neighbours,
             names.by_similar_names,

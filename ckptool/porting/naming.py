@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable
 from functools import partial
+from itertools import pairwise
 
 from .cells import Cells, of, said
 from .series import common, parent, series_of, ways
 from .units import Unit, similarity, template
-from .words import table
+from .words import cut, table
 
 #: A prefix of the target, one of the source, and the path below both.
 Exact = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
@@ -198,6 +199,25 @@ class Naming:
                         return True
         return False
 
+    def by_owners(self) -> bool:
+        """Norms that are named after a layer (`conv2_bn`): what follows the partner of that layer is their partner."""
+        layers = {self._layer(u): u for u in self.cells.sources if len(u.main.shape) > 1}
+        labels: dict[int, Hashable] = {}
+        order = sorted(self.cells.targets, key=lambda u: u.used if u.used is not None else u.order)
+        follower = {id(a): b for a, b in pairwise(order) if len(b.main.shape) == 1}
+        for s in self.cells.sources:
+            owner = layers.get((s.path[:-1], _without_norm(s.path[-1]))) if len(s.main.shape) == 1 else None
+            pair = None if owner is None else self.cells.pair_of.get(owner.cell)
+            t = None if pair is None else follower.get(id(pair[0]))
+            if t is not None and t.cell == s.cell and pair is not None and not pair[0].doubts:
+                labels[id(s)] = labels[id(t)] = ("after", id(pair[0]))
+        return self.cells.split("named after the one before it", partial(of, labels), mode="one")
+
+    @staticmethod
+    def _layer(unit: Unit) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        path = unit.path[:-1] if unit.path[-1] in ("depthwise", "pointwise") else unit.path
+        return path[:-1], cut(path[-1]) if path else ()
+
     def by_roles(self) -> bool:
         """Which tensors they hold: a weight alone, or with a bias."""
         return self.cells.split("which tensors they hold", lambda u, _: frozenset(u.pieces), mode="all")
@@ -221,3 +241,14 @@ class Naming:
             if best:
                 changed |= self.cells.split("similar names", partial(of, best), mode="one", cells=[(targets, sources)])
         return changed
+
+
+def _without_norm(name: str) -> tuple[str, ...]:
+    """The words of the name of a norm without those that say that it is one, or none if nothing else is left."""
+    purpose = next(g for g in table().groups if g.name == "purpose")
+    words = cut(name)
+    for size in range(len(words) - 1, 0, -1):
+        for norm, rest in ((words[-size:], words[:-size]), (words[:size], words[size:])):
+            if purpose.phrases.get(norm) == "norm":
+                return rest
+    return ()

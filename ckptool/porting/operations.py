@@ -154,6 +154,11 @@ def _repeated(shape: Shape, dim: int, times: int) -> Shape:
     return (*shape[:dim], shape[dim] * times, *shape[dim + 1 :])
 
 
+def _grown(shape: Shape, dim: int, size: int) -> Shape:
+    _need(0 <= dim < len(shape) and size >= shape[dim] > 0, f"{list(shape)} cannot grow to {size} in dimension {dim}")
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
 def _zeroed(*sizes: int) -> Shape:
     return tuple(sizes)
 
@@ -301,6 +306,12 @@ def _repeat(x: Any, dim: int, times: int) -> Any:
     return np.concatenate([x] * times, axis=dim) / times
 
 
+def _grow(x: Any, dim: int, size: int) -> Any:
+    import numpy as np
+
+    return np.concatenate([x, *[x.mean(axis=dim, keepdims=True)] * (size - x.shape[dim])], axis=dim)
+
+
 def _resize(x: Any, prefix: int, old_h: int, old_w: int, new_h: int, new_w: int) -> Any:
     """Bicubic with antialiasing, as torch.nn.functional.interpolate(mode="bicubic", antialias=True)."""
     import numpy as np
@@ -374,6 +385,11 @@ OPERATIONS: dict[str, Operation] = {
     "scale": Operation(_same, "scale(x, value): x * value", compute=_scale),
     "sum": Operation(_summed, "sum(x, dim): summed over a dimension, which stays with size 1", compute=_sum_values),
     "repeat": Operation(_repeated, "repeat(x, dim, n): n times side by side, divided by n", compute=_repeat),
+    "grow": Operation(
+        _grown,
+        "grow(x, dim, n): n elements of a dimension, the new ones the mean of the others",
+        compute=_grow,
+    ),
     "zeros": Operation(_zeroed, "zeros(sizes…)", takes=-1),
     "resize": Operation(
         _resized, "resize(x, prefix, h, w, new_h, new_w): position table of a grid, bicubic", compute=_resize

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from ..signature import Entry, Signature
 from . import expression as ex
 from .expression import Expr, Shape
+from .roles import components
 
 #: Roles of statistics, which a model computes and does not learn.
 STATISTICS = frozenset({"running_mean", "running_var"})
@@ -47,6 +48,11 @@ class Piece:
     def name(self) -> str:
         """Its name in the common form."""
         return ".".join(self.path) + "|" + self.role
+
+    @property
+    def leaf(self) -> str:
+        """The last component of its key."""
+        return components(self.entry.key)[-1]
 
 
 @dataclass(slots=True)

@@ -12,13 +12,16 @@ from typing import Any
 from ..signature import Entry as Tensor
 from ..signature import Signature
 from . import expression as ex
+from . import leftovers
 from .canonical import canonical, reconcile
 from .expression import Expr, Shape
 from .fused import about_layout, heads_of, part_label
+from .gates import are_gates
 from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare, turn_bare_matrices
 from .mapping import Entry, Mapping
 from .match import Matcher, Matching, kind_of
 from .pieces import STATISTICS, Canon, Piece, squeezed, substituted
+from .remedies import of_rows, remedy
 from .rivals import weigh
 from .units import SOME, Unit, hard_conflict, related, similarity
 from .words import Rotary, cut, label, table, words_of
@@ -91,7 +94,7 @@ def _copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[s
     found: dict[str, str] = {}
     parts_of_others: set[tuple[str, ...]] = set()
     for (_, _, inner), prefixes in sorted(groups.items(), key=lambda g: -len(g[0][2])):
-        if len(prefixes) < 2 or any(".".join(p) in found for p in prefixes):
+        if len(prefixes) < 2 or any(".".join(p) in found for p in prefixes) or are_gates([p[-1] for p in prefixes]):
             continue
         if len(prefixes) * len(inner) < 0.7 * size[prefixes[0][:-1]] or len(target.entries) > 1.5 * len(inner):
             continue
@@ -165,10 +168,12 @@ class _Filler:
         self._near_misses()
         self._tied_sources()
         self._tied_heads()
+        self._leftovers()
         self._of_other_sizes()
         self._bare_squares()
         self._rotary()
         self._flatten()
+        self._concatenated()
         self._centred_norms()
         self._copies_doubt()
         entries = [self._entry(key) for key in self.target.signature.entries]
@@ -290,6 +295,20 @@ class _Filler:
             )
             self.unit_of[t.pieces["bias"].name] = (t, norm)
 
+    def _leftovers(self) -> None:
+        """What several layers of one side are in one of the other, or one in several: always guesses."""
+        for propose in (leftovers.parts, leftovers.shared):
+            used = {key for filled in self.holes.values() for key in filled.expr.keys()}  # noqa: SIM118
+            cells = self.matcher.cells
+            targets = [u for u in cells.targets if not any(p.name in self.holes for p in u.pieces.values())]
+            sources = [u for u in cells.sources if not used & set(u.main.expr.keys())]
+            pairs = [self.unit_of[t.main.name] for t in cells.targets if t.main.name in self.unit_of]
+            everything = propose is leftovers.shared
+            for one in propose(pairs, targets, cells.sources if everything else sources):
+                hole = one.target.pieces[one.role].name
+                self.holes[hole] = _Filled(one.expr, "left over", [one.doubt], list(one.rivals))
+                self.unit_of[hole] = (one.target, one.source)
+
     def _near_misses(self) -> None:
         """Tensors with the same name or place whose sizes differ in a way that has a known remedy. Always guesses."""
         free_t = [u for u in self.matching.free_targets if u.main.name not in self.holes]
@@ -303,17 +322,33 @@ class _Filler:
                 if similarity(t, s) > SOME or related(t, s):
                     self._fill(t, s, [])
                 continue
-            remedy = _remedy(t.main.shape, s.main.shape, s.main.expr, label_of(t, "embedding"))
-            if remedy is None:
+            kind = label_of(t, "embedding") or label_of(s, "embedding")
+            found = remedy(t.main.shape, s.main.shape, s.main.expr, kind)
+            if found is None:
                 continue
-            expr, doubt = remedy
+            expr, doubt, rivals = found
             doubts = [] if self._follows_its_channels(t) and len(s.main.shape) == 2 else [doubt]
-            self.holes[t.main.name] = _Filled(expr, "similar names", doubts, [])
+            self.holes[t.main.name] = _Filled(expr, "similar names", doubts, list(rivals))
             self.unit_of[t.main.name] = (t, s)
             for role, piece in t.pieces.items():
                 if piece is not t.main and role in s.pieces and s.pieces[role].shape == piece.shape:
                     self.holes[piece.name] = _Filled(s.pieces[role].expr, "similar names")
                     self.unit_of[piece.name] = (t, s)
+            if kind == "token":
+                self._other_vocabulary(t.main.shape, s.main.shape)
+
+    def _other_vocabulary(self, wanted: Shape, have: Shape) -> None:
+        """Output layers over a vocabulary whose table of words has another size on the two sides."""
+        for t in self.matching.free_targets:
+            near = [s for s in self.matching.free_sources if s.main.shape[:1] == have[:1] and self._alike(t, s)]
+            if t.main.name in self.holes or t.main.shape[:1] != wanted[:1] or len(near) != 1:
+                continue
+            for role, piece in t.pieces.items():
+                own = near[0].pieces.get(role)
+                found = None if own is None else of_rows(piece.shape, own.shape, own.expr)
+                if found is not None:
+                    self.holes[piece.name] = _Filled(found[0], "similar names", [found[1]], list(found[2]))
+                    self.unit_of[piece.name] = (t, near[0])
 
     def _follows_its_channels(self, t: Unit) -> bool:
         """Whether a convolution takes the feature maps of another, which linear layers take flattened in that order."""
@@ -359,9 +394,10 @@ class _Filler:
 
     def _tied_heads(self) -> None:
         """An output layer that the source does not have, of the sizes of its word embedding: tied, most likely."""
+        pairs = {id(t): (t, s) for t, s in self.unit_of.values()}
         tokens = [
             (t, s)
-            for t, s in self.matching.pairs
+            for t, s in pairs.values()
             if (label_of(t, "embedding") in ("token", None) and t.main.entry.how == "embedding")
             or label_of(s, "embedding") == "token"
         ]
@@ -375,7 +411,9 @@ class _Filler:
                 if own.main.shape == t.main.shape and t.main.entry.how != "embedding":
                     tied = any(e.tied == s.main.entry.key for e in self.source.signature.entries.values())
                     doubts = [] if tied else ["the source has no such layer; its word embedding is put here"]
-                    self.holes[hole] = _Filled(s.main.expr, "tied to the embedding", doubts)
+                    table_of_words = self.holes[own.main.name]
+                    doubts += [d for d in table_of_words.doubts if table_of_words.expr != s.main.expr]
+                    self.holes[hole] = _Filled(table_of_words.expr, "tied to the embedding", doubts)
                     self.unit_of[hole] = (t, s)
                     break
 
@@ -440,7 +478,7 @@ class _Filler:
             if note is None or self.same_names:
                 continue
             layout, c, h, w = note
-            leaf = s.main.entry.key.rpartition(".")[2]
+            leaf = s.main.leaf
             theirs = "nhwc" if leaf in table().inputs_first else "nchw"
             if layout != theirs and squeezed(piece.shape)[-1] == c * h * w:
                 filled.rivals.append(filled.expr)
@@ -448,6 +486,45 @@ class _Filler:
                 filled.doubts.append(
                     f"the model flattens features as {layout.upper()}; the source most likely does as {theirs.upper()}"
                 )
+
+    def _concatenated(self) -> None:
+        """Layers that take several branches side by side: in which order is in the code of the source only.
+
+        As a rule branches are joined in the order in which they are registered. Where the source has registered those
+        of the target in another order than the target joins them, the order of the channels is a guess.
+        """
+        told = self.source.signature.traced
+        if not told and (self.same_names or not self.matcher.sequences.ordered):
+            return
+        weights = {p.entry.key: p for p in self.target.pieces.values() if p.name in self.unit_of}
+        for hole, filled in self.holes.items():
+            t, s = self.unit_of[hole]
+            piece = t.pieces.get(hole.rpartition("|")[2])
+            joined = piece.entry.notes.get("joined") if piece is not None else None
+            if piece is None or not joined or not all(key in weights for key, _ in joined):
+                continue
+            units = [self.unit_of[weights[key].name] for key, _ in joined]
+            dim = 1 if len(piece.shape) > 1 else 0
+            sizes = [n for _, n in joined]
+            if len(piece.shape) <= dim or piece.shape[dim] != sum(sizes):
+                continue
+            theirs = _joined_by(s.pieces.get(piece.role))
+            known = None if theirs is None else [theirs.get(u.main.entry.key) for _, u in units]
+            order = [u.order for _, u in units] if known is None or None in known else [int(n or 0) for n in known]
+            stored = sorted(range(len(units)), key=order.__getitem__)
+            if any(self.holes[weights[key].name].doubts for key, _ in joined):
+                filled.doubts.append("it takes branches side by side of which some are guesses")
+            if stored == list(range(len(units))) or len(set(order)) < len(order):
+                continue
+            starts = {place: sum(sizes[i] for i in stored[:at]) for at, place in enumerate(stored)}
+            moved = ex.cat(dim, *(ex.part(filled.expr, dim, starts[i], starts[i] + n) for i, n in enumerate(sizes)))
+            if theirs is not None and known is not None and None not in known:
+                filled.expr = moved
+                continue
+            own = [u.order for u, _ in units]
+            filled.doubts.append("it takes branches side by side that the source holds in another order: " + _JOINED)
+            filled.rivals.append(filled.expr if own == sorted(own) else moved)
+            filled.expr = moved if own == sorted(own) else filled.expr
 
     def _centred_norms(self) -> None:
         """Norm weights around 0 where the model takes them as they are, or around 1 where it adds 1."""
@@ -613,6 +690,15 @@ class _Filler:
         )
 
 
+_JOINED = "in which order its channels stand is in the code only"
+
+
+def _joined_by(piece: Piece | None) -> dict[str, int] | None:
+    """The place of each branch that a layer of the source takes side by side, where its code was followed."""
+    joined = piece.entry.notes.get("joined") if piece is not None else None
+    return {key: place for place, (key, _) in enumerate(joined)} if joined else None
+
+
 def _is_matrix(piece: Piece) -> bool:
     """Whether the model multiplies with it."""
     used = piece.entry.how in PRODUCTS or piece.entry.module == "Linear"
@@ -644,37 +730,6 @@ def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:
         negative += int((found < 0).sum())
         total += int(found.size)
     return negative / total if total else None
-
-
-def _remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None) -> tuple[Expr, str] | None:
-    """A known way from one shape to another, with what there is to say about it."""
-    from math import isqrt, prod
-
-    if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
-        return (
-            ex.reshape(expr, wanted),
-            "a linear layer over patches seen as a convolution; the order of pixels in a patch is in the code only",
-        )
-    if len(wanted) == len(have) and len(wanted) in (3, 4, 5) and wanted[:1] + wanted[2:] == have[:1] + have[2:]:
-        if wanted[1] == 1:
-            return Expr("sum", (expr,), (1,)), f"{have[1]} input channels are summed to 1"
-        if wanted[1] % have[1] == 0:
-            return (
-                Expr("repeat", (expr,), (1, wanted[1] // have[1])),
-                f"{have[1]} input channels are repeated to {wanted[1]}, divided by {wanted[1] // have[1]}",
-            )
-    if kind == "token" and len(wanted) == len(have) == 2 and wanted[1] == have[1] and wanted[0] < have[0]:
-        return ex.part(expr, 0, 0, wanted[0]), f"the first {wanted[0]:,} of {have[0]:,} words"
-    if kind == "position" and len(wanted) >= 2 and wanted[-1] == have[-1] and prod(wanted[:-2]) == prod(have[:-2]) == 1:
-        for prefix in (1, 0, 2):
-            old, new = have[-2] - prefix, wanted[-2] - prefix
-            a, b = isqrt(max(old, 0)), isqrt(max(new, 0))
-            if old > 0 and new > 0 and a * a == old and b * b == new:
-                made = Expr("resize", (expr,), (prefix, a, a, b, b))
-                return ex.reshape(made, wanted, (*have[:-2], wanted[-2], wanted[-1])), (
-                    f"position table resized from {a} x {a} to {b} x {b} (bicubic, {prefix} class tokens)"
-                )
-    return None
 
 
 def _rotary_by_name(path: Sequence[str]) -> Rotary | None:

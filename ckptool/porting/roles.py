@@ -7,6 +7,26 @@ import re
 from .words import cut, table
 
 _RNN = re.compile(r"(weight|bias)_(ih|hh|hr)(?:_l(\d+))?(_reverse)?\Z")
+_SLOT = re.compile(r":\d+\Z")
+_COUNTED = re.compile(r"(.+)_(\d+)\Z")
+
+
+def components(key: str) -> tuple[str, ...]:
+    """The components of a key, whatever stands between them.
+
+    Frameworks that name variables by scopes have "/" there and the number of an output at the end, say the name of a
+    layer twice, and count layers in their names: `block/layer_0/dense/dense/kernel:0`.
+    """
+    if "/" not in key:
+        return tuple(key.split("."))
+    *path, leaf = _SLOT.sub("", key).split("/")
+    found: list[str] = []
+    for place, component in enumerate(path):
+        if place and component == path[place - 1]:
+            continue
+        counted = _COUNTED.match(component) if any(other != component for other in path[place + 1 :]) else None
+        found += counted.groups() if counted else [component]
+    return (*found, table().slashed.get(leaf, leaf))
 
 
 _SUFFIX = re.compile(r"(.+)_(weight|bias|kernel)\Z")

@@ -71,17 +71,67 @@ def match_signature(
             others = error
             continue
         if signature.entries:
-            made.append((weights, _ported(signature, target, weights, hints, scale)))
+            made.append((weights, _ported(signature, target, weights.tensors, hints, scale)))
     if not made:
         raise others or NotFound("holds no tensors", where=ckpt.where)
     made.sort(key=lambda one: (-_covered(one[1]), _preference(one[0].path)))
     weights, best = made[0]
+    if 1 < len(found) <= _MOST_PARTS and source_code is None and _covered(best) < _wanted(best):
+        whole = _all_together(ckpt, found, target, hints, scale)
+        if _covered(whole) > 1.05 * _covered(best):
+            return whole
     if len(found) > 1:
         equals = [other for other in made[1:] if _covered(other[1]) == _covered(best)]
         best = replace(best, at=weights.path)
         if equals:
             best = _one_of_several(best, weights, equals)
     return best
+
+
+#: State dicts of one file that are tried together, at most.
+_MOST_PARTS = 8
+
+
+def _all_together(
+    ckpt: Checkpoint, found: Sequence[StateDict], target: Signature, hints: Sequence[str | Rename], scale: float | None
+) -> Mapping:
+    """The mapping from all state dicts of a file at once, for a model that holds what the file keeps apart."""
+    tensors: dict[str, LazyTensor] = {}
+    entries: dict[str, Wanted] = {}
+    back: dict[str, str] = {}
+    for weights in found:
+        prefix = f"{weights.path.replace('/', '.')}." if weights.path else ""
+        for key, entry in of_state_dict(weights, ckpt.where).entries.items():
+            name = prefix + key
+            tied = None if entry.tied is None else prefix + entry.tied
+            entries[name] = replace(entry, key=name, tied=tied)
+            tensors[name] = weights.tensors[key]
+            back[name] = f"{weights.path}/{key}" if weights.path else key
+    signature = Signature(ckpt.where, entries, ordered=ckpt.order_preserved)
+    made = _renamed(_ported(signature, target, tensors, hints, scale), back)
+    return replace(made, at=found[0].path)
+
+
+def _wanted(mapping: Mapping) -> int:
+    return sum(e.numel for e in mapping.entries if not e.default)
+
+
+def _renamed(mapping: Mapping, names: MappingOf[str, str]) -> Mapping:
+    """The mapping over the same tensors under other names."""
+
+    def new(key: str) -> str:
+        return names.get(key, key)
+
+    entries = [
+        replace(
+            e,
+            expr=None if e.expr is None else e.expr.rename(new),
+            rivals=tuple(rival.rename(new) for rival in e.rivals),
+        )
+        for e in mapping.entries
+    ]
+    shapes = {new(key): shape for key, shape in mapping.source_shapes.items()}
+    return replace(mapping, source_shapes=shapes).with_entries(entries)
 
 
 def _covered(mapping: Mapping) -> int:
@@ -150,38 +200,31 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
 
 
 def _ported(
-    signature: Signature, target: Signature, weights: StateDict, hints: Sequence[str | Rename], scale: float | None
+    signature: Signature,
+    target: Signature,
+    tensors: MappingOf[str, LazyTensor],
+    hints: Sequence[str | Rename],
+    scale: float | None,
 ) -> Mapping:
     renamed, back = _hinted(signature, hints)
     original = {new: old for old, new in back.items()} if back else {}
 
     def values(key: str) -> Any:
-        tensor = weights.tensors.get(original.get(key, key))
+        tensor = tensors.get(original.get(key, key))
         if tensor is None or tensor.numel > _SMALL or tensor.dtype.numpy is None or tensor.storage.big_endian:
             return None
         return tensor.numpy()
 
     mapping = port(renamed, target, values=values, lora_scale=scale)
     if mapping.unused and (mapping.having("guessed") or mapping.having("unmapped")):
-        tensors = {key: weights.tensors[original.get(key, key)] for key in renamed.entries}
-        twice = doubles(tensors, [key for key, entry in renamed.entries.items() if entry.tied is None])
+        own = {key: tensors[original.get(key, key)] for key in renamed.entries}
+        twice = doubles(own, [key for key, entry in renamed.entries.items() if entry.tied is None])
         if twice:  # what is there twice leaves open which of the two it is, for nothing
             ties = {k: replace(e, tied=twice.get(k, e.tied)) for k, e in renamed.entries.items()}
             other = port(replace(renamed, entries=ties), target, values=values, lora_scale=scale)
             if _open(other) < _open(mapping):
                 mapping = other
-    if not back:
-        return mapping
-    entries = [
-        replace(
-            e,
-            expr=None if e.expr is None else e.expr.rename(lambda k: original.get(k, k)),
-            rivals=tuple(r.rename(lambda k: original.get(k, k)) for r in e.rivals),
-        )
-        for e in mapping.entries
-    ]
-    mapping = replace(mapping, source_shapes={k: e.shape for k, e in signature.entries.items()})
-    return mapping.with_entries(entries)
+    return _renamed(mapping, original) if back else mapping
 
 
 def _open(mapping: Mapping) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from .expression import Expr, Shape
 from .fused import fused_kind
 from .layouts import turn
 from .pieces import Canon, Piece, squeezed
+from .words import cut, table
 
 
 def unstack(one: Canon, other: Canon) -> None:
@@ -19,6 +20,7 @@ def unstack(one: Canon, other: Canon) -> None:
     lists = _lists(other)
     if not lists:
         return
+    _stand_up(one, other)
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     own = Counter(squeezed(p.shape) for p in one.pieces.values())
     groups: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
@@ -42,6 +44,22 @@ def unstack(one: Canon, other: Canon) -> None:
             if len(piece.shape) == 3:
                 piece = _laid_out(one, piece, inside, turned[path, n] or everywhere)
             _unstacked(one, piece, n, first, place, len(fitting))
+
+
+def _stand_up(one: Canon, other: Canon) -> None:
+    """See matrices that hold those of all experts below each other, [experts * rows, columns], as a stack of them."""
+    theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
+    inside = _lists(other, of=table().experts)
+    for piece in list(one.pieces.values()):
+        if len(piece.shape) != 2 or theirs[piece.shape] or not table().experts & set(piece.words):
+            continue
+        for n, shapes in inside.items():
+            rows, columns = piece.shape[0] // n, piece.shape[1]
+            if piece.shape[0] == n * rows and {(rows, columns), (columns, rows)} & shapes:
+                shape = (n, rows, columns)
+                flat = partial(ex.reshape, shape=piece.shape)
+                one.become(piece, [(replace(piece, shape=shape), partial(ex.reshape, shape=shape))], flat)
+                break
 
 
 def _turned(members: list[Piece], inside: set[Shape]) -> Counter[bool]:
@@ -76,12 +94,12 @@ def _fits_inside(piece: Piece, inside: set[Shape]) -> bool:
     return kind is not None and shape[0] % len(kind.parts) == 0 and (shape[0] // len(kind.parts), *shape[1:]) in inside
 
 
-def _lists(canon: Canon) -> dict[int, set[Shape]]:
-    """Numbered lists of equal members: length -> shapes that their members hold."""
+def _lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, set[Shape]]:
+    """Numbered lists of equal members: length -> shapes that their members hold. OF: words of which a list has one."""
     members: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[int, Shape]] = defaultdict(dict)
     for piece in canon.pieces.values():
         for at, component in enumerate(piece.path):
-            if component.isdigit():
+            if component.isdigit() and (not of or (at and of & set(cut(piece.path[at - 1])))):
                 members[(piece.path[:at], (*piece.path[at + 1 :], piece.role))][int(component)] = piece.shape
     found: dict[int, set[Shape]] = defaultdict(set)
     for shapes in members.values():

@@ -35,15 +35,34 @@ class Fused:
         parts: what it holds, in the order in which it does.
         fixed: torch itself lays it out so.
         sure: the name says that one part follows the other.
-        grouped: it does not where keys and values have fewer heads than queries.
+        ordered: all code that has this name keeps the order.
+        grouped: the name says nothing where keys and values have fewer heads than queries.
         by_heads: most code that has this name alternates the parts by attention head.
     """
 
     parts: tuple[str, ...]
     fixed: bool = False
     sure: bool = False
+    ordered: bool = False
     grouped: bool = False
     by_heads: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A recurrent cell.
+
+    Attributes:
+        gates: their names, in the order in which torch stacks them.
+        words: what they are called -> which it is.
+        recurrent_kernel: the order in which code with that name stacks them.
+        other: another order that code has.
+    """
+
+    gates: tuple[str, ...]
+    words: dict[str, str]
+    recurrent_kernel: tuple[str, ...]
+    other: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +106,8 @@ class Words:
     beside_bias: frozenset[str]
     noisy: dict[tuple[str, ...], str]
     inputs_first: frozenset[str]
+    depthwise: frozenset[str]
+    slashed: dict[str, str]
     collections: frozenset[str]
     fused: dict[tuple[str, ...], Fused]
     parts: dict[tuple[str, ...], str]
@@ -95,6 +116,10 @@ class Words:
     empty: frozenset[str]
     copies: tuple[str, ...]
     rotary: dict[tuple[str, ...], Rotary]
+    experts: frozenset[str]
+    cells: tuple[Cell, ...]
+    cell_sides: dict[str, str]
+    cell_matrices: dict[tuple[str, ...], str]
     adapters: dict[str, str]
     adapted: frozenset[str]
     trained_instead: dict[str, str]
@@ -118,15 +143,19 @@ def table() -> Words:
 
     fused = {}
     for one in raw["fused"]:
-        for said in ("fixed", "sure", "grouped", "doubt", "by_heads"):
-            known = {"fixed": said == "fixed", "sure": said in ("fixed", "sure", "grouped")}
-            kind = Fused(tuple(one["parts"]), **known, grouped=said == "grouped", by_heads=said == "by_heads")
+        for said in ("fixed", "sure", "grouped", "open", "doubt", "by_heads"):
+            sure = said in ("fixed", "sure", "grouped", "open")
+            ordered = said in ("fixed", "sure", "grouped")
+            own = {"fixed": said == "fixed", "grouped": said == "grouped", "by_heads": said == "by_heads"}
+            kind = Fused(tuple(one["parts"]), sure=sure, ordered=ordered, **own)
             fused.update({cut(phrase): kind for phrase in one.get(said, ())})
     return Words(
         turned(raw["leaves"]),
         frozenset(raw["beside_bias"]),
         turned(raw["noisy"]),
         frozenset(raw["inputs_first"]),
+        frozenset(raw["depthwise"]),
+        dict(raw["slashed"]),
         frozenset(raw["collections"]),
         fused,
         turned(raw["parts"]),
@@ -140,6 +169,18 @@ def table() -> Words:
             for sure in ("sure", "doubt")
             for phrase in one[sure]
         },
+        frozenset(raw["experts"]),
+        tuple(
+            Cell(
+                tuple(one["gates"]),
+                {word: gate for gate, words in one["gates"].items() for word in words},
+                tuple(one["recurrent_kernel"]),
+                tuple(one["other"]),
+            )
+            for one in raw["cells"]
+        ),
+        {word: side for side, words in raw["cell_sides"].items() for word in words},
+        turned(raw["cell_matrices"]),
         {name: role for role, names in raw["adapters"].items() for name in names},
         frozenset(raw["adapted"]),
         dict(raw["trained_instead"]),

@@ -22,13 +22,13 @@ class OneByOne(TorchReader):
 class Torch:
     """The opcodes of torch's pickler for a dict of tensors, where FIRST values are in the memo already."""
 
-    def __init__(self, first=0, *, view=False, protocol=2):
-        self.first, self.view, self.protocol = first, view, protocol
+    def __init__(self, first=0, *, view=False, protocol=2, wrong=()):
+        self.first, self.view, self.protocol, self.wrong = first, view, protocol, dict(wrong)
         self.known = {}
         self.used = 0
 
     def put(self):
-        index = self.first + self.used if self.used else 0
+        index = self.wrong.get(self.used, self.first + self.used if self.used else 0)
         self.used += 1
         return b"q" + bytes([index]) if index < 256 else b"r" + struct.pack("<I", index)
 
@@ -72,6 +72,8 @@ class Torch:
 
 
 def storage(found):
+    if found.key == "990":
+        raise Malformed("the storage is missing")
     return Storage(Buffer(bytes(found.nbytes)), found.location, found.dtype, found.key)
 
 
@@ -90,7 +92,7 @@ def told(reader_class, data, *, complete=True):
 
 SIZES = st.lists(st.one_of(st.integers(0, 4), st.sampled_from([300, 70_000, -1, 1 << 33])), max_size=5)
 TENSORS = st.tuples(
-    st.sampled_from(["0", "1", "17", "4242424242", "x", "é"]),
+    st.sampled_from(["0", "1", "990", "4242424242", "x", "é"]),
     st.sampled_from(["FloatStorage", "LongStorage", "UntypedStorage", "NoStorage"]),
     st.sampled_from(["cpu", "cuda:1"]),
     st.sampled_from([0, 4, 24, 1000, -1]),
@@ -127,6 +129,28 @@ def test_damaged_tensors_are_read_or_refused_as_their_opcodes_say(fitting, first
         data[place % len(data)] = value
     data = bytes(data[: cut % len(data) * 4])
     assert told(TorchReader, data, complete=complete) == told(OneByOne, data, complete=complete)
+
+
+@given(
+    st.lists(FITTING, min_size=2, max_size=4),
+    st.sampled_from([0, 0, 250]),
+    st.dictionaries(st.integers(0, 30), st.integers(0, 20), max_size=4),
+)
+def test_what_a_tensor_puts_over_what_it_gets_is_what_it_gets(fitting, first, wrong):
+    data = Torch(first, wrong=wrong).pickled(fitting)
+    assert told(TorchReader, data) == told(OneByOne, data)
+
+
+@pytest.mark.parametrize(("place", "number"), [(15, 6), (15, 10), (16, 10), (17, 10), (18, 10)])
+def test_a_tensor_that_covers_the_location_or_the_hooks_that_it_gets_is_read_by_its_opcodes(place, number):
+    tensors = [(key, "FloatStorage", "cpu", 24, 0, [2, 3], [3, 1], False) for key in "01"]
+    data = Torch(wrong={place: number}).pickled(tensors)
+    assert told(TorchReader, data) == told(OneByOne, data)
+
+
+def test_a_storage_that_is_not_there_is_named_also_after_other_tensors():
+    tensors = [(key, "FloatStorage", "cpu", 24, 0, [2, 3], [3, 1], False) for key in ("0", "1", "990")]
+    assert "the storage is missing" in told(TorchReader, Torch().pickled(tensors))
 
 
 @pytest.mark.parametrize("first", [0, 250, 5000])

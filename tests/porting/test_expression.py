@@ -53,6 +53,8 @@ GIVEN = {
     "repeat(image, 1, 2)": np.concatenate([IMAGE, IMAGE], 1) / 2,
     "lora(a, down, up, 0.5)": A + UP @ DOWN / 2,
     "lora_alpha(a, down, up, alpha)": A + 2 * UP @ DOWN,
+    "grow(v, 0, 14)": np.concatenate([values(12), [5.5, 5.5]]).astype(np.float32),
+    "grow(image, 1, 3)": IMAGE,
     "zeros(2, 3)": np.zeros((2, 3), np.float32),
     '"odd name/x"': values(12),
     'shift("odd name/x", -2.0)': values(12) - 2,
@@ -185,7 +187,10 @@ def test_parts_taken_out_of_one_tensor_are_put_together_again(parts: list[str]) 
     assert ex.reassembled(pieces[:-1], x.shape) is None
 
 
-@pytest.mark.parametrize("text", ["sum(x, 0)", "weight_norm(x, x)", "repeat(x, 0, 2)", "slice(transpose(x), 0, 0, 2)"])
+LOST = ["sum(x, 0)", "grow(x, 0, 14)", "weight_norm(x, x)", "repeat(x, 0, 2)", "slice(transpose(x), 0, 0, 2)"]
+
+
+@pytest.mark.parametrize("text", LOST)
 def test_what_loses_values_has_no_inverse(text: str) -> None:
     assert ex.inverted("y", ex.parse(text), {"x": (12, 8)}) is None
 

@@ -59,6 +59,12 @@ def test_one_part_follows_the_other_where_the_name_says_so(name: str) -> None:
             np.testing.assert_array_equal(got.values, whole[place * WIDTH : (place + 1) * WIDTH])
 
 
+@pytest.mark.parametrize("order", ["kvq", "kqv"])
+def test_where_all_code_keeps_the_order_that_a_name_says_it_is_no_doubt(order: str) -> None:
+    made = worked_out(fused("c_attn"), apart(order))
+    assert {entry.status for entry in made.values()} == {"mapped"}
+
+
 @pytest.mark.parametrize("order", ["kvq", "vkq", "kqv"])
 def test_a_model_that_holds_them_in_another_order_than_the_name_says_is_a_doubt(order: str) -> None:
     mapping = port(signature({k: v.shape for k, v in fused("qkv_proj").items()}), wanted(apart(order)))
@@ -130,3 +136,33 @@ def test_what_is_fused_on_both_sides_is_a_copy_and_no_doubt(name: str) -> None:
     mapping = port(signature({f"module.{key}": shape for key, shape in shapes.items()}), wanted(shapes))
     assert {str(e.expr) for e in mapping.entries} == {f"module.{key}" for key in shapes}
     assert {e.status for e in mapping.entries} == {"mapped"}
+
+
+def test_what_only_has_the_shape_of_a_fused_projection_is_none_where_its_parts_are_there() -> None:
+    source, target = {}, {}
+    for n in range(2):
+        source |= {f"layers.{n}.attention.W_{part}.weight": (8, 8) for part in "qkv"}
+        source |= {f"layers.{n}.linear0.weight": (24, 8), f"layers.{n}.linear1.weight": (8, 12)}
+        target |= {f"blocks.{n}.attn.in_proj_weight": (24, 8), f"blocks.{n}.value.weight": (12, 8)}
+        target |= {f"blocks.{n}.gate.weight": (12, 8), f"blocks.{n}.down.weight": (8, 12)}
+    mapping = port(signature(source), wanted(target))
+    for n in range(2):
+        entry = found(mapping, f"blocks.{n}.attn.in_proj_weight")
+        assert list(entry.sources) == [f"layers.{n}.attention.W_{part}.weight" for part in "qkv"]
+        assert found(mapping, f"blocks.{n}.gate.weight").status == "guessed"
+
+
+def test_one_fused_projection_among_parts_goes_to_parts_among_fused_ones() -> None:
+    source = {f"layers.{n}.{part}_proj.weight": (8, 8) for n in range(2) for part in "kvq"}
+    source |= {f"layers.{n}.out.weight": (5, 8) for n in range(2)}
+    source |= {"head.attention.in_proj_weight": (24, 8), "head.mlp.weight": (7, 8)}
+    target = {f"blocks.{n}.qkv.weight": (24, 8) for n in range(2)} | {
+        f"blocks.{n}.out.weight": (5, 8) for n in range(2)
+    }
+    target |= {"pool.q.weight": (8, 8), "pool.kv.weight": (16, 8), "pool.mlp.weight": (7, 8)}
+    mapping = port(signature(source), wanted(target))
+    assert [str(found(mapping, f"blocks.{n}.qkv.weight").expr) for n in range(2)] == [
+        f"cat(0, layers.{n}.q_proj.weight, layers.{n}.k_proj.weight, layers.{n}.v_proj.weight)" for n in range(2)
+    ]
+    assert found(mapping, "pool.q.weight").sources == found(mapping, "pool.kv.weight").sources
+    assert str(found(mapping, "pool.kv.weight").expr).endswith("slice(head.attention.in_proj_weight, 0, 16, 24))")

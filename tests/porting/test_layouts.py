@@ -120,3 +120,63 @@ def test_a_stack_of_square_matrices_alone_is_in_doubt() -> None:
     entry = found(port(signature(shapes), wanted(target)), "members.2.fc0.weight")
     assert entry.status == "guessed"
     assert str(entry.rivals[0]) == "select(transpose(all.0.weight), 0, 2)"
+
+
+def test_names_with_slashes_and_slots_are_read_as_paths() -> None:
+    rng = np.random.default_rng(0)
+    source = {
+        "stem/stem/kernel:0": (3, 3, 3, 8),
+        "stem_bn/stem_bn/gamma:0": (8,),
+        "stem_bn/stem_bn/beta:0": (8,),
+        "stem_bn/stem_bn/moving_mean:0": (8,),
+        "stem_bn/stem_bn/moving_variance:0": (8,),
+        "separable/separable/depthwise_kernel:0": (3, 3, 8, 2),
+        "separable/separable/pointwise_kernel:0": (1, 1, 16, 12),
+        "encoder/layer_0/dense/dense/kernel:0": (12, 5),
+        "encoder/layer_1/dense/dense/kernel:0": (5, 6),
+    }
+    values = {key: rng.standard_normal(shape).astype(np.float32) for key, shape in source.items()}
+    target = {
+        "stem.weight": (8, 3, 3, 3),
+        "bn.weight": (8,),
+        "bn.bias": (8,),
+        "bn.running_mean": (8,),
+        "bn.running_var": (8,),
+        "depthwise.weight": (16, 1, 3, 3),
+        "pointwise.weight": (12, 16, 1, 1),
+        "layers.0.weight": (5, 12),
+        "layers.1.weight": (6, 5),
+    }
+    made = worked_out(values, target)
+    assert {entry.status for entry in made.values()} == {"mapped"}
+    x = torch.randn(1, 8, 6, 6)
+    depthwise = torch.nn.functional.conv2d(x, torch.from_numpy(made["depthwise.weight"].values.copy()), groups=8)
+    kernel = values["separable/separable/depthwise_kernel:0"]
+    for channel in range(8):
+        for multiple in range(2):
+            one = torch.from_numpy(kernel[:, :, channel, multiple].copy())[None, None]
+            expected = torch.nn.functional.conv2d(x[:, channel : channel + 1], one)
+            torch.testing.assert_close(depthwise[:, 2 * channel + multiple], expected[:, 0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(made["layers.0.weight"].values, values["encoder/layer_0/dense/dense/kernel:0"].T)
+
+
+@given(n=st.integers(2, 4), layers=st.integers(1, 2))
+def test_matrices_of_all_experts_below_each_other_become_one_for_each(n: int, layers: int) -> None:
+    rng = np.random.default_rng(0)
+    source: dict[str, np.ndarray[Any, Any]] = {}
+    target: dict[str, tuple[int, ...]] = {}
+    for layer in range(layers):
+        source[f"blocks.{layer}.router.weight"] = rng.standard_normal((n, 6)).astype(np.float32)
+        target[f"layers.{layer}.router.weight"] = (n, 6)
+        for name in ("w1", "v1", "w2"):
+            source[f"blocks.{layer}.experts.{name}"] = rng.standard_normal((n * 5, 6)).astype(np.float32)
+        for expert in range(n):
+            for name in ("w1", "v1", "w2"):
+                target[f"layers.{layer}.experts.{expert}.{name}.weight"] = (6, 5) if name == "w2" else (5, 6)
+    made = worked_out(source, target)
+    for layer in range(layers):
+        for expert in range(n):
+            for name in ("w1", "v1", "w2"):
+                own = source[f"blocks.{layer}.experts.{name}"][5 * expert : 5 * expert + 5]
+                got = made[f"layers.{layer}.experts.{expert}.{name}.weight"].values
+                np.testing.assert_array_equal(got, own.T if name == "w2" else own)

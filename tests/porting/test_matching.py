@@ -288,3 +288,19 @@ def test_every_phrase_of_a_group_has_one_meaning() -> None:
     for group in table().groups:
         assert group.phrases
         assert all(phrase for phrase in group.phrases)
+
+
+@pytest.mark.parametrize("name", ["{}_bn", "{}_batch_norm", "bn_{}"])
+def test_norms_without_an_order_stand_behind_the_layers_that_they_are_named_after(name: str) -> None:
+    source: Shapes = {}
+    target: Shapes = {}
+    leaves = ("weight", "bias", "running_mean", "running_var")
+    for place, layer in enumerate(("stem", "wide", "deep", "last")):
+        source[f"{layer}.weight"] = target[f"body.{2 * place}.weight"] = (8, 3 + place, 3, 3)
+        source |= {f"{name.format(layer)}.{leaf}": (8,) for leaf in leaves}
+        target |= {f"body.{2 * place + 1}.{leaf}": (8,) for leaf in leaves}
+    mapping = port(signature(dict(sorted(source.items())), ordered=False), wanted(target, used=target))
+    found = pairing(mapping)
+    for place, layer in enumerate(("stem", "wide", "deep", "last")):
+        assert found[f"body.{2 * place + 1}.running_mean"] == f"{name.format(layer)}.running_mean"
+    assert {entry.status for entry in mapping.entries} == {"mapped"}

@@ -1,0 +1,151 @@
+"""Recurrent cells: gates that stand apart, in one matrix, in other orders, there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from sides import worked_out
+
+IN, WIDTH = 5, 4
+RANDOM = np.random.default_rng(0)
+GATES = {"lstm": "ifgo", "gru": "rzn"}
+WORDS = {
+    "lstm": {"i": "input", "f": "forget", "g": "cell", "o": "output"},
+    "gru": {"r": "reset", "z": "update", "n": "cand"},
+}
+
+Spelling = Callable[[str, str, str], str]
+
+
+def recurrent(kind: str) -> dict[str, np.ndarray[Any, Any]]:
+    """What nn.LSTM or nn.GRU holds."""
+    rows = len(GATES[kind]) * WIDTH
+    shapes = {"weight_ih_l0": (rows, IN), "weight_hh_l0": (rows, WIDTH), "bias_ih_l0": (rows,), "bias_hh_l0": (rows,)}
+    return {key: RANDOM.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
+
+
+#: How codes call the layer of a gate and a side.
+SPELLINGS: dict[str, Spelling] = {
+    "side and gate in one word": lambda kind, side, gate: f"W_{'x' if side == 'ih' else 'h'}{gate}",
+    "as the equations of torch": lambda kind, side, gate: f"{'i' if side == 'ih' else 'h'}{gate}",
+    "gate, then side": lambda kind, side, gate: f"{WORDS[kind][gate]}_{'x' if side == 'ih' else 'h'}",
+    "two letters": lambda kind, side, gate: f"{'W' if side == 'ih' else 'U'}_{gate}",
+    "a module for each gate": lambda kind, side, gate: f"{WORDS[kind][gate]}_gate.{'x' if side == 'ih' else 'h'}",
+    "linear layers": lambda kind, side, gate: f"linear_{'x' if side == 'ih' else 'h'}_{WORDS[kind][gate]}",
+}
+
+
+def apart(held: dict[str, np.ndarray[Any, Any]], kind: str, spelling: Spelling, order: str) -> dict[str, Any]:
+    found = {}
+    for gate in order:
+        for side in ("ih", "hh"):
+            at = GATES[kind].index(gate)
+            for leaf in ("weight", "bias"):
+                block = held[f"{leaf}_{side}_l0"][at * WIDTH : (at + 1) * WIDTH]
+                found[f"cell.{spelling(kind, side, gate)}.{leaf}"] = block
+    return found
+
+
+OUT = {"out.weight": RANDOM.standard_normal((3, WIDTH)).astype(np.float32)}
+CASES = [(kind, name) for kind in GATES for name in SPELLINGS]
+
+
+def shapes_of(values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {key: np.shape(value) for key, value in values.items()}
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_layer_for_each_gate_becomes_one_in_the_order_of_torch(kind: str, name: str, turned: bool) -> None:
+    held = {f"rnn.{key}": value for key, value in recurrent(kind).items()}
+    order = GATES[kind][::-1] if turned else GATES[kind]
+    source = apart({key[4:]: value for key, value in held.items()}, kind, SPELLINGS[name], order)
+    made = worked_out(source | OUT, shapes_of(held) | {"out.weight": (3, WIDTH)})
+    for key, value in (held | OUT).items():
+        assert made[key].status == "mapped"
+        np.testing.assert_array_equal(made[key].values, value)
+
+
+@pytest.mark.parametrize(("kind", "name"), CASES)
+def test_one_layer_in_the_order_of_torch_becomes_one_for_each_gate(kind: str, name: str) -> None:
+    held = {f"rnn.{key}": value for key, value in recurrent(kind).items()}
+    wanted = apart({key[4:]: value for key, value in held.items()}, kind, SPELLINGS[name], GATES[kind])
+    made = worked_out(held | OUT, shapes_of(wanted | OUT))
+    for key, value in wanted.items():
+        assert made[key].status == "mapped"
+        np.testing.assert_array_equal(made[key].values, value)
+
+
+def test_two_directions_become_those_of_one_layer() -> None:
+    both = {"": recurrent("gru"), "_reverse": recurrent("gru")}
+    source: dict[str, Any] = {}
+    for prefix, suffix in (("bwd", "_reverse"), ("fwd", "")):
+        own = apart(both[suffix], "gru", SPELLINGS["gate, then side"], "zrn")
+        source |= {key.replace("cell.", f"{prefix}_cell."): value for key, value in own.items()}
+    held = {f"rnn.{key}{suffix}": value for suffix, values in both.items() for key, value in values.items()}
+    made = worked_out(source, shapes_of(held))
+    for key, value in held.items():
+        np.testing.assert_array_equal(made[key].values, value)
+
+
+def test_parameters_with_their_inputs_first_and_one_bias_for_each_gate() -> None:
+    held = recurrent("lstm")
+    source = {}
+    for at, gate in enumerate("ifgo"):
+        rows = slice(at * WIDTH, (at + 1) * WIDTH)
+        source[f"W_x{gate}"], source[f"W_h{gate}"] = held["weight_ih_l0"][rows].T, held["weight_hh_l0"][rows].T
+        source[f"b_{gate}"] = held["bias_ih_l0"][rows]
+    made = worked_out({f"cell.{k}": v for k, v in source.items()}, {f"rnn.{k}": v.shape for k, v in held.items()})
+    for key in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0"):
+        np.testing.assert_array_equal(made[f"rnn.{key}"].values, held[key])
+    np.testing.assert_array_equal(made["rnn.bias_hh_l0"].values, np.zeros(4 * WIDTH, np.float32))
+
+
+def test_a_layer_that_takes_input_and_state_side_by_side_is_cut_and_its_order_doubted() -> None:
+    held = recurrent("lstm")
+    both = np.concatenate([held["weight_ih_l0"], held["weight_hh_l0"]], 1)
+    source: dict[str, Any] = {}
+    for at, gate in enumerate("ifgo"):
+        rows = slice(at * WIDTH, (at + 1) * WIDTH)
+        name = f"cell.{WORDS['lstm'][gate]}_gate"
+        source |= {f"{name}.weight": both[rows], f"{name}.bias": held["bias_ih_l0"][rows]}
+    made = worked_out(source, {f"rnn.{k}": v.shape for k, v in held.items()})
+    for side in ("ih", "hh"):
+        assert made[f"rnn.weight_{side}_l0"].status == "guessed"
+        np.testing.assert_array_equal(made[f"rnn.weight_{side}_l0"].values, held[f"weight_{side}_l0"])
+    np.testing.assert_array_equal(made["rnn.bias_ih_l0"].values, held["bias_ih_l0"])
+
+
+def test_all_gates_in_one_matrix_under_a_name_of_its_own_are_a_guess_about_their_order() -> None:
+    held = recurrent("lstm")
+    source = {"cell.x2h.weight": held["weight_ih_l0"], "cell.x2h.bias": held["bias_ih_l0"]}
+    source |= {"cell.h2h.weight": held["weight_hh_l0"], "cell.h2h.bias": held["bias_hh_l0"]}
+    made = worked_out(source, {f"rnn.{k}": v.shape for k, v in held.items()})
+    for key, value in held.items():
+        assert made[f"rnn.{key}"].status == "guessed"
+        np.testing.assert_array_equal(made[f"rnn.{key}"].values, value)
+        assert made[f"rnn.{key}"].entry.rivals
+
+
+@pytest.mark.parametrize(("kind", "order"), [("lstm", "ifgo"), ("gru", "zrn")])
+def test_a_recurrent_kernel_holds_its_gates_in_its_own_order(kind: str, order: str) -> None:
+    held = recurrent(kind)
+
+    def moved(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.concatenate([np.split(value, len(order))[GATES[kind].index(gate)] for gate in order])
+
+    source = {"rnn.kernel": moved(held["weight_ih_l0"]).T, "rnn.recurrent_kernel": moved(held["weight_hh_l0"]).T}
+    source["rnn.bias"] = np.stack([moved(held["bias_ih_l0"]), moved(held["bias_hh_l0"])])
+    made = worked_out(source | OUT, {f"rnn.{k}": v.shape for k, v in held.items()} | {"out.weight": (3, WIDTH)})
+    for key, value in held.items():
+        np.testing.assert_array_equal(made[f"rnn.{key}"].values, value)
+        assert made[f"rnn.{key}"].status == "mapped"
+
+
+def test_an_incomplete_set_of_gates_is_joined_with_nothing() -> None:
+    source = apart(recurrent("lstm"), "lstm", SPELLINGS["two letters"], "ifg")
+    made = worked_out(source, {f"rnn.{k}": v.shape for k, v in recurrent("lstm").items()} | {"a.weight": (3, 3)})
+    assert {entry.status for entry in made.values()} == {"unmapped"}

@@ -1,0 +1,102 @@
+"""What is left when all is matched: parts of a layer whose name says nothing, and what the model has many times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sides import found, signature, wanted, worked_out
+
+from ckptool.porting.port import port
+
+RANDOM = np.random.default_rng(0)
+
+
+def values(*shape: int) -> np.ndarray[Any, Any]:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def block(prefix: str) -> dict[str, np.ndarray[Any, Any]]:
+    return {
+        f"{prefix}.conv.weight": values(9, 1, 4),
+        f"{prefix}.out.weight": values(6, 9),
+        f"{prefix}.norm.weight": values(6),
+    }
+
+
+@given(sizes=st.lists(st.integers(2, 5), min_size=2, max_size=3, unique=True))
+def test_a_layer_that_holds_all_that_is_left_of_a_block_is_taken_apart_and_called_a_guess(sizes: list[int]) -> None:
+    source, target = {}, {}
+    for n in range(2):
+        own = block(f"h.{n}.mixer")
+        source |= own | {f"h.{n}.mixer.mixed.weight": values(sum(sizes), 7)}
+        target |= {key.replace("h.", "layers.").replace("mixer", "body"): value.shape for key, value in own.items()}
+        target |= {f"layers.{n}.body.part_{'abc'[i]}.weight": (size, 7) for i, size in enumerate(sizes)}
+    made = worked_out(source, target)
+    for n in range(2):
+        edges = np.cumsum([0, *sizes])
+        for i in range(len(sizes)):
+            got = made[f"layers.{n}.body.part_{'abc'[i]}.weight"]
+            assert got.status == "guessed"
+            whole = source[f"h.{n}.mixer.mixed.weight"]
+            np.testing.assert_array_equal(got.values, whole[edges[i] : edges[i + 1]])
+    # and back
+    back = worked_out({key: made[key].values for key in target}, {key: value.shape for key, value in source.items()})
+    for n in range(2):
+        got = back[f"h.{n}.mixer.mixed.weight"]
+        assert got.status == "guessed"
+        np.testing.assert_array_equal(got.values, source[f"h.{n}.mixer.mixed.weight"])
+
+
+def test_two_tables_side_by_side_are_cut_along_their_columns() -> None:
+    source = block("a.inner") | {"a.inner.both.weight": values(5, 8)}
+    target = {key.replace("a.", "b."): value.shape for key, value in block("a.inner").items()}
+    made = worked_out(source, target | {"b.inner.one.weight": (5, 4), "b.inner.two.weight": (5, 4)})
+    np.testing.assert_array_equal(made["b.inner.two.weight"].values, source["a.inner.both.weight"][:, 4:])
+    assert made["b.inner.two.weight"].status == "guessed"
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+def test_a_block_that_the_source_has_once_goes_to_all_of_the_model_as_a_guess(depth: int) -> None:
+    source = {f"encoder.shared.{key}": value for key, value in block("body").items()} | {"embed.weight": values(11, 6)}
+    target = {f"layers.{n}.{key}": value.shape for n in range(depth) for key, value in block("body").items()}
+    mapping = port(signature({k: v.shape for k, v in source.items()}), wanted(target | {"embed.weight": (11, 6)}))
+    filled = [e for e in mapping.entries if e.target.startswith("layers.") and e.expr is not None]
+    assert {e.status for e in filled} <= {"guessed", "mapped"}
+    by_place: dict[str, set[str]] = {}
+    for entry in filled:
+        by_place.setdefault(entry.target.split(".", 2)[2], set()).add(str(entry.expr))
+    assert all(len(exprs) == 1 for exprs in by_place.values())
+    several = [e for e in filled if not e.target.startswith("layers.0.")]
+    assert all(e.status == "guessed" for e in several)
+
+
+def test_a_deeper_model_keeps_its_own_values_where_the_source_has_a_list_of_fewer() -> None:
+    def layers(depth: int) -> dict[str, tuple[int, ...]]:
+        return {f"layers.{n}.{key}": value.shape for n in range(depth) for key, value in block("body").items()}
+
+    mapping = port(signature(layers(2)), wanted(layers(4)))
+    assert found(mapping, "layers.1.body.conv.weight").status == "mapped"
+    assert found(mapping, "layers.3.body.conv.weight").status == "unmapped"
+
+
+def test_names_that_count_from_nought_are_not_those_that_count_from_one() -> None:
+    def layers(first: str, second: str, up: str, down: str) -> dict[str, tuple[int, ...]]:
+        return {
+            f"layers.{n}.{name}.weight": shape
+            for n in range(2)
+            for name, shape in ((second, (6,)), (first, (6,)), (down, (6, 8)), (up, (8, 6)))
+            if (n, name) != (0, first)
+        }
+
+    source = layers("norm0", "norm1", "linear0", "linear1")
+    target = layers("attn_norm", "ffn_norm", "up_proj", "down_proj")
+    mapping = port(signature(source), wanted(target))
+    for entry in mapping.entries:
+        if entry.status == "mapped":
+            new = {"attn_norm": "norm0", "ffn_norm": "norm1", "up_proj": "linear0", "down_proj": "linear1"}
+            layer, name = entry.target.split(".")[1:3]
+            assert str(entry.expr) == f"layers.{layer}.{new[name]}.weight"

@@ -1,0 +1,77 @@
+"""Files that keep apart what a model holds as one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+
+class Coder(nn.Module):  # type: ignore[misc]
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(sizes)))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x)
+
+
+class Whole(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = Coder(4, 8, 8), Coder(8, 8, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.decoder(self.encoder(x))
+
+
+def saved(model: Any, path: Path) -> Path:
+    wrapped = {f"module.{key}": value for key, value in model.encoder.state_dict().items()}
+    torch.save({"epoch": 3, "nets": {"enc": wrapped, "dec": model.decoder.state_dict()}}, path)
+    return path
+
+
+def test_a_model_is_filled_from_the_state_dicts_of_its_parts(tmp_path: Path) -> None:
+    import ckptool
+
+    theirs, ours = Whole(), Whole()
+    account = ckptool.load_into(ours, saved(theirs, tmp_path / "parts.pth"))
+    assert {entry.status for entry in account.entries} == {"mapped"}
+    assert str(account["decoder.layers.1.weight"].expr) == "nets/dec/layers.1.weight"
+    assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), ours.parameters(), strict=True))
+
+
+def test_a_mapping_over_several_parts_is_read_back_and_replayed(tmp_path: Path) -> None:
+    import ckptool
+
+    theirs, path = Whole(), tmp_path / "parts.pth"
+    mapping = ckptool.transfer(saved(theirs, path), Whole())
+    mapping.save(tmp_path / "m.yaml")
+    again = ckptool.read_mapping(tmp_path / "m.yaml").apply(path)
+    ckptool.save(again, tmp_path / "out.pth")
+    found = torch.load(tmp_path / "out.pth")
+    assert all(torch.equal(value, found[key]) for key, value in theirs.state_dict().items())
+
+
+def test_a_part_that_fits_as_it_is_takes_nothing_from_the_others(tmp_path: Path) -> None:
+    import ckptool
+
+    theirs = Whole()
+    mapping = ckptool.transfer(saved(theirs, tmp_path / "parts.pth"), Coder(8, 8, 3))
+    assert mapping.at == "nets/dec"
+    assert {str(entry.expr) for entry in mapping.entries} == set(theirs.decoder.state_dict())
+
+
+def test_copies_of_one_model_are_not_put_together(tmp_path: Path) -> None:
+    import ckptool
+
+    model = Whole()
+    torch.save({"model": model.state_dict(), "ema": model.state_dict()}, tmp_path / "copies.pth")
+    mapping = ckptool.transfer(tmp_path / "copies.pth", Whole())
+    assert mapping.at == "model"
+    assert all("/" not in key for entry in mapping.entries for key in entry.sources)
