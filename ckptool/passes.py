@@ -269,10 +269,8 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
         return replace(ckpt, at="").noting("extract: the weights are all there is")
     left = around(ckpt, weights)
     path = f" {printable(weights.path, 60)}" if weights.path else ""
-    notes = [
-        f"extract{path}: {counted(len(weights), 'key')} kept; left behind: "
-        + ", ".join(left[:12] + ["…"] * (len(left) > 12))
-    ]
+    behind = ", ".join(left[:12] + ["…"] * (len(left) > 12)) or "nothing"
+    notes = [f"extract{path}: {counted(len(weights), 'key')} kept; left behind: {behind}"]
     if weights.model is not None and has_own_ways(weights.model):
         notes.append("note: the model has functions that change its state dict when it is made; they were not run")
     if weights.aside:

@@ -522,6 +522,9 @@ def _file_of_page(url: str) -> str | None:
     if "/blob/" in parts.path:
         word = "raw" if re.search(r"(^|\.)(github|gitlab|gitee|codeberg)\.", parts.netloc) else "resolve"
         return urlunsplit(parts._replace(path=parts.path.replace("/blob/", f"/{word}/", 1), query=""))
+    page = re.fullmatch(r"(/[^/]+/[^/]+)(/tree/([^/]+))?/?", parts.path)
+    if page and re.fullmatch(r"(www\.)?(huggingface\.co|hf\.co|hf-mirror\.com)", parts.netloc):
+        return urlunsplit(parts._replace(path=f"{page[1]}/resolve/{page[3] or 'main'}/FILE", query=""))
     if parts.netloc.endswith("dropbox.com") and "dl=0" in parts.query:
         return urlunsplit(parts._replace(query=parts.query.replace("dl=0", "dl=1")))
     return None

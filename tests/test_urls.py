@@ -237,6 +237,12 @@ def test_a_file_that_changes_between_two_requests_is_refused(files, tags):
         file.read(500_000, 100_000)
 
 
+def test_a_scan_reads_what_could_be_a_pickle(web):
+    ckptool.save(checkpoint(20, 200), web.folder / "a.pth")
+    assert ckptool.scan(web.url("a.pth")).verdict == "safe"
+    assert web.sent < 0.4 * (web.folder / "a.pth").stat().st_size
+
+
 def test_a_web_page_is_no_checkpoint_and_the_page_about_a_file_names_the_file(web):
     for path in ("org/model/blob/main/model.safetensors", "login"):
         web.pages[path] = "\n<!DOCTYPE html><html>…</html>"
@@ -252,6 +258,8 @@ def test_a_web_page_is_no_checkpoint_and_the_page_about_a_file_names_the_file(we
         ("https://huggingface.co/a/b/blob/main/x.bin", "https://huggingface.co/a/b/resolve/main/x.bin"),
         ("https://github.com/a/b/blob/main/x.pth", "https://github.com/a/b/raw/main/x.pth"),
         ("https://www.dropbox.com/s/1/x.pth?dl=0", "https://www.dropbox.com/s/1/x.pth?dl=1"),
+        ("https://huggingface.co/a/b", "https://huggingface.co/a/b/resolve/main/FILE"),
+        ("https://huggingface.co/a/b/tree/v2", "https://huggingface.co/a/b/resolve/v2/FILE"),
         ("https://example.org/login", None),
     ],
 )

@@ -265,3 +265,204 @@ def plain_to_pruned() -> tuple[nn.Module, nn.Module]:
 @pair("float32[4,6]")
 def pruned_to_pruned() -> tuple[nn.Module, nn.Module]:
     return _pruned("first", "second", "third"), _pruned("first", "second", "third")
+
+
+# -- a cell with one matrix over the input and the hidden state, or the layers of torch
+
+
+class _OneMatrix(nn.Module):
+    def __init__(self, *, hidden_first: bool, gates: str = "ifgo") -> None:
+        super().__init__()
+        self.kernel = nn.Linear(5 + 6, 6 * len(gates))
+        self.read = nn.Linear(6, 3)
+        self.hidden_first, self.gates = hidden_first, gates
+
+    def forward(self, x: Any) -> Any:
+        h = c = x.new_zeros(x.shape[0], 6)
+        for step in x.unbind(1):
+            both = torch.cat([h, step] if self.hidden_first else [step, h], -1)
+            at = dict(zip(self.gates, self.kernel(both).chunk(len(self.gates), -1), strict=True))
+            if len(self.gates) == 1:
+                h = torch.tanh(at["h"])
+                continue
+            c = torch.sigmoid(at["f"]) * c + torch.sigmoid(at["i"]) * torch.tanh(at["g"])
+            h = torch.sigmoid(at["o"]) * torch.tanh(c)
+        return self.read(h)
+
+
+class _OfTorch(nn.Module):
+    def __init__(self, layer: type[nn.Module]) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+        self.rnn = layer(5, 6, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+_SIDE = "whether a matrix takes the input or the hidden state first is in the code only"
+
+
+@pair("float32[2,4,5]", hint=_SIDE)
+def one_matrix_to_rnn() -> tuple[nn.Module, nn.Module]:
+    return _OneMatrix(hidden_first=False, gates="h"), _OfTorch(nn.RNN)
+
+
+@pair("float32[2,4,5]", hint=_SIDE)
+def one_matrix_hidden_first_to_lstm() -> tuple[nn.Module, nn.Module]:
+    return _OneMatrix(hidden_first=True), _OfTorch(nn.LSTM)
+
+
+@pair("float32[2,4,5]", hint=_SIDE)
+def lstm_to_one_matrix() -> tuple[nn.Module, nn.Module]:
+    return _OfTorch(nn.LSTM), _OneMatrix(hidden_first=False)
+
+
+# -- a convolutional cell: one convolution for all gates, or eight
+
+
+class _OneConvolution(nn.Module):
+    def __init__(self, c: int = 2, d: int = 3) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(c + d, 4 * d, 3, padding=1)
+        self.see = nn.Conv2d(d, 2, 1)
+        self.d = d
+
+    def forward(self, x: Any) -> Any:
+        h = c = x.new_zeros(x.shape[0], self.d, *x.shape[3:])
+        for step in x.unbind(1):
+            i, f, o, g = self.conv(torch.cat([step, h], 1)).chunk(4, 1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+        return self.see(h)
+
+
+class _EightConvolutions(nn.Module):
+    def __init__(self, c: int = 2, d: int = 3) -> None:
+        super().__init__()
+        for gate in "gfoi":
+            setattr(self, f"x_{gate}", nn.Conv2d(c, d, 3, padding=1, bias=False))
+            setattr(self, f"h_{gate}", nn.Conv2d(d, d, 3, padding=1))
+        self.out = nn.Conv2d(d, 2, 1)
+        self.d = d
+
+    def forward(self, x: Any) -> Any:
+        h = c = x.new_zeros(x.shape[0], self.d, *x.shape[3:])
+        for step in x.unbind(1):
+            i, f, o, g = (getattr(self, f"x_{n}")(step) + getattr(self, f"h_{n}")(h) for n in "ifog")
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+        return self.out(h)
+
+
+@pair("float32[2,3,2,6,6]", hint="in which order the gates of a convolution stand is in the code only")
+def one_convolution_to_eight() -> tuple[nn.Module, nn.Module]:
+    return _OneConvolution(), _EightConvolutions()
+
+
+@pair("float32[2,3,2,6,6]", hint="in which order the gates of a convolution stand is in the code only")
+def eight_convolutions_to_one() -> tuple[nn.Module, nn.Module]:
+    return _EightConvolutions(), _OneConvolution()
+
+
+# -- attention by a sum: one layer over both states side by side, or a layer for each
+
+
+class _ScoreOfBoth(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 6)
+        self.attn = nn.Linear(6 + 5, 8)
+        self.v = nn.Linear(8, 1, bias=False)
+        self.start = nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Any) -> Any:
+        states = torch.tanh(self.embed(x))
+        now = self.start.expand(*x.shape[:2], 5)
+        return (self.v(torch.tanh(self.attn(torch.cat([now, states], -1)))).softmax(1) * states).sum(1)
+
+
+class _ScoreOfEach(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_energy = nn.Linear(8, 1, bias=False)
+        self.over_states = nn.Linear(6, 8, bias=False)
+        self.over_now = nn.Linear(5, 8)
+        self.first = nn.Parameter(torch.randn(5))
+        self.inputs = nn.Linear(4, 6)
+
+    def forward(self, x: Any) -> Any:
+        states = torch.tanh(self.inputs(x))
+        energy = self.to_energy(torch.tanh(self.over_now(self.first) + self.over_states(states)))
+        return (energy.softmax(1) * states).sum(1)
+
+
+_WHICH = "which columns of a layer belong to which of its inputs is in the code only"
+
+
+@pair("float32[2,7,4]", hint=_WHICH)
+def one_layer_to_two() -> tuple[nn.Module, nn.Module]:
+    return _ScoreOfBoth(), _ScoreOfEach()
+
+
+@pair("float32[2,7,4]", hint=_WHICH)
+def two_layers_to_one() -> tuple[nn.Module, nn.Module]:
+    return _ScoreOfEach(), _ScoreOfBoth()
+
+
+# -- a position for the class token in the table, or apart
+
+
+class _Positions(nn.Module):
+    def __init__(self, *, together: bool) -> None:
+        super().__init__()
+        self.patches = nn.Linear(5, 6)
+        if together:
+            self.pos_embed = nn.Parameter(torch.zeros(1, 9, 6))
+        else:
+            self.pos_embed = nn.Parameter(torch.zeros(1, 8, 6))
+            self.pos_embed_cls = nn.Parameter(torch.zeros(1, 1, 6))
+        self.cls_token = nn.Parameter(torch.zeros(1, 2, 6)[:, :1])
+        self.block = nn.TransformerEncoderLayer(6, 2, 12, 0.0, batch_first=True)
+        self.head = nn.Linear(6, 3)
+        self.together = together
+
+    def forward(self, x: Any) -> Any:
+        table = self.pos_embed if self.together else torch.cat([self.pos_embed_cls, self.pos_embed], 1)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), self.patches(x)], 1) + table
+        return self.head(self.block(x)[:, 0])
+
+
+@pair("float32[2,8,5]", hint="whether the class token stands first or last in a table is in the code only")
+def class_position_into_table() -> tuple[nn.Module, nn.Module]:
+    return _Positions(together=False), _Positions(together=True)
+
+
+@pair("float32[2,8,5]", hint="whether the class token stands first or last in a table is in the code only")
+def class_position_out_of_table() -> tuple[nn.Module, nn.Module]:
+    return _Positions(together=True), _Positions(together=False)
+
+
+# -- heads of several tasks, one layer each or all in one
+
+
+class _Tasks(nn.Module):
+    def __init__(self, *, together: bool) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 6)
+        self.heads = nn.Linear(6, 9) if together else nn.ModuleList(nn.Linear(6, n) for n in (2, 4, 3))
+        self.together = together
+
+    def forward(self, x: Any) -> Any:
+        x = F.relu(self.stem(x))
+        return self.heads(x) if self.together else torch.cat([head(x) for head in self.heads], -1)
+
+
+@pair("float32[5,4]")
+def list_of_heads_to_one() -> tuple[nn.Module, nn.Module]:
+    return _Tasks(together=False), _Tasks(together=True)
+
+
+@pair("float32[5,4]")
+def one_head_to_list() -> tuple[nn.Module, nn.Module]:
+    return _Tasks(together=True), _Tasks(together=False)

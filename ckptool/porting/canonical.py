@@ -23,6 +23,7 @@ from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
 from .pieces import Canon, Piece
 from .reparametrized import merge_masks, merge_norms, name_unknown
 from .roles import components, role_of
+from .sides import cut_sides
 from .stacked import unstack
 from .words import label, table, words_of
 
@@ -113,6 +114,8 @@ def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) 
         name_unknown(one, other)
     for one, other in ((source, target), (target, source)):
         join_gates(one, other)
+    for one, other in ((source, target), (target, source)):
+        cut_sides(one, other)
     follow_names(source, target)
     both = fused_alike(source, target)
     for one, other in ((source, target), (target, source)):

@@ -74,6 +74,7 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
     theirs = Counter(p.shape for p in other.pieces.values() if p.role == "weight")
     own = Counter(p.shape for p in one.pieces.values() if p.role == "weight")
     rows = _rows_of_parts(other)
+    theirs_by_name = _Parts(other)
     for weight, kind in fused:
         rest = weight.shape[1:]
         sizes = _part_sizes(weight, kind, rows)
@@ -90,7 +91,7 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         )
         if not alike and not whole:
             continue
-        form = _form(one, other, weight, kind, sizes)
+        form = _form(one, theirs_by_name, weight, kind, sizes)
         _take_apart(one, weight, form)
         bias = one.pieces.get(".".join(weight.path) + "|bias")
         if bias is not None and bias.shape == weight.shape[:1]:
@@ -143,7 +144,7 @@ def about_layout(doubt: str) -> bool:
     return doubt in (_BY_HEADS, _WHICH_HALF) or doubt.startswith(_OTHER_ORDER.partition("{}")[0])
 
 
-def _form(one: Canon, other: Canon, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
+def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
     """How a projection is taken apart: as code shows, as its name says, or most likely."""
     parts, size = kind.parts, tuple(sizes)
     if one.is_target:
@@ -155,13 +156,13 @@ def _form(one: Canon, other: Canon, weight: Piece, kind: Fused, sizes: Sequence[
     if "q" not in parts and "k" not in parts:
         swapped = (parts[::-1], size[::-1], 0)
         return _Form(parts, size) if kind.sure else _Form(parts, size, 0, _WHICH_HALF, swapped)
-    heads = _groups_of(other, size[-1]) if not one.is_target else 0
+    heads = other.groups(size[-1]) if not one.is_target else 0
     heads = heads if _divides(heads, size) and heads > 1 else 0
-    order = _order_of(other, parts)
+    order = other.order(parts)
     if order != parts and not one.is_target and not kind.ordered:
         doubt = _OTHER_ORDER.format(", ".join(parts), ", ".join(order))
         return _Form(parts, size, 0, doubt, (order, tuple(size[parts.index(p)] for p in order), 0))
-    one_group = heads == 0 and not one.is_target and len(set(size)) > 1 and _groups_of(other, size[-1]) == 1
+    one_group = heads == 0 and not one.is_target and len(set(size)) > 1 and other.groups(size[-1]) == 1
     if one_group or (kind.sure and (len(set(size)) == 1 or not kind.grouped)):
         return _Form(parts, size)
     if kind.by_heads and heads:
@@ -173,15 +174,37 @@ def _divides(heads: int, sizes: Sequence[int]) -> bool:
     return heads > 0 and all(size % heads == 0 for size in sizes)
 
 
-def _order_of(canon: Canon, parts: tuple[str, ...]) -> tuple[str, ...]:
-    """In which order the blocks of a model hold what a projection joins, if all hold it in one order."""
-    blocks: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
-    for p in canon.pieces.values():
-        label = part_label(p.path)
-        if p.role == "weight" and label in parts and len(p.shape) >= 2:
-            blocks[p.path[:-1]][label] = p.order
-    found = {tuple(sorted(held, key=held.__getitem__)) for held in blocks.values() if len(held) == len(parts)}
-    return found.pop() if len(found) == 1 else parts
+class _Parts:
+    """What is a part of a projection by its name on one side: looked through once, asked for each projection."""
+
+    def __init__(self, canon: Canon) -> None:
+        self._labelled = [(label, p) for p in canon.pieces.values() if (label := part_label(p.path))]
+        self._orders: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._groups: dict[int, int] = {}
+
+    def order(self, parts: tuple[str, ...]) -> tuple[str, ...]:
+        """In which order the blocks of a model hold what a projection joins, if all hold it in one order."""
+        if parts not in self._orders:
+            blocks: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+            for label, p in self._labelled:
+                if p.role == "weight" and label in parts and len(p.shape) >= 2:
+                    blocks[p.path[:-1]][label] = p.order
+            held = {tuple(sorted(b, key=b.__getitem__)) for b in blocks.values() if len(b) == len(parts)}
+            self._orders[parts] = held.pop() if len(held) == 1 else parts
+        return self._orders[parts]
+
+    def groups(self, rows: int) -> int:
+        """How many heads of keys the code of a model has, where those have so many ROWS together, or 0."""
+        if rows not in self._groups:
+            found: Counter[int] = Counter()
+            for label, p in self._labelled:
+                heads = heads_of(p.entry)
+                if heads and label == "k" and p.shape[0] == rows:
+                    found[heads] += 2
+                elif heads and label == "q" and rows * heads % p.shape[0] == 0:
+                    found[rows * heads // p.shape[0]] += 1
+            self._groups[rows] = found.most_common(1)[0][0] if found else 0
+        return self._groups[rows]
 
 
 def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) -> bool:
@@ -219,18 +242,6 @@ def heads_of(entry: Entry) -> int:
     """How many attention heads the forward pass makes of what a projection gives, or 0."""
     kind, inner = entry.notes.get("layout", ("", ()))
     return inner[0] if kind == "grouped" and len(inner) == 2 else 0
-
-
-def _groups_of(canon: Canon, rows: int) -> int:
-    """How many heads of keys the code of a model has, where those have so many ROWS together, or 0."""
-    found: Counter[int] = Counter()
-    for p in canon.pieces.values():
-        label, heads = part_label(p.path), heads_of(p.entry)
-        if heads and label == "k" and p.shape[0] == rows:
-            found[heads] += 2
-        elif heads and label == "q" and rows * heads % p.shape[0] == 0:
-            found[rows * heads // p.shape[0]] += 1
-    return found.most_common(1)[0][0] if found else 0
 
 
 def _part_sizes(weight: Piece, kind: Fused, rows: dict[str, Counter[tuple[int, ...]]]) -> list[int] | None:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 
 from . import expression as ex
-from .expression import Expr
+from .expression import Expr, Shape
 from .layouts import is_bare
 from .pieces import Canon, Piece
 from .words import Cell, cut, table
@@ -20,23 +20,25 @@ _Held = dict[tuple[str, str], Piece]  # (side, gate) -> matrix
 #: Words that say no more than that something is a layer.
 _NOISE = frozenset("linear lin weight fc layer gate gates proj dense net kernel".split())
 _SIDES = ("ih", "hh")
-_INPUT_FIRST = "whether this matrix takes the input or the hidden state first is in the code only"
+#: Why it is not certain how a matrix of a cell is laid out.
+INPUT_FIRST = "whether this matrix takes the input or the hidden state first is in the code only"
 _WHICH_WAY = "whether these matrices stand with their inputs or their outputs first is in the code only"
-_GATE_ORDER = "in which order the gates stand in this matrix is in the code only"
+GATE_ORDER = "in which order the gates stand in this matrix is in the code only"
 
 
 def join_gates(one: Canon, other: Canon) -> None:
-    """Join gates that stand apart, where the other side has a recurrent layer that holds them in one matrix."""
-    if not any(piece.role == "weight_ih" for piece in other.pieces.values()):
-        return
+    """Join gates that stand apart, where the other side has a layer that holds them in one matrix or kernel."""
+    layers = any(piece.role == "weight_ih" for piece in other.pieces.values())
+    wholes = {p.shape for p in other.pieces.values() if p.role == "weight" and len(p.shape) > 1}
     for depth in (1, 2):
         scopes: dict[_Path, list[Piece]] = defaultdict(list)
         for piece in one.pieces.values():
-            if piece.role == "weight" and len(piece.shape) in (1, 2) and len(piece.path) >= depth:
+            if piece.role == "weight" and len(piece.path) >= depth:
                 scopes[piece.path[:-depth]].append(piece)
         for scope, pieces in scopes.items():
-            _join_scope(one, scope, pieces, depth)
-    _name_sides(one)
+            _join_scope(one, scope, pieces, depth, None if layers else wholes)
+    if layers:
+        _name_sides(one)
 
 
 def are_gates(components: Sequence[str]) -> bool:
@@ -48,8 +50,9 @@ def are_gates(components: Sequence[str]) -> bool:
     return False
 
 
-def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int) -> None:
-    matrices = [p for p in pieces if len(p.shape) == 2]
+def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, wholes: set[Shape] | None) -> None:
+    """Join the gates of one cell; if there are WHOLES, only to one over the input and the hidden state at once."""
+    matrices = [p for p in pieces if len(p.shape) >= 2]
     for cell in table().cells:
         for read in _READINGS:
             said = [(p, read(_tokens(p.path[-depth:]), cell)) for p in matrices]
@@ -58,12 +61,18 @@ def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int) -> No
             counted = [key for _, key in said if key is not None]
             if len(counted) != len(held):
                 continue
-            if held.keys() == wanted:
+            if held.keys() == wanted and (wholes is None or _whole(held, cell) in wholes):
                 _join(one, scope, cell, held, pieces, depth)
                 return
-            if held.keys() == {("", gate) for gate in cell.gates}:
+            if wholes is None and held.keys() == {("", gate) for gate in cell.gates}:
                 _join(one, scope, cell, _cut_in_two(one, held), pieces, depth)
                 return
+
+
+def _whole(held: _Held, cell: Cell) -> Shape | None:
+    """The sizes of one layer for all gates over the input and the hidden state side by side."""
+    ih, hh = (held[side, cell.gates[0]].shape for side in _SIDES)
+    return (ih[0] * len(cell.gates), ih[1] + hh[1], *ih[2:]) if len(ih) == len(hh) else None
 
 
 def _tokens(components: Sequence[str]) -> tuple[str, ...]:
@@ -84,12 +93,19 @@ def _gate_then_side(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | No
 
 
 def _in_one_word(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
-    tokens = tokens[1:] if tokens[:1] in (("w",), ("u",)) else tokens
+    tokens = _without_letter(tokens)
     return _side_then_gate(tuple(tokens[0]), cell) if len(tokens) == 1 and len(tokens[0]) == 2 else None
 
 
+def _without_letter(tokens: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of a name without the letter that stands for a weight: `W_xi` and `Wxi` are xi."""
+    if tokens[:1] in (("w",), ("u",)):
+        return tokens[1:]
+    return (tokens[0][1:],) if len(tokens) == 1 and len(tokens[0]) == 3 and tokens[0][0] == "w" else tokens
+
+
 def _in_one_word_turned(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
-    tokens = tokens[1:] if tokens[:1] in (("w",), ("u",)) else tokens
+    tokens = _without_letter(tokens)
     return _gate_then_side(tuple(tokens[0]), cell) if len(tokens) == 1 and len(tokens[0]) == 2 else None
 
 
@@ -116,8 +132,8 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
     """Matrices that take the input and the hidden state side by side, as two each."""
     found: _Held = {}
     for (_, gate), piece in held.items():
-        rows, columns = piece.shape
-        if columns <= rows:
+        rows, columns, *rest = piece.shape
+        if rest or columns <= rows:
             return {}
         edges = (0, columns - rows, columns)
         turned = (0, rows, columns)
@@ -125,7 +141,7 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
         for place, side in enumerate(_SIDES):
             rival = None if one.is_target else ex.part(piece.expr, 1, *((rows, columns), turned[:2])[place])
             shape = (rows, edges[place + 1] - edges[place])
-            doubts = (*piece.doubts, (_INPUT_FIRST, rival))
+            doubts = (*piece.doubts, (INPUT_FIRST, rival))
             made = replace(piece, path=(*piece.path, side), shape=shape, order=piece.order + place / 8, doubts=doubts)
             new.append((made, partial(ex.part, dim=1, start=edges[place], stop=edges[place + 1])))
         one.become(piece, new, lambda *e: ex.cat(1, *e))
@@ -141,6 +157,9 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
         return
     width = held["hh", cell.gates[0]].shape[0]
     doubts: tuple[tuple[str, Expr | None], ...] = ()
+    ranks = {len(p.shape) for p in held.values()}
+    if ranks != {2} and (len(ranks) > 1 or rows != {width}):
+        return
     if rows != {width}:  # parameters of their own, with the inputs first
         if {held["ih", gate].shape[1] for gate in cell.gates} != {width}:
             return
@@ -161,9 +180,9 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
         biases = [one.pieces.get(".".join(_layer(p)) + "|bias") for p in own]
         new = replace(
             first,
-            path=scope,
+            path=scope or ("cell",),
             role=f"weight_{side}",
-            shape=(width * len(own), own[0].shape[1]),
+            shape=(width * len(own), *own[0].shape[1:]),
             order=first.order + place / 8,
             words=tuple(w for c in scope for w in cut(c)),
             doubts=(*(d for p in own for d in p.doubts), *doubts),
@@ -172,7 +191,9 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
         if any(b is not None for b in biases):
             _stack(one, biases, replace(new, role=f"bias_{side}", shape=(width * len(own),)))
     if lone.keys() == set(cell.gates):
-        made = replace(first, path=scope, role="bias_ih", shape=(width * len(lone),), order=first.order + 1 / 4)
+        made = replace(
+            first, path=scope or ("cell",), role="bias_ih", shape=(width * len(lone),), order=first.order + 1 / 4
+        )
         _stack(one, [lone[gate] for gate in cell.gates], made)
 
 
@@ -220,8 +241,8 @@ def _name_sides(one: Canon) -> None:
         for side, found in sides.items():
             for piece in found:
                 rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
-                doubts = (*piece.doubts, (_GATE_ORDER, rival))
-                made = replace(piece, path=scope, role=f"{piece.role}_{side}", doubts=doubts)
+                doubts = (*piece.doubts, (GATE_ORDER, rival))
+                made = replace(piece, path=scope or ("cell",), role=f"{piece.role}_{side}", doubts=doubts)
                 one.become(piece, [(made, lambda e: e)], lambda e: e)
 
 

@@ -17,12 +17,13 @@ from math import gcd
 from . import expression as ex
 from .expression import Expr, Shape
 from .fused import fused_kind
-from .pieces import Canon, Piece, squeezed
+from .pieces import Canon, Piece, squeezed, unchanged
 from .words import cut, table
 
 _Path = tuple[str, ...]
 
 _ORDER = "in which order the parts stand in one tensor is in the code only"
+_NORMS = "whether several norms are the same as one over all their channels is in the code only"
 _TURNS = "whether the parts stand one after the other or take turns is in the code only"
 
 
@@ -163,16 +164,24 @@ def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
     for (path, role), members in inner.items():
         parts = [members[n] for n in sorted(members)]
         join = plan.get((path, role))
-        new = replace(parts[0], path=(*head, *path), words=_without_number(parts[0]))
+        new = replace(parts[0], path=(*head, *path) or ("parts",), words=_without_number(parts[0]))
         if join is not None:
+            if len(new.shape) == 1 and (path, "weight") in inner and not _by_channel(inner, path):
+                new = replace(new, doubts=(*new.doubts, (_NORMS, None)))
             _merge(one, parts, new, join)
-        elif len(new.shape) == 1 and not one.is_target:  # what is added to a sum of paths
-            one.merge(parts, new, lambda *e: Expr("add", e), [])
+        elif len(new.shape) == 1:  # what is added to a sum of paths
+            _merge_sum(one, parts, new)
     if not one.is_target:
         for key, place in list(one.counters.items()):
             below = tuple(place.split("."))
             if below[: len(head)] == head and below[len(head) : len(head) + 1] == ("0",):
                 one.counters[key] = ".".join((*head, *below[len(head) + 1 :]))
+
+
+def _by_channel(inner: _Inner, path: _Path) -> bool:
+    """Whether what stands at PATH in each member works on its channels one by one: a layer does, and a batch norm."""
+    weights = inner[path, "weight"]
+    return (path, "running_mean") in inner or len(next(iter(weights.values())).shape) > 1
 
 
 def _without_number(piece: Piece) -> _Path:
@@ -193,13 +202,22 @@ def _merge(one: Canon, parts: Sequence[Piece], new: Piece, join: _Join) -> Piece
     return new
 
 
+def _merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
+    """The biases of layers whose results are added: their sum, and of a sum the first one with zeros for the others."""
+    if len({p.shape for p in parts}) == 1:
+        zeros = Expr("zeros", (), parts[0].shape)
+        up: list[Callable[[Expr], Expr]] = [unchanged, *[lambda _: zeros] * (len(parts) - 1)]
+        one.merge(parts, new, lambda *e: Expr("add", e) if len(e) > 1 else e[0], up)
+
+
 # -- families of names
 
 
 def _join_families(one: Canon, other: Canon) -> None:
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     for piece in one.pieces.values():
-        if piece.role == "weight" and piece.path and not piece.path[-1].isdigit():
+        namesake = other.pieces.get(piece.name)
+        if piece.role == "weight" and piece.path and (namesake is None or namesake.shape != piece.shape):
             siblings[piece.path[:-1]].append(piece)
     sizes = _Sizes(one, other)
     plans: list[tuple[_Path, _Family, _Join]] = []
@@ -230,7 +248,9 @@ class _Family:
 def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
     """Groups of siblings that may be parts of one tensor; numbered names first, then those of a table, then all."""
     pieces = sorted((p for p in pieces if sizes.wanted(p.shape) < 0), key=lambda p: p.order)
-    found = []
+    listed = sorted((p for p in pieces if p.path[-1].isdigit()), key=lambda p: int(p.path[-1]))
+    pieces = [p for p in pieces if not p.path[-1].isdigit()]
+    found = [_Family(tuple(listed), (), numbered=True)] if len({p.shape for p in listed}) > 1 else []
     for known, place in ((_number, True), (_label, False)):
         groups: dict[_Path, dict[str, Piece]] = defaultdict(dict)
         for piece in pieces:
@@ -246,10 +266,16 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
         if len(labelled) > 1:
             parts = tuple(labelled[k] for k in kinds.parts if k in labelled)
             found.append(_Family(parts, (), numbered=False, turns=kinds.turns))
-    alike: dict[Shape, list[Piece]] = defaultdict(list)
+    alike: dict[tuple[int, Shape], list[Piece]] = defaultdict(list)
     for piece in pieces:
-        alike[piece.shape[1:]].append(piece)
-    return found + [_Family(tuple(group), (), numbered=False) for group in alike.values() if len(group) > 1]
+        for dim in range(min(len(piece.shape), 2)):
+            alike[dim, (*piece.shape[:dim], 0, *piece.shape[dim + 1 :])].append(piece)
+    for (dim, rest), group in alike.items():
+        if dim == 1 and rest[0] == 1:  # of a table of positions, one row for a token stands in front
+            group.sort(key=lambda p: p.shape[1] != 1)
+        if len(group) > 1:
+            found.append(_Family(tuple(group), (), numbered=False))
+    return found
 
 
 def _number(words: _Path) -> tuple[str, _Path] | None:
@@ -269,18 +295,15 @@ def _label(words: _Path) -> tuple[str, _Path] | None:
 
 def _join_of_family(family: _Family, sizes: _Sizes) -> _Join | None:
     shapes = [p.shape for p in family.parts]
-    if any(len(shape) < 1 for shape in shapes):
-        return None
-    if len({shape[1:] for shape in shapes}) == 1:
+    ways = []
+    if len({shape[1:] for shape in shapes}) == 1 and len(shapes[0]) > 1:
         rows = tuple(shape[0] for shape in shapes)
-        join = _Join(rows, 0, gcd(*rows) if family.turns else 1)
-        if len(shapes[0]) > 1 and sizes.wanted(join.shape(shapes[0])) > 0:
-            return join
-    if len(set(shapes)) == 1:
-        join = _Join((1,) * len(shapes), None)
-        if len(squeezed(join.shape(shapes[0]))) > 1 and sizes.wanted(join.shape(shapes[0])) > 0:
-            return join
-    return None
+        ways.append(_Join(rows, 0, gcd(*rows) if family.turns else 1))
+    if len({(shape[:1], shape[2:]) for shape in shapes}) == 1 and min(map(len, shapes)) > 1:
+        ways.append(_Join(tuple(shape[1] for shape in shapes), 1))
+    if len(set(shapes)) == 1 and len(squeezed(shapes[0])) > 0:
+        ways.append(_Join((1,) * len(shapes), None))
+    return next((way for way in ways if sizes.wanted(way.shape(shapes[0])) > 0), None)
 
 
 def _join_family(one: Canon, parent: _Path, family: _Family, join: _Join) -> None:
@@ -289,6 +312,8 @@ def _join_family(one: Canon, parent: _Path, family: _Family, join: _Join) -> Non
     words = tuple(word for component in (*parent, *family.stem) for word in cut(component))
     for role in ("weight", "bias"):
         found = [m for p in family.parts if (m := one.pieces.get(f"{'.'.join(p.path)}|{role}")) is not None]
+        if role == "bias" and join.dim == 1 and found:
+            _merge_sum(one, found, replace(found[0], path=(*parent, *stem), words=words))
         if len(found) != len(family.parts):
             continue
         if role == "bias" and (join.dim != 0 or tuple(m.shape[0] for m in found) != join.sizes):

@@ -152,7 +152,7 @@ class Orders:
                     continue  # the list that it would go on is at its end
                 goes_on = isinstance(b, Unit) and series(b) == series(t)
                 named = similarity(t, s) > SOME or related(t, s)
-                doubt = "" if goes_on or named else "it only follows the one before it"
+                doubt = "" if goes_on or named else OfOrder("it only follows the one before it")
                 cell = next((c for c in self.cells.open() if any(u is t for u in c[0])), None)
                 if cell is not None and self.cells.split(
                     f"follows the one before it in {name}",

@@ -219,6 +219,8 @@ class _Filler:
         return found.expr if found.shape == shape else ex.reshape(found.expr, shape)
 
     def _source_for(self, role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
+        if role in ("bias", "bias_ih", "bias_hh") and max(len(t.pieces), len(s.pieces)) > 1:
+            return self._bias_for(role, piece, t, s)
         found = s.pieces.get(role)
         if found is None and len(t.pieces) == 1 and len(s.pieces) == 1:
             role, found = next(iter(s.pieces.items()))
@@ -226,15 +228,27 @@ class _Filler:
             if squeezed(found.shape) != squeezed(piece.shape):
                 return None
             return self._reshaped(found, piece.shape), [role]
-        if role == "bias_hh" and "bias_ih" in s.pieces and "bias_hh" not in s.pieces:
-            return Expr("zeros", (), piece.shape), []
-        both = [s.pieces.get(r) for r in ("bias_ih", "bias_hh")]
-        one_only = role == "bias" or (role == "bias_ih" and "bias_hh" not in t.pieces)
-        if one_only and all(b is not None and b.shape == piece.shape for b in both):
-            return Expr("add", tuple(b.expr for b in both if b)), ["bias_ih", "bias_hh"]
-        if role == "bias_ih" and "bias" in s.pieces and s.pieces["bias"].shape == piece.shape:
-            return s.pieces["bias"].expr, ["bias"]
         return None
+
+    def _bias_for(self, role: str, piece: Piece, t: Unit, s: Unit) -> tuple[Expr, list[str]] | None:
+        """A bias; a recurrent layer has one for the input, one for the hidden state, or one for both."""
+        roles: list[str] = ["bias_ih", "bias_hh", "bias"]
+        own, theirs = ([r for r in roles if r in u.pieces] for u in (t, s))
+        if len(own) == len(theirs) and (len(own) == 1 or role in theirs):
+            role = role if role in theirs else theirs[0]
+            found = s.pieces[role]
+            same = squeezed(found.shape) == squeezed(piece.shape)
+            return (self._reshaped(found, piece.shape), [role]) if same else None
+        hh = s.pieces.get("weight_hh", t.pieces.get("weight_hh"))
+        if not theirs or any(s.pieces[r].shape != piece.shape for r in theirs):
+            return None
+        if len(own) == 1:
+            if hh is not None and len(hh.shape) > 1 and hh.shape[0] == 3 * hh.shape[1]:
+                return None  # a GRU multiplies one of its two biases by a gate before it adds them
+            return Expr("add", tuple(s.pieces[r].expr for r in theirs)), theirs
+        if role == own[0]:
+            return s.pieces[theirs[0]].expr, theirs
+        return Expr("zeros", (), piece.shape), []
 
     def _guess(self, targets: list[Unit], sources: list[Unit]) -> None:
         """What no evidence separates: paired as it comes and called a guess, where there is any reason to fill it."""

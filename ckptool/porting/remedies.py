@@ -35,6 +35,10 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
     if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
         doubt = "a linear layer over patches seen as a convolution; the order of pixels in a patch is in the code only"
         return ex.reshape(expr, wanted), doubt, ()
+    narrow, other = (tuple(n for n in shape if n != 1) for shape in (wanted, have))
+    if len(narrow) == 2 and narrow == other[::-1] and narrow != other and len(wanted) != len(have):
+        doubt = "a linear layer is seen turned, as what a transposed convolution does"
+        return ex.reshape(ex.transpose(ex.reshape(expr, other, have)), wanted, narrow), doubt, ()
     if len(wanted) == len(have) and len(wanted) in (3, 4, 5) and wanted[:1] + wanted[2:] == have[:1] + have[2:]:
         if wanted[1] == 1:
             return Expr("sum", (expr,), (1,)), f"{have[1]} input channels are summed to 1", ()

@@ -176,10 +176,17 @@ def _settle(matching: Matching, orders: list[_Order], overall: dict[str, float],
         if others[one[0].colour] or len(group) > _MOST_EXCHANGED or not any(_is_of_order(d) for d in one[0].doubts):
             continue
         if all(
-            other is one or _fits_only_so(one, other, contents) or _swap(one, other, orders, overall) is None
+            other is one or _fits_only_so(one, other, contents) or _excluded(one, other, orders, overall)
             for other in group
         ):
             one[0].doubts = [d for d in one[0].doubts if not _is_of_order(d)]
+
+
+def _excluded(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float]) -> bool:
+    """Whether names, numbers or an order that is kept all over the model exclude the swap of two pairs."""
+    reason = _swap(one, other, orders, overall)
+    kept = any(overall[order.name] >= _BELIEVED and order.vote(one, other) > 0 for order in orders)
+    return reason is None or (reason == "" and kept)
 
 
 def _is_of_order(doubt: str) -> bool:
@@ -206,7 +213,7 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
     contents = _contents(matching)
     certain: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in matching.pairs:
-        if not pair[0].doubts:
+        if all(doubt.startswith(_OF_PARTS) for doubt in pair[0].doubts):
             certain[_block(pair[0].path)].append(pair)
 
     def gain(one: Pair, other: Pair) -> float:
@@ -262,7 +269,8 @@ def _balance(
         score = -3.25  # shortcuts are registered first or last, and are called so
     score += 1.5 * _by_numbers(one, other)
     anchors = [pair for pair in around if pair[0] not in (one[0], other[0])]
-    score += 1.0 * (_in_company(one, other, anchors) - _in_company(*crossed, anchors))
+    weight = 1.0 if _block(one[0].path) == _block(other[0].path) else 3.0  # a block comes from one place
+    score += weight * (_in_company(one, other, anchors) - _in_company(*crossed, anchors))
     if score >= 0:
         return score  # orders alone exchange nothing: they made these pairs
     return score + sum(order.vote(one, other) * (1.0 if overall[order.name] >= _BELIEVED else 0.25) for order in orders)
@@ -305,7 +313,9 @@ def _fits_only_so(one: Pair, other: Pair, contents: _Contents) -> bool:
 
 
 def _made_of(unit: Unit) -> object:
-    return {role: piece.shape for role, piece in unit.pieces.items() if role != "bias"}  # code adds and drops those
+    vector = sum(n > 1 for n in unit.main.shape) < 2
+    # code adds biases to matrices and drops them; a norm with a bias is no scale that stands alone
+    return {role: piece.shape for role, piece in unit.pieces.items() if vector or role != "bias"}
 
 
 def _list(path: tuple[str, ...]) -> tuple[str, ...]:
@@ -326,12 +336,14 @@ def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair]) -> bool:
             path,
             _kinship(one[0], t) - _kinship(other[0], t),
             _in_line(one[0], t) - _in_line(other[0], t),
+            _counted_alike(one[0], t) - _counted_alike(other[0], t),
             _next_to(one[0], t) - _next_to(other[0], t),
         )
         there = (
             _nearness(one[1], s) - _nearness(other[1], s),
             _kinship(one[1], s) - _kinship(other[1], s),
             _in_line(one[1], s) - _in_line(other[1], s),
+            _counted_alike(one[1], s) - _counted_alike(other[1], s),
         )
         if here[0] * there[0] < 0:
             return False
@@ -349,6 +361,12 @@ def _kinship(one: Unit, other: Unit) -> int:
 def _in_line(one: Unit, other: Unit) -> bool:
     """Whether two are the same but for one number."""
     return not _rows(one.path).isdisjoint(_rows(other.path))
+
+
+def _counted_alike(one: Unit, other: Unit) -> bool:
+    """Whether two stand at the same place of lists, as the layers of one block do where each kind has its list."""
+    places = [[component for component in unit.path if component.isdigit()] for unit in (one, other)]
+    return places[0] == places[1] != []
 
 
 @cache
@@ -387,6 +405,9 @@ def _strays(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
         at = len(prefix)
         for t, s in members[True][own]:
             if s.path[: at - 1] == prefix[:-1] and s.path[at - 1] != prefix[-1] and s.path[at - 1].isdigit():
+                beside = [s2.path[:at] == s.path[:at] for t2, s2 in members[True][own] if t2.path[:-1] == t.path[:-1]]
+                if len(beside) > 1 and sum(beside) > len(beside) / 2:
+                    continue  # the part of the block that it is in comes from there
                 rival = owner.get((*prefix, *s.path[at:]))
                 if rival is not None and rival[0].colour == t.colour:
                     yield (t, s), rival
@@ -583,9 +604,10 @@ def _by_names(one: Pair, other: Pair, *, soft: bool = True) -> str:
     (t, s), (t2, s2) = one, other
     swapped = (hard_conflict(t.words, s2.words) is not None) + (hard_conflict(t2.words, s.words) is not None)
     as_is = (hard_conflict(t.words, s.words) is not None) + (hard_conflict(t2.words, s2.words) is not None)
-    if swapped > as_is:
+    agreed = _agreed(t, s) + _agreed(t2, s2) - _agreed(t, s2) - _agreed(t2, s)
+    if swapped > as_is or (swapped == as_is and agreed > 0):
         return "sure"
-    if as_is > swapped:
+    if as_is > swapped or agreed < 0:
         return "against"
     said = _soft(t, s) + _soft(t2, s2) - _soft(t, s2) - _soft(t2, s)
     words = _shared(t, s, t2, s2) + _shared(t2, s2, t, s)
@@ -605,6 +627,12 @@ def _by_names(one: Pair, other: Pair, *, soft: bool = True) -> str:
     if not soft:
         return "nothing"
     return "for" if said > 0 else "against" if said < 0 else "nothing"
+
+
+def _agreed(t: Unit, s: Unit) -> int:
+    """In how many groups of words that exclude each other both names say the same."""
+    said = [(label(group, t.words), label(group, s.words)) for group in table().groups if group.hard]
+    return sum(one is not None and one == other for one, other in said)
 
 
 def _shared(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sides import lazy_tensor, pairing, signature, wanted
@@ -240,3 +241,94 @@ def test_one_bias_of_projections_that_stand_apart_is_divided(torch) -> None:  # 
     back = torch.nn.MultiheadAttention(8, 2, kdim=6, vdim=4)
     ckptool.load_into(back, model.state_dict())
     torch.testing.assert_close(back(q, k, v)[0], expected)
+
+
+# -- recurrent cells
+
+
+def test_a_matrix_over_input_and_hidden_state_is_cut_and_both_ways_are_named() -> None:
+    source = {"cell.i2h.weight": (6, 11), "cell.i2h.bias": (6,), "out.weight": (3, 6)}
+    target = {f"rnn.{leaf}_l0": s for leaf, s in {"weight_ih": (6, 5), "weight_hh": (6, 6)}.items()}
+    target |= {"rnn.bias_ih_l0": (6,), "rnn.bias_hh_l0": (6,), "out.weight": (3, 6)}
+    mapping = port(signature(source), wanted(target))
+    found = {e.target: e for e in mapping.entries}
+    assert str(found["rnn.weight_ih_l0"].expr) == "slice(cell.i2h.weight, 1, 0, 5)"
+    assert [str(r) for r in found["rnn.weight_hh_l0"].rivals] == ["slice(cell.i2h.weight, 1, 0, 6)"]
+    assert found["rnn.weight_ih_l0"].status == "guessed"
+    assert pairing(mapping)["rnn.bias_ih_l0"] == "cell.i2h.bias"
+    assert pairing(mapping)["rnn.bias_hh_l0"] == "zeros(6)"
+
+
+def test_the_order_of_gates_in_one_matrix_is_a_doubt_also_for_its_bias() -> None:
+    source = {"kernel.weight": (24, 11), "kernel.bias": (24,)}
+    target = {
+        "rnn.weight_ih_l0": (24, 5),
+        "rnn.weight_hh_l0": (24, 6),
+        "rnn.bias_ih_l0": (24,),
+        "rnn.bias_hh_l0": (24,),
+    }
+    found = {e.target: e for e in port(signature(source), wanted(target)).entries}
+    parts = ", ".join(f"slice(kernel.bias, 0, {6 * n}, {6 * n + 6})" for n in (0, 1, 3, 2))
+    assert [str(r) for r in found["rnn.bias_ih_l0"].rivals] == [f"cat(0, {parts})"]
+
+
+@pytest.mark.parametrize(("layer", "gates"), [("LSTM", 4), ("RNN", 1), ("GRU", 3)])
+def test_two_biases_become_one_where_that_is_the_same(torch, layer: str, gates: int) -> None:  # type: ignore[no-untyped-def]
+    """In a GRU it is not: one of its biases is multiplied by a gate."""
+    shapes = {key: tuple(v.shape) for key, v in getattr(torch.nn, layer)(5, 6).state_dict().items()}
+    target = {"cell.weight_ih": (6 * gates, 5), "cell.weight_hh": (6 * gates, 6), "cell.bias_ih": (6 * gates,)}
+    found = pairing(port(signature({f"rnn.{k}": s for k, s in shapes.items()}), wanted(target)))
+    expected = None if layer == "GRU" else "add(rnn.bias_ih_l0, rnn.bias_hh_l0)"
+    assert found.get("cell.bias_ih") == expected
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.sampled_from([(4, 2), (4, 4), (3, 2), (1, 2)]))
+def test_what_was_cut_into_sides_comes_together_again(inputs: int, hidden: int, cell: tuple[int, int]) -> None:
+    """Source and target in turn: a whole that is cut for cells, and cells that are joined to such a whole."""
+    gates, rank = cell
+    rest = (3,) * (rank - 2)
+    rows = gates * hidden
+    apart = {"cell.weight_ih": (rows, inputs, *rest), "cell.weight_hh": (rows, hidden, *rest)}
+    whole = {"all.weight": (rows, inputs + hidden, *rest)}
+    there = port(signature(whole), wanted(apart))
+    back = port(signature(apart), wanted(whole))
+    values = np.random.default_rng(0).random(whole["all.weight"]).astype(np.float32)
+    cut = {e.target: ex.lazy(e.expr, {"all.weight": lazy_tensor(values)}) for e in there.entries if e.expr is not None}
+    again = ex.lazy(back.entries[0].expr, {key: lazy_tensor(t.numpy()) for key, t in cut.items()})
+    np.testing.assert_array_equal(again.numpy(), values)
+
+
+def test_layers_over_two_inputs_are_one_over_both_side_by_side() -> None:
+    source = {"attn.weight": (8, 11), "attn.bias": (8,), "v.weight": (1, 8)}
+    target = {"near.weight": (8, 5), "far.weight": (8, 6), "far.bias": (8,), "v.weight": (1, 8)}
+    mapping = port(signature(source), wanted(target))
+    found = {e.target: e for e in mapping.entries}
+    assert str(found["near.weight"].expr) == "slice(attn.weight, 1, 0, 5)"
+    assert [str(r) for r in found["far.weight"].rivals] == ["slice(attn.weight, 1, 0, 6)"]
+    assert str(found["far.bias"].expr) == "attn.bias"
+    back = pairing(port(signature(target), wanted(source)))
+    assert back["attn.weight"] == "cat(1, near.weight, far.weight)"
+    assert back["attn.bias"] == "far.bias"
+
+
+def test_numbered_layers_of_other_sizes_are_one_in_the_order_of_their_numbers() -> None:
+    source = {f"heads.{n}.{leaf}": s for n, k in enumerate((2, 5, 3)) for leaf, s in {"weight": (k, 6)}.items()}
+    mapping = port(signature(source), wanted({"head.weight": (10, 6)}))
+    assert pairing(mapping) == {"head.weight": "cat(0, heads.0.weight, heads.1.weight, heads.2.weight)"}
+    assert mapping.is_sure
+
+
+def test_what_has_its_name_on_both_sides_is_joined_with_nothing() -> None:
+    source = {"pos": (1, 8, 6), "pos_of_class": (1, 1, 6), "token": (1, 1, 6), "head.weight": (3, 6)}
+    mapping = port(signature(source), wanted({"pos": (1, 9, 6), "token": (1, 1, 6), "head.weight": (3, 6)}))
+    assert pairing(mapping)["pos"] == "cat(1, pos_of_class, pos)"
+    assert mapping.entries[0].status == "guessed"
+    assert pairing(mapping)["token"] == "token"
+
+
+def test_norms_of_each_path_are_no_norm_of_all_without_a_doubt() -> None:
+    inner = {"a.weight": (3, 10), "ln.weight": (3,), "ln.bias": (3,)}
+    source = {f"paths.{n}.{name}": s for n in range(4) for name, s in inner.items()}
+    shapes = {"a.weight": (12, 10), "ln.weight": (12,), "ln.bias": (12,)}
+    found = {e.target: e.status for e in port(signature(source), wanted(shapes)).entries}
+    assert found == {"a.weight": "mapped", "ln.weight": "guessed", "ln.bias": "guessed"}
