@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ def inputs_text(inputs: Any) -> str:
 _TOKENS = re.compile(r"(^|_)(ids?|idx|tokens?|indices|text|src|tgt|words?|sentence|caption|labels?|seq)($|_)")
 _PICTURES = re.compile(r"(^|_)(images?|imgs?|pixel(_values)?|pictures?|frames?|video|photo)($|_)")
 _TIMES = re.compile(r"(^|_)(t|time|times|timesteps?|sigmas?|noise_level|step)($|_)")
+_LABELS = re.compile(r"(^|_)(y|labels?|cls|class(es)?|class_(ids?|labels?))$")
 _PLACES = re.compile(r"pos|type|seg|time|rel|wpe")
 _SIZES = (32, 64, 16, 224, 28, 24, 8, 128, 96, 48, 256, 299, 384, 512, 12, 20, 40)
 
@@ -140,6 +142,8 @@ class _Layers:
     words: list[int]
     convolutions: list[tuple[int, int]]
     widths: list[int]
+    sides: list[tuple[int, int]]
+    places: list[int]
 
 
 def _layers(model: torch.nn.Module) -> _Layers:
@@ -171,20 +175,60 @@ def _layers(model: torch.nn.Module) -> _Layers:
     first = list(dict.fromkeys(convolutions))
     channels = first[:1] + sorted(first[1:], key=lambda c: (abs(c[1]) in given, abs(c[1]) not in (1, 3, 4)))
     distinct = list(dict.fromkeys(widths))
-    return _Layers(tokens, words, channels[:4], distinct[:1] + sorted(distinct[1:], key=lambda n: n in given))
+    widths = distinct[:1] + sorted(distinct[1:], key=lambda n: n in given)
+    return _Layers(tokens, words, channels[:4], widths, _sides(model), _places(model))
+
+
+def _sides(model: torch.nn.Module) -> list[tuple[int, int]]:
+    """Sizes of pictures of which feature maps are left for a linear layer, by the strides of the layers."""
+    stride, channels, widths = 1, 0, []
+    for module in model.modules():
+        if isinstance(module, torch.nn.AdaptiveAvgPool2d | torch.nn.AdaptiveMaxPool2d):
+            return []  # any size will do
+        if isinstance(module, torch.nn.Conv2d | torch.nn.MaxPool2d | torch.nn.AvgPool2d):
+            step = module.stride
+            stride *= step if isinstance(step, int) else step[0]
+            channels = module.out_channels if isinstance(module, torch.nn.Conv2d) else channels
+        elif isinstance(module, torch.nn.Linear):
+            widths.append(module.in_features)
+    for width in widths if channels else ():
+        places = width // channels
+        high = next((n for n in range(math.isqrt(places), 1, -1) if places % n == 0), 0)
+        if width % channels == 0 and high and places // high < 2 * high:
+            steps = [step for step in dict.fromkeys((stride, 32, 16, 8, 4)) if places // high * step <= 512]
+            return [(high * step, places // high * step) for step in steps]
+    return []
 
 
 def _pictures(found: _Layers) -> Iterator[InputSpec]:
     """Inputs of convolutions, one of every kind before another size of the first."""
     sizes = {
-        (dims, channels): [
-            InputSpec("float32", (2, abs(channels), *([n] * dims)))
-            for n in ((1, 4, 8) if channels < 0 else {1: (64, 256, 1024, 16), 3: (16, 32, 8)}.get(dims, _SIZES))
-        ]
+        (dims, channels): [InputSpec("float32", (2, abs(channels), *one)) for one in _extents(found, dims, channels)]
         for dims, channels in found.convolutions
     }
     for row in itertools.zip_longest(*sizes.values()):
         yield from (spec for spec in row if spec is not None)
+
+
+def _extents(found: _Layers, dims: int, channels: int) -> list[tuple[int, ...]]:
+    """Lengths, sizes of pictures or of volumes to try."""
+    if channels < 0:
+        return [(n,) * dims for n in (1, 4, 8)]
+    if dims == 1:  # spectra, of which a stride may leave as many as there are places
+        return [(n,) for n in dict.fromkeys((*(m * n for n in found.places for m in (2, 1)), 64, 256, 1024, 16))]
+    if dims == 3:
+        return [(16, 16, 16), (8, 16, 16), (32, 32, 32), (16, 112, 112), (8, 8, 8)]
+    return list(dict.fromkeys([*found.sides, *((n, n) for n in _SIZES)]))
+
+
+def _places(model: torch.nn.Module) -> list[int]:
+    """How many places the tables of positions have."""
+    named = itertools.chain(model.named_parameters(), model.named_buffers())
+    found = [t.shape[-2] for name, t in named if _POSITIONS.search(name.lower()) and t.ndim >= 2]
+    return list(dict.fromkeys(n for n in found if 4 <= n <= 4096))[:3]
+
+
+_POSITIONS = re.compile(r"pos(ition)?")
 
 
 def _inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
@@ -206,9 +250,16 @@ def _inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[Input
     if not found.convolutions and not tokens:  # pictures may be cut into patches for a linear layer
         plain += [InputSpec("float32", (2, c, n, n)) for c in (3, 1) for n in _SIZES]
     pictures = list(dict.fromkeys(pictures))
+    labels = [InputSpec("int64", (2,), high) for high in sorted({n for n in found.tokens if n > 1})[:2]]
+    if among == 2 and not found.convolutions and not found.tokens:  # two vectors that are joined
+        plain[2:2] = [InputSpec("float32", (2, n)) for w in found.widths[:1] if w > 3 for n in (w - w // 4, w // 4)]
+    if among == 1 and found.convolutions:  # words as their letters
+        tokens += [InputSpec("int64", (2, 5, n), high) for high in highs for n in (12, 50)]
     if among > 1:  # every combination is tried: few of each kind, those first that differ most
         tokens, plain, pictures = tokens[:4], plain[:6], pictures[:4]
-    if _TIMES.search(name):
+    if _LABELS.search(name) and labels:
+        yield from (*labels, *tokens, *plain)
+    elif _TIMES.search(name):
         yield from (InputSpec("int64", (2,), 100), InputSpec("float32", (2,)), *plain, *pictures, *tokens)
     elif _TOKENS.search(name):
         yield from (*tokens, *plain, *pictures)

@@ -50,7 +50,18 @@ ALLOWED = {
 
 #: Third-party package -> the modules that may import it.
 HOMES = {
-    "torch": {"model", "inputs", "trace", "architecture", "porting/prove", "distributed", "train"},
+    "torch": {
+        "model",
+        "inputs",
+        "trace",
+        "architecture",
+        "porting/prove",
+        "porting/flow",
+        "porting/hypotheses",
+        "porting/same_inputs",
+        "distributed",
+        "train",
+    },
     "safetensors": {"model", "train"},
     "PIL": {"train"},
     "matplotlib": {"train"},

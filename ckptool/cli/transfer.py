@@ -205,7 +205,6 @@ def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Map
     else:
         theirs = None if code is None else signature_of(unwrapped(build(code)), inputs=inputs)
         mapping = match_signature(ckpt, target, at=options["at"], hints=options["hints"], source_code=theirs)
-        require_fit(mapping, ckpt, target)
     if options["reference"]:
         from ..porting.prove import prove_against
 
@@ -213,7 +212,9 @@ def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Map
     elif options["prove"]:
         from ..porting.prove import prove
 
-        mapping = prove(mapping, ckpt, code, found, inputs=inputs)
+        mapping = prove(mapping, ckpt, code, found, inputs=inputs)  # which may find what matching does not
+    if not options["mapping_file"] and options["by"] != "position":
+        require_fit(mapping, ckpt, target)
     return mapping, found, target.name
 
 

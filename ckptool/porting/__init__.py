@@ -47,11 +47,11 @@ def transfer(
     theirs = read_inputs(source_inputs) if source_inputs is not None else given
     code = None if source_model is None else signature_for(source_model, inputs=theirs)
     mapping = match_signature(source, target, at=at, hints=hints, source_code=code)
-    require_fit(mapping, source, target)
-    if prove:
+    if prove:  # which may find what matching does not
         from .prove import prove as prove_mapping
 
         mapping = prove_mapping(mapping, source, source_model, model, inputs=given, source_inputs=theirs)
+    require_fit(mapping, source, target)
     return mapping
 
 

@@ -148,6 +148,25 @@ def _whole(parts: Sequence[Expr], op: str, fits: Callable[[Expr], bool]) -> Expr
     return None
 
 
+def _merged(parts: Sequence[Expr], dim: int) -> list[Expr]:
+    """The parts of a `cat` in as few as can be: those of parts that are joined themselves, neighbours as one."""
+    out: list[Expr] = []
+    for x in parts:
+        for one in x.args if x.op == "cat" and int(x.params[0]) == dim else (x,):
+            last = out[-1] if out else None
+            if (
+                last is not None
+                and last.op == one.op == "slice"
+                and last.args == one.args
+                and last.params[0] == one.params[0] == dim
+                and last.params[2] == one.params[1]
+            ):
+                out[-1] = replace(last, params=(dim, last.params[1], one.params[2]))
+            else:
+                out.append(one)
+    return out
+
+
 def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
     """The same in fewer steps: what was taken apart and put together again is a copy."""
     if x.op == "key":
@@ -169,11 +188,10 @@ def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
             return inner
         return replace(x, args=(inner,))
     if x.op == "cat":
-        if any(p.op == "cat" and p.params == x.params for p in args):
-            flat = [q for p in args for q in (p.args if p.op == "cat" and p.params == x.params else (p,))]
-            return simplified(replace(x, args=tuple(flat)), shapes)
+        args = tuple(_merged(args, int(x.params[0])))
+        inner, x = args[0], replace(x, args=args)
         if len(args) == 1:
-            return inner
+            return simplified(inner, shapes) if inner.op == "slice" else inner
         whole = _whole(args, "slice", lambda p: p.params[0] == x.params[0])
         if whole is not None:
             edges = [(int(p.params[1]), int(p.params[2])) for p in args]
@@ -194,14 +212,21 @@ def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:
             return inner
         if inner.op == "slice" and int(inner.params[0]) == dim:
             first = int(inner.params[1])
-            return simplified(replace(x, args=inner.args, params=(dim, first + start, first + stop)), shapes)
+            return simplified(part(inner.args[0], dim, first + start, first + stop), shapes)
         if inner.op == "cat" and int(inner.params[0]) == dim:
-            at = 0
+            at, kept = 0, []
             for piece in inner.args:
                 size = shape_of(piece, shapes)[dim]
-                if (at, at + size) == (start, stop):
-                    return piece
+                low, high = max(start - at, 0), min(stop - at, size)
+                if low < high:
+                    kept.append(piece if (low, high) == (0, size) else part(piece, dim, low, high))
                 at += size
+            return simplified(cat(dim, *kept), shapes)
+        if inner.op == "reshape" and dim == 0 and shape_of(inner.args[0], shapes)[:1] == inner.params[:1]:
+            rows = simplified(part(inner.args[0], 0, start, stop), shapes)
+            return simplified(reshape(rows, (stop - start, *(int(n) for n in inner.params[1:]))), shapes)
+        if inner.op == "zeros" and dim == 0:
+            return replace(inner, params=(stop - start, *inner.params[1:]))
     if x.op == "select" and inner.op == "stack" and x.params[0] == 0:
         return inner.args[int(x.params[1])]
     return x
@@ -312,14 +337,14 @@ def _number(text: str) -> Number:
 # ---------------------------------------------------------------------------------------------------- inversion
 
 
-def inverted(target: str, x: Expr, shapes: Mapping[str, Shape]) -> dict[str, list[tuple[Expr, Any]]] | None:
-    """How the keys that X reads come back from the tensor TARGET, or None where values are lost.
+def inverted(target: str | Expr, x: Expr, shapes: Mapping[str, Shape]) -> dict[str, list[tuple[Expr, Any]]] | None:
+    """How the keys that X reads come back from TARGET, what X is to give, or None where values are lost.
 
     Gives, for each key, the pieces that are known of it: (expression over TARGET, (kind, details) of the piece); a
     whole key is one piece with the kind "all".
     """
     out: dict[str, list[tuple[Expr, Any]]] = {}
-    if not _undo(x, of(target), ("all",), out, shapes):
+    if not _undo(x, of(target) if isinstance(target, str) else target, ("all",), out, shapes):
         return None
     return out
 

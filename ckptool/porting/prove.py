@@ -1,40 +1,47 @@
 """Proof: both models on the same inputs, and what comes out compared.
 
-Equal outputs prove all that they depend on. Where they differ, the modules that were matched are compared in the order
-in which they run, which names the first divergence; and the rivals of doubtful tensors, and conventions that no shape
-shows, are tried against it, within bounds: each trial must bring more of the modules to agree.
+Equal outputs prove all that they depend on. Where they differ, every use of weights in the model is looked up among
+those in the source's code, by what comes out of it: the first that is not found, with everything before it found, is
+where they part. Other mappings for the weights there (`hypotheses`) are tried, each of which must make more uses
+agree; what has worked in one block is tried first in the next. Nothing is ever tried in all combinations.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
-from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from dataclasses import dataclass, replace
+from itertools import islice, permutations
 from typing import Any
 
 import torch
 
 from ..architecture import ModelSource, build, fill, find_model, unwrapped
 from ..checkpoint import Checkpoint
-from ..errors import CannotCarry, CheckpointError, NotFound, RuleError, counted, printable
+from ..errors import CheckpointError, NotFound, RuleError, counted, printable
 from ..files import StrPath
-from ..inputs import guess_inputs, inputs_text, made
-from ..keys import unwrap
+from ..keys import collapse, unwrap
 from ..model import load, to_torch
 from ..signature import Signature
 from . import expression as ex
 from .expression import Expr
-from .fused import part_label
+from .flow import Flow, Use, called, follow, tensors
+from .fused import fused_by_name, part_label
+from .hypotheses import Ground
 from .mapping import Entry, Mapping
+from .same_inputs import same_inputs
 from .sources import open_source, source_tensors
 
-#: Forward passes that looking for a better mapping may take.
-_TRIALS = 400
+#: Trials without success that looking for a better mapping may take, those of big models, and changes for one place.
+_TRIALS, _FEWEST, _GUESSES = 600, 80, 200
+#: Uses of weights in all trials without success.
+_WORK = 15_000
 #: Largest difference, relative to the spread of the values, that counts as equal.
 _TOLERANCE = 1e-3
 _SEED = 20
+#: Of further inputs, on which what was found has to hold as well.
+_MORE_SEEDS = (21, 22)
 
 
 def prove(
@@ -65,16 +72,13 @@ def prove(
     """
     ckpt = open_source(source)
     theirs = _built(source_model)
-    _load_own(theirs, ckpt, mapping)
+    made_of = _load_own(theirs, ckpt, mapping)
     own = _built(target_model)
-    given = _inputs(theirs, own, inputs, source_inputs)
-    trial = _Trial(own, ckpt, mapping, given[1])
-    expected = _run(theirs, given[0], trial.watched_sources(theirs))
-    if expected is None:
-        raise CannotCarry(
-            "the source's code cannot be run on these inputs", where="--prove", hint="--input 'float32[2,3,64,64]'"
-        )
-    return _settle(mapping, trial, expected, inputs_text(given[2]))
+    both = same_inputs(theirs, own, inputs, source_inputs)
+    trial = _Trial(own, ckpt, mapping, both.own, _factors(theirs))
+    more = [both.again(seed) for seed in _MORE_SEEDS]
+    others = ((follow(theirs, a), b) for a, b in more if b is not None)
+    return _settle(mapping, trial, both.flow.renamed(made_of), both.shown, others)
 
 
 def prove_against(mapping: Mapping, source: Any, target_model: Any, reference: StrPath) -> Mapping:
@@ -100,7 +104,7 @@ def prove_against(mapping: Mapping, source: Any, target_model: Any, reference: S
         list(ins.values()) if all(not n or n.isdigit() for n in names) else dict(zip(names, ins.values(), strict=True))
     )
     trial = _Trial(_built(target_model), open_source(source), mapping, given)
-    return _settle(mapping, trial, _Seen(outs, {}), "the saved inputs")
+    return _settle(mapping, trial, Flow([], outs), "the saved inputs")
 
 
 def _built(model: Any) -> torch.nn.Module:
@@ -110,8 +114,8 @@ def _built(model: Any) -> torch.nn.Module:
     return unwrapped(build(found, real=True))
 
 
-def _load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> None:
-    """Load the source file into the source's own code."""
+def _load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> dict[str, Expr]:
+    """Load the source file into the source's own code, and say what each of its keys is made of."""
     from ..trace import signature_of
     from .sources import apply, match_signature
 
@@ -127,6 +131,20 @@ def _load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> Non
             hint="--source-model names the code that the file was saved from",
         )
     fill(model, apply(found, ckpt))
+    return {e.target: e.expr for e in found.entries if e.expr is not None}
+
+
+def _factors(model: torch.nn.Module) -> list[float]:
+    """What low-rank adapters may be multiplied with: numbers that the modules with adapters hold, and their ratios."""
+    found: dict[float, None] = {}
+    for module in model.modules():
+        names = [*module._parameters, *module._modules]
+        if not any("lora" in name.lower() for name in names):
+            continue
+        values = [v for held in vars(module).values() for v in (held.values() if isinstance(held, dict) else [held])]
+        numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
+        found |= dict.fromkeys([*numbers, *(a / b for a in numbers for b in numbers)])
+    return list(found)[:64]
 
 
 def _by_names(wanted: Signature, ckpt: Checkpoint, at: str | None) -> Mapping | None:
@@ -152,182 +170,29 @@ def _by_names(wanted: Signature, ckpt: Checkpoint, at: str | None) -> Mapping | 
     return Mapping((), (), shapes, ckpt.where, wanted.name, at=at).with_entries(entries)
 
 
-# -------------------------------------------------------------------------------------------------- inputs
-
-
-def _inputs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> tuple[Any, Any, Any]:
-    """Inputs for both models with the same values, and their description."""
-    if inputs is not None:
-        for first in [source_inputs] if source_inputs is not None else _spellings(theirs, inputs):
-            a = _values(first)
-            b = _like(a, inputs)
-            if b is not None and _run(theirs, a, {}) is not None:
-                return a, b, first
-        raise CannotCarry("the source's code cannot be run on these inputs", where="--input")
-    for spec in chain(islice(guess_inputs(theirs), 60), islice(guess_inputs(own), 60)):
-        a = _values(spec)
-        if _run(theirs, a, {}) is None:
-            continue
-        for form in _forms(own, spec, a):
-            if _run(own, form, {}) is not None:
-                return a, form, spec
-    raise CannotCarry(
-        "found no inputs that both models take", where="--prove", hint="--input 'float32[2,3,64,64]' gives them"
-    )
-
-
-def _spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
-    """Inputs as they are, by position, and under the names that MODEL has for as many."""
-    flat = list(spec.values()) if isinstance(spec, MappingOf) else list(spec)
-    yield spec
-    yield flat
-    for other in islice(guess_inputs(model), 1):
-        if isinstance(other, MappingOf) and len(other) == len(flat):
-            yield dict(zip(other, flat, strict=True))
-    main = getattr(model, "main_input_name", None)
-    if isinstance(main, str) and len(flat) == 1:
-        yield {main: flat[0]}
-    for other in islice(guess_inputs(model), 60):
-        yield other
-
-
-def _values(spec: Any) -> Any:
-    generator = torch.Generator().manual_seed(_SEED)
-    if isinstance(spec, MappingOf):
-        return {k: made(v, generator=generator) for k, v in spec.items()}
-    return [made(v, generator=generator) for v in spec]
-
-
-def _like(values: Any, wanted: Any) -> Any | None:
-    """The same values in the form of WANTED, or None where it wants others.
-
-    Each goes where its type and shape are wanted. A picture in colours becomes grey where WANTED is.
-    """
-    left = list(values.values()) if isinstance(values, dict) else list(values)
-    own = _values(wanted)
-    for key in own if isinstance(own, dict) else range(len(own)):
-        mine = own[key]
-        same = next((v for v in left if v.dtype == mine.dtype and v.shape == mine.shape), None)
-        if same is None:
-            same = next((v for v in left if v.ndim == mine.ndim == 4 and _is_grey_of(mine, v)), None)
-            if same is None:
-                return None
-            same.copy_(mine.expand_as(same))
-        else:
-            own[key] = same
-        left = [v for v in left if v is not same]
-    return own
-
-
-def _is_grey_of(grey: torch.Tensor, colours: torch.Tensor) -> bool:
-    return grey.shape[1] == 1 and grey.shape[2:] == colours.shape[2:] and len(grey) == len(colours)
-
-
-def _forms(own: torch.nn.Module, spec: Any, values: Any) -> Iterator[Any]:
-    """VALUES in the forms in which OWN may take them: other spellings, then what it takes itself."""
-    for wanted in _spellings(own, spec):
-        form = _like(values, wanted)
-        if form is not None and len(form) == len(values):
-            yield form
-
-
 # ------------------------------------------------------------------------------------------------- running
 
 
-@dataclass(slots=True)
-class _Seen:
-    """What a forward pass gave: its outputs, and what some modules gave, by a name that both sides share."""
-
-    outputs: list[torch.Tensor]
-    inner: dict[str, torch.Tensor]
-
-
-def _run(model: torch.nn.Module, inputs: Any, watched: dict[str, str]) -> _Seen | None:
-    """Run MODEL in eval mode. WATCHED: path of a module -> the name under which its output is kept."""
-    inner: dict[str, torch.Tensor] = {}
-    hooks = []
-    for path, module in model.named_modules():
-        name = watched.get(path)
-        if name is not None:
-            hooks.append(module.register_forward_hook(_keeper(inner, name)))
-    training = model.training
-    model.eval()
-    torch.manual_seed(_SEED)
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            out = model(**inputs) if isinstance(inputs, MappingOf) else model(*inputs)
-    except Exception:
-        return None
-    finally:
-        for hook in hooks:
-            hook.remove()
-        model.train(training)
-    return _Seen([t for t in _tensors(out) if t.is_floating_point()], inner)
-
-
-def _keeper(inner: dict[str, torch.Tensor], name: str) -> Any:
-    def keep(_module: Any, _inputs: Any, output: Any) -> None:
-        first = next(iter(_tensors(output)), None)
-        if first is not None and name not in inner:
-            inner[name] = first.detach().clone()  # a ReLU in place may follow
-
-    return keep
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, MappingOf):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.numel() != b.numel() or a.numel() == 0:
-        return False
-    if a.shape != b.shape:
-        if a.squeeze().shape != b.squeeze().shape:
-            return False
-        a, b = a.squeeze(), b.squeeze()
-    a, b = a.float(), b.float()
-    if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
-        same = torch.isfinite(a) & torch.isfinite(b)
-        if not torch.equal(torch.isfinite(a), torch.isfinite(b)) or not same.any():
-            return False
-        a, b = a[same], b[same]
-    spread = float(a.abs().max()) or 1.0
-    return float((a - b).abs().max()) <= _TOLERANCE * spread
-
-
 class _Trial:
-    """The target model, and what comes out of it with one mapping or another."""
+    """The target model, and what flows through it with one mapping or another."""
 
-    def __init__(self, model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping, inputs: Any) -> None:
-        self.model, self.ckpt, self.inputs = model, ckpt, inputs
-        self.tensors = source_tensors(ckpt, _with_rivals(mapping))
+    def __init__(
+        self, model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping, inputs: Any, factors: Sequence[float] = ()
+    ) -> None:
+        self.model, self.inputs, self.factors = model, inputs, factors
+        every = [ex.of(key) for key in mapping.source_shapes]
+        more = [r for e in mapping.entries for r in e.rivals]
+        wanted = [Entry(f"#{i}", (), "mapped", x) for i, x in enumerate([*every, *more])]
+        self.tensors = source_tensors(ckpt, replace(mapping, entries=(*mapping.entries, *wanted)))
+        self.shapes = {key: t.shape for key, t in self.tensors.items()}
         self.state = model.state_dict()
-        self.initial = {k: v.clone() for k, v in self.state.items()}
-        self.mapping = mapping
+        self.initial = {k: v.clone() for k, v in self.state.items() if isinstance(v, torch.Tensor)}
         self.loaded: dict[str, Expr | None] = {}
-        self.runs = 0
-        self.modules = _matched_modules(mapping)
+        self.runs = self.misses = 0
+        self.patience = _TRIALS
 
-    def watched_sources(self, source: torch.nn.Module) -> dict[str, str]:
-        """The modules of the source to look at, by name of the target's."""
-        paths = {path for path, _ in source.named_modules()}
-        short = {new: old for old, new in unwrap([f"{p}.x" for p in paths if p]).items()}
-        found = {}
-        for own, theirs in self.modules.items():
-            path = theirs if theirs in paths else short.get(f"{theirs}.x", "").removesuffix(".x")
-            if path and path not in found:
-                found[path] = own
-        return found
-
-    def load(self, entries: Sequence[Entry]) -> None:
+    def load(self, entries: Iterable[Entry]) -> None:
+        """Put the values that ENTRIES say into the model."""
         with torch.no_grad():
             for entry in entries:
                 if entry.target in self.loaded and self.loaded[entry.target] == entry.expr:
@@ -341,165 +206,299 @@ class _Trial:
                 else:
                     own.copy_(to_torch(ex.lazy(entry.expr, self.tensors)))
 
-    def run(self, entries: Sequence[Entry]) -> _Seen | None:
-        """What the model gives with these entries; None where one of them cannot be made."""
-        shapes = {key: t.shape for key, t in self.tensors.items()}
+    def run(self, entries: Iterable[Entry]) -> Flow | None:
+        """What flows through the model with these entries; None where one of them cannot be made."""
+        entries = list(entries)
         for entry in entries:
             if entry.expr is not None and self.loaded.get(entry.target) != entry.expr:
                 try:
-                    if ex.shape_of(entry.expr, shapes) != entry.shape:
+                    if ex.shape_of(entry.expr, self.shapes) != entry.shape:
                         return None
-                except RuleError:
+                except (RuleError, IndexError, ZeroDivisionError):
                     return None
         self.load(entries)
         self.runs += 1
-        return _run(self.model, self.inputs, {path: path for path in self.modules})
+        return follow(self.model, self.inputs)
 
 
-def _with_rivals(mapping: Mapping) -> Mapping:
-    """All that the mapping or its rivals read, as entries, so that every tensor is at hand."""
-    more = [replace(e, target=f"{e.target}#{i}", expr=r) for e in mapping.entries for i, r in enumerate(e.rivals)]
-    return replace(mapping, entries=(*mapping.entries, *more))
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two outputs are the same, also where one has its dimensions in another order."""
+    if a.numel() != b.numel() or a.numel() == 0:
+        return False
+    a, b = a.detach().double().squeeze(), b.detach().double().squeeze()
+    if sorted(a.shape) == sorted(b.shape) and a.ndim <= 4:
+        orders = [p for p in permutations(range(a.ndim)) if tuple(a.shape[i] for i in p) == tuple(b.shape)]
+        return any(_close(a.permute(p), b) for p in orders)
+    return _close(a.reshape(-1), b.reshape(-1))
 
 
-def _matched_modules(mapping: Mapping) -> dict[str, str]:
-    """Module of the target -> module of the source, where all its tensors are plain copies from one module."""
-    found: dict[str, set[str]] = {}
-    for entry in mapping.entries:
-        if entry.expr is not None and not entry.default:
-            path = entry.target.rpartition(".")[0]
-            for key in entry.sources:
-                found.setdefault(path, set()).add(key.rpartition(".")[0])
-    return {path: next(iter(sources)) for path, sources in found.items() if path and len(sources) == 1}
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
+        same = torch.isfinite(a) & torch.isfinite(b)
+        if not torch.equal(torch.isfinite(a), torch.isfinite(b)) or not same.any():
+            return False
+        a, b = a[same], b[same]
+    spread = float(a.abs().max()) or 1.0
+    return float((a - b).abs().max()) <= _TOLERANCE * spread
+
+
+# ------------------------------------------------------------------------------------------------- judging
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """How far one mapping gets.
+
+    Attributes:
+        equal: whether the outputs, or all that could be compared in place of them, are the same.
+        compared: outputs of the model that could be compared.
+        agreeing: uses of weights that give what one in the source's code gives.
+        uses: how many there are.
+        entered: those that take what one there takes.
+        front: those that do not, while all before them do.
+        left: keys without a source that keep others from being compared.
+    """
+
+    equal: bool
+    compared: int
+    agreeing: int
+    uses: int
+    front: tuple[Use, ...] = ()
+    left: tuple[str, ...] = ()
+    entered: int = 0
+
+    def is_ahead_of(self, other: _Verdict) -> bool:
+        """Whether more agrees: what is taken counts as well, since the next weights may be wrong, too."""
+        return self.equal or (self.agreeing + self.entered) > (other.agreeing + other.entered)
+
+
+_Nothing = _Verdict(False, 0, -1, 0)
+
+
+def _judge(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry]) -> _Verdict:
+    if seen is None:
+        return _Nothing
+    known = [bool(expected.uses) and expected.known.holds(use.given) for use in seen.uses]
+    fine = list(known)  # found, or found again after it
+    for use in reversed(seen.uses):
+        if fine[use.index]:
+            for before in use.before:
+                fine[before] = True
+    front = [use for use in seen.uses if not fine[use.index] and all(fine[i] for i in use.before)]
+    compared, equal, _ = _compared(expected.outputs, seen.outputs)
+    if not compared:
+        open_front = [use for use in front if not _is_left(use, entries)]
+        equal = bool(expected.uses) and not open_front and sum(known) > 0
+    left = [key for use in front for key in use.keys if key in entries and entries[key].expr is None]
+    return _Verdict(
+        equal,
+        compared,
+        sum(known),
+        len(known),
+        tuple(front if not equal else ()),
+        tuple(dict.fromkeys(left)),
+        sum(use.taken is not None and expected.entries.holds(use.taken) for use in seen.uses) if expected.uses else 0,
+    )
+
+
+def _is_left(use: Use, entries: MappingOf[str, Entry]) -> bool:
+    return any(key in entries and entries[key].expr is None and not entries[key].default for key in use.keys)
+
+
+def _compared(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tuple[int, bool, list[int]]:
+    """How many outputs can be compared; whether all of one side that can be are on the other; which of the model's are.
+
+    Either side may give more: hidden states, or what is computed of several outputs.
+    """
+    alone = len(expected) == len(seen) == 1
+    theirs = [i for i, a in enumerate(expected) if any(_of_one_size(a, b, alone) for b in seen)]
+    own = [j for j, b in enumerate(seen) if any(_of_one_size(a, b, alone) for a in expected)]
+    found = [(i, j) for i in theirs for j in own if _equal(expected[i], seen[j])]
+    equal = {i for i, _ in found} == set(theirs) or {j for _, j in found} == set(own)
+    return min(len(theirs), len(own)), equal and bool(found), sorted({j for _, j in found})
+
+
+def _of_one_size(a: torch.Tensor, b: torch.Tensor, alone: bool) -> bool:
+    return a.numel() == b.numel() and (alone or a.numel() > 1)
 
 
 # ------------------------------------------------------------------------------------------------ settling
 
 
-@dataclass(slots=True)
-class _Verdict:
-    """How far one mapping gets: equal at the end, or how many modules agree before the first that does not."""
-
-    equal: bool
-    agreeing: int
-    compared: int
-    outputs: int
-    divergence: str | None
-    score: float = field(default=0.0)
-
-
-def _judge(expected: _Seen, seen: _Seen | None) -> _Verdict:
-    if seen is None:
-        return _Verdict(False, 0, 0, 0, "the forward pass", -1.0)
-    compared = agreeing = total = 0
-    divergence = None
-    for name, value in seen.inner.items():
-        other = expected.inner.get(name)
-        if other is None or other.numel() != value.numel():
-            continue
-        compared += 1
-        if _equal(other, value):
-            total += 1
-            if divergence is None:
-                agreeing += 1
-        elif divergence is None:
-            divergence = name
-    pairs = _paired(expected.outputs, seen.outputs)
-    same = [_equal(a, b) for a, b in pairs]
-    equal = bool(pairs) and all(same)
-    if not pairs:
-        equal = compared > 0 and total == compared
-    return _Verdict(
-        equal, agreeing, compared, len(pairs), None if equal else divergence or "the output", total + agreeing / 1000
-    )
-
-
-def _paired(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Outputs that can be compared: in order where both have as many, else each with the nearest of its shape."""
-    if len(expected) == len(seen):
-        return [(a, b) for a, b in zip(expected, seen, strict=True) if a.numel() == b.numel() and a.ndim == b.ndim]
-    left, pairs = list(expected), []
-    for b in seen:
-        alike = [a for a in left if a.shape == b.shape and b.ndim]
-        if alike:
-            a = next((a for a in alike if _equal(a, b)), alike[0])
-            left = [x for x in left if x is not a]
-            pairs.append((a, b))
-    return pairs
-
-
-def _settle(mapping: Mapping, trial: _Trial, expected: _Seen, shown: str) -> Mapping:
-    entries = list(mapping.entries)
-    verdict = _judge(expected, trial.run(entries))
-    if verdict.compared == 0 and verdict.outputs == 0:
-        return replace(
-            mapping, proof=_proof(False, "nothing could be compared: no output and no module of equal size", None, 0)
-        )
-    changed: list[str] = []
+def _settle(
+    mapping: Mapping,
+    trial: _Trial,
+    expected: Flow,
+    shown: str,
+    others: Iterable[tuple[Flow | None, Any]] = (),
+) -> Mapping:
+    entries = {e.target: e for e in mapping.entries}
+    seen = trial.run(entries.values())
+    verdict = _judge(expected, seen, entries)
+    if seen is None or (not verdict.compared and verdict.agreeing <= 0 and not expected.uses):
+        what = "the model cannot be run on these inputs" if seen is None else "no output is of the size of a saved one"
+        return replace(mapping, proof=_proof(False, f"nothing could be compared: {what}", None, trial.runs))
+    changed: dict[str, None] = {}
     if not verdict.equal:
-        entries, verdict, changed = _search(entries, verdict, trial, expected)
+        entries, seen, verdict, changed = _search(entries, seen, verdict, trial, expected)
+    unfelt: list[str] = []
+    if verdict.equal and not all(_holds(trial, entries, *other) for other in others):
+        verdict = replace(verdict, equal=False)
+        shown += ", though not on other values"
     if verdict.equal:
-        entries = _felt(entries, verdict, trial, expected)
-    where = (
-        f"outputs are equal on {shown}"
-        if verdict.outputs
-        else f"{verdict.compared} matched modules give the same on {shown}"
-    )
-    if not verdict.equal:
-        where = (
-            f"outputs differ on {shown}; the first divergence is at {verdict.divergence}, after {verdict.agreeing} of "
-            f"{verdict.compared} matched modules"
-        )
-    if changed:
-        where += f"; settled by trial: {'; '.join(dict.fromkeys(changed))}"
-    proof = _proof(verdict.equal, where, None if verdict.equal else verdict.divergence, trial.runs)
-    return replace(mapping, proof=proof).with_entries(entries)
+        trial.load(entries.values())
+        unfelt = _unfelt(trial, seen, expected, entries)
+        entries = _felt(entries, mapping, trial, set(unfelt))
+    text = _said(verdict, shown)
+    new = [e.target for e in mapping.entries if entries[e.target].expr != e.expr]
+    if new:
+        text += f"; settled by trial: {counted(len(new), 'key')} ({_few(new)})"
+    if unfelt:
+        text += f"; they do not depend on {_unfelt_text(unfelt)}"
+    divergence = None if verdict.equal else _first(verdict)
+    proof = _proof(verdict.equal, text, divergence, trial.runs) | {"changes": list(changed), "unfelt": unfelt}
+    return replace(mapping, proof=proof).with_entries([entries[e.target] for e in mapping.entries])
+
+
+def _holds(trial: _Trial, entries: dict[str, Entry], expected: Flow | None, inputs: Any) -> bool:
+    """Whether the models agree on other inputs, too, where the source's code can be run on them."""
+    if expected is None:
+        return True
+    first, trial.inputs = trial.inputs, inputs
+    seen = trial.run(entries.values())
+    trial.inputs = first
+    return _judge(expected, seen, entries).equal
+
+
+def _said(verdict: _Verdict, shown: str) -> str:
+    if verdict.equal and verdict.compared:
+        return f"outputs are equal on {shown}"
+    agree = f"{verdict.agreeing:,} of {counted(verdict.uses, 'use')} of weights give the same on {shown}"
+    if verdict.equal:
+        beyond = f", all before {printable(verdict.left[0], 60)}, which has no source" if verdict.left else ""
+        return f"{agree}{beyond}; no outputs are of one size"
+    if not verdict.uses:
+        return f"outputs differ on {shown}"
+    return f"outputs differ on {shown}; the first divergence is at {_first(verdict)}: {agree}"
+
+
+def _first(verdict: _Verdict) -> str:
+    keys = [key for use in verdict.front for key in use.keys]
+    return keys[0].rpartition(".")[0] or keys[0] if keys else "the output"
+
+
+def _unfelt_text(keys: Sequence[str]) -> str:
+    counters = [key for key in keys if key.endswith("num_batches_tracked")]
+    others = [key for key in keys if not key.endswith("num_batches_tracked")]
+    said = [f"{counted(len(counters), 'counter')} of batch norms"] if counters else []
+    said += [f"{counted(len(others), 'key')} ({_few(others)})"] if others else []
+    return " and ".join(said)
+
+
+def _few(keys: Sequence[str]) -> str:
+    patterns = [group.pattern for group in collapse([(key, None) for key in keys])]
+    return ", ".join(printable(p, 60) for p in patterns[:3]) + (", …" if len(patterns) > 3 else "")
 
 
 def _proof(equal: bool, text: str, divergence: str | None, runs: int) -> dict[str, Any]:
     return {"equal": equal, "text": text, "first_divergence": divergence, "runs": runs}
 
 
+_State = tuple[dict[str, Entry], Flow, _Verdict]
+
+
 def _search(
-    entries: list[Entry], verdict: _Verdict, trial: _Trial, expected: _Seen
-) -> tuple[list[Entry], _Verdict, list[str]]:
-    """Try changes, keep the best, go on until outputs are equal or no change brings anything."""
-    changed: list[str] = []
-    while not verdict.equal and trial.runs < _TRIALS:
-        best: tuple[_Verdict, list[Entry], str] | None = None
-        for text, candidate in _changes(entries, trial):
-            if trial.runs >= _TRIALS:
-                break
-            found = _judge(expected, trial.run(candidate))
-            if found.equal or found.score > (best[0].score if best else verdict.score):
-                best = (found, candidate, text)
-                if found.equal:
-                    break
-        if best is None:
+    entries: dict[str, Entry], seen: Flow, verdict: _Verdict, trial: _Trial, expected: Flow
+) -> tuple[dict[str, Entry], Flow, _Verdict, dict[str, None]]:
+    """Try changes where the models part, keep what makes more agree, until outputs are equal or nothing is left."""
+    changed: dict[str, None] = {}
+    trial.patience = max(_FEWEST, min(_TRIALS, _WORK // max(len(seen.uses), 1)))
+    while not verdict.equal and trial.misses < trial.patience:
+        state = _better(entries, seen, verdict, trial, expected, changed)
+        if state is None:
             break
-        verdict, entries = best[0], best[1]
-        changed.append(best[2])
-    return entries, verdict, changed
+        entries, seen, verdict = state
+    return entries, seen, verdict, changed
 
 
-def _changes(entries: list[Entry], trial: _Trial) -> Iterator[tuple[str, list[Entry]]]:
-    """Mappings that differ in one respect: a group of doubts settled otherwise, or a convention applied."""
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for place, entry in enumerate(entries):
+def _better(
+    entries: dict[str, Entry], seen: Flow, verdict: _Verdict, trial: _Trial, expected: Flow, changed: dict[str, None]
+) -> _State | None:
+    ground = Ground(entries, seen, expected, trial.shapes, trial.factors)
+    fronts = verdict.front if expected.uses else ()
+    guesses = [change for use in fronts for change in islice(ground.for_use(use), _GUESSES)]
+    guesses += [change for use in fronts[:2] for change in islice(ground.twice(use), 2 * _GUESSES)]
+    for label, new in sorted(_once(guesses), key=lambda change: change[0] not in changed):
+        found = _tried(entries, new, verdict, trial, expected)
+        if found is not None:
+            changed[label] = None
+            return found
+    best: tuple[str, _State] | None = None
+    for label, new in _changes(entries):
+        found = _tried(entries, new, verdict, trial, expected)
+        if found is not None and (best is None or found[2].is_ahead_of(best[1][2])):
+            best = label, found
+            if found[2].equal:
+                break
+    if best is None:
+        return None
+    changed[best[0]] = None
+    return best[1]
+
+
+def _once(changes: list[tuple[str, dict[str, Expr]]]) -> list[tuple[str, dict[str, Expr]]]:
+    """Each once."""
+    seen = set()
+    out = []
+    for label, new in changes:
+        told = frozenset(new.items())
+        if told not in seen:
+            seen.add(told)
+            out.append((label, new))
+    return out
+
+
+def _tried(
+    entries: dict[str, Entry], new: MappingOf[str, Expr], verdict: _Verdict, trial: _Trial, expected: Flow
+) -> _State | None:
+    """What comes of changing entries, if more agrees than before."""
+    if trial.misses >= trial.patience:
+        return None
+    candidate = dict(entries)
+    for key, expr in new.items():
+        entry = candidate[key]
+        if entry.expr != expr:
+            rivals = [r for r in (entry.expr, *entry.rivals) if r is not None and r != expr]
+            doubts = entry.doubts if entry.status == "guessed" else ("found by trial",)
+            changed = replace(entry, status="guessed", expr=expr, doubts=doubts, default=False)
+            candidate[key] = replace(changed, rivals=tuple(dict.fromkeys(rivals)))
+    if all(candidate[key] is entries[key] for key in new):
+        return None
+    seen = trial.run(candidate.values())
+    found = _judge(expected, seen, candidate)
+    if seen is not None and found.is_ahead_of(verdict):
+        return candidate, seen, found
+    trial.misses += 1
+    return None
+
+
+def _changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
+    """Changes of the whole mapping: a group of doubts settled otherwise, or a convention applied everywhere."""
+    groups: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in entries.values():
         if entry.status == "guessed" and entry.rivals:
-            groups.setdefault(entry.doubts, []).append(place)
-    for doubts, places in groups.items():
-        for number in range(max(len(entries[p].rivals) for p in places)):
-            yield doubts[0], _swapped(entries, places, number)
-    yield from _conventions(entries, trial)
-    for doubts, places in groups.items():
-        if len(places) > 1:
-            for place in places:
-                same_module = [p for p in places if _module(entries[p]) == _module(entries[place])]
-                if same_module[0] != place:
-                    continue
-                for number in range(min(len(entries[place].rivals), 6)):
-                    yield doubts[0], _exchanged(entries, same_module, number)
+            groups.setdefault(entry.doubts, []).append(entry)
+    for doubts, members in groups.items():
+        for number in range(max(len(e.rivals) for e in members)):
+            yield doubts[0], {e.target: e.rivals[number] for e in members if len(e.rivals) > number}
+    yield from _conventions(list(entries.values()))
+    for doubts, members in groups.items():
+        by_module: dict[str, list[Entry]] = {}
+        for entry in members:
+            by_module.setdefault(_module(entry), []).append(entry)
+        for one in by_module.values() if len(by_module) > 1 else ():
+            for number in range(min(len(one[0].rivals), 6)):
+                yield doubts[0], _exchanged(entries, one, number)
     yield from _exchanges(entries)
 
 
@@ -507,47 +506,34 @@ def _module(entry: Entry) -> str:
     return entry.target.rpartition(".")[0]
 
 
-def _swapped(entries: list[Entry], places: Sequence[int], number: int) -> list[Entry]:
-    out = list(entries)
-    for place in places:
-        entry = out[place]
-        if len(entry.rivals) > number and entry.expr is not None:
-            rivals = list(entry.rivals)
-            rivals[number], new = entry.expr, rivals[number]
-            out[place] = replace(entry, expr=new, rivals=tuple(rivals))
-    return out
-
-
-def _exchanged(entries: list[Entry], places: Sequence[int], number: int) -> list[Entry]:
+def _exchanged(entries: dict[str, Entry], members: Sequence[Entry], number: int) -> dict[str, Expr]:
     """A rival in place of what a module has; whoever had it gets that instead."""
-    out = _swapped(entries, places, number)
-    for place in places:
-        new, old = out[place].expr, entries[place].expr
-        for other, entry in enumerate(out):
-            if other not in places and entry.expr == new and entry.expr is not None and entry.shape == out[place].shape:
-                out[other] = replace(entry, expr=old)
-    return out
+    new = {e.target: e.rivals[number] for e in members if len(e.rivals) > number}
+    for own, expr in list(new.items()):
+        old = entries[own].expr
+        for key, entry in entries.items():
+            if key not in new and entry.expr == expr and old is not None and entry.shape == entries[own].shape:
+                new[key] = old
+    return new
 
 
-def _exchanges(entries: list[Entry]) -> Iterator[tuple[str, list[Entry]]]:
+def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Guessed modules of equal shapes exchanged."""
-    modules: dict[str, list[int]] = {}
-    for place, entry in enumerate(entries):
+    modules: dict[str, list[Entry]] = {}
+    for entry in entries.values():
         if entry.status == "guessed" and entry.expr is not None:
-            modules.setdefault(_module(entry), []).append(place)
+            modules.setdefault(_module(entry), []).append(entry)
     paths = list(modules)
     for i, one in enumerate(paths):
         for other in paths[i + 1 : i + 12]:
             a, b = modules[one], modules[other]
-            if [entries[p].shape for p in a] == [entries[p].shape for p in b]:
-                out = list(entries)
-                for p, q in zip(a, b, strict=True):
-                    out[p] = replace(entries[p], expr=entries[q].expr)
-                    out[q] = replace(entries[q], expr=entries[p].expr)
-                yield f"{one} and {other} exchanged", out
+            if [e.shape for e in a] == [e.shape for e in b]:
+                pairs = [(p, q) for p, q in zip(a, b, strict=True) if p.expr is not None and q.expr is not None]
+                there = {p.target: q.expr for p, q in pairs if q.expr is not None}
+                yield f"{one} and {other} exchanged", there | {q.target: p.expr for p, q in pairs if p.expr is not None}
 
 
-def _conventions(entries: list[Entry], trial: _Trial) -> Iterator[tuple[str, list[Entry]]]:
+def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Conventions that shapes do not show, each applied to all tensors that it concerns."""
     copied = [(p, e, e.expr) for p, e in enumerate(entries) if e.expr is not None]
     attention = [(p, e, x) for p, e, x in copied if _part(e) in ("q", "k")]
@@ -628,8 +614,8 @@ _HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4)
 _HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32)
 
 
-def _with(entries: list[Entry], new: MappingOf[int, Expr]) -> list[Entry]:
-    return [replace(e, expr=new[p]) if p in new else e for p, e in enumerate(entries)]
+def _with(entries: list[Entry], new: MappingOf[int, Expr]) -> dict[str, Expr]:
+    return {entries[p].target: expr for p, expr in new.items()}
 
 
 def _part(entry: Entry) -> str | None:
@@ -642,8 +628,6 @@ def _part(entry: Entry) -> str | None:
 
 
 def _is_fused(entry: Entry) -> bool:
-    from .fused import fused_by_name
-
     return fused_by_name(entry.target) or any(fused_by_name(key) for key in entry.sources)
 
 
@@ -653,29 +637,94 @@ def _channels_before(entries: list[Entry], place: int, width: int) -> list[int]:
     return list(dict.fromkeys(reversed(found)))[:2]
 
 
-def _felt(entries: list[Entry], verdict: _Verdict, trial: _Trial, expected: _Seen) -> list[Entry]:
-    """Doubts that equal outputs settle: those whose rivals would have changed them."""
-    out = list(entries)
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for place, entry in enumerate(entries):
-        if entry.status == "guessed":
-            groups.setdefault(entry.doubts, []).append(place)
-    for places in groups.values():
-        settled = True
-        most = max(len(entries[p].rivals) for p in places)
-        for number in range(min(most, 3)):
-            if trial.runs >= 2 * _TRIALS:
-                settled = False
-                break
-            if _judge(expected, trial.run(_swapped(entries, places, number))).equal:
-                settled = False
-        if settled:
-            for place in places:
-                out[place] = replace(
-                    out[place], status="mapped", evidence="proved by equal outputs", doubts=(), rivals=()
-                )
-    trial.load(entries)
+# ---------------------------------------------------------------------------------------- what was proved
+
+
+def _unfelt(trial: _Trial, seen: Flow, expected: Flow, entries: MappingOf[str, Entry]) -> list[str]:
+    """Keys with a source that what was compared does not depend on: never used, or without any influence to speak of.
+
+    What comes out of a use and is found in the source's code shows its weights as well as outputs do.
+    """
+    reached: set[int] = set()
+    compared, _, same = _compared(expected.outputs, seen.outputs)
+    open_ = {i for j in same for i in seen.behind[j]} if compared else set(range(len(seen.uses)))
+    while open_:
+        reached |= open_
+        open_ = {i for at in open_ for i in seen.uses[at].before} - reached
+    used = {key for i in reached for key in seen.uses[i].keys}
+    weak = _without_slope(trial, same if compared else None)
+    if expected.uses:
+        weak -= {key for use in seen.uses for key in use.keys if _shows(use, expected)} - _biases_of_keys(weak, seen)
+        used |= {key for use in seen.uses for key in use.keys if _shows(use, expected)}
+    return [key for key, e in entries.items() if e.expr is not None and (key not in used or key in weak)]
+
+
+def _shows(use: Use, expected: Flow) -> bool:
+    return bool(use.given[:, 0].any()) and expected.known.holds(use.given)
+
+
+def _biases_of_keys(weak: set[str], seen: Flow) -> set[str]:
+    """Weak keys of uses whose other weights are strong: no wrong value of theirs would be seen any further."""
+    return {key for use in seen.uses for key in use.keys if key in weak and not weak >= set(use.keys)}
+
+
+def _without_slope(trial: _Trial, which: Sequence[int] | None) -> set[str]:
+    """Parameters by which these outputs, or all, hardly change, as the biases of keys in attention."""
+    names = {id(p): key for key, p in reversed(list(trial.model.named_parameters(remove_duplicate=False)))}
+    parameters = [p for p in trial.model.parameters() if p.is_floating_point()]
+    before = [p.requires_grad for p in parameters]
+    training = trial.model.training
+    trial.model.eval()
+    torch.manual_seed(_SEED)
+    try:
+        for p in parameters:
+            p.requires_grad_(True)
+        with warnings.catch_warnings(), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            out = called(trial.model, trial.inputs)
+            every = [t for t in tensors(out) if t.is_floating_point()]
+            outs = [t for i, t in enumerate(every) if t.requires_grad and (which is None or i in which)]
+            if not outs:
+                return set()
+            generator = torch.Generator().manual_seed(_SEED)
+            weights = [torch.randn(t.shape, generator=generator).to(t) for t in outs]
+            total = sum((t * w).sum() for t, w in zip(outs, weights, strict=True))
+            slopes = torch.autograd.grad(total, parameters, allow_unused=True)
+    except Exception:
+        return set()  # code that cannot be differentiated: only what is never used is known
+    finally:
+        for p, old in zip(parameters, before, strict=True):
+            p.requires_grad_(old)
+        trial.model.train(training)
+    sizes = [0.0 if g is None else float((g * p.detach()).abs().sum()) for g, p in zip(slopes, parameters, strict=True)]
+    steep = [0.0 if g is None else float(g.abs().max()) for g in slopes]
+    usual, usually = (sorted(x)[len(x) // 2] if x else 0.0 for x in (sizes, steep))
+    return {
+        names[id(p)]
+        for p, size, slope in zip(parameters, sizes, steep, strict=True)
+        if size <= _WEAK * usual and slope <= _WEAK * usually
+    }
+
+
+#: Influence on the outputs, relative to what is usual in the model, that counts as none.
+_WEAK = 1e-4
+
+
+def _felt(entries: dict[str, Entry], mapping: Mapping, trial: _Trial, unfelt: set[str]) -> dict[str, Entry]:
+    """What equal outputs settle: doubts about what they depend on, and about what stands beside that in its module."""
+    out = dict(entries)
+    before = {e.target: e for e in mapping.entries}
+    sure = {_module(e) for key, e in entries.items() if key not in unfelt and e.expr is not None}
+    for key, entry in entries.items():
+        if entry.status != "guessed":
+            continue
+        if key not in unfelt or _module(entry) in sure:
+            why = "proved by equal outputs" if key not in unfelt else "beside what equal outputs prove"
+            out[key] = replace(entry, status="mapped", evidence=why, doubts=(), rivals=(), default=False)
+        elif entry.expr != before[key].expr:
+            out[key] = replace(entry, doubts=(*entry.doubts, "the outputs do not depend on it"))
+    trial.load(entries.values())
     return out
 
 
-__all__ = ["CheckpointError", "RuleError", "fill", "prove", "prove_against"]
+__all__ = ["CheckpointError", "prove", "prove_against"]

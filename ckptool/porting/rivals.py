@@ -66,10 +66,15 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
         for one, other, reason in found:
             if reason and not _fits_only_so(one, other, contents) and not _in_company(one, other, anchors):
                 _doubt_both(one, other, reason)
-    for one, other in _of_other_blocks(matching.pairs):
-        around = [pair for pair in (*blocks[_block(one[0].path)], *blocks[_block(other[0].path)]) if not pair[0].doubts]
-        together = not _equal_parts(one, other, contents) and _in_company(one, other, around[:_MOST_EXCHANGED])
-        if not together and not _fits_only_so(one, other, contents):
+    apart = list(_of_other_blocks(matching.pairs))
+    open_to = {id(unit) for one, other in apart for unit in (one[0], other[0])}  # who is in question vouches for nobody
+    for one, other in apart:
+        around = [
+            pair
+            for pair in (*blocks[_block(one[0].path)], *blocks[_block(other[0].path)])
+            if not pair[0].doubts and id(pair[0]) not in open_to
+        ]
+        if not _fits_only_so(one, other, contents) and not _in_company(one, other, around[:_MOST_EXCHANGED]):
             _doubt_both(one, other, _AGAINST)
     _settle(matching, orders, overall, contents)
     for one, other in _strays(matching.pairs):
@@ -305,13 +310,6 @@ def _fits_only_so(one: Pair, other: Pair, contents: _Contents) -> bool:
         for side, is_target in ((0, True), (1, False))
     )
     return t == s and t2 == s2 and t != t2
-
-
-def _equal_parts(one: Pair, other: Pair, contents: _Contents) -> bool:
-    """Whether the parts that hold the two hold the same: their layers keep each other company either way."""
-    at = _nearness(one[0], other[0]) + 1
-    held, blocks = contents[True], [_block(pair[0].path) for pair in (one, other)]
-    return held[one[0].path[:at]] == held[other[0].path[:at]] or (all(blocks) and held[blocks[0]] == held[blocks[1]])
 
 
 def _made_of(unit: Unit) -> object:

@@ -540,3 +540,25 @@ def test_a_proof_needs_something_to_compare_with(run: Run, folder: Path) -> None
 def test_an_input_that_cannot_be_read_is_named(run: Run, folder: Path, spec: str) -> None:
     ran = run("transfer", "old.pth", "net.py", "--input", spec)
     assert (ran.code, "is no input" in ran.err) == (2, True)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_a_mapping_is_replayed_on_a_sharded_source(run: Run, folder: Path, kind: str) -> None:
+    whole = run("transfer", "old.pth", "net.py", "--save-mapping", "m.yaml", "-o", "whole.pth")
+    pattern = f"sharded-{kind}"
+    cut = run("convert", "old.pth", "shards", "-t", pattern, "--max-shard-size", "2KB")
+    assert (whole.code, cut.code) == (0, 0), whole.err + cut.err
+    assert len(list((folder / "shards").glob(f"*.{kind}"))) > 1
+    for source in ("shards", f"shards/{next((folder / 'shards').glob('*.index.json')).name}"):
+        ran = run("transfer", source, "net.py", "--mapping", "m.yaml", "-o", "made.pth", "--overwrite")
+        assert ran.code == 0, ran.err
+        made, wanted = torch.load(folder / "made.pth"), torch.load(folder / "whole.pth")
+        assert list(made) == list(wanted)
+        assert all(torch.equal(made[key], wanted[key]) for key in wanted)
+
+
+def test_a_sharded_source_is_matched_and_proved_like_any_other(run: Run, folder: Path) -> None:
+    assert run("convert", "old.pth", "shards", "-t", "sharded-safetensors", "--max-shard-size", "2KB").code == 0
+    ran = run("transfer", "shards", "net.py", "--source-model", "old.py", "--prove", "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["proof"]["equal"] is True

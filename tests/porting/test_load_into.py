@@ -81,6 +81,43 @@ def test_a_model_is_filled_as_it_is(old: nn.Module, tmp_path: Path, wrap: Any, h
     assert [entry.target for entry in account.entries] == list(own.state_dict())
 
 
+@pytest.fixture
+def one_process(tmp_path: Path) -> Any:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_a_distributed_model_is_filled_as_it_is(old: nn.Module, one_process: None) -> None:
+    own = Named()
+    wrapped = nn.parallel.DistributedDataParallel(own)
+    account = ckptool.load_into(wrapped, old.state_dict())
+    assert same_function(own, old)
+    assert account.is_sure
+    wrapped(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert own.stem.weight.grad is not None
+
+
+def test_a_wrapped_model_inside_of_another_is_filled_as_it_is(old: nn.Module, one_process: None) -> None:
+    class Trainer(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Any) -> Any:
+            return self.net(x)
+
+    own = Named()
+    outer = Trainer(nn.parallel.DistributedDataParallel(own))
+    account = ckptool.load_into(outer, old.state_dict())
+    assert same_function(own, old)
+    assert [entry.target for entry in account.entries] == list(outer.state_dict())
+    again = Trainer(nn.parallel.DistributedDataParallel(Named()))
+    ckptool.load_into(again, own.state_dict())
+    assert same_function(again, old)
+
+
 def test_parameters_stay_the_same_objects_so_that_optimizers_keep_them(old: nn.Module) -> None:
     own = Named()
     before = {name: id(p) for name, p in own.named_parameters()}

@@ -1,0 +1,98 @@
+"""What flows through a model: uses of weights, as expressions, and channels that are found again in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from ckptool.model import from_torch, to_torch
+from ckptool.porting import expression as ex
+from ckptool.porting.flow import Known, fingerprints, follow, pairing
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "as it is": lambda w: w,
+    "transposed": lambda w: w.t(),
+    "rows": lambda w: w[2:5],
+    "rows, transposed": lambda w: w[2:5].t(),
+    "columns": lambda w: w[:, 1:4],
+    "one row": lambda w: w[3],
+    "cut in three": lambda w: w.chunk(3)[1],
+    "by heads": lambda w: w.view(2, 3, 6)[1],
+    "copied": lambda w: w.t().contiguous(),
+    "joined": lambda w: torch.cat([w[3:], w[:3]]),
+    "one column more": lambda w: w.unsqueeze(-1).squeeze(-1),
+}
+
+
+class Views(nn.Module):
+    def __init__(self, view: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.w, self.view = nn.Parameter(torch.randn(6, 6)), view
+
+    def forward(self, x: Any) -> Any:
+        return x[0, 0] * self.view(self.w)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_however_code_takes_a_weight_the_expression_says_it(name: str) -> None:
+    model = Views(VIEWS[name])
+    flow = follow(model, [torch.randn(2, 2)])
+    assert flow is not None
+    held = flow.uses[0].held["weight"]
+    assert held.expr is not None
+    tensors = from_torch(model.state_dict()).state_dicts()[0].tensors
+    torch.testing.assert_close(to_torch(ex.lazy(held.expr, tensors)), VIEWS[name](model.w).detach())
+
+
+def test_layers_are_seen_with_what_they_take_and_after_what() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5, bias=False))
+    flow = follow(model.train(), [torch.randn(2, 3, 4, 4)])
+    assert flow is not None
+    assert [(u.kind, u.keys[0], u.rows, sorted(u.before)) for u in flow.uses] == [
+        ("conv", "0.weight", 4, []),
+        ("norm", "1.weight", 4, [0]),
+        ("linear", "4.weight", 5, [1]),
+    ]
+    assert set(flow.uses[1].held) == {"weight", "bias", "running_mean", "running_var"}
+    assert flow.behind == [frozenset({2})]
+    assert model.training
+
+
+def test_a_recurrent_layer_is_seen_step_by_step() -> None:
+    flow = follow(nn.LSTM(3, 4), [torch.randn(5, 2, 3)])
+    assert flow is not None
+    keys = [u.keys for u in flow.uses]
+    assert keys[0][0] == "weight_ih_l0"
+    assert sum("weight_hh_l0" in k for k in keys) == 5
+    assert any("weight_hh_l0" in told[1][1] for told in flow.repeated)
+
+
+def test_a_model_that_raises_has_no_flow() -> None:
+    assert follow(nn.Linear(3, 4), [torch.randn(2, 5)]) is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.permutations(range(9)), st.integers(0, 3), st.integers(0, 1 << 30))
+def test_channels_are_found_in_any_order(order: list[int], dim: int, seed: int) -> None:
+    x = torch.randn(9, 3, 4, 5, generator=torch.Generator().manual_seed(seed))
+    moved = x[torch.tensor(order)].movedim(0, dim)
+    wanted, have = fingerprints(moved, dim), fingerprints(x.flip(1), 0)
+    assert pairing(wanted, have) == order
+    assert Known([have]).holds(wanted)
+    assert not Known([have]).holds(fingerprints(moved + 0.5, dim))
+
+
+def test_channels_that_look_alike_stay_beside_their_neighbours() -> None:
+    """Three of each half are 0 everywhere, and the halves change places."""
+    x = torch.randn(12, 20)
+    x[[1, 2, 5, 6, 7, 11]] = 0
+    swapped = torch.cat([x[6:], x[:6]])
+    assert pairing(fingerprints(swapped, 0), fingerprints(x, 0)) == [*range(6, 12), *range(6)]

@@ -1,0 +1,243 @@
+"""Proof without names: weights are found by what goes into them, in two codings of one model each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+import ckptool
+from ckptool.porting.mapping import Mapping
+
+F = nn.functional
+
+
+def proved(source: nn.Module, own: nn.Module, *inputs: str, **options: Any) -> Mapping:
+    """The mapping, of which outputs on inputs of our own are the judge."""
+    torch.manual_seed(1)
+    for p in source.parameters():
+        nn.init.normal_(p, std=0.4)
+    state = options.pop("state", None) or source.state_dict()
+    mapping = ckptool.transfer(state, own, inputs=list(inputs), source_model=source, prove=True, **options)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof
+    return mapping
+
+
+def alike(mapping: Mapping, source: nn.Module, own: nn.Module, *inputs: Any, state: Any = None) -> None:
+    ckptool.load_into(own, state or source.state_dict(), mapping=mapping)
+    with torch.no_grad():
+        torch.testing.assert_close(own.eval()(*inputs), source.eval()(*inputs), rtol=1e-4, atol=1e-5)
+
+
+class Gates(nn.Module):
+    """A recurrent cell of eight small layers, its gates in an order of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for gate in "fico":
+            setattr(self, f"x{gate}", nn.Linear(3, 5))
+            setattr(self, f"h{gate}", nn.Linear(5, 5))
+
+    def forward(self, x: Any) -> Any:
+        h, c = torch.zeros(len(x), 5), torch.zeros(len(x), 5)
+        for t in range(x.shape[1]):
+            f, i, g, o = (getattr(self, f"x{n}")(x[:, t]) + getattr(self, f"h{n}")(h) for n in "fico")
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+        return h
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(3, 5, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.rnn(x)[0][:, -1]
+
+
+def test_gates_apart_become_a_recurrent_layer() -> None:
+    source, own = Gates(), Recurrent()
+    mapping = proved(source, own, "float32[2,4,3]")
+    alike(mapping, source, own, torch.randn(3, 6, 3))
+
+
+class Branches(nn.Module):
+    """Three branches joined before a layer, in one order or another."""
+
+    def __init__(self, names: str, order: tuple[int, ...]) -> None:
+        super().__init__()
+        self.order, self.names = order, names
+        for name in names[:3]:
+            setattr(self, name, nn.Conv2d(3, 4, 1))
+        setattr(self, names[3], nn.Conv2d(12, 5, 1))
+
+    def forward(self, x: Any) -> Any:
+        parts = [getattr(self, n)(x).relu() for n in self.names[:3]]
+        return getattr(self, self.names[3])(torch.cat([parts[i] for i in self.order], 1))
+
+
+def test_channels_in_the_order_of_another_concatenation() -> None:
+    source, own = Branches("abcz", (0, 1, 2)), Branches("abcz", (2, 0, 1))
+    mapping = proved(source, own, "float32[2,3,6,6]")
+    assert str(mapping["z.weight"].expr) == "cat(1, slice(z.weight, 1, 8, 12), slice(z.weight, 1, 0, 8))"
+    alike(mapping, source, own, torch.randn(1, 3, 5, 5))
+
+
+class Stacked(nn.Module):
+    """Several small networks as matrices in three dimensions, inputs first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Parameter(torch.randn(3, 4, 6)), nn.Parameter(torch.randn(3, 6, 6))
+        self.b = nn.Parameter(torch.randn(3, 1, 6))
+
+    def forward(self, x: Any) -> Any:
+        x = x.unsqueeze(0).repeat(3, 1, 1)
+        return torch.bmm((torch.bmm(x, self.one) + self.b).sin(), self.two)
+
+
+class Apart(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.member = nn.ModuleList(
+            nn.ModuleDict({"enter": nn.Linear(4, 6), "leave": nn.Linear(6, 6, bias=False)}) for _ in range(3)
+        )
+
+    def forward(self, x: Any) -> Any:
+        return torch.stack([m["leave"](m["enter"](x).sin()) for m in self.member])
+
+
+def test_matrices_on_top_of_each_other_become_layers() -> None:
+    source, own = Stacked(), Apart()
+    mapping = proved(source, own, "float32[7,4]")
+    assert mapping["member.1.leave.weight"].sources == ["two"]
+    alike(mapping, source, own, torch.randn(2, 4))
+
+
+class Tied(nn.Module):
+    """A decoder that is its encoder, transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enc, self.out = nn.Linear(6, 4), nn.Parameter(torch.randn(6))
+
+    def forward(self, x: Any) -> Any:
+        return F.linear(self.enc(x).tanh(), self.enc.weight.t(), self.out)
+
+
+def test_a_weight_that_the_code_uses_twice_fills_both_layers() -> None:
+    source, own = Tied(), nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 6))
+    mapping = proved(source, own, "float32[3,6]")
+    assert str(mapping["2.weight"].expr) == "transpose(enc.weight)"
+    alike(mapping, source, own, torch.randn(2, 6))
+
+
+class Attention(nn.Module):
+    """Two heads, with a fused projection in the order q, v, k of each of two devices, or one layer for each."""
+
+    def __init__(self, fused: bool) -> None:
+        super().__init__()
+        self.fused = fused
+        if fused:
+            self.mixed, self.leave = nn.Linear(8, 24), nn.Linear(8, 8)
+        else:
+            self.to_k, self.to_v, self.to_q = (nn.Linear(8, 8) for _ in range(3))
+            self.to_out = nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        n, t, _ = x.shape
+        if self.fused:
+            q, v, k = self.mixed(x).view(n, t, 2, 3, 4).permute(3, 0, 2, 1, 4)
+        else:
+            q, k, v = (m(x).view(n, t, 2, 4).transpose(1, 2) for m in (self.to_q, self.to_k, self.to_v))
+        out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, t, 8)
+        return (self.leave if self.fused else self.to_out)(out)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_queries_keys_and_values_in_an_order_of_their_own(fused: bool) -> None:
+    source, own = Attention(fused), Attention(not fused)
+    mapping = proved(source, own, "float32[2,5,8]")
+    alike(mapping, source, own, torch.randn(1, 7, 8))
+
+
+def test_the_bias_of_keys_is_said_to_have_no_influence() -> None:
+    source, own = Attention(False), Attention(False)
+    mapping = proved(source, own, "float32[2,5,8]")
+    assert mapping.proof is not None
+    assert mapping.proof["unfelt"] == ["to_k.bias"]
+    assert mapping.proof["text"].endswith("they do not depend on 1 key (to_k.bias)")
+    assert mapping["to_k.bias"].evidence != "proved by equal outputs"
+
+
+class Shared(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(layers))
+
+    def forward(self, x: Any) -> Any:
+        for i in range(3):
+            x = self.layers[i % len(self.layers)](x).tanh()
+        return x
+
+
+def test_one_layer_that_runs_three_times_fills_three() -> None:
+    source, own = Shared(1), Shared(3)
+    mapping = proved(source, own, "float32[4,5]")
+    assert [e.sources for e in mapping.entries] == [["layers.0.weight"], ["layers.0.bias"]] * 3
+    alike(mapping, source, own, torch.randn(2, 5))
+
+
+def test_the_file_may_call_things_otherwise_than_its_code() -> None:
+    """What is found in the code is written in the keys of the file."""
+    source, own = Branches("abcz", (0, 1, 2)), Branches("abcz", (1, 2, 0))
+    state = {f"net.module.{key}": value for key, value in source.state_dict().items()}
+    torch.manual_seed(1)
+    mapping = ckptool.transfer(state, own, inputs=["float32[2,3,6,6]"], source_model=source, prove=True)
+    assert mapping["z.weight"].sources == ["net.module.z.weight"]
+    alike(mapping, source, own, torch.randn(1, 3, 5, 5), state=state)
+
+
+def test_a_part_of_a_model_is_compared_inside() -> None:
+    """The source goes on after what the model is: no output is of the same size."""
+    source = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+    own = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6))
+    mapping = ckptool.transfer(source.state_dict(), own, inputs=["float32[5,4]"], source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+    assert mapping.proof["text"].startswith("2 of 2 uses of weights give the same on float32[5,4]")
+
+
+def test_a_head_without_a_source_is_said_to_be_left_out() -> None:
+    source = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    own = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 7))
+    mapping = ckptool.transfer(source.state_dict(), own, inputs=["float32[5,4]"], source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+    assert "all before 2.weight, which has no source" in mapping.proof["text"]
+    assert mapping["2.weight"].status == "unmapped"
+
+
+def test_what_holds_on_one_input_only_is_not_proved() -> None:
+    class Picky(nn.Module):
+        """Looks at what goes in."""
+
+        def __init__(self, odd: bool) -> None:
+            super().__init__()
+            self.layer, self.odd = nn.Linear(4, 4), odd
+
+        def forward(self, x: Any) -> Any:
+            first = torch.randn(5, 4, generator=torch.Generator().manual_seed(20))
+            return self.layer(x) * (2 if self.odd and not torch.equal(x, first) else 1)
+
+    source, own = Picky(True), Picky(False)
+    mapping = ckptool.transfer(source.state_dict(), own, inputs=["float32[5,4]"], source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert not mapping.proof["equal"]
+    assert "though not on other values" in mapping.proof["text"]
