@@ -42,7 +42,7 @@ class Channels:
             keys: id of a parameter or buffer -> its key.
         """
         behind = 0
-        for value in _flat((args, kwargs)):
+        for value in () if name.startswith("new_") or name.endswith("_like") else _flat((args, kwargs)):
             behind |= self._behind.get(id(value), 0)
             if id(value) in keys and keys[id(value)] not in self._buffers:
                 behind |= 1  # some weight

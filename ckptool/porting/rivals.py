@@ -66,8 +66,14 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
         for one, other, reason in found:
             if reason and not _fits_only_so(one, other, contents) and not _in_company(one, other, anchors):
                 _doubt_both(one, other, reason)
-    for one, other in _of_other_blocks(matching.pairs):
-        around = [pair for pair in (*blocks[_block(one[0].path)], *blocks[_block(other[0].path)]) if not pair[0].doubts]
+    apart = list(_of_other_blocks(matching.pairs))
+    open_to = {id(unit) for one, other in apart for unit in (one[0], other[0])}  # who is in question vouches for nobody
+    for one, other in apart:
+        around = [
+            pair
+            for pair in (*blocks[_block(one[0].path)], *blocks[_block(other[0].path)])
+            if not pair[0].doubts and id(pair[0]) not in open_to
+        ]
         if not _fits_only_so(one, other, contents) and not _in_company(one, other, around[:_MOST_EXCHANGED]):
             _doubt_both(one, other, _AGAINST)
     _settle(matching, orders, overall, contents)

@@ -123,3 +123,17 @@ def test_a_shape_that_nothing_else_has_is_a_guess() -> None:
     mapping = port(signature(source), wanted(target, used=target))
     assert pairing(mapping)["to_entity.weight"] == "fc.weight"
     assert "to_entity.weight" in doubted(mapping)
+
+
+def test_two_parts_that_may_be_exchanged_as_a_whole_do_not_vouch_for_each_other() -> None:
+    def branch(path: str, conv: str, norm: str, size: int) -> dict[str, tuple[int, ...]]:
+        return {f"{path}.{conv}.weight": (12, 16, size, size), f"{path}.{norm}.weight": (12,)}
+
+    source = branch("a.one", "conv", "bn", 1) | branch("a.two", "conv", "bn", 3)
+    source |= branch("a.global_pool", "1", "2", 1) | {"a.last.weight": (5, 36, 1, 1)}
+    target = branch("head.pool.1", "conv", "bn", 1) | branch("head.parts.0", "conv", "bn", 1)
+    target |= branch("head.parts.1", "conv", "bn", 3) | {"head.fuse.weight": (5, 36, 1, 1)}
+    mapping = port(signature(source), wanted(target, used=target))
+    for entry in mapping.entries:
+        if entry.status == "mapped" and ".pool." in entry.target:
+            assert all("pool" in key for key in entry.sources)
