@@ -22,7 +22,7 @@ from .pieces import STATISTICS, Canon
 from .scopes import Scopes
 from .sequences import Sequences
 from .units import SOME, Unit, hard_conflict, natural, related, similarity, units_of
-from .words import label, table
+from .words import label, shared, table, telling_words
 
 
 @dataclass(slots=True)
@@ -165,7 +165,14 @@ class Matcher:
         strangers = [(t, s) for t, s in pairs if id(t) not in names or names[id(t)] != names.get(id(s))]
         if len(strangers) > 0.2 * len(pairs):
             return []
-        return [(t, s) for t, s in strangers if similarity(t, s) <= SOME and not related(t, s)]
+        last = max((u.order for u in self.cells.sources), default=0.0)
+        ends = {id(s) for _, s in strangers if s.order == last}  # the last layer is the output, whatever its name
+        return [
+            (t, s)
+            for t, s in strangers
+            if (similarity(t, s) <= SOME and not related(t, s))
+            or (id(s) not in ends and not shared(telling_words(t.path), telling_words(s.path)))
+        ]
 
     def _new_heads(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
         """Strangers that the model uses after all that has its name in the source: what one trains anew."""

@@ -596,18 +596,18 @@ class _Filler:
 
     def _without_company(self, made: Mapping) -> Mapping:
         """Doubt what is taken from a layer of which the source has more that nothing reads: adapters, masks, scales."""
-        left: dict[str, str] = {}
+        left: dict[str, list[str]] = defaultdict(list)
         for key in made.unused:
             entry = self.source.signature.entries.get(key)
             known = entry is not None and entry.dtype.startswith(("float", "bfloat"))
             if known and table().derived.isdisjoint(key.split(".")):
                 for at, letter in enumerate(key):
                     if letter == ".":
-                        left.setdefault(key[:at], key)
+                        left[key[:at]].append(key)
         entries: list[Entry] = []
         for one in made.entries:
             layers = [key.rpartition(".") for key in one.sources]
-            found = next((left[path] for path, _, leaf in layers if path in left and cut(leaf) in table().leaves), None)
+            found = next((rest for path, _, leaf in layers if (rest := _left_in(left, path, leaf))), None)
             if found is not None:
                 doubt = f"{found} of the source belongs to the same layer, and nothing reads it"
                 one = replace(one, status="guessed", doubts=(*one.doubts, doubt))
@@ -744,6 +744,15 @@ def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:
         negative += int((found < 0).sum())
         total += int(found.size)
     return negative / total if total else None
+
+
+def _left_in(left: MappingOf[str, Sequence[str]], path: str, leaf: str) -> str | None:
+    """What nothing reads of the layer at PATH whose LEAF is read; wrapped layers keep more beside the wrapper."""
+    for layer in (path, path.removesuffix(".module")):
+        for key in left.get(layer, ()):
+            if (layer == path and cut(leaf) in table().leaves) or key.startswith(f"{layer}.{leaf}"):
+                return key
+    return None
 
 
 def _rotary_by_name(path: Sequence[str]) -> Rotary | None:

@@ -18,7 +18,7 @@ from .match import Matching
 from .sequences import Sequences
 from .series import series_of
 from .units import OfOrder, Unit, hard_conflict, series, similarity, template
-from .words import label, shared, table, words_of
+from .words import label, shared, table, telling_words
 
 Pair = tuple[Unit, Unit]
 _Place = Callable[[Unit], float | None]
@@ -66,6 +66,8 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
         for one, other, reason in found:
             if reason and not _fits_only_so(one, other, contents) and not _in_company(one, other, anchors):
                 _doubt_both(one, other, reason)
+            elif not reason and _by_names(one, other) != "sure" and _in_company(*_crossed(one, other), anchors):
+                _doubt_both(one, other, "what stands beside it speaks for the swap with {}")
     apart = list(_of_other_blocks(matching.pairs))
     open_to = {id(unit) for one, other in apart for unit in (one[0], other[0])}  # who is in question vouches for nobody
     for one, other in apart:
@@ -251,11 +253,15 @@ def _in_question(one: Pair, other: Pair, orders: list[_Order], overall: dict[str
     return bool(one[0].doubts or other[0].doubts or _swap(one, other, orders, overall))
 
 
+def _crossed(one: Pair, other: Pair) -> tuple[Pair, Pair]:
+    return (one[0], other[1]), (other[0], one[1])
+
+
 def _balance(
     one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float], contents: _Contents, around: list[Pair]
 ) -> float:
     """How much more speaks for two pairs than for their swap; below zero, the swap is better."""
-    crossed: tuple[Pair, Pair] = ((one[0], other[1]), (other[0], one[1]))
+    crossed = _crossed(one, other)
     if _fits_only_so(one, other, contents):
         return 10.0
     if _fits_only_so(*crossed, contents):
@@ -355,7 +361,7 @@ def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair]) -> bool:
 
 def _kinship(one: Unit, other: Unit) -> int:
     """How many telling words the names of two units have in common."""
-    return shared(*({word for word in _telling_words(unit.path) if len(word) > 1} for unit in (one, other)))
+    return shared(*({word for word in telling_words(unit.path) if len(word) > 1} for unit in (one, other)))
 
 
 def _in_line(one: Unit, other: Unit) -> bool:
@@ -637,21 +643,8 @@ def _agreed(t: Unit, s: Unit) -> int:
 
 def _shared(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
     """Words that A and B have in common and that tell them from the others."""
-    own = _telling_words(a.path) - _telling_words(not_a.path)
-    return shared(own, _telling_words(b.path) - _telling_words(not_b.path))
-
-
-@cache
-def _telling_words(path: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(w for w in words_of(path) if w not in table().empty and w not in _kinds() and not w.isdigit())
-
-
-@cache
-def _kinds() -> frozenset[str]:
-    """Words for kinds of layers: that both are a norm does not make them alike, where all that compete are norms."""
-    purpose = next(group for group in table().groups if group.name == "purpose")
-    words = {w for phrase, said in purpose.phrases.items() if said in ("norm", "conv") for w in phrase}
-    return frozenset(words | {"linear", "dense", "fc", "proj", "projection", "batch", "weight", "bias"})
+    own = telling_words(a.path) - telling_words(not_a.path)
+    return shared(own, telling_words(b.path) - telling_words(not_b.path))
 
 
 def _soft(a: Unit, b: Unit, only: str = "") -> int:

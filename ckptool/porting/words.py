@@ -265,6 +265,20 @@ def _longest(group: Group) -> int:
     return max(map(len, group.phrases))
 
 
+@cache
+def telling_words(path: tuple[str, ...]) -> frozenset[str]:
+    """The words of a path that say what it is, and not only what kind of layer or container."""
+    return frozenset(w for w in words_of(path) if w not in table().empty and w not in _kinds() and not w.isdigit())
+
+
+@cache
+def _kinds() -> frozenset[str]:
+    """Words for kinds of layers: that both are a norm does not make them alike, where all that compete are norms."""
+    purpose = next(group for group in table().groups if group.name == "purpose")
+    words = {w for phrase, said in purpose.phrases.items() if said in ("norm", "conv") for w in phrase}
+    return frozenset(words | {"linear", "dense", "fc", "proj", "projection", "batch", "weight", "bias"})
+
+
 def numbers(path: Sequence[str]) -> tuple[int, ...]:
     """The numbers in a path, in order; "first" is one, too."""
     ordinals = table().ordinals
