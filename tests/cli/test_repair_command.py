@@ -68,7 +68,7 @@ def test_what_saves_no_tensor_is_not_called_a_repair(run: Run, files: Files) -> 
         assert "--allow-loss" not in ran.err
     said = run("doctor", "cut.safetensors")
     assert said.code == 1
-    assert "none of its 3 tensors is whole" in said.out
+    assert "none of its 3 tensors is whole" in " ".join(said.out.split())
     assert "ckptool repair" not in said.out
 
 
@@ -83,7 +83,7 @@ def test_where_only_other_values_are_left_they_can_be_had(run: Run, files: Files
     assert "Hint: --allow-loss writes what else is in it, 1 value and no tensor" in ran.err
     assert run("repair", "a.pth", "out.pth", "--allow-loss").code == 0
     assert ckptool.open("out.pth").root.entries == [("epoch", 3)]
-    said = run("doctor", "a.pth").out
+    said = " ".join(run("doctor", "a.pth").out.split())  # wherever its lines end
     assert "none of its 1 tensor is whole" in said
     assert "ckptool repair" not in said
 
