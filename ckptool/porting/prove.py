@@ -279,11 +279,7 @@ def _judge(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry]) ->
     if seen is None:
         return _Nothing
     known = [bool(expected.uses) and expected.known.holds(use.given) for use in seen.uses]
-    fine = list(known)  # found, or found again after it
-    for use in reversed(seen.uses):
-        if fine[use.index]:
-            for before in use.before:
-                fine[before] = True
+    fine = _shown(known, seen)
     front = [use for use in seen.uses if not fine[use.index] and all(fine[i] for i in use.before)]
     compared, equal, _ = _compared(expected.outputs, seen.outputs)
     if not compared:
@@ -299,6 +295,16 @@ def _judge(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry]) ->
         tuple(dict.fromkeys(left)),
         sum(use.taken is not None and expected.entries.holds(use.taken) for use in seen.uses) if expected.uses else 0,
     )
+
+
+def _shown(known: Sequence[bool], seen: Flow) -> list[bool]:
+    """Which uses give what one in the source's code gives, or lead to one that does."""
+    fine = list(known)
+    for use in reversed(seen.uses):
+        if fine[use.index]:
+            for before in use.before:
+                fine[before] = True
+    return fine
 
 
 def _is_left(use: Use, entries: MappingOf[str, Entry]) -> bool:
@@ -348,7 +354,13 @@ def _settle(
     if verdict.equal:
         trial.load(entries.values())
         unfelt = _unfelt(trial, seen, expected, entries)
-        entries = _felt(entries, mapping, trial, set(unfelt))
+        open_still = set(unfelt)
+        if not verdict.compared and seen is not None:
+            fine = _shown([expected.known.holds(use.given) for use in seen.uses], seen)
+            open_still |= {key for use in seen.uses if not fine[use.index] for key in use.keys}
+        entries = _felt(entries, mapping, trial, open_still)
+    if not (verdict.equal and verdict.compared):
+        entries = _unseen(entries, mapping)
     text = _said(verdict, shown)
     new = [e.target for e in mapping.entries if entries[e.target].expr != e.expr]
     if new:
@@ -708,6 +720,19 @@ def _without_slope(trial: _Trial, which: Sequence[int] | None) -> set[str]:
 
 #: Influence on the outputs, relative to what is usual in the model, that counts as none.
 _WEAK = 1e-4
+
+
+def _unseen(entries: dict[str, Entry], mapping: Mapping) -> dict[str, Entry]:
+    """What was left open and found in the flow stays a guess where no output shows it.
+
+    A new head takes what some layer of the source takes, and gives the same with that layer's weight: whatever it is.
+    """
+    open_before = {e.target for e in mapping.entries if e.expr is None and not e.default}
+    doubt = "it takes what this layer of the source takes, and no output shows that it is that layer"
+    return {
+        key: replace(e, status="guessed", doubts=(*e.doubts, doubt)) if key in open_before and e.expr is not None else e
+        for key, e in entries.items()
+    }
 
 
 def _felt(entries: dict[str, Entry], mapping: Mapping, trial: _Trial, unfelt: set[str]) -> dict[str, Entry]:
