@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import combinations
 
+from .branches import Branches, beside
 from .match import Matching
 from .sequences import Sequences
 from .series import series_of
@@ -50,16 +51,18 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
     _take_up(matching)
     orders = _orders(sequences)
     overall = {order.name: _concordance(order, matching.pairs) for order in orders}
-    _rearrange(matching, orders, overall)
+    contents = _contents(matching)
+    _rearrange(matching, orders, overall, contents)
+    branches = _branches(matching, orders, contents)
     blocks: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in matching.pairs:
         blocks[_block(pair[0].path)].append(pair)
-    contents = _contents(matching)
     across = _Across(matching.pairs)
     for pairs in blocks.values():
         belief = _Belief(pairs, orders, overall, across)
         found = [
-            (one, other, _swap(one, other, orders, belief.about(one, other))) for one, other in _look_alikes(pairs)
+            (one, other, _swap(one, other, orders, belief.about(one, other), branches))
+            for one, other in _look_alikes(pairs)
         ]
         open_to = {id(unit) for one, other, reason in found if reason for unit in (one[0], other[0])}
         anchors = [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]
@@ -68,17 +71,19 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
                 _doubt_both(one, other, reason)
             elif not reason and _by_names(one, other) != "sure" and _in_company(*_crossed(one, other), anchors):
                 _doubt_both(one, other, "what stands beside it speaks for the swap with {}")
-    apart = list(_of_other_blocks(matching.pairs))
-    open_to = {id(unit) for one, other in apart for unit in (one[0], other[0])}  # who is in question vouches for nobody
-    for one, other in apart:
+    apart = [(one, other, _AGAINST) for one, other in _of_other_blocks(matching.pairs)]
+    apart += _in_other_branches(matching.pairs, orders, overall, branches)
+    # who is in question vouches for nobody
+    open_to = {id(unit) for one, other, _ in apart for unit in (one[0], other[0])}
+    for one, other, reason in apart:
         around = [
             pair
             for pair in (*blocks[_block(one[0].path)], *blocks[_block(other[0].path)])
             if not pair[0].doubts and id(pair[0]) not in open_to
         ]
         if not _fits_only_so(one, other, contents) and not _in_company(one, other, around[:_MOST_EXCHANGED]):
-            _doubt_both(one, other, _AGAINST)
-    _settle(matching, orders, overall, contents)
+            _doubt_both(one, other, reason)
+    _settle(matching, orders, overall, contents, branches)
     for one, other in _strays(matching.pairs):
         _doubt_both(one, other, "what is around it comes from where {} is")
     _spread(matching.pairs)
@@ -166,7 +171,9 @@ def _kept(order: _Order, couples: list[tuple[Pair, Pair]], overall: dict[str, fl
     return sum(vote > 0 for vote in votes) / len(votes) if len(votes) >= _FEW else overall[order.name]
 
 
-def _settle(matching: Matching, orders: list[_Order], overall: dict[str, float], contents: _Contents) -> None:
+def _settle(
+    matching: Matching, orders: list[_Order], overall: dict[str, float], contents: _Contents, branches: Branches
+) -> None:
     """Take back doubts about orders where something better excludes every swap, or where there is nothing to swap."""
     others = Counter(unit.colour for unit in (*matching.free_targets, *matching.free_sources))
     others.update(unit.colour for cell in matching.undecided for side in cell for unit in side)
@@ -178,15 +185,15 @@ def _settle(matching: Matching, orders: list[_Order], overall: dict[str, float],
         if others[one[0].colour] or len(group) > _MOST_EXCHANGED or not any(_is_of_order(d) for d in one[0].doubts):
             continue
         if all(
-            other is one or _fits_only_so(one, other, contents) or _excluded(one, other, orders, overall)
+            other is one or _fits_only_so(one, other, contents) or _excluded(one, other, orders, overall, branches)
             for other in group
         ):
             one[0].doubts = [d for d in one[0].doubts if not _is_of_order(d)]
 
 
-def _excluded(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float]) -> bool:
+def _excluded(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float], branches: Branches) -> bool:
     """Whether names, numbers or an order that is kept all over the model exclude the swap of two pairs."""
-    reason = _swap(one, other, orders, overall)
+    reason = _swap(one, other, orders, overall, branches)
     kept = any(overall[order.name] >= _BELIEVED and order.vote(one, other) > 0 for order in orders)
     return reason is None or (reason == "" and kept)
 
@@ -210,9 +217,8 @@ def _spread(pairs: list[Pair]) -> None:
                     unit.doubts.append(found)
 
 
-def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, float]) -> None:
+def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, float], contents: _Contents) -> None:
     """Exchange the sources of two pairs as long as all that is known together speaks for it."""
-    contents = _contents(matching)
     certain: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in matching.pairs:
         if all(doubt.startswith(_OF_PARTS) for doubt in pair[0].doubts):
@@ -336,6 +342,7 @@ def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair]) -> bool:
     directly after it.
     """
     with_us = against = 0
+    apart = _nearness(one[0], other[0])
     for t, s in anchors:
         path = _nearness(one[0], t) - _nearness(other[0], t)
         here = (
@@ -343,7 +350,8 @@ def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair]) -> bool:
             _kinship(one[0], t) - _kinship(other[0], t),
             _in_line(one[0], t) - _in_line(other[0], t),
             _counted_alike(one[0], t) - _counted_alike(other[0], t),
-            _next_to(one[0], t) - _next_to(other[0], t),
+            # at the end of a block the next one begins, whatever that has to do with it
+            _next_to(one[0], t) - _next_to(other[0], t) if _nearness(one[0], t) >= apart else 0,
         )
         there = (
             _nearness(one[1], s) - _nearness(other[1], s),
@@ -461,6 +469,7 @@ def _of_other_blocks(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
 
 
 _AGAINST = "the names speak for the swap with {}"
+_BESIDE = "it runs beside {}, and nothing but the order in which they are registered tells which is which"
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,7 +525,9 @@ def _look_alikes(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
                     yield one, other
 
 
-def _swap(one: Pair, other: Pair, orders: list[_Order], belief: dict[str, float]) -> str | None:
+def _swap(
+    one: Pair, other: Pair, orders: list[_Order], belief: dict[str, float], branches: Branches | None = None
+) -> str | None:
     """Why the swap of two pairs cannot be excluded; an empty text where only an order excludes it, else None."""
     named = _by_names(one, other)
     if named == "sure":
@@ -540,7 +551,30 @@ def _swap(one: Pair, other: Pair, orders: list[_Order], belief: dict[str, float]
         return f"the {against[0]} speaks for the swap with {{}}"
     if not behind and any(votes.values()):
         return "nothing but an order that is not kept elsewhere tells it from {}"
+    if branches is not None and beside(one[0], other[0]) and not any(branches.shown(one, other, n) for n in behind):
+        return _BESIDE
     return ""
+
+
+def _branches(matching: Matching, orders: list[_Order], contents: _Contents) -> Branches:
+    def content(path: tuple[str, ...]) -> frozenset[tuple[object, int]]:
+        return frozenset(contents[True][path].items())
+
+    return Branches(matching.pairs, content, {order.name: order.vote for order in orders})
+
+
+def _in_other_branches(
+    pairs: list[Pair], orders: list[_Order], overall: dict[str, float], branches: Branches
+) -> Iterable[tuple[Pair, Pair, str]]:
+    """Look-alikes of different blocks that run beside each other, with why their swap cannot be excluded."""
+    alike: dict[object, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        alike[pair[0].colour].append(pair)
+    for group in alike.values():
+        for one, other in combinations(group[:_MOST_EXCHANGED], 2):
+            if _block(one[0].path) != _block(other[0].path) and beside(one[0], other[0]):
+                if reason := _swap(one, other, orders, overall, branches):
+                    yield one, other, reason
 
 
 def _convention(t: Unit, t2: Unit, s: Unit, s2: Unit) -> bool:
