@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -75,6 +75,7 @@ class Naming:
                 if path in below_s and below_s[path].colour == t.colour
             ]
             clash = sum(path in below_s and below_s[path].colour != t.colour for path, t in below_t.items())
+            agreed = _counted_alike(agreed, below_t, below_s)
             if not agreed:
                 continue
             share = len(agreed) / max(min(len(below_t), len(below_s)), 1)
@@ -241,6 +242,38 @@ class Naming:
             if best:
                 changed |= self.cells.split("similar names", partial(of, best), mode="one", cells=[(targets, sources)])
         return changed
+
+
+_Path = tuple[str, ...]
+
+
+def _counted_alike(
+    agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]
+) -> list[tuple[Unit, Unit]]:
+    """AGREED without those of lists that one side counts from another number on: `blocks.1` of 1 to 4 is no `blocks.1` of 0 to 3."""
+    counted: list[dict[_Path, set[int]]] = []
+    for paths in (below_t, below_s):
+        found: dict[_Path, set[int]] = defaultdict(set)
+        for path in paths:
+            for at, component in enumerate(path):
+                if component.isdigit():
+                    found[path[:at]].add(int(component))
+        counted.append(found)
+    shifted = {
+        row for row, own in counted[0].items() if 1 < len(own) and _shifted(sorted(own), sorted(counted[1].get(row, ())))
+    }
+    if not shifted:
+        return agreed
+    paths = {id(t): path for path, t in below_t.items()}
+    return [
+        (t, s)
+        for t, s in agreed
+        if not any(path[:at] in shifted for path in (paths[id(t)],) for at in range(len(path)) if path[at].isdigit())
+    ]
+
+
+def _shifted(own: Sequence[int], theirs: Sequence[int]) -> bool:
+    return len(own) == len(theirs) and own[0] != theirs[0] and len({b - a for a, b in zip(own, theirs, strict=True)}) == 1
 
 
 def _without_norm(name: str) -> tuple[str, ...]:

@@ -249,8 +249,6 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
             matching.pairs[i], matching.pairs[j] = (t, s2), (t2, s)
             for unit in (t, t2):
                 unit.evidence = ["exchanged, for all that speaks for it"]
-                unit.doubts = [d for d in unit.doubts if not _is_of_order(d)]
-                unit.rivals = []
             if _by_names(matching.pairs[i], matching.pairs[j]) != "sure":
                 _doubt_both(matching.pairs[i], matching.pairs[j], "all but the numbers spoke for the swap with {}")
 
@@ -543,7 +541,8 @@ def _swap(
         return f"the {against[0]} speaks for the swap with {{}}" if against and not behind else None
     if _convention(one[0], other[0], one[1], other[1]):
         return "which of the two is which is a convention of the code: {}"
-    if _by_numbers(one, other) > 0 and not (against and not behind):
+    counted = not beside(one[0], other[0]) or _step(one[0], other[0]) == _step(one[1], other[1])
+    if _by_numbers(one, other) > 0 and counted and not (against and not behind):
         return None
     if against and behind:
         return f"the {behind[0]} and the {against[0]} do not agree about it and {{}}"
