@@ -222,10 +222,16 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
     certain: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in matching.pairs:
         if all(doubt.startswith(_OF_PARTS) for doubt in pair[0].doubts):
-            certain[_block(pair[0].path)].append(pair)
+            for part in ((), *_numbered(pair[0].path)):
+                certain[part].append(pair)
+
+    def beside_it(unit: Unit) -> list[Pair]:
+        """What is certain in the innermost numbered part that holds more than this."""
+        parts = ((), *_numbered(unit.path))
+        return next((held for part in reversed(parts) if len(held := certain[part]) > 1), certain[()])[:_ANCHORS]
 
     def gain(one: Pair, other: Pair) -> float:
-        around = [pair for path in {_block(one[0].path), _block(other[0].path)} for pair in certain[path][:_ANCHORS]]
+        around = list({id(pair): pair for unit in (one[0], other[0]) for pair in beside_it(unit)}.values())
         return -_balance(one, other, orders, overall, contents, around)
 
     groups: dict[object, list[int]] = defaultdict(list)
@@ -639,6 +645,8 @@ def _plain(path: Sequence[str]) -> tuple[str, ...]:
 def _by_names(one: Pair, other: Pair, *, soft: bool = True) -> str:
     """What the names say about two pairs and their swap: sure, for, against or nothing."""
     if "name" in one[0].evidence and "name" in other[0].evidence:
+        return "sure"
+    if any(place != other[0].settled.get(kinds, place) for kinds, place in one[0].settled.items()):
         return "sure"
     (t, s), (t2, s2) = one, other
     swapped = (hard_conflict(t.words, s2.words) is not None) + (hard_conflict(t2.words, s.words) is not None)

@@ -9,6 +9,7 @@ from functools import partial
 
 from .cells import Cells, fair, said
 from .sequences import Sequences
+from .series import common, series_of
 from .units import Unit, number_ranks, same_numbers
 from .words import label, numbers, shared, table, words_of
 
@@ -25,6 +26,7 @@ class Scope:
     doubts: list[str] = field(default_factory=list)
     whole: bool = False
     all: bool = True
+    in_order: bool = False
 
     @property
     def order(self) -> float:
@@ -65,8 +67,12 @@ class Scopes:
                 for unit in scope.units:
                     self._inner[id(unit)].append(scope)
 
-    def pair(self) -> None:
-        """Pair scopes that hold the same: as many of each cell."""
+    def pair(self, *, in_order: bool) -> None:
+        """Pair scopes that hold the same: as many of each cell.
+
+        Args:
+            in_order: pair those that nothing else tells apart by their numbers and orders.
+        """
         balanced = {cell for cell, (t, s) in self.cells.groups().items() if len(t) == len(s)}
         for only_balanced in (False, True):
             classes: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
@@ -79,13 +85,13 @@ class Scopes:
                         classes[tuple(sorted(cells))][0 if is_target else 1].append(scope)
             for targets, sources in classes.values():
                 if targets and sources:
-                    self._pair_class(targets, sources)
+                    self._pair_class(targets, sources, in_order=in_order)
                     for scope in (*targets, *sources):
                         scope.whole = (
                             scope.partner is not None and not only_balanced and scope.all and scope.partner.all
                         )
 
-    def _pair_class(self, targets: list[Scope], sources: list[Scope]) -> None:
+    def _pair_class(self, targets: list[Scope], sources: list[Scope], *, in_order: bool) -> None:
         if not targets or not sources:
             return
         if len(targets) == len(sources) == 1:
@@ -108,14 +114,48 @@ class Scopes:
             if len(parts) < 2 or not good or (len(targets) == len(sources) and not fair(parts)):
                 continue
             for t, s in good.values():
-                self._pair_class(t, s)
+                self._pair_class(t, s, in_order=in_order)
             if len(targets) == len(sources):
                 rest = [v for k, v in parts.items() if k not in good]
-                self._pair_class([x for t, _ in rest for x in t], [x for _, s in rest for x in s])
+                self._pair_class([x for t, _ in rest for x in t], [x for _, s in rest for x in s], in_order=in_order)
             return
-        if len(targets) != len(sources):
-            return
-        self._pair_in_order(targets, sources)
+        if len(targets) == len(sources) and not self._pair_in_row(targets, sources) and in_order:
+            self._pair_in_order(targets, sources)
+
+    def _pair_in_row(self, targets: list[Scope], sources: list[Scope]) -> bool:
+        """Pair equal scopes of one list each by the direction that members of these lists show that differ.
+
+        Where the third of three blocks is known to be the first of the other side, the list is counted backwards there.
+        """
+        own, theirs = common(t.path for t in targets), common(s.path for s in sources)
+        if own is None or theirs is None:
+            return False
+        known = [
+            (number, other)
+            for scope in self.scopes[True]
+            if scope.partner is not None and not scope.in_order and not scope.doubts
+            for series, number in series_of(scope.path)
+            if series == own[0]
+            for series_there, other in series_of(scope.partner.path)
+            if series_there == theirs[0]
+        ]
+        places = sorted({*own[1], *(number for number, _ in known)})
+        there = sorted({*theirs[1], *(other for _, other in known)})
+        if not known or len(places) != len(there) or len(set(known)) != len(places) - len(targets):
+            return False
+        found = []
+        for sign in (1, -1):
+            rank = dict(zip(places, there[::sign], strict=True))
+            if all(rank[number] == other for number, other in known):
+                found.append(rank)
+        if len(found) != 1:
+            return False
+        by_number = dict(zip(theirs[1], sources, strict=True))
+        if any(found[0][number] not in by_number for number in own[1]):
+            return False
+        for t, number in zip(targets, own[1], strict=True):
+            _join_scopes(t, by_number[found[0][number]], "")
+        return True
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
         """Pair equal scopes by their numbers and by the order in which they are stored and used."""
@@ -148,6 +188,7 @@ class Scopes:
         doubt = "" if agree else "equal parts of the model come in another order than they are registered or numbered"
         for t, s in zip(targets, chosen, strict=True):
             _join_scopes(t, s, doubt)
+            t.in_order = True
             if doubt:
                 for unit in t.units:
                     unit.doubts.append(doubt)
@@ -195,6 +236,10 @@ class Scopes:
             if partner is not None and own <= set(map(id, scope.units)) and theirs <= set(map(id, partner.units)):
                 return scope.units
         return self.cells.targets
+
+    def in_order(self, unit: Unit) -> int:
+        """How deep the innermost part around a unit of the target is that nothing but an order paired, or 0."""
+        return max((len(scope.path) for scope in self._inner.get(id(unit), ()) if scope.in_order), default=0)
 
     def same(self, t: Unit, s: Unit) -> bool:
         """Whether both are in a pair of scopes of which the whole content matched."""

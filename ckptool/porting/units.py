@@ -37,6 +37,7 @@ class Unit:
         evidence: what decided about it.
         doubts: what speaks against being sure.
         rivals: other units that fit as well.
+        settled: pair of classes of modules -> its place in those of the target's, where others of them settled it.
     """
 
     path: tuple[str, ...]
@@ -50,6 +51,7 @@ class Unit:
     evidence: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     rivals: list[Unit] = field(default_factory=list)
+    settled: dict[Hashable, Hashable] = field(default_factory=dict)
 
     @property
     def numbers(self) -> tuple[int, ...]:
