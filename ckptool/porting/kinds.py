@@ -52,11 +52,13 @@ class Kinds:
             }
             if len(sure) < 2 or len(sure) < len(known):
                 continue  # these classes are not each other
+            images = set(sure.values())
             labels: dict[int, Hashable] = {}
             for targets, sources in self._cells.open():
-                labels.update((id(t), found) for t in targets if (found := sure.get(self._in(t, kinds[0]) or ())))
-                images = set(sure.values())
-                labels.update((id(s), path) for s in sources if (path := self._in(s, kinds[1])) in images)
+                own = ((t, self._in(t, kinds[0])) for t in targets)
+                labels.update((id(t), sure[path]) for t, path in own if path in sure)
+                theirs = ((s, self._in(s, kinds[1])) for s in sources)
+                labels.update((id(s), path) for s, path in theirs if path in images)
             if labels and self._cells.split(_SETTLED, partial(of, labels), mode="some"):
                 for t in self._cells.targets:
                     if id(t) in labels and _SETTLED in t.evidence:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -250,30 +250,34 @@ _Path = tuple[str, ...]
 def _counted_alike(
     agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]
 ) -> list[tuple[Unit, Unit]]:
-    """AGREED without those of lists that one side counts from another number on: `blocks.1` of 1 to 4 is no `blocks.1` of 0 to 3."""
-    counted: list[dict[_Path, set[int]]] = []
-    for paths in (below_t, below_s):
-        found: dict[_Path, set[int]] = defaultdict(set)
-        for path in paths:
-            for at, component in enumerate(path):
-                if component.isdigit():
-                    found[path[:at]].add(int(component))
-        counted.append(found)
-    shifted = {
-        row for row, own in counted[0].items() if 1 < len(own) and _shifted(sorted(own), sorted(counted[1].get(row, ())))
-    }
-    if not shifted:
+    """AGREED without those of lists that one side counts from another number on.
+
+    `blocks.1` of a list from 1 to 4 is not the `blocks.1` of one from 0 to 3.
+    """
+    own, theirs = _counted(below_t), _counted(below_s)
+    moved = {row for row, numbers in own.items() if _moved(sorted(numbers), sorted(theirs.get(row, ())))}
+    if not moved:
         return agreed
     paths = {id(t): path for path, t in below_t.items()}
-    return [
-        (t, s)
-        for t, s in agreed
-        if not any(path[:at] in shifted for path in (paths[id(t)],) for at in range(len(path)) if path[at].isdigit())
-    ]
+    return [(t, s) for t, s in agreed if moved.isdisjoint(_rows(paths[id(t)]))]
 
 
-def _shifted(own: Sequence[int], theirs: Sequence[int]) -> bool:
-    return len(own) == len(theirs) and own[0] != theirs[0] and len({b - a for a, b in zip(own, theirs, strict=True)}) == 1
+def _rows(path: _Path) -> Iterator[_Path]:
+    """What stands before each number of a path: the lists that it is in."""
+    return (path[:at] for at, component in enumerate(path) if component.isdigit())
+
+
+def _counted(paths: Iterable[_Path]) -> dict[_Path, set[int]]:
+    found: dict[_Path, set[int]] = defaultdict(set)
+    for path in paths:
+        for row in _rows(path):
+            found[row].add(int(path[len(row)]))
+    return found
+
+
+def _moved(own: Sequence[int], theirs: Sequence[int]) -> bool:
+    same = len(own) == len(theirs) > 1 and own[0] != theirs[0]
+    return same and len({b - a for a, b in zip(own, theirs, strict=True)}) == 1
 
 
 def _without_norm(name: str) -> tuple[str, ...]:

@@ -180,12 +180,21 @@ def _settle(
     alike: dict[object, list[Pair]] = defaultdict(list)
     for pair in matching.pairs:
         alike[pair[0].colour].append(pair)
+    certain = _Certain(pair for pair in matching.pairs if not pair[0].doubts)
+
+    def in_better_company(one: Pair, other: Pair) -> bool:
+        around = certain.around(one, other) if _block(one[0].path) == _block(other[0].path) else []
+        return _in_company(one, other, around) and not _in_company(*_crossed(one, other), around)
+
     for one in matching.pairs:
         group = alike[one[0].colour]
         if others[one[0].colour] or len(group) > _MOST_EXCHANGED or not any(_is_of_order(d) for d in one[0].doubts):
             continue
         if all(
-            other is one or _fits_only_so(one, other, contents) or _excluded(one, other, orders, overall, branches)
+            other is one
+            or _fits_only_so(one, other, contents)
+            or _excluded(one, other, orders, overall, branches)
+            or in_better_company(one, other)
             for other in group
         ):
             one[0].doubts = [d for d in one[0].doubts if not _is_of_order(d)]
@@ -217,22 +226,31 @@ def _spread(pairs: list[Pair]) -> None:
                     unit.doubts.append(found)
 
 
+class _Certain:
+    """Pairs that nothing speaks against, by the numbered parts that they are in."""
+
+    def __init__(self, pairs: Iterable[Pair]) -> None:
+        self._held: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
+        for pair in pairs:
+            for part in ((), *_numbered(pair[0].path)):
+                self._held[part].append(pair)
+
+    def around(self, one: Pair, other: Pair) -> list[Pair]:
+        """Some that are around each of two pairs, in the innermost numbered part that holds more than one."""
+        found: dict[int, Pair] = {}
+        for t, _ in (one, other):
+            parts = ((), *_numbered(t.path))
+            held = next((held for part in reversed(parts) if len(held := self._held[part]) > 1), self._held[()])
+            found.update((id(pair), pair) for pair in held[:_ANCHORS])
+        return [pair for pair in found.values() if pair[0] not in (one[0], other[0])]
+
+
 def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, float], contents: _Contents) -> None:
     """Exchange the sources of two pairs as long as all that is known together speaks for it."""
-    certain: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
-    for pair in matching.pairs:
-        if all(doubt.startswith(_OF_PARTS) for doubt in pair[0].doubts):
-            for part in ((), *_numbered(pair[0].path)):
-                certain[part].append(pair)
-
-    def beside_it(unit: Unit) -> list[Pair]:
-        """What is certain in the innermost numbered part that holds more than this."""
-        parts = ((), *_numbered(unit.path))
-        return next((held for part in reversed(parts) if len(held := certain[part]) > 1), certain[()])[:_ANCHORS]
+    certain = _Certain(pair for pair in matching.pairs if all(doubt.startswith(_OF_PARTS) for doubt in pair[0].doubts))
 
     def gain(one: Pair, other: Pair) -> float:
-        around = list({id(pair): pair for unit in (one[0], other[0]) for pair in beside_it(unit)}.values())
-        return -_balance(one, other, orders, overall, contents, around)
+        return -_balance(one, other, orders, overall, contents, certain.around(one, other))
 
     groups: dict[object, list[int]] = defaultdict(list)
     for at, (t, _) in enumerate(matching.pairs):
@@ -346,7 +364,7 @@ def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair]) -> bool:
     directly after it.
     """
     with_us = against = 0
-    apart = _nearness(one[0], other[0])
+    near = min(_nearness(one[0], other[0]), max(len(_block(one[0].path)), 1))
     for t, s in anchors:
         path = _nearness(one[0], t) - _nearness(other[0], t)
         here = (
@@ -355,7 +373,7 @@ def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair]) -> bool:
             _in_line(one[0], t) - _in_line(other[0], t),
             _counted_alike(one[0], t) - _counted_alike(other[0], t),
             # at the end of a block the next one begins, whatever that has to do with it
-            _next_to(one[0], t) - _next_to(other[0], t) if _nearness(one[0], t) >= apart else 0,
+            _next_to(one[0], t) - _next_to(other[0], t) if _nearness(one[0], t) >= near else 0,
         )
         there = (
             _nearness(one[1], s) - _nearness(other[1], s),
@@ -577,9 +595,9 @@ def _in_other_branches(
         alike[pair[0].colour].append(pair)
     for group in alike.values():
         for one, other in combinations(group[:_MOST_EXCHANGED], 2):
-            if _block(one[0].path) != _block(other[0].path) and beside(one[0], other[0]):
-                if reason := _swap(one, other, orders, overall, branches):
-                    yield one, other, reason
+            apart = _block(one[0].path) != _block(other[0].path) and beside(one[0], other[0])
+            if apart and (reason := _swap(one, other, orders, overall, branches)):
+                yield one, other, reason
 
 
 def _convention(t: Unit, t2: Unit, s: Unit, s2: Unit) -> bool:
