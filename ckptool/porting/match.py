@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ..signature import Entry
 from .cells import Cells
-from .kinds import Kinds
+from .classes import Classes
 from .naming import Naming
 from .orders import RANKS, Orders
 from .pieces import STATISTICS, Canon
@@ -70,7 +70,7 @@ class Matcher:
         )
         self.scopes = Scopes(self.cells, self.sequences)
         self._naming = Naming(self.cells)
-        self._kinds = Kinds(self.cells, self.scopes)
+        self._classes = Classes(self.cells, self.scopes)
         self.orders = Orders(self.cells, self.sequences, self.scopes)
         own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))
         self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
@@ -97,7 +97,7 @@ class Matcher:
         strong = evidence[:3]
         for _ in range(400):
             self.scopes.pair(in_order=False)
-            if any(step() for step in strong) or self._kinds.split():
+            if any(step() for step in strong) or self._classes.split():
                 continue
             self.scopes.pair(in_order=True)
             if not any(step() for step in evidence):

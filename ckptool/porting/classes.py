@@ -22,7 +22,7 @@ _SETTLED = "other modules of its class"
 _SURE = frozenset({"name", "scope", "words", "which tensors they hold", _SETTLED})
 
 
-class Kinds:
+class Classes:
     """Classes of modules of both sides, and what is known of the places in them."""
 
     def __init__(self, cells: Cells, scopes: Scopes) -> None:
