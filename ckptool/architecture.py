@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import json
 import re
 import sys
 import warnings
@@ -24,6 +25,7 @@ import torch
 from .checkpoint import Checkpoint, StateDict
 from .errors import Ambiguous, CannotCarry, NotFound, RuleError, Unreadable, printable
 from .files import shell_quote
+from .keys import closest
 from .model import from_torch, to_torch
 from .signature import Signature
 from .tensor import LazyTensor
@@ -75,7 +77,7 @@ def find_model(text: str, kwargs: Mapping[str, Any] | None = None, *, option: st
                     f"there is no {printable(name)!r} in it",
                     where=place,
                     evidence=_listed(_choices(module)),
-                    hint=_hint(place, _choices(module)),
+                    hint=_hint(place, _choices(module), part),
                 )
             found = getattr(found, part)
     else:
@@ -214,8 +216,10 @@ def _kind(value: Any) -> str:
     return "instance" if _is_model(value) else "class" if isinstance(value, type) else "function"
 
 
-def _hint(place: str, choices: Mapping[str, Any]) -> str | None:
-    return f"{shell_quote(place)}:{next(iter(choices))}" if choices else None
+def _hint(place: str, choices: Mapping[str, Any], wanted: str = "") -> str | None:
+    """One of the choices as it is typed: the one whose name is nearest to what was wanted."""
+    near = closest(wanted, list(choices), 1) if wanted else []
+    return f"{shell_quote(place)}:{(near or list(choices))[0]}" if choices else None
 
 
 def _build(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> torch.nn.Module:
@@ -265,8 +269,13 @@ def _check_arguments(found: Any, name: str, place: str, kwargs: dict[str, Any]) 
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     unknown = [one for one in kwargs if one not in parameters and not takes_any]
     if unknown:
+        near, value = closest(unknown[0], list(parameters), 1), kwargs[unknown[0]]
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
         raise RuleError(
-            f"{printable(name)} takes no {printable(unknown[0])!r}", where="--kwargs", evidence=[f"{name}{wanted}"]
+            f"{printable(name)} takes no {printable(unknown[0])!r}",
+            where="--kwargs",
+            evidence=[f"{name}{wanted}"],
+            hint=f"--kwargs {shell_quote(f'{near[0]}={text}')}" if near else None,
         )
 
 

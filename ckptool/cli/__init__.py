@@ -77,7 +77,7 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Nothing that is inside a file is ever run. `ckptool COMMAND --help` shows examples.",
+    epilog="Nothing that is inside a checkpoint is ever run. `ckptool COMMAND --help` shows examples.",
 )
 @click.version_option(__version__, prog_name="ckptool", message="%(prog)s %(version)s")
 def cli() -> None:

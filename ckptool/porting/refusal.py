@@ -34,12 +34,32 @@ def require_accepted(
     evidence = [_line(e) for e in _few(open_entries)]
     if len(open_entries) > len(evidence):
         evidence.append(f"… and {len(open_entries) - len(evidence):,} more")
+    evidence += _ways_to_settle(guessed, command)
     raise Doubtful(
         f"{what}; nothing was written" if command else f"{what}; nothing was loaded",
         where=mapping.target,
         evidence=evidence,
         hint=accepting_command(mapping, guessed, unmapped, command),
     )
+
+
+def _ways_to_settle(guessed: Sequence[Entry], command: str) -> list[str]:
+    """What is better than to accept a guess between tensors: said with the first of them."""
+    found = next(((e, rival) for e in guessed for rival in e.rivals if rival.is_copy), None)
+    if found is None:
+        return []
+    entry, rival = found
+    (own, _, leaf), (theirs, _, other) = entry.target.rpartition("."), rival.key.rpartition(".")
+    old, new = (theirs, own) if leaf == other and own and theirs else (rival.key, entry.target)
+    rule = f"{old}={new}"
+    hint = f"--hint {shell_quote(rule)}" if command else f"hints=[{rule!r}]"
+    lines = [f"if {printable(entry.target, 80)} is {printable(rival.key, 80)}: {printable(hint, 200)}"]
+    if not command:
+        lines.append("or settle them with ckptool.transfer(…, source_model=…, prove=True)")
+    elif "--prove" not in command:
+        code = "" if "--source-model" in command else "--source-model SRC.py "
+        lines.append(f"or settle them by {code}--prove, or by hand in the file of --save-mapping FILE")
+    return lines
 
 
 def _require_known(mapping: Mapping, patterns: Sequence[str], where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -84,7 +85,7 @@ def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
     if mapping.unused:
         yield ""
         yield f"  not used, of the source ({len(mapping.unused):,}):"
-        shown = [c.pattern for c in collapse([(key, None) for key in mapping.unused])]
+        shown = list(mapping.unused) if everything else _unused(mapping)
         yield from (f"    {printable(text, 100)}" for text in (shown if everything else shown[:_FEW]))
         if len(shown) > _FEW and not everything:
             yield f"    … and {len(shown) - _FEW:,} more lines (-v lists all)"
@@ -101,21 +102,24 @@ def _section(title: str, entries: Sequence[Entry], everything: bool, width: int,
     yield f"  {title}:"
     rows = _rows(entries) if not everything else [_Row(e.target, str(e.expr), _sizes([e]), [e]) for e in entries]
     left = min(max((len(row.target) for row in rows), default=0), max(width // 2 - 4, 20))
-    right = min(max((len(row.made) for row in rows), default=0), max(width // 2 - 8, 20))
+    right = max((len(row.made) for row in rows if len(row.made) <= max(width // 2 - 8, 20)), default=0)
     said = ""
     for row in rows:
         first = row.members[0]
         if doubts:
             text = "; ".join(first.doubts)
             if text != said:
-                yield f"    ({printable(text, 400)})"
+                yield from _folded(f"    ({printable(text, 400)})", width, 5)
                 said = text
         evidence = f"   [{first.evidence}]" if everything and first.evidence else ""
-        yield f"    {printable(row.target, 100):<{left}} <- {printable(row.made, 200):<{right}}   {row.sizes}{evidence}"
+        line = (
+            f"    {printable(row.target, 100):<{left}} <- {printable(row.made, 200):<{right}}   {row.sizes}{evidence}"
+        )
+        yield from _folded(line, width, left + 8)
         if doubts:
             more = len(first.rivals) - _RIVALS
             for rival in first.rivals[:_RIVALS]:
-                yield f"    {'':<{left}}  or {printable(str(rival), 200)}"
+                yield from _folded(f"    {'':<{left}}  or {printable(str(rival), 200)}", width, left + 8)
             if more > 0:
                 yield f"    {'':<{left}}  or {more:,} others"
 
@@ -128,6 +132,35 @@ class _Row:
     made: str
     sizes: str
     members: Sequence[Entry]
+
+
+def _folded(line: str, width: int, indent: int) -> list[str]:
+    """A line that is longer than WIDTH as several, the others indented by INDENT where the longest word leaves room."""
+    if len(line) <= width:
+        return [line]
+    indent = max(min(indent, width - max(map(len, line.split()))), 6)
+    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _unused(mapping: Mapping) -> list[str]:
+    """Keys of the source that nothing reads: modules of which nothing is read are one line, and so are equal blocks."""
+    unused = set(mapping.unused)
+    read = {key[:end] for key in mapping.source_shapes if key not in unused for end in _ends(key)}
+    below: dict[str, list[str]] = {}
+    for key in mapping.unused:
+        whole = next((key[: end + 1] for end in _ends(key) if key[:end] not in read), key)
+        below.setdefault(whole, []).append(key)
+    alone = {keys[0] if len(keys) == 1 else whole: keys for whole, keys in below.items()}
+    lines = []
+    for found in collapse((whole, len(keys)) for whole, keys in alone.items()):
+        tensors = sum(len(alone[whole]) for whole in found.keys)
+        lines.append(found.pattern + (f"   {counted(tensors, 'tensor')}" if found.pattern.endswith(".") else ""))
+    return lines
+
+
+def _ends(key: str) -> Iterator[int]:
+    """Where the modules that a key stands in end, from the outermost."""
+    return (place for place, character in enumerate(key) if character == ".")
 
 
 def _rows(entries: Sequence[Entry]) -> list[_Row]:

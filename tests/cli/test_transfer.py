@@ -228,6 +228,34 @@ def test_a_hint_settles_it(run: Run, twins: Path) -> None:
     assert torch.equal(made["left.bias"], source["b.bias"])
 
 
+def test_the_refusal_says_how_to_settle_a_guess_by_a_hint(run: Run, twins: Path) -> None:
+    """What stands behind "if A is B:" can be typed, and does it."""
+    from safetensors.torch import load_file
+
+    ran = run("transfer", "twins.safetensors", "twins.py")
+    says, hint = next(line for line in ran.err.splitlines() if " if " in f" {line.strip()} ").strip().split(": ")
+    _, own, _, theirs = says.split()
+    assert run("transfer", "twins.safetensors", "twins.py", *shlex.split(hint)).code == 0
+    source, made = load_file(twins / "twins.safetensors"), torch.load(twins / "twins.Twins.pth")
+    assert torch.equal(made[own], source[theirs])
+    assert "--source-model SRC.py --prove" in ran.err
+
+
+def test_a_guess_that_has_no_rival_is_not_settled_by_hints(run: Run, folder: Path) -> None:
+    state = torch.load(folder / "old.pth")
+    torch.save({**state, "features.0.weight": torch.randn(8, 6, 3, 3)}, folder / "six.pth")
+    (folder / "twelve.py").write_text(dedent(NEW).replace("nn.Conv2d(3,", "nn.Conv2d(12,"))
+    ran = run("transfer", "six.pth", "twelve.py")
+    assert (ran.code, "1 key guessed" in ran.err, "--hint" in ran.err) == (1, True, False)
+
+
+def test_the_command_of_a_refusal_works_after_the_mapping_was_saved(run: Run, twins: Path) -> None:
+    ran = run("transfer", "twins.safetensors", "twins.py", "--save-mapping", "m.yaml")
+    hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
+    assert "--save-mapping m.yaml" in hint
+    assert run(*shlex.split(hint)[1:]).code == 0
+
+
 def test_a_hint_that_fits_nothing_is_an_error(run: Run, twins: Path) -> None:
     ran = run("transfer", "twins.safetensors", "twins.py", "--hint", "c=left")
     assert (ran.code, "no key of the source matches" in ran.err) == (2, True)
@@ -413,6 +441,22 @@ def test_several_models_are_listed_and_the_hint_chooses_one(run: Run, folder: Pa
     assert run("transfer", "old.pth", "m.py:Net").code == 0
 
 
+def test_a_name_that_is_nearly_right_is_corrected(run: Run, folder: Path) -> None:
+    (folder / "m.py").write_text("from torch import nn\nclass Block(nn.Module):\n    pass\n" + dedent(NEW))
+    ran = run("transfer", "old.pth", "m.py:net")
+    assert (ran.code, ran.err.splitlines()[-1]) == (2, "Hint: m.py:Net")
+    ran = run("transfer", "old.pth", "net.py", "--kwargs", "clases=10")
+    assert (ran.code, ran.err.splitlines()[-1]) == (2, "Hint: --kwargs classes=10")
+
+
+def test_code_in_the_place_of_the_weights_is_noticed(run: Run, folder: Path) -> None:
+    ran = run("transfer", "net.py", "old.pth", "-q")
+    assert ran.code == 2
+    hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
+    assert hint == "ckptool transfer old.pth net.py -q"
+    assert run(*shlex.split(hint)[1:]).code == 0
+
+
 @pytest.mark.parametrize("target", ["net.py:Net", "net:Net", "made.py:make", "made.py:ready", "made.py"])
 def test_a_model_is_a_class_a_factory_or_an_instance(
     run: Run, folder: Path, target: str, monkeypatch: pytest.MonkeyPatch
@@ -439,6 +483,8 @@ def test_sizes_that_are_off_by_a_factor_are_named(run: Run, folder: Path) -> Non
     assert ran.code == 2
     assert "dimension 0 is 8, not 16 (0.5 times)" in ran.err
     assert "--kwargs" in ran.err
+    hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
+    assert run(*shlex.split(hint)[1:]).code == 0
 
 
 @pytest.mark.parametrize(
@@ -530,6 +576,21 @@ def test_outputs_that_differ_are_a_refusal_with_the_first_divergence(run: Run, f
     assert "not proved" in ran.err
     assert "first divergence is at head" in ran.err
     assert not (folder / "old.Net.pth").exists()
+    hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
+    assert hint == "ckptool transfer old.pth wrong.py --source-model old.py"
+    assert run(*shlex.split(hint)[1:]).code == 0
+
+
+@pytest.mark.parametrize("option", [["--reference", "io.safetensors"], ["--reference=io.safetensors"]])
+def test_outputs_that_were_saved_and_differ_are_a_refusal_too(run: Run, folder: Path, option: list[str]) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"input": torch.zeros(2, 3, 8, 8), "output": torch.ones(2, 10)}, folder / "io.safetensors")
+    ran = run("transfer", "old.pth", "net.py", *option, "-q")
+    assert (ran.code, "not proved" in ran.err) == (1, True)
+    hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
+    assert hint == "ckptool transfer old.pth net.py -q"
+    assert run(*shlex.split(hint)[1:]).code == 0
 
 
 def test_a_proof_needs_something_to_compare_with(run: Run, folder: Path) -> None:

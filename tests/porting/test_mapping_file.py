@@ -102,7 +102,7 @@ def test_ranges_stand_for_keys(tmp_path: Path, line: str, keys: dict[str, str] |
 @pytest.mark.parametrize("rival", [False, True])
 def test_doubts_are_settled_by_editing_single_lines(tmp_path: Path, rival: bool) -> None:
     """Each line that is ready to be uncommented works when it is, whatever the keys are called."""
-    odd = "encoder/layers.0 #1: \"x\""
+    odd = 'encoder/layers.0 #1: "x"'
     entries = (
         *(Entry(f"b.{n}.w", (4,), "guessed", ex.of(f"y.{n}.w"), "", ("two fit",), (ex.of(odd),)) for n in range(3)),
         Entry("no", (4,), "guessed", ex.of(odd), "", ("two fit",), (ex.parse("cat(0, y.0.w, null)"),)),
@@ -131,7 +131,9 @@ def test_a_file_with_doubts_says_how_to_settle_them() -> None:
 
 @pytest.mark.parametrize("name", ["no", "on", "null", "true", "Yes", "off"])
 def test_layers_with_the_words_of_yaml_keep_their_names(tmp_path: Path, name: str) -> None:
-    read = read_back(Mapping((Entry(name, (), "mapped", ex.of(name)), Entry("x", (), "mapped", ex.of(name))), ()), tmp_path)
+    read = read_back(
+        Mapping((Entry(name, (), "mapped", ex.of(name)), Entry("x", (), "mapped", ex.of(name))), ()), tmp_path
+    )
     assert pairing(read) == {name: name, "x": name}
 
 
@@ -174,7 +176,15 @@ def test_what_loses_values_cannot_be_inverted() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["\x00", "a: [", "- 1\n- 2\n", "ckptool-mapping: 1\nmapping: 3\n", "ckptool-mapping: 1\nleft: 3\n", "a: !!python/name:os.system\n"]
+    "text",
+    [
+        "\x00",
+        "a: [",
+        "- 1\n- 2\n",
+        "ckptool-mapping: 1\nmapping: 3\n",
+        "ckptool-mapping: 1\nleft: 3\n",
+        "a: !!python/name:os.system\n",
+    ],
 )
 def test_a_file_that_is_none_is_named_and_nothing_in_it_runs(tmp_path: Path, text: str) -> None:
     (tmp_path / "m.yaml").write_text(text)
