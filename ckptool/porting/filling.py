@@ -155,5 +155,5 @@ _SAID = {
     "name": "equal names",
     "words": "words in the names",
     "scope": "the modules around it",
-    "numbers": "the numbers",
+    "numbers": "the numbers in the names",
 }
