@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import re
 import sys
 import warnings
@@ -303,11 +304,27 @@ def _where_in_user_code(error: BaseException, place: str) -> list[str]:
 
 
 def signature_for(model: Any, *, inputs: Any = None, kwargs: Mapping[str, Any] | None = None) -> Signature:
-    """The signature of a module, or of the code that a text names (which is imported and run)."""
-    if _is_model(model):
-        return signature_of(unwrapped(model), inputs=inputs)
+    """The signature of a module, or of the code that a text names (which is imported and run).
+
+    Raises:
+        RuleError: MODEL is neither.
+    """
+    if not isinstance(model, str | os.PathLike):
+        return signature_of(unwrapped(require_model(model)), inputs=inputs)
     found = find_model(str(model), kwargs)
     return signature_of(unwrapped(build(found)), inputs=inputs)
+
+
+def require_model(model: Any) -> torch.nn.Module:
+    """MODEL, if it is one, and a RuleError that says what it is otherwise."""
+    if _is_model(model):
+        return model  # type: ignore[no-any-return]
+    name = getattr(model, "__name__", None)
+    if name is not None and callable(model):
+        what, hint = f"{printable(name)} makes a model and is none itself", f"{printable(name)}()"
+    else:
+        what, hint = f"{printable(repr(model), 60)} is no torch.nn.Module", None
+    raise RuleError(what, where="model", hint=hint)
 
 
 def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTensor]:
@@ -369,16 +386,16 @@ def _on_registration(then: Callable[[str, torch.nn.Parameter], torch.nn.Paramete
 
 def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
     """Copy the tensors of a checkpoint into the parameters and buffers of MODEL that have their names."""
-    own = model.state_dict()
+    own, tensors = model.state_dict(), ckpt.state_dict("").tensors
+    for key in tensors:
+        if own[key].is_meta:
+            raise CannotCarry(
+                f"{printable(key)} is on the meta device and has no memory",
+                hint="model.to_empty(device='cpu') gives it some",
+            )
     with torch.no_grad():
-        for key, tensor in ckpt.state_dict("").tensors.items():
-            to_fill = own[key]
-            if to_fill.is_meta:
-                raise CannotCarry(
-                    f"{printable(key)} is on the meta device and has no memory",
-                    hint="model.to_empty(device='cpu') gives it some",
-                )
-            to_fill.copy_(to_torch(tensor))
+        for key, tensor in tensors.items():
+            own[key].copy_(to_torch(tensor))
 
 
 def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:

@@ -454,7 +454,7 @@ def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
         where=ckpt.where,
         evidence=[
             *_misses(mapping, target),
-            "if it is the right file: --kwargs NAME=VALUE changes the sizes of the model",
+            "if it is the right file: build the model with other sizes (--kwargs NAME=VALUE)",
         ],
         hint=f"ckptool inspect {shell_quote(ckpt.where)}" if ckpt.where else None,
     )
