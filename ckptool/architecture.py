@@ -318,7 +318,7 @@ def signature_for(model: Any, *, inputs: Any = None, kwargs: Mapping[str, Any] |
 def require_model(model: Any) -> torch.nn.Module:
     """MODEL, if it is one, and a RuleError that says what it is otherwise."""
     if _is_model(model):
-        return model  # type: ignore[no-any-return]
+        return model
     name = getattr(model, "__name__", None)
     if name is not None and callable(model):
         what, hint = f"{printable(name)} makes a model and is none itself", f"{printable(name)}()"

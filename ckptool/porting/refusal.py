@@ -44,21 +44,23 @@ def require_accepted(
 
 
 def _ways_to_settle(guessed: Sequence[Entry], command: str) -> list[str]:
-    """What is better than to accept a guess between tensors: said with the first of them."""
-    found = next(((e, rival) for e in guessed for rival in e.rivals if rival.is_copy), None)
-    if found is None:
+    """What is better than to accept guesses that have rivals: for another tensor, the hint that takes it."""
+    if not any(entry.rivals for entry in guessed):
         return []
-    entry, rival = found
-    (own, _, leaf), (theirs, _, other) = entry.target.rpartition("."), rival.key.rpartition(".")
-    old, new = (theirs, own) if leaf == other and own and theirs else (rival.key, entry.target)
-    rule = f"{old}={new}"
-    hint = f"--hint {shell_quote(rule)}" if command else f"hints=[{rule!r}]"
-    lines = [f"if {printable(entry.target, 80)} is {printable(rival.key, 80)}: {printable(hint, 200)}"]
+    lines = []
+    others = ((e, r.key) for e in guessed for r in e.rivals if r.is_copy and r.key not in e.sources)
+    entry, key = next(others, (None, ""))
+    if entry is not None:
+        (own, _, leaf), (theirs, _, other) = entry.target.rpartition("."), key.rpartition(".")
+        rule = f"{theirs}={own}" if leaf == other and own and theirs else f"{key}={entry.target}"
+        hint = f"--hint {shell_quote(rule)}" if command else f"hints=[{rule!r}]"
+        lines.append(f"if {printable(entry.target, 80)} is {printable(key, 80)}: {printable(hint, 200)}")
     if not command:
-        lines.append("or settle them with ckptool.transfer(…, source_model=…, prove=True)")
-    elif "--prove" not in command:
+        lines.append("to settle them: ckptool.transfer(…, source_model=…, prove=True), or a mapping that was edited")
+    else:
         code = "" if "--source-model" in command else "--source-model SRC.py "
-        lines.append(f"or settle them by {code}--prove, or by hand in the file of --save-mapping FILE")
+        proof = "" if "--prove" in command or "--reference" in command else f"{code}--prove, or by hand: "
+        lines.append(f"to settle them: {proof}--save-mapping FILE, edit it, --mapping FILE")
     return lines
 
 
@@ -115,7 +117,7 @@ def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequ
 def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
     """Patterns, as few as can be, that fit these keys and no other: whole modules where all of them is left."""
     wanted = {e.target for e in unmapped}
-    kept = {e.target for e in mapping.entries} - wanted
+    kept = {e.target for e in mapping.entries if not e.default} - wanted
     out: list[str] = []
     done: set[str] = set()
     for key in [e.target for e in unmapped]:

@@ -76,8 +76,8 @@ def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
         a, b = isqrt(max(old, 0)), isqrt(max(new, 0))
         if old > 0 and new > 0 and a * a == old and b * b == new:
             made = ex.reshape(Expr("resize", (expr,), (prefix, a, a, b, b)), wanted, (*have[:-2], *wanted[-2:]))
-            first = f"bicubic, {counted(prefix, 'class token')}"
-            return made, f"position table resized from {a} x {a} to {b} x {b} ({first})", ()
+            kept = counted(prefix, "class token")
+            return made, f"position table resized from {a} x {a} to {b} x {b} (bicubic, {kept})", ()
     if len(wanted) != 2 or len(have) != 2:
         return None
     old, new = have[0], wanted[0]

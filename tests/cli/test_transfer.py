@@ -249,6 +249,17 @@ def test_a_guess_that_has_no_rival_is_not_settled_by_hints(run: Run, folder: Pat
     assert (ran.code, "1 key guessed" in ran.err, "--hint" in ran.err) == (1, True, False)
 
 
+def test_counters_do_not_make_the_command_longer(run: Run, folder: Path) -> None:
+    """What needs no source stays as it is whatever --partial says: a whole head is one pattern."""
+    (folder / "deep.py").write_text(
+        dedent(NEW).replace(
+            "nn.Linear(2 * width, classes)", "nn.Sequential(nn.Linear(2 * width, 7), nn.BatchNorm1d(7))"
+        )
+    )
+    ran = run("transfer", "old.pth", "deep.py")
+    assert ran.err.splitlines()[-1] == "Hint: ckptool transfer old.pth deep.py --partial 'head.*'"
+
+
 def test_the_command_of_a_refusal_works_after_the_mapping_was_saved(run: Run, twins: Path) -> None:
     ran = run("transfer", "twins.safetensors", "twins.py", "--save-mapping", "m.yaml")
     hint = ran.err.splitlines()[-1].removeprefix("Hint: ")

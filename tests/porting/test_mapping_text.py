@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from sides import signature, wanted
 
+from ckptool.errors import Doubtful
 from ckptool.porting import expression as ex
 from ckptool.porting.mapping import Entry, Mapping
 from ckptool.porting.port import port
+from ckptool.porting.refusal import require_accepted
 from ckptool.porting.report import mapping_text
 
 
@@ -57,3 +59,23 @@ def test_what_is_not_used_is_said_by_modules() -> None:
     ]
     every = mapping_text(mapping, everything=True)
     assert [line.strip() for line in every[every.index("  not used") :].splitlines()[1:]] == list(mapping.unused)
+
+
+@pytest.mark.parametrize(
+    ("rival", "says"),
+    [
+        ("b.w", ["if t.w is b.w: --hint b=t", "to settle them: --source-model SRC.py --prove, or by hand:"]),
+        ("transpose(a.w)", ["to settle them: --source-model SRC.py --prove, or by hand:"]),
+        ("a.w", ["to settle them: --source-model SRC.py --prove, or by hand:"]),
+        (None, []),
+    ],
+)
+def test_a_hint_is_named_only_where_another_tensor_could_be_meant(rival: str | None, says: list[str]) -> None:
+    rivals = () if rival is None else (ex.parse(rival),)
+    entry = Entry(
+        "t.w", (2, 2), "guessed", ex.parse("shift(a.w, 1.0)" if rival == "a.w" else "a.w"), "", ("why",), rivals
+    )
+    with pytest.raises(Doubtful) as raised:
+        require_accepted(Mapping((entry,), ()), None, None, "ckptool transfer a.pth m.py")
+    assert len(raised.value.evidence) == 1 + len(says)
+    assert all(line.startswith(said) for line, said in zip(raised.value.evidence[1:], says, strict=True))
