@@ -326,6 +326,49 @@ def test_a_mapping_file_that_cannot_be_used_says_why(run: Run, folder: Path, tex
     assert not (folder / "old.Net.pth").exists()
 
 
+# ------------------------------------------------------------------------------------------ a grown vocabulary
+
+TEXT = """
+    import torch
+    from torch import nn
+
+    class Text(nn.Module):
+        def __init__(self, vocab=20, positions=True):
+            super().__init__()
+            self.embed = nn.Embedding(vocab, 6)
+            self.places = nn.Embedding(9, 6) if positions else None
+            self.body = nn.Linear(6, 6)
+            self.out = nn.Linear(6, vocab if positions else 3)
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            if self.places is not None:
+                x = x + self.places(torch.arange(ids.shape[1], device=ids.device))
+            return self.out(self.body(x).relu())
+"""
+
+
+@pytest.mark.parametrize("positions", [True, False])
+def test_a_table_that_is_looked_up_keeps_its_words_whatever_it_is_called(
+    run: Run, folder: Path, positions: bool
+) -> None:
+    """More words are a declared guess, for the table and the output layer over it; not weights that start anew."""
+    (folder / "text.py").write_text(dedent(TEXT))
+    state = module_of(TEXT)(positions=positions).state_dict()
+    torch.save(state, folder / "text.pth")
+    words = ("--kwargs", "vocab=25", "--kwargs", f"positions={positions}")
+    ran = run("transfer", "text.pth", "text.py", *words, "-o", "more.pth")
+    assert ran.code == 1
+    hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
+    assert hint.endswith("--accept-guesses")
+    assert run(*shlex.split(hint)[1:]).code == 0
+    made = torch.load(folder / "more.pth")
+    for key in ("embed.weight", "out.weight", "out.bias"):
+        assert torch.equal(made[key][: len(state[key])], state[key])
+    assert made["embed.weight"].shape == (25, 6)
+    assert torch.allclose(made["embed.weight"][20:], state["embed.weight"].mean(0))
+
+
 # ------------------------------------------------------------------------------------------------ by position
 
 
