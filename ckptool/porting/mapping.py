@@ -169,8 +169,19 @@ class Mapping:
         }
 
 
+def different(target: str, source: str) -> tuple[str, str]:
+    """What stands before the components that two keys share at their end: ("a.x.w", "b.c.x.w") -> ("a.", "b.c.")."""
+    own, theirs = target.split("."), source.split(".")
+    shared = 0
+    while shared < min(len(own), len(theirs)) and own[-1 - shared] == theirs[-1 - shared]:
+        shared += 1
+    heads = (parts[: len(parts) - shared] for parts in (own, theirs))
+    first, second = ("".join(f"{part}." for part in parts) for parts in heads)
+    return first, second
+
+
 def _patterns(texts: Sequence[str] | None) -> list[Pattern]:
     return [] if texts is None else [Pattern.parse(text) for text in texts]
 
 
-__all__ = ["Entry", "Mapping", "Status", "of"]
+__all__ = ["Entry", "Mapping", "Status", "different", "of"]

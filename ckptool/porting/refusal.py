@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ..errors import Doubtful, NoMatch, counted, printable
 from ..files import shell_quote
-from ..keys import Pattern, closest, collapse
-from .mapping import Entry, Mapping
+from ..keys import Pattern, Rename, closest, collapse
+from .mapping import Entry, Mapping, different
 
 
 def require_accepted(
@@ -34,7 +34,7 @@ def require_accepted(
     evidence = [_line(e) for e in _few(open_entries)]
     if len(open_entries) > len(evidence):
         evidence.append(f"… and {len(open_entries) - len(evidence):,} more")
-    evidence += _ways_to_settle(guessed, command)
+    evidence += _ways_to_settle(mapping, guessed, command)
     raise Doubtful(
         f"{what}; nothing was written" if command else f"{what}; nothing was loaded",
         where=mapping.target,
@@ -43,16 +43,15 @@ def require_accepted(
     )
 
 
-def _ways_to_settle(guessed: Sequence[Entry], command: str) -> list[str]:
+def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) -> list[str]:
     """What is better than to accept guesses that have rivals: for another tensor, the hint that takes it."""
     if not any(entry.rivals for entry in guessed):
         return []
     lines = []
     others = ((e, r.key) for e in guessed for r in e.rivals if r.is_copy and r.key not in e.sources)
     entry, key = next(others, (None, ""))
-    if entry is not None:
-        (own, _, leaf), (theirs, _, other) = entry.target.rpartition("."), key.rpartition(".")
-        rule = f"{theirs}={own}" if leaf == other and own and theirs else f"{key}={entry.target}"
+    rule = None if entry is None else _rule(entry.target, key, mapping)
+    if entry is not None and rule is not None:
         hint = f"--hint {shell_quote(rule)}" if command else f"hints=[{rule!r}]"
         lines.append(f"if {printable(entry.target, 80)} is {printable(key, 80)}: {printable(hint, 200)}")
     if not command:
@@ -62,6 +61,19 @@ def _ways_to_settle(guessed: Sequence[Entry], command: str) -> list[str]:
         proof = "" if "--prove" in command or "--reference" in command else f"{code}--prove, or by hand: "
         lines.append(f"to settle them: {proof}--save-mapping FILE, edit it, --mapping FILE")
     return lines
+
+
+def _rule(target: str, source: str, mapping: Mapping) -> str | None:
+    """The shortest hint by which SOURCE would be called TARGET and no two keys the same, or None."""
+    own, theirs = (head.removesuffix(".") for head in different(target, source))
+    for old, new in ((theirs, own), (source, target)):
+        if not old or any(mark in old + new for mark in "={}*") or old.startswith("re:"):
+            continue
+        rule = Rename(old, new)
+        names = [rule.apply(key) or key for key in mapping.source_shapes]
+        if len(set(names)) == len(names):
+            return f"{old}={new}"
+    return None
 
 
 def _require_known(mapping: Mapping, patterns: Sequence[str], where: str) -> None:

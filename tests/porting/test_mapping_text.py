@@ -79,3 +79,51 @@ def test_a_hint_is_named_only_where_another_tensor_could_be_meant(rival: str | N
         require_accepted(Mapping((entry,), ()), None, None, "ckptool transfer a.pth m.py")
     assert len(raised.value.evidence) == 1 + len(says)
     assert all(line.startswith(said) for line, said in zip(raised.value.evidence[1:], says, strict=True))
+
+
+def guesses(*pairs: tuple[str, str, tuple[str, ...]]) -> list[Entry]:
+    return [Entry(t, (2,), "guessed", ex.of(s), "", ("why",), tuple(map(ex.of, r))) for t, s, r in pairs]
+
+
+def shown(entries: list[Entry]) -> list[str]:
+    text = mapping_text(Mapping(tuple(entries), ()))
+    return text[text.index("(why)") :].splitlines()[1:]
+
+
+def test_copies_from_below_one_prefix_are_one_line_with_the_prefixes_that_fit_as_well() -> None:
+    names = [f"layer{n}.{leaf}" for n in range(5) for leaf in ("weight", "bias")]
+    entries = guesses(*((f"net.{k}", f"student.net.{k}", (f"teacher.net.{k}",)) for k in names))
+    assert shown(entries) == ["    * <- student.*   10 tensors", "       or teacher.*"]
+    entries[3] = guesses(("net.layer1.bias", "student.net.layer0.bias", ("teacher.net.layer1.bias",)))[0]
+    assert len(shown(entries)) > 5
+
+
+def test_a_module_and_its_rivals_are_one_line_and_blocks_have_the_same_holes() -> None:
+    entries = guesses(
+        *((f"h.{n}.a.{leaf}", f"l.{n}.b.{leaf}", (f"l.{n}.c.{leaf}",)) for n in range(3) for leaf in ("weight", "bias"))
+    )
+    assert [" ".join(line.split()) for line in shown(entries)] == [
+        "h.{0..2}.a. <- l.{}.b. weight 2, bias 2",
+        "or l.{}.c.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "rival", "others", "rule"),
+    [
+        ("left.weight", "a.weight", (), "a=left"),
+        ("conv.weight", "module.teacher.conv.weight", ("module.student.conv.weight",), "module.teacher="),
+        ("x.norm.w", "y.norm.w", ("x.norm.b", "y.norm.b"), "y.norm.w=x.norm.w"),
+        ("x.norm.w", "y.norm.w", ("x.norm.w",), None),
+        ("w", "v", (), "v=w"),
+    ],
+)
+def test_the_hint_that_is_named_never_gives_two_keys_one_name(
+    target: str, rival: str, others: tuple[str, ...], rule: str | None
+) -> None:
+    (entry,) = guesses((target, "other", (rival,)))
+    mapping = Mapping((entry,), (), dict.fromkeys(("other", rival, *others), (2,)))
+    with pytest.raises(Doubtful) as raised:
+        require_accepted(mapping, None, None)
+    said = [line for line in raised.value.evidence if line.startswith("if ")]
+    assert said == ([] if rule is None else [f"if {target} is {rival}: hints=[{rule!r}]"])
