@@ -13,7 +13,7 @@ from ..signature import Entry as Tensor
 from ..signature import Signature
 from . import expression as ex
 from . import leftovers
-from .canonical import canonical, reconcile
+from .canonical import canonical
 from .expression import Expr, Shape
 from .fused import about_layout, heads_of, part_label
 from .gates import are_gates
@@ -58,8 +58,7 @@ def port(
     shapes = {key: entry.shape for key, entry in source.entries.items()}
     copies, others = _copies(source, target)
     kept = replace(source, entries={k: e for k, e in source.entries.items() if k not in copies and k not in others})
-    s, t = canonical(kept, is_target=False), canonical(target, is_target=True)
-    reconcile(s, t, lora_scale=lora_scale)
+    s, t = canonical(kept, target, lora_scale=lora_scale)
     turn_bare_matrices(s, t)
     matcher = Matcher(s, t)
     matching = matcher.run()
@@ -167,8 +166,8 @@ class _Filler:
         self._fold_norms()
         self._near_misses()
         self._tied_sources()
-        self._tied_heads()
         self._leftovers()
+        self._tied_heads()
         self._of_other_sizes()
         self._bare_squares()
         self._rotary()
@@ -311,13 +310,13 @@ class _Filler:
 
     def _leftovers(self) -> None:
         """What several layers of one side are in one of the other, or one in several: always guesses."""
-        for propose in (leftovers.parts, leftovers.shared):
+        for propose in (leftovers.parts, leftovers.segments, leftovers.shared):
             used = {key for filled in self.holes.values() for key in filled.expr.keys()}  # noqa: SIM118
             cells = self.matcher.cells
             targets = [u for u in cells.targets if not any(p.name in self.holes for p in u.pieces.values())]
             sources = [u for u in cells.sources if not used & set(u.main.expr.keys())]
             pairs = [self.unit_of[t.main.name] for t in cells.targets if t.main.name in self.unit_of]
-            everything = propose is leftovers.shared
+            everything = propose is not leftovers.parts
             for one in propose(pairs, targets, cells.sources if everything else sources):
                 hole = one.target.pieces[one.role].name
                 self.holes[hole] = _Filled(one.expr, "left over", [one.doubt], list(one.rivals))
@@ -346,7 +345,7 @@ class _Filler:
             self.unit_of[t.main.name] = (t, s)
             for role, piece in t.pieces.items():
                 if piece is not t.main and role in s.pieces and s.pieces[role].shape == piece.shape:
-                    self.holes[piece.name] = _Filled(s.pieces[role].expr, "similar names")
+                    self.holes[piece.name] = _Filled(s.pieces[role].expr, "similar names", list(doubts))
                     self.unit_of[piece.name] = (t, s)
             if kind == "token":
                 self._other_vocabulary(t.main.shape, s.main.shape)
@@ -415,11 +414,14 @@ class _Filler:
             if (label_of(t, "embedding") in ("token", None) and t.main.entry.how == "embedding")
             or label_of(s, "embedding") == "token"
         ]
+        last = max(
+            (t.used for t in self.matcher.cells.targets if t.used is not None and len(t.main.shape) > 1), default=0
+        )
         for t in self.matching.free_targets:
             hole = t.main.name
             if hole in self.holes or len(t.main.shape) != 2 or t.main.role != "weight":
                 continue
-            if label_of(t, "purpose") != "head" and t.main.entry.how != "linear":
+            if label_of(t, "purpose") != "head" and (t.main.entry.how != "linear" or t.used != last):
                 continue
             for own, s in tokens:
                 if own.main.shape == t.main.shape and t.main.entry.how != "embedding":
@@ -599,7 +601,7 @@ class _Filler:
         left: dict[str, list[str]] = defaultdict(list)
         for key in made.unused:
             entry = self.source.signature.entries.get(key)
-            known = entry is not None and entry.dtype.startswith(("float", "bfloat"))
+            known = entry is not None and entry.tied is None and entry.dtype.startswith(("float", "bfloat"))
             if known and table().derived.isdisjoint(key.split(".")):
                 for at, letter in enumerate(key):
                     if letter == ".":

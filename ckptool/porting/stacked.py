@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +15,16 @@ from .layouts import turn
 from .pieces import Canon, Piece, squeezed
 from .words import cut, table
 
+#: A member of a list: a number, or a name and a number ("expert_0").
+_COUNTED = re.compile(r"(|.*[A-Za-z]_?)(\d+)\Z")
+
 
 def unstack(one: Canon, other: Canon) -> None:
     """Take apart tensors that hold a list of layers or experts, where the other side has such a list."""
-    lists = _lists(other)
+    lists = numbered_lists(other)
+    stacks = _other_stacks(one, other)
+    for n, shapes in stacks.items():
+        lists[n] = lists.get(n, set()) | shapes
     if not lists:
         return
     _stand_up(one, other)
@@ -28,7 +35,7 @@ def unstack(one: Canon, other: Canon) -> None:
         if (
             len(piece.shape) >= 2
             and piece.shape[0] in lists
-            and theirs[squeezed(piece.shape)] < own[squeezed(piece.shape)]
+            and (piece.shape[0] in stacks or theirs[squeezed(piece.shape)] < own[squeezed(piece.shape)])
         ):
             groups[(piece.path[:-1], piece.shape[0])].append(piece)
     turned = {key: _turned(members, lists[key[1]]) for key, members in groups.items()}
@@ -46,10 +53,29 @@ def unstack(one: Canon, other: Canon) -> None:
             _unstacked(one, piece, n, first, place, len(fitting))
 
 
+def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
+    """What the members of a stack hold on the other side, where what is several in one here is not there, or back."""
+    own, theirs = (
+        [p for p in side.pieces.values() if len(p.shape) == 3 and p.role == "weight"] for side in (one, other)
+    )
+    found: dict[int, set[Shape]] = {}
+    for fused, apart in ((own, theirs), (theirs, own)):
+        for piece in fused:
+            same = [p for p in apart if p.shape[0] == piece.shape[0] and fused_kind(p) is None]
+            if _fused_ways(piece, {p.shape[1:] for p in same}) and all(p.shape != piece.shape for p in apart):
+                found.setdefault(piece.shape[0], set())
+    for piece in theirs:
+        if piece.shape[0] in found:
+            kind = fused_kind(piece)
+            rows, columns = piece.shape[1:]
+            found[piece.shape[0]] |= {(rows, columns)} if kind is None else {(rows // len(kind.parts), columns)}
+    return found
+
+
 def _stand_up(one: Canon, other: Canon) -> None:
     """See matrices that hold those of all experts below each other, [experts * rows, columns], as a stack of them."""
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
-    inside = _lists(other, of=table().experts)
+    inside = numbered_lists(other, of=table().experts)
     for piece in list(one.pieces.values()):
         if len(piece.shape) != 2 or theirs[piece.shape] or not table().experts & set(piece.words):
             continue
@@ -73,10 +99,12 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
     rows, columns = piece.shape[1:]
     if rows != columns:
         wanted = (columns, rows) in inside and (rows, columns) not in inside
+        wanted = wanted or ((rows, columns) not in inside and _fused_ways(piece, inside) == [True])
         return turn(one, piece) if wanted else piece
     if votes[True] > votes[False]:
         return turn(one, piece)
-    if votes or piece.expr.op not in ("key", "transpose") or (one.is_target and one.signature.traced):
+    seen = one.is_target and (piece.entry.notes.get("right") is not None or piece.entry.how == "linear")
+    if votes or piece.expr.op not in ("key", "transpose") or seen:
         return piece
     reason = "whether these matrices stand with their inputs or their outputs first is in the code only"
     rival = None if one.is_target else ex.transpose(piece.expr)
@@ -90,17 +118,29 @@ def _fits_inside(piece: Piece, inside: set[Shape]) -> bool:
     shape = piece.shape[1:]
     if squeezed(shape) in inside or (len(shape) == 2 and shape[::-1] in inside):
         return True
-    kind = fused_kind(piece)
-    return kind is not None and shape[0] % len(kind.parts) == 0 and (shape[0] // len(kind.parts), *shape[1:]) in inside
+    return bool(_fused_ways(piece, inside))
 
 
-def _lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, set[Shape]]:
+def _fused_ways(piece: Piece, inside: set[Shape]) -> list[bool]:
+    """Whether a stack of fused matrices has to be turned for its parts to fit a list: the ways that do."""
+    kind, shape = fused_kind(piece), piece.shape[1:]
+    if kind is None or piece.role != "weight":
+        return []
+    n = len(kind.parts)
+    ways = [(False, shape), (True, shape[::-1])] if len(shape) == 2 else [(False, shape)]
+    return [turned for turned, (rows, *rest) in ways if rows % n == 0 and (rows // n, *rest) in inside]
+
+
+def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, set[Shape]]:
     """Numbered lists of equal members: length -> shapes that their members hold. OF: words of which a list has one."""
     members: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[int, Shape]] = defaultdict(dict)
     for piece in canon.pieces.values():
         for at, component in enumerate(piece.path):
-            if component.isdigit() and (not of or (at and of & set(cut(piece.path[at - 1])))):
-                members[(piece.path[:at], (*piece.path[at + 1 :], piece.role))][int(component)] = piece.shape
+            counted = _COUNTED.match(component)
+            if counted and (not of or of & set(cut(".".join((*piece.path[max(at - 1, 0) : at], counted[1]))))):
+                members[((*piece.path[:at], counted[1]), (*piece.path[at + 1 :], piece.role))][int(counted[2])] = (
+                    piece.shape
+                )
     found: dict[int, set[Shape]] = defaultdict(set)
     for shapes in members.values():
         if len(shapes) > 1 and len(set(shapes.values())) == 1:
