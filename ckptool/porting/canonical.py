@@ -19,7 +19,7 @@ from .gates import join_gates, of_recurrent_kernels
 from .heads import flat_heads
 from .implied import imply
 from .joined import join_parts
-from .kernels import lay_down
+from .kernels import channels_first, lay_down
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
 from .pieces import Canon, Piece
 from .reparametrized import merge_masks, merge_norms, name_unknown
@@ -66,7 +66,11 @@ def _named(signature: Signature, *, is_target: bool) -> Canon:
         if entry.tied is not None:
             aliases[entry.tied].append(entry.key)
     for order, entry in enumerate(entries):
-        path, role = role_of(split[entry.key], siblings[split[entry.key][:-1]])
+        beside = siblings[split[entry.key][:-1]]
+        path, role = role_of(split[entry.key], beside)
+        lone = role == "bias" and len(entry.shape) > 1 and split[entry.key][-1].endswith("_bias")
+        if lone and sum(other.startswith(path[-1]) for other in beside) == 1:
+            path, role = split[entry.key], "weight"  # a table that is added: of relative positions, say
         if role == _COUNTER:
             canon.counters[entry.key] = ".".join(path)
             continue
@@ -128,6 +132,7 @@ def _counted_from_one(path: tuple[str, ...], siblings: Mapping[tuple[str, ...], 
 def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:
     """Bring the two sides to the same granularity: what one holds in one tensor and the other in several."""
     merge_adapters(source, target, lora_scale)
+    channels_first(source, target)
     for one, other in ((source, target), (target, source)):
         merge_norms(one, other)
     merge_masks(source, target)

@@ -81,7 +81,7 @@ def turn_by_vote(canon: Canon) -> None:
     matrices = []
     for piece in canon.pieces.values():
         rank = len(piece.shape)
-        if piece.role != "weight" or rank not in (2, 3) or piece.expr.op != "key":
+        if piece.role != "weight" or rank not in (2, 3) or piece.expr.op not in ("key", "select"):
             continue
         bias = canon.pieces.get(".".join(piece.path) + "|bias")
         if bias is None or not bias.shape or squeezed(bias.shape[:-1]) != squeezed(piece.shape[:-2]):
@@ -258,7 +258,8 @@ def general_dense(source: Canon, target: Canon) -> None:
     for piece in list(source.pieces.values()):
         if piece.role == "bias" and len(piece.shape) > 1 and not theirs[piece.shape]:
             flat = (prod(piece.shape),)
-            if ".".join(piece.path) + "|weight" in inputs or theirs[flat]:
+            weight = ".".join(piece.path) + "|weight"
+            if weight in inputs or (theirs[flat] and weight not in source.pieces):
                 _flat(source, piece, flat)
 
 

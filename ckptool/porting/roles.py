@@ -29,7 +29,7 @@ def components(key: str) -> tuple[str, ...]:
     return (*found, table().slashed.get(leaf, leaf))
 
 
-_SUFFIX = re.compile(r"(.+)_(weight|bias|kernel)\Z")
+_SUFFIX = re.compile(r"(.+)_(weight|bias|kernel|gamma|beta|(?:running|moving)_(?:mean|var|variance))\Z")
 
 
 def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...], str]:
@@ -73,9 +73,11 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
         return head, role
     if {"q_bias", "v_bias"} <= siblings and leaf in ("q_bias", "k_bias", "v_bias"):
         return path, "bias"
+    if leaf.endswith("_bias") and leaf.removesuffix("_bias") in siblings:
+        return (*head, leaf.removesuffix("_bias")), "bias"
     suffix = _SUFFIX.match(leaf)
     if suffix:
-        return (*head, suffix[1]), "weight" if suffix[2] == "kernel" else suffix[2]
+        return (*head, suffix[1]), table().leaves[cut(suffix[2])]
     if leaf.endswith("_scale") and f"{leaf[:-6]}_bias" in siblings:
         return (*head, leaf[:-6]), "weight"
     return path, "weight"

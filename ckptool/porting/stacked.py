@@ -118,6 +118,9 @@ def _fits_inside(piece: Piece, inside: set[Shape]) -> bool:
     shape = piece.shape[1:]
     if squeezed(shape) in inside or (len(shape) == 2 and shape[::-1] in inside):
         return True
+    kind = fused_kind(piece) if piece.role == "bias" and len(shape) == 1 else None
+    if kind is not None and shape[0] % len(kind.parts) == 0 and (shape[0] // len(kind.parts),) in inside:
+        return True
     return bool(_fused_ways(piece, inside))
 
 
@@ -129,6 +132,12 @@ def _fused_ways(piece: Piece, inside: set[Shape]) -> list[bool]:
     n = len(kind.parts)
     ways = [(False, shape), (True, shape[::-1])] if len(shape) == 2 else [(False, shape)]
     return [turned for turned, (rows, *rest) in ways if rows % n == 0 and (rows // n, *rest) in inside]
+
+
+def counted(component: str) -> tuple[str, int] | None:
+    """What a component of a path is called and the number that it ends in, if it does: ("expert_", 0)."""
+    found = _COUNTED.match(component)
+    return None if found is None else (found[1], int(found[2]))
 
 
 def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, set[Shape]]:
