@@ -21,7 +21,7 @@ from .implied import imply
 from .joined import join_parts
 from .kernels import channels_first, lay_down
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
-from .pieces import Canon, Piece
+from .pieces import Canon, Piece, squeezed
 from .reparametrized import merge_masks, merge_norms, name_unknown
 from .roles import components, role_of
 from .scanned import divide_layers
@@ -68,7 +68,7 @@ def _named(signature: Signature, *, is_target: bool) -> Canon:
     for order, entry in enumerate(entries):
         beside = siblings[split[entry.key][:-1]]
         path, role = role_of(split[entry.key], beside)
-        lone = role == "bias" and len(entry.shape) > 1 and split[entry.key][-1].endswith("_bias")
+        lone = role == "bias" and len(squeezed(entry.shape)) > 1 and split[entry.key][-1].endswith("_bias")
         if lone and sum(other.startswith(path[-1]) for other in beside) == 1:
             path, role = split[entry.key], "weight"  # a table that is added: of relative positions, say
         if role == _COUNTER:

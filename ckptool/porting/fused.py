@@ -133,6 +133,8 @@ class _Form:
     rival: tuple[tuple[str, ...], tuple[int, ...], int] | None = None
 
 
+#: How far the parts of a projection stand from each other: less than the members of a list that was in one tensor.
+_STEP = 1e-7
 #: Why it is not certain how a projection is taken apart. None of it matters where it is put together again.
 _BY_HEADS = "the name does not say whether the parts of this projection alternate by attention head"
 _TAKE_TURNS = "whether the rows of gate and up stand one after the other or take turns is in the code only"
@@ -290,8 +292,8 @@ def _take_apart(canon: Canon, piece: Piece, form: _Form) -> None:
             piece,
             path=(*piece.path, name),
             shape=(size, *piece.shape[1:]),
-            order=piece.order + index / 8,
-            used=None if piece.used is None else piece.used + index / 8,
+            order=piece.order + index * _STEP,
+            used=None if piece.used is None else piece.used + index * _STEP,
             words=(*piece.words, name),
             doubts=(*piece.doubts, *doubt),
         )

@@ -102,7 +102,8 @@ def turn_by_vote(canon: Canon) -> None:
 
 def _unseen(entry: Entry) -> bool:
     """Whether neither the forward pass nor the class of its module says how a matrix of the target stands."""
-    return entry.used is None and entry.module not in ("Linear", "Embedding", "NonDynamicallyQuantizableLinear")
+    told = entry.notes.get("right") is not None or entry.how == "linear"
+    return not told and entry.module not in ("Linear", "Embedding", "NonDynamicallyQuantizableLinear")
 
 
 def _kin(piece: Piece) -> str:

@@ -1,4 +1,4 @@
-"""Layers in one tensor along a dimension, and heads in a dimension of their own: what files of other frameworks hold."""
+"""What files of other frameworks hold: layers and experts in one tensor, heads in a dimension of their own."""
 
 from __future__ import annotations
 
@@ -107,3 +107,82 @@ def test_a_weight_that_is_kept_beside_its_dropped_copy_is_the_one(copy: str) -> 
     made = worked_out(source, {f"lstm.{leaf}": shape for leaf, shape in (sizes | {"weight_hh_l0": (20, 5)}).items()})
     np.testing.assert_array_equal(made["lstm.weight_hh_l0"].values, source["rnn.weight_hh_l0_raw"])
     assert made["lstm.weight_hh_l0"].status == "mapped"
+
+
+def experts(rng: np.random.Generator, layout: str, *, biases: bool) -> dict[str, Any]:
+    """Two mixtures of three experts: "apart", "numbered", and stacked as "layers" or for products ("fused")."""
+    n, d, f = 3, 6, 8
+    made: dict[str, Any] = {}
+    for layer in range(2):
+        gate, up = (rng.standard_normal((n, f, d)).astype(np.float32) for _ in range(2))
+        down, of_router = rng.standard_normal((n, d, f)).astype(np.float32), rng.standard_normal((n, d))
+        rows = [rng.standard_normal((n, size)).astype(np.float32) for size in (f, f, d)]
+        made[f"layers.{layer}.router.weight"] = of_router.astype(np.float32)
+        head = f"layers.{layer}.experts"
+        names = ("gate_proj", "up_proj", "down_proj")
+        if layout in ("apart", "numbered"):
+            for i in range(n):
+                one = f"{head}.{i}" if layout == "apart" else f"{head}.expert_{i}"
+                made |= {f"{one}.{k}.weight": w[i] for k, w in zip(names, (gate, up, down), strict=True)}
+                made |= {f"{one}.{k}.bias": b[i] for k, b in zip(names, rows, strict=True) if biases}
+        elif layout == "layers":
+            made |= {f"{head}.{k}": w for k, w in zip(names, (gate, up, down), strict=True)}
+            made |= {f"{head}.{k}_bias": b for k, b in zip(names, rows, strict=True) if biases}
+        else:
+            made[f"{head}.gate_up_proj"] = np.concatenate([gate, up], 1).transpose(0, 2, 1).copy()
+            made[f"{head}.down_proj"] = down.transpose(0, 2, 1).copy()
+            if biases:
+                made[f"{head}.gate_up_proj_bias"] = np.concatenate(rows[:2], 1)
+                made[f"{head}.down_proj_bias"] = rows[2]
+    return made
+
+
+LAYOUTS = ["apart", "numbered", "layers", "fused"]
+
+
+@pytest.mark.parametrize("biases", [False, True])
+@pytest.mark.parametrize("theirs", LAYOUTS)
+@pytest.mark.parametrize("own", LAYOUTS)
+def test_experts_go_from_any_layout_into_any_other(own: str, theirs: str, biases: bool) -> None:
+    have = experts(np.random.default_rng(0), theirs, biases=biases)
+    wanted = experts(np.random.default_rng(0), own, biases=biases)
+    have = {key.replace("layers.", "blocks.") if own != theirs else key: value for key, value in have.items()}
+    made = worked_out(have, {key: value.shape for key, value in wanted.items()})
+    for key, value in wanted.items():
+        np.testing.assert_array_equal(made[key].values, value, err_msg=key)
+        turns = biases and theirs == "fused" != own and ("gate" in key or "up" in key)
+        assert made[key].status == ("guessed" if turns else "mapped"), key
+
+
+@given(ranks=st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=3), width=st.sampled_from([3, 5]))
+def test_kernels_with_their_channels_last_are_turned_with_those_whose_sizes_tell(ranks: list[int], width: int) -> None:
+    rng = np.random.default_rng(0)
+    shapes = [
+        (9, 7, *[width] * 2),
+        *((9, 9, *[width] * rank) for rank in ranks),
+        *((9, 9, *[9] * rank) for rank in ranks),
+    ]
+    wanted = {f"net.{n}.weight": rng.standard_normal(shape).astype(np.float32) for n, shape in enumerate(shapes)}
+    source = {f"layers.{n}.weight": np.moveaxis(value, 1, -1).copy() for n, value in enumerate(wanted.values())}
+    made = worked_out(source, {key: value.shape for key, value in wanted.items()})
+    for key, value in wanted.items():
+        np.testing.assert_array_equal(made[key].values, value, err_msg=key)
+
+
+def test_names_in_one_word_hold_their_roles() -> None:
+    rng = np.random.default_rng(0)
+    leaves = {"gamma": "weight", "beta": "bias", "running_mean": "running_mean", "running_var": "running_var"}
+    source = {"net0_conv0_weight": rng.standard_normal((8, 3, 3, 3)).astype(np.float32)}
+    wanted = {"stem.weight": source["net0_conv0_weight"]}
+    for stage in (1, 2):
+        for n in (0, 1):
+            key = f"net0_stage{stage}_conv{n}_weight"
+            source[key] = wanted[f"layer{stage}.conv{n + 1}.weight"] = rng.standard_normal((8, 8, 3, 3)).astype(
+                "float32"
+            )
+            for leaf, role in leaves.items():
+                key = f"net0_stage{stage}_batchnorm{n}_{leaf}"
+                source[key] = wanted[f"layer{stage}.bn{n + 1}.{role}"] = rng.standard_normal(8).astype(np.float32)
+    made = worked_out(source, {key: value.shape for key, value in wanted.items()}, used=wanted)
+    for key, value in wanted.items():
+        np.testing.assert_array_equal(made[key].values, value, err_msg=key)
