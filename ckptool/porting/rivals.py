@@ -352,8 +352,8 @@ def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair], least: int = 1)
     """Whether what is certain stands nearer to one of the two on both sides, and seldom nearer to the other on one.
 
     As a batch norm stands in one module with a convolution whose shape no other has, is called after it, or is used
-    directly after it. At least LEAST have to say so: that one layer is used next to it and counted with it may be chance;
-    a module that both stand in counts twice.
+    directly after it. At least LEAST have to say so: that one layer is used next to it and counted with it may be
+    chance; a module that both stand in counts twice.
     """
     with_us = against = vouching = 0
     for t, s in anchors:
