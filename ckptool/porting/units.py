@@ -38,6 +38,7 @@ class Unit:
         doubts: what speaks against being sure.
         rivals: other units that fit as well.
         settled: pair of classes of modules -> its place in those of the target's, where others of them settled it.
+        backwards: whether the other side counts its list from the other end.
     """
 
     path: tuple[str, ...]
@@ -52,6 +53,7 @@ class Unit:
     doubts: list[str] = field(default_factory=list)
     rivals: list[Unit] = field(default_factory=list)
     settled: dict[Hashable, Hashable] = field(default_factory=dict)
+    backwards: bool = False
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -102,7 +104,17 @@ def _colour(unit: Unit) -> tuple[Shape, str]:
         family = "normed"
     elif unit.pieces.keys() == {"bias"}:
         family = "bias"
+    elif _is_row(unit):
+        family = "row"
     return squeezed(unit.main.shape), family
+
+
+def _is_row(unit: Unit) -> bool:
+    """Whether a unit is a table that has one row, which is no vector like the weight of a norm."""
+    if unit.pieces.keys() != {"weight"} or len(unit.main.shape) != 2 or unit.main.shape[0] != 1:
+        return False
+    embedding = next(group for group in table().groups if group.name == "embedding")
+    return unit.main.entry.module == "Embedding" or label(embedding, unit.words) in ("token", "segment")
 
 
 def natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
