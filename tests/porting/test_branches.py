@@ -114,7 +114,7 @@ def test_a_forward_pass_shows_which_layers_run_beside_each_other() -> None:
             return self.after(torch.nn.functional.linear(y, weight))
 
     found = signature_of(Net(), inputs=(torch.zeros(2, 6),))
-    unit = {unit.path[0]: unit for unit in units_of(canonical(found, is_target=True))}
+    unit = {unit.path[0]: unit for unit in units_of(canonical(found, found)[1])}
     assert beside(unit["a"], unit["b"])
     assert beside(unit["norm"], unit["b"])
     assert not beside(unit["a"], unit["norm"])
