@@ -127,3 +127,15 @@ def test_the_hint_that_is_named_never_gives_two_keys_one_name(
         require_accepted(mapping, None, None)
     said = [line for line in raised.value.evidence if line.startswith("if ")]
     assert said == ([] if rule is None else [f"if {target} is {rival}: hints=[{rule!r}]"])
+
+
+def test_blocks_that_a_shallower_model_leaves_behind_are_noted_on_top() -> None:
+    """A model built with fewer layers than the file has computes something else, though all its keys are filled."""
+
+    def layers(depth: int) -> dict[str, tuple[int, ...]]:
+        names = ("q.weight", "k.weight", "v.weight", "o.weight")
+        return {f"encoder.layer.{n}.{name}": (4, 4) for n in range(depth) for name in names} | {"fc.1.weight": (3, 4)}
+
+    note = "  note: 2 of 6 equal blocks of the source are not used: encoder.layer.{4,5}"
+    assert note in mapping_text(port(signature(layers(6)), wanted(layers(4)))).splitlines()
+    assert "note:" not in mapping_text(port(signature(layers(6)), wanted(layers(6))))
