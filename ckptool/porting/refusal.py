@@ -150,4 +150,4 @@ def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
 
 def _only(key: str) -> str:
     """A pattern that fits KEY, whatever it is called."""
-    return f"re:^{re.escape(key)}$" if re.search(r"[{}*]|^re:|\.$", key.removesuffix(".")) else key
+    return f"re:^{re.escape(key)}$" if re.search(r"[{}*]|^re:", key) else key
