@@ -18,7 +18,7 @@ from .match import Matching
 from .sequences import Sequences
 from .series import series_of
 from .units import OfOrder, Unit, hard_conflict, series, similarity, template
-from .words import label, shared, table, telling_words
+from .words import label, numbers, shared, table, telling_words
 
 Pair = tuple[Unit, Unit]
 _Place = Callable[[Unit], float | None]
@@ -370,9 +370,11 @@ def _in_line(one: Unit, other: Unit) -> bool:
 
 
 def _counted_alike(one: Unit, other: Unit) -> bool:
-    """Whether two stand at the same place of lists, as the layers of one block do where each kind has its list."""
-    places = [[component for component in unit.path if component.isdigit()] for unit in (one, other)]
-    return places[0] == places[1] != []
+    """Whether two have the same numbers: of one block where each kind of layer has its list, or `bn1` and `conv1`."""
+    return _counted_as(one.path) == _counted_as(other.path) != ()
+
+
+_counted_as = cache(numbers)
 
 
 @cache

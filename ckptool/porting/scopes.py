@@ -9,6 +9,7 @@ from functools import partial
 
 from .cells import Cells, fair, said
 from .sequences import Sequences
+from .series import Series, Way, series_of, ways
 from .units import Unit, number_ranks, same_numbers
 from .words import label, numbers, shared, table, words_of
 
@@ -59,6 +60,8 @@ class Scopes:
                     every = len(members) == len(units) if not path else True
                     found.append(Scope(path, members, words_of(path), all=every))
             self.scopes[is_target] = found
+        self._ways: dict[Series, Way] | None = None
+        self._counted: set[Series] = set()
         self._inner: dict[int, list[Scope]] = defaultdict(list)
         for scopes in self.scopes.values():
             for scope in sorted(scopes, key=lambda s: -len(s.path)):
@@ -77,7 +80,8 @@ class Scopes:
                     cells = [u.cell for u in scope.units if not only_balanced or u.cell in balanced]
                     if len(cells) > 1:
                         classes[tuple(sorted(cells))][0 if is_target else 1].append(scope)
-            for targets, sources in classes.values():
+            self._ways = None
+            for targets, sources in sorted(classes.values(), key=lambda c: len(c[0])):
                 if targets and sources:
                     self._pair_class(targets, sources)
                     for scope in (*targets, *sources):
@@ -96,6 +100,7 @@ class Scopes:
             self._parent_label,
             *by_words,
             self._scope_name,
+            self._scope_way,
             self._scope_numbers,
         ]
         for labels in labelings:
@@ -167,6 +172,19 @@ class Scopes:
 
     def _scope_name(self, scope: Scope, is_target: bool) -> Hashable:
         return scope.path
+
+    def _scope_way(self, scope: Scope, is_target: bool) -> Hashable:
+        """Its number in the source, as others of its list that are paired show it: so many more, or from the end."""
+        if self._ways is None:
+            paired = [(s.path, s.partner.path) for s in self.scopes[True] if s.partner is not None and not s.doubts]
+            self._ways = ways(paired)
+            self._counted = {way.source for way in self._ways.values()}
+        for row, number in series_of(scope.path):
+            if is_target and (way := self._ways.get(row)) is not None:
+                return way.source, way(number)
+            if not is_target and row in self._counted:
+                return row, number
+        return None
 
     def _scope_numbers(self, scope: Scope, is_target: bool) -> Hashable:
         return numbers(scope.path) or None
