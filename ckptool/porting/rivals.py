@@ -370,11 +370,17 @@ def _in_line(one: Unit, other: Unit) -> bool:
 
 
 def _counted_alike(one: Unit, other: Unit) -> bool:
-    """Whether two have the same numbers: of one block where each kind of layer has its list, or `bn1` and `conv1`."""
-    return _counted_as(one.path) == _counted_as(other.path) != ()
+    """Whether two stand at the same place of lists, as the layers of one block do where each kind has its list.
+
+    Or have the same numbers, where one is a batch norm and the other a layer: `bn1` and `conv1`.
+    """
+    if ("running_var" in one.pieces) != ("running_var" in other.pieces):
+        return _numbers(one.path) == _numbers(other.path) != ()
+    places = [[component for component in unit.path if component.isdigit()] for unit in (one, other)]
+    return places[0] == places[1] != []
 
 
-_counted_as = cache(numbers)
+_numbers = cache(numbers)
 
 
 @cache

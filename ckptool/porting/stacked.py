@@ -143,10 +143,13 @@ def unstack_together(one: Canon, other: Canon) -> None:
             groups[piece.path[:-1], squeezed(piece.shape[1:])].append(piece)
     for (_, rest), members in groups.items():
         n, alone = sum(p.shape[0] for p in members), sum(squeezed(p.shape) == rest for p in members)
-        if len(members) < 2 or rest not in lists.get(n, ()) or theirs[rest] != n or own[rest] != alone:
+        inside = next((shape for shape in (rest, rest[::-1]) if shape in lists.get(n, ())), None)
+        if len(members) < 2 or inside is None or theirs[inside] != n or own[rest] != alone:
             continue
         if alone == len(members) or not frozenset.intersection(*(telling_words(p.path) for p in members)):
             continue
+        if inside != rest:
+            members = [turn(one, p) for p in members]
         _in_a_row(one, sorted(members, key=lambda p: p.order if p.used is None else p.used))
 
 

@@ -119,13 +119,13 @@ def test_queries_and_fused_keys_and_values_come_out_of_one_projection() -> None:
 
 
 def test_halves_of_a_gated_layer_are_guesses_where_the_name_says_no_order() -> None:
-    shapes = {"mlp.w12.weight": (16, 6), "mlp.w3.weight": (6, 8)}
+    shapes = {"mlp.wi_fused.weight": (16, 6), "mlp.w3.weight": (6, 8)}
     target = wanted({"mlp.gate_proj.weight": (8, 6), "mlp.up_proj.weight": (8, 6), "mlp.down_proj.weight": (6, 8)})
     mapping = port(signature(shapes), target)
     entry = found(mapping, "mlp.gate_proj.weight")
     assert entry.status == "guessed"
     assert [str(entry.expr), *map(str, entry.rivals)][:2] == [
-        "slice(mlp.w12.weight, 0, 0, 8)",
+        "slice(mlp.wi_fused.weight, 0, 0, 8)",
         "slice(mlp.w12.weight, 0, 8, 16)",
     ]
 
