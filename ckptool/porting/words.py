@@ -86,11 +86,13 @@ class Together:
         parts: them, in their order.
         phrases: words -> part.
         turns: they take turns (the parts of the first anchor, those of the second …).
+        sure: all code keeps that order.
     """
 
     parts: tuple[str, ...]
     phrases: dict[tuple[str, ...], str]
     turns: bool
+    sure: bool
 
     def label(self, words: Sequence[str]) -> str | None:
         """Which part the words of a name say: by the longest phrase."""
@@ -159,7 +161,9 @@ def table() -> Words:
         frozenset(raw["collections"]),
         fused,
         turned(raw["parts"]),
-        tuple(Together(tuple(one["parts"]), turned(one["parts"]), one["turns"]) for one in raw["together"]),
+        tuple(
+            Together(tuple(one["parts"]), turned(one["parts"]), one["turns"], one["sure"]) for one in raw["together"]
+        ),
         tuple(Group(name, one["hard"], turned(one["labels"])) for name, one in raw["groups"].items()),
         frozenset(map(str, raw["empty"])),
         tuple(raw["copies"]),

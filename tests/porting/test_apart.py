@@ -194,3 +194,70 @@ def test_parts_of_a_list_that_only_numbers_tell_apart_are_counted_as_those_that_
     for n in range(4):
         assert str(found(mapping, f"level{5 - n}.convs.0.weight").expr) == f"stages.{n}.convs.0.weight"
         assert str(found(mapping, f"level{5 - n}.norms.0.weight").expr) == f"stages.{n}.norms.0.weight"
+
+
+def test_means_stand_before_spreads_where_one_layer_computes_both() -> None:
+    source = {"encoder.weight": values(8, 5), "to_moments.weight": values(6, 8), "to_moments.bias": values(6)}
+    target = {"body.weight": (8, 5), "to_mean.weight": (3, 8), "to_mean.bias": (3,)}
+    made = worked_out(source, target | {"to_logvar.weight": (3, 8), "to_logvar.bias": (3,)})
+    assert {one.status for one in made.values()} == {"mapped"}
+    np.testing.assert_array_equal(made["to_logvar.weight"].values, source["to_moments.weight"][3:])
+
+
+# -- words that say something else by what stands around them
+
+
+def test_a_list_whose_name_is_a_letter_does_not_say_that_its_layers_give_values() -> None:
+    def layer(path: str, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+        return {f"{path}.{name}.weight": (8, 8) if at < 4 else (8,) for at, name in enumerate(names)}
+
+    theirs = (
+        "attention.query",
+        "attention.key",
+        "attention.value",
+        "attention.output.dense",
+        "attention.output.LayerNorm",
+    )
+    source: dict[str, tuple[int, ...]] = {}
+    target: dict[str, tuple[int, ...]] = {}
+    for n in range(2):
+        source |= layer(f"encoder.v_layer.{n}", theirs)
+        target |= layer(f"image_blocks.{n}", ("q", "k", "v", "o", "norm"))
+    mapping = port(signature(source), wanted(target, used=target))
+    assert pairing(mapping) == dict(zip(target, source, strict=True))
+    assert mapping.is_sure
+
+
+def test_a_norm_before_merging_is_no_output_of_attention() -> None:
+    body = {
+        f"layers.{n}.{leaf}": shape
+        for n in range(2)
+        for leaf, shape in {"mix.weight": (8, 8), "n.weight": (8,)}.items()
+    }
+    source = body | {"merger.ln_q.weight": (8,), "merger.mlp.weight": (16, 32)}
+    target = {key.replace("layers", "blocks"): shape for key, shape in body.items()}
+    target |= {"merge_norm.weight": (8,), "merge_in.weight": (16, 32)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert str(found(mapping, "merge_norm.weight").expr) == "merger.ln_q.weight"
+
+
+def test_batch_norms_are_told_apart_by_the_numbers_that_they_share_with_convolutions() -> None:
+    source: dict[str, tuple[int, ...]] = {}
+    target: dict[str, tuple[int, ...]] = {}
+
+    def norm(path: str) -> dict[str, tuple[int, ...]]:
+        return {f"{path}.{leaf}": (8,) for leaf in ("weight", "bias", "running_mean", "running_var")}
+
+    for n in range(2):
+        source |= (
+            {f"part{n}.conv1.weight": (8, 4, 3, 3)} | norm(f"part{n}.bn1") | {f"part{n}.conv2.weight": (8, 8, 3, 3)}
+        )
+        source |= norm(f"part{n}.bn2") | {f"part{n}.side.0.weight": (8, 4, 1, 1)} | norm(f"part{n}.side.1")
+        target |= {f"parts.{n}.short.weight": (8, 4, 1, 1)} | norm(f"parts.{n}.short_norm")
+        target |= {f"parts.{n}.conv_a.weight": (8, 4, 3, 3)} | norm(f"parts.{n}.norm_a")
+        target |= {f"parts.{n}.conv_b.weight": (8, 8, 3, 3)} | norm(f"parts.{n}.norm_b")
+    mapping = port(signature(source), wanted(target, used=target))
+    for n in range(2):
+        assert str(found(mapping, f"parts.{n}.norm_a.weight").expr) == f"part{n}.bn1.weight"
+        assert str(found(mapping, f"parts.{n}.norm_b.weight").expr) == f"part{n}.bn2.weight"
+        assert not any("bn2" in doubt for doubt in found(mapping, f"parts.{n}.norm_a.weight").doubts)

@@ -126,7 +126,7 @@ def test_halves_of_a_gated_layer_are_guesses_where_the_name_says_no_order() -> N
     assert entry.status == "guessed"
     assert [str(entry.expr), *map(str, entry.rivals)][:2] == [
         "slice(mlp.wi_fused.weight, 0, 0, 8)",
-        "slice(mlp.w12.weight, 0, 8, 16)",
+        "slice(mlp.wi_fused.weight, 0, 8, 16)",
     ]
 
 
