@@ -216,10 +216,16 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
     certain: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in matching.pairs:
         if all(doubt.startswith(_OF_PARTS) for doubt in pair[0].doubts):
-            certain[_block(pair[0].path)].append(pair)
+            for part in {_block(pair[0].path), *_numbered(pair[0].path)}:
+                certain[part].append(pair)
+
+    def beside(path: tuple[str, ...]) -> tuple[str, ...]:
+        """The innermost numbered part around a module that holds something else that is certain."""
+        parts = (part for part in reversed(_numbered(path)) if len(certain[part]) > 1)
+        return next(parts, _block(path))
 
     def gain(one: Pair, other: Pair) -> float:
-        around = [pair for path in {_block(one[0].path), _block(other[0].path)} for pair in certain[path][:_ANCHORS]]
+        around = [pair for path in {beside(one[0].path), beside(other[0].path)} for pair in certain[path][:_ANCHORS]]
         return -_balance(one, other, orders, overall, contents, around)
 
     groups: dict[object, list[int]] = defaultdict(list)

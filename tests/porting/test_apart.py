@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from sides import found, pairing, signature, wanted, worked_out
 
+from ckptool.porting.canonical import canonical
 from ckptool.porting.port import port
+from ckptool.porting.rivals import _counted_alike
+from ckptool.porting.units import units_of
 
 RANDOM = np.random.default_rng(3)
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -196,6 +199,25 @@ def test_parts_of_a_list_that_only_numbers_tell_apart_are_counted_as_those_that_
         assert str(found(mapping, f"level{5 - n}.norms.0.weight").expr) == f"stages.{n}.norms.0.weight"
 
 
+def test_a_list_that_one_of_its_parts_shows_to_be_counted_from_the_other_end_is_so_as_a_guess() -> None:
+    def part(path: str, rise: str, inputs: int, last: bool) -> dict[str, tuple[int, ...]]:
+        found = {f"{path}.steps.{i}.conv.weight": (8, inputs if i == 0 else 8, 3, 3) for i in range(2)}
+        return found if last else found | {f"{path}.{rise}.conv.weight": (8, 8, 3, 3)}
+
+    source: dict[str, tuple[int, ...]] = {"first.weight": (8, 3, 1, 1)}
+    target: dict[str, tuple[int, ...]] = {"begin.weight": (8, 3, 1, 1)}
+    for n in range(3):
+        source |= part(f"up.{n}", "rise", 16 if n == 0 else 8, last=n == 0)
+        target |= part(f"blocks.{n}", "upsamplers.0", 16 if n == 2 else 8, last=n == 2)
+    mapping = port(signature(source), wanted(target, used=target))
+    for key in target:
+        if key != "begin.weight":
+            number, inner = key.removeprefix("blocks.").split(".", 1)
+            own = f"up.{2 - int(number)}.{inner.replace('upsamplers.0', 'rise')}"
+            assert str(found(mapping, key).expr) == own
+            assert found(mapping, key).status == ("mapped" if number == "2" else "guessed")
+
+
 def test_means_stand_before_spreads_where_one_layer_computes_both() -> None:
     source = {"encoder.weight": values(8, 5), "to_moments.weight": values(6, 8), "to_moments.bias": values(6)}
     target = {"body.weight": (8, 5), "to_mean.weight": (3, 8), "to_mean.bias": (3,)}
@@ -241,23 +263,13 @@ def test_a_norm_before_merging_is_no_output_of_attention() -> None:
     assert str(found(mapping, "merge_norm.weight").expr) == "merger.ln_q.weight"
 
 
-def test_batch_norms_are_told_apart_by_the_numbers_that_they_share_with_convolutions() -> None:
-    source: dict[str, tuple[int, ...]] = {}
-    target: dict[str, tuple[int, ...]] = {}
-
-    def norm(path: str) -> dict[str, tuple[int, ...]]:
-        return {f"{path}.{leaf}": (8,) for leaf in ("weight", "bias", "running_mean", "running_var")}
-
-    for n in range(2):
-        source |= (
-            {f"part{n}.conv1.weight": (8, 4, 3, 3)} | norm(f"part{n}.bn1") | {f"part{n}.conv2.weight": (8, 8, 3, 3)}
-        )
-        source |= norm(f"part{n}.bn2") | {f"part{n}.side.0.weight": (8, 4, 1, 1)} | norm(f"part{n}.side.1")
-        target |= {f"parts.{n}.short.weight": (8, 4, 1, 1)} | norm(f"parts.{n}.short_norm")
-        target |= {f"parts.{n}.conv_a.weight": (8, 4, 3, 3)} | norm(f"parts.{n}.norm_a")
-        target |= {f"parts.{n}.conv_b.weight": (8, 8, 3, 3)} | norm(f"parts.{n}.norm_b")
-    mapping = port(signature(source), wanted(target, used=target))
-    for n in range(2):
-        assert str(found(mapping, f"parts.{n}.norm_a.weight").expr) == f"part{n}.bn1.weight"
-        assert str(found(mapping, f"parts.{n}.norm_b.weight").expr) == f"part{n}.bn2.weight"
-        assert not any("bn2" in doubt for doubt in found(mapping, f"parts.{n}.norm_a.weight").doubts)
+def test_a_batch_norm_is_counted_with_the_convolution_of_its_number_and_a_layer_norm_with_none() -> None:
+    shapes = {"part.conv1.weight": (8, 4, 3, 3), "part.conv2.weight": (8, 8, 3, 3), "part.fc1.weight": (8, 8)}
+    shapes |= {f"part.bn{n}.{leaf}": (8,) for n in (1, 2) for leaf in ("weight", "running_mean", "running_var")}
+    shapes |= {"part.norm1.weight": (8,)}
+    side = canonical(signature(shapes), is_target=False)
+    units = {unit.path[-1]: unit for unit in units_of(side)}
+    assert _counted_alike(units["bn1"], units["conv1"])
+    assert _counted_alike(units["conv2"], units["bn2"])
+    assert not _counted_alike(units["bn1"], units["conv2"])
+    assert not _counted_alike(units["norm1"], units["fc1"])  # the first norm of a block is after its first attention
