@@ -38,6 +38,7 @@ class Fused:
         ordered: all code that has this name keeps the order.
         grouped: the name says nothing where keys and values have fewer heads than queries.
         by_heads: most code that has this name alternates the parts by attention head.
+        ungated: unless keys have fewer heads than queries, and gate and up are one layer.
     """
 
     parts: tuple[str, ...]
@@ -46,6 +47,7 @@ class Fused:
     ordered: bool = False
     grouped: bool = False
     by_heads: bool = False
+    ungated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +147,11 @@ def table() -> Words:
 
     fused = {}
     for one in raw["fused"]:
-        for said in ("fixed", "sure", "grouped", "open", "doubt", "by_heads"):
+        for said in ("fixed", "sure", "grouped", "open", "doubt", "by_heads", "ungated"):
             sure = said in ("fixed", "sure", "grouped", "open")
             ordered = said in ("fixed", "sure", "grouped")
-            own = {"fixed": said == "fixed", "grouped": said == "grouped", "by_heads": said == "by_heads"}
+            own = {"fixed": said == "fixed", "grouped": said == "grouped", "ungated": said == "ungated"}
+            own["by_heads"] = said in ("by_heads", "ungated")
             kind = Fused(tuple(one["parts"]), sure=sure, ordered=ordered, **own)
             fused.update({cut(phrase): kind for phrase in one.get(said, ())})
     return Words(
