@@ -267,7 +267,7 @@ def test_a_batch_norm_is_counted_with_the_convolution_of_its_number_and_a_layer_
     shapes = {"part.conv1.weight": (8, 4, 3, 3), "part.conv2.weight": (8, 8, 3, 3), "part.fc1.weight": (8, 8)}
     shapes |= {f"part.bn{n}.{leaf}": (8,) for n in (1, 2) for leaf in ("weight", "running_mean", "running_var")}
     shapes |= {"part.norm1.weight": (8,)}
-    side = canonical(signature(shapes), is_target=False)
+    side, _ = canonical(signature(shapes), wanted(shapes))
     units = {unit.path[-1]: unit for unit in units_of(side)}
     assert _counted_alike(units["bn1"], units["conv1"])
     assert _counted_alike(units["conv2"], units["bn2"])
