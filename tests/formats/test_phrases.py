@@ -71,7 +71,8 @@ class Torch:
         return made + self.put()
 
     def pickled(self, tensors, after=b""):
-        made = b"\x80" + bytes([self.protocol]) + b"}" + b"".join(map(self.put_at, range(self.first))) + self.put() + b"("
+        already = b"".join(map(self.put_at, range(self.first)))
+        made = b"\x80" + bytes([self.protocol]) + b"}" + already + self.put() + b"("
         for number, tensor in enumerate(tensors):
             made += self.text(f"layers.{number}.weight") + self.tensor(*tensor)
         return made + after + b"u."
