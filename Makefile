@@ -4,8 +4,9 @@ BARE := .venv-notorch
 PIP := -m pip --disable-pip-version-check install --quiet
 BIN := $(VENV)/bin
 
-# Test files are shared out among processes: one for each core, up to four.
-WORKERS := --numprocesses=auto --maxprocesses=4 --dist=loadgroup
+# Test files are shared out among processes: one for each core, up to four. A test that hangs fails, and its process
+# goes on: pytest-xdist waits for ever for one that ended.
+WORKERS := --numprocesses=auto --maxprocesses=4 --dist=loadgroup --timeout=900 --timeout-method=signal
 
 # A stamp is newer than the files that say what goes into its environment, or the environment is brought up to date.
 STAMP := $(VENV)/.stamp

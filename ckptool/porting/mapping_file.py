@@ -157,7 +157,7 @@ def _text(expr: Expr, names: dict[str, str]) -> str:
     """An expression with some keys shown under other names, which may have holes."""
     if expr.op == "key":
         name = names.get(expr.key, expr.key)
-        return name if re.fullmatch(r"[\w.\-{}#]+", name) else json.dumps(name)
+        return name if re.fullmatch(r"[\w.\-{}#/]+", name) else json.dumps(name)
     words = ex.OPERATIONS[expr.op].first
     params, args = list(map(str, expr.params)), [_text(arg, names) for arg in expr.args]
     return f"{expr.op}({', '.join(params[:words] + args + params[words:])})"

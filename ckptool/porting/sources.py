@@ -21,6 +21,7 @@ from . import expression as ex
 from .doubles import doubles
 from .mapping import Entry, Mapping
 from .port import port
+from .ranks import joined_ranks
 from .words import cut, table
 
 #: Elements of a tensor whose values may be looked at while matching (norm weights).
@@ -77,7 +78,10 @@ def match_signature(
     made.sort(key=lambda one: (-_covered(one[1]), _preference(one[0].path)))
     weights, best = made[0]
     if 1 < len(found) <= _MOST_PARTS and source_code is None and _covered(best) < _wanted(best):
-        whole = _all_together(ckpt, found, target, hints, scale)
+        together = [_all_together(ckpt, found, target, hints, scale)]
+        if (ranks := joined_ranks(found, target)) is not None:
+            together.insert(0, ranks.mapping(_ported(ranks.signature(ckpt), target, ranks.tensors, hints, scale)))
+        whole = max(together, key=_covered)
         if _covered(whole) > 1.05 * _covered(best):
             return whole
     if len(found) > 1:
