@@ -40,10 +40,10 @@ lint: $(STAMP) ## Check style and formatting
 types: $(STAMP) ## Check types
 	$(BIN)/mypy
 
-# The second run has no torch to import: what must work without it is shown to.
+# The second run has no torch to import: what must work without it is shown to, with fewer examples of each law.
 test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the suite with coverage, the suite without torch
 	$(BIN)/pytest $(WORKERS) --cov
-	$(BARE)/bin/pytest $(WORKERS)
+	HYPOTHESIS_PROFILE=brief $(BARE)/bin/pytest $(WORKERS)
 
 test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must be installed (Debian: chromium)
 	$(BIN)/python $(PIP) --group page

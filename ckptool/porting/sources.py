@@ -10,7 +10,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
 from ..errors import Ambiguous, NoMatch, NotFound, RuleError, counted, printable
-from ..files import Buffer
+from ..files import Buffer, shell_quote
 from ..formats import open as open_checkpoint
 from ..keys import Rename, closest, unwrap
 from ..signature import Entry as Wanted
@@ -324,6 +324,8 @@ def by_position(
             entries.append(replace(blank, status="mapped", expr=made, evidence="position, as asked for"))
         elif entry.key.endswith("num_batches_tracked"):
             entries.append(replace(blank, status="mapped", default=True, evidence="a counter"))
+        elif first is not None:
+            entries.append(replace(blank, doubts=(f"not among the first {first:,}",)))
         else:
             entries.append(blank)
     shapes = {k: t.shape for k, t in weights.tensors.items()}
@@ -454,8 +456,11 @@ def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
     raise NotFound(
         f"nothing fits: {len(fitting):,} of {counted(len(wanted), 'key')} of {printable(target.name)} found a source",
         where=ckpt.where,
-        evidence=_misses(mapping, target),
-        hint="ckptool inspect shows what is in the file; --kwargs changes the sizes of the model",
+        evidence=[
+            *_misses(mapping, target),
+            "if it is the right file: build the model with other sizes (--kwargs NAME=VALUE)",
+        ],
+        hint=f"ckptool inspect {shell_quote(ckpt.where)}" if ckpt.where else None,
     )
 
 
@@ -490,7 +495,7 @@ def _misses(mapping: Mapping, target: Signature) -> list[str]:
 def _off_by(wanted: Sequence[int], have: Sequence[int]) -> str:
     off = [
         f"dimension {d} is {have[d]:,}, not {wanted[d]:,}"
-        + (f" ({have[d] / wanted[d]:g} times)" if wanted[d] and wanted[d] != have[d] else "")
+        + (f" ({have[d] / wanted[d]:.3g} times)" if wanted[d] else "")
         for d in range(min(len(wanted), len(have)))
         if wanted[d] != have[d]
     ]

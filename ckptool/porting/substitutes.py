@@ -77,7 +77,7 @@ def _near_misses(filling: Filling) -> None:
             if similarity(t, s) > SOME or related(t, s):
                 filling.fill(t, s, [])
             continue
-        kind = label_of(t, "embedding") or label_of(s, "embedding")
+        kind = label_of(t, "embedding") or label_of(s, "embedding") or ("token" if _is_looked_up(filling, t) else None)
         found = remedy(t.main.shape, s.main.shape, s.main.expr, kind)
         if found is None:
             continue
@@ -91,6 +91,14 @@ def _near_misses(filling: Filling) -> None:
                 filling.unit_of[piece.name] = (t, s)
         if kind == "token":
             _other_vocabulary(filling, t.main.shape, s.main.shape)
+
+
+def _is_looked_up(filling: Filling, t: Unit) -> bool:
+    """Whether rows of a table are looked up whose name does not say what they are: of the only one, or of one that an
+    output layer of the same size is over, it is words."""
+    tables = [u for u in filling.matcher.cells.targets if u.main.entry.how == "embedding"]
+    others = (u for u in filling.matching.free_targets if u is not t)
+    return t in tables and (len(tables) == 1 or any(u.main.shape[:1] == t.main.shape[:1] for u in others))
 
 
 def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
