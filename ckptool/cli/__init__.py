@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _leave(status: int) -> None:
-    """End the process at once. Python would take everything apart first, a third of what importing torch takes."""
+    """End the process at once. Python would take everything apart first, which costs a third of importing torch."""
     threads = sys.modules.get("threading")
     if threads is None or threads.active_count() == 1:
         atexit._run_exitfuncs()
