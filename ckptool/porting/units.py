@@ -100,7 +100,17 @@ def _colour(unit: Unit) -> tuple[Shape, str]:
         family = "normed"
     elif unit.pieces.keys() == {"bias"}:
         family = "bias"
+    elif _is_row(unit):
+        family = "row"
     return squeezed(unit.main.shape), family
+
+
+def _is_row(unit: Unit) -> bool:
+    """Whether a unit is a table that has one row, which is no vector like the weight of a norm."""
+    if unit.pieces.keys() != {"weight"} or len(unit.main.shape) != 2 or unit.main.shape[0] != 1:
+        return False
+    embedding = next(group for group in table().groups if group.name == "embedding")
+    return unit.main.entry.module == "Embedding" or label(embedding, unit.words) in ("token", "segment")
 
 
 def natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
