@@ -19,7 +19,7 @@ from .match import Matching
 from .sequences import Sequences
 from .series import series_of
 from .units import OfOrder, Unit, hard_conflict, series, similarity, template
-from .words import label, shared, table, telling_words
+from .words import label, numbers, shared, table, telling_words
 
 Pair = tuple[Unit, Unit]
 _Place = Callable[[Unit], float | None]
@@ -422,11 +422,19 @@ def _in_line(one: Unit, other: Unit) -> bool:
 
 
 def _counted_alike(one: Unit, other: Unit) -> bool:
-    """Whether two stand at the same place of lists, as the layers of one block do where each kind has its list."""
+    """Whether two stand at the same place of lists, as the layers of one block do where each kind has its list.
+
+    Or have the same numbers, where one is a batch norm and the other a layer: `bn1` and `conv1`.
+    """
     if one.backwards != other.backwards:
         return False
+    if ("running_var" in one.pieces) != ("running_var" in other.pieces):
+        return _numbers(one.path) == _numbers(other.path) != ()
     places = [[component for component in unit.path if component.isdigit()] for unit in (one, other)]
     return places[0] == places[1] != []
+
+
+_numbers = cache(numbers)
 
 
 @cache
