@@ -189,7 +189,7 @@ class Matcher:
         inside = {id(t) for t, _ in strangers}
         others = [t for t, _ in pairs if id(t) not in inside]
         if any(self._naming.renamed(t) for t in others):
-            return []
+            strangers = [(t, s) for t, s in strangers if hard_conflict(t.words, s.words)]
         place = {id(t): t.order if t.turn is None else t.turn for t, _ in pairs}
         last = max((place[id(t)] for t in others), default=0)
         return [(t, s) for t, s in strangers if place[id(t)] > last]
