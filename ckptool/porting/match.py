@@ -179,7 +179,8 @@ class Matcher:
         return [
             (t, s)
             for t, s in strangers
-            if (similarity(t, s) <= SOME and not related(t, s))
+            if hard_conflict(t.words, s.words)
+            or (similarity(t, s) <= SOME and not related(t, s))
             or (id(s) not in ends and not shared(telling_words(t.path), telling_words(s.path)))
         ]
 
