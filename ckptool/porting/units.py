@@ -37,6 +37,7 @@ class Unit:
         evidence: what decided about it.
         doubts: what speaks against being sure.
         rivals: other units that fit as well.
+        backwards: whether the other side counts its list from the other end.
     """
 
     path: tuple[str, ...]
@@ -50,6 +51,7 @@ class Unit:
     evidence: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     rivals: list[Unit] = field(default_factory=list)
+    backwards: bool = False
 
     @property
     def numbers(self) -> tuple[int, ...]:
