@@ -74,10 +74,11 @@ def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> Piece:
 def turn_by_vote(canon: Canon) -> None:
     """Find matrices that stand with the inputs first by the lengths of their biases; square ones follow their kin.
 
-    Also of matrices that stand in one tensor: [n, in, out] beside biases [n, out] or [n, 1, out].
+    Also of matrices that stand in one tensor: [n, in, out] beside biases [n, out] or [n, 1, out]. Those say nothing of
+    the layers beside them: experts are parameters that code multiplies with as it likes, and the rest is `nn.Linear`.
     """
-    votes: dict[tuple[int, str], Counter[bool]] = defaultdict(Counter)
-    everywhere: dict[int, Counter[bool]] = defaultdict(Counter)
+    votes: dict[tuple[object, str], Counter[bool]] = defaultdict(Counter)
+    everywhere: dict[object, Counter[bool]] = defaultdict(Counter)
     matrices = []
     for piece in canon.pieces.values():
         rank = len(piece.shape)
@@ -91,13 +92,17 @@ def turn_by_vote(canon: Canon) -> None:
         matrices.append(piece)
         rows, columns = (n == bias.shape[-1] for n in piece.shape[-2:])
         if rows != columns:
-            votes[rank, _kin(piece)][columns] += 1
-            everywhere[rank][columns] += 1
+            votes[_held(piece), _kin(piece)][columns] += 1
+            everywhere[_held(piece)][columns] += 1
     for piece in matrices:
-        rank = len(piece.shape)
-        vote = votes.get((rank, _kin(piece))) or everywhere[rank]
+        vote = votes.get((_held(piece), _kin(piece))) or everywhere[_held(piece)]
         if vote[True] > vote[False]:
             turn(canon, piece)
+
+
+def _held(piece: Piece) -> tuple[int, str]:
+    """How a matrix is held: one among several in a tensor, or alone."""
+    return len(piece.shape), piece.expr.op
 
 
 def _unseen(entry: Entry) -> bool:
