@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -20,11 +20,16 @@ class Group:
         name: what they speak of.
         hard: two labels of it are never one thing.
         phrases: words -> label; the longest that fits counts.
+        longest: words in the longest phrase.
     """
 
     name: str
     hard: bool
     phrases: dict[tuple[str, ...], str]
+    longest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "longest", max(map(len, self.phrases)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +246,9 @@ def _known() -> frozenset[str]:
 
 def label(group: Group, words: Sequence[str]) -> str | None:
     """What the words of a path say in GROUP: the label of the phrase that ends last, the longest of those."""
-    longest = _longest(group)
     end = len(words)
     while end:
-        for size in range(min(longest, end), 0, -1):
+        for size in range(min(group.longest, end), 0, -1):
             found = group.phrases.get(tuple(words[end - size : end]))
             if size == 1 == len(words[end - 1]) and "".join(words[end : end + 1]).isdigit():
                 continue  # the "v" of "v2" is no value
@@ -259,10 +263,6 @@ def label(group: Group, words: Sequence[str]) -> str | None:
 
 #: The label of phrases that look as if they said something in a group, and do not.
 _NOTHING = "nothing"
-
-
-def _longest(group: Group) -> int:
-    return max(map(len, group.phrases))
 
 
 @cache
