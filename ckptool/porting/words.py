@@ -43,6 +43,7 @@ class Fused:
         ordered: all code that has this name keeps the order.
         grouped: the name says nothing where keys and values have fewer heads than queries.
         by_heads: most code that has this name alternates the parts by attention head.
+        ungated: unless keys have fewer heads than queries, and gate and up are one layer.
     """
 
     parts: tuple[str, ...]
@@ -51,6 +52,7 @@ class Fused:
     ordered: bool = False
     grouped: bool = False
     by_heads: bool = False
+    ungated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +93,13 @@ class Together:
         parts: them, in their order.
         phrases: words -> part.
         turns: they take turns (the parts of the first anchor, those of the second …).
+        sure: all code keeps that order.
     """
 
     parts: tuple[str, ...]
     phrases: dict[tuple[str, ...], str]
     turns: bool
+    sure: bool
 
     def label(self, words: Sequence[str]) -> str | None:
         """Which part the words of a name say: by the longest phrase."""
@@ -148,10 +152,11 @@ def table() -> Words:
 
     fused = {}
     for one in raw["fused"]:
-        for said in ("fixed", "sure", "grouped", "open", "doubt", "by_heads"):
+        for said in ("fixed", "sure", "grouped", "open", "doubt", "by_heads", "ungated"):
             sure = said in ("fixed", "sure", "grouped", "open")
             ordered = said in ("fixed", "sure", "grouped")
-            own = {"fixed": said == "fixed", "grouped": said == "grouped", "by_heads": said == "by_heads"}
+            own = {"fixed": said == "fixed", "grouped": said == "grouped", "ungated": said == "ungated"}
+            own["by_heads"] = said in ("by_heads", "ungated")
             kind = Fused(tuple(one["parts"]), sure=sure, ordered=ordered, **own)
             fused.update({cut(phrase): kind for phrase in one.get(said, ())})
     return Words(
@@ -164,7 +169,9 @@ def table() -> Words:
         frozenset(raw["collections"]),
         fused,
         turned(raw["parts"]),
-        tuple(Together(tuple(one["parts"]), turned(one["parts"]), one["turns"]) for one in raw["together"]),
+        tuple(
+            Together(tuple(one["parts"]), turned(one["parts"]), one["turns"], one["sure"]) for one in raw["together"]
+        ),
         tuple(Group(name, one["hard"], turned(one["labels"])) for name, one in raw["groups"].items()),
         frozenset(map(str, raw["empty"])),
         tuple(raw["copies"]),
