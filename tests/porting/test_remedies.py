@@ -114,7 +114,7 @@ def test_a_convolution_over_rows_gives_what_the_one_over_the_map_gave() -> None:
 
 
 def test_a_norm_beside_a_convolution_of_other_inputs_is_known_by_its_place() -> None:
-    norm = {leaf: (8,) for leaf in ("weight", "bias", "running_mean", "running_var")}
+    norm = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (8,))
     source = {"features.0.weight": (8, 6, 3, 3)} | {f"features.1.{leaf}": size for leaf, size in norm.items()}
     source |= {"features.3.weight": (16, 8, 3, 3), "classifier.weight": (10, 16)}
     target = {"stem.weight": (8, 12, 3, 3)} | {f"bn.{leaf}": size for leaf, size in norm.items()}
