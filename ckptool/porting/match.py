@@ -187,7 +187,8 @@ class Matcher:
         return [
             (t, s)
             for t, s in strangers
-            if (similarity(t, s) <= SOME and not related(t, s))
+            if hard_conflict(t.words, s.words)
+            or (similarity(t, s) <= SOME and not related(t, s))
             or (id(s) not in ends and not shared(telling_words(t.path), telling_words(s.path)))
         ]
 
@@ -197,7 +198,7 @@ class Matcher:
         inside = {id(t) for t, _ in strangers}
         others = [t for t, _ in pairs if id(t) not in inside]
         if any(self._naming.renamed(t) for t in others):
-            return []
+            strangers = [(t, s) for t, s in strangers if hard_conflict(t.words, s.words)]
         place = {id(t): t.order if t.turn is None else t.turn for t, _ in pairs}
         last = max((place[id(t)] for t in others), default=0)
         return [(t, s) for t, s in strangers if place[id(t)] > last]
