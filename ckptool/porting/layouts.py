@@ -26,7 +26,9 @@ def torch_layout(canon: Canon, piece: Piece) -> None:
     rank = len(piece.shape)
     if canon.is_target:
         of_heads = rank > 2 and {*piece.entry.notes.get("dims", ())} == {"input", "output"}
-        if piece.entry.notes.get("right") and rank >= 2 and piece.entry.module != "Embedding" and not of_heads:
+        named = rank == 2 and piece.leaf in table().inputs_first and _unseen(piece.entry)
+        used_so = piece.entry.notes.get("right") and rank >= 2 and not of_heads
+        if (named or used_so) and piece.entry.module != "Embedding":
             turn(canon, piece)
         return
     recurrent = canon.pieces.get(".".join(piece.path) + "|weight_hh")

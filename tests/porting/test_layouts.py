@@ -202,3 +202,17 @@ def test_how_experts_stand_says_nothing_of_the_layers_beside_them() -> None:
             pairing(mapping)[f"layers.{n}.experts.1.up_proj.weight"]
             == f"transpose(select(l.{n}.experts.up_proj, 0, 1))"
         )
+
+
+def test_square_kernels_of_a_model_that_was_not_followed_stand_as_their_name_says() -> None:
+    source = {
+        "rnn.weight_ih_l0": (32, 6),
+        "rnn.weight_hh_l0": (32, 8),
+        "rnn.bias_ih_l0": (32,),
+        "rnn.bias_hh_l0": (32,),
+    }
+    target = {f"cell.i{gate}.kernel": (6, 8) for gate in "ifgo"}
+    for gate in "ifgo":
+        target |= {f"cell.h{gate}.kernel": (8, 8), f"cell.h{gate}.bias": (8,)}
+    mapping = port(signature(source), wanted(target))
+    assert pairing(mapping)["cell.hf.kernel"] == "transpose(slice(rnn.weight_hh_l0, 0, 8, 16))"
