@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from ..errors import CannotCarry
-from ..inputs import guess_inputs, inputs_text, made
-from .flow import Flow, follow
+from ...errors import CannotCarry
+from ...inputs import guess_inputs, inputs_text, made
+from .flow import Flow
+from .recorder import follow
 
 _SEED = 20
 #: How many guesses of each model are tried.
