@@ -30,6 +30,8 @@ FLOORS = [
     ["slimming"],
     ["recipes"],
     ["model", "distributed", "inputs", "channels"],
+    ["hollow"],
+    ["input_search"],
     ["trace"],
     ["architecture"],
     ["reports", "train"],
@@ -53,6 +55,8 @@ HOMES = {
     "torch": {
         "model",
         "inputs",
+        "input_search",
+        "hollow",
         "trace",
         "architecture",
         "porting/prove",

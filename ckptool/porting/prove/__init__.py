@@ -22,6 +22,7 @@ from .same_inputs import same_inputs
 from .settle import settle
 from .source_code import adapter_factors, built, load_own
 from .trial import Trial
+from .verdict import Verdict, judge
 
 #: Of further inputs, on which what was found has to hold as well.
 _MORE_SEEDS = (21, 22)
@@ -57,10 +58,19 @@ def prove(
     theirs = built(source_model)
     made_of = load_own(theirs, ckpt, mapping)
     own = built(target_model)
-    both = same_inputs(theirs, own, inputs, source_inputs)
-    trial = Trial(own, ckpt, mapping, both.own, adapter_factors(theirs))
-    more = [both.again(seed) for seed in _MORE_SEEDS]
-    others = ((follow(theirs, a), b) for a, b in more if b is not None)
+    trial = Trial(own, ckpt, mapping, None, adapter_factors(theirs))
+    entries = {e.target: e for e in mapping.entries}
+
+    def judged(flow: Flow, values: Any) -> tuple[Flow | None, Verdict]:
+        trial.inputs = values
+        seen = trial.run(mapping.entries)
+        return seen, judge(flow.renamed(made_of), seen, entries)
+
+    both = same_inputs(theirs, own, inputs, source_inputs, judged)
+    assert both.flow is not None
+    trial.inputs = both.values
+    more = [values for seed in _MORE_SEEDS if (values := both.made(seed)) is not None]
+    others = ((follow(theirs, a), b) for a, b in more)
     return settle(mapping, trial, both.flow.renamed(made_of), both.shown, others)
 
 

@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import time
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
-from dataclasses import dataclass
-from itertools import chain, islice
+from dataclasses import dataclass, field
+from itertools import islice, permutations, product
 from typing import Any
 
 import torch
 
 from ...errors import CannotCarry
-from ...inputs import guess_inputs, inputs_text, made
+from ...input_search import working_inputs
+from ...inputs import InputSpec, inputs_text, leaves, made, with_leaves
 from .flow import Flow
-from .recorder import follow
+from .recorder import called, follow
+from .verdict import NOTHING, Verdict
 
 _SEED = 20
-#: How many guesses of each model are tried.
-_GUESSES = 60
+#: Inputs of the source's code that are tried, those of the model for each, ways to link them, and seconds for all.
+_THEIRS, _OWN, _WAYS, _PATIENCE = 4, 4, 8, 60.0
+#: Inputs of modules of the source's code that the model may take.
+_PARTS = 24
+
+#: What comes of running the model: the flow and how far it agrees.
+Judged = tuple[Flow | None, Verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """Where an input of the model comes from.
+
+    Attributes:
+        source: the place of an input of the source's code; None for what only the model takes.
+        order: its dimensions, in the order in which the model takes them.
+        how: "" for the same values; "grey" where it has them in colours; "frames" where the model sees them again and
+            again; "part" for what a module inside of the source's code takes.
+        module: the path of that module.
+    """
+
+    source: int | None
+    order: tuple[int, ...] = ()
+    how: str = ""
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,107 +52,311 @@ class SameInputs:
     """Inputs for two models with the same values.
 
     Attributes:
+        theirs, own: how the source's code and the model take them.
+        links: for each input of the model where it comes from.
         flow: what flows through the source's code.
-        own: the inputs of the model.
-        shown: what they are, as a person would type them.
-        theirs, wanted: how the source's code and the model take them.
+        values: the inputs of the model.
+        code: the source's code.
     """
 
-    flow: Flow
-    own: Any
-    shown: str
     theirs: Any
-    wanted: Any
+    own: Any
+    links: tuple[_Link, ...]
+    code: torch.nn.Module
+    flow: Flow | None = field(default=None, repr=False)
+    values: Any = field(default=None, repr=False)
 
-    def again(self, seed: int) -> tuple[Any, Any]:
-        """Other values of the same kind: for the source's code, and for the model."""
-        values = _values(self.theirs, seed)
-        return values, _like(values, self.wanted)
+    @property
+    def shown(self) -> str:
+        """What they are, as a person would type them."""
+        return inputs_text(self.theirs)
+
+    def made(self, seed: int) -> tuple[Any, Any] | None:
+        """Values for the source's code, and the same for the model; None where its parts cannot be run."""
+        values = made(self.theirs, generator=torch.Generator().manual_seed(seed))
+        given = [t for _, t in leaves(values)]
+        own = [t for _, t in leaves(made(self.own, generator=torch.Generator().manual_seed(seed + 1)))]
+        inner: dict[str, torch.Tensor] = {}
+        if any(link.how == "part" for link in self.links):
+            inner = parts(self.code, values)
+        for place, link in enumerate(self.links):
+            if link.how == "part":
+                if link.module not in inner:
+                    return None
+                own[place] = inner[link.module]
+            elif link.source is None:
+                continue
+            elif link.how == "grey":
+                given[link.source] = own[place].expand_as(given[link.source]).clone()
+            elif link.how == "frames":
+                own[place] = given[link.source].unsqueeze(link.order[0]).expand_as(own[place]).clone()
+            else:
+                own[place] = given[link.source].permute(link.order) if link.order else given[link.source]
+        return with_leaves(self.theirs, given), with_leaves(self.own, own)
 
 
-def same_inputs(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> SameInputs:
-    """Inputs that both models take, with the same values.
+def same_inputs(
+    theirs: torch.nn.Module,
+    own: torch.nn.Module,
+    inputs: Any,
+    source_inputs: Any,
+    judged: Callable[[Flow, Any], Judged],
+) -> SameInputs:
+    """Inputs that both models take, with the same values: of several those on which they agree most.
 
     Args:
         theirs: the source's code.
         own: the model.
         inputs: for the model; worked out if None.
         source_inputs: for the source's code, if it takes them in another form.
+        judged: runs the model on inputs and holds it against the source's code.
 
     Raises:
         CannotCarry: none are found that both take.
     """
-    if inputs is not None:
-        for first in [source_inputs] if source_inputs is not None else _spellings(theirs, inputs):
-            a = _values(first)
-            b = _like(a, inputs)
-            flow = None if b is None else follow(theirs, a)
-            if flow is not None:
-                return SameInputs(flow, b, inputs_text(first), first, inputs)
-        raise CannotCarry("the source's code cannot be run on these inputs", where="--input")
-    for spec in chain(islice(guess_inputs(theirs), _GUESSES), islice(guess_inputs(own), _GUESSES)):
-        a = _values(spec)
-        flow = follow(theirs, a)
-        if flow is None:
+    best: tuple[tuple[Any, ...], SameInputs] | None = None
+    until = time.monotonic() + _PATIENCE
+    ran = False
+    for candidate in _candidates(theirs, own, inputs, source_inputs):
+        if best is not None and time.monotonic() > until:
+            break
+        found = _tried(candidate, judged)
+        if found is None:
             continue
-        for wanted, form in _forms(own, spec, a):
-            if follow(own, form) is not None:
-                return SameInputs(flow, form, inputs_text(spec), spec, wanted)
+        ran = True
+        verdict, whole = found
+        rank = _rank(verdict, candidate)
+        if best is None or rank > best[0]:
+            best = rank, whole
+        if verdict.equal and verdict.compared:
+            break
+    if best is not None:
+        return best[1]
+    if inputs is not None and not ran:
+        raise CannotCarry("the source's code and the model cannot both be run on these inputs", where="--input")
     raise CannotCarry(
         "found no inputs that both models take", where="--prove", hint="--input 'float32[2,3,64,64]' gives them"
     )
 
 
+def _rank(verdict: Verdict, candidate: SameInputs) -> tuple[Any, ...]:
+    fresh = sum(link.source is None and not link.how for link in candidate.links)
+    return verdict.equal, verdict.agreeing + verdict.entered, verdict.compared, -fresh
+
+
+def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tuple[Verdict, SameInputs] | None:
+    values = candidate.made(_SEED)
+    if values is None:
+        return None
+    flow = follow(candidate.code, values[0])
+    if flow is None:
+        return None
+    seen, verdict = judged(flow, values[1])
+    if seen is None or verdict is NOTHING:
+        return None
+    return verdict, SameInputs(candidate.theirs, candidate.own, candidate.links, candidate.code, flow, values[1])
+
+
+def _candidates(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[SameInputs]:
+    """Pairs of inputs, the likeliest first."""
+    done: set[str] = set()
+
+    def linked(first: Any, second: Any) -> Iterator[SameInputs]:
+        if repr((first, second)) not in done:
+            done.add(repr((first, second)))
+            for links in islice(_links(first, second), _WAYS):
+                yield SameInputs(first, second, links, theirs)
+
+    firsts: list[Any] = []
+    specs = _specs_of(theirs, inputs, source_inputs)
+    for spec in islice(specs, _THEIRS):
+        firsts.append(spec)
+        spelled = [inputs] if inputs is not None else list(_spellings(own, spec))
+        for wanted in spelled:
+            yield from linked(spec, wanted)
+        if inputs is not None:
+            continue
+        for wanted in islice(working_inputs(own, like=spelled), _OWN):
+            yield from linked(spec, wanted)
+            if source_inputs is None:
+                for other in islice(working_inputs(theirs, like=list(_spellings(theirs, wanted))), 2):
+                    yield from linked(other, wanted)
+    if firsts:
+        yield from _inside(theirs, own, firsts[0], inputs)
+
+
+def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[Any]:
+    """Inputs of the source's code."""
+    if source_inputs is not None:
+        yield source_inputs
+    elif inputs is not None:
+        like = list(_spellings(theirs, inputs))
+        yield from working_inputs(theirs, like=like)
+    else:
+        yield from working_inputs(theirs)
+
+
 def _spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
     """Inputs as they are, by position, and under the names that MODEL has for as many."""
     flat = list(spec.values()) if isinstance(spec, MappingOf) else list(spec)
-    yield spec
-    yield flat
-    for other in islice(guess_inputs(model), 1):
-        if isinstance(other, MappingOf) and len(other) == len(flat):
-            yield dict(zip(other, flat, strict=True))
-    main = getattr(model, "main_input_name", None)
-    if isinstance(main, str) and len(flat) == 1:
-        yield {main: flat[0]}
-    for other in islice(guess_inputs(model), 60):
-        yield other
-
-
-def _values(spec: Any, seed: int = _SEED) -> Any:
-    generator = torch.Generator().manual_seed(seed)
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        parameters = inspect.Signature().parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = [p for p in parameters if p.kind in kinds]
+    needed = [p.name for p in named if p.default is p.empty]
+    out: list[Any] = []
     if isinstance(spec, MappingOf):
-        return {k: made(v, generator=generator) for k, v in spec.items()}
-    return [made(v, generator=generator) for v in spec]
+        known = {p.name for p in named}
+        by_name = {name: value for name, value in spec.items() if name in known}
+        if by_name and set(needed) <= set(by_name):
+            out.append(by_name)
+        out.append(flat)
+    else:
+        out.append(flat)
+    main = getattr(model, "main_input_name", None)
+    if isinstance(main, str) and flat:
+        out.append({main: flat[0]})
+    if named and named[0].kind is not inspect.Parameter.POSITIONAL_ONLY:
+        out.append(dict(zip((p.name for p in named), flat, strict=False)))
+    if 0 < len(needed) < len(flat):
+        out.append(flat[: len(needed)])
+    if len(needed) > len(flat) > 0:
+        out.append([*flat, *flat * len(needed)][: len(needed)])
+    yield from {repr(one): one for one in out}.values()
 
 
-def _like(values: Any, wanted: Any) -> Any | None:
-    """The same values in the form of WANTED, or None where it wants others.
-
-    Each goes where its type and shape are wanted. A picture in colours becomes grey where WANTED is.
-    """
-    left = list(values.values()) if isinstance(values, dict) else list(values)
-    own = _values(wanted)
-    for key in own if isinstance(own, dict) else range(len(own)):
-        mine = own[key]
-        same = next((v for v in left if v.dtype == mine.dtype and v.shape == mine.shape), None)
-        if same is None:
-            same = next((v for v in left if v.ndim == mine.ndim == 4 and _is_grey_of(mine, v)), None)
-            if same is None:
-                return None
-            same.copy_(mine.expand_as(same))
-        else:
-            own[key] = same
-        left = [v for v in left if v is not same]
-    return own
+# ------------------------------------------------------------------------------------------------- linking
 
 
-def _is_grey_of(grey: torch.Tensor, colours: torch.Tensor) -> bool:
-    return grey.shape[1] == 1 and grey.shape[2:] == colours.shape[2:] and len(grey) == len(colours)
+def _links(theirs: Any, own: Any) -> Iterator[tuple[_Link, ...]]:
+    """Ways in which the inputs of the model may be those of the source's code, the likeliest first."""
+    first, second = leaves(theirs), leaves(own)
+    options = [_options(first, path, one) for path, one in second]
+    plain = _chosen(options, first)
+    yield from _unlike((plain,), set())
+    said = {plain}
+    if len(second) > 1:  # in other orders
+        same = [[o for o in option if o.source is not None and not o.how] for option in options]
+        for chosen in islice(_products(same), 16):
+            yield from _unlike((chosen,), said)
+    for place, option in enumerate(options):
+        for other in option:
+            yield from _unlike((tuple(other if i == place else link for i, link in enumerate(plain)),), said)
 
 
-def _forms(own: torch.nn.Module, spec: Any, values: Any) -> Iterator[tuple[Any, Any]]:
-    """VALUES in the forms in which OWN may take them: other spellings, then what it takes itself."""
-    for wanted in _spellings(own, spec):
-        form = _like(values, wanted)
-        if form is not None and len(form) == len(values):
-            yield wanted, form
+def _unlike(links: Sequence[tuple[_Link, ...]], said: set[tuple[_Link, ...]]) -> Iterator[tuple[_Link, ...]]:
+    for one in links:
+        if one not in said and any(link.source is not None or link.how for link in one):
+            said.add(one)
+            yield one
+
+
+def _products(options: Sequence[Sequence[_Link]]) -> Iterator[tuple[_Link, ...]]:
+    for chosen in islice(product(*[option or [_Link(None)] for option in options]), 256):
+        taken = [link.source for link in chosen if link.source is not None]
+        if len(set(taken)) == len(taken):
+            yield chosen
+
+
+def _chosen(options: Sequence[Sequence[_Link]], first: Sequence[Any]) -> tuple[_Link, ...]:
+    """For each input the first that fits and is not used by another; else one that is."""
+    out: list[_Link] = []
+    used: set[int] = set()
+    for option in options:
+        link = next((o for o in option if o.source not in used), option[0] if option else _Link(None))
+        if link.source is not None:
+            used.add(link.source)
+        out.append(link)
+    return tuple(out)
+
+
+def _options(first: Sequence[Any], path: tuple[Any, ...], one: Any) -> list[_Link]:
+    """What may be given to an input of the model."""
+    out: list[tuple[int, _Link]] = []
+    for place, (their_path, other) in enumerate(first):
+        a, b = _told(other), _told(one)
+        named = 0 if str(path[-1]) == str(their_path[-1]) and isinstance(path[-1], str) else 1
+        if a[0] != b[0]:
+            continue
+        if a[1] == b[1]:
+            out.append((named, _Link(place)))
+            moved = [o for o in _orders(len(a[1])) if tuple(a[1][i] for i in o) == b[1]] if a[2] else []
+            out += [(4, _Link(place, order)) for order in moved]
+        elif a[2] and sorted(a[1]) == sorted(b[1]):
+            moved = [o for o in _orders(len(a[1])) if tuple(a[1][i] for i in o) == b[1]]
+            out += [(2 + named, _Link(place, order)) for order in moved]
+        elif a[2] and len(a[1]) == len(b[1]) == 4 and b[1][1] == 1 and (b[1][0], *b[1][2:]) == (a[1][0], *a[1][2:]):
+            out.append((5, _Link(place, (), "grey")))
+        elif a[2] and len(b[1]) == len(a[1]) + 1:
+            for d in (2, 1):
+                if b[1][:d] + b[1][d + 1 :] == a[1]:
+                    out.append((6, _Link(place, (d,), "frames")))
+    return [link for _, link in sorted(out, key=lambda told: told[0])]
+
+
+def _orders(ndim: int) -> Iterator[tuple[int, ...]]:
+    """Dimensions in other orders, the batch first."""
+    if 3 <= ndim <= 5:
+        for order in islice(permutations(range(1, ndim)), 1, None):
+            yield (0, *order)
+
+
+def _told(value: Any) -> tuple[str, tuple[int, ...], bool]:
+    """Type, shape, and whether it is a floating point type."""
+    dtype = value.dtype if isinstance(value, InputSpec) else str(value.dtype).removeprefix("torch.")
+    return dtype, tuple(value.shape), getattr(torch, dtype).is_floating_point
+
+
+# -------------------------------------------------------------------------------- what flows inside the source
+
+
+def parts(code: torch.nn.Module, values: Any) -> dict[str, torch.Tensor]:
+    """The first input of every module inside of the source's code."""
+    found: dict[str, torch.Tensor] = {}
+    hooks = []
+
+    def note(path: str) -> Callable[[torch.nn.Module, Any], None]:
+        def hook(module: torch.nn.Module, args: Any) -> None:
+            if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+                found.setdefault(path, args[0].detach().clone())
+
+        return hook
+
+    for path, module in code.named_modules():
+        if path and any(True for _ in module.children()):
+            hooks.append(module.register_forward_pre_hook(note(path)))
+    training = code.training
+    code.eval()
+    try:
+        with torch.no_grad():
+            called(code, values)
+    except Exception:
+        return {}
+    finally:
+        code.train(training)
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _inside(theirs: torch.nn.Module, own: torch.nn.Module, spec: Any, inputs: Any) -> Iterator[SameInputs]:
+    """What modules inside of the source's code take, for a model that is such a part."""
+    values = made(spec, generator=torch.Generator().manual_seed(_SEED))
+    seen: set[tuple[int, ...]] = set()
+    for path, tensor in parts(theirs, values).items():
+        shape = tuple(tensor.shape)
+        if shape in seen:
+            continue
+        seen.add(shape)
+        if len(seen) > _PARTS:
+            return
+        wanted = InputSpec(str(tensor.dtype).removeprefix("torch."), shape)
+        if inputs is None:
+            for spelled in islice(_spellings(own, [wanted]), 3):
+                if len(leaves(spelled)) == 1:
+                    yield SameInputs(spec, spelled, (_Link(None, (), "part", path),), theirs)
+
+
+__all__ = ["SameInputs", "same_inputs"]
