@@ -51,24 +51,33 @@ def find_inputs(
     until = time.monotonic() + patience
     count = itertools.count()
     queue: list[tuple[float, float, int, Any]] = []
+    waiting: dict[int, Any] = {}  # in the order in which they were thought of
     seen: set[str] = set()
 
     def push(furthest: float, rank: float, spec: Any) -> None:
         told = repr(spec)
         if told not in seen and all(math.prod(one.shape) <= _MOST for _, one in leaves(spec)):
             seen.add(told)
-            heapq.heappush(queue, (-furthest, rank, next(count), spec))
+            number = next(count)
+            waiting[number] = spec
+            heapq.heappush(queue, (-furthest, rank, number, spec))
 
     for place, spec in enumerate(itertools.chain(like, _seeds(model))):
-        push(0.5 if place < len(like) else 0.0, float(place), spec)
+        push(math.inf, float(place), spec)
     partial: list[tuple[int, int, Any]] = []  # what runs, and leaves some weights unused
     since = 0
     wanted = len({id(p) for p in model.parameters()})
-    for _ in range(_TRIES):
-        if not queue or time.monotonic() > until or (partial and since > _LONGER):
+    for turn in range(_TRIES):
+        if not waiting or time.monotonic() > until or (partial and since > _LONGER):
             break
         since += bool(partial)
-        _, rank, _, spec = heapq.heappop(queue)
+        number = -1
+        while number not in waiting:
+            _, rank, number, spec = heapq.heappop(queue)
+        if turn % 6 == 5:  # so that nothing that looks good for a while keeps all else from being tried
+            number = next(iter(waiting))
+            spec, rank = waiting[number], float(number)
+        del waiting[number]
         done = _tried(model, spec, shortcut)
         if isinstance(done, _Stop):
             for number, other in enumerate(_others(model, spec, done)):
@@ -121,7 +130,8 @@ def _fuller(model: torch.nn.Module, spec: Any, done: _Done, shortcut: Shortcut |
 
 def working_inputs(model: torch.nn.Module, *, like: Sequence[Any] = ()) -> Iterator[Any]:
     """`find_inputs`, tried on a copy without values where the model has one that runs."""
-    for one in without_memory(model):
+    small = sum(p.numel() for p in model.parameters()) < _SMALL
+    for one in () if small else without_memory(model):
         found = False
         for spec in find_inputs(one, like=like, shortcut=shape_only):
             found = True
@@ -129,6 +139,10 @@ def working_inputs(model: torch.nn.Module, *, like: Sequence[Any] = ()) -> Itera
         if found:
             return
     yield from find_inputs(model, like=like)
+
+
+#: Up to so many parameters a forward pass costs next to nothing.
+_SMALL = 50_000_000
 
 
 def _seeds(model: torch.nn.Module) -> Iterator[Any]:
@@ -145,6 +159,8 @@ def _seeds(model: torch.nn.Module) -> Iterator[Any]:
         parameters = list(inspect.signature(model.forward).parameters.values())
     except (TypeError, ValueError):
         return
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    yield from ([InputSpec("float32", shape) for _ in needed] for shape in ((2, 12), (2, 12, 16)) if needed)
     if [p.kind for p in parameters if p.kind != p.VAR_KEYWORD] == [inspect.Parameter.VAR_POSITIONAL]:
         for one in itertools.islice(inputs_for(model, parameters[0].name, 2), 3):
             yield from ([one] * n for n in (5, 1))
@@ -163,6 +179,8 @@ class _Stop:
         name, args: the operation that could not be done; "" where it was none, and then that before.
         blamed: the inputs that its arguments are made of, by their place.
         picked: inputs of which single elements were taken, and how many.
+        asked: inputs of which an entry was taken by name, and the name.
+        touched: inputs that were looked at.
         error: the name of the error's class.
     """
 
@@ -174,6 +192,7 @@ class _Stop:
     blamed: list[int]
     picked: dict[int, int]
     asked: dict[int, str]
+    touched: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +258,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         name = getattr(func, "__name__", "")
         taken = [t for t in _flat((args, kwargs)) if isinstance(t, torch.Tensor)]
         origin = frozenset(itertools.chain.from_iterable(self._from.get(id(t), ()) for t in taken))
-        self._last, self._failed = (name, args, origin), True
+        self._last, self._failed = (name, (args, kwargs), origin), True
         if name not in _LOOKS:
             self.touched |= origin
         if name == "embedding" and len(taken) == 2:
@@ -279,6 +298,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
             sorted(origin),
             self._picked,
             self._asked,
+            frozenset(self.touched),
         )
 
 
@@ -307,8 +327,13 @@ def _others(model: torch.nn.Module, spec: Any, stop: _Stop) -> Iterator[Any]:
     yield from _named(model, spec, stop)
     for place, key in stop.asked.items():
         yield _put(spec, told[place][0], Fields({key: _first(model, key, specs[place])}))
-    for places in ([one] for one in blamed):
-        for new in itertools.chain.from_iterable(_for_leaf(specs, at, stop) for at in places):
+    if stop.error == "IndexError" and isinstance(spec, list) and stop.touched and max(stop.touched) + 1 < len(spec):
+        yield spec[: max(stop.touched) + 1]
+    if len(blamed) > 1:
+        for rank in _dimensions(stop):
+            yield with_leaves(spec, [_deeper(one, rank) if at in blamed else one for at, one in enumerate(specs)])
+    for at in blamed:
+        for new in _for_leaf(specs, at, stop):
             yield with_leaves(spec, new)
     if len(blamed) < len(specs):
         for at in range(len(specs)):
@@ -320,6 +345,11 @@ def _others(model: torch.nn.Module, spec: Any, stop: _Stop) -> Iterator[Any]:
         if len(one.shape) > 1 and 2 <= count <= 6:
             for n in dict.fromkeys((count, 3, 4, 2)):
                 yield _put(spec, told[place][0], [one] * n)
+
+
+def _deeper(one: InputSpec, rank: tuple[int, int]) -> InputSpec:
+    """With a dimension more behind the first, where one more is wanted."""
+    return replace(one, shape=(*one.shape[:1], 4, *one.shape[1:])) if 0 < rank[0] < rank[1] else one
 
 
 def _put(spec: Any, path: tuple[Any, ...], value: Any) -> Any:
@@ -367,15 +397,16 @@ def _named(model: torch.nn.Module, spec: Any, stop: _Stop) -> Iterator[Any]:
     open_ = [one for one in open_ if one not in by_name]
     said = [one for one in open_ if re.search(rf"\b{re.escape(one)}\b", stop.message)]
     if not said and "NoneType" in stop.message:
-        said = [one for one in open_ if not _UNLIKELY.search(one)][:4]
-    for one in said[:4]:
+        said = sorted((one for one in open_ if not _UNLIKELY.search(one)), key=lambda one: bool(_LATE.search(one)))[:6]
+    for one in said[:6]:
         for option in itertools.islice(inputs_for(model, one, 2), 2):
             yield by_name | {one: option}
     if len(said) > 1 and "NoneType" not in stop.message:
         yield by_name | {one: _first(model, one, next(iter(inputs_for(model, one, 2)))) for one in said[:3]}
 
 
-_UNLIKELY = re.compile(r"^return_|cache|past|^output_|^use_|labels?$|embeds$|loss|training|kwargs|rewards")
+_UNLIKELY = re.compile(r"^return_|cache|past|^output_|^use_|loss|training|kwargs")
+_LATE = re.compile(r"embeds$|^labels$|rewards|mask")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -421,9 +452,13 @@ def _changed(one: InputSpec, stop: _Stop) -> Iterator[InputSpec]:
                 yield InputSpec("float32", shape)
         if re.search(r"got (Long|Bool|Int)|found (Long|Int)", said):
             yield replace(one, dtype="float32", high=0, low=0)
-    yield from _of_dimensions(one, _dimensions(stop, x, weight), stop, weight)
+    yield from _of_dimensions(one, _dimensions(stop), stop, weight)
     for have, want in _wanted_sizes(stop, x, weight):
         yield from _resized(one, have, want)
+    if x is not None and any(0 < want < have for have, want in _dimensions(stop)):  # one that goes if it is 1
+        for size in dict.fromkeys(x.shape[1:]):
+            if size > 1:
+                yield from _resized(one, size, 1)
     exact = re.search(r"[Ee]xpected[^(\[]*[(\[]([\d, ]+)[)\]],? *(?:but )?got *(?:size )?[(\[]([\d, ]+)[)\]]", said)
     if exact:
         expected, got = (tuple(int(n) for n in _NUMBER.findall(exact[i])) for i in (1, 2))
@@ -440,6 +475,12 @@ def _changed(one: InputSpec, stop: _Stop) -> Iterator[InputSpec]:
                     yield replace(one, shape=(one.shape[0], one.shape[1] * times, one.shape[2]))
         elif floats:
             yield replace(one, shape=(one.shape[0], *(n * 4 for n in one.shape[1:])))
+    if re.search(r"Sizes of tensors must match|must match the size", said):
+        for times in (4, 16, 64):
+            yield from (
+                replace(one, shape=tuple(n * times if i == d else n for i, n in enumerate(one.shape)))
+                for d in range(len(one.shape))
+            )
     if not floats and stop.error in ("RuntimeError", "IndexError", "AssertionError", "ValueError") and one.high > 2:
         yield replace(one, high=2)
     if re.search(r"[Ll]engths?|sequence length|longer than|exceeds?|max(imum)?", said) and len(one.shape) > 1:
@@ -456,9 +497,11 @@ def _as_tokens(one: InputSpec, stop: _Stop) -> Iterator[InputSpec]:
         yield InputSpec("int64", shape, high)
 
 
-def _dimensions(stop: _Stop, x: torch.Tensor | None, weight: torch.Tensor | None) -> list[tuple[int, int]]:
+def _dimensions(stop: _Stop) -> list[tuple[int, int]]:
     """How many dimensions something has, and how many are wanted."""
     said = stop.message
+    args = [a for a in _flat(stop.args) if isinstance(a, torch.Tensor)]
+    x, weight = (args[0] if args else None), (args[1] if len(args) > 1 else None)
     found: list[tuple[int, int]] = []
     if stop.name.startswith("conv") and x is not None and weight is not None and x.ndim != weight.ndim:
         found.append((x.ndim, weight.ndim))
@@ -485,9 +528,12 @@ def _dimensions(stop: _Stop, x: torch.Tensor | None, weight: torch.Tensor | None
     wanted = [int(n) for n in re.findall(r"\b([1-5])-?[dD]\b", said)]
     if wanted and sizes and stop.name:
         found += [(len(size), n) for size in sizes for n in wanted if n != len(size)]
+    by_element = stop.name in ("add", "mul", "sub", "__add__", "__mul__")
+    if by_element and x is not None and weight is not None and x.ndim != weight.ndim:
+        found.append((min(x.ndim, weight.ndim), max(x.ndim, weight.ndim)))
     if "permute" in stop.name and x is not None:
         found.append((x.ndim, len([a for a in _flat(stop.args) if isinstance(a, int)])))
-    return found
+    return [(have, want) for have, want in dict.fromkeys(found) if have != want or have < 0]
 
 
 def _of_dimensions(
@@ -505,6 +551,17 @@ def _of_dimensions(
             yield replace(one, shape=one.shape[:new])
             yield replace(one, shape=(one.shape[0], *one.shape[1 - new :]) if new > 1 else one.shape[:1])
             continue
+        between = [a.shape[1] for a in _flat(stop.args) if isinstance(a, torch.Tensor) and a.ndim > 2]
+        plain = [
+            shape
+            for n in dict.fromkeys((*between, 4))
+            for shape in (
+                (*one.shape[:1], *(n for _ in range(more)), *one.shape[1:]),
+                (*one.shape, *(n for _ in range(more))),
+            )
+        ]
+        if not stop.name.startswith("conv") and stop.name:
+            yield from (replace(one, shape=shape) for shape in plain)
         if floats and new >= 3:
             for c in dict.fromkeys((*channels, *(one.shape[1:2] if rank > 1 else ()), 3)):
                 size = {3: 64, 4: 32}.get(new, 16)
@@ -512,8 +569,7 @@ def _of_dimensions(
                 yield replace(one, shape=shape if new < 5 else (2, c, 4, *(size for _ in range(new - 3))))
                 if new == 5:
                     yield replace(one, shape=(2, 4, c, 16, 16))
-        yield replace(one, shape=(*one.shape[:1], *(4 for _ in range(more)), *one.shape[1:]))
-        yield replace(one, shape=(*one.shape, *(4 for _ in range(more))))
+        yield from (replace(one, shape=shape) for shape in plain)
 
 
 def _wanted_sizes(stop: _Stop, x: torch.Tensor | None, weight: torch.Tensor | None) -> list[tuple[int, int]]:

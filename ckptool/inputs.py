@@ -242,7 +242,9 @@ def _layers(model: torch.nn.Module) -> _Layers:
         elif isinstance(module, torch.nn.RNNBase | torch.nn.RNNCellBase):
             widths.insert(0, module.input_size)
     if not (tokens or convolutions):  # layers that the model defines itself
-        own = [n for m in model.modules() for p in m.parameters(recurse=False) if p.ndim == 2 for n in p.shape]
+        own = [
+            n for m in model.modules() for p in m.parameters(recurse=False) if p.ndim in (2, 3) for n in p.shape[-2:]
+        ]
         widths += own if not isinstance(model, torch.nn.Linear) else []
     first = list(dict.fromkeys(convolutions))
     channels = first[:1] + sorted(first[1:], key=lambda c: (abs(c[1]) in given, abs(c[1]) not in (1, 3, 4)))
