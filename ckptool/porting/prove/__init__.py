@@ -56,7 +56,7 @@ def prove(
     """
     ckpt = open_source(source)
     theirs = built(source_model)
-    made_of = load_own(theirs, ckpt, mapping)
+    code = load_own(theirs, ckpt, mapping)
     own = built(target_model)
     trial = Trial(own, ckpt, mapping, None, adapter_factors(theirs))
     entries = {e.target: e for e in mapping.entries}
@@ -64,14 +64,15 @@ def prove(
     def judged(flow: Flow, values: Any) -> tuple[Flow | None, Verdict]:
         trial.inputs = values
         seen = trial.run(mapping.entries)
-        return seen, judge(flow.renamed(made_of), seen, entries)
+        return seen, judge(code.seen(flow), seen, entries)
 
     both = same_inputs(theirs, own, inputs, source_inputs, judged)
     assert both.flow is not None
     trial.inputs = both.values
     more = [values for seed in _MORE_SEEDS if (values := both.made(seed)) is not None]
-    others = ((follow(theirs, a), b) for a, b in more)
-    return settle(mapping, trial, both.flow.renamed(made_of), both.shown, others)
+    flows = ((follow(theirs, a), b) for a, b in more)
+    others = ((None if flow is None else code.seen(flow), b) for flow, b in flows)
+    return settle(mapping, trial, code.seen(both.flow), both.shown, others, code.copies)
 
 
 def prove_against(mapping: Mapping, source: Any, target_model: Any, reference: StrPath) -> Mapping:

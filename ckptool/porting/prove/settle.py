@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from collections.abc import Mapping as MappingOf
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from ...errors import counted, printable
@@ -22,8 +24,12 @@ def settle(
     expected: Flow,
     shown: str,
     others: Iterable[tuple[Flow | None, Any]] = (),
+    copies: MappingOf[str, Sequence[str]] = MappingProxyType({}),
 ) -> Mapping:
-    """The mapping with its proof, as EXPECTED judges it, on OTHERS too; doubts that this settles are settled."""
+    """The mapping with its proof, as EXPECTED judges it, on OTHERS too; doubts that this settles are settled.
+
+    COPIES are keys of the file that the source's code would take as well: which of them is meant stays a doubt.
+    """
     entries = {e.target: e for e in mapping.entries}
     seen = trial.run(entries.values())
     verdict = judge(expected, seen, entries)
@@ -33,6 +39,8 @@ def settle(
     changed: dict[str, None] = {}
     if not verdict.equal:
         entries, seen, verdict, changed = search(entries, seen, verdict, trial, expected)
+    if not verdict.equal:
+        verdict = judge(expected, seen, entries, all_outputs=False)
     unfelt: list[str] = []
     if verdict.equal and not all(_holds(trial, entries, *other) for other in others):
         verdict = replace(verdict, equal=False)
@@ -47,6 +55,9 @@ def settle(
         entries = felt(entries, mapping, trial, open_still)
     if not (verdict.equal and verdict.compared):
         entries = unseen(entries, mapping)
+    if copies:
+        entries = {key: _of_copies(entry, copies) for key, entry in entries.items()}
+        shown += ", with one of the copies that the file holds"
     text = _said(verdict, shown)
     new = [e.target for e in mapping.entries if entries[e.target].expr != e.expr]
     if new:
@@ -58,6 +69,19 @@ def settle(
     return replace(mapping, proof=proof).with_entries([entries[e.target] for e in mapping.entries])
 
 
+def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
+    """The code of the source fits several copies of it in the file, and no output says which is wanted."""
+    if entry.expr is None or not any(key in copies for key in entry.sources):
+        return entry
+    count = max(len(copies.get(key, ())) for key in entry.sources)
+    rivals = [
+        entry.expr.rename(lambda key, n=n: copies[key][n] if n < len(copies.get(key, ())) else key)  # type: ignore[misc]
+        for n in range(count)
+    ]
+    doubt = "the file holds several copies of the source's model"
+    return replace(entry, status="guessed", doubts=(doubt,), rivals=tuple(rivals))
+
+
 def _holds(trial: Trial, entries: dict[str, Entry], expected: Flow | None, inputs: Any) -> bool:
     """Whether the models agree on other inputs, too, where the source's code can be run on them."""
     if expected is None:
@@ -65,7 +89,7 @@ def _holds(trial: Trial, entries: dict[str, Entry], expected: Flow | None, input
     first, trial.inputs = trial.inputs, inputs
     seen = trial.run(entries.values())
     trial.inputs = first
-    return judge(expected, seen, entries).equal
+    return judge(expected, seen, entries).equal or judge(expected, seen, entries, all_outputs=False).equal
 
 
 def _said(verdict: Verdict, shown: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,13 +10,14 @@ import torch
 from ...architecture import ModelSource, build, fill, find_model, unwrapped
 from ...checkpoint import Checkpoint
 from ...errors import NotFound, counted, printable
-from ...keys import unwrap
 from ...signature import Signature
 from ...trace import signature_of
 from .. import expression as ex
-from ..expression import Expr
+from ..expression import Expr, Shape
 from ..mapping import Entry, Mapping
+from ..own_code import named_alike
 from ..sources import apply, match_signature
+from .flow import Flow
 
 
 def built(model: Any) -> torch.nn.Module:
@@ -26,10 +28,38 @@ def built(model: Any) -> torch.nn.Module:
     return unwrapped(build(found, real=True))
 
 
-def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> dict[str, Expr]:
+@dataclass(frozen=True, slots=True)
+class OwnCode:
+    """The source's code, filled with the file.
+
+    Attributes:
+        made_of: what each of its keys is made of, over keys of the file.
+        copies: other keys of the file that would do as well, for those that were taken, where the file holds the model
+            several times.
+        missing: keys that the file does not have in these sizes.
+    """
+
+    made_of: dict[str, Expr]
+    copies: dict[str, list[str]] = field(default_factory=dict)
+    missing: frozenset[str] = frozenset()
+
+    def seen(self, flow: Flow) -> Flow:
+        """What flows through it, over keys of the file; without outputs made with keys that the file does not have."""
+        made = flow.renamed(self.made_of)
+        if not self.missing:
+            return made
+        open_: list[bool] = []
+        for use in flow.uses:
+            open_.append(not self.missing.isdisjoint(use.keys) or any(open_[i] for i in use.before))
+        kept = [i for i, behind in enumerate(flow.behind) if not any(open_[j] for j in behind)]
+        uses = [use for use in made.uses if not open_[use.index]]
+        return Flow(uses, [made.outputs[i] for i in kept], [made.behind[i] for i in kept])
+
+
+def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnCode:
     """Load the source file into the source's own code, and say what each of its keys is made of."""
     wanted_here = signature_of(model, trace=False)
-    found = _by_names(wanted_here, ckpt, mapping.at) or match_signature(ckpt, wanted_here, at=mapping.at)
+    found, copies = _by_names(wanted_here, ckpt, mapping) or (match_signature(ckpt, wanted_here, at=mapping.at), {})
     wanted = [e for e in found.entries if not e.default]
     missing = [e.target for e in wanted if e.status != "mapped"]
     if len(missing) > 0.1 * len(wanted):
@@ -40,7 +70,7 @@ def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> dict
             hint="--source-model names the code that the file was saved from",
         )
     fill(model, apply(found, ckpt))
-    return {e.target: e.expr for e in found.entries if e.expr is not None}
+    return OwnCode({e.target: e.expr for e in found.entries if e.expr is not None}, copies, frozenset(missing))
 
 
 def adapter_factors(model: torch.nn.Module) -> list[float]:
@@ -56,24 +86,31 @@ def adapter_factors(model: torch.nn.Module) -> list[float]:
     return list(found)[:64]
 
 
-def _by_names(wanted: Signature, ckpt: Checkpoint, at: str | None) -> Mapping | None:
-    """The mapping by equal names, wrappers aside, where all of them are there in the same sizes: it is its own file."""
-    weights = ckpt.state_dict(at)
-    names: dict[str, str | None] = {}
-    for depth in range(4):  # below modules and collections that the code does not have
-        ends: dict[str, str | None] = {}
-        for held in weights.tensors:
-            end = ".".join(held.split(".")[depth:])
-            ends[end] = None if end in ends else held
-        names = ends | names
-    entries = []
-    for own, entry in zip(unwrap(list(wanted.entries)).values(), wanted.entries.values(), strict=True):
-        key = names.get(entry.key) or names.get(own)
-        if key is None and entry.key.endswith("num_batches_tracked"):
-            entries.append(Entry(entry.key, entry.shape, "mapped", default=True))
-        elif key is None or weights.tensors[key].shape != entry.shape:
-            return None
-        else:
-            entries.append(Entry(entry.key, entry.shape, "mapped", ex.of(key)))
-    shapes = {key: tensor.shape for key, tensor in weights.tensors.items()}
-    return Mapping((), (), shapes, ckpt.where, wanted.name, at=at).with_entries(entries)
+def _by_names(wanted: Signature, ckpt: Checkpoint, mapping: Mapping) -> tuple[Mapping, dict[str, list[str]]] | None:
+    """The mapping by equal names, where all of them are there in the same sizes, and what else has these names."""
+    shapes: dict[str, Shape] = {}
+    for weights in ckpt.state_dicts():
+        for key, tensor in weights.tensors.items():
+            whole = f"{weights.path}/{key}" if weights.path else key
+            shapes[
+                key if weights.path == (mapping.at or weights.path) and whole not in mapping.source_shapes else whole
+            ] = tensor.shape
+    code = {key: entry.shape for key, entry in wanted.entries.items()}
+    optional = frozenset(key for key, entry in wanted.entries.items() if not entry.parameter and "running_" not in key)
+    ways = named_alike(code, shapes, optional)
+    if not ways:
+        return None
+    used = {key for entry in mapping.entries for key in entry.sources}
+    way = max(ways, key=lambda way: len(used & set(way.values())))
+    copies: dict[str, list[str]] = {}
+    for other in ways:
+        for key, held in way.items():
+            if other.get(key, held) != held:
+                copies.setdefault(held, []).append(other[key])
+    entries = [
+        Entry(key, shape, "mapped", ex.of(way[key]))
+        if key in way
+        else Entry(key, shape, "mapped" if key in optional else "unmapped", default=key in optional)
+        for key, shape in code.items()
+    ]
+    return Mapping((), (), shapes, ckpt.where, wanted.name, at=mapping.at).with_entries(entries), copies

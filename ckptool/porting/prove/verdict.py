@@ -67,14 +67,22 @@ class Verdict:
 NOTHING = Verdict(False, 0, -1, 0)
 
 
-def judge(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry]) -> Verdict:
-    """How far a mapping gets that gives SEEN, where the source's code gives EXPECTED."""
+def judge(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry], *, all_outputs: bool = True) -> Verdict:
+    """How far a mapping gets that gives SEEN, where the source's code gives EXPECTED.
+
+    Outputs that are made with keys without a source cannot agree; unless ALL_OUTPUTS they are passed over.
+    """
     if seen is None:
         return NOTHING
     known = [bool(expected.uses) and expected.known.holds(use.given) for use in seen.uses]
     fine = shown_by(known, seen)
     front = [use for use in seen.uses if not fine[use.index] and all(fine[i] for i in use.before)]
-    compared, equal, _ = compared_outputs(expected.outputs, seen.outputs)
+    outputs = (
+        seen.outputs
+        if all_outputs
+        else [out for out, open_ in zip(seen.outputs, _made_with(seen, entries), strict=True) if not open_]
+    )
+    compared, equal, _ = compared_outputs(expected.outputs, outputs)
     if not compared:
         open_front = [use for use in front if not _is_left(use, entries)]
         equal = bool(expected.uses) and not open_front and sum(known) > 0
@@ -98,6 +106,14 @@ def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
             for before in use.before:
                 fine[before] = True
     return fine
+
+
+def _made_with(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
+    """For each output whether a key without a source is anywhere behind it."""
+    open_: list[bool] = []
+    for use in seen.uses:
+        open_.append(_is_left(use, entries) or any(open_[i] for i in use.before))
+    return [any(open_[i] for i in behind) for behind in seen.behind]
 
 
 def _is_left(use: Use, entries: MappingOf[str, Entry]) -> bool:
