@@ -21,7 +21,7 @@ from .verdict import NOTHING, Verdict
 
 _SEED = 20
 #: Inputs of the source's code that are tried, those of the model for each, ways to link them, and seconds for all.
-_THEIRS, _OWN, _WAYS, _PATIENCE = 4, 4, 8, 60.0
+_THEIRS, _OWN, _WAYS, _PATIENCE = 4, 3, 8, 20.0
 #: Inputs of modules of the source's code that the model may take.
 _PARTS = 24
 

@@ -40,7 +40,7 @@ def settle(
     if not verdict.equal:
         entries, seen, verdict, changed = search(entries, seen, verdict, trial, expected)
     if not verdict.equal:
-        verdict = judge(expected, seen, entries, all_outputs=False)
+        verdict = _but_for_new_keys(expected, seen, entries) or verdict
     unfelt: list[str] = []
     if verdict.equal and not all(_holds(trial, entries, *other) for other in others):
         verdict = replace(verdict, equal=False)
@@ -69,6 +69,16 @@ def settle(
     return replace(mapping, proof=proof).with_entries([entries[e.target] for e in mapping.entries])
 
 
+def _but_for_new_keys(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry]) -> Verdict | None:
+    """The verdict without outputs that are made with keys without a source, if most of the model agrees."""
+    found = judge(expected, seen, entries, all_outputs=False)
+    return found if found.equal and found.agreeing >= _MOST * found.uses else None
+
+
+#: Share of the uses of weights that has to agree where outputs cannot, because some keys have no source.
+_MOST = 0.6
+
+
 def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
     """The code of the source fits several copies of it in the file, and no output says which is wanted."""
     if entry.expr is None or not any(key in copies for key in entry.sources):
@@ -89,10 +99,12 @@ def _holds(trial: Trial, entries: dict[str, Entry], expected: Flow | None, input
     first, trial.inputs = trial.inputs, inputs
     seen = trial.run(entries.values())
     trial.inputs = first
-    return judge(expected, seen, entries).equal or judge(expected, seen, entries, all_outputs=False).equal
+    return judge(expected, seen, entries).equal or _but_for_new_keys(expected, seen, entries) is not None
 
 
 def _said(verdict: Verdict, shown: str) -> str:
+    if verdict.beyond:
+        return f"all {counted(verdict.uses, 'use')} of weights give the same on {shown}; outputs differ in what follows"
     if verdict.equal and verdict.compared:
         return f"outputs are equal on {shown}"
     agree = f"{verdict.agreeing:,} of {counted(verdict.uses, 'use')} of weights give the same on {shown}"

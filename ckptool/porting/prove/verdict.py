@@ -10,6 +10,7 @@ from itertools import permutations
 import torch
 
 from ..mapping import Entry
+from .fingerprints import pairing
 from .flow import Flow, Use
 
 #: Largest difference, relative to the spread of the values, that counts as equal.
@@ -49,6 +50,7 @@ class Verdict:
         entered: those that take what one there takes.
         front: those that do not, while all before them do.
         left: keys without a source that keep others from being compared.
+        beyond: whether outputs differ only in what is done after the last use of a weight.
     """
 
     equal: bool
@@ -58,6 +60,7 @@ class Verdict:
     front: tuple[Use, ...] = ()
     left: tuple[str, ...] = ()
     entered: int = 0
+    beyond: bool = False
 
     def is_ahead_of(self, other: Verdict) -> bool:
         """Whether more agrees: what is taken counts as well, since the next weights may be wrong, too."""
@@ -86,6 +89,9 @@ def judge(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry], *, 
     if not compared:
         open_front = [use for use in front if not _is_left(use, entries)]
         equal = bool(expected.uses) and not open_front and sum(known) > 0
+    same_to_the_last = False
+    if compared and not equal and all(known):
+        same_to_the_last = equal = _same_last(expected, seen)
     left = [key for use in front for key in use.keys if key in entries and entries[key].expr is None]
     return Verdict(
         equal,
@@ -95,6 +101,7 @@ def judge(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry], *, 
         tuple(front if not equal else ()),
         tuple(dict.fromkeys(left)),
         sum(use.taken is not None and expected.entries.holds(use.taken) for use in seen.uses) if expected.uses else 0,
+        same_to_the_last,
     )
 
 
@@ -106,6 +113,22 @@ def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
             for before in use.before:
                 fine[before] = True
     return fine
+
+
+def _same_last(expected: Flow, seen: Flow) -> bool:
+    """Whether both models end in one use of weights that gives the same in the same order, over all others.
+
+    What they make of it after that (a difference to the input, a scale) is no matter of weights.
+    """
+    ends, theirs = ({i for behind in flow.behind for i in behind} for flow in (seen, expected))
+    if len(ends) != 1 or len(theirs) != 1:
+        return False
+    last, other = seen.uses[next(iter(ends))], next(u for u in expected.uses if u.index in theirs)
+    reached, open_ = set(ends), set(last.before)
+    while open_:
+        reached |= open_
+        open_ = {i for at in open_ for i in seen.uses[at].before} - reached
+    return len(reached) == len(seen.uses) and pairing(last.given, other.given) == list(range(last.rows))
 
 
 def _made_with(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
