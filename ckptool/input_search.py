@@ -72,12 +72,13 @@ def find_inputs(
         if not waiting or time.monotonic() > until or (partial and since > _LONGER):
             break
         since += bool(partial)
-        number = -1
-        while number not in waiting:
-            _, rank, number, spec = heapq.heappop(queue)
         if turn % 6 == 5:  # so that nothing that looks good for a while keeps all else from being tried
             number = next(iter(waiting))
             spec, rank = waiting[number], float(number)
+        else:
+            _, rank, number, spec = heapq.heappop(queue)
+            if number not in waiting:
+                continue
         del waiting[number]
         done = _tried(model, spec, shortcut)
         if isinstance(done, _Stop):
@@ -280,7 +281,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         if result is None:
             result = func(*args, **kwargs)
         self._failed = False
-        self._calls += 1
+        self._calls += not (name in _PICKS and id(args[0]) in self._given)
         self._used.update(id(t) for t in taken if id(t) in self._weights)
         self._alive.append((args, kwargs, result))
         if origin:
@@ -304,6 +305,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         )
 
 
+_PICKS = frozenset({"__getitem__", "unbind"})
 _LOOKS = frozenset("__get__ size dim numel stride __len__".split())
 
 
@@ -329,24 +331,19 @@ def _others(model: torch.nn.Module, spec: Any, stop: _Stop) -> Iterator[Any]:
     yield from _named(model, spec, stop)
     for place, key in stop.asked.items():
         yield _put(spec, told[place][0], Fields({key: _first(model, key, specs[place])}))
-    if stop.error == "IndexError" and isinstance(spec, list) and stop.touched and max(stop.touched) + 1 < len(spec):
+    if not stop.name and isinstance(spec, list) and stop.touched and max(stop.touched) + 1 < len(spec):
         yield spec[: max(stop.touched) + 1]
+    for place, count in stop.picked.items():  # a list, of which a tensor has the first dimension
+        one = specs[place]
+        if len(one.shape) > 2 and one.dtype.startswith("float") and 2 <= count <= 6:
+            for n in dict.fromkeys((max(count, 3), 4, 2, 5)):
+                yield _put(spec, told[place][0], [one] * n)
     if len(blamed) > 1:
         for rank in _dimensions(stop):
             yield with_leaves(spec, [_deeper(one, rank) if at in blamed else one for at, one in enumerate(specs)])
-    for at in blamed:
-        for new in _for_leaf(specs, at, stop):
-            yield with_leaves(spec, new)
-    if len(blamed) < len(specs):
-        for at in range(len(specs)):
-            if at not in blamed:
-                for new in _for_leaf(specs, at, stop):
-                    yield with_leaves(spec, new)
-    for place, count in stop.picked.items():
-        one = specs[place]
-        if len(one.shape) > 1 and 2 <= count <= 6:
-            for n in dict.fromkeys((count, 3, 4, 2)):
-                yield _put(spec, told[place][0], [one] * n)
+    for at in [*blamed, *(at for at in range(len(specs)) if at not in blamed)]:
+        for new in _changed(specs[at], stop):
+            yield with_leaves(spec, [new if place == at else one for place, one in enumerate(specs)])
 
 
 def _deeper(one: InputSpec, rank: tuple[int, int]) -> InputSpec:
@@ -410,11 +407,6 @@ def _named(model: torch.nn.Module, spec: Any, stop: _Stop) -> Iterator[Any]:
 _UNLIKELY = re.compile(r"^return_|cache|past|^output_|^use_|loss|training|kwargs")
 _LATE = re.compile(r"embeds$|^labels$|rewards|mask")
 _NUMBER = re.compile(r"\d+")
-
-
-def _for_leaf(specs: list[InputSpec], at: int, stop: _Stop) -> Iterator[list[InputSpec]]:
-    for new in _changed(specs[at], stop):
-        yield [new if place == at else one for place, one in enumerate(specs)]
 
 
 def _changed(one: InputSpec, stop: _Stop) -> Iterator[InputSpec]:
@@ -531,7 +523,7 @@ def _dimensions(stop: _Stop) -> list[tuple[int, int]]:
     if wanted and sizes and stop.name:
         found += [(len(size), n) for size in sizes for n in wanted if n != len(size)]
     by_element = stop.name in ("add", "mul", "sub", "__add__", "__mul__")
-    if by_element and x is not None and weight is not None and x.ndim != weight.ndim:
+    if by_element and x is not None and weight is not None and 1 < min(x.ndim, weight.ndim) < max(x.ndim, weight.ndim):
         found.append((min(x.ndim, weight.ndim), max(x.ndim, weight.ndim)))
     if "permute" in stop.name and x is not None:
         found.append((x.ndim, len([a for a in _flat(stop.args) if isinstance(a, int)])))
@@ -607,7 +599,7 @@ def _wanted_sizes(stop: _Stop, x: torch.Tensor | None, weight: torch.Tensor | No
         r"expected (?P<b>\d+),? (?:but )?(?:got|was|found) (?P<a>\d+)",
         r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)",
         r"[Ww]as expecting embedding dimension of (?P<b>\d+), but got (?P<a>\d+)",
-        r"doesn't match the broadcast shape",
+        r"expecting key weights shape of \(\d+, (?P<a>\d+)\), but got torch.Size\(\[\d+, (?P<b>\d+)\]\)",
     )
     for pattern in patterns:
         match = re.search(pattern, said)

@@ -25,13 +25,13 @@ def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str
     What comes out of a use and is found in the source's code shows its weights as well as outputs do.
     """
     reached: set[int] = set()
-    compared, _, same = compared_outputs(expected.outputs, seen.outputs)
-    open_ = {i for j in same for i in seen.behind[j]} if compared else set(range(len(seen.uses)))
+    _, _, same = compared_outputs(expected.outputs, seen.outputs)
+    open_ = {i for j in same for i in seen.behind[j]} if same else set(range(len(seen.uses)))
     while open_:
         reached |= open_
         open_ = {i for at in open_ for i in seen.uses[at].before} - reached
     used = {key for i in reached for key in seen.uses[i].keys}
-    weak = _without_slope(trial, same if compared else None)
+    weak = _without_slope(trial, same or None)
     if expected.uses:
         weak -= {key for use in seen.uses for key in use.keys if _shows(use, expected)} - _biases_of_keys(weak, seen)
         used |= {key for use in seen.uses for key in use.keys if _shows(use, expected)}
