@@ -48,6 +48,19 @@ def find_inputs(
         shortcut: does operations of which only shapes matter.
         patience: seconds.
     """
+    found = False
+    for memory in (1.0, 0.5):
+        for spec in _searched(model, like, shortcut, patience / 2, memory):
+            found = True
+            yield spec
+        if found:
+            return
+
+
+def _searched(
+    model: torch.nn.Module, like: Sequence[Any], shortcut: Shortcut | None, patience: float, memory: float
+) -> Iterator[Any]:
+    """One search. MEMORY says how much counts of what led to a try: little means to follow the latest message."""
     until = time.monotonic() + patience
     count = itertools.count()
     queue: list[tuple[float, float, int, Any]] = []
@@ -64,7 +77,7 @@ def find_inputs(
 
     asked = {repr(one) for one in like}
     for place, spec in enumerate(itertools.chain(like, _seeds(model))):
-        push(math.inf, float(place), spec)
+        push(math.inf, 0.2 * place, spec)
     partial: list[tuple[int, int, Any]] = []  # what runs, and leaves some weights unused
     since = 0
     wanted = len({id(p) for p in model.parameters()})
@@ -83,7 +96,8 @@ def find_inputs(
         done = _tried(model, spec, shortcut)
         if isinstance(done, _Stop):
             for number, other in enumerate(_others(model, spec, done)):
-                push(done.furthest, rank + 0.25 * number + 0.1, other)
+                odd = any(one.dtype == "int64" and len(one.shape) > 3 for _, one in leaves(other))
+                push(done.furthest - 4 * odd, memory * rank + 0.25 * number + 0.1, other)
             continue
         if repr(spec) not in asked:
             spec, done = _fuller(model, spec, done, shortcut)
@@ -338,7 +352,7 @@ def _others(model: torch.nn.Module, spec: Any, stop: _Stop) -> Iterator[Any]:
         if len(one.shape) > 2 and one.dtype.startswith("float") and 2 <= count <= 6:
             for n in dict.fromkeys((max(count, 3), 4, 2, 5)):
                 yield _put(spec, told[place][0], [one] * n)
-    if len(blamed) > 1:
+    if len(blamed) > 1 and stop.name not in _BY_ELEMENT:
         for rank in _dimensions(stop):
             yield with_leaves(spec, [_deeper(one, rank) if at in blamed else one for at, one in enumerate(specs)])
     for at in [*blamed, *(at for at in range(len(specs)) if at not in blamed)]:
@@ -446,9 +460,9 @@ def _changed(one: InputSpec, stop: _Stop) -> Iterator[InputSpec]:
                 yield InputSpec("float32", shape)
         if re.search(r"got (Long|Bool|Int)|found (Long|Int)", said):
             yield replace(one, dtype="float32", high=0, low=0)
-    yield from _of_dimensions(one, _dimensions(stop), stop, weight)
-    for have, want in _wanted_sizes(stop, x, weight):
-        yield from _resized(one, have, want)
+    sizes = (other for have, want in _wanted_sizes(stop, x, weight) for other in _resized(one, have, want))
+    deeper = _of_dimensions(one, _dimensions(stop), stop, weight)
+    yield from itertools.chain(sizes, deeper) if stop.name in _BY_ELEMENT else itertools.chain(deeper, sizes)
     if x is not None and any(0 < want < have for have, want in _dimensions(stop)):  # one that goes if it is 1
         for size in dict.fromkeys(x.shape[1:]):
             if size > 1:
@@ -491,6 +505,9 @@ def _as_tokens(one: InputSpec, stop: _Stop) -> Iterator[InputSpec]:
         yield InputSpec("int64", shape, high)
 
 
+_BY_ELEMENT = frozenset("add mul sub __add__ __mul__ __sub__ __radd__ __rmul__".split())
+
+
 def _dimensions(stop: _Stop) -> list[tuple[int, int]]:
     """How many dimensions something has, and how many are wanted."""
     said = stop.message
@@ -519,11 +536,17 @@ def _dimensions(stop: _Stop) -> list[tuple[int, int]]:
     if re.search(r"tuple index out of range|too many indices for tensor of dimension (\d)", said):
         found.append((-1, -1))
     sizes = [tuple(map(int, _NUMBER.findall(text))) for text in re.findall(r"\[([\d, ]+)\]", said)]
+    if "could not be broadcast together" in said and len({len(size) for size in sizes}) == 2:
+        found.append((min(map(len, sizes)), max(map(len, sizes))))
     wanted = [int(n) for n in re.findall(r"\b([1-5])-?[dD]\b", said)]
     if wanted and sizes and stop.name:
         found += [(len(size), n) for size in sizes for n in wanted if n != len(size)]
-    by_element = stop.name in ("add", "mul", "sub", "__add__", "__mul__")
-    if by_element and x is not None and weight is not None and 1 < min(x.ndim, weight.ndim) < max(x.ndim, weight.ndim):
+    if (
+        stop.name in _BY_ELEMENT
+        and x is not None
+        and weight is not None
+        and 1 < min(x.ndim, weight.ndim) < max(x.ndim, weight.ndim)
+    ):
         found.append((min(x.ndim, weight.ndim), max(x.ndim, weight.ndim)))
     if "permute" in stop.name and x is not None:
         found.append((x.ndim, len([a for a in _flat(stop.args) if isinstance(a, int)])))

@@ -64,7 +64,14 @@ def named_alike(
 
 
 def _one_way(found: Mapping[str, Mapping[tuple[str, ...], str | None]], place: tuple[str, ...]) -> dict[str, str]:
-    return {key: held for key, below in found.items() if (held := below.get(place)) is not None}
+    """Each key from one place; where it is not there (Flax keeps statistics apart), from the only other."""
+    way: dict[str, str] = {}
+    for key, below in found.items():
+        others = {held for held in below.values() if held is not None}
+        held = below.get(place, next(iter(others)) if len(others) == 1 else None)
+        if held is not None:
+            way[key] = held
+    return way
 
 
 def _from_several_places(

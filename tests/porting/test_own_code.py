@@ -50,3 +50,10 @@ def test_a_head_of_another_size_is_left_out_of_many_keys() -> None:
 
 def test_other_sizes_are_no_way() -> None:
     assert named_alike(CODE, dict.fromkeys(CODE, (7,))) == []
+
+
+def test_statistics_that_are_kept_apart_are_found_as_well() -> None:
+    code = {"norm.scale": (4,), "norm.mean": (4,)}
+    file = {"params.norm.scale": (4,), "batch_stats.norm.mean": (4,)}
+    (way,) = named_alike(code, file, frozenset({"norm.mean"}))
+    assert way["norm.mean"] == "batch_stats.norm.mean"

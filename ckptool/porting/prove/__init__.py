@@ -9,9 +9,10 @@ agree; what has worked in one block is tried first in the next. Nothing is ever 
 from __future__ import annotations
 
 from collections.abc import Mapping as MappingOf
+from dataclasses import replace
 from typing import Any
 
-from ...errors import NotFound
+from ...errors import CannotCarry, NotFound
 from ...files import StrPath
 from ...model import load
 from ..mapping import Mapping
@@ -52,7 +53,8 @@ def prove(
 
     Raises:
         NotFound: the source's code does not have the keys of the file.
-        CannotCarry: no inputs were found that both models take.
+        CannotCarry: the models cannot both be run on the inputs that are given. If none are given and none are found,
+            the proof says so.
     """
     ckpt = open_source(source)
     theirs = built(source_model)
@@ -66,7 +68,13 @@ def prove(
         seen = trial.run(mapping.entries)
         return seen, judge(code.seen(flow), seen, entries)
 
-    both = same_inputs(theirs, own, inputs, source_inputs, judged)
+    try:
+        both = same_inputs(theirs, own, inputs, source_inputs, judged)
+    except CannotCarry as error:
+        if inputs is not None or source_inputs is not None:
+            raise
+        proof = {"equal": False, "text": f"nothing could be compared: {error.what}", "first_divergence": None}
+        return replace(mapping, proof=proof | {"runs": trial.runs, "changes": [], "unfelt": []})
     assert both.flow is not None
     trial.inputs = both.values
     more = [values for seed in _MORE_SEEDS if (values := both.made(seed)) is not None]

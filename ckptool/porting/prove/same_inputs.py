@@ -134,9 +134,17 @@ def same_inputs(
         return best[1]
     if inputs is not None and not ran:
         raise CannotCarry("the source's code and the model cannot both be run on these inputs", where="--input")
-    raise CannotCarry(
-        "found no inputs that both models take", where="--prove", hint="--input 'float32[2,3,64,64]' gives them"
-    )
+    raise CannotCarry(_why_none(theirs, own), where="--prove", hint="--input 'float32[2,3,64,64]' gives them")
+
+
+def _why_none(theirs: torch.nn.Module, own: torch.nn.Module) -> str:
+    """What keeps the two models from being run on the same inputs."""
+    first, second = (next(working_inputs(model), None) for model in (theirs, own))
+    if first is None:
+        return "found no inputs on which the source's code runs"
+    if second is None:
+        return "found no inputs on which the model runs"
+    return f"the source's code takes {inputs_text(first)}, the model {inputs_text(second)}, and no inputs fit both"
 
 
 def _rank(verdict: Verdict, candidate: SameInputs) -> tuple[Any, ...]:
@@ -178,8 +186,11 @@ def _candidates(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, sour
             continue
         for wanted in islice(working_inputs(own, like=spelled), _OWN):
             yield from linked(spec, wanted)
+            for mixed in islice(_mixtures(spec, wanted), 6):
+                yield from linked(_respelled(spec, mixed), _respelled(wanted, mixed))
             if source_inputs is None:
-                for other in islice(working_inputs(theirs, like=list(_spellings(theirs, wanted))), 2):
+                like = [_respelled(spec, wanted), *_spellings(theirs, wanted)]
+                for other in islice(working_inputs(theirs, like=like), 2):
                     yield from linked(other, wanted)
     if firsts:
         yield from _inside(theirs, own, firsts[0], inputs)
@@ -194,6 +205,32 @@ def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Itera
         yield from working_inputs(theirs, like=like)
     else:
         yield from working_inputs(theirs)
+
+
+def _mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
+    """Each input in the size of one model or the other: one may be free where the other is not."""
+    left = [one for _, one in leaves(own)]
+    choices: list[list[Any]] = []
+    for _, one in leaves(theirs):
+        kind = one.dtype, len(one.shape)
+        same = next((o for o in left if (o.dtype, len(o.shape)) == kind), None)
+        if same is not None:
+            left.remove(same)
+        choices.append([one] if same is None or same == one else [one, same])
+    yield from map(list, product(*choices))
+
+
+def _respelled(example: Any, other: Any) -> Any:
+    """Inputs in the form of EXAMPLE, with those of OTHER where they are of the same kind."""
+    left = [one for _, one in leaves(other)]
+    out = []
+    for _, one in leaves(example):
+        kind = one.dtype, len(one.shape)
+        same = next((o for o in left if (o.dtype, len(o.shape)) == kind), None)
+        if same is not None:
+            left.remove(same)
+        out.append(one if same is None else same)
+    return with_leaves(example, out)
 
 
 def _spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
