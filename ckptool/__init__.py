@@ -10,8 +10,9 @@ Importing it imports neither torch nor numpy: names are loaded when they are fir
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .lazy import lazily
 
 __version__ = "0.1.0"
 
@@ -85,12 +86,7 @@ if TYPE_CHECKING:
     from .values import average, cast, compact, untie
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'ckptool' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
-    return value
+__getattr__ = lazily(__name__, _HOMES, globals())
 
 
 def __dir__() -> list[str]:

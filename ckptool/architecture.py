@@ -10,6 +10,8 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import json
+import os
 import re
 import sys
 import warnings
@@ -24,6 +26,7 @@ import torch
 from .checkpoint import Checkpoint, StateDict
 from .errors import Ambiguous, CannotCarry, NotFound, RuleError, Unreadable, printable
 from .files import shell_quote
+from .keys import closest
 from .model import from_torch, to_torch
 from .signature import Signature
 from .tensor import LazyTensor
@@ -75,7 +78,7 @@ def find_model(text: str, kwargs: Mapping[str, Any] | None = None, *, option: st
                     f"there is no {printable(name)!r} in it",
                     where=place,
                     evidence=_listed(_choices(module)),
-                    hint=_hint(place, _choices(module)),
+                    hint=_hint(place, _choices(module), part),
                 )
             found = getattr(found, part)
     else:
@@ -214,8 +217,10 @@ def _kind(value: Any) -> str:
     return "instance" if _is_model(value) else "class" if isinstance(value, type) else "function"
 
 
-def _hint(place: str, choices: Mapping[str, Any]) -> str | None:
-    return f"{shell_quote(place)}:{next(iter(choices))}" if choices else None
+def _hint(place: str, choices: Mapping[str, Any], wanted: str = "") -> str | None:
+    """One of the choices as it is typed: the one whose name is nearest to what was wanted."""
+    near = closest(wanted, list(choices), 1) if wanted else []
+    return f"{shell_quote(place)}:{(near or list(choices))[0]}" if choices else None
 
 
 def _build(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> torch.nn.Module:
@@ -265,8 +270,13 @@ def _check_arguments(found: Any, name: str, place: str, kwargs: dict[str, Any]) 
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     unknown = [one for one in kwargs if one not in parameters and not takes_any]
     if unknown:
+        near, value = closest(unknown[0], list(parameters), 1), kwargs[unknown[0]]
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
         raise RuleError(
-            f"{printable(name)} takes no {printable(unknown[0])!r}", where="--kwargs", evidence=[f"{name}{wanted}"]
+            f"{printable(name)} takes no {printable(unknown[0])!r}",
+            where="--kwargs",
+            evidence=[f"{name}{wanted}"],
+            hint=f"--kwargs {shell_quote(f'{near[0]}={text}')}" if near else None,
         )
 
 
@@ -294,11 +304,27 @@ def _where_in_user_code(error: BaseException, place: str) -> list[str]:
 
 
 def signature_for(model: Any, *, inputs: Any = None, kwargs: Mapping[str, Any] | None = None) -> Signature:
-    """The signature of a module, or of the code that a text names (which is imported and run)."""
-    if _is_model(model):
-        return signature_of(unwrapped(model), inputs=inputs)
+    """The signature of a module, or of the code that a text names (which is imported and run).
+
+    Raises:
+        RuleError: MODEL is neither.
+    """
+    if not isinstance(model, str | os.PathLike):
+        return signature_of(unwrapped(require_model(model)), inputs=inputs)
     found = find_model(str(model), kwargs)
     return signature_of(unwrapped(build(found)), inputs=inputs)
+
+
+def require_model(model: Any) -> torch.nn.Module:
+    """MODEL, if it is one, and a RuleError that says what it is otherwise."""
+    if _is_model(model):
+        return model
+    name = getattr(model, "__name__", None)
+    if name is not None and callable(model):
+        what, hint = f"{printable(name)} makes a model and is none itself", f"{printable(name)}()"
+    else:
+        what, hint = f"{printable(repr(model), 60)} is no torch.nn.Module", None
+    raise RuleError(what, where="model", hint=hint)
 
 
 def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTensor]:
@@ -360,16 +386,16 @@ def _on_registration(then: Callable[[str, torch.nn.Parameter], torch.nn.Paramete
 
 def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
     """Copy the tensors of a checkpoint into the parameters and buffers of MODEL that have their names."""
-    own = model.state_dict()
+    own, tensors = model.state_dict(), ckpt.state_dict("").tensors
+    for key in tensors:
+        if own[key].is_meta:
+            raise CannotCarry(
+                f"{printable(key)} is on the meta device and has no memory",
+                hint="model.to_empty(device='cpu') gives it some",
+            )
     with torch.no_grad():
-        for key, tensor in ckpt.state_dict("").tensors.items():
-            to_fill = own[key]
-            if to_fill.is_meta:
-                raise CannotCarry(
-                    f"{printable(key)} is on the meta device and has no memory",
-                    hint="model.to_empty(device='cpu') gives it some",
-                )
-            to_fill.copy_(to_torch(tensor))
+        for key, tensor in tensors.items():
+            own[key].copy_(to_torch(tensor))
 
 
 def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:

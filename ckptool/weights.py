@@ -41,6 +41,11 @@ ENVELOPES = frozenset(
     """.split()
 )
 
+#: Those that are names of one model among others: what stands beside it may be another, whatever it is called.
+PARTS = frozenset(
+    "teacher student G D g d netG netD netG_A netG_B netD_A netD_B generator discriminator encoder decoder".split()
+)
+
 #: Words that make a key one of training state, never of weights: `optimizer_0`, `d_optim`, `cuda_rng_state`.
 _TRAINING_WORDS = frozenset("optim optims optimizer optimizers scheduler schedulers scaler rng rngs".split())
 _TRAINING_STATE = frozenset("amp callbacks loops message_hub random_state random_states cuda_random_state".split())
@@ -90,8 +95,8 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
     """The state dicts in a checkpoint, in the order of the file.
 
     The root, if it is one. Else those in dicts and lists below it, leaving out training state (optimizers, schedulers,
-    random number generators). If some stand under a usual envelope key, only those. Without any, those that can be
-    recovered from whole pickled models.
+    random number generators). If some stand under a usual envelope key, only those, and what stands beside the name of
+    a part (`target_encoder` beside `encoder`). Without any, those that can be recovered from whole pickled models.
     """
     from .checkpoint import StateDict, recovered
 
@@ -113,8 +118,9 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
             below = node.entries
         elif isinstance(node, List) or type(node) is tuple:
             below = list(enumerate(node.items if isinstance(node, List) else node))
+        of_parts = any(key in PARTS and is_state_dict(value) for key, value in below if isinstance(key, str))
         inner = [
-            ((trail, key), value, usual or key in ENVELOPES)
+            ((trail, key), value, usual or key in ENVELOPES or (of_parts and _names_layers(value)))
             for key, value in below
             if isinstance(key, str | int) and not is_training_state(key) and _holds_others(value)
         ]
@@ -122,6 +128,11 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
     usual_ones = [state_dict for usual, state_dict in found if usual]
     plain = usual_ones or [state_dict for _, state_dict in found]
     return plain or [recovered(module, ckpt.where) for module in find_modules(ckpt.root)]
+
+
+def _names_layers(node: Any) -> bool:
+    """Whether it is the state dict of more than one layer."""
+    return is_state_dict(node) and any("." in key for key, _ in node.entries)
 
 
 def _holds_others(node: Any) -> bool:

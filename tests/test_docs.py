@@ -52,6 +52,8 @@ def reader(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("COLUMNS", "100")
+    for name in [name for name in os.environ if name.startswith("COVERAGE_")]:  # the pages start hundreds of programs
+        monkeypatch.delenv(name)
     return tmp_path
 
 
@@ -71,7 +73,7 @@ def commands(text):
 def run_console(page, line, text):
     for command, shown in commands(text):
         done = subprocess.run(
-            [BASH, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False
+            [BASH, "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False
         )
         where = f"{page.name}:{line}: {command}\n{done.stdout}"
         refused = re.match(r"Error:|Usage:", shown) is not None
@@ -188,7 +190,7 @@ def test_the_reference_names_no_option_that_is_gone():
 def test_bash_completes_commands_as_the_readme_sets_it_up(reader):
     line = next(x for x in re.findall(r"`([^`\n]+)`", (ROOT / "README.md").read_text()) if "bash_source" in x)
     script = f'{line}\nCOMP_WORDS=(ckptool str); COMP_CWORD=1; _ckptool_completion ckptool; echo "${{COMPREPLY[@]}}"'
-    done = subprocess.run([BASH, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([BASH, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.split() == ["strip-prefix"]
 
 

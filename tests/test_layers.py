@@ -13,7 +13,7 @@ MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path i
 
 #: From the ground up. A module imports from lower floors.
 FLOORS = [
-    ["errors", "records"],
+    ["errors", "records", "lazy"],
     ["dtypes", "files"],
     ["writing", "urls"],
     ["directories"],

@@ -13,7 +13,7 @@ from ckptool.dtypes import BY_NAME
 from ckptool.errors import Ambiguous, NotFound
 from ckptool.files import Buffer
 from ckptool.tree import Dict, Global, Object, descend
-from ckptool.weights import ENVELOPES, find_state_dicts, is_state_dict, is_training_state
+from ckptool.weights import ENVELOPES, PARTS, find_state_dicts, is_state_dict, is_training_state
 
 
 def tensor():
@@ -233,10 +233,17 @@ def test_training_state_and_settings_are_never_taken_for_weights(case):
         ckpt.state_dict()
 
 
-@pytest.mark.parametrize("envelope", sorted(ENVELOPES))
+@pytest.mark.parametrize("envelope", sorted(ENVELOPES - PARTS))
 def test_every_usual_envelope_is_preferred_to_unusual_names(envelope):
     assert paths({"a_thing": weights(), envelope: weights()}) == [envelope]
     assert not is_training_state(envelope)
+
+
+@pytest.mark.parametrize("part", sorted(PARTS))
+def test_what_stands_beside_the_name_of_a_part_is_another_part(part):
+    assert paths({"a_thing": weights(), part: weights(), "optimizer_a": weights()}) == ["a_thing", part]
+    assert paths({"statistics": {"mean": T, "std": T}, part: weights()}) == [part]
+    assert not is_training_state(part)
 
 
 @pytest.mark.parametrize("beside", ["optimizer", "rng_state", "scheduler", "optimizerD", "loops"])

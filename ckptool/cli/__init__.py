@@ -29,16 +29,16 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "convert": ("rewrite", "Rewrite a checkpoint: every pass, every format."),
     "transfer": ("transfer", "Port weights into other model code."),
     "extract-weights": ("rewrite", "Take the weights alone, also out of a whole pickled model."),
-    "clean": ("rewrite", "Write what torch.load(weights_only=True) loads: tensors and plain data."),
-    "slim": ("rewrite", "Keep only the weights: the raw ones or their moving average."),
+    "clean": ("rewrite", "Make a file that torch.load(weights_only=True) takes."),
+    "slim": ("rewrite", "Keep only the weights, raw or averaged (EMA)."),
     "average": ("rewrite", "Average the weights of several checkpoints."),
-    "doctor": ("doctor", "Say what is wrong with a file, or behind an error message, and what to type."),
-    "repair": ("repair", "Rebuild a file that does not open, or save what is whole of it."),
-    "inspect": ("inspect", "Show what is in a checkpoint, without loading or running it."),
+    "doctor": ("doctor", "Say what is wrong with a file, and what to type."),
+    "repair": ("repair", "Rebuild a file that does not open, or save what is whole."),
+    "inspect": ("inspect", "Show what is in a checkpoint, without running it."),
     "diff": ("diff", "Compare two checkpoints: keys, shapes, types, values."),
-    "verify": ("verify", "Read every byte, and hold it against checksums, rules and references."),
-    "scan": ("scan", "Show what unpickling a file would import and call, without doing it."),
-    "train": ("train", "Train a small model with DataParallel, DDP or FSDP, and save what that saves."),
+    "verify": ("verify", "Check every byte against checksums, rules and references."),
+    "scan": ("scan", "Show what unpickling a file would import and call."),
+    "train": ("train", "Train a small model (DataParallel, DDP, FSDP) and save it."),
     "formats": ("formats", "List the formats that can be read and written."),
 }
 
@@ -77,7 +77,7 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Nothing that is inside a file is ever run. `ckptool COMMAND --help` shows examples.",
+    epilog="Nothing that is inside a checkpoint is ever run. `ckptool COMMAND --help` shows examples.",
 )
 @click.version_option(__version__, prog_name="ckptool", message="%(prog)s %(version)s")
 def cli() -> None:

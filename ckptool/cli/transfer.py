@@ -124,6 +124,7 @@ def transfer(source: str, model: str, **options: Any) -> int:
     ckptool transfer llama.pth model.py --source-model llama.py --prove
     """
     _check_options(options)
+    _check_order(source, model)
     _require_torch()
     out = options["output"]
     if out is not None and not options["dry_run"]:
@@ -169,6 +170,17 @@ def _check_options(options: dict[str, Any]) -> None:
     if options["prove"] and not options["source_model"] and not options["reference"]:
         raise click.UsageError(
             "--prove needs the source's code: --source-model SRC.py, or its outputs: --reference FILE."
+        )
+
+
+def _check_order(source: str, model: str) -> None:
+    """Refuse the code in the place of the weights."""
+    if source.partition(":")[0].endswith(".py") and Path(model).is_file() and not model.endswith(".py"):
+        swapped = {source: model, model: source}
+        raise RuleError(
+            "is code; the weights come first, and then the model that they go into",
+            where=source,
+            hint=_command(swapped=swapped),
         )
 
 
@@ -256,9 +268,15 @@ def _require_proof(mapping: Mapping) -> None:
         raise Doubtful(
             f"not proved: {mapping.proof.get('text')}",
             where=mapping.target,
-            hint="--input 'float32[2,3,64,64]' gives inputs; without --prove it is written all the same"
-            if str(mapping.proof.get("text")).startswith("nothing could be compared")
-            else "leave out --prove to write it all the same",
+            evidence=[
+                *(
+                    ["--input 'float32[2,3,64,64]' gives the inputs, if there are some for both"]
+                    if str(mapping.proof.get("text")).startswith("nothing could be compared")
+                    else []
+                ),
+                "nothing was written; as matching has it, unproved, it is written by:",
+            ],
+            hint=_command(without=("--prove", "--reference")),
         )
 
 
@@ -287,6 +305,22 @@ def _write(made: Checkpoint, out: str, options: dict[str, Any]) -> Any:
     return plan
 
 
-def _command() -> str:
-    """The command as it was typed, to be shown with what would accept the rest added."""
-    return "ckptool " + " ".join(shell_quote(word) for word in click.get_current_context().find_root().obj)
+def _command(without: Sequence[str] = (), swapped: dict[str, str] | None = None) -> str:
+    """The command as it was typed, to be shown with what would accept the rest added.
+
+    Args:
+        without: options that are left out, with their values.
+        swapped: words that take the place of others.
+    """
+    words: list[str] = []
+    dropped = False
+    for word in click.get_current_context().find_root().obj:
+        if dropped and without:
+            dropped = False
+            continue
+        name, equals, _ = word.partition("=")
+        if name in without:
+            dropped = not equals and name != "--prove"
+            continue
+        words.append((swapped or {}).get(word, word))
+    return "ckptool " + " ".join(map(shell_quote, words))

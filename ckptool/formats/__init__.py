@@ -5,8 +5,9 @@ Names are loaded when they are first used: a scanner of pickles does not need wh
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import lazily
 
 #: Name -> the module that holds it.
 _HOMES = {
@@ -34,9 +35,4 @@ if TYPE_CHECKING:
     from .saving import write as write
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module 'ckptool.formats' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f".{home}", __name__), name)
-    return value
+__getattr__ = lazily(__name__, _HOMES, globals())

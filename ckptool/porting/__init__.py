@@ -33,7 +33,8 @@ def transfer(
         prove: run both models on the same inputs, and settle doubts by what comes out. Needs SOURCE_MODEL.
 
     Returns:
-        The mapping: an entry for each key of the model's state dict, each mapped, guessed or unmapped.
+        The mapping: an entry for each key of the model's state dict, each mapped, guessed or unmapped. Printed, it is
+        the report of `ckptool transfer`.
 
     Raises:
         CheckpointError: the source cannot be read, the model cannot be built, or nothing fits.
@@ -46,7 +47,8 @@ def transfer(
     target = signature_for(model, inputs=given)
     theirs = read_inputs(source_inputs) if source_inputs is not None else given
     code = None if source_model is None else signature_for(source_model, inputs=theirs)
-    mapping = match_signature(source, target, at=at, hints=hints, source_code=code)
+    rules = [hints] if isinstance(hints, str) else hints
+    mapping = match_signature(source, target, at=at, hints=rules, source_code=code)
     if prove:  # which may find what matching does not
         from .prove import prove as prove_mapping
 
@@ -84,11 +86,11 @@ def load_into(
         Doubtful: there are guesses or gaps that were not accepted; the model is as it was.
         CheckpointError: as `ckptool.transfer`.
     """
-    from ..architecture import fill, unwrapped
+    from ..architecture import fill, require_model, unwrapped
     from .refusal import require_accepted
     from .sources import apply
 
-    inner = unwrapped(model)
+    inner = unwrapped(require_model(model))
     if mapping is None:
         found = transfer(source, inner, at=at, hints=hints, inputs=inputs)
     else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from ..tensor import LazyTensor
 
@@ -33,7 +33,7 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
     for group in alike.values():
         starts: dict[bytes, list[str]] = defaultdict(list)
         for key in group if len(group) > 1 else ():
-            starts[bytes(tensors[key].source().read(0, min(_SAMPLE, tensors[key].nbytes)))].append(key)
+            starts[_start(tensors[key])].append(key)
         for same in starts.values():
             content.update((key, _digest(tensors[key])) for key in same if len(same) > 1)
     found: dict[str, str] = {}
@@ -48,6 +48,15 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
     return found
 
 
+def are_equal(tensors: Sequence[LazyTensor]) -> bool:
+    """Whether tensors of one size and type hold the same bytes. Those that differ early are not read to the end."""
+    return len({_start(tensor) for tensor in tensors}) == 1 and len({_digest(tensor) for tensor in tensors}) == 1
+
+
+def _start(tensor: LazyTensor) -> bytes:
+    return bytes(tensor.source().read(0, min(_SAMPLE, tensor.nbytes)))
+
+
 def _digest(tensor: LazyTensor) -> bytes:
     digest = hashlib.sha256()
     for chunk in tensor.source().chunks():
@@ -57,6 +66,6 @@ def _digest(tensor: LazyTensor) -> bytes:
 
 def _tells(tensor: LazyTensor) -> bool:
     """Whether a tensor has two dimensions and is not the same everywhere, as far as its start shows."""
-    start = bytes(tensor.source().read(0, min(_SAMPLE, tensor.nbytes)))
+    start = _start(tensor)
     size = tensor.dtype.itemsize
     return sum(n > 1 for n in tensor.shape) > 1 and start != start[:size] * (len(start) // size)

@@ -6,9 +6,10 @@ from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..checkpoint import Checkpoint
+from ..errors import printable
 from ..files import StrPath
 from ..keys import Pattern
 from .expression import Expr, Shape, of
@@ -68,7 +69,7 @@ class Entry:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Mapping:
     """A port from one set of keys to another. Made by `ckptool.transfer` or read from a file; values never change it.
 
@@ -92,6 +93,16 @@ class Mapping:
     metadata: MappingOf[str, Any] | None = None
     at: str | None = None
     proof: MappingOf[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        counts = (f"{len(self.having(status)):,} {status}" for status in get_args(Status))
+        return f"<Mapping {printable(self.source) or 'the source'} -> {printable(self.target)}: {', '.join(counts)}>"
+
+    def __str__(self) -> str:
+        """The report that `ckptool transfer` prints."""
+        from .report import mapping_text
+
+        return mapping_text(self)
 
     def __getitem__(self, key: str) -> Entry:
         return next(entry for entry in self.entries if entry.target == key)
@@ -158,8 +169,19 @@ class Mapping:
         }
 
 
+def different(target: str, source: str) -> tuple[str, str]:
+    """What stands before the components that two keys share at their end: ("a.x.w", "b.c.x.w") -> ("a.", "b.c.")."""
+    own, theirs = target.split("."), source.split(".")
+    shared = 0
+    while shared < min(len(own), len(theirs)) and own[-1 - shared] == theirs[-1 - shared]:
+        shared += 1
+    heads = (parts[: len(parts) - shared] for parts in (own, theirs))
+    first, second = ("".join(f"{part}." for part in parts) for parts in heads)
+    return first, second
+
+
 def _patterns(texts: Sequence[str] | None) -> list[Pattern]:
     return [] if texts is None else [Pattern.parse(text) for text in texts]
 
 
-__all__ = ["Entry", "Mapping", "Status", "of"]
+__all__ = ["Entry", "Mapping", "Status", "different", "of"]

@@ -18,6 +18,7 @@ several. Of several lines for one key the last counts, so that uncommenting a ri
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -51,16 +52,21 @@ def text_of(mapping: Mapping) -> str:
         lines.append(f"at: {json.dumps(mapping.at)}")
     guessed = mapping.having("guessed")
     if guessed:
-        lines.append("doubts:")
-        lines += _doubts(guessed)
+        lines += ["doubts:", *(f"  # {line}" for line in _HOW_TO_SETTLE), *_doubts(guessed)]
     lines.append("mapping:")
     sure = [e for e in mapping.entries if e.status == "mapped" and e.expr is not None]
-    lines += [f"  {_yaml_key(pattern)}: {_yaml_value(made)}" for pattern, made, _ in folded(sure)] or ["  {}"]
+    lines += [f"  {_yaml_key(pattern)}: {_yaml_value(made)}" for pattern, made, _ in folded(sure)]
     left = [e.target for e in mapping.entries if e.status == "unmapped"]
     if left:
         lines.append("left:")
         lines += [f"  - {_yaml_key(c.pattern)}" for c in collapse([(key, None) for key in left])]
     return "\n".join(lines) + "\n"
+
+
+_HOW_TO_SETTLE = (
+    "Take guess( ) away where the guess is right, or uncomment a rival below it; then give this file to",
+    "`ckptool transfer SRC MODEL.py --mapping`.",
+)
 
 
 def _doubts(guessed: Sequence[Entry]) -> Iterator[str]:
@@ -74,18 +80,15 @@ def _doubts(guessed: Sequence[Entry]) -> Iterator[str]:
             yield f"  # {printable(text, 400)}"
             said = text
         for pattern, made, members in folded(entries):
-            yield f"  {_yaml_key(pattern)}: guess({_yaml_value(made)})"
+            yield f"  {_yaml_key(pattern)}: {_yaml_value(f'guess({made})')}"
             for number in range(max(len(e.rivals) for e in members)):
                 rivals = [replace(e, expr=e.rivals[number]) for e in members if len(e.rivals) > number]
                 for rival_pattern, rival, _ in folded(rivals):
                     yield f"  # {_yaml_key(rival_pattern)}: {_yaml_value(rival)}"
 
 
-_PLAIN = re.compile(r"[A-Za-z_][\w.\-]*\Z")
-
-
 def _yaml_key(text: str) -> str:
-    return text if _PLAIN.match(text) else json.dumps(text)
+    return text if re.fullmatch(r"[A-Za-z_][\w.\-{},/]*", text) else json.dumps(text)
 
 
 def _yaml_value(text: str) -> str:
@@ -157,7 +160,7 @@ def _text(expr: Expr, names: dict[str, str]) -> str:
     """An expression with some keys shown under other names, which may have holes."""
     if expr.op == "key":
         name = names.get(expr.key, expr.key)
-        return name if re.fullmatch(r"[\w.\-{}#]+", name) else json.dumps(name)
+        return name if re.fullmatch(r"[\w.\-{}#/]+", name) else json.dumps(name)
     words = ex.OPERATIONS[expr.op].first
     params, args = list(map(str, expr.params)), [_text(arg, names) for arg in expr.args]
     return f"{expr.op}({', '.join(params[:words] + args + params[words:])})"
@@ -176,8 +179,11 @@ def _is_number(component: str) -> bool:
 
 
 def save(mapping: Mapping, path: StrPath, *, overwrite: bool = False) -> None:
-    """Write a mapping file."""
+    """Write a mapping file. One that is there and holds just that is left as it is."""
     data = text_of(mapping).encode()
+    with contextlib.suppress(OSError):
+        if Path(path).read_bytes() == data:
+            return
     with replacing(path, size=len(data), overwrite=overwrite) as out:
         out.write(data)
 
@@ -196,14 +202,18 @@ def read(path: StrPath) -> Mapping:
     except (OSError, UnicodeDecodeError) as error:
         raise Unreadable(reason(error) if isinstance(error, OSError) else "not a text in UTF-8", where=path) from None
     try:
-        document = yaml.safe_load(raw)
+        document = yaml.load(raw, yaml.BaseLoader)  # texts only: a layer may be called `no` or `on`
     except (yaml.YAMLError, RecursionError) as error:
         place = getattr(error, "problem_mark", None)
         line = f" (line {place.line + 1})" if place is not None else ""
-        raise Malformed(f"is not valid YAML{line}", where=path) from None
+        raise Malformed(
+            f"is not valid YAML{line}",
+            where=path,
+            evidence=["lines of one section begin in the same column"] if line else [],
+        ) from None
     if not isinstance(document, dict) or "ckptool-mapping" not in document:
         raise Malformed("is no mapping file", where=path, hint="ckptool transfer SRC MODEL.py --save-mapping m.yaml")
-    if document["ckptool-mapping"] != _VERSION:
+    if document["ckptool-mapping"] != str(_VERSION):
         raise Malformed(f"is a mapping file of version {printable(str(document['ckptool-mapping']))}", where=path)
     return _mapping(document, path)
 
@@ -229,7 +239,10 @@ def _mapping(document: dict[Any, Any], path: StrPath) -> Mapping:
                     "the mapping file",
                     ("the mapping file calls it a guess",) if guess else (),
                 )
-    for pattern in document.get("left") or []:
+    left = document.get("left") or []
+    if not isinstance(left, list):
+        raise Malformed("'left' holds no list of keys", where=path)
+    for pattern in left:
         for key, _ in _expanded(str(pattern), "", path):
             entries.setdefault(key, Entry(key, (), "unmapped", doubts=("the mapping file leaves it",)))
     at = document.get("at")

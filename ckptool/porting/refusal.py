@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ..errors import Doubtful, NoMatch, counted, printable
 from ..files import shell_quote
-from ..keys import Pattern, closest, collapse
-from .mapping import Entry, Mapping
+from ..keys import Pattern, Rename, closest, collapse
+from .mapping import Entry, Mapping, different
 
 
 def require_accepted(
@@ -34,12 +34,46 @@ def require_accepted(
     evidence = [_line(e) for e in _few(open_entries)]
     if len(open_entries) > len(evidence):
         evidence.append(f"… and {len(open_entries) - len(evidence):,} more")
+    evidence += _ways_to_settle(mapping, guessed, command)
     raise Doubtful(
         f"{what}; nothing was written" if command else f"{what}; nothing was loaded",
         where=mapping.target,
         evidence=evidence,
         hint=accepting_command(mapping, guessed, unmapped, command),
     )
+
+
+def _ways_to_settle(mapping: Mapping, guessed: Sequence[Entry], command: str) -> list[str]:
+    """What is better than to accept guesses that have rivals: for another tensor, the hint that takes it."""
+    if not any(entry.rivals for entry in guessed):
+        return []
+    lines = []
+    others = ((e, r.key) for e in guessed for r in e.rivals if r.is_copy and r.key not in e.sources)
+    entry, key = next(others, (None, ""))
+    rule = None if entry is None else _rule(entry.target, key, mapping)
+    if entry is not None and rule is not None:
+        hint = f"--hint {shell_quote(rule)}" if command else f"hints=[{rule!r}]"
+        lines.append(f"if {printable(entry.target, 80)} is {printable(key, 80)}: {printable(hint, 200)}")
+    if not command:
+        lines.append("to settle them: ckptool.transfer(…, source_model=…, prove=True), or a mapping that was edited")
+    else:
+        code = "" if "--source-model" in command else "--source-model SRC.py "
+        proof = "" if "--prove" in command or "--reference" in command else f"{code}--prove, or by hand: "
+        lines.append(f"to settle them: {proof}--save-mapping FILE, edit it, --mapping FILE")
+    return lines
+
+
+def _rule(target: str, source: str, mapping: Mapping) -> str | None:
+    """The shortest hint by which SOURCE would be called TARGET and no two keys the same, or None."""
+    own, theirs = (head.removesuffix(".") for head in different(target, source))
+    for old, new in ((theirs, own), (source, target)):
+        if not old or any(mark in old + new for mark in "={}*") or old.startswith("re:"):
+            continue
+        rule = Rename(old, new)
+        names = [rule.apply(key) or key for key in mapping.source_shapes]
+        if len(set(names)) == len(names):
+            return f"{old}={new}"
+    return None
 
 
 def _require_known(mapping: Mapping, patterns: Sequence[str], where: str) -> None:
@@ -95,7 +129,7 @@ def accepting_command(mapping: Mapping, guessed: Sequence[Entry], unmapped: Sequ
 def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
     """Patterns, as few as can be, that fit these keys and no other: whole modules where all of them is left."""
     wanted = {e.target for e in unmapped}
-    kept = {e.target for e in mapping.entries} - wanted
+    kept = {e.target for e in mapping.entries if not e.default} - wanted
     out: list[str] = []
     done: set[str] = set()
     for key in [e.target for e in unmapped]:

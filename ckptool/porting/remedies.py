@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import isqrt, prod
 
+from ..errors import counted
 from . import expression as ex
 from .expression import Expr, Shape
 
@@ -75,7 +76,8 @@ def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
         a, b = isqrt(max(old, 0)), isqrt(max(new, 0))
         if old > 0 and new > 0 and a * a == old and b * b == new:
             made = ex.reshape(Expr("resize", (expr,), (prefix, a, a, b, b)), wanted, (*have[:-2], *wanted[-2:]))
-            return made, f"position table resized from {a} x {a} to {b} x {b} (bicubic, {prefix} class tokens)", ()
+            kept = counted(prefix, "class token")
+            return made, f"position table resized from {a} x {a} to {b} x {b} (bicubic, {kept})", ()
     if len(wanted) != 2 or len(have) != 2:
         return None
     old, new = have[0], wanted[0]

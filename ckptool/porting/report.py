@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..errors import counted, printable
 from ..keys import collapse
 from ..reports.page import pairs_page
 from ..reports.render import count_text, parameters_text
-from .mapping import Entry, Mapping
+from .mapping import Entry, Mapping, different
 from .mapping_file import folded
 
 
@@ -84,7 +85,7 @@ def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
     if mapping.unused:
         yield ""
         yield f"  not used, of the source ({len(mapping.unused):,}):"
-        shown = [c.pattern for c in collapse([(key, None) for key in mapping.unused])]
+        shown = list(mapping.unused) if everything else _unused(mapping)
         yield from (f"    {printable(text, 100)}" for text in (shown if everything else shown[:_FEW]))
         if len(shown) > _FEW and not everything:
             yield f"    … and {len(shown) - _FEW:,} more lines (-v lists all)"
@@ -99,25 +100,32 @@ _FEW = 12
 def _section(title: str, entries: Sequence[Entry], everything: bool, width: int, *, doubts: bool) -> Iterator[str]:
     yield ""
     yield f"  {title}:"
-    rows = _rows(entries) if not everything else [_Row(e.target, str(e.expr), _sizes([e]), [e]) for e in entries]
+    rows: list[_Row] = []
+    if everything:
+        rows = [_Row(e.target, str(e.expr), _sizes([e]), [e], list(map(str, e.rivals))) for e in entries]
+    else:
+        for some in _by_doubts(entries):
+            whole = _from_one_prefix(some) if doubts else None
+            rows += [whole] if whole is not None else _rows(some)
     left = min(max((len(row.target) for row in rows), default=0), max(width // 2 - 4, 20))
-    right = min(max((len(row.made) for row in rows), default=0), max(width // 2 - 8, 20))
+    right = max((len(row.made) for row in rows if len(row.made) <= max(width // 2 - 8, 20)), default=0)
     said = ""
     for row in rows:
         first = row.members[0]
         if doubts:
             text = "; ".join(first.doubts)
             if text != said:
-                yield f"    ({printable(text, 400)})"
+                yield from _folded(f"    ({printable(text, 400)})", width, 5)
                 said = text
         evidence = f"   [{first.evidence}]" if everything and first.evidence else ""
-        yield f"    {printable(row.target, 100):<{left}} <- {printable(row.made, 200):<{right}}   {row.sizes}{evidence}"
-        if doubts:
-            more = len(first.rivals) - _RIVALS
-            for rival in first.rivals[:_RIVALS]:
-                yield f"    {'':<{left}}  or {printable(str(rival), 200)}"
-            if more > 0:
-                yield f"    {'':<{left}}  or {more:,} others"
+        line = (
+            f"    {printable(row.target, 100):<{left}} <- {printable(row.made, 200):<{right}}   {row.sizes}{evidence}"
+        )
+        yield from _folded(line, width, left + 8)
+        for rival in row.rivals[:_RIVALS]:
+            yield from _folded(f"    {'':<{left}}  or {printable(rival, 200)}", width, left + 8)
+        if len(row.rivals) > _RIVALS:
+            yield f"    {'':<{left}}  or {counted(len(row.rivals) - _RIVALS, 'other')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,30 +136,110 @@ class _Row:
     made: str
     sizes: str
     members: Sequence[Entry]
+    rivals: Sequence[str] = ()
+
+
+def _folded(line: str, width: int, indent: int) -> list[str]:
+    """A line that is longer than WIDTH as several, the others indented by INDENT where the longest word leaves room."""
+    if len(line) <= width:
+        return [line.replace(_SPACE, " ")]
+    indent = max(min(indent, width - max(map(len, line.split(" ")))), 6)
+    lines = textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return [one.replace(_SPACE, " ") for one in lines]
+
+
+#: A space at which no line ends; keys have none, since they are shown as `printable` makes them.
+_SPACE = "\N{NO-BREAK SPACE}"
+
+
+def _unused(mapping: Mapping) -> list[str]:
+    """Keys of the source that nothing reads: modules of which nothing is read are one line, and so are equal blocks."""
+    unused = set(mapping.unused)
+    read = {key[:end] for key in mapping.source_shapes if key not in unused for end in _ends(key)}
+    below: dict[str, list[str]] = {}
+    for key in mapping.unused:
+        whole = next((key[: end + 1] for end in _ends(key) if key[:end] not in read), key)
+        below.setdefault(whole, []).append(key)
+    alone = {keys[0] if len(keys) == 1 else whole: keys for whole, keys in below.items()}
+    lines = []
+    for found in collapse((whole, len(keys)) for whole, keys in alone.items()):
+        tensors = sum(len(alone[whole]) for whole in found.keys)
+        lines.append(found.pattern + (f"   {counted(tensors, 'tensor')}" if found.pattern.endswith(".") else ""))
+    return lines
+
+
+def _ends(key: str) -> Iterator[int]:
+    """Where the modules that a key stands in end, from the outermost."""
+    return (place for place, character in enumerate(key) if character == ".")
+
+
+def _by_doubts(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Entries of the same doubts together, in the order in which these come first."""
+    found: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.doubts, []).append(entry)
+    return list(found.values())
+
+
+def _from_one_prefix(entries: Sequence[Entry]) -> _Row | None:
+    """One line for copies of equal names from below one prefix, whose rivals are the same below others."""
+    first = entries[0]
+    if len(entries) < _WORTH_A_STAR or first.expr is None or not first.expr.is_copy:
+        return None
+    own, theirs = different(first.target, first.expr.key)
+    below: set[tuple[str, ...]] = set()
+    for entry in entries:
+        if not entry.target.startswith(own) or any(not e.is_copy for e in (*entry.rivals, entry.expr) if e is not None):
+            return None
+        tail = entry.target[len(own) :]
+        if entry.expr is None or entry.expr.key != theirs + tail or any(not r.key.endswith(tail) for r in entry.rivals):
+            return None
+        if entry.rivals:
+            below.add(tuple(rival.key.removesuffix(tail) for rival in entry.rivals))
+    if len(below) != 1:
+        return None
+    rivals = [f"{prefix}*" for prefix in below.pop()]
+    return _Row(f"{own}*", f"{theirs}*", counted(len(entries), "tensor"), entries, rivals)
+
+
+_WORTH_A_STAR = 8
 
 
 def _rows(entries: Sequence[Entry]) -> list[_Row]:
     """Entries folded: equal blocks are one line, and so is a module that takes all its tensors from one module."""
     rows: list[_Row] = []
-    for head, group in groupby(folded(entries), _modules):
+    found = [_Row(pattern, made, _sizes(some), some, _rivals(some)) for pattern, made, some in folded(entries)]
+    for head, group in groupby(found, _modules):
         lines = list(group)
-        members = [entry for _, _, some in lines for entry in some]
         if head is None or len(lines) == 1:
-            rows += [_Row(pattern, made, _sizes(some), some) for pattern, made, some in lines]
-        else:
-            leaves = [f"{pattern.rpartition('.')[2]} {_sizes(some)}".rstrip() for pattern, _, some in lines]
-            shown = [*leaves[:2], *([f"… {len(leaves) - 2} more"] if len(leaves) > 2 else [])]
-            rows.append(_Row(f"{head[0]}.", f"{head[1]}.", ", ".join(shown), members))
+            rows += lines
+            continue
+        leaves = [f"{line.target.rpartition('.')[2]}{_SPACE}{line.sizes}".rstrip() for line in lines]
+        shown = [*leaves[:2], *([f"… {len(leaves) - 2} more"] if len(leaves) > 2 else [])]
+        members = [entry for line in lines for entry in line.members]
+        rows.append(_Row(f"{head[0]}.", f"{head[1]}.", ", ".join(shown), members, [f"{r}." for r in head[2]]))
     return rows
 
 
-def _modules(line: tuple[str, str, list[Entry]]) -> tuple[str, str, tuple[str, ...]] | None:
-    """The two modules between which a line copies a tensor of the same name, and its doubts."""
-    pattern, made, members = line
-    (own, _, leaf), (theirs, _, other) = pattern.rpartition("."), made.rpartition(".")
-    if not own or leaf != other or any(e.expr is None or not e.expr.is_copy or e.rivals for e in members):
+def _rivals(members: Sequence[Entry]) -> list[str]:
+    """What fits as well as what a line says, with the same holes."""
+    texts = []
+    for number in range(max(len(e.rivals) for e in members)):
+        some = folded([replace(e, expr=e.rivals[number]) for e in members if len(e.rivals) > number])
+        texts.append(some[0][1] + (" …" if len(some) > 1 else ""))
+    return texts
+
+
+def _modules(line: _Row) -> tuple[str, str, tuple[str, ...], tuple[str, ...]] | None:
+    """The two modules between which a line copies a tensor of the same name, those of its rivals, and its doubts."""
+    (own, _, leaf), made = line.target.rpartition("."), [line.made, *line.rivals]
+    exprs = [expr for e in line.members for expr in (e.expr, *e.rivals)]
+    if not own or any(text.rpartition(".")[2] != leaf for text in made):
         return None
-    return own, theirs, members[0].doubts
+    if any(expr is None or not expr.is_copy for expr in exprs):
+        return None
+    theirs = [text.rpartition(".")[0] for text in made]
+    return own, theirs[0], tuple(theirs[1:]), line.members[0].doubts
 
 
 def _sizes(members: Sequence[Entry]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
 from ..errors import Ambiguous, NoMatch, NotFound, RuleError, counted, printable
-from ..files import Buffer
+from ..files import Buffer, shell_quote
 from ..formats import open as open_checkpoint
 from ..keys import Rename, closest, unwrap
 from ..signature import Entry as Wanted
@@ -22,6 +22,7 @@ from .doubles import doubles
 from .mapping import Entry, Mapping
 from .own_code import named_alike
 from .port import port
+from .ranks import joined_ranks
 from .words import cut, table
 
 #: Elements of a tensor whose values may be looked at while matching (norm weights).
@@ -80,7 +81,10 @@ def match_signature(
     made.sort(key=lambda one: (-_covered(one[1]), _preference(one[0].path)))
     weights, best = made[0]
     if 1 < len(found) <= _MOST_PARTS and _covered(best) < _wanted(best):
-        whole = _all_together(ckpt, found, target, hints, scale, source_code)
+        together = [_all_together(ckpt, found, target, hints, scale, source_code)]
+        if source_code is None and (ranks := joined_ranks(found, target)) is not None:
+            together.insert(0, ranks.mapping(_ported(ranks.signature(ckpt), target, ranks.tensors, hints, scale)))
+        whole = max(together, key=_covered)
         if _covered(whole) > 1.05 * _covered(best):
             return whole
     if len(found) > 1:
@@ -334,6 +338,8 @@ def by_position(
             entries.append(replace(blank, status="mapped", expr=made, evidence="position, as asked for"))
         elif entry.key.endswith("num_batches_tracked"):
             entries.append(replace(blank, status="mapped", default=True, evidence="a counter"))
+        elif first is not None:
+            entries.append(replace(blank, doubts=(f"not among the first {first:,}",)))
         else:
             entries.append(blank)
     shapes = {k: t.shape for k, t in weights.tensors.items()}
@@ -464,8 +470,11 @@ def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
     raise NotFound(
         f"nothing fits: {len(fitting):,} of {counted(len(wanted), 'key')} of {printable(target.name)} found a source",
         where=ckpt.where,
-        evidence=_misses(mapping, target),
-        hint="ckptool inspect shows what is in the file; --kwargs changes the sizes of the model",
+        evidence=[
+            *_misses(mapping, target),
+            "if it is the right file: build the model with other sizes (--kwargs NAME=VALUE)",
+        ],
+        hint=f"ckptool inspect {shell_quote(ckpt.where)}" if ckpt.where else None,
     )
 
 
@@ -500,7 +509,7 @@ def _misses(mapping: Mapping, target: Signature) -> list[str]:
 def _off_by(wanted: Sequence[int], have: Sequence[int]) -> str:
     off = [
         f"dimension {d} is {have[d]:,}, not {wanted[d]:,}"
-        + (f" ({have[d] / wanted[d]:g} times)" if wanted[d] and wanted[d] != have[d] else "")
+        + (f" ({have[d] / wanted[d]:.3g} times)" if wanted[d] else "")
         for d in range(min(len(wanted), len(have)))
         if wanted[d] != have[d]
     ]

@@ -187,3 +187,8 @@ def related(t: Unit, s: Unit) -> bool:
         if said and said == label(group, s.words):
             return True
     return part_label(t.path) is not None and part_label(t.path) == part_label(s.path)
+
+
+def label_of(unit: Unit, group: str) -> str | None:
+    """What a unit's name says in the group of that name."""
+    return next(label(g, unit.words) for g in table().groups if g.name == group)

@@ -11,9 +11,9 @@ torch is needed. It is imported when `run` is first used, so that the options ca
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..lazy import lazily
 from .config import Config, Save
 
 if TYPE_CHECKING:
@@ -25,7 +25,4 @@ __all__ = ["Config", "Epoch", "Run", "Save", "Watcher", "run"]
 _HOMES = {"run": "launch", "Epoch": "loop", "Run": "loop", "Watcher": "loop"}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'ckptool.train' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+__getattr__ = lazily(__name__, _HOMES, globals())

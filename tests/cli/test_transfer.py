@@ -228,6 +228,45 @@ def test_a_hint_settles_it(run: Run, twins: Path) -> None:
     assert torch.equal(made["left.bias"], source["b.bias"])
 
 
+def test_the_refusal_says_how_to_settle_a_guess_by_a_hint(run: Run, twins: Path) -> None:
+    """What stands behind "if A is B:" can be typed, and does it."""
+    from safetensors.torch import load_file
+
+    ran = run("transfer", "twins.safetensors", "twins.py")
+    says, hint = next(line for line in ran.err.splitlines() if " if " in f" {line.strip()} ").strip().split(": ")
+    _, own, _, theirs = says.split()
+    assert run("transfer", "twins.safetensors", "twins.py", *shlex.split(hint)).code == 0
+    source, made = load_file(twins / "twins.safetensors"), torch.load(twins / "twins.Twins.pth")
+    assert torch.equal(made[own], source[theirs])
+    assert "--source-model SRC.py --prove" in ran.err
+
+
+def test_a_guess_that_has_no_rival_is_not_settled_by_hints(run: Run, folder: Path) -> None:
+    state = torch.load(folder / "old.pth")
+    torch.save({**state, "features.0.weight": torch.randn(8, 6, 3, 3)}, folder / "six.pth")
+    (folder / "twelve.py").write_text(dedent(NEW).replace("nn.Conv2d(3,", "nn.Conv2d(12,"))
+    ran = run("transfer", "six.pth", "twelve.py")
+    assert (ran.code, "1 key guessed" in ran.err, "--hint" in ran.err) == (1, True, False)
+
+
+def test_counters_do_not_make_the_command_longer(run: Run, folder: Path) -> None:
+    """What needs no source stays as it is whatever --partial says: a whole head is one pattern."""
+    (folder / "deep.py").write_text(
+        dedent(NEW).replace(
+            "nn.Linear(2 * width, classes)", "nn.Sequential(nn.Linear(2 * width, 7), nn.BatchNorm1d(7))"
+        )
+    )
+    ran = run("transfer", "old.pth", "deep.py")
+    assert ran.err.splitlines()[-1] == "Hint: ckptool transfer old.pth deep.py --partial 'head.*'"
+
+
+def test_the_command_of_a_refusal_works_after_the_mapping_was_saved(run: Run, twins: Path) -> None:
+    ran = run("transfer", "twins.safetensors", "twins.py", "--save-mapping", "m.yaml")
+    hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
+    assert "--save-mapping m.yaml" in hint
+    assert run(*shlex.split(hint)[1:]).code == 0
+
+
 def test_a_hint_that_fits_nothing_is_an_error(run: Run, twins: Path) -> None:
     ran = run("transfer", "twins.safetensors", "twins.py", "--hint", "c=left")
     assert (ran.code, "no key of the source matches" in ran.err) == (2, True)
@@ -285,6 +324,49 @@ def test_a_mapping_file_that_cannot_be_used_says_why(run: Run, folder: Path, tex
     assert ran.code == 2
     assert says in ran.err
     assert not (folder / "old.Net.pth").exists()
+
+
+# ------------------------------------------------------------------------------------------ a grown vocabulary
+
+TEXT = """
+    import torch
+    from torch import nn
+
+    class Text(nn.Module):
+        def __init__(self, vocab=20, positions=True):
+            super().__init__()
+            self.embed = nn.Embedding(vocab, 6)
+            self.places = nn.Embedding(9, 6) if positions else None
+            self.body = nn.Linear(6, 6)
+            self.out = nn.Linear(6, vocab if positions else 3)
+
+        def forward(self, ids):
+            x = self.embed(ids)
+            if self.places is not None:
+                x = x + self.places(torch.arange(ids.shape[1], device=ids.device))
+            return self.out(self.body(x).relu())
+"""
+
+
+@pytest.mark.parametrize("positions", [True, False])
+def test_a_table_that_is_looked_up_keeps_its_words_whatever_it_is_called(
+    run: Run, folder: Path, positions: bool
+) -> None:
+    """More words are a declared guess, for the table and the output layer over it; not weights that start anew."""
+    (folder / "text.py").write_text(dedent(TEXT))
+    state = module_of(TEXT)(positions=positions).state_dict()
+    torch.save(state, folder / "text.pth")
+    words = ("--kwargs", "vocab=25", "--kwargs", f"positions={positions}")
+    ran = run("transfer", "text.pth", "text.py", *words, "-o", "more.pth")
+    assert ran.code == 1
+    hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
+    assert hint.endswith("--accept-guesses")
+    assert run(*shlex.split(hint)[1:]).code == 0
+    made = torch.load(folder / "more.pth")
+    for key in ("embed.weight", "out.weight", "out.bias"):
+        assert torch.equal(made[key][: len(state[key])], state[key])
+    assert made["embed.weight"].shape == (25, 6)
+    assert torch.allclose(made["embed.weight"][20:], state["embed.weight"].mean(0))
 
 
 # ------------------------------------------------------------------------------------------------ by position
@@ -413,6 +495,22 @@ def test_several_models_are_listed_and_the_hint_chooses_one(run: Run, folder: Pa
     assert run("transfer", "old.pth", "m.py:Net").code == 0
 
 
+def test_a_name_that_is_nearly_right_is_corrected(run: Run, folder: Path) -> None:
+    (folder / "m.py").write_text("from torch import nn\nclass Block(nn.Module):\n    pass\n" + dedent(NEW))
+    ran = run("transfer", "old.pth", "m.py:net")
+    assert (ran.code, ran.err.splitlines()[-1]) == (2, "Hint: m.py:Net")
+    ran = run("transfer", "old.pth", "net.py", "--kwargs", "clases=10")
+    assert (ran.code, ran.err.splitlines()[-1]) == (2, "Hint: --kwargs classes=10")
+
+
+def test_code_in_the_place_of_the_weights_is_noticed(run: Run, folder: Path) -> None:
+    ran = run("transfer", "net.py", "old.pth", "-q")
+    assert ran.code == 2
+    hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
+    assert hint == "ckptool transfer old.pth net.py -q"
+    assert run(*shlex.split(hint)[1:]).code == 0
+
+
 @pytest.mark.parametrize("target", ["net.py:Net", "net:Net", "made.py:make", "made.py:ready", "made.py"])
 def test_a_model_is_a_class_a_factory_or_an_instance(
     run: Run, folder: Path, target: str, monkeypatch: pytest.MonkeyPatch
@@ -439,6 +537,8 @@ def test_sizes_that_are_off_by_a_factor_are_named(run: Run, folder: Path) -> Non
     assert ran.code == 2
     assert "dimension 0 is 8, not 16 (0.5 times)" in ran.err
     assert "--kwargs" in ran.err
+    hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
+    assert run(*shlex.split(hint)[1:]).code == 0
 
 
 @pytest.mark.parametrize(
@@ -530,6 +630,21 @@ def test_outputs_that_differ_are_a_refusal_with_the_first_divergence(run: Run, f
     assert "not proved" in ran.err
     assert "first divergence is at head" in ran.err
     assert not (folder / "old.Net.pth").exists()
+    hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
+    assert hint == "ckptool transfer old.pth wrong.py --source-model old.py"
+    assert run(*shlex.split(hint)[1:]).code == 0
+
+
+@pytest.mark.parametrize("option", [["--reference", "io.safetensors"], ["--reference=io.safetensors"]])
+def test_outputs_that_were_saved_and_differ_are_a_refusal_too(run: Run, folder: Path, option: list[str]) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"input": torch.zeros(2, 3, 8, 8), "output": torch.ones(2, 10)}, folder / "io.safetensors")
+    ran = run("transfer", "old.pth", "net.py", *option, "-q")
+    assert (ran.code, "not proved" in ran.err) == (1, True)
+    hint = ran.err.splitlines()[-1].removeprefix("Hint: ")
+    assert hint == "ckptool transfer old.pth net.py -q"
+    assert run(*shlex.split(hint)[1:]).code == 0
 
 
 def test_a_proof_needs_something_to_compare_with(run: Run, folder: Path) -> None:

@@ -261,3 +261,47 @@ def test_what_cannot_be_run_is_matched_by_names_and_order(old: nn.Module) -> Non
     own = Silent()
     ckptool.load_into(own, old.state_dict())
     assert torch.equal(own.head.weight, old[5].weight)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [(Named, "Named makes a model and is none itself"), ("old.pth", "'old.pth' is no torch.nn.Module")],
+)
+def test_what_is_no_model_is_named(old: nn.Module, model: Any, says: str) -> None:
+    with pytest.raises(ckptool.RuleError) as raised:
+        ckptool.load_into(model, old.state_dict())
+    assert raised.value.what == says
+    if model is Named:
+        assert raised.value.hint == "Named()"
+        with pytest.raises(ckptool.RuleError, match="makes a model"):
+            ckptool.transfer(old.state_dict(), Named)
+
+
+def test_one_hint_is_given_as_a_text() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    state = {f"{name}.{leaf}": torch.randn(*size) for name in "ab" for leaf, size in LINEAR.items()}
+    model = Two()
+    ckptool.load_into(model, state, hints="b=left")  # against the order of both
+    assert torch.equal(model.left.weight, state["b.weight"])
+
+
+LINEAR = {"weight": (4, 4), "bias": (4,)}
+
+
+def test_printed_an_account_is_the_report_and_shown_it_is_one_line(old: nn.Module) -> None:
+    account = ckptool.load_into(Named(), old.state_dict())
+    assert repr(account) == f"<Mapping the source -> Named: {len(account.entries)} mapped, 0 guessed, 0 unmapped>"
+    assert "stem. <- 0." in " ".join(str(account).split())
+
+
+def test_a_model_of_which_a_part_has_no_memory_stays_as_it_is(old: nn.Module) -> None:
+    model = Named()
+    model.head.to("meta")
+    before = model.stem.weight.clone()
+    with pytest.raises(ckptool.CannotCarry, match="meta"):
+        ckptool.load_into(model, old.state_dict())
+    assert torch.equal(model.stem.weight, before)

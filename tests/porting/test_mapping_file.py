@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import pairing, signature, wanted
 
-from ckptool.errors import Malformed, RuleError, Unreadable
+from ckptool.errors import Malformed, OutputExists, RuleError, Unreadable
 from ckptool.porting import expression as ex
 from ckptool.porting import mapping_file
 from ckptool.porting.mapping import Entry, Mapping
@@ -50,7 +50,7 @@ def test_blocks_are_one_line_however_many(tmp_path: Path) -> None:
         mapping = port(signature(blocks(depth, fused=True)), wanted(blocks(depth, fused=False)))
         texts.append(mapping_file.text_of(mapping))
     assert len(texts[0].splitlines()) == len(texts[1].splitlines())
-    assert '  "blocks.{0..29}.attn.k.weight": slice(blocks.{}.attn.qkv.weight, 0, 8, 16)' in texts[1].splitlines()
+    assert "  blocks.{0..29}.attn.k.weight: slice(blocks.{}.attn.qkv.weight, 0, 8, 16)" in texts[1].splitlines()
 
 
 def test_doubts_come_first_with_their_rivals_ready_to_be_uncommented(tmp_path: Path) -> None:
@@ -99,6 +99,54 @@ def test_ranges_stand_for_keys(tmp_path: Path, line: str, keys: dict[str, str] |
         assert pairing(mapping_file.read(tmp_path / "m.yaml")) == keys
 
 
+@pytest.mark.parametrize("rival", [False, True])
+def test_doubts_are_settled_by_editing_single_lines(tmp_path: Path, rival: bool) -> None:
+    """Each line that is ready to be uncommented works when it is, whatever the keys are called."""
+    odd = 'encoder/layers.0 #1: "x"'
+    entries = (
+        *(Entry(f"b.{n}.w", (4,), "guessed", ex.of(f"y.{n}.w"), "", ("two fit",), (ex.of(odd),)) for n in range(3)),
+        Entry("no", (4,), "guessed", ex.of(odd), "", ("two fit",), (ex.parse("cat(0, y.0.w, null)"),)),
+    )
+    text = mapping_file.text_of(Mapping(entries, ()))
+    read = read_back(Mapping(entries, ()), tmp_path)
+    assert {e.target: (e.status, str(e.expr)) for e in read.entries} == {
+        e.target: ("guessed", str(e.expr)) for e in entries
+    }
+    lines = text.splitlines()
+    if rival:
+        lines = [line.replace("  # ", "  ", 1) if line.startswith(("  # b.", "  # no:")) else line for line in lines]
+    else:
+        lines = [line.replace("guess(", "").removesuffix(")") if "guess(y" in line else line for line in lines]
+    (tmp_path / "m.yaml").write_text("\n".join(lines))
+    found = {e.target: (e.status, str(e.expr)) for e in mapping_file.read(tmp_path / "m.yaml").entries}
+    want = {e.target: ("mapped", str(e.rivals[0] if rival else e.expr)) for e in entries}
+    assert found == (want if rival else {**want, "no": ("guessed", str(entries[3].expr))})
+
+
+def test_a_file_with_doubts_says_how_to_settle_them() -> None:
+    entries = (Entry("b.weight", (4,), "guessed", ex.of("y.weight"), "", ("two fit",), (ex.of("z.weight"),)),)
+    assert "# `ckptool transfer SRC MODEL.py --mapping`." in mapping_file.text_of(Mapping(entries, ()))
+    assert mapping_file.text_of(Mapping(entries, ())).endswith("\nmapping:\n")  # room for lines, and no `{}` in the way
+
+
+@pytest.mark.parametrize("name", ["no", "on", "null", "true", "Yes", "off"])
+def test_layers_with_the_words_of_yaml_keep_their_names(tmp_path: Path, name: str) -> None:
+    read = read_back(
+        Mapping((Entry(name, (), "mapped", ex.of(name)), Entry("x", (), "mapped", ex.of(name))), ()), tmp_path
+    )
+    assert pairing(read) == {name: name, "x": name}
+
+
+def test_writing_the_same_again_is_no_error_and_what_was_edited_is_kept(tmp_path: Path) -> None:
+    mapping = Mapping((Entry("a", (), "mapped", ex.of("b")),), ())
+    mapping_file.save(mapping, tmp_path / "m.yaml")
+    mapping_file.save(mapping, tmp_path / "m.yaml")
+    (tmp_path / "m.yaml").write_text("mine")
+    with pytest.raises(OutputExists):
+        mapping_file.save(mapping, tmp_path / "m.yaml")
+    assert (tmp_path / "m.yaml").read_text() == "mine"
+
+
 NAMES = st.text(st.sampled_from("ab.01_- :#{}\"'\\é\n"), min_size=1, max_size=8)
 
 
@@ -128,7 +176,15 @@ def test_what_loses_values_cannot_be_inverted() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["\x00", "a: [", "- 1\n- 2\n", "ckptool-mapping: 1\nmapping: 3\n", "a: !!python/name:os.system\n"]
+    "text",
+    [
+        "\x00",
+        "a: [",
+        "- 1\n- 2\n",
+        "ckptool-mapping: 1\nmapping: 3\n",
+        "ckptool-mapping: 1\nleft: 3\n",
+        "a: !!python/name:os.system\n",
+    ],
 )
 def test_a_file_that_is_none_is_named_and_nothing_in_it_runs(tmp_path: Path, text: str) -> None:
     (tmp_path / "m.yaml").write_text(text)

@@ -1,0 +1,25 @@
+"""Names of a package that are imported when they are first used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+
+def lazily(package: str, homes: Mapping[str, str], names: dict[str, Any]) -> Callable[[str], Any]:
+    """A `__getattr__` for PACKAGE (PEP 562).
+
+    Args:
+        package: its name.
+        homes: public name -> the module below it that holds it.
+        names: its globals, where a name stays once it was used.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = names[name] = getattr(import_module(f".{homes[name]}", package), name)
+        return value
+
+    return __getattr__

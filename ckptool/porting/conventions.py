@@ -1,0 +1,211 @@
+"""Conventions of code that neither names nor shapes show: what may be otherwise than it looks is doubted here."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from . import expression as ex
+from .expression import Expr
+from .filling import Filling, Values
+from .fused import heads_of, part_label
+from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare
+from .pieces import Piece, squeezed
+from .units import label_of
+from .words import Rotary, table, words_of
+
+_JOINED = "in which order its channels stand is in the code only"
+
+
+def doubt_conventions(filling: Filling) -> None:
+    """Doubt, or turn, what code on the two sides may take in different ways."""
+    for step in (_bare_squares, _rotary, _flatten, _concatenated, _centred_norms):
+        step(filling)
+
+
+def _bare_squares(filling: Filling) -> None:
+    """Square matrices that no layer of torch holds, as the others of the file whose sizes show how they stand."""
+    votes: Counter[bool] = Counter()
+    square = []
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece = t.pieces.get(hole.rpartition("|")[2])
+        own = next((p for p in s.pieces.values() if p.expr == filled.expr), None)
+        if piece is None or own is None or not is_bare(own) or not _is_matrix(piece):
+            continue
+        if own.shape[-1] != own.shape[-2]:
+            votes["transpose" in filled.expr.operations()] += 1
+        elif own.entry.key.split(".")[-1] != piece.entry.key.split(".")[-1] and filled.expr.op in ("key", "select"):
+            square.append(filled)
+    for filled in square:
+        if votes[True] and not votes[False]:
+            filled.expr = ex.transpose(filled.expr)
+        elif not votes[False] and TURNED_IN_CODE not in filled.doubts:
+            filled.doubts.append(TURNED_IN_CODE)
+            filled.rivals.append(ex.transpose(filled.expr))
+
+
+def _rotary(filling: Filling) -> None:
+    """Rows of queries and keys: rotary embeddings pair them in one of two ways, which no shape shows."""
+    kind = filling.target.signature.rotary
+    if kind is None or filling.same_names:
+        return
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        which = part_label(t.path) or part_label(s.path)
+        if which not in ("q", "k") or hole.endswith(("norm|weight", "norm|bias")):
+            continue
+        piece = t.pieces[hole.rpartition("|")[2]]
+        heads = heads_of(t.main.entry)
+        theirs = _rotary_by_name(s.path)
+        if theirs is not None and theirs.sure and theirs.kind == kind:
+            continue
+        turned = None
+        if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
+            turned = Expr("rotary", (filled.expr,), (heads, kind if kind != "unknown" else "half"))
+        doubt = (
+            "the model turns queries and keys (rotary embedding); whether the source pairs rows in the same way is "
+            "not in its names"
+        )
+        if turned is not None and theirs is not None and kind != "unknown" and theirs.kind != kind:
+            filled.rivals.insert(0, filled.expr)
+            filled.expr = turned
+        elif turned is not None:
+            filled.rivals.append(turned)
+        filled.doubts.append(doubt)
+
+
+def _flatten(filling: Filling) -> None:
+    """A linear layer after feature maps: the order in which they are flattened is in the code only."""
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece = t.pieces.get(hole.rpartition("|")[2])
+        if piece is None or piece.role != "weight" or len(piece.shape) != 2:
+            continue
+        note = piece.entry.notes.get("flatten")
+        if note is None or filling.same_names:
+            continue
+        layout, c, h, w = note
+        leaf = s.main.leaf
+        theirs = "nhwc" if leaf in table().inputs_first else "nchw"
+        if layout != theirs and squeezed(piece.shape)[-1] == c * h * w:
+            filled.rivals.append(filled.expr)
+            filled.expr = Expr("flatten", (filled.expr,), (c, h, w, layout))
+            filled.doubts.append(
+                f"the model flattens features as {layout.upper()}; the source most likely does as {theirs.upper()}"
+            )
+
+
+def _concatenated(filling: Filling) -> None:
+    """Layers that take several branches side by side: in which order is in the code of the source only.
+
+    As a rule branches are joined in the order in which they are registered. Where the source has registered those
+    of the target in another order than the target joins them, the order of the channels is a guess.
+    """
+    told = filling.source.signature.traced
+    if not told and (filling.same_names or not filling.matcher.sequences.ordered):
+        return
+    weights = {p.entry.key: p for p in filling.target.pieces.values() if p.name in filling.unit_of}
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece = t.pieces.get(hole.rpartition("|")[2])
+        joined = piece.entry.notes.get("joined") if piece is not None else None
+        if piece is None or not joined or not all(key in weights for key, _ in joined):
+            continue
+        units = [filling.unit_of[weights[key].name] for key, _ in joined]
+        dim = 1 if len(piece.shape) > 1 else 0
+        sizes = [n for _, n in joined]
+        if len(piece.shape) <= dim or piece.shape[dim] != sum(sizes):
+            continue
+        theirs = _joined_by(s.pieces.get(piece.role))
+        known = None if theirs is None else [theirs.get(u.main.entry.key) for _, u in units]
+        order = [u.order for _, u in units] if known is None or None in known else [int(n or 0) for n in known]
+        stored = sorted(range(len(units)), key=order.__getitem__)
+        if any(filling.holes[weights[key].name].doubts for key, _ in joined):
+            filled.doubts.append("it takes branches side by side of which some are guesses")
+        if stored == list(range(len(units))) or len(set(order)) < len(order):
+            continue
+        starts = {place: sum(sizes[i] for i in stored[:at]) for at, place in enumerate(stored)}
+        moved = ex.cat(dim, *(ex.part(filled.expr, dim, starts[i], starts[i] + n) for i, n in enumerate(sizes)))
+        if theirs is not None and known is not None and None not in known:
+            filled.expr = moved
+            continue
+        own = [u.order for u, _ in units]
+        filled.doubts.append("it takes branches side by side that the source holds in another order: " + _JOINED)
+        filled.rivals.append(filled.expr if own == sorted(own) else moved)
+        filled.expr = moved if own == sorted(own) else filled.expr
+
+
+def _centred_norms(filling: Filling) -> None:
+    """Norm weights around 0 where the model takes them as they are, or around 1 where it adds 1."""
+    if filling.values is None:
+        return
+    norms = []
+    for t, s in filling.matching.pairs:
+        piece = t.pieces.get("weight")
+        if piece is None or len(piece.shape) != 1 or piece.name not in filling.holes:
+            continue
+        if "norm" not in t.main.entry.module.lower() and label_of(t, "purpose") != "norm":
+            continue
+        leaf = piece.entry.key.rpartition(".")[2]
+        if "running_var" in t.pieces or leaf in table().beside_bias or not filling.holes[piece.name].expr.is_copy:
+            continue
+        norms.append((t, s, piece))
+    by_use: dict[bool, list[Any]] = defaultdict(list)
+    for item in norms:
+        by_use[item[2].entry.how in ("add", "__add__", "__radd__")].append(item)
+    for adds_one, members in by_use.items():
+        share = _share_of_negatives(filling.values, [filling.holes[p.name].expr.key for _, _, p in members[:24]])
+        if share is None:
+            continue
+        if not adds_one and share > 0.25:
+            amount, doubt = (
+                1.0,
+                "the source's norm weights lie around 0, as where code adds 1 to them; this model does not",
+            )
+        elif adds_one and share < 0.02:
+            amount, doubt = (
+                -1.0,
+                "this model adds 1 to its norm weights; those of the source look as if its code does not",
+            )
+        else:
+            continue
+        for _, _, piece in members:
+            filled = filling.holes[piece.name]
+            filled.rivals.append(filled.expr)
+            filled.expr = Expr("shift", (filled.expr,), (amount,))
+            filled.doubts.append(doubt)
+
+
+def _joined_by(piece: Piece | None) -> dict[str, int] | None:
+    """The place of each branch that a layer of the source takes side by side, where its code was followed."""
+    joined = piece.entry.notes.get("joined") if piece is not None else None
+    return {key: place for place, (key, _) in enumerate(joined)} if joined else None
+
+
+def _is_matrix(piece: Piece) -> bool:
+    """Whether the model multiplies with it."""
+    used = piece.entry.how in PRODUCTS or piece.entry.module == "Linear"
+    return used and len(piece.shape) in (2, 3)
+
+
+def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:
+    negative = total = 0
+    for key in keys:
+        found = values(key)
+        if found is None:
+            continue
+        negative += int((found < 0).sum())
+        total += int(found.size)
+    return negative / total if total else None
+
+
+def _rotary_by_name(path: Sequence[str]) -> Rotary | None:
+    """How queries and keys are paired by rotary embeddings in code that uses this name, the longest that is known."""
+    for end in (len(path), len(path) - 1):  # what was taken out of a fused projection has its name behind it
+        words = words_of(path[max(end - 2, 0) : end])
+        for start in range(len(words)):
+            if words[start:] in table().rotary:
+                return table().rotary[words[start:]]
+    return None

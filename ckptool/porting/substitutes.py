@@ -1,0 +1,177 @@
+"""What goes where nothing was matched: layers of other sizes, folded, left over, or tied to another."""
+
+from __future__ import annotations
+
+from . import expression as ex
+from . import leftovers
+from .expression import Expr, Shape
+from .filling import Filled, Filling
+from .remedies import of_rows, remedy
+from .units import SOME, Unit, label_of, related, similarity
+
+
+def substitute(filling: Filling) -> None:
+    """Fill what has no partner of equal shape. Most of it ends as a guess."""
+    for step in (_fold_norms, _near_misses, _tied_sources, _tied_heads, _leftovers, _of_other_sizes):
+        step(filling)
+
+
+def _fold_norms(filling: Filling) -> None:
+    """Batch norms of the source that the target does not have, folded into what stands before them."""
+    free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
+    if not free:
+        return
+    stored = sorted(filling.matcher.cells.sources, key=lambda u: u.order)
+    place = {id(u): i for i, u in enumerate(stored)}
+    partner = {id(s): t for t, s in filling.matching.pairs}
+    for norm in free:
+        i = place[id(norm)]
+        before = stored[i - 1] if i else None
+        t = partner.get(id(before))
+        if before is None or t is None or "weight" not in before.pieces or "weight" not in t.pieces:
+            continue
+        w = before.pieces["weight"]
+        if not w.shape or w.shape[0] != norm.pieces["running_mean"].shape[0] or len(w.shape) < 2:
+            continue
+        if "bias" not in t.pieces or "bias" in before.pieces:
+            continue
+        gamma, var = norm.pieces["weight"].expr, norm.pieces["running_var"].expr
+        mean = norm.pieces["running_mean"].expr
+        beta = norm.pieces["bias"].expr if "bias" in norm.pieces else Expr("zeros", (), norm.pieces["weight"].shape)
+        doubt = "the source has a batch norm here and the target has none: folded in, with eps 1e-05"
+        hole = t.pieces["weight"].name
+        plain = filling.holes[hole].expr
+        filling.holes[hole] = Filled(Expr("fold_weight", (plain, gamma, var), (1e-05,)), "folded", [doubt], [plain])
+        zero = Expr("zeros", (), norm.pieces["weight"].shape)
+        filling.holes[t.pieces["bias"].name] = Filled(
+            Expr("fold_bias", (zero, gamma, beta, mean, var), (1e-05,)), "folded", [doubt], [beta]
+        )
+        filling.unit_of[t.pieces["bias"].name] = (t, norm)
+
+
+def _leftovers(filling: Filling) -> None:
+    """What several layers of one side are in one of the other, or one in several: always guesses."""
+    for propose in (leftovers.parts, leftovers.shared):
+        used = {key for filled in filling.holes.values() for key in filled.expr.keys()}  # noqa: SIM118
+        cells = filling.matcher.cells
+        targets = [u for u in cells.targets if not any(p.name in filling.holes for p in u.pieces.values())]
+        sources = [u for u in cells.sources if not used & set(u.main.expr.keys())]
+        pairs = [filling.unit_of[t.main.name] for t in cells.targets if t.main.name in filling.unit_of]
+        everything = propose is leftovers.shared
+        for one in propose(pairs, targets, cells.sources if everything else sources):
+            hole = one.target.pieces[one.role].name
+            filling.holes[hole] = Filled(one.expr, "left over", [one.doubt], list(one.rivals))
+            filling.unit_of[hole] = (one.target, one.source)
+
+
+def _near_misses(filling: Filling) -> None:
+    """Tensors with the same name or place whose sizes differ in a way that has a known remedy. Always guesses."""
+    free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes]
+    free_s = list(filling.matching.free_sources)
+    for t in free_t:
+        near = [s for s in free_s if filling.alike(t, s)]
+        if len(near) != 1:
+            continue
+        s = near[0]
+        if t.main.shape == s.main.shape:
+            if similarity(t, s) > SOME or related(t, s):
+                filling.fill(t, s, [])
+            continue
+        kind = label_of(t, "embedding") or label_of(s, "embedding") or ("token" if _is_looked_up(filling, t) else None)
+        found = remedy(t.main.shape, s.main.shape, s.main.expr, kind)
+        if found is None:
+            continue
+        expr, doubt, rivals = found
+        doubts = [] if _follows_its_channels(filling, t) and len(s.main.shape) == 2 else [doubt]
+        filling.holes[t.main.name] = Filled(expr, "similar names", doubts, list(rivals))
+        filling.unit_of[t.main.name] = (t, s)
+        for role, piece in t.pieces.items():
+            if piece is not t.main and role in s.pieces and s.pieces[role].shape == piece.shape:
+                filling.holes[piece.name] = Filled(s.pieces[role].expr, "similar names")
+                filling.unit_of[piece.name] = (t, s)
+        if kind == "token":
+            _other_vocabulary(filling, t.main.shape, s.main.shape)
+
+
+def _is_looked_up(filling: Filling, t: Unit) -> bool:
+    """Whether rows of a table are looked up whose name does not say what they are: of the only one, or of one that an
+    output layer of the same size is over, it is words."""
+    tables = [u for u in filling.matcher.cells.targets if u.main.entry.how == "embedding"]
+    others = (u for u in filling.matching.free_targets if u is not t)
+    return t in tables and (len(tables) == 1 or any(u.main.shape[:1] == t.main.shape[:1] for u in others))
+
+
+def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
+    """Output layers over a vocabulary whose table of words has another size on the two sides."""
+    for t in filling.matching.free_targets:
+        near = [s for s in filling.matching.free_sources if s.main.shape[:1] == have[:1] and filling.alike(t, s)]
+        if t.main.name in filling.holes or t.main.shape[:1] != wanted[:1] or len(near) != 1:
+            continue
+        for role, piece in t.pieces.items():
+            own = near[0].pieces.get(role)
+            found = None if own is None else of_rows(piece.shape, own.shape, own.expr)
+            if found is not None:
+                filling.holes[piece.name] = Filled(found[0], "similar names", [found[1]], list(found[2]))
+                filling.unit_of[piece.name] = (t, near[0])
+
+
+def _follows_its_channels(filling: Filling, t: Unit) -> bool:
+    """Whether a convolution takes the feature maps of another, which linear layers take flattened in that order."""
+    before = [
+        u for u in filling.matcher.cells.targets if u.used is not None and t.used is not None and u.used < t.used
+        if len(u.main.shape) == len(t.main.shape)
+    ]  # fmt: skip
+    last = max(before, key=lambda u: u.used or 0.0, default=None)
+    return last is not None and len(t.main.shape) == 4 and last.main.shape[0] == t.main.shape[1]
+
+
+def _of_other_sizes(filling: Filling) -> None:
+    """What stands in the place of a tensor that has no source, with other sizes, to be named in the refusal."""
+    for t in filling.matching.free_targets:
+        near = [s for s in filling.matching.free_sources if filling.alike(t, s)]
+        if t.main.name not in filling.holes and len(near) == 1:
+            for role, piece in t.pieces.items():
+                if role in near[0].pieces:
+                    other = near[0].pieces[role].entry
+                    filling.misses[piece.name] = f"in its place the source has {other.key} {list(other.shape)}"
+
+
+def _tied_sources(filling: Filling) -> None:
+    """Keys of the source that are the same tensor as another, for what the model holds apart."""
+    tied = [e for e in filling.source.signature.entries.values() if e.tied is not None]
+    for t in filling.matching.free_targets if tied else ():
+        hole = t.main.name
+        if hole in filling.holes:
+            continue
+        wanted = t.main.entry.key.split(".")
+        near = [e for e in tied if e.shape == t.main.shape and e.key.split(".")[-2:] == wanted[-2:]]
+        exact = [e for e in near if e.key == t.main.entry.key] or near
+        if len(exact) == 1:
+            filling.holes[hole] = Filled(ex.of(exact[0].key), f"name; tied to {exact[0].tied} in the source")
+            filling.unit_of[hole] = (t, t)
+
+
+def _tied_heads(filling: Filling) -> None:
+    """An output layer that the source does not have, of the sizes of its word embedding: tied, most likely."""
+    pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}
+    tokens = [
+        (t, s)
+        for t, s in pairs.values()
+        if (label_of(t, "embedding") in ("token", None) and t.main.entry.how == "embedding")
+        or label_of(s, "embedding") == "token"
+    ]
+    for t in filling.matching.free_targets:
+        hole = t.main.name
+        if hole in filling.holes or len(t.main.shape) != 2 or t.main.role != "weight":
+            continue
+        if label_of(t, "purpose") != "head" and t.main.entry.how != "linear":
+            continue
+        for own, s in tokens:
+            if own.main.shape == t.main.shape and t.main.entry.how != "embedding":
+                tied = any(e.tied == s.main.entry.key for e in filling.source.signature.entries.values())
+                doubts = [] if tied else ["the source has no such layer; its word embedding is put here"]
+                table_of_words = filling.holes[own.main.name]
+                doubts += [d for d in table_of_words.doubts if table_of_words.expr != s.main.expr]
+                filling.holes[hole] = Filled(table_of_words.expr, "tied to the embedding", doubts)
+                filling.unit_of[hole] = (t, s)
+                break
