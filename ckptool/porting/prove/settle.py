@@ -42,7 +42,7 @@ def settle(
     if not verdict.equal:
         verdict = _but_for_new_keys(expected, seen, entries) or verdict
     unfelt: list[str] = []
-    if verdict.equal and not all(_holds(trial, entries, *other) for other in others):
+    if verdict.equal and not all(_holds(trial, entries, verdict, *other) for other in others):
         verdict = replace(verdict, equal=False)
         shown += ", though not on other values"
     if verdict.equal:
@@ -92,14 +92,17 @@ def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
     return replace(entry, status="guessed", doubts=(doubt,), rivals=tuple(rivals))
 
 
-def _holds(trial: Trial, entries: dict[str, Entry], expected: Flow | None, inputs: Any) -> bool:
+def _holds(trial: Trial, entries: dict[str, Entry], first: Verdict, expected: Flow | None, inputs: Any) -> bool:
     """Whether the models agree on other inputs, too, where the source's code can be run on them."""
     if expected is None:
         return True
-    first, trial.inputs = trial.inputs, inputs
+    before, trial.inputs = trial.inputs, inputs
     seen = trial.run(entries.values())
-    trial.inputs = first
-    return judge(expected, seen, entries).equal or _but_for_new_keys(expected, seen, entries) is not None
+    trial.inputs = before
+    again = judge(expected, seen, entries)
+    if first.compared and not first.beyond:
+        return again.equal and not again.beyond
+    return again.equal or _but_for_new_keys(expected, seen, entries) is not None
 
 
 def _said(verdict: Verdict, shown: str) -> str:
