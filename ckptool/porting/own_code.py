@@ -13,13 +13,11 @@ from collections.abc import Mapping, Sequence
 from ..keys import unwrap
 from .expression import Shape
 
-#: Share of the keys of some code that a file has to have.
-_MOST = 0.9
 _STATE = re.compile(r"_?(model_)?state_dict$")
 
 
 def named_alike(
-    code: Mapping[str, Shape], file: Mapping[str, Shape], optional: frozenset[str] = frozenset()
+    code: Mapping[str, Shape], file: Mapping[str, Shape], optional: frozenset[str] = frozenset(), *, share: float = 1.0
 ) -> list[dict[str, str]]:
     """For each key of the code its key in the file, where names and sizes say so for all of them.
 
@@ -27,10 +25,11 @@ def named_alike(
         code: keys of the code with their shapes.
         file: those of the file.
         optional: keys of the code that the file may lack.
+        share: how many of the others it has to have in these sizes; a head may be of another size.
 
     Returns:
-        Every way to do so below one place of the file; several where the file holds the model several times. A tenth of
-        the keys may be missing, as a head of another size. Empty if more are.
+        Every way to do so below one place of the file; several where the file holds the model several times. Empty if
+        too many keys are missing.
     """
     wanted = {key: _words(key) for key in code}
     short = {key: _words(own) for key, own in unwrap(list(code)).items()}
@@ -57,7 +56,7 @@ def named_alike(
         return [_one_way(found, place) for place in several]
     apart = _from_several_places(found, needed)
     most = max(places.values(), default=0)
-    if apart or most < _MOST * len(needed):
+    if apart or share >= 1 or most < share * len(needed):
         return apart
     near = sorted(place for place, n in places.items() if n == most)
     return [_one_way(found, place) for place in near if len(place) == min(map(len, near))]

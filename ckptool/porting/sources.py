@@ -182,7 +182,10 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
     if sum(own is not None for _, own in pairs) < 0.5 * len(pairs):
         optional = frozenset(key for key, entry in code.entries.items() if not entry.parameter)
         ways = named_alike(
-            {k: e.shape for k, e in code.entries.items()}, {k: e.shape for k, e in entries.items()}, optional
+            {k: e.shape for k, e in code.entries.items()},
+            {k: e.shape for k, e in entries.items()},
+            optional,
+            share=0.5,
         )
         pairs = [(code.entries[key], own) for way in ways for key, own in way.items()] or pairs
     for entry, own in pairs:

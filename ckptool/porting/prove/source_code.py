@@ -60,9 +60,11 @@ def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnC
     """Load the source file into the source's own code, and say what each of its keys is made of."""
     wanted_here = signature_of(model, trace=False)
     found, copies = _by_names(wanted_here, ckpt, mapping) or (match_signature(ckpt, wanted_here, at=mapping.at), {})
-    wanted = [e for e in found.entries if not e.default]
-    missing = [e.target for e in wanted if e.status != "mapped"]
-    if len(missing) > 0.1 * len(wanted):
+    missing = _missing(found)
+    if len(missing) > _FEW * len(found.entries):
+        found, copies = _by_names(wanted_here, ckpt, mapping, share=1 - _FEW) or (found, copies)
+        missing = _missing(found)
+    if len(missing) > _FEW * len(found.entries):
         raise NotFound(
             f"the code of the source has {counted(len(missing), 'key')} that the file does not have for certain",
             where=ckpt.where,
@@ -71,6 +73,14 @@ def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnC
         )
     fill(model, apply(found, ckpt))
     return OwnCode({e.target: e.expr for e in found.entries if e.expr is not None}, copies, frozenset(missing))
+
+
+#: Share of its keys that the source's code may lack.
+_FEW = 0.1
+
+
+def _missing(found: Mapping) -> list[str]:
+    return [e.target for e in found.entries if not e.default and e.status != "mapped"]
 
 
 def adapter_factors(model: torch.nn.Module) -> list[float]:
@@ -86,7 +96,9 @@ def adapter_factors(model: torch.nn.Module) -> list[float]:
     return list(found)[:64]
 
 
-def _by_names(wanted: Signature, ckpt: Checkpoint, mapping: Mapping) -> tuple[Mapping, dict[str, list[str]]] | None:
+def _by_names(
+    wanted: Signature, ckpt: Checkpoint, mapping: Mapping, *, share: float = 1.0
+) -> tuple[Mapping, dict[str, list[str]]] | None:
     """The mapping by equal names, where all of them are there in the same sizes, and what else has these names."""
     shapes: dict[str, Shape] = {}
     for weights in ckpt.state_dicts():
@@ -97,7 +109,7 @@ def _by_names(wanted: Signature, ckpt: Checkpoint, mapping: Mapping) -> tuple[Ma
             ] = tensor.shape
     code = {key: entry.shape for key, entry in wanted.entries.items()}
     optional = frozenset(key for key, entry in wanted.entries.items() if not entry.parameter and "running_" not in key)
-    ways = named_alike(code, shapes, optional)
+    ways = named_alike(code, shapes, optional, share=share)
     if not ways:
         return None
     used = {key for entry in mapping.entries for key in entry.sources}
