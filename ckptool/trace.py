@@ -189,6 +189,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         self._alive: list[Any] = []
         self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
         self._negated: set[int] = set()
+        self._whole = frozenset(keys)  # the parameters themselves
         self._turned: set[int] = set()  # transposed views of parameters
         self._channels = Channels(buffers)
 
@@ -210,6 +211,8 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
                 id(args[0]) in self._turned
             ):
                 self._turned.add(id(result))
+        elif name in _MEMBERS and args and id(args[0]) in self._keys and args[0].ndim > 2:
+            self._members(args, result)
         self._learn(name, args, kwargs, result)
         self._channels.see(name, args, kwargs, result, self._keys)
         return result
@@ -229,10 +232,43 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             kind, what = self._from.get(id(first), ("", None))
             if kind == "flat" and name in ("linear", "addmm", "matmul"):
                 self.uses[key].notes["flatten"] = what
+        if name in _MULTIPLY and self.uses[key].how in _MEMBERS:
+            self.uses[key].how = name  # what is done with a member counts
         if name in _PRODUCTS and place >= 1:
             self.uses[key].notes.setdefault("right", id(value) not in self._turned)
-        elif name == "linear" and id(value) in self._turned:
-            self.uses[key].notes.setdefault("right", True)
+        elif name == "linear" and place == 1 and (id(value) in self._turned or value.ndim == 2):
+            self.uses[key].notes.setdefault("right", id(value) in self._turned)
+        elif name == "einsum":
+            self._summed(key, args, value)
+
+    def _members(self, args: Any, result: Any) -> None:
+        """Matrices that are taken out of a stack by their number are matrices of the parameter that holds it."""
+        index = args[1] if len(args) > 1 else 0
+        whole = isinstance(index, int) or (isinstance(index, torch.Tensor) and not index.is_floating_point())
+        for one in [result] if isinstance(result, torch.Tensor) else result if whole else ():
+            if whole and isinstance(one, torch.Tensor) and one.shape[-2:] == args[0].shape[-2:]:
+                self._keys.setdefault(id(one), self._keys[id(args[0])])
+                if id(args[0]) in self._turned:
+                    self._turned.add(id(one))
+
+    def _summed(self, key: str, args: Any, value: torch.Tensor) -> None:
+        """Which dimensions of a parameter are inputs, where an equation says over which of them is summed."""
+        equation, *operands = args
+        operands = operands[0] if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
+        if not isinstance(equation, str) or "->" not in equation:
+            return
+        given, result = equation.replace(" ", "").split("->")
+        letters = next((one for one, x in zip(given.split(","), operands, strict=False) if x is value), "")
+        if len(letters) != value.ndim or "." in letters or len(letters) < 2:
+            return
+        notes = self.uses[key].notes
+        last, before = (letters[-1] in result, letters[-2] in result)
+        if last != before:
+            notes.setdefault("right", last != (id(value) in self._turned))
+        others = "".join(one for one in given.split(",") if one != letters)
+        if id(value) in self._whole:
+            kinds = ("input" if x not in result else "both" if x in others else "output" for x in letters)
+            notes.setdefault("dims", tuple(kinds))
 
     def _learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """What is worth knowing of a result: features and how they are flattened, fused projections, rotary."""
@@ -325,6 +361,9 @@ _VIEWS = frozenset(
 
 
 _PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm".split())
+#: Functions that multiply with a matrix, and those that take one out of a stack.
+_MULTIPLY = _PRODUCTS | {"linear", "einsum"}
+_MEMBERS = frozenset("__getitem__ select unbind index_select".split())
 
 
 def _flat(value: Any) -> Iterator[Any]:

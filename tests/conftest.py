@@ -20,11 +20,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.en
 def pytest_collection_modifyitems(items):
     """Where workers share the suite, a file stays with one of them, and so do the tests that share runs of training.
 
-    Those of the zoo share nothing, and take longer than any other file: they fill up whoever is done.
+    Those of the zoo and of the documentation share nothing and take long: they fill up whoever is done.
     """
     for item in items:
         together = item.path.parent if item.path.parent.name == "train" else item.path
-        if item.path.name != "test_zoo.py":
+        if item.path.name not in ("test_zoo.py", "test_docs.py"):
             item.add_marker(pytest.mark.xdist_group(str(together)))
 
 

@@ -15,7 +15,7 @@ import ckptool
 from ckptool.errors import CheckpointError
 from ckptool.inputs import made, parse_inputs
 
-from . import PAIRS, Pair, layouts, more, networks, parts, text, vision  # noqa: F401 - they fill PAIRS
+from . import PAIRS, Pair, layouts, more, networks, parts, stacks, text, vision  # noqa: F401 - they fill PAIRS
 
 
 @dataclass(slots=True)

@@ -18,7 +18,10 @@ from .words import numbers
 def attach_biases(one: Canon, other: Canon) -> None:
     """Biases that stand apart from their matrices, as the biases of those, where the other side has none apart."""
     lone = _lone_biases(one)
-    if not lone or _lone_biases(other):
+    if _lone_biases(other):
+        for piece in lone:
+            if piece.role != "bias":
+                one.become(piece, [(replace(piece, role="bias"), unchanged)], unchanged)
         return
     matrices = [
         p

@@ -6,9 +6,8 @@ the middle, and what is fused on both comes out as a copy.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 from .. import keys as names
 from ..signature import Signature
@@ -17,12 +16,15 @@ from .adapters import merge_adapters
 from .biases import attach_biases, divide_biases
 from .fused import fused_alike, missing_key_bias, split_fused
 from .gates import join_gates, of_recurrent_kernels
+from .heads import flat_heads
+from .implied import imply
 from .joined import join_parts
-from .kernels import lay_down
+from .kernels import channels_first, lay_down
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
-from .pieces import Canon, Piece
+from .pieces import Canon, Piece, squeezed
 from .reparametrized import merge_masks, merge_norms, name_unknown
 from .roles import components, role_of
+from .scanned import divide_layers
 from .sides import cut_sides
 from .stacked import unstack
 from .words import label, table, words_of
@@ -31,17 +33,29 @@ from .words import label, table, words_of
 _COUNTER = "num_batches_tracked"
 
 
-def canonical(signature: Signature, *, is_target: bool) -> Canon:
-    """The common form of one side, as far as it can be had without looking at the other."""
+def canonical(source: Signature, target: Signature, *, lora_scale: float | None = None) -> tuple[Canon, Canon]:
+    """Two sides in the common form, and in the same granularity: (source, target)."""
+    s, t = _named(source, is_target=False), _named(target, is_target=True)
+    divide_layers(s, t)
+    general_dense(s, t)
+    for canon in (s, t):
+        _laid_out(canon)
+    _reconcile(s, t, lora_scale)
+    return s, t
+
+
+def _named(signature: Signature, *, is_target: bool) -> Canon:
+    """One side with roles in place of the names of leaves, and names without wrappers."""
     canon = Canon(signature, is_target)
-    entries = [e for e in signature.entries.values() if e.tied is None]
-    short = names.unwrap([entry.key for entry in entries])
+    kept = _kept_raw(signature)
+    entries = [e for e in signature.entries.values() if e.tied is None and e.key not in kept.values()]
+    short = names.unwrap([*(entry.key for entry in entries), *kept.values()])
     tops = {key.split(".")[0] for key in short.values()}
     collections = table().collections if tops <= table().collections else frozenset()
     split = {}
     siblings: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for entry in entries:
-        path = components(short[entry.key])
+        path = components(short[kept.get(entry.key, entry.key)])
         if collections and len(path) > 1:
             path = path[1:]
         split[entry.key] = path
@@ -52,7 +66,11 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
         if entry.tied is not None:
             aliases[entry.tied].append(entry.key)
     for order, entry in enumerate(entries):
-        path, role = role_of(split[entry.key], siblings[split[entry.key][:-1]])
+        beside = siblings[split[entry.key][:-1]]
+        path, role = role_of(split[entry.key], beside)
+        lone = role == "bias" and len(squeezed(entry.shape)) > 1 and split[entry.key][-1].endswith("_bias")
+        if lone and sum(other.startswith(path[-1]) for other in beside) == 1:
+            path, role = split[entry.key], "weight"  # a table that is added: of relative positions, say
         if role == _COUNTER:
             canon.counters[entry.key] = ".".join(path)
             continue
@@ -62,15 +80,35 @@ def canonical(signature: Signature, *, is_target: bool) -> Canon:
         piece = canon.put(piece)
         if is_target:
             canon.assembly[entry.key] = piece.expr
+    return canon
+
+
+#: What code that drops out weights calls those that it learns, beside the copy that was left by its last pass.
+_RAW = "_raw"
+
+
+def _kept_raw(signature: Signature) -> dict[str, str]:
+    """Weights that are kept beside a copy some of which is dropped: their key -> that of the copy."""
+    found = {}
+    for key, entry in signature.entries.items():
+        head, _, leaf = key.removesuffix(_RAW).rpartition(".")
+        for copy in (f"{head}.module.{leaf}", f"{head}.{leaf}") if key.endswith(_RAW) else ():
+            if copy in signature.entries and signature.entries[copy].shape == entry.shape:
+                found[key] = copy
+                break
+    return found
+
+
+def _laid_out(canon: Canon) -> None:
+    """One side in the layouts of torch, as far as they can be had without looking at the other."""
     for piece in list(canon.pieces.values()):
         torch_layout(canon, piece)
-    if not is_target:
+    if not canon.is_target:
         of_recurrent_kernels(canon)
     turn_by_vote(canon)
     missing_key_bias(canon)
     divide_biases(canon)
-    _gated(canon)
-    return canon
+    imply(canon)
 
 
 def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]]) -> tuple[str, ...]:
@@ -91,22 +129,10 @@ def _counted_from_one(path: tuple[str, ...], siblings: Mapping[tuple[str, ...], 
     return words_of(path)
 
 
-_GATED = {"w1": "gate", "w2": "down", "w3": "up"}
-
-
-def _gated(canon: Canon) -> None:
-    """Where w1, w2 and w3 stand together they are gate, down and up of a gated block."""
-    heads = Counter(
-        p.path[:-1] for p in canon.pieces.values() if p.path and p.path[-1] in _GATED and p.role == "weight"
-    )
-    for name, piece in list(canon.pieces.items()):
-        if piece.path and piece.path[-1] in _GATED and heads[piece.path[:-1]] == 3:
-            canon.pieces[name] = replace(piece, words=(*piece.words, _GATED[piece.path[-1]]))
-
-
-def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) -> None:
+def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:
     """Bring the two sides to the same granularity: what one holds in one tensor and the other in several."""
     merge_adapters(source, target, lora_scale)
+    channels_first(source, target)
     for one, other in ((source, target), (target, source)):
         merge_norms(one, other)
     merge_masks(source, target)
@@ -117,6 +143,8 @@ def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) 
     for one, other in ((source, target), (target, source)):
         cut_sides(one, other)
     follow_names(source, target)
+    for one, other in ((target, source), (source, target)):
+        flat_heads(one, other)
     both = fused_alike(source, target)
     for one, other in ((source, target), (target, source)):
         split_fused(one, other, both)
@@ -127,7 +155,6 @@ def reconcile(source: Canon, target: Canon, *, lora_scale: float | None = None) 
     both = fused_alike(source, target)
     for one, other in ((source, target), (target, source)):
         split_fused(one, other, both)  # of experts that were stacked, or of heads
-    general_dense(source, target)
     for one, other in ((source, target), (target, source)):
         lay_down(one, other)
     for one, other in ((source, target), (target, source)):

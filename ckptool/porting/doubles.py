@@ -18,7 +18,8 @@ _SAMPLE = 64
 def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[str, str]:
     """Keys of layers that hold what an earlier layer holds, each with the key there.
 
-    Only layers with a matrix or a kernel of unequal values count: vectors of ones are not one vector.
+    Only layers with a matrix or a kernel of unequal values count: vectors of ones are not one vector. What holds a
+    matrix alone (a table of words) may be one with that of a layer that holds a bias, too.
 
     Args:
         tensors: the state dict. Of those that look alike the first bytes are read, of equal ones all.
@@ -45,6 +46,12 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
         earlier = first.setdefault(look, path)
         if earlier != path:
             found.update((key, ".".join(filter(None, (earlier, key.rpartition(".")[2])))) for key in inside)
+    tables = {content[one]: one for (one, *more) in layers.values() if not more and one in content and one not in found}
+    for inside in layers.values():  # an output layer with the matrix of a table, and a bias of its own
+        for key in inside if len(inside) > 1 else ():
+            table = tables.get(content.get(key, b""))
+            if table is not None and key not in found and tensors[table].shape == tensors[key].shape:
+                found |= {key: table} if _tells(tensors[key]) else {}
     return found
 
 

@@ -133,15 +133,18 @@ class _Form:
     rival: tuple[tuple[str, ...], tuple[int, ...], int] | None = None
 
 
+#: How far the parts of a projection stand from each other: less than the members of a list that was in one tensor.
+_STEP = 1e-7
 #: Why it is not certain how a projection is taken apart. None of it matters where it is put together again.
 _BY_HEADS = "the name does not say whether the parts of this projection alternate by attention head"
+_TAKE_TURNS = "whether the rows of gate and up stand one after the other or take turns is in the code only"
 _WHICH_HALF = "which half of this projection is the gate is in the code only"
 _OTHER_ORDER = "the name says {}, and the model holds them as {}: in which order they stand is in the code only"
 
 
 def about_layout(doubt: str) -> bool:
     """Whether a doubt is one about the layout inside of a fused projection."""
-    return doubt in (_BY_HEADS, _WHICH_HALF) or doubt.startswith(_OTHER_ORDER.partition("{}")[0])
+    return doubt in (_BY_HEADS, _TAKE_TURNS, _WHICH_HALF) or doubt.startswith(_OTHER_ORDER.partition("{}")[0])
 
 
 def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
@@ -154,6 +157,9 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
     if kind.fixed or (one.is_target and kind.sure):
         return _Form(parts, size)
     if "q" not in parts and "k" not in parts:
+        bias = one.pieces.get(".".join(weight.path) + "|bias")
+        if weight.expr.op != "key" and bias is not None and not one.is_target:  # of experts, in products with biases
+            return _Form(parts, size, 0, _TAKE_TURNS, (parts, size, size[0]))
         swapped = (parts[::-1], size[::-1], 0)
         return _Form(parts, size) if kind.sure else _Form(parts, size, 0, _WHICH_HALF, swapped)
     heads = other.groups(size[-1]) if not one.is_target else 0
@@ -286,8 +292,8 @@ def _take_apart(canon: Canon, piece: Piece, form: _Form) -> None:
             piece,
             path=(*piece.path, name),
             shape=(size, *piece.shape[1:]),
-            order=piece.order + index / 8,
-            used=None if piece.used is None else piece.used + index / 8,
+            order=piece.order + index * _STEP,
+            used=None if piece.used is None else piece.used + index * _STEP,
             words=(*piece.words, name),
             doubts=(*piece.doubts, *doubt),
         )

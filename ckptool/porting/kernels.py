@@ -1,14 +1,52 @@
-"""Kernels of convolutions that one side has with a dimension more than the other."""
+"""Kernels of convolutions that one side has with a dimension more than the other, or with its channels last."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 from . import expression as ex
-from .expression import Expr
+from .expression import Expr, Shape
 from .layouts import TURNED_IN_CODE
 from .pieces import Canon
+from .words import table
+
+
+def channels_first(source: Canon, target: Canon) -> None:
+    """Kernels whose inputs stand last ([out, height, width, in]) as torch has them, where most sizes say so.
+
+    Those of equal sizes both ways follow the others: a file lays all its kernels out alike.
+    """
+    wanted = Counter(p.shape for p in target.pieces.values() if p.role.startswith("weight"))
+    of_layers = {p.shape for p in target.pieces.values() if p.entry.module.startswith("Conv")}
+    kernels = [
+        p
+        for p in source.pieces.values()
+        if p.role == "weight" and 2 < len(p.shape) < 6 and p.expr.op == "key" and p.leaf not in table().inputs_first
+    ]
+    votes: Counter[bool] = Counter()
+    for piece in kernels:
+        there = _moved(piece.shape)
+        if bool(wanted[piece.shape]) != bool(wanted[there]) and (len(there) > 3 or there in of_layers):
+            votes[bool(wanted[there])] += 1
+    if votes[True] <= 2 * votes[False]:
+        return
+    for piece in kernels:
+        there = _moved(piece.shape)
+        if wanted[there]:
+            rank = len(there)
+            down = partial(_permuted, dims=(0, rank - 1, *range(1, rank - 1)))
+            up = partial(_permuted, dims=(0, *range(2, rank), 1))
+            source.become(piece, [(replace(piece, shape=there), down)], up)
+
+
+def _permuted(e: Expr, *, dims: tuple[int, ...]) -> Expr:
+    return ex.permute(e, *dims)
+
+
+def _moved(shape: Shape) -> Shape:
+    return (shape[0], shape[-1], *shape[1:-1])
 
 
 def lay_down(one: Canon, other: Canon) -> None:

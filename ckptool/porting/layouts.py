@@ -6,10 +6,12 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import partial
+from math import prod
 
 from ..signature import Entry
 from . import expression as ex
-from .expression import Expr, Shape
+from .expression import Shape
+from .fused import fused_kind
 from .pieces import Canon, Piece, squeezed, unchanged
 from .words import label, table
 
@@ -23,7 +25,8 @@ def torch_layout(canon: Canon, piece: Piece) -> None:
     """Weights that stand with the inputs first, as their name or their use says, in the layout of torch."""
     rank = len(piece.shape)
     if canon.is_target:
-        if piece.entry.notes.get("right") and rank >= 2 and piece.entry.module != "Embedding":
+        of_heads = rank > 2 and {*piece.entry.notes.get("dims", ())} == {"input", "output"}
+        if piece.entry.notes.get("right") and rank >= 2 and piece.entry.module != "Embedding" and not of_heads:
             turn(canon, piece)
         return
     recurrent = canon.pieces.get(".".join(piece.path) + "|weight_hh")
@@ -71,14 +74,15 @@ def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> Piece:
 def turn_by_vote(canon: Canon) -> None:
     """Find matrices that stand with the inputs first by the lengths of their biases; square ones follow their kin.
 
-    Also of matrices that stand in one tensor: [n, in, out] beside biases [n, out] or [n, 1, out].
+    Also of matrices that stand in one tensor: [n, in, out] beside biases [n, out] or [n, 1, out]. Those say nothing of
+    the layers beside them: experts are parameters that code multiplies with as it likes, and the rest is `nn.Linear`.
     """
-    votes: dict[tuple[int, str], Counter[bool]] = defaultdict(Counter)
-    everywhere: dict[int, Counter[bool]] = defaultdict(Counter)
+    votes: dict[tuple[object, str], Counter[bool]] = defaultdict(Counter)
+    everywhere: dict[object, Counter[bool]] = defaultdict(Counter)
     matrices = []
     for piece in canon.pieces.values():
         rank = len(piece.shape)
-        if piece.role != "weight" or rank not in (2, 3) or piece.expr.op != "key":
+        if piece.role != "weight" or rank not in (2, 3) or piece.expr.op not in ("key", "select"):
             continue
         bias = canon.pieces.get(".".join(piece.path) + "|bias")
         if bias is None or not bias.shape or squeezed(bias.shape[:-1]) != squeezed(piece.shape[:-2]):
@@ -88,18 +92,23 @@ def turn_by_vote(canon: Canon) -> None:
         matrices.append(piece)
         rows, columns = (n == bias.shape[-1] for n in piece.shape[-2:])
         if rows != columns:
-            votes[rank, _kin(piece)][columns] += 1
-            everywhere[rank][columns] += 1
+            votes[_held(piece), _kin(piece)][columns] += 1
+            everywhere[_held(piece)][columns] += 1
     for piece in matrices:
-        rank = len(piece.shape)
-        vote = votes.get((rank, _kin(piece))) or everywhere[rank]
+        vote = votes.get((_held(piece), _kin(piece))) or everywhere[_held(piece)]
         if vote[True] > vote[False]:
             turn(canon, piece)
 
 
+def _held(piece: Piece) -> tuple[int, str]:
+    """How a matrix is held: one among several in a tensor, or alone."""
+    return len(piece.shape), piece.expr.op
+
+
 def _unseen(entry: Entry) -> bool:
     """Whether neither the forward pass nor the class of its module says how a matrix of the target stands."""
-    return entry.used is None and entry.module not in ("Linear", "Embedding", "NonDynamicallyQuantizableLinear")
+    told = entry.notes.get("right") is not None or entry.how == "linear"
+    return not told and entry.module not in ("Linear", "Embedding", "NonDynamicallyQuantizableLinear")
 
 
 def _kin(piece: Piece) -> str:
@@ -224,23 +233,62 @@ def _agreement(source: Canon, target: Canon, turned: set[str]) -> int:
 
 
 def general_dense(source: Canon, target: Canon) -> None:
-    """Projections that hold their heads in a dimension of their own ([in, heads, width]), as plain matrices."""
+    """Kernels with their heads in a dimension of their own ([in, heads, width]), as plain ones: [in, out].
+
+    How many of the first dimensions are inputs is in the sizes of the bias, or of those of other layers beside it, or
+    in what the target wants.
+    """
+    wanted = matrices_wanted(target)
     theirs = Counter(p.shape for p in target.pieces.values())
+    kernels = [p for p in source.pieces.values() if p.leaf in table().inputs_first and 2 < len(p.shape) < 6]
+    inputs: dict[str, int] = {}
+    of_heads: dict[_Path, set[Shape]] = defaultdict(set)
+    for piece in kernels:
+        bias = source.pieces.get(".".join(piece.path) + "|bias")
+        if bias is not None and len(bias.shape) > 1 and piece.shape[-len(bias.shape) :] == bias.shape:
+            inputs[piece.name] = len(piece.shape) - len(bias.shape)
+            of_heads[piece.path[:-1]].add(bias.shape)
+    for piece in kernels:
+        beside = of_heads[piece.path[:-1]]
+        if piece.name not in inputs:
+            found = next((len(s) for s in beside if piece.shape[: len(s)] == s and len(piece.shape) > len(s)), 0)
+            as_convolution = tuple(piece.shape[d] for d in _TURNED[len(piece.shape)])
+            if not found and not theirs[as_convolution]:
+                found = next((k for k in range(1, len(piece.shape)) if _wanted(piece, k, wanted)), 0)
+            if found:
+                inputs[piece.name] = found
+    for piece in kernels:
+        if piece.name in inputs:
+            k = inputs[piece.name]
+            _flat(source, piece, (prod(piece.shape[:k]), prod(piece.shape[k:])))
     for piece in list(source.pieces.values()):
-        leaf = piece.leaf
-        shape = piece.entry.shape
-        if leaf in table().inputs_first and len(shape) == 3 and not theirs[piece.shape]:
-            for flat in ((shape[0], shape[1] * shape[2]), (shape[0] * shape[1], shape[2])):
-                if theirs[flat[::-1]]:
-                    new = replace(piece, shape=flat[::-1])
-                    source.become(piece, [(new, partial(_flat_dense, key=piece.entry.key, shape=flat))], unchanged)
-                    break
-        elif piece.role == "bias" and len(shape) == 2 and not theirs[piece.shape]:
-            flat1 = (shape[0] * shape[1],)
-            if theirs[flat1]:
-                new = replace(piece, shape=flat1)
-                source.become(piece, [(new, partial(ex.reshape, shape=flat1))], unchanged)
+        if piece.role == "bias" and len(piece.shape) > 1 and not theirs[piece.shape]:
+            flat = (prod(piece.shape),)
+            weight = ".".join(piece.path) + "|weight"
+            if weight in inputs or (theirs[flat] and weight not in source.pieces):
+                _flat(source, piece, flat)
 
 
-def _flat_dense(_: Expr, *, key: str, shape: Shape) -> Expr:
-    return ex.transpose(ex.reshape(ex.of(key), shape))
+_Path = tuple[str, ...]
+
+
+def _wanted(kernel: Piece, inputs: int, wanted: Counter[Shape]) -> bool:
+    """Whether a kernel of which so many dimensions are inputs is a matrix that the target wants, or several."""
+    rows, columns = prod(kernel.shape[inputs:]), prod(kernel.shape[:inputs])
+    kind = fused_kind(kernel)
+    parts = len(kind.parts) if kind is not None and rows % len(kind.parts) == 0 else 1
+    return wanted[rows, columns] > 0 or wanted[rows // parts, columns] > 0
+
+
+def matrices_wanted(side: Canon) -> Counter[Shape]:
+    """The sizes of a side's matrices, and of the parts of those that are several in one by their names."""
+    wanted = Counter(p.shape for p in side.pieces.values())
+    for piece in side.pieces.values():
+        kind = fused_kind(piece) if piece.role == "weight" and len(piece.shape) == 2 else None
+        if kind is not None and piece.shape[0] % len(kind.parts) == 0:
+            wanted[piece.shape[0] // len(kind.parts), piece.shape[1]] += len(kind.parts)
+    return wanted
+
+
+def _flat(source: Canon, piece: Piece, shape: Shape) -> None:
+    source.become(piece, [(replace(piece, shape=shape), partial(ex.reshape, shape=shape))], unchanged)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from . import expression as ex
 from .expression import Expr, Shape
 from .units import Unit, hard_conflict, template
+from .words import label, table
 
 #: As many parts of one layer are looked for, at most.
 _MOST_PARTS = 4
 _PARTS = "which part of {} comes first is in the code only"
+_NO_SEGMENTS = "the source has no table of segments; zeros are put here"
 _SHARED = "the source has one of these for {} of the model, which all get it"
 
 
@@ -121,6 +123,25 @@ def _joined(whole: Unit, held: Sequence[Unit], dim: int) -> Iterator[Proposal]:
     for role in whole.pieces:
         exprs = [u.pieces[role].expr for u in held]
         yield Proposal(whole, held[0], role, ex.cat(dim, *exprs), doubt, (ex.cat(dim, *exprs[::-1]),))
+
+
+def segments(
+    pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]
+) -> Iterator[Proposal]:
+    """Tables of segments that the model adds to its words, where the source has none: zeros, which add nothing.
+
+    Args:
+        pairs: what was matched.
+        targets: units without a source.
+        sources: all units of the source.
+    """
+    group = next(one for one in table().groups if one.name == "embedding")
+    words = next((s for t, s in pairs if "token" in (label(group, t.words), label(group, s.words))), None)
+    if words is None or any(label(group, unit.words) == "segment" for unit in sources):
+        return
+    for unit in targets:
+        if label(group, unit.words) == "segment" and unit.main.entry.module == "Embedding":
+            yield Proposal(unit, words, unit.main.role, Expr("zeros", (), unit.main.shape), _NO_SEGMENTS)
 
 
 def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:

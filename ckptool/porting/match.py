@@ -139,15 +139,24 @@ class Matcher:
             return False
         if self.scopes.same(t, s) or similarity(t, s) > SOME or related(t, s):
             return True
+        same_form = t.pieces.keys() == s.pieces.keys() and len(t.main.shape) == len(s.main.shape)
+        if same_form and shared(telling_words(t.path), telling_words(s.path)):
+            return True
         if self.orders.between(t, s):
             return True
         alone = self._alike[t.colour] == (1, 1) or any(e in RANKS for e in t.evidence)
         return alone and self.orders.at_the_end(t, s)
 
     def _only_so(self, t: Unit, s: Unit) -> bool:
-        """Whether no other tensor of either side looks like these, which are no plain vectors or squares."""
+        """Whether these are no plain vectors or squares, and all else on both sides that looks like them is paired.
+
+        Or all else in the same part of both, where it is one of several parts.
+        """
         sizes = {n for n in t.main.shape if n > 1}
-        return self._alike[t.colour] == (1, 1) and len(sizes) > 1 and not hard_conflict(t.words, s.words)
+        if len(sizes) < 2 or hard_conflict(t.words, s.words):
+            return False
+        own, theirs = self._alike[t.colour]
+        return own == theirs == 1 or (own == theirs and ("scope" in t.evidence or t.pieces.keys() == s.pieces.keys()))
 
     def _contradictions(self, pairs: list[tuple[Unit, Unit]]) -> None:
         self._unusual_attention(pairs)

@@ -35,7 +35,7 @@ class Orders:
         for targets, sources in self.cells.open():
             if len(targets) != len(sources):
                 continue
-            ranks = number_ranks(targets, sources)
+            ranks = self._number_ranks(targets, sources)
             if ranks is None:
                 continue
             against = self._order_conflict(targets, sources, ranks)
@@ -43,6 +43,26 @@ class Orders:
                 continue
             changed |= self.cells.split("numbers", partial(of, ranks), mode="all", cells=[(targets, sources)])
         return changed
+
+    def _number_ranks(self, targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
+        """The ranks of their numbers; from the other end on where a decided pair of the two series says so."""
+        ranks = number_ranks(targets, sources)
+        if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
+            return ranks
+        rows = series(targets[0]), series(sources[0])
+        known = [
+            (t.numbers, s.numbers)
+            for cell in self.cells.pair_of
+            for t, s in (self.cells.pair_of[cell],)
+            if (series(t), series(s)) == rows
+        ]
+        if not known or _in_turn(known + _counted(targets, sources, ranks)):
+            return ranks
+        last = max(ranks.values())
+        turned = {id(u): ranks[id(u)] for u in targets} | {id(u): last - ranks[id(u)] for u in sources}
+        if len(set(turned.values())) < len(targets) or not _in_turn(known + _counted(targets, sources, turned), -1):
+            return None
+        return turned
 
     def _order_conflict(self, targets: list[Unit], sources: list[Unit], ranks: dict[int, int]) -> bool:
         """Whether the order of numbers is not that in which the units are used and stored."""
@@ -91,7 +111,7 @@ class Orders:
                 rank_s = {id(u): i for i, u in enumerate(u for u in ss if id(u) in inside_s)}
                 if len(rank_t) == len(rank_s) == len(targets):
                     votes.append((name, {**rank_t, **rank_s}))
-            numbered = number_ranks(targets, sources)
+            numbered = self._number_ranks(targets, sources)
             if numbered is not None and len(set(numbered.values())) == len(targets):
                 votes.append(("numbers", numbered))
             if not votes:
@@ -222,7 +242,7 @@ class Orders:
             (similarity(other, s) for other in targets if other is not t), default=0.0
         ):
             return True
-        ranks = number_ranks(targets, sources)
+        ranks = self._number_ranks(targets, sources)
         if ranks is not None and len(set(ranks.values())) == len(targets):
             return ranks[id(t)] == ranks[id(s)]
         same = [u for u in (*targets, *sources) if u.numbers == t.numbers]
@@ -260,6 +280,23 @@ class Orders:
             if not alike or (a[2] == b[2] and a[3] == b[3])
         ]
         return sum(compared) / len(compared) if compared else 1.0
+
+
+_Numbers = tuple[int, ...]
+
+
+def _counted(
+    targets: Sequence[Unit], sources: Sequence[Unit], ranks: dict[int, int]
+) -> list[tuple[_Numbers, _Numbers]]:
+    """The numbers of those that have one rank."""
+    by_rank = {ranks[id(s)]: s.numbers for s in sources}
+    return [(t.numbers, by_rank[ranks[id(t)]]) for t in targets]
+
+
+def _in_turn(pairs: Sequence[tuple[_Numbers, _Numbers]], sign: int = 1) -> bool:
+    """Whether the numbers of the one go up as those of the other do (or, with SIGN -1, down)."""
+    ordered = sorted(pairs)
+    return all((a[1] < b[1]) == (sign > 0) for a, b in pairwise(ordered) if a[0] != b[0])
 
 
 def _counted_as_stored(sources: list[Unit]) -> bool:

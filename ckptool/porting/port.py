@@ -10,7 +10,7 @@ from dataclasses import replace
 from ..signature import Entry as Tensor
 from ..signature import Signature
 from . import expression as ex
-from .canonical import canonical, reconcile
+from .canonical import canonical
 from .conventions import doubt_conventions
 from .copies import copies, doubt_copies
 from .expression import Shape
@@ -43,8 +43,7 @@ def port(
     shapes = {key: entry.shape for key, entry in source.entries.items()}
     copied, others = copies(source, target)
     kept = replace(source, entries={k: e for k, e in source.entries.items() if k not in copied and k not in others})
-    s, t = canonical(kept, is_target=False), canonical(target, is_target=True)
-    reconcile(s, t, lora_scale=lora_scale)
+    s, t = canonical(kept, target, lora_scale=lora_scale)
     turn_bare_matrices(s, t)
     matcher = Matcher(s, t)
     matching = matcher.run()
@@ -88,7 +87,7 @@ class _Entries:
         left: dict[str, list[str]] = defaultdict(list)
         for key in made.unused:
             entry = self._source.signature.entries.get(key)
-            known = entry is not None and entry.dtype.startswith(("float", "bfloat"))
+            known = entry is not None and entry.tied is None and entry.dtype.startswith(("float", "bfloat"))
             if known and table().derived.isdisjoint(key.split(".")):
                 for at, letter in enumerate(key):
                     if letter == ".":

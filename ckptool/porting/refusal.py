@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from ..errors import Doubtful, NoMatch, counted, printable
@@ -136,12 +137,17 @@ def gap_patterns(mapping: Mapping, unmapped: Sequence[Entry]) -> list[str]:
         if key in done:
             continue
         parts = key.split(".")
-        chosen = key
+        chosen = _only(key)
         for depth in range(1, len(parts)):
             head = ".".join(parts[:depth]) + "."
-            if not any(other.startswith(head) for other in kept):
+            if _only(head) == head and not any(other.startswith(head) for other in kept):
                 chosen = head + "*"
                 done |= {k for k in wanted if k.startswith(head)}
                 break
         out.append(chosen)
     return out if len(out) <= 8 else ["*"]
+
+
+def _only(key: str) -> str:
+    """A pattern that fits KEY, whatever it is called."""
+    return f"re:^{re.escape(key)}$" if re.search(r"[{}*]|^re:", key) else key

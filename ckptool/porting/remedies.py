@@ -59,7 +59,7 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
 
 def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
     """A table or an output layer of another vocabulary."""
-    if not wanted or len(wanted) != len(have) or wanted[1:] != have[1:]:
+    if not wanted or len(wanted) != len(have) or wanted[1:] != have[1:] or wanted == have:
         return None
     if wanted[0] < have[0]:
         return ex.part(expr, 0, 0, wanted[0]), f"the first {wanted[0]:,} of {have[0]:,} words", ()

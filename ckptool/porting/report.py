@@ -62,7 +62,7 @@ def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
         f"{keys[0]:,} of {counted(keys[1], 'key')}, "
         f"{count_text(parameters[0])} of {parameters_text(parameters[1])}"
     )
-    for note in mapping.notes:
+    for note in (*mapping.notes, *_blocks_left(mapping)):
         yield f"  note: {printable(note)}"
     guessed, unmapped = mapping.having("guessed"), mapping.having("unmapped")
     mapped = [e for e in mapping.entries if e.status == "mapped" and e.expr is not None]
@@ -166,6 +166,33 @@ def _unused(mapping: Mapping) -> list[str]:
         tensors = sum(len(alone[whole]) for whole in found.keys)
         lines.append(found.pattern + (f"   {counted(tensors, 'tensor')}" if found.pattern.endswith(".") else ""))
     return lines
+
+
+def _blocks_left(mapping: Mapping) -> Iterator[str]:
+    """Lists of equal blocks of which only some are read, as where a model has fewer layers than the file."""
+    unused = set(mapping.unused)
+    blocks: dict[str, dict[str, list[str]]] = {}
+    for key in mapping.source_shapes:
+        parts = key.split(".")
+        for place, part in enumerate(parts[:-1]):
+            if part.isdigit():
+                blocks.setdefault(".".join(parts[:place]), {}).setdefault(part, []).append(key)
+    for path, below in blocks.items():
+        alike: dict[Any, list[tuple[str, bool]]] = {}
+        for number, keys in below.items():
+            head = len(f"{path}.{number}." if path else f"{number}.")
+            look = frozenset((key[head:], mapping.source_shapes[key]) for key in keys)
+            if len(keys) >= _A_BLOCK:
+                alike.setdefault(look, []).append((number, all(key in unused for key in keys)))
+        for found in alike.values():
+            left = [number for number, is_left in found if is_left]
+            if 0 < len(left) < len(found):
+                (row,) = collapse((f"{path}.{number}" if path else number, None) for number in left)[:1]
+                yield f"{len(left):,} of {len(found):,} equal blocks of the source are not used: {row.pattern}"
+
+
+#: Tensors of what is called a block, at least.
+_A_BLOCK = 4
 
 
 def _ends(key: str) -> Iterator[int]:

@@ -48,6 +48,7 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
         sequences: says which orders of the two sides are known.
     """
     _take_up(matching)
+    _note_direction(matching.pairs)
     orders = _orders(sequences)
     overall = {order.name: _concordance(order, matching.pairs) for order in orders}
     _rearrange(matching, orders, overall)
@@ -64,7 +65,7 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
         open_to = {id(unit) for one, other, reason in found if reason for unit in (one[0], other[0])}
         anchors = [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]
         for one, other, reason in found:
-            if reason and not _fits_only_so(one, other, contents) and not _in_company(one, other, anchors):
+            if reason and not _fits_only_so(one, other, contents) and not _in_company(one, other, anchors, least=2):
                 _doubt_both(one, other, reason)
             elif not reason and _by_names(one, other) != "sure" and _in_company(*_crossed(one, other), anchors):
                 _doubt_both(one, other, "what stands beside it speaks for the swap with {}")
@@ -83,6 +84,24 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
         _doubt_both(one, other, "what is around it comes from where {} is")
     _spread(matching.pairs)
     _left_over(matching)
+
+
+def _note_direction(pairs: list[Pair]) -> None:
+    """Note of every unit whether its list is counted backwards on the other side, as members of unlike sizes show."""
+    rows: dict[tuple[object, object], list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        if pair[0].numbers and pair[1].numbers:
+            rows[series(pair[0]), series(pair[1])].append(pair)
+    for row in rows.values():
+        some = row[:: max(len(row) // _ANCHORS, 1)]
+        votes = [
+            (one[0].numbers < other[0].numbers) == (one[1].numbers < other[1].numbers)
+            for one, other in combinations(some, 2)
+            if one[0].colour != other[0].colour and one[0].numbers != other[0].numbers
+        ]
+        if votes and not any(votes):
+            for t, s in row:
+                t.backwards = s.backwards = True
 
 
 def _take_up(matching: Matching) -> None:
@@ -329,13 +348,14 @@ def _list(path: tuple[str, ...]) -> tuple[str, ...]:
     return (*path[:-1], "{}" + "".join(c for c in path[-1] if not c.isdigit())) if path[-1][-1:].isdigit() else path
 
 
-def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair]) -> bool:
+def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair], least: int = 1) -> bool:
     """Whether what is certain stands nearer to one of the two on both sides, and seldom nearer to the other on one.
 
     As a batch norm stands in one module with a convolution whose shape no other has, is called after it, or is used
-    directly after it.
+    directly after it. At least LEAST have to say so: that one layer is used next to it and counted with it may be
+    chance; a module that both stand in counts twice.
     """
-    with_us = against = 0
+    with_us = against = vouching = 0
     for t, s in anchors:
         path = _nearness(one[0], t) - _nearness(other[0], t)
         here = (
@@ -354,9 +374,11 @@ def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair]) -> bool:
         if here[0] * there[0] < 0:
             return False
         votes = [a * b for a in here for b in there]
-        with_us += sum(vote > 0 for vote in votes)
+        for_us = sum(vote > 0 for vote in votes)
+        with_us += for_us
         against += sum(vote < 0 for vote in votes)
-    return with_us > 2 * against
+        vouching += 2 if here[0] * there[0] > 0 else for_us > 0
+    return with_us > 2 * against and vouching >= least
 
 
 def _kinship(one: Unit, other: Unit) -> int:
@@ -371,6 +393,8 @@ def _in_line(one: Unit, other: Unit) -> bool:
 
 def _counted_alike(one: Unit, other: Unit) -> bool:
     """Whether two stand at the same place of lists, as the layers of one block do where each kind has its list."""
+    if one.backwards != other.backwards:
+        return False
     places = [[component for component in unit.path if component.isdigit()] for unit in (one, other)]
     return places[0] == places[1] != []
 
@@ -588,8 +612,10 @@ def _by_numbers(one: Pair, other: Pair) -> int:
         return 0
     if t.numbers == t2.numbers or s.numbers == s2.numbers:
         return 0
-    if (t.numbers < t2.numbers) == (s.numbers < s2.numbers):
+    if ((t.numbers < t2.numbers) == (s.numbers < s2.numbers)) != t.backwards:
         return 1
+    if t.backwards:
+        return -1
     # sizes and scales are numbers, too, and are no places: only steps of equal length are counted backwards
     return -1 if _step(t, t2) == -_step(s, s2) else 0
 

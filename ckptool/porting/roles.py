@@ -29,7 +29,7 @@ def components(key: str) -> tuple[str, ...]:
     return (*found, table().slashed.get(leaf, leaf))
 
 
-_SUFFIX = re.compile(r"(.+)_(weight|bias|kernel)\Z")
+_SUFFIX = re.compile(r"(.+)_(weight|bias|kernel|gamma|beta|(?:running|moving)_(?:mean|var|variance))\Z")
 
 
 def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...], str]:
@@ -54,6 +54,9 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
     noisy = _noisy(leaf)
     if noisy is not None and {(noisy[0], "mean"), noisy} <= {_noisy(s) for s in siblings} != {noisy}:
         return head, "_".join(noisy)
+    lettered = _lettered(leaf, siblings)
+    if lettered is not None:
+        return (*head, lettered[0]), lettered[1]
     role = table().leaves.get(cut(leaf))
     if leaf in table().beside_bias and siblings & {"bias", "beta"}:
         role = "weight"
@@ -70,12 +73,28 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
         return head, role
     if {"q_bias", "v_bias"} <= siblings and leaf in ("q_bias", "k_bias", "v_bias"):
         return path, "bias"
+    if leaf.endswith("_bias") and leaf.removesuffix("_bias") in siblings:
+        return (*head, leaf.removesuffix("_bias")), "bias"
     suffix = _SUFFIX.match(leaf)
     if suffix:
-        return (*head, suffix[1]), "weight" if suffix[2] == "kernel" else suffix[2]
+        return (*head, suffix[1]), table().leaves[cut(suffix[2])]
     if leaf.endswith("_scale") and f"{leaf[:-6]}_bias" in siblings:
         return (*head, leaf[:-6]), "weight"
     return path, "weight"
+
+
+def _lettered(leaf: str, siblings: set[str]) -> tuple[str, str] | None:
+    """What a leaf is that differs by one letter from another: `W_q` beside `b_q`, `ln1w` beside `ln1b`."""
+    first, rest, stem, last = leaf[:1], leaf[1:], leaf[:-1], leaf[-1:]
+    if len(leaf) < 2:
+        return None
+    if first in "wW" and {"b" + rest, "B" + rest} & siblings:
+        return leaf, "weight"
+    if first in "bB" and (matrix := next((x + rest for x in "Ww" if x + rest in siblings), None)) is not None:
+        return matrix, "bias"
+    if last in ("w", "b") and len(stem) > 1 and {stem + "w", stem + "b"} <= siblings:
+        return stem.rstrip("_"), "weight" if last == "w" else "bias"
+    return None
 
 
 def _noisy(leaf: str) -> tuple[str, str] | None:

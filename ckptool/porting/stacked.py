@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,12 +13,18 @@ from .expression import Expr, Shape
 from .fused import fused_kind
 from .layouts import turn
 from .pieces import Canon, Piece, squeezed
-from .words import cut, table
+from .words import cut, label, table
+
+#: A member of a list: a number, or a name and a number ("expert_0").
+_COUNTED = re.compile(r"(|.*[A-Za-z]_?)(\d+)\Z")
 
 
 def unstack(one: Canon, other: Canon) -> None:
     """Take apart tensors that hold a list of layers or experts, where the other side has such a list."""
-    lists = _lists(other)
+    lists = numbered_lists(other)
+    stacks = _other_stacks(one, other)
+    for n, shapes in stacks.items():
+        lists[n] = lists.get(n, set()) | shapes
     if not lists:
         return
     _stand_up(one, other)
@@ -28,10 +35,11 @@ def unstack(one: Canon, other: Canon) -> None:
         if (
             len(piece.shape) >= 2
             and piece.shape[0] in lists
-            and theirs[squeezed(piece.shape)] < own[squeezed(piece.shape)]
+            and (piece.shape[0] in stacks or theirs[squeezed(piece.shape)] < own[squeezed(piece.shape)])
         ):
             groups[(piece.path[:-1], piece.shape[0])].append(piece)
-    turned = {key: _turned(members, lists[key[1]]) for key, members in groups.items()}
+    called = _called(other)
+    turned = {key: _turned(members, lists[key[1]], called) for key, members in groups.items()}
     everywhere: Counter[bool] = sum(turned.values(), Counter())
     for (path, n), members in groups.items():
         inside = lists[n]
@@ -46,10 +54,34 @@ def unstack(one: Canon, other: Canon) -> None:
             _unstacked(one, piece, n, first, place, len(fitting))
 
 
+def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
+    """What the members of a stack hold on the other side, where what is several in one here is not there, or back."""
+    own, theirs = (
+        [p for p in side.pieces.values() if len(p.shape) == 3 and p.role == "weight"] for side in (one, other)
+    )
+    found: dict[int, set[Shape]] = {}
+    for fused, apart in ((own, theirs), (theirs, own)):
+        for piece in fused:
+            same = [p for p in apart if p.shape[0] == piece.shape[0] and fused_kind(p) is None]
+            if _fused_ways(piece, {p.shape[1:] for p in same}) and all(p.shape != piece.shape for p in apart):
+                found.setdefault(piece.shape[0], set())
+    for piece in other.pieces.values():
+        stacked = (len(piece.shape) == 3 and piece.role == "weight") or (len(piece.shape) == 2 and piece.role == "bias")
+        if stacked and piece.shape[0] in found:
+            found[piece.shape[0]].add(_part(piece, piece.shape[1:]))
+    return found
+
+
+def _part(piece: Piece, shape: Shape) -> Shape:
+    """SHAPE, or that of one part where the name of a piece says that it holds several."""
+    kind = fused_kind(piece)
+    return shape if kind is None or shape[0] % len(kind.parts) else (shape[0] // len(kind.parts), *shape[1:])
+
+
 def _stand_up(one: Canon, other: Canon) -> None:
     """See matrices that hold those of all experts below each other, [experts * rows, columns], as a stack of them."""
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
-    inside = _lists(other, of=table().experts)
+    inside = numbered_lists(other, of=table().experts)
     for piece in list(one.pieces.values()):
         if len(piece.shape) != 2 or theirs[piece.shape] or not table().experts & set(piece.words):
             continue
@@ -62,21 +94,58 @@ def _stand_up(one: Canon, other: Canon) -> None:
                 break
 
 
-def _turned(members: list[Piece], inside: set[Shape]) -> Counter[bool]:
-    """How many of the matrices in a stack have to be turned to fit a list of matrices, where their sizes tell."""
-    ways = [(p.shape[1:] in inside, p.shape[:0:-1] in inside) for p in members if len(p.shape) == 3]
-    return Counter(turned for as_is, turned in ways if as_is != turned)
+def _turned(members: list[Piece], inside: set[Shape], called: dict[str, set[Shape]]) -> Counter[bool]:
+    """How many of the matrices in a stack have to be turned to fit a list of matrices, where sizes or words tell.
+
+    Args:
+        members: the stack.
+        inside: sizes of what a list holds.
+        called: those that it holds under a word.
+    """
+    votes: Counter[bool] = Counter()
+    for piece in members:
+        if len(piece.shape) != 3:
+            continue
+        shape, turned = piece.shape[1:], piece.shape[:0:-1]
+        ways = [way for way, size in ((False, shape), (True, turned)) if size in inside] or _fused_ways(piece, inside)
+        if len(ways) > 1 and shape != turned:
+            own = called.get(_word(piece), set())
+            ways = [way for way, size in ((False, shape), (True, turned)) if size in own]
+        if len(ways) == 1:
+            votes[ways[0]] += 1
+    return votes
+
+
+def _called(canon: Canon) -> dict[str, set[Shape]]:
+    """The sizes of matrices in lists and stacks, by the words for the parts of a feed-forward block."""
+    found: dict[str, set[Shape]] = defaultdict(set)
+    for piece in canon.pieces.values():
+        rank = len(piece.shape)
+        if piece.role == "weight" and (rank == 3 or (rank == 2 and any(map(counted, piece.path)))):
+            kind = fused_kind(piece)
+            for word in (_word(piece),) if kind is None else kind.parts:
+                found[word].add(_part(piece, piece.shape[-2:]))
+    return {word: shapes for word, shapes in found.items() if word}
+
+
+def _word(piece: Piece) -> str:
+    group = next(one for one in table().groups if one.name == "neck")
+    return label(group, piece.words) or ""
 
 
 def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]) -> Piece:
     """A stack of matrices, turned as the others of its stack whose sizes tell; in doubt where none tells."""
-    rows, columns = piece.shape[1:]
-    if rows != columns:
-        wanted = (columns, rows) in inside and (rows, columns) not in inside
-        return turn(one, piece) if wanted else piece
+    shape, turned = piece.shape[1:], piece.shape[:0:-1]
+    seen = one.is_target and (piece.entry.notes.get("right") is not None or piece.entry.how == "linear")
+    if seen:
+        return piece
+    if shape != turned:
+        ways = [way for way, size in ((False, shape), (True, turned)) if size in inside] or _fused_ways(piece, inside)
+        if len(ways) < 2:
+            return turn(one, piece) if ways == [True] else piece
     if votes[True] > votes[False]:
         return turn(one, piece)
-    if votes or piece.expr.op not in ("key", "transpose") or (one.is_target and one.signature.traced):
+    if votes or piece.expr.op not in ("key", "transpose"):
         return piece
     reason = "whether these matrices stand with their inputs or their outputs first is in the code only"
     rival = None if one.is_target else ex.transpose(piece.expr)
@@ -90,21 +159,46 @@ def _fits_inside(piece: Piece, inside: set[Shape]) -> bool:
     shape = piece.shape[1:]
     if squeezed(shape) in inside or (len(shape) == 2 and shape[::-1] in inside):
         return True
-    kind = fused_kind(piece)
-    return kind is not None and shape[0] % len(kind.parts) == 0 and (shape[0] // len(kind.parts), *shape[1:]) in inside
+    kind = fused_kind(piece) if piece.role == "bias" and len(shape) == 1 else None
+    if kind is not None and shape[0] % len(kind.parts) == 0 and (shape[0] // len(kind.parts),) in inside:
+        return True
+    return bool(_fused_ways(piece, inside))
 
 
-def _lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, set[Shape]]:
+def _fused_ways(piece: Piece, inside: set[Shape]) -> list[bool]:
+    """Whether a stack of fused matrices has to be turned for its parts to fit a list: the ways that do."""
+    kind, shape = fused_kind(piece), piece.shape[1:]
+    if kind is None or piece.role != "weight":
+        return []
+    n = len(kind.parts)
+    ways = [(False, shape), (True, shape[::-1])] if len(shape) == 2 else [(False, shape)]
+    return [turned for turned, (rows, *rest) in ways if rows % n == 0 and (rows // n, *rest) in inside]
+
+
+def counted(component: str) -> tuple[str, int] | None:
+    """What a component of a path is called and the number that it ends in, if it does: ("expert_", 0)."""
+    found = _COUNTED.match(component)
+    return None if found is None else (found[1], int(found[2]))
+
+
+def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, set[Shape]]:
     """Numbered lists of equal members: length -> shapes that their members hold. OF: words of which a list has one."""
     members: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[int, Shape]] = defaultdict(dict)
+    parts: dict[Shape, Shape] = {}
     for piece in canon.pieces.values():
+        if piece.role in ("weight", "bias") and 0 < len(piece.shape) < 3 and _part(piece, piece.shape) != piece.shape:
+            parts[piece.shape] = _part(piece, piece.shape)
         for at, component in enumerate(piece.path):
-            if component.isdigit() and (not of or (at and of & set(cut(piece.path[at - 1])))):
-                members[(piece.path[:at], (*piece.path[at + 1 :], piece.role))][int(component)] = piece.shape
+            counted = _COUNTED.match(component)
+            if counted and (not of or of & set(cut(".".join((*piece.path[max(at - 1, 0) : at], counted[1]))))):
+                members[((*piece.path[:at], counted[1]), (*piece.path[at + 1 :], piece.role))][int(counted[2])] = (
+                    piece.shape
+                )
     found: dict[int, set[Shape]] = defaultdict(set)
     for shapes in members.values():
         if len(shapes) > 1 and len(set(shapes.values())) == 1:
-            found[len(shapes)].add(squeezed(next(iter(shapes.values()))))
+            held = next(iter(shapes.values()))
+            found[len(shapes)] |= {squeezed(held)} | ({parts[held]} if held in parts else set())
     return found
 
 

@@ -12,7 +12,7 @@ from .units import SOME, Unit, label_of, related, similarity
 
 def substitute(filling: Filling) -> None:
     """Fill what has no partner of equal shape. Most of it ends as a guess."""
-    for step in (_fold_norms, _near_misses, _tied_sources, _tied_heads, _leftovers, _of_other_sizes):
+    for step in (_fold_norms, _near_misses, _tied_sources, _leftovers, _tied_heads, _of_other_sizes):
         step(filling)
 
 
@@ -51,13 +51,13 @@ def _fold_norms(filling: Filling) -> None:
 
 def _leftovers(filling: Filling) -> None:
     """What several layers of one side are in one of the other, or one in several: always guesses."""
-    for propose in (leftovers.parts, leftovers.shared):
+    for propose in (leftovers.parts, leftovers.segments, leftovers.shared):
         used = {key for filled in filling.holes.values() for key in filled.expr.keys()}  # noqa: SIM118
         cells = filling.matcher.cells
         targets = [u for u in cells.targets if not any(p.name in filling.holes for p in u.pieces.values())]
         sources = [u for u in cells.sources if not used & set(u.main.expr.keys())]
         pairs = [filling.unit_of[t.main.name] for t in cells.targets if t.main.name in filling.unit_of]
-        everything = propose is leftovers.shared
+        everything = propose is not leftovers.parts
         for one in propose(pairs, targets, cells.sources if everything else sources):
             hole = one.target.pieces[one.role].name
             filling.holes[hole] = Filled(one.expr, "left over", [one.doubt], list(one.rivals))
@@ -87,7 +87,7 @@ def _near_misses(filling: Filling) -> None:
         filling.unit_of[t.main.name] = (t, s)
         for role, piece in t.pieces.items():
             if piece is not t.main and role in s.pieces and s.pieces[role].shape == piece.shape:
-                filling.holes[piece.name] = Filled(s.pieces[role].expr, "similar names")
+                filling.holes[piece.name] = Filled(s.pieces[role].expr, "similar names", list(doubts))
                 filling.unit_of[piece.name] = (t, s)
         if kind == "token":
             _other_vocabulary(filling, t.main.shape, s.main.shape)
@@ -160,11 +160,13 @@ def _tied_heads(filling: Filling) -> None:
         if (label_of(t, "embedding") in ("token", None) and t.main.entry.how == "embedding")
         or label_of(s, "embedding") == "token"
     ]
+    used = [t.used for t in filling.matcher.cells.targets if t.used is not None and len(t.main.shape) > 1]
+    last = max(used, default=0)
     for t in filling.matching.free_targets:
         hole = t.main.name
         if hole in filling.holes or len(t.main.shape) != 2 or t.main.role != "weight":
             continue
-        if label_of(t, "purpose") != "head" and t.main.entry.how != "linear":
+        if label_of(t, "purpose") != "head" and (t.main.entry.how != "linear" or t.used != last):
             continue
         for own, s in tokens:
             if own.main.shape == t.main.shape and t.main.entry.how != "embedding":

@@ -37,6 +37,7 @@ class Unit:
         evidence: what decided about it.
         doubts: what speaks against being sure.
         rivals: other units that fit as well.
+        backwards: whether the other side counts its list from the other end.
     """
 
     path: tuple[str, ...]
@@ -50,6 +51,7 @@ class Unit:
     evidence: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     rivals: list[Unit] = field(default_factory=list)
+    backwards: bool = False
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -100,7 +102,17 @@ def _colour(unit: Unit) -> tuple[Shape, str]:
         family = "normed"
     elif unit.pieces.keys() == {"bias"}:
         family = "bias"
+    elif _is_row(unit):
+        family = "row"
     return squeezed(unit.main.shape), family
+
+
+def _is_row(unit: Unit) -> bool:
+    """Whether a unit is a table that has one row, which is no vector like the weight of a norm."""
+    if unit.pieces.keys() != {"weight"} or len(unit.main.shape) != 2 or unit.main.shape[0] != 1:
+        return False
+    embedding = next(group for group in table().groups if group.name == "embedding")
+    return unit.main.entry.module == "Embedding" or label(embedding, unit.words) in ("token", "segment")
 
 
 def natural(path: Sequence[str]) -> list[tuple[int, int, str]]:

@@ -163,7 +163,7 @@ SCRAPS = st.one_of(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=20 * settings.default.max_examples)
 @given(st.lists(SCRAPS, max_size=30).map(b"".join))
 @example(b"cm\nf\n(lR.")
 @example(b"i")
@@ -172,7 +172,7 @@ def test_it_sees_what_the_unpicklers_of_python_name_and_call(data):
     sees_all(data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(st.lists(SCRAPS, max_size=20).map(b"".join))
 def test_it_sees_what_they_call_in_the_end(data):
     sees_all(data + CALL + b"(" + CALL + b"ocm\nf\n)\x81cm\nf\n)}\x92.")

@@ -197,7 +197,7 @@ def test_the_pickle_of_a_torchscript_archive_is_read_and_its_code_inflated(torch
     alignment=st.sampled_from([1, 3, 64, 100, 4096, 32768]),
     top=st.sampled_from(["archive", "a.b", "модель", "."]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples)
 def test_what_is_laid_out_is_read_back(payloads, alignment, top):
     data = archive_bytes(payloads, top, alignment)
     with tempfile.TemporaryDirectory() as folder:
@@ -639,7 +639,7 @@ SEEDS = [GOOD, zipped([("a/", b""), *((f"a/{n}", d) for n, d in PAYLOADS.items()
     changes=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=6),
     near_end=st.booleans(),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=10 * settings.default.max_examples)
 def test_random_damage_is_refused_or_leaves_a_consistent_archive(seed, changes, near_end):
     data = bytearray(seed)
     for place, value in changes:

@@ -41,8 +41,16 @@ def test_vectors_alone_are_not_one_layer() -> None:
     assert doubles(held, list(held)) == {}
 
 
-def test_a_layer_with_one_more_tensor_is_another() -> None:
-    held = tensors({"a": layer(1), "b": layer(1, bias=False)})
+def test_a_layer_with_one_more_tensor_is_another_with_the_same_matrix() -> None:
+    for order in (("a", "b"), ("b", "a")):
+        held = tensors({name: layer(1, bias=name == "a") for name in order})
+        assert doubles(held, list(held)) == {"a.weight": "b.weight"}
+
+
+def test_layers_with_other_biases_are_two() -> None:
+    one, other = layer(1), layer(1)
+    other["bias"] = other["bias"] + 1
+    held = tensors({"a": one, "b": other})
     assert doubles(held, list(held)) == {}
 
 

@@ -180,3 +180,25 @@ def test_matrices_of_all_experts_below_each_other_become_one_for_each(n: int, la
                 own = source[f"blocks.{layer}.experts.{name}"][5 * expert : 5 * expert + 5]
                 got = made[f"layers.{layer}.experts.{expert}.{name}.weight"].values
                 np.testing.assert_array_equal(got, own.T if name == "w2" else own)
+
+
+def test_how_experts_stand_says_nothing_of_the_layers_beside_them() -> None:
+    source = {f"l.{n}.attn.q.{leaf}": size for n in range(2) for leaf, size in {"weight": (8, 8), "bias": (8,)}.items()}
+    for n in range(2):
+        source |= {f"l.{n}.experts.up_proj": (3, 8, 12), f"l.{n}.experts.up_proj_bias": (3, 12)}
+        source |= {f"l.{n}.experts.down_proj": (3, 12, 8), f"l.{n}.experts.down_proj_bias": (3, 8)}
+    target = {key.replace("l.", "layers."): size for key, size in source.items() if "attn" in key}
+    for n in range(2):
+        for e in range(3):
+            target |= {f"layers.{n}.experts.{e}.up_proj.weight": (12, 8), f"layers.{n}.experts.{e}.up_proj.bias": (12,)}
+            target |= {
+                f"layers.{n}.experts.{e}.down_proj.weight": (8, 12),
+                f"layers.{n}.experts.{e}.down_proj.bias": (8,),
+            }
+    mapping = port(signature(source), wanted(target))
+    for n in range(2):
+        assert pairing(mapping)[f"layers.{n}.attn.q.weight"] == f"l.{n}.attn.q.weight"
+        assert (
+            pairing(mapping)[f"layers.{n}.experts.1.up_proj.weight"]
+            == f"transpose(select(l.{n}.experts.up_proj, 0, 1))"
+        )

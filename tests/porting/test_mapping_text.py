@@ -6,10 +6,11 @@ import pytest
 from sides import signature, wanted
 
 from ckptool.errors import Doubtful
+from ckptool.keys import Pattern
 from ckptool.porting import expression as ex
 from ckptool.porting.mapping import Entry, Mapping
 from ckptool.porting.port import port
-from ckptool.porting.refusal import require_accepted
+from ckptool.porting.refusal import gap_patterns, require_accepted
 from ckptool.porting.report import mapping_text
 
 
@@ -127,3 +128,26 @@ def test_the_hint_that_is_named_never_gives_two_keys_one_name(
         require_accepted(mapping, None, None)
     said = [line for line in raised.value.evidence if line.startswith("if ")]
     assert said == ([] if rule is None else [f"if {target} is {rival}: hints=[{rule!r}]"])
+
+
+def test_blocks_that_a_shallower_model_leaves_behind_are_noted_on_top() -> None:
+    """A model built with fewer layers than the file has computes something else, though all its keys are filled."""
+
+    def layers(depth: int) -> dict[str, tuple[int, ...]]:
+        names = ("q.weight", "k.weight", "v.weight", "o.weight")
+        return {f"encoder.layer.{n}.{name}": (4, 4) for n in range(depth) for name in names} | {"fc.1.weight": (3, 4)}
+
+    note = "  note: 2 of 6 equal blocks of the source are not used: encoder.layer.{4,5}"
+    assert note in mapping_text(port(signature(layers(6)), wanted(layers(4)))).splitlines()
+    assert "note:" not in mapping_text(port(signature(layers(6)), wanted(layers(6))))
+
+
+@pytest.mark.parametrize("key", ["p.a b", "p.x{}y", "re:z", "p.re:z*", "p.q'uote", "{...}", "a.*", "p.w"])
+def test_the_patterns_of_a_refusal_accept_just_what_is_missing(key: str) -> None:
+    """Whatever a parameter is called: dicts of parameters have any text for a name."""
+    others = ("p.a", "p.xzy", "z", "q.w", "a.b")
+    entries = (Entry(key, (1,), "unmapped"), *(Entry(other, (1,), "mapped", ex.of("s")) for other in others))
+    mapping = Mapping(entries, ())
+    (pattern,) = gap_patterns(mapping, entries[:1])
+    assert [e.target for e in entries if Pattern.parse(pattern).matches(e.target)] == [key]
+    require_accepted(mapping, None, [pattern])

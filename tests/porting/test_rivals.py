@@ -150,7 +150,35 @@ def test_two_parts_that_may_be_exchanged_as_a_whole_do_not_vouch_for_each_other(
             assert all("pool" in key for key in entry.sources)
 
 
-def test_the_last_dropped_copy_beside_a_wrapped_weight_is_a_guess() -> None:
+def test_the_last_dropped_copy_beside_a_wrapped_weight_is_not_taken() -> None:
     source = {"rnn.weight_hh_l0_raw": (16, 4), "rnn.module.weight_hh_l0": (16, 4), "rnn.module.weight_ih_l0": (16, 3)}
     mapping = port(signature(source), wanted({"lstm.weight_ih_l0": (16, 3), "lstm.weight_hh_l0": (16, 4)}))
-    assert "lstm.weight_hh_l0" not in {e.target for e in mapping.having("mapped")}
+    assert pairing(mapping)["lstm.weight_hh_l0"] == "rnn.weight_hh_l0_raw"
+
+
+def test_a_list_is_counted_from_the_other_end_where_members_of_other_sizes_show_it() -> None:
+    """`levels.{}.up` of a decoder is used from the last level on; the file counts in the order of use."""
+    source = {f"enc.{n}.weight": size for n, size in enumerate([(8, 2, 3, 3), (12, 8, 3, 3), (16, 12, 3, 3)])}
+    source |= {f"dec.{n}.weight": size for n, size in enumerate([(12, 16, 3, 3), (12, 24, 3, 3), (12, 24, 3, 3)])}
+    target = {"flow.weight": (2, 20, 3, 3)}
+    for n, (inside, outside, up) in enumerate([(2, 8, 24), (8, 12, 24), (12, 16, 16)]):
+        target |= {f"levels.{n}.down.weight": (outside, inside, 3, 3), f"levels.{n}.up.weight": (12, up, 3, 3)}
+    source["flow.weight"] = (2, 20, 3, 3)
+    mapping = port(signature(source), wanted(target))
+    assert {k: v for k, v in pairing(mapping).items() if ".up." in k} == {
+        f"levels.{n}.up.weight": f"dec.{2 - n}.weight" for n in range(3)
+    }
+
+
+def test_one_layer_that_is_used_next_to_it_and_counted_with_it_vouches_for_nobody() -> None:
+    """A gate over channels is registered after the convolution that it stands before."""
+    theirs = {"conv1": (16, 8, 1, 1), "conv2": (16, 1, 3, 3), "conv3": (8, 8, 1, 1), "sca.1": (8, 8, 1, 1)}
+    theirs |= {"conv4": (16, 8, 1, 1), "conv5": (8, 8, 1, 1), "norm1": (8,), "norm2": (8,)}
+    theirs = {"0." + name: size for name, size in theirs.items()}
+    ours = {"norm": (8,), "expand": (16, 8, 1, 1), "spatial": (16, 1, 3, 3), "channel": (8, 8, 1, 1)}
+    ours |= {"project": (8, 8, 1, 1), "ffn_norm": (8,), "ffn_expand": (16, 8, 1, 1), "ffn_project": (8, 8, 1, 1)}
+    ours = {"blocks.0." + name: size for name, size in ours.items()}
+    source = {f"enc.{n}.{name}.weight": size for n in range(2) for name, size in theirs.items()}
+    target = {f"down.{n}.{name}.weight": size for n in range(2) for name, size in ours.items()}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert doubted(mapping) >= {f"down.{n}.blocks.0.{name}.weight" for n in range(2) for name in ("channel", "project")}

@@ -1,0 +1,76 @@
+"""Projections of attention that hold their heads in a dimension of their own, as parameters that no layer holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+
+from . import expression as ex
+from .expression import Expr, Shape
+from .layouts import matrices_wanted
+from .pieces import Canon, Piece, squeezed
+from .stacked import numbered_lists
+from .words import label, table
+
+
+def flat_heads(one: Canon, other: Canon) -> None:
+    """See projections of all heads ([heads, in, width], [in, heads, width] …) as the matrix that the other side has.
+
+    Which dimensions are inputs is in the equation by which the model multiplies, in the sizes of the bias, or in what
+    the name says and the other side wants.
+    """
+    deep = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) == 3 and 1 not in p.shape]
+    if not deep:
+        return
+    theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
+    lists = numbered_lists(other)
+    wanted = matrices_wanted(other)
+    for piece in deep:
+        inside = lists.get(piece.shape[0], set())
+        if theirs[piece.shape] or piece.shape[1:] in inside or piece.shape[:0:-1] in inside:
+            continue
+        bias = one.pieces.get(".".join(piece.path) + "|bias")
+        inputs = _inputs(piece, bias, wanted)
+        if not inputs:
+            continue
+        outputs = [d for d in range(3) if d not in inputs]
+        order = (*outputs, *inputs)
+        flat = (prod(piece.shape[d] for d in outputs), prod(piece.shape[d] for d in inputs))
+        there = tuple(piece.shape[d] for d in order)
+        down = partial(_down, order=order, flat=flat)
+        up = partial(_up, order=order, shape=there)
+        one.become(piece, [(replace(piece, shape=flat), down)], up)
+        if bias is not None and len(bias.shape) == 2 and prod(bias.shape) == flat[0]:
+            row = partial(ex.reshape, shape=flat[:1])
+            one.become(bias, [(replace(bias, shape=flat[:1]), row)], partial(ex.reshape, shape=bias.shape))
+
+
+def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape]) -> list[int]:
+    """The dimensions of a tensor that are inputs, or nothing where that is not known."""
+    told: Sequence[str] = piece.entry.notes.get("dims", ())
+    if len(told) == 3 and set(told) == {"input", "output"}:
+        return [d for d, kind in enumerate(told) if kind == "input"]
+    group = next(one for one in table().groups if one.name == "attention")
+    said = label(group, piece.words)
+    if said in ("q", "k", "v") and bias is not None and bias.shape == piece.shape[:2]:
+        return [2]
+    ways: list[list[int]] = []
+    if said in ("q", "k", "v"):
+        ways = [[d] for d in range(3)]
+    elif said == "o":
+        ways = [[1, 2], [0, 2], [0, 1]]
+    sizes = [(prod(piece.shape) // (n := prod(piece.shape[d] for d in way)), n) for way in ways]
+    fitting = [way for way, size in zip(ways, sizes, strict=True) if wanted[size]]
+    return fitting[0] if len(fitting) == 1 else []
+
+
+def _down(e: Expr, *, order: tuple[int, ...], flat: Shape) -> Expr:
+    return ex.reshape(ex.permute(e, *order), flat)
+
+
+def _up(e: Expr, *, order: tuple[int, ...], shape: Shape) -> Expr:
+    back = [order.index(d) for d in range(len(order))]
+    return ex.permute(ex.reshape(e, shape), *back)

@@ -1,0 +1,69 @@
+"""What a name says by the company that it keeps: words that the table cannot know."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+from .pieces import Canon, Piece
+from .words import cut, label, table
+
+_GATED = {"w1": "gate", "w2": "down", "w3": "up"}
+
+
+def imply(canon: Canon) -> None:
+    """Add words that follow from what stands together."""
+    _gated(canon)
+    _listed_attention(canon)
+    _third_norm(canon)
+
+
+def _gated(canon: Canon) -> None:
+    """Where w1, w2 and w3 stand together they are gate, down and up of a gated block."""
+    heads = Counter(
+        p.path[:-1] for p in canon.pieces.values() if p.path and p.path[-1] in _GATED and p.role == "weight"
+    )
+    for piece in list(canon.pieces.values()):
+        if piece.path and piece.path[-1] in _GATED and heads[piece.path[:-1]] == 3:
+            _add(canon, piece, _GATED[piece.path[-1]])
+
+
+def _listed_attention(canon: Canon) -> None:
+    """Where an attention holds a list of four equal layers, they are those of queries, keys, values and outputs."""
+    lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for piece in canon.pieces.values():
+        if len(piece.path) > 1 and piece.path[-1].isdigit() and piece.role in ("weight", "bias"):
+            lists[piece.path[:-1]].append(piece)
+    for head, pieces in lists.items():
+        matrices = [p for p in pieces if p.role == "weight"]
+        numbers = sorted(int(p.path[-1]) for p in matrices)
+        alike = len({p.shape for p in matrices}) == 1 and len(matrices[0].shape) == 2
+        if numbers != [0, 1, 2, 3] or not alike or not set(cut(head[-2] if len(head) > 1 else "")) & _ATTENTION:
+            continue
+        for piece in pieces:
+            _add(canon, piece, ("q", "k", "v", "o_proj")[int(piece.path[-1])])
+
+
+_ATTENTION = frozenset({"attn", "attention", "mha", "att"})
+
+
+def _third_norm(canon: Canon) -> None:
+    """The norm of the feed-forward part is the second of a block, or the third where attention is there twice."""
+    group = next(one for one in table().groups if one.name == "purpose")
+    blocks: dict[tuple[str, ...], dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
+    for piece in canon.pieces.values():
+        if piece.path and len(piece.shape) == 1 and label(group, cut(piece.path[-1])) == "norm":
+            blocks[piece.path[:-1]][piece.path[-1]].append(piece)
+    for norms in blocks.values():
+        if len(norms) == 3:
+            for name, pieces in norms.items():
+                if set(cut(name)) & _FEED_FORWARD:
+                    for piece in pieces:
+                        _add(canon, piece, "norm3")
+
+
+_FEED_FORWARD = frozenset({"ffn", "mlp", "ff", "ffw", "fc"})
+
+
+def _add(canon: Canon, piece: Piece, word: str) -> None:
+    canon.pieces[piece.name] = replace(piece, words=(*piece.words, *cut(word)))
