@@ -69,7 +69,7 @@ def _searched(
 
     def push(furthest: float, rank: float, spec: Any) -> None:
         told = repr(spec)
-        if told not in seen and all(math.prod(one.shape) <= _MOST for _, one in leaves(spec)):
+        if told not in seen and _is_small(spec):
             seen.add(told)
             number = next(count)
             waiting[number] = spec
@@ -108,6 +108,11 @@ def _searched(
     yield from (spec for _, _, spec in sorted(partial, key=lambda one: one[:2]))
 
 
+def _is_small(spec: Any) -> bool:
+    """Whether inputs have elements, and not too many."""
+    return all(all(0 < n <= _MOST for n in one.shape) and math.prod(one.shape) <= _MOST for _, one in leaves(spec))
+
+
 #: Further tries for inputs that use more of the weights than those that were found.
 _LONGER = 24
 
@@ -117,7 +122,7 @@ def _fuller(model: torch.nn.Module, spec: Any, done: _Done, shortcut: Shortcut |
 
     def tried(other: Any) -> bool:
         nonlocal spec, done
-        if repr(other) == repr(spec) or any(math.prod(one.shape) > _MOST for _, one in leaves(other)):
+        if repr(other) == repr(spec) or not _is_small(other):
             return False
         found = _tried(model, other, shortcut)
         if isinstance(found, _Stop) or found.used < done.used:
