@@ -16,7 +16,7 @@ from typing import Any
 from .errors import KeyCollision, counted, printable
 from .kinds import OtherTensor, other_tensor, others_in
 from .modules import PickledModule, state_dict_of
-from .tensor import LazyTensor, Storage, distinct, little_endian
+from .tensor import LazyTensor, Storage, distinct, little_endian, totals
 from .tree import ABSENT, Dict, List, Mapped, Object, address, attributes_of, rebuild, walk, with_entries
 
 
@@ -150,16 +150,20 @@ class StateDict(Mapping[str, Any]):
     @property
     def parameters(self) -> int:
         """Number of elements of all tensors, tied ones counted once, of sparse ones those that are stored."""
-        return sum(t.numel for t in self._distinct) + sum(other.numel for other in self.others.values())
+        return self._totals[0] + sum(other.numel for other in self.others.values())
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors, counted in the same way."""
-        return sum(t.nbytes for t in self._distinct) + sum(other.nbytes for other in self.others.values())
+        return self._totals[1] + sum(other.nbytes for other in self.others.values())
 
     @cached_property
     def _distinct(self) -> list[LazyTensor]:
         return distinct(self.tensors.values())
+
+    @cached_property
+    def _totals(self) -> tuple[int, int]:
+        return totals(self._distinct)
 
     @property
     def metadata(self) -> dict[str, Any] | None:
@@ -169,7 +173,7 @@ class StateDict(Mapping[str, Any]):
 
     def ties(self) -> list[list[str]]:
         """Groups of keys whose tensors are the same view of the same storage."""
-        return ties_of(self.tensors)
+        return ties_of(self.tensors) if len(self._distinct) < len(self.tensors) else []
 
     def __repr__(self) -> str:
         return f"StateDict({self.path!r}, {counted(len(self), 'key')})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -62,10 +62,27 @@ def shape_only(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
     if name == "linear" and weight.ndim == 2 and x.shape[-1:] == weight.shape[1:]:
         return x.new_zeros(()).expand(*x.shape[:-1], weight.shape[0])
     if name in ("conv1d", "conv2d", "conv3d") and x.ndim == weight.ndim and x.shape[1] == weight.shape[1]:
-        one = getattr(torch.nn.functional, name)(x[:1, :1], weight[:1, :1], None, *args[3:6])
-        if not kwargs and (len(args) < 7 or args[6] == 1):
-            return x.new_zeros(()).expand(x.shape[0], weight.shape[0], *one.shape[2:])
+        sizes = None if kwargs or args[6:] not in ((), (1,)) else _convolved(x.shape[2:], weight.shape[2:], *args[3:6])
+        return None if sizes is None else x.new_zeros(()).expand(x.shape[0], weight.shape[0], *sizes)
     return None
+
+
+def _convolved(
+    sizes: Sequence[int], kernel: Sequence[int], stride: Any = 1, padding: Any = 0, dilation: Any = 1
+) -> list[int] | None:
+    """What a convolution makes of the sizes of an image (or a line, or a volume), or None where torch has to say."""
+    each = [
+        tuple(n) * (len(sizes) if len(n) == 1 else 1) if isinstance(n, tuple | list) else (n,) * len(sizes)
+        for n in (stride, padding, dilation)
+    ]
+    if any(len(numbers) != len(sizes) or not all(type(n) is int for n in numbers) for numbers in each):
+        return None  # padding may be "same", and sizes of a traced model no numbers
+    found = [
+        (size + 2 * pad - far * (span - 1) - 1) // step + 1
+        for size, span, step, pad, far in zip(sizes, kernel, *each, strict=True)
+        if step > 0 and pad >= 0 and far > 0
+    ]
+    return found if len(found) == len(sizes) and min(found) > 0 else None
 
 
 _POOLS = frozenset(

@@ -23,7 +23,8 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby, zip_longest
+from operator import itemgetter
 from typing import Literal, TypeAlias
 
 from ckptool.errors import RuleError, printable
@@ -329,8 +330,12 @@ _END = "."
 
 def find_wrappers(keys: Iterable[str]) -> dict[str, int]:
     """Return what `unwrap` would remove and from how many keys: `{"module.": 161, "_orig_mod.": 3}`."""
+    keys = list(keys)
+    outer, others = _around_all(keys)
+    if not others:
+        return {f"{component}.": len(keys) for component in outer.split(".")[:-1]}
     counts: Counter[str] = Counter()
-    for _, _, removed in _unwrapped(keys):
+    for _, _, removed in _unwrapped_one_by_one(keys):
         for component in removed:
             counts[component] += 1
     return {f"{component}.": count for component, count in counts.most_common()}
@@ -349,7 +354,16 @@ def unwrap(keys: Iterable[str]) -> dict[str, str]:
 def _unwrapped(keys: Iterable[str]) -> Iterator[tuple[str, str, set[str]]]:
     """Yield each key, its name without wrappers, and the components that were removed."""
     keys = list(keys)
-    # Most files have no wrapper, or some around the whole of the model: these need no tree.
+    outer, others = _around_all(keys)
+    if not others:
+        gone = set(outer.split(".")[:-1])
+        yield from ((key, key[len(outer) :], gone) for key in keys)
+        return
+    yield from _unwrapped_one_by_one(keys)
+
+
+def _around_all(keys: list[str]) -> tuple[str, bool]:
+    """The wrappers that all keys begin with, and whether there may be others. In most files there are none."""
     outer = ""
     while keys:
         first = keys[0][len(outer) :].partition(".")[0]
@@ -357,11 +371,12 @@ def _unwrapped(keys: Iterable[str]) -> Iterator[tuple[str, str, set[str]]]:
         if first not in _ANYWHERE | _SOLE or not all(key.startswith(longer) for key in keys):
             break
         outer = longer
-    text = "\n".join(key[len(outer) :] for key in keys)
-    if not any(wrapper.component in text for wrapper in WRAPPERS):
-        gone = set(outer.split(".")[:-1])
-        yield from ((key, key[len(outer) :], gone) for key in keys)
-        return
+    text = "\n".join([key[len(outer) :] for key in keys])
+    return outer, any(wrapper.component in text for wrapper in WRAPPERS)
+
+
+def _unwrapped_one_by_one(keys: list[str]) -> Iterator[tuple[str, str, set[str]]]:
+    """As `_unwrapped`, where some keys have wrappers of their own."""
     split = {key: key.split(".") for key in keys}
     # The certain ones go first, so that the others are judged by the children that a parent has without them.
     short = {key: [c for c in parts[:-1] if c not in _ANYWHERE] + parts[-1:] for key, parts in split.items()}
@@ -428,8 +443,11 @@ class Collapsed:
     signature: Hashable
 
 
-# A box is one set of numbers for each place where a name has a number, and the keys that it stands for.
-_Box: TypeAlias = tuple[tuple[frozenset[int], ...], list[str]]
+# A component that is a number. "007" is a name, for as a number it would be "7"; so is what is too long for an index.
+_NUMBER = re.compile(r"(?<![^.])(0|[1-9][0-9]{0,8})(?![^.])")
+
+# A box is one set of numbers for each place where a name has a number, and the keys (by number) that it stands for.
+_Box: TypeAlias = tuple[tuple[frozenset[int], ...], list[int]]
 
 # Numbers of one key that are folded. Each costs one more look at every key, and names come out of files.
 _MOST_NUMBERS = 8
@@ -443,37 +461,33 @@ def collapse(items: Iterable[tuple[str, Hashable]]) -> list[Collapsed]:
     key is in exactly one result, and results come in the order in which their first keys came.
     """
     signatures = dict(items)
-    order = {key: i for i, key in enumerate(signatures)}
-    # A dot stands for a number in a name: no component contains one.
-    groups: dict[tuple[tuple[str, ...], Hashable], list[tuple[list[int], str]]] = {}
-    for key, signature in signatures.items():
-        parts = key.split(".")
-        numbers: list[int] = []
-        for i, part in enumerate(parts):
-            if part.isdigit() and _is_number(part) and len(numbers) < _MOST_NUMBERS:
-                numbers.append(int(part))
-                parts[i] = "."
-        groups.setdefault((tuple(parts), signature), []).append((numbers, key))
-    result = []
-    for (name, signature), group in groups.items():
-        for ranges, keys in _joined(group):
-            fill = iter(ranges)
-            pattern = ".".join(_ranges(next(fill)) if part == "." else part for part in name)
-            result.append(Collapsed(pattern, tuple(sorted(keys, key=order.__getitem__)), signature))
-    return sorted(result, key=lambda collapsed: order[collapsed.keys[0]])
+    keys = list(signatures)
+    groups: dict[tuple[Hashable, ...], list[tuple[list[str], int]]] = {}
+    for index, (key, signature) in enumerate(signatures.items()):
+        pieces = _NUMBER.split(key, _MOST_NUMBERS)
+        groups.setdefault((signature, *pieces[::2]), []).append((pieces[1::2], index))
+    found: list[tuple[int, Collapsed]] = []
+    for group in groups.values():
+        around = _NUMBER.split(keys[group[0][1]], _MOST_NUMBERS)[::2]
+        for ranges, members in _joined(group):
+            pattern = "".join(chain(*zip_longest(around, map(_ranges, ranges), fillvalue="")))
+            members.sort()
+            folded = Collapsed(pattern, tuple([keys[index] for index in members]), signatures[keys[members[0]]])
+            found.append((members[0], folded))
+    return [folded for _, folded in sorted(found, key=itemgetter(0))]
 
 
-def _joined(group: list[tuple[list[int], str]]) -> list[_Box]:
+def _joined(group: list[tuple[list[str], int]]) -> list[_Box]:
     """Join keys with the same number of numbers into boxes, each with every combination of its numbers.
 
     From the last place to the first, boxes that differ in that place alone become one: first the experts of
     each layer, then the layers that have the same experts.
     """
     if len(group[0][0]) == 1:  # then they all do
-        return [((frozenset(numbers[0] for numbers, _ in group),), [key for _, key in group])]
-    boxes: list[_Box] = [(tuple(frozenset((n,)) for n in numbers), [key]) for numbers, key in group]
+        return [((frozenset([int(numbers[0]) for numbers, _ in group]),), [key for _, key in group])]
+    boxes: list[_Box] = [(tuple(frozenset((int(n),)) for n in numbers), [key]) for numbers, key in group]
     for place in reversed(range(len(boxes[0][0]))):
-        found: dict[tuple[frozenset[int], ...], tuple[list[frozenset[int]], list[str]]] = {}
+        found: dict[tuple[frozenset[int], ...], tuple[list[frozenset[int]], list[int]]] = {}
         for ranges, keys in boxes:
             here, all_keys = found.setdefault(ranges[:place] + ranges[place + 1 :], ([], []))
             here.append(ranges[place])
@@ -482,11 +496,6 @@ def _joined(group: list[tuple[list[int], str]]) -> list[_Box]:
             ((*rest[:place], frozenset().union(*here), *rest[place:]), keys) for rest, (here, keys) in found.items()
         ]
     return boxes
-
-
-def _is_number(part: str) -> bool:
-    # "007" is a name, for as a number it would be "7"; a number too long to be an index is a name too.
-    return part.isascii() and part.isdigit() and len(part) < 10 and (part == "0" or part[0] != "0")
 
 
 def _ranges(numbers: frozenset[int]) -> str:

@@ -12,7 +12,6 @@ from math import prod
 from typing import Any
 
 from .dtypes import BY_NAME, BY_STORAGE
-from .kinds import numbers, stands_for_a_tensor
 from .tree import Dict, Global, Object, Walked, walk
 
 _TENSOR_TYPES = "BFloat16 Bool Byte Char Double Float Half Int Long Short".split()
@@ -221,6 +220,8 @@ def _typed(code: Any, states: list[Any], seen: dict[int, tuple[int, int] | None]
     if kind != "V" or type(item) is not int or item != size:
         return None
     if base is not None:
+        from .kinds import numbers  # here, since a scanner seldom comes here
+
         inner = _item_bytes(base[0], seen) if isinstance(base, tuple) and len(base) == 2 and fields is None else None
         shape = numbers(base[1]) if inner else None
         if inner is None or shape is None or min(shape, default=0) < 0 or prod(shape) * inner[0] != size:
@@ -245,6 +246,8 @@ def beyond_plain_data(root: Any, walked: Walked | None = None) -> Counter[str]:
 
 def count_objects(root: Any, walked: Walked | None = None) -> dict[str, int]:
     """Instances by class name, most frequent first, without tensors and the spelling of plain data."""
+    from .kinds import stands_for_a_tensor  # here, since a scanner does not count
+
     counted: Counter[str] = Counter()
     for _, node in walk(root) if walked is None else walked:
         if isinstance(node, Object):

@@ -7,7 +7,8 @@ All counts (offset, shape, stride) are in elements, as in torch; `nbytes` and `l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -251,9 +252,22 @@ class Swapped:
 def distinct(tensors: Iterable[LazyTensor]) -> list[LazyTensor]:
     """TENSORS, those that are one once."""
     found = list(tensors)
-    if len({t.storage.identity for t in found}) == len(found):  # which is looked at first, since it nearly always is so
-        return found
-    return list({t.identity: t for t in found}.values())
+    return found if share_nothing(found) else list({t.identity: t for t in found}.values())
+
+
+def share_nothing(tensors: Sequence[LazyTensor]) -> bool:
+    """Whether each of TENSORS has a storage of its own, as nearly always. A quick look, which may say no for yes."""
+    return len({id(t.storage) for t in tensors if t.storage.tie is None}) == len(tensors)
+
+
+def totals(tensors: Iterable[LazyTensor]) -> tuple[int, int]:
+    """How many elements TENSORS have, and how many bytes."""
+    alike = Counter([(t.shape, t.dtype.itemsize) for t in tensors])  # shapes are few where tensors are many
+    elements = bytes_ = 0
+    for (shape, itemsize), count in alike.items():
+        elements += prod(shape) * count
+        bytes_ += prod(shape) * count * itemsize
+    return elements, bytes_
 
 
 def little_endian(storage: Storage, dtype: DType | None = None) -> Storage:

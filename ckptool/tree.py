@@ -273,6 +273,8 @@ def component_text(component: str | int) -> str:
     if isinstance(component, Aside | int):
         return str(component)
     text = str(component)
+    if text[:1].isalpha() and "/" not in text and "~" not in text:  # as nearly all
+        return text
     if not text or text[0] in '"#@' or text.removeprefix("-").isdecimal():
         text = f'"{text}"'
     return text.replace("~", "~0").replace("/", "~1")

@@ -78,7 +78,7 @@ def is_state_dict(node: Any) -> bool:
     for key, value in node.entries:
         if not isinstance(key, str):
             return False
-        if is_training_state(key):
+        if "." not in key and is_training_state(key):
             continue
         if is_tensor(value):
             tensors += 1

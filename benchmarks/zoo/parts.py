@@ -466,3 +466,97 @@ def list_of_heads_to_one() -> tuple[nn.Module, nn.Module]:
 @pair("float32[5,4]")
 def one_head_to_list() -> tuple[nn.Module, nn.Module]:
     return _Tasks(together=True), _Tasks(together=False)
+
+
+# -- a batch norm in one layer, or its statistics in one and its scale and shift in another
+
+
+class _Scale(nn.Module):
+    def __init__(self, c: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(c)), nn.Parameter(torch.randn(c))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+class _Whitened(nn.Module):
+    """Layers by what they do and a number, as descriptions of networks in text name them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for n, (a, b) in enumerate(((3, 6), (6, 6), (6, 6)), 1):
+            self.add_module(f"map{n}", nn.Conv2d(a, b, 3, padding=1, bias=False))
+        for n in (1, 2, 3):
+            self.add_module(f"whiten{n}", nn.BatchNorm2d(6, affine=False))
+            self.add_module(f"tune{n}", _Scale(6))
+        self.answer = nn.Linear(6, 4)
+
+    def forward(self, x: Any) -> Any:
+        for n in (1, 2, 3):
+            x = getattr(self, f"whiten{n}")(getattr(self, f"map{n}")(x))
+            x = F.relu(getattr(self, f"tune{n}")(x))
+        return self.answer(x.mean((2, 3)))
+
+
+class _Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(a, 6, 3, padding=1, bias=False), nn.BatchNorm2d(6), nn.ReLU()) for a in (3, 6, 6)
+        )
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Any) -> Any:
+        for step in self.steps:
+            x = step(x)
+        return self.head(x.mean((2, 3)))
+
+
+@pair("float32[2,3,8,8]")
+def statistics_and_scale_to_batch_norm() -> tuple[nn.Module, nn.Module]:
+    return _Whitened(), _Normed()
+
+
+@pair("float32[2,3,8,8]")
+def batch_norm_to_statistics_and_scale() -> tuple[nn.Module, nn.Module]:
+    return _Normed(), _Whitened()
+
+
+# -- learned tokens that each layer has, or that stand in two tensors: of the first layer, and of all others
+
+
+class _Prompted(nn.Module):
+    def __init__(self, *, apart: bool, depth: int = 3) -> None:
+        super().__init__()
+        if apart:
+            self.layers = nn.ModuleList(
+                nn.ModuleDict({"hints": nn.ParameterList([torch.randn(2, 6)]), "mix": nn.Linear(6, 6)})
+                for _ in range(depth)
+            )
+        else:
+            self.hints = nn.Parameter(torch.randn(1, 2, 6))
+            self.deep_hints = nn.Parameter(torch.randn(depth - 1, 2, 6))
+            self.steps = nn.ModuleList(nn.Linear(6, 6) for _ in range(depth))
+        self.apart = apart
+        self.top = nn.Linear(6, 3)
+
+    def forward(self, x: Any) -> Any:
+        if self.apart:
+            parts = [(layer["hints"][0], layer["mix"]) for layer in self.layers]
+        else:
+            parts = list(zip(torch.cat([self.hints, self.deep_hints]), self.steps, strict=True))
+        for hints, mix in parts:
+            weights = (x @ hints.T).softmax(-1)
+            x = x + torch.tanh(mix(x + weights @ hints))
+        return self.top(x)
+
+
+@pair("float32[2,4,6]")
+def tokens_of_layers_together_to_apart() -> tuple[nn.Module, nn.Module]:
+    return _Prompted(apart=False), _Prompted(apart=True)
+
+
+@pair("float32[2,4,6]")
+def tokens_of_layers_apart_to_together() -> tuple[nn.Module, nn.Module]:
+    return _Prompted(apart=True), _Prompted(apart=False)

@@ -9,6 +9,8 @@ Python and click cost.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import gc
 import os
 import sys
@@ -118,9 +120,23 @@ def main(argv: list[str] | None = None) -> None:
             2,
         )
     finally:
-        gc.enable()  # commands turn it off while they work
+        if argv is not None:
+            gc.enable()  # commands turn it off while they work
     _say_traffic(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        _leave(status)
     sys.exit(status)
+
+
+def _leave(status: int) -> None:
+    """End the process at once. Python would take everything apart first, which costs a third of importing torch."""
+    threads = sys.modules.get("threading")
+    if threads is None or threads.active_count() == 1:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
 
 
 def _say_traffic(argv: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import re
 import shutil
@@ -203,6 +204,7 @@ def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Map
     from ..inputs import parse_inputs
     from ..trace import signature_of
 
+    gc.disable()  # a look through all that torch has made takes as long as matching
     inputs = parse_inputs(options["inputs"])
     found = find_model(model, _kwargs(options["kwargs"], "--kwargs"))
     target = signature_of(unwrapped(build(found)), inputs=inputs)
@@ -217,6 +219,8 @@ def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Map
     else:
         theirs = None if code is None else signature_of(unwrapped(build(code)), inputs=inputs)
         mapping = match_signature(ckpt, target, at=options["at"], hints=options["hints"], source_code=theirs)
+    if options["reference"] or options["prove"]:
+        gc.enable()  # models that run leave much behind
     if options["reference"]:
         from ..porting.prove import prove_against
 

@@ -21,7 +21,6 @@ from ._zip import (
     LOCAL,
     Ahead,
     Archive,
-    Entry,
     Member,
     check_extents,
     find_end,
@@ -54,16 +53,18 @@ def by_directory(file: File) -> tuple[Archive, list[str]]:
     wrong = []
     for entry in entries:
         try:
-            members.append(locate(Ahead(file), entry, offset, 0))
+            locate(Ahead(file), entry, offset)
         except Malformed:
             wrong.append(f"the header of its record {printable(entry.name, 60)} is damaged")
-            members += [found] if (found := _without_header(file, entry, ends[entry.header])) else []
+            if not _found_without_header(file, entry, ends[entry.header]):
+                continue
+        members.append(entry)
     check_extents(file, members)
     return Archive(file, "", {m.name: m for m in members if not m.name.endswith("/")}, offset), wrong
 
 
-def _without_header(file: File, entry: Entry, end: int) -> Member | None:
-    """The record of an entry, which reaches to END at most, from all but its local header; None if it is not found."""
+def _found_without_header(file: File, entry: Member, end: int) -> bool:
+    """Find a record, which reaches to END at most, by all but its local header; False if nothing tells where it is."""
     first = entry.header + LOCAL.size + len(entry.raw)
     told = []
     for form in ("<3I", "<I2Q"):
@@ -77,11 +78,10 @@ def _without_header(file: File, entry: Entry, end: int) -> Member | None:
     for start in starts if entry.size else [first]:
         if not first <= start <= end - entry.compressed:
             continue
-        fields = (entry.name, entry.method, entry.flags, entry.crc, entry.size, entry.compressed)
-        found = Member(*fields, entry.header, start, entry.at, None)
-        if not entry.size or (_agrees(file, found) if entry.crc else start in told):
-            return found
-    return None
+        entry.start, entry.descriptor = start, None
+        if not entry.size or (_agrees(file, entry) if entry.crc else start in told):
+            return True
+    return False
 
 
 def _agrees(file: File, member: Member) -> bool:
@@ -120,20 +120,20 @@ def _next_header(file: File, at: int) -> tuple[Member, int, bool] | None:
         if CAP32 in (compressed, size):
             size, compressed = widen(file.read(start + LOCAL.size + named, extra), (size, compressed)) or (-1, -1)
         if (flags & FOLLOWS and not (compressed or size)) or compressed < 0:
-            return _with_descriptor(file, name, flags, method, start, payload)
-        member = Member(name, method, flags, crc, size, compressed, start, payload, 0, None)
+            return _with_descriptor(file, name, raw, flags, method, start, payload)
+        member = Member(name, raw, method, flags, crc, size, compressed, start, 0, payload)
         whole = payload + compressed <= file.size
         return member, payload + compressed if whole else file.size, whole
     return None
 
 
 def _with_descriptor(
-    file: File, name: str, flags: int, method: int, start: int, payload: int
+    file: File, name: str, raw: bytes, flags: int, method: int, start: int, payload: int
 ) -> tuple[Member, int, bool]:
     """A record whose sizes follow it."""
     ahead = file.read(payload, min(4, file.size - payload))
     if ahead in (b"PK\3\4", b"PK\1\2"):
-        return Member(name, method, flags, 0, 0, 0, start, payload, 0, None), payload, True
+        return Member(name, raw, method, flags, 0, 0, 0, start, 0, payload), payload, True
     for end in _found(file, b"PK\7\10", payload):
         stated = file.read(end, min(24, file.size - end))
         for width, length in ((4, 16), (8, 24)):
@@ -142,10 +142,10 @@ def _with_descriptor(
             size = int.from_bytes(stated[8 + width : 8 + 2 * width], "little")
             if method or size == end - payload:
                 crc = int.from_bytes(stated[4:8], "little")
-                member = Member(name, method, flags, crc, size, end - payload, start, payload, 0, end)
+                member = Member(name, raw, method, flags, crc, size, end - payload, start, 0, payload, end)
                 return member, end + length, True
     left = file.size - payload
-    return Member(name, method, flags, 0, left, left, start, payload, 0, None), payload, False
+    return Member(name, raw, method, flags, 0, left, left, start, 0, payload), payload, False
 
 
 def _found(file: File, signature: bytes, start: int) -> Iterator[int]:

@@ -35,8 +35,7 @@ class Reader:
     Args:
         data: bytes, of which the pickle may be the beginning.
         where: the file, for messages.
-        persistent: turns a persistent id into a node (a storage).
-        reduce: is offered every call before it becomes an `Object`; returns ABSENT to decline.
+        persistent: turns a persistent id into a node, in a reader that has no `_storage` of its own.
         complete: DATA is all there is. Otherwise running out of it raises `NeedsMore`.
         start: where the pickle starts in DATA.
 
@@ -53,8 +52,7 @@ class Reader:
         self,
         data: bytes,
         where: object,
-        persistent: Callable[[Any], Any],
-        reduce: Callable[[Any, Any], Any] = lambda callee, args: ABSENT,
+        persistent: Callable[[Any], Any] | None = None,
         *,
         complete: bool = True,
         start: int = 0,
@@ -68,10 +66,12 @@ class Reader:
         self._start = start
         self._complete = complete
         self._persistent = persistent
-        self._reduce = reduce
         self._stack: list[Any] = []
         self._marks: list[list[Any]] = []
-        self._memo: dict[int, Any] = {}
+        self._memo: list[Any] = []  # under 0, 1, 2 …, as picklers count
+        self._memo_beyond: dict[int, Any] = {}  # under larger numbers
+        #: What subclasses know about phrases. It holds as long as the memo, which grows, is not overwritten.
+        self._phrases: dict[Any, Any] = {}
         self._named: dict[tuple[str, str], Global] = {}
         self._encoded: dict[int, bytes] = {}
         self._texts: list[str] = []
@@ -105,7 +105,7 @@ class Reader:
         self._discard(self._stack)
         for below in self._marks:
             self._discard(below)
-        self._memo = {}
+        self._memo, self._memo_beyond = [], {}
         return value
 
     def _run_short_opcodes(self, at: int) -> int:
@@ -119,21 +119,25 @@ class Reader:
             if opcode == 0x71:  # BINPUT
                 if not stack:
                     break
-                memo[data[at + 1]] = stack[-1]
+                self._remember(data[at + 1], stack[-1])
                 at += 2
             elif opcode == 0x68:  # BINGET
                 if data[at + 2] == data[at + 3] == 0x28 and (behind := self._read_phrase(at)) > at:
                     at = behind
                     continue
-                value = memo.get(data[at + 1], ABSENT)
-                if value is ABSENT:
+                index = data[at + 1]
+                if index >= len(memo):
                     break
-                stack.append(value)
+                stack.append(memo[index])
                 at += 2
             elif opcode == 0x72:  # LONG_BINPUT
                 if not stack:
                     break
-                memo[int.from_bytes(data[at + 1 : at + 5], "little")] = stack[-1]
+                index = int.from_bytes(data[at + 1 : at + 5], "little")
+                if index == len(memo) and not self._memo_beyond:
+                    memo.append(stack[-1])
+                else:
+                    self._remember(index, stack[-1])
                 at += 5
             elif opcode == 0x58:  # BINUNICODE
                 begin = at + 5
@@ -152,10 +156,13 @@ class Reader:
                 stack.append(data[at + 1] | data[at + 2] << 8)
                 at += 3
             elif opcode == 0x6A:  # LONG_BINGET
-                value = memo.get(int.from_bytes(data[at + 1 : at + 5], "little"), ABSENT)
-                if value is ABSENT:
+                if data[at + 5 : at + 7] == b"((" and (behind := self._read_phrase(at)) > at:
+                    at = behind
+                    continue
+                index = int.from_bytes(data[at + 1 : at + 5], "little")
+                if index >= len(memo):
                     break
-                stack.append(value)
+                stack.append(memo[index])
                 at += 5
             elif opcode == 0x28:  # MARK
                 self._marks.append(stack)
@@ -318,9 +325,10 @@ class Reader:
         target = self._stack[-1]
         if len(flat) % 2:
             self._fail("sets a key without a value")
-        pairs = list(zip(flat[::2], flat[1::2], strict=True))
-        for key, _ in pairs:
-            if not isinstance(key, str | int):
+        keys = flat[::2]
+        pairs = list(zip(keys, flat[1::2], strict=True))
+        if not set(map(type, keys)) <= {str, int}:
+            for key in keys:
                 self._check_hashable(key)
         if isinstance(target, Dict):
             target.entries.extend(pairs)
@@ -382,15 +390,27 @@ class Reader:
     # -- memo
 
     def _get(self, index: int) -> None:
-        try:
+        if 0 <= index < len(self._memo):
             self._push(self._memo[index])
-        except KeyError:
+        elif index in self._memo_beyond:
+            self._push(self._memo_beyond[index])
+        else:
             self._fail(f"refers to memo {index}, which was never set")
 
     def _put(self, index: int) -> None:
         if index < 0:
             self._fail("sets a memo with a negative number")
-        self._memo[index] = self._stack[-1]
+        self._remember(index, self._stack[-1])
+
+    def _remember(self, index: int, value: Any) -> None:
+        if index > len(self._memo):
+            self._memo_beyond[index] = value
+        elif index == len(self._memo):
+            self._memo.append(value)
+            self._memo_beyond.pop(index, None)
+        else:
+            self._memo[index] = value
+            self._phrases.clear()
 
     # -- globals and objects
 
@@ -423,7 +443,7 @@ class Reader:
             self._fail(f"calls {_kind(callee)} with {_kind(args)}")
         made = self._plain_call(callee, args) if isinstance(callee, Global) else ABSENT
         if made is ABSENT:
-            made = self._reduce(callee, args)
+            made = self._rebuild(callee, args)
         if made is ABSENT:
             self._push_made("reduce", callee, args)
         else:
@@ -497,7 +517,15 @@ class Reader:
             self._fail(f"sets the state of {_kind(target)}")
 
     def _persistent_id(self, pid: Any) -> None:
-        self._push(self._persistent(pid))
+        self._push(self._storage(pid))
+
+    def _storage(self, pid: Any) -> Any:
+        """What a persistent id stands for."""
+        return self._persistent(pid) if self._persistent else self._fail("has a persistent id")
+
+    def _rebuild(self, callee: Any, args: Any) -> Any:
+        """What a call makes, if it does not become an `Object`; else ABSENT."""
+        return ABSENT
 
     # -- protocol
 
@@ -566,7 +594,7 @@ _HANDLERS: dict[str | int, _Handler] = {
     "q": lambda r: r._put(r._number(1)),
     "r": lambda r: r._put(r._number(4)),
     "p": lambda r: r._put(r._decimal(r._line())),
-    0x94: lambda r: r._put(len(r._memo)),
+    0x94: lambda r: r._put(len(r._memo) + len(r._memo_beyond)),
     # containers
     "(": Reader._mark,
     ")": lambda r: r._push(()),

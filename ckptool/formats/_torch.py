@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 from ..dtypes import BY_STORAGE, UINT8, DType
@@ -38,40 +37,59 @@ class StorageId:
 
 
 #: A dense tensor as torch pickles it once the names that all tensors share are in the memo. GET takes a value from the
-#: memo, PUT may put one there.
+#: memo, PUT puts one there.
 _TENSOR = re.compile(
-    rb"""h(.) \(                                                        # _rebuild_tensor_v2
-    \( h(.) GET X(.)\0\0\0([0-9]+) PUT GET (INTEGER) (N?) t PUT Q         # "storage", class, key, location, elements
-    (INTEGER) (TUPLE) PUT (TUPLE) PUT ([\x88\x89])                        # offset, shape, stride, requires_grad
-    h(.) \) R PUT                                                         # no hooks: OrderedDict()
-    t PUT R PUT""".replace(b"PUT", b"(q.|r....)?")
-    .replace(b"GET", b"(h.|j....)")
-    .replace(b"TUPLE", rb"\(?INTEGER{,64}[)t\x85-\x87]")
+    rb"""(GET \(\( GET GET) X (.)\0\0\0 ([0-9]+) PUT    # _rebuild_tensor_v2, ("storage", class, key,
+    (GET INTEGER N? t) PUT                          # location, elements, and in legacy files None): a storage
+    (Q INTEGER TUPLE) (?:(?<!\)) PUT)?              # offset, shape
+    (TUPLE) (?:(?<!\)) PUT)?                        # stride
+    ([\x88\x89] GET) \) R PUT                       # requires_grad, no hooks: OrderedDict()
+    t PUT R PUT""".replace(b"PUT", b"r(....)")
+    .replace(b"GET", b"(?:h.|j....)")
+    .replace(b"TUPLE", rb"(?:\)|\(?INTEGER{1,64}[t\x85-\x87](?=r))")  # () is not put into the memo
     .replace(b"INTEGER", rb"(?:K.|M..|J....)"),
     re.DOTALL | re.VERBOSE,
 )
+#: Numbers 0, 1, 2 … of four bytes each, seen as one number, and as many ones: a multiple of them makes it 5, 6, 7 …
+_COUNTED = {
+    4 * count: (sum(i << 32 * i for i in range(count)), sum(1 << 32 * i for i in range(count))) for count in (5, 6, 7)
+}
 _REBUILD, _ORDERED_DICT = ("torch._utils", "_rebuild_tensor_v2"), ("collections", "OrderedDict")
 
 
-@lru_cache(1024)
-def _integers(raw: bytes) -> tuple[int, ...]:
-    """The integers that opcodes push."""
-    found = []
-    at = 0
-    while at < len(raw):
-        length = {b"K": 1, b"M": 2, b"J": 4}[raw[at : at + 1]]
-        found.append(int.from_bytes(raw[at + 1 : at + 1 + length], "little", signed=length == 4))
-        at += 1 + length
-    return tuple(found)
+def _got(raw: bytes) -> tuple[int, bytes]:
+    """The number of the memo that an opcode takes a value from, and what follows that opcode."""
+    return (raw[1], raw[2:]) if raw[:1] == b"h" else (int.from_bytes(raw[1:5], "little"), raw[5:])
 
 
-@lru_cache(1024)
+def _integer(raw: bytes) -> tuple[int, bytes]:
+    """The integer that an opcode pushes, and what follows that opcode."""
+    end = {b"K": 2, b"M": 3, b"J": 5}[raw[:1]]
+    return int.from_bytes(raw[1:end], "little", signed=end == 5), raw[end:]
+
+
 def _tuple_of(raw: bytes) -> tuple[int, ...] | None:
-    """The tuple of integers that opcodes make, or None if they do not make one and nothing else."""
-    marked, end = raw[:1] == b"(", raw[-1:]
-    found = _integers(raw[marked:-1])
-    expected = b"t" if marked else b")\x85\x86\x87"[len(found) : len(found) + 1]
-    return found if end == expected else None
+    """The tuple that opcodes make of integers, or None if that is not what they do."""
+    marked = raw[:1] == b"("
+    rest, found = raw[marked:], []
+    while rest[:1] in (b"K", b"M", b"J"):
+        integer, rest = _integer(rest)
+        found.append(integer)
+    return tuple(found) if rest == (b"t" if marked else b")\x85\x86\x87"[len(found) : len(found) + 1]) else None
+
+
+@record(frozen=True, slots=True)
+class _First:
+    """The first of the tensors whose opcodes differ in the key of their storage and the numbers of the memo alone.
+
+    Attributes:
+        pid, id: the persistent id of its storage, and what that says.
+        tensor: the tensor.
+    """
+
+    pid: tuple[Any, ...]
+    id: StorageId
+    tensor: LazyTensor
 
 
 class TorchReader(Reader):
@@ -91,12 +109,11 @@ class TorchReader(Reader):
         complete: bool = True,
         start: int = 0,
     ) -> None:
-        super().__init__(data, where, self._storage, self._rebuild, complete=complete, start=start)
+        super().__init__(data, where, complete=complete, start=start)
         self.storages: dict[str, Storage] = {}
         self.sources: dict[str, str] = {}  # class name -> source text that was saved with it
         self._others: list[Object] = []
         self._make = storage
-        self._ids: dict[str, StorageId] = {}
 
     @property
     def others(self) -> list[Object]:
@@ -110,22 +127,21 @@ class TorchReader(Reader):
     # -- persistent ids
 
     def _storage(self, pid: Any) -> Any:
+        """What a persistent id stands for. Ids that differ in the key of a storage alone must be treated alike."""
         if not isinstance(pid, tuple) or not pid:
             self._fail("has a persistent id that torch does not write")
         if pid[0] == "module" and len(pid) == 4:  # the class of a whole saved module, with its source code
             self.note_source(pid[1], pid[3])
             return pid[1]
         found = self._storage_id(pid)
-        known = self._ids.get(found.key)
+        known = self.storages.get(found.key)
         if known is None:
-            made = self.storages[found.key] = self._make(found)
-            self._ids[found.key] = found
-            return made
-        if found.nbytes != known.nbytes:
+            known = self.storages[found.key] = self._make(found)
+        elif found.nbytes != known.nbytes:
             self._fail(
                 f"gives storage {printable(repr(found.key))} two sizes: {known.nbytes:,} and {found.nbytes:,} bytes"
             )
-        return self.storages[found.key]
+        return known
 
     def note_source(self, cls: Any, source: Any) -> None:
         """Note the source code of a class. It is only counted."""
@@ -152,41 +168,58 @@ class TorchReader(Reader):
         found = _TENSOR.match(self.data, at)
         if found is None:
             return at
-        # fmt: off
-        (callee, word, cls, length, key, key_at, place, numel, view, id_at,
-         offset, shape, shape_at, stride, stride_at, grad, hooks, hooks_at, args_at, made_at) = found.groups()
-        # fmt: on
-        memo, named = self._memo, self._named
-        if memo.get(callee[0], ABSENT) is not named.get(_REBUILD):
+        head, length, key, p1, numel, p2, shape, p3, stride, p4, grad, p5, p6, p7 = found.groups(b"")
+        memo, name = self._memo, key.decode()
+        puts = b"".join((p1, p2, p3, p4, p5, p6, p7))
+        counted, ones = _COUNTED[len(puts)]
+        if int.from_bytes(puts, "little") != counted + len(memo) * ones or len(key) != length[0] or self._memo_beyond:
             return at
-        if memo.get(hooks[0], ABSENT) is not named.get(_ORDERED_DICT):
+        first: _First | None = self._phrases.get((head, numel, shape, stride, grad))
+        if first is None:
+            first = self._first(head, name, numel, shape, stride, grad)
+            if first is None:
+                return at
+            self._phrases[head, numel, shape, stride, grad] = first
+        like, its_id = first.tensor, first.id
+        storage = self.storages.get(name)
+        if storage is None:
+            try:
+                storage = self._make(StorageId(name, its_id.dtype, its_id.location, its_id.numel, its_id.rest))
+            except Malformed:
+                return at
+            self.storages[name] = storage
+        elif storage.dtype is not like.storage.dtype or storage.source.length != like.storage.source.length:
             return at
-        sizes, steps = _tuple_of(shape), _tuple_of(stride)
-        if sizes is None or steps is None or len(key) != length[0]:
-            return at
-        number = int.from_bytes  # of what the opcodes get from the memo, or put there
-        puts = [
-            number(put, "little") >> 8 if put else -1
-            for put in (key_at, id_at, shape_at, stride_at, hooks_at, args_at, made_at)
-        ]
-        at_place = number(place, "little") >> 8
-        if at_place == puts[0] or hooks[0] in puts[:4]:  # it gets what it has just put there
-            return at
-        name, (elements,), (start,), requires_grad = key.decode(), _integers(numel), _integers(offset), grad == b"\x88"
-        known = memo.get(word[0]), memo.get(number(cls, "little") >> 8), name, memo.get(at_place)
-        pid, no_hooks = (*known, elements, None) if view else (*known, elements), Dict(ordered=True)
-        try:
-            storage = self._storage(pid)
-            made = LazyTensor(storage, storage.dtype or UINT8, sizes, steps, start, requires_grad)
-            made.check()
-        except Malformed:
-            return at
-        values = name, pid, sizes, steps, no_hooks, (storage, start, sizes, steps, requires_grad, no_hooks), made
-        for place, value in zip(puts, values, strict=True):
-            if place >= 0:
-                memo[place] = value
+        sizes, steps, offset, requires_grad = like.shape, like.stride, like.offset, like.requires_grad
+        made = LazyTensor(storage, like.dtype, sizes, steps, offset, requires_grad)
+        pid, no_hooks = (*first.pid[:2], name, *first.pid[3:]), Dict([], True)
+        memo += (name, pid, sizes, steps) if sizes else (name, pid)
+        memo += no_hooks, (storage, offset, sizes, steps, requires_grad, no_hooks), made
         self._stack.append(made)
         return found.end()
+
+    def _first(self, head: bytes, name: str, numel: bytes, shape: bytes, stride: bytes, grad: bytes) -> _First | None:
+        """A tensor that is made by the groups of a phrase, or None if they are odd."""
+        place, numel = _got(numel)
+        elements, end = _integer(numel)
+        offset, shape = _integer(shape[1:])
+        sizes, steps = _tuple_of(shape), _tuple_of(stride)
+        callee_at, head = _got(head)
+        word_at, head = _got(head[2:])
+        memo, taken = self._memo, (callee_at, word_at, _got(head)[0], place, _got(grad[1:])[0])
+        if sizes is None or steps is None or max(taken) >= len(memo):
+            return None
+        callee, word, cls, location, hooks = (memo[index] for index in taken)
+        if callee is not self._named.get(_REBUILD) or hooks is not self._named.get(_ORDERED_DICT):
+            return None
+        pid = (word, cls, name, location, elements, None)[: 5 + len(end) - 1]
+        try:
+            storage = self._storage(pid)
+            made = LazyTensor(storage, storage.dtype or UINT8, sizes, steps, offset, grad[:1] == b"\x88")
+            made.check()
+        except Malformed:
+            return None
+        return _First(pid, self._storage_id(pid), made)
 
     def _rebuild(self, callee: Any, args: Any) -> Any:
         """Dense tensors and parameters become lazy ones; other kinds are checked and kept as they came."""

@@ -28,8 +28,9 @@ import struct
 import threading
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from operator import methodcaller
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter, methodcaller
 from typing import IO, NamedTuple
 
 from ..errors import Malformed, UnknownFormat, counted, printable
@@ -63,33 +64,35 @@ _PARTS = "is one part of an archive on several disks"
 _CUT_SHORT = "the download or copy did not finish; compare the size with the source, and fetch it again"
 
 
-@record(frozen=True, slots=True)
+@record(frozen=False, slots=True)
 class Member:
     """One record of an archive. Offsets count from the start of the file.
 
     Attributes:
         name: without the top folder: `data/0`.
+        raw: the whole name as it stands in the file.
         method: 0 stored, 8 deflated.
         flags: the general purpose bits.
         crc: CRC-32 of the payload as the directory states it; 0 with a size means that it was not recorded.
         size: bytes of the payload, inflated.
         compressed: bytes of the payload in the file.
         header: offset of the local header.
-        start: offset of the payload.
+        start: offset of the payload, -1 until it is looked for (see `locate`).
         directory: offset of the entry in the central directory; its CRC stands at +16.
         descriptor: offset of the data descriptor, if there is one; its CRC stands at +4.
     """
 
     name: str
+    raw: bytes
     method: int
     flags: int
     crc: int
     size: int
     compressed: int
     header: int
-    start: int
-    directory: int
-    descriptor: int | None
+    directory: int = 0
+    start: int = -1
+    descriptor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class Archive:
     top: str
     members: dict[str, Member]  # in the order of the directory
     directory: int  # offset of the central directory
-    unlocated: dict[str, Entry] = field(default_factory=dict)  # records of a file that is far away
+    far: bool = False  # the file is, so that its stored records are looked for when they are read
 
     def range(self, name: str) -> FileRange:
         """The payload of a stored record, as a range of the file."""
@@ -141,8 +144,9 @@ class Archive:
         return self._stored(member) if member.method == STORED else Inflated(self, member)
 
     def _stored(self, member: Member) -> FileRange:
-        if member.name in self.unlocated and isinstance(self.file, File):
-            return FileRange(_FarRecord(self.file, self.unlocated[member.name], self.directory), 0, member.size)
+        if member.start < 0:
+            assert isinstance(self.file, File)
+            return FileRange(_FarRecord(self.file, member, self.directory), 0, member.size)
         return self.file.range(member.start, member.size)
 
     def inflate(self, member: Member) -> Iterator[bytes]:
@@ -187,15 +191,14 @@ class Archive:
 class _FarRecord(File):
     """A stored record of an archive on a server, whose local header is read when the record is."""
 
-    def __init__(self, file: File, entry: Entry, limit: int) -> None:
+    def __init__(self, file: File, member: Member, limit: int) -> None:
         self.fd = -1
         self.path = file.path
-        self.size = entry.size
+        self.size = member.size
         self.mode, self.holes, self.modified, self.identity = file.mode, 0, file.modified, file.identity
         self._file = file
-        self._entry = entry
+        self._member = member
         self._limit = limit
-        self._start = -1
 
     @property
     def far(self) -> bool:
@@ -204,9 +207,9 @@ class _FarRecord(File):
 
     def located(self, offset: int) -> tuple[File, int]:
         """The place in the file."""
-        if self._start < 0:
-            self._start = locate(Ahead(self._file), self._entry, self._limit, 0, behind=False).start
-        return self._file, self._start + offset
+        if self._member.start < 0:
+            locate(Ahead(self._file), self._member, self._limit, behind=False)
+        return self._file, self._member.start + offset
 
     def read(self, offset: int, length: int) -> bytes:
         """Return LENGTH bytes from OFFSET of the record."""
@@ -297,40 +300,35 @@ def open_archive(file: File | Window, *, any_layout: bool = False) -> Archive:
             (encryption, several disks, bytes before or behind it, unsafe or ambiguous names).
     """
     count, offset, size = find_end(file)
-    entries = list(read_directory(file, count, offset, size))
-    names = [entry.name for entry in entries]
+    members = list(read_directory(file, count, offset, size))
+    names = [member.name for member in members]
     top = "" if any_layout else _common_top(file, names)
     refuse_doubles(file, names)
-    skip = len(top) + (not any_layout)
-    late = {}
-    headers = Ahead(file)
+    now = members
+    far = isinstance(file, File) and file.far and not any_layout
     if isinstance(file, File) and file.far:
-        if not any_layout:
-            late = {entry.name[skip:]: entry for entry in entries if entry.method == STORED and entry.size}
-            _check_spread(file, entries, offset)
-        file.expect((e.header, e.header + LOCAL.size + len(e.raw)) for e in entries if e.name[skip:] not in late)
-    members = [
-        _unlocated(entry, skip) if entry.name[skip:] in late else locate(headers, entry, offset, skip)
-        for entry in entries
-    ]
-    if not late:
+        if far:
+            now = [member for member in members if member.method != STORED or not member.size]
+            _check_spread(file, members, offset)
+        file.expect((m.header, m.header + LOCAL.size + len(m.raw)) for m in now)
+    headers = Ahead(file)
+    for member in now:
+        locate(headers, member, offset)
+    skip = len(top) + (not any_layout)
+    for member in members:
+        member.name = member.name[skip:]
+    if not far:
         check_extents(file, members)
     # Folders have entries of their own in archives that were zipped again. They were checked like the others.
-    return Archive(file, top, {m.name: m for m in members if m.name and not m.name.endswith("/")}, offset, late)
+    return Archive(file, top, {m.name: m for m in members if m.name and m.name[-1] != "/"}, offset, far)
 
 
-def _unlocated(entry: Entry, skip: int) -> Member:
-    """A record as the directory alone tells it; where its payload begins is not known yet."""
-    name, flags, method = entry.name[skip:], entry.flags, entry.method
-    return Member(name, method, flags, entry.crc, entry.size, entry.compressed, entry.header, -1, entry.at, None)
-
-
-def _check_spread(file: File, entries: list[Entry], limit: int) -> None:
+def _check_spread(file: File, members: list[Member], limit: int) -> None:
     """Refuse an archive whose records have no room between their headers, before any of these is read."""
-    ordered = sorted(entries, key=lambda entry: entry.header)
-    for entry, end in zip(ordered, [*(e.header for e in ordered[1:]), limit], strict=True):
-        if entry.header + LOCAL.size + len(entry.raw) + entry.compressed > end:
-            where = f"{printable(entry.name)}, {entry.compressed:,} bytes from {entry.header:,} on"
+    ordered = sorted(members, key=attrgetter("header"))
+    for member, end in zip(ordered, [*(m.header for m in ordered[1:]), limit], strict=True):
+        if member.header + LOCAL.size + len(member.raw) + member.compressed > end:
+            where = f"{printable(member.name)}, {member.compressed:,} bytes from {member.header:,} on"
             raise _bad(file, "a record reaches into what follows it", where)
 
 
@@ -343,13 +341,18 @@ class Ahead:
         self._start = 0
         self._data = b""
 
-    def read(self, offset: int, length: int) -> bytes:
-        """LENGTH bytes from OFFSET, as `File.read`."""
+    def at(self, offset: int, length: int) -> tuple[bytes, int]:
+        """Bytes, and the place among them from which on they are the LENGTH bytes from OFFSET of the file."""
         at = offset - self._start
         if at < 0 or at + length > len(self._data):
             at, self._start = 0, offset
             self._data = self.file.read(offset, max(length, min(self._ahead, self.file.size - offset)))
-        return self._data[at : at + length]
+        return self._data, at
+
+    def read(self, offset: int, length: int) -> bytes:
+        """LENGTH bytes from OFFSET, as `File.read`."""
+        data, at = self.at(offset, length)
+        return data[at : at + length]
 
 
 def _bad(file: File | Window, what: str, *evidence: str, hint: str | None = None) -> Malformed:
@@ -449,23 +452,13 @@ def _end_record64(file: File | Window, at: int, locator: int, classic: _End) -> 
     return end
 
 
-class Entry(NamedTuple):
-    """What the central directory says about a record."""
+def read_directory(file: File | Window, count: int, offset: int, size: int) -> Iterator[Member]:
+    """The records as the central directory tells them, by their whole names, held against what no checkpoint may have.
 
-    raw: bytes
-    name: str
-    flags: int
-    method: int
-    crc: int
-    compressed: int
-    size: int
-    header: int
-    at: int
-
-
-def read_directory(file: File | Window, count: int, offset: int, size: int) -> Iterator[Entry]:
-    """The entries of the central directory, each held against what no checkpoint may have."""
+    Where their payloads begin is for `locate` to say.
+    """
     data = file.read(offset, size)
+    usual: set[object] = set()  # folders, and flags of stored records, that nothing was to be said against
     at = 0
     for number in range(count):
         where = offset + at
@@ -484,12 +477,19 @@ def read_directory(file: File | Window, count: int, offset: int, size: int) -> I
                 if extra:
                     wide = widen(data[begin + named : at - comment], (length, compressed, header))
                     length, compressed, header = wide or (length, compressed, header)
-                entry = Entry(raw, name, flags, method, crc, compressed, length, header, where)
-                fault = _PARTS if disk else _entry_fault(entry) if wide else "an extra field is damaged"
+                entry = Member(name, raw, method, flags, crc, length, compressed, header, where)
+                *folder, leaf = name.rpartition("/")
+                kind, place = (method == STORED, flags, disk), tuple(folder)
+                if kind in usual and place in usual and compressed == length and leaf.isalnum() and wide:
+                    fault = None
+                else:
+                    fault = _PARTS if disk else _entry_fault(entry) if wide else "an extra field is damaged"
+                    if method == STORED:
+                        usual |= {kind, place}
         if entry is None or fault:
             evidence = [f"entry {number + 1:,} of {count:,}, at byte {where:,}"]
             if entry:
-                evidence.append(f"{printable(entry.name)}: {_said(*entry[2:7])}")
+                evidence.append(f"{printable(entry.name)}: {_said_of(entry)}")
             raise _bad(file, fault or "", *evidence)
         yield entry
     if at != size:
@@ -497,11 +497,15 @@ def read_directory(file: File | Window, count: int, offset: int, size: int) -> I
         raise _bad(file, "the central directory holds more than its entries", left)
 
 
+def _said_of(entry: Member) -> str:
+    return _said(entry.flags, entry.method, entry.crc, entry.compressed, entry.size)
+
+
 def _said(flags: int, method: int, crc: int, compressed: int, size: int) -> str:
     return f"flags {flags:#06x}, method {method}, CRC {crc:08x}, {compressed:,} bytes for {size:,}"
 
 
-def _entry_fault(entry: Entry) -> str | None:
+def _entry_fault(entry: Member) -> str | None:
     """What one entry of the directory has that no checkpoint may have, or None."""
     if entry.flags & _ENCRYPTED:
         return "is encrypted"
@@ -600,63 +604,81 @@ def refuse_doubles(file: File | Window, names: list[str]) -> None:
         seen[folded] = name
 
 
-def locate(headers: Ahead, entry: Entry, limit: int, skip: int, *, behind: bool = True) -> Member:
-    """Read the local header of a record, hold it against the directory, and find the payload.
+def locate(headers: Ahead, entry: Member, limit: int, *, behind: bool = True) -> None:
+    """Read the local header of a record, hold it against the directory, and note where the payload is.
 
     The descriptor BEHIND the payload is held against both, unless its being there is not worth a read of its own.
     """
-    file = headers.file
-    raw, name, flags, method, crc, compressed, size, header, at = entry
+    raw, flags, compressed, header = entry.raw, entry.flags, entry.compressed, entry.header
     end = header + LOCAL.size + len(raw)
     if end > limit:
         where = f"header at byte {header:,}, the directory begins at {limit:,}"
-        raise _bad(file, "a record begins behind the last possible place", printable(name), where)
-    data = headers.read(header, LOCAL.size + len(raw))
-    signature, flags2, method2, crc2, compressed2, size2, named, extra = LOCAL.unpack_from(data)
-    start = end + extra
-    if signature != b"PK\3\4":
-        where = f"{printable(name)}, at byte {header:,}: {signature.hex(' ')}"
-        raise _bad(file, "there is no record where the directory says", where)
+        raise _bad(headers.file, "a record begins behind the last possible place", printable(entry.name), where)
+    data, begin = headers.at(header, LOCAL.size + len(raw))
+    written = _as_written(flags, entry.method, len(raw))
+    usual = flags & FOLLOWS and data.startswith(written, begin) and data.startswith(raw, begin + LOCAL.size)
+    start = end + data[begin + LOCAL.size - 2] + (data[begin + LOCAL.size - 1] << 8)
+    if not usual and not data.startswith(b"PK\3\4", begin):
+        where = f"{printable(entry.name)}, at byte {header:,}: {data[begin : begin + 4].hex(' ')}"
+        raise _bad(headers.file, "there is no record where the directory says", where)
     if start + compressed > limit:
         where = f"bytes {start:,} to {start + compressed:,}, the directory begins at {limit:,}"
-        raise _bad(file, "a record reaches into the central directory", printable(name), where)
+        raise _bad(headers.file, "a record reaches into the central directory", printable(entry.name), where)
+    if not usual:
+        _compare(headers, entry, data[begin : begin + LOCAL.size + len(raw)])
+    end = start + compressed
+    entry.start = start
+    if behind and flags & FOLLOWS and _has_descriptor(headers, entry, end, limit):
+        entry.descriptor = end
+
+
+@lru_cache(256)
+def _as_written(flags: int, method: int, named: int) -> bytes:
+    """A local header as torch writes it, up to the length of its extra field, when CRC and sizes follow the payload."""
+    return LOCAL.pack(b"PK\3\4", flags, method, 0, 0, 0, named, 0)[:-2]
+
+
+def _compare(headers: Ahead, entry: Member, data: bytes) -> None:
+    """Hold the local header and the name in DATA against the entry in the directory."""
+    raw, flags, method = entry.raw, entry.flags, entry.method
+    _, flags2, method2, crc2, compressed2, size2, named, extra = LOCAL.unpack_from(data)
     if CAP32 in (compressed2, size2):
-        size2, compressed2 = widen(headers.read(end, extra), (size2, compressed2)) or (-1, -1)
+        found = widen(headers.read(entry.header + len(data), extra), (size2, compressed2))
+        size2, compressed2 = found or (-1, -1)
     same = data[LOCAL.size :] == raw and (flags2, method2, named) == (flags, method, len(raw))
-    local, stated = (crc2, compressed2, size2), (crc, compressed, size)
+    local, stated = (crc2, compressed2, size2), (entry.crc, entry.compressed, entry.size)
     if local != stated and not (local == (0, 0, 0) and flags & FOLLOWS):
         same &= all(a == b or (a == 0 and flags & FOLLOWS) for a, b in zip(local, stated, strict=True))
     if not same:
         other = printable(data[LOCAL.size :].decode("utf-8", "replace"))
         raise _bad(
-            file,
+            headers.file,
             "a record contradicts its entry in the directory",
-            f"entry at byte {at:,}: {printable(name)}: {_said(flags, method, *stated)}",
-            f"record at byte {header:,}: {other}: {_said(flags2, method2, *local)}",
+            f"entry at byte {entry.directory:,}: {printable(entry.name)}: {_said_of(entry)}",
+            f"record at byte {entry.header:,}: {other}: {_said(flags2, method2, *local)}",
         )
-    end = start + compressed
-    descriptor = end if behind and flags & FOLLOWS and _has_descriptor(headers, entry, end, limit) else None
-    return Member(name[skip:], method, flags, crc, size, compressed, header, start, at, descriptor)
 
 
-def _has_descriptor(headers: Ahead, entry: Entry, at: int, limit: int) -> bool:
+def _has_descriptor(headers: Ahead, entry: Member, at: int, limit: int) -> bool:
     """Whether a descriptor stands at AT. Its signature is optional, so none need be recognised."""
-    data = headers.read(at, min(_DESCRIPTOR64.size, limit - at))
-    if not data.startswith(b"PK\7\10"):
+    room = min(_DESCRIPTOR64.size, limit - at)
+    data, begin = headers.at(at, room)
+    if not data.startswith(b"PK\7\10", begin, begin + room):
         return False
     stated = (entry.crc, entry.compressed, entry.size)
     for form in (_DESCRIPTOR, _DESCRIPTOR64):
-        if len(data) >= form.size and form.unpack_from(data)[1:] == stated:
+        if room >= form.size and form.unpack_from(data, begin)[1:] == stated:
             return True
     where = f"{printable(entry.name)}, descriptor at byte {at:,}"
-    raise _bad(headers.file, "a record contradicts the checksum or the sizes behind it", where, data.hex(" "))
+    found = data[begin : begin + room].hex(" ")
+    raise _bad(headers.file, "a record contradicts the checksum or the sizes behind it", where, found)
 
 
 def check_extents(file: File | Window, members: list[Member]) -> None:
     """Refuse records that share a byte: that is how bombs are made small. They may leave gaps, as edits in place do."""
     end = 0
     last: Member | None = None
-    for member in sorted(members, key=lambda member: member.header):
+    for member in sorted(members, key=attrgetter("header")):
         if last is None and member.header:
             where = f"the first record is at byte {member.header:,}"
             raise _bad(file, "the archive does not begin with its first record", where)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from ..checkpoint import Checkpoint
 from ..decode import check_all
@@ -18,7 +18,7 @@ from ..files import Buffer, File, FileRange
 from ..tensor import Storage
 from ..tree import ABSENT, Global
 from ._foreign import OLD_PICKLE
-from ._torch import TorchReader
+from ._torch import StorageId, TorchReader
 from .base import Format
 from .torch_legacy import read_stream
 
@@ -59,11 +59,15 @@ def open_pickle(file: File) -> Checkpoint:
     )
 
 
+def _no_storage(found: StorageId) -> NoReturn:
+    raise Malformed("has a persistent id")
+
+
 class _PlainReader(TorchReader):
     """Reads the streams of torch.save that stand in a plain pickle as byte strings."""
 
     def __init__(self, data: bytes, file: File) -> None:
-        super().__init__(data, file.path, lambda found: self._fail("has a persistent id"))
+        super().__init__(data, file.path, _no_storage)
         self._file = file
         self._loaded: dict[int, Storage] = {}
         self._streams: list[bytes] = []

@@ -29,15 +29,15 @@ from ..kinds import as_dense, other_tensor
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride, is_permutation, permuted
 from ..tree import ABSENT, Dict, attributes_of
 from ..weights import around, the_state_dict
+from ._beginnings import LARGEST_HEADER, is_safetensors
 from .base import Draft, Format
 
-_LARGEST_HEADER = 100_000_000  # the reference's own limit
 _NOTE = "ckptool"
 
 
 def sniff(head: bytes, file: object = None) -> bool:
     """Whether HEAD may be the beginning of a safetensors file: a header length that makes sense, then `{`."""
-    return len(head) > 8 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _LARGEST_HEADER
+    return is_safetensors(head)
 
 
 def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkpoint:
@@ -87,7 +87,7 @@ def _read_header(file: File) -> dict[str, Any]:
     if file.size < 8:
         raise Malformed(f"has {file.size} bytes; a safetensors file has at least 8", where=where)
     length = int.from_bytes(file.read(0, 8), "little")
-    if length > _LARGEST_HEADER:
+    if length > LARGEST_HEADER:
         raise Malformed(f"announces a header of {length:,} bytes; 100,000,000 is the limit", where=where)
     if 8 + length > file.size:
         raise Malformed(
@@ -260,7 +260,7 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
     except UnicodeEncodeError:
         raise CannotCarry("its text metadata are no text (half of a surrogate pair)", where=ckpt.where) from None
     raw += b" " * (-len(raw) % 8)
-    if len(raw) > _LARGEST_HEADER:
+    if len(raw) > LARGEST_HEADER:
         raise CannotCarry(f"the header would have {len(raw):,} bytes; safetensors reads at most 100,000,000")
     pieces: list[Piece] = [Buffer(len(raw).to_bytes(8, "little") + raw), *_joined(data)]
     return Draft(pieces, tuple(form), tuple(content), "a new file, tensors copied as they are")

@@ -23,20 +23,19 @@ from ..errors import CannotCarry, Malformed, counted, printable
 from ..files import Buffer, File, FileRange, Piece
 from ..tensor import LazyTensor, Storage
 from ..tree import Dict, List
+from ._beginnings import LEGACY_MAGIC, is_legacy
 from ._pickle_read import NeedsMore
 from ._pickle_write import names_class, write_pickle
 from ._torch import StorageId, TorchReader
 from .base import Draft, Format
 
-MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
-_MAGIC_BYTES = MAGIC.to_bytes(10, "little")
 _FIRST_READ = 1 << 18
 
 
 def sniff(head: bytes, file: object = None) -> bool:
     """Whether HEAD begins with the pickled magic number, in any pickle protocol that can hold it."""
-    return _MAGIC_BYTES in head[:24] or head.startswith(b"L%dL\n" % MAGIC)
+    return is_legacy(head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ def _read_pickles(file: File, data: bytes, *, complete: bool, strict: bool = Tru
         position = reader.position
         if index != 3 and reader.discarded:
             raise Malformed("has calls in a pickle that only holds plain data", where=file.path)
-        if index == 0 and values[0] != MAGIC:
+        if index == 0 and values[0] != LEGACY_MAGIC:
             raise Malformed("does not begin with torch's magic number", where=file.path)
         if index == 1 and values[1] != _PROTOCOL:
             raise Malformed(f"has protocol version {printable(repr(values[1]), 20)}, not {_PROTOCOL}", where=file.path)
@@ -262,7 +261,7 @@ def draft_legacy(ckpt: Checkpoint) -> Draft:
     sizes = Dict([("short", 2), ("int", 4), ("long", 4)])
     info = Dict([("protocol_version", _PROTOCOL), ("little_endian", True), ("type_sizes", sizes)])
     keys = list(names.values())
-    header = [plain(MAGIC), plain(_PROTOCOL), plain(info), tree, plain(List(list(keys)))]
+    header = [plain(LEGACY_MAGIC), plain(_PROTOCOL), plain(info), tree, plain(List(list(keys)))]
     pieces: list[Piece] = [Buffer(b"".join(header))]
     for storage in storages.values():
         pieces += [Buffer(storage.numel.to_bytes(8, "little")), storage.source]

@@ -84,7 +84,7 @@ def open_zip(file: File) -> Checkpoint:
         where,
         file.size,
         metadata=_read_note(archive),
-        origin=None if archive.unlocated else _Origin(archive, big_endian),
+        origin=None if archive.far else _Origin(archive, big_endian),
         warnings=(*warnings, *lost),
         lost_content=reader.lost_content(),
         lost_form=tuple(lost),

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from . import expression as ex
 from .expression import Expr
 from .fused import fused_kind, part_label
-from .pieces import Canon, Piece, unchanged
+from .pieces import Canon, Piece, squeezed, unchanged
 from .words import numbers
 
 
@@ -29,14 +29,27 @@ def attach_biases(one: Canon, other: Canon) -> None:
         if p.role == "weight" and len(p.shape) >= 2 and ".".join(p.path) + "|bias" not in one.pieces
     ]
     for piece in lone:
-        fitting = [m for m in matrices if m.shape[0] == piece.shape[0]]
+        fitting = [m for m in matrices if squeezed(m.shape)[:1] == squeezed(piece.shape)]
         same = [m for m in fitting if numbers(m.path) == numbers(piece.path)]
+        if len(same) != 1:
+            same = _nearest(piece, same or fitting)
         if len(same) != 1 and piece.used is not None:
             same = sorted((m for m in fitting if m.used is not None and m.used < piece.used), key=lambda m: m.used or 0)
-        owner = same[-1] if same else fitting[0] if len(fitting) == 1 else None
+            same = same[-1:]
+        owner = same[0] if len(same) == 1 else fitting[0] if len(fitting) == 1 else None
         if owner is not None:
             matrices.remove(owner)
             one.become(piece, [(replace(piece, path=owner.path, role="bias"), unchanged)], unchanged)
+
+
+def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:
+    """The matrices that have more of their path in common with a bias than all others."""
+    shared = [_together(m.path, piece.path) for m in matrices]
+    return [m for m, n in zip(matrices, shared, strict=True) if n == max(shared) > 0]
+
+
+def _together(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _lone_biases(canon: Canon) -> list[Piece]:
@@ -44,7 +57,7 @@ def _lone_biases(canon: Canon) -> list[Piece]:
     return [
         piece
         for piece in canon.pieces.values()
-        if len(piece.shape) == 1
+        if len(squeezed(piece.shape)) == 1
         and together[piece.path] == 1
         and ({"bias", "biases"} & {*piece.words, piece.role} or piece.path[-1:] == ("b",))
     ]

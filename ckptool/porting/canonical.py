@@ -13,6 +13,7 @@ from .. import keys as names
 from ..signature import Signature
 from . import expression as ex
 from .adapters import merge_adapters
+from .affine import join_affine
 from .biases import attach_biases, divide_biases
 from .fused import fused_alike, missing_key_bias, split_fused
 from .gates import join_gates, of_recurrent_kernels
@@ -26,7 +27,7 @@ from .reparametrized import merge_masks, merge_norms, name_unknown
 from .roles import components, role_of
 from .scanned import divide_layers
 from .sides import cut_sides
-from .stacked import unstack
+from .stacked import unstack, unstack_together
 from .words import label, table, words_of
 
 #: What is merged or derived rather than matched.
@@ -135,6 +136,7 @@ def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:
     channels_first(source, target)
     for one, other in ((source, target), (target, source)):
         merge_norms(one, other)
+        join_affine(one, other)
     merge_masks(source, target)
     for one, other in ((source, target), (target, source)):
         name_unknown(one, other)
@@ -150,6 +152,7 @@ def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:
         split_fused(one, other, both)
     for one, other in ((source, target), (target, source)):
         unstack(one, other)
+        unstack_together(one, other)
     for one, other in ((source, target), (target, source)):
         join_parts(one, other)
     both = fused_alike(source, target)

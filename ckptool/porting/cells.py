@@ -101,6 +101,12 @@ class Cells:
             self._settle()
         return changed
 
+    def join(self, target: Unit, source: Unit) -> None:
+        """Note as a pair what no shape shows to be one, so that what stands beside it can be known by its place."""
+        self._count += 1
+        target.cell = source.cell = self._count
+        self._settle()
+
     def _settle(self) -> None:
         """Note the cells that hold one pair."""
         groups = self.groups()

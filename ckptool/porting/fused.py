@@ -14,7 +14,7 @@ from . import expression as ex
 from .expression import Expr, Shape
 from .pieces import Canon, Piece
 from .roles import role_of
-from .words import Fused, cut, table
+from .words import Fused, cut, label, table
 
 
 def fused_kind(piece: Piece) -> Fused | None:
@@ -171,9 +171,19 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
     one_group = heads == 0 and not one.is_target and len(set(size)) > 1 and other.groups(size[-1]) == 1
     if one_group or (kind.sure and (len(set(size)) == 1 or not kind.grouped)):
         return _Form(parts, size)
-    if kind.by_heads and heads:
+    if kind.by_heads and heads and not (kind.ungated and len(set(size)) > 1 and _gate_and_up(one)):
         return _Form(parts, size, heads, _BY_HEADS, (parts, size, 0))
     return _Form(parts, size, 0, _BY_HEADS, (parts, size, heads) if heads else None)
+
+
+def _gate_and_up(one: Canon) -> bool:
+    """Whether one layer of a side gives twice as much as the one after it takes: gate and up."""
+    neck = next(group for group in table().groups if group.name == "neck")
+    sizes: dict[str | None, set[Shape]] = defaultdict(set)
+    for piece in one.pieces.values():
+        if piece.role == "weight" and len(piece.shape) == 2:
+            sizes[label(neck, piece.words)].add(piece.shape)
+    return any((2 * inner, width) in sizes["up"] for width, inner in sizes["down"])
 
 
 def _divides(heads: int, sizes: Sequence[int]) -> bool:

@@ -265,7 +265,7 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
         labelled = {part: p for p in pieces if (part := kinds.label(cut(p.path[-1]))) is not None}
         if len(labelled) > 1:
             parts = tuple(labelled[k] for k in kinds.parts if k in labelled)
-            found.append(_Family(parts, (), numbered=False, turns=kinds.turns))
+            found.append(_Family(parts, (), numbered=kinds.sure, turns=kinds.turns))
     alike: dict[tuple[int, Shape], list[Piece]] = defaultdict(list)
     for piece in pieces:
         for dim in range(min(len(piece.shape), 2)):

@@ -22,7 +22,7 @@ from .pieces import STATISTICS, Canon
 from .scopes import Scopes
 from .sequences import Sequences
 from .units import SOME, Unit, hard_conflict, natural, related, similarity, units_of
-from .words import label, shared, table, telling_words
+from .words import label, shared, table, telling_words, words_of
 
 
 @dataclass(slots=True)
@@ -56,6 +56,8 @@ class Matcher:
         self._constants = _constants(targets, sources, source)
         held = {id(u) for u in self._constants}
         targets = [u for u in targets if id(u) not in held]
+        wanted = {u.colour for u in targets}
+        sources = [u for u in sources if u.colour in wanted or not _computed(u)]
         ordered = source.signature.ordered and not _sorted_by_name(source)
         if not ordered:
             for place, unit in enumerate(sorted(sources, key=lambda u: natural(u.path))):
@@ -179,7 +181,8 @@ class Matcher:
         return [
             (t, s)
             for t, s in strangers
-            if (similarity(t, s) <= SOME and not related(t, s))
+            if hard_conflict(t.words, s.words)
+            or (similarity(t, s) <= SOME and not related(t, s))
             or (id(s) not in ends and not shared(telling_words(t.path), telling_words(s.path)))
         ]
 
@@ -189,7 +192,7 @@ class Matcher:
         inside = {id(t) for t, _ in strangers}
         others = [t for t, _ in pairs if id(t) not in inside]
         if any(self._naming.renamed(t) for t in others):
-            return []
+            strangers = [(t, s) for t, s in strangers if hard_conflict(t.words, s.words)]
         place = {id(t): t.order if t.turn is None else t.turn for t, _ in pairs}
         last = max((place[id(t)] for t in others), default=0)
         return [(t, s) for t, s in strangers if place[id(t)] > last]
@@ -199,7 +202,7 @@ class Matcher:
         group = next(g for g in table().groups if g.name == "attention")
         blocks: dict[tuple[str, ...], list[tuple[str, Unit, Unit]]] = defaultdict(list)
         for t, s in pairs:
-            own, theirs = label(group, t.words), label(group, s.words)
+            own, theirs = label(group, _in_block(t)), label(group, _in_block(s))
             if (own is None) != (theirs is None) and "name" not in t.evidence:
                 blocks[t.path[:-1]].append((own or theirs or "", t, s))
         for members in blocks.values():
@@ -229,6 +232,17 @@ def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[
     wanted = Counter((u.colour, kind_of(u.main.entry)) for u in targets if id(u) not in held)
     there = Counter((u.colour, kind_of(u.main.entry)) for u in sources)
     return [u for u in buffers if there[(u.colour, kind_of(u.main.entry))] <= wanted[(u.colour, kind_of(u.main.entry))]]
+
+
+def _in_block(unit: Unit) -> tuple[str, ...]:
+    """The words of a unit's names in its numbered part: `v_layer.0.` says of no matrix that it gives values."""
+    inner = next((at + 1 for at in range(len(unit.path) - 2, -1, -1) if unit.path[at].isdigit()), 0)
+    return unit.words[len(words_of(unit.path[:inner])) :]
+
+
+def _computed(unit: Unit) -> bool:
+    """Whether a unit of a source is what a model computes when it is built, by its names."""
+    return all(piece.leaf in table().derived for piece in unit.pieces.values())
 
 
 def kind_of(entry: Entry) -> str:

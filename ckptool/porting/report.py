@@ -10,7 +10,6 @@ from typing import Any
 
 from ..errors import counted, printable
 from ..keys import collapse
-from ..reports.page import pairs_page
 from ..reports.render import count_text, parameters_text
 from .mapping import Entry, Mapping, different
 from .mapping_file import folded
@@ -48,6 +47,8 @@ def mapping_page(mapping: Mapping) -> str:
     )
     notes = [*mapping.notes, *([str(mapping.proof.get("text", ""))] if mapping.proof is not None else [])]
     title = f"{mapping.source} to {mapping.target}"
+    from ..reports.page import pairs_page  # here, since few ask for a page
+
     return pairs_page(title, mapping.source, mapping.target, links, summary=summary, notes=notes)
 
 

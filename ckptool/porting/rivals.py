@@ -18,7 +18,7 @@ from .match import Matching
 from .sequences import Sequences
 from .series import series_of
 from .units import OfOrder, Unit, hard_conflict, series, similarity, template
-from .words import label, shared, table, telling_words
+from .words import label, numbers, shared, table, telling_words
 
 Pair = tuple[Unit, Unit]
 _Place = Callable[[Unit], float | None]
@@ -235,10 +235,16 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
     certain: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in matching.pairs:
         if all(doubt.startswith(_OF_PARTS) for doubt in pair[0].doubts):
-            certain[_block(pair[0].path)].append(pair)
+            for part in {_block(pair[0].path), *_numbered(pair[0].path)}:
+                certain[part].append(pair)
+
+    def beside(path: tuple[str, ...]) -> tuple[str, ...]:
+        """The innermost numbered part around a module that holds something else that is certain."""
+        parts = (part for part in reversed(_numbered(path)) if len(certain[part]) > 1)
+        return next(parts, _block(path))
 
     def gain(one: Pair, other: Pair) -> float:
-        around = [pair for path in {_block(one[0].path), _block(other[0].path)} for pair in certain[path][:_ANCHORS]]
+        around = [pair for path in {beside(one[0].path), beside(other[0].path)} for pair in certain[path][:_ANCHORS]]
         return -_balance(one, other, orders, overall, contents, around)
 
     groups: dict[object, list[int]] = defaultdict(list)
@@ -392,11 +398,19 @@ def _in_line(one: Unit, other: Unit) -> bool:
 
 
 def _counted_alike(one: Unit, other: Unit) -> bool:
-    """Whether two stand at the same place of lists, as the layers of one block do where each kind has its list."""
+    """Whether two stand at the same place of lists, as the layers of one block do where each kind has its list.
+
+    Or have the same numbers, where one is a batch norm and the other a layer: `bn1` and `conv1`.
+    """
     if one.backwards != other.backwards:
         return False
+    if ("running_var" in one.pieces) != ("running_var" in other.pieces):
+        return _numbers(one.path) == _numbers(other.path) != ()
     places = [[component for component in unit.path if component.isdigit()] for unit in (one, other)]
     return places[0] == places[1] != []
+
+
+_numbers = cache(numbers)
 
 
 @cache

@@ -80,6 +80,9 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
         return (*head, suffix[1]), table().leaves[cut(suffix[2])]
     if leaf.endswith("_scale") and f"{leaf[:-6]}_bias" in siblings:
         return (*head, leaf[:-6]), "weight"
+    of, _, what = leaf.rpartition("_")
+    if of in siblings and table().leaves.get((what,)) == "bias":  # `projection_shift` beside `projection`
+        return (*head, of), "bias"
     return path, "weight"
 
 

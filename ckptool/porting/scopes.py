@@ -9,6 +9,7 @@ from functools import partial
 
 from .cells import Cells, fair, said
 from .sequences import Sequences
+from .series import Series, Way, common, series_of, ways
 from .units import Unit, number_ranks, same_numbers
 from .words import label, numbers, shared, table, words_of
 
@@ -59,6 +60,8 @@ class Scopes:
                     every = len(members) == len(units) if not path else True
                     found.append(Scope(path, members, words_of(path), all=every))
             self.scopes[is_target] = found
+        self._ways: dict[Series, Way] | None = None
+        self._counted: set[Series] = set()
         self._inner: dict[int, list[Scope]] = defaultdict(list)
         for scopes in self.scopes.values():
             for scope in sorted(scopes, key=lambda s: -len(s.path)):
@@ -77,7 +80,8 @@ class Scopes:
                     cells = [u.cell for u in scope.units if not only_balanced or u.cell in balanced]
                     if len(cells) > 1:
                         classes[tuple(sorted(cells))][0 if is_target else 1].append(scope)
-            for targets, sources in classes.values():
+            self._ways = None
+            for targets, sources in sorted(classes.values(), key=lambda c: len(c[0])):
                 if targets and sources:
                     self._pair_class(targets, sources)
                     for scope in (*targets, *sources):
@@ -96,6 +100,7 @@ class Scopes:
             self._parent_label,
             *by_words,
             self._scope_name,
+            self._scope_way,
             self._scope_numbers,
         ]
         for labels in labelings:
@@ -146,11 +151,35 @@ class Scopes:
         if not agree:
             agree = sum(not _names_speak_for(t, s, targets, sources) for t, s in zip(targets, chosen, strict=True)) <= 1
         doubt = "" if agree else "equal parts of the model come in another order than they are registered or numbered"
+        if numbered is not None and self._counted_backwards(targets, sources):
+            ranks = sorted(numbered[id(t)] for t in targets)
+            other_end = dict(zip(ranks, reversed(ranks), strict=True))
+            chosen = [next(s for s in sources if numbered[id(s)] == other_end[numbered[id(t)]]) for t in targets]
+            doubt = "equal parts of the model are counted from the other end, as far as one of them shows"
         for t, s in zip(targets, chosen, strict=True):
             _join_scopes(t, s, doubt)
             if doubt:
                 for unit in t.units:
                     unit.doubts.append(doubt)
+
+    def _counted_backwards(self, targets: list[Scope], sources: list[Scope]) -> bool:
+        """Whether what is paired of two lists excludes that the first is the first, and not that it is the last."""
+        own, theirs = common(t.path for t in targets), common(s.path for s in sources)
+        if own is None or theirs is None:
+            return False
+        numbers = [
+            {id(s): n for s in self.scopes[side] for row, n in series_of(s.path) if row == wanted}
+            for side, wanted in ((True, own[0]), (False, theirs[0]))
+        ]
+        places = [{n: place for place, n in enumerate(sorted({*found.values()}))} for found in numbers]
+        known = [
+            (places[0][numbers[0][id(t)]], places[1][numbers[1][id(t.partner)]])
+            for t in self.scopes[True]
+            if id(t) in numbers[0] and id(t.partner) in numbers[1]
+        ]
+        last = len(places[0]) - 1
+        counted = len(places[0]) == len(places[1]) and any(a != b for a, b in known)
+        return counted and all(a == last - b for a, b in known)
 
     def _parent_label(self, scope: Scope, is_target: bool) -> Hashable:
         outer = next(
@@ -167,6 +196,19 @@ class Scopes:
 
     def _scope_name(self, scope: Scope, is_target: bool) -> Hashable:
         return scope.path
+
+    def _scope_way(self, scope: Scope, is_target: bool) -> Hashable:
+        """Its number in the source, as others of its list that are paired show it: so many more, or from the end."""
+        if self._ways is None:
+            paired = [(s.path, s.partner.path) for s in self.scopes[True] if s.partner is not None and not s.doubts]
+            self._ways = ways(paired)
+            self._counted = {way.source for way in self._ways.values()}
+        for row, number in series_of(scope.path):
+            if is_target and (way := self._ways.get(row)) is not None:
+                return way.source, way(number)
+            if not is_target and row in self._counted:
+                return row, number
+        return None
 
     def _scope_numbers(self, scope: Scope, is_target: bool) -> Hashable:
         return numbers(scope.path) or None

@@ -13,7 +13,7 @@ from .expression import Expr, Shape
 from .fused import fused_kind
 from .layouts import turn
 from .pieces import Canon, Piece, squeezed
-from .words import cut, label, table
+from .words import cut, label, table, telling_words
 
 #: A member of a list: a number, or a name and a number ("expert_0").
 _COUNTED = re.compile(r"(|.*[A-Za-z]_?)(\d+)\Z")
@@ -217,3 +217,52 @@ def _unstacked(canon: Canon, piece: Piece, n: int, first: Piece, place: int, of:
         )
         new.append((made, partial(ex.select, dim=0, index=i)))
     canon.become(piece, new, lambda *e: ex.stack(*e))
+
+
+#: Why it is not certain which layer of a list has which part of several tensors.
+_WHICH_FIRST = "the layers of a list stand in {}: which of these comes first is in the code only"
+
+
+def unstack_together(one: Canon, other: Canon) -> None:
+    """Take apart tensors that hold a list of layers together, some layers each, where the other side has that list.
+
+    As where the first layer has a table of its own, [1, n, d], and the others one for all of them, [layers - 1, n, d].
+    """
+    lists = numbered_lists(other)
+    theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
+    own = Counter(squeezed(p.shape) for p in one.pieces.values())
+    groups: dict[tuple[tuple[str, ...], Shape], list[Piece]] = defaultdict(list)
+    for piece in one.pieces.values():
+        if piece.role == "weight" and len(piece.shape) > 2:
+            groups[piece.path[:-1], squeezed(piece.shape[1:])].append(piece)
+    for (_, rest), members in groups.items():
+        n, alone = sum(p.shape[0] for p in members), sum(squeezed(p.shape) == rest for p in members)
+        inside = next((shape for shape in (rest, rest[::-1]) if shape in lists.get(n, ())), None)
+        if len(members) < 2 or inside is None or theirs[inside] != n or own[rest] != alone:
+            continue
+        if alone == len(members) or not frozenset.intersection(*(telling_words(p.path) for p in members)):
+            continue
+        if inside != rest:
+            members = [turn(one, p) for p in members]
+        _in_a_row(one, sorted(members, key=lambda p: p.order if p.used is None else p.used))
+
+
+def _in_a_row(canon: Canon, members: list[Piece]) -> None:
+    """Take apart tensors of which each holds the layers after those of the one before it."""
+    why = _WHICH_FIRST.format(" and ".join(".".join(p.path) for p in members))
+    backwards = [ex.select(p.expr, 0, i) for p in members[::-1] for i in range(p.shape[0])]
+    layer = 0
+    for piece in members:
+        new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
+        for i in range(piece.shape[0]):
+            made = replace(
+                piece,
+                path=(*piece.path[:-1], str(layer), piece.path[-1]),
+                shape=piece.shape[1:],
+                order=members[0].order + layer * 1e-6,
+                used=None if piece.used is None or members[0].used is None else members[0].used + layer * 1e-6,
+                doubts=(*piece.doubts, (why, None if canon.is_target else backwards[layer])),
+            )
+            new.append((made, partial(ex.select, dim=0, index=i)))
+            layer += 1
+        canon.become(piece, new, lambda *e: ex.stack(*e))

@@ -68,6 +68,7 @@ def _near_misses(filling: Filling) -> None:
     """Tensors with the same name or place whose sizes differ in a way that has a known remedy. Always guesses."""
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes]
     free_s = list(filling.matching.free_sources)
+    joined: list[Unit] = []
     for t in free_t:
         near = [s for s in free_s if filling.alike(t, s)]
         if len(near) != 1:
@@ -76,6 +77,8 @@ def _near_misses(filling: Filling) -> None:
         if t.main.shape == s.main.shape:
             if similarity(t, s) > SOME or related(t, s):
                 filling.fill(t, s, [])
+            elif joined:
+                filling.fill(t, s, ["nothing but its sizes and its place beside such a layer speak for it"])
             continue
         kind = label_of(t, "embedding") or label_of(s, "embedding") or ("token" if _is_looked_up(filling, t) else None)
         found = remedy(t.main.shape, s.main.shape, s.main.expr, kind)
@@ -85,6 +88,8 @@ def _near_misses(filling: Filling) -> None:
         doubts = [] if _follows_its_channels(filling, t) and len(s.main.shape) == 2 else [doubt]
         filling.holes[t.main.name] = Filled(expr, "similar names", doubts, list(rivals))
         filling.unit_of[t.main.name] = (t, s)
+        filling.matcher.cells.join(t, s)
+        joined.append(t)
         for role, piece in t.pieces.items():
             if piece is not t.main and role in s.pieces and s.pieces[role].shape == piece.shape:
                 filling.holes[piece.name] = Filled(s.pieces[role].expr, "similar names", list(doubts))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -20,11 +20,16 @@ class Group:
         name: what they speak of.
         hard: two labels of it are never one thing.
         phrases: words -> label; the longest that fits counts.
+        longest: words in the longest phrase.
     """
 
     name: str
     hard: bool
     phrases: dict[tuple[str, ...], str]
+    longest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "longest", max(map(len, self.phrases)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class Fused:
         ordered: all code that has this name keeps the order.
         grouped: the name says nothing where keys and values have fewer heads than queries.
         by_heads: most code that has this name alternates the parts by attention head.
+        ungated: unless keys have fewer heads than queries, and gate and up are one layer.
     """
 
     parts: tuple[str, ...]
@@ -46,6 +52,7 @@ class Fused:
     ordered: bool = False
     grouped: bool = False
     by_heads: bool = False
+    ungated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +93,13 @@ class Together:
         parts: them, in their order.
         phrases: words -> part.
         turns: they take turns (the parts of the first anchor, those of the second …).
+        sure: all code keeps that order.
     """
 
     parts: tuple[str, ...]
     phrases: dict[tuple[str, ...], str]
     turns: bool
+    sure: bool
 
     def label(self, words: Sequence[str]) -> str | None:
         """Which part the words of a name say: by the longest phrase."""
@@ -143,10 +152,11 @@ def table() -> Words:
 
     fused = {}
     for one in raw["fused"]:
-        for said in ("fixed", "sure", "grouped", "open", "doubt", "by_heads"):
+        for said in ("fixed", "sure", "grouped", "open", "doubt", "by_heads", "ungated"):
             sure = said in ("fixed", "sure", "grouped", "open")
             ordered = said in ("fixed", "sure", "grouped")
-            own = {"fixed": said == "fixed", "grouped": said == "grouped", "by_heads": said == "by_heads"}
+            own = {"fixed": said == "fixed", "grouped": said == "grouped", "ungated": said == "ungated"}
+            own["by_heads"] = said in ("by_heads", "ungated")
             kind = Fused(tuple(one["parts"]), sure=sure, ordered=ordered, **own)
             fused.update({cut(phrase): kind for phrase in one.get(said, ())})
     return Words(
@@ -159,7 +169,9 @@ def table() -> Words:
         frozenset(raw["collections"]),
         fused,
         turned(raw["parts"]),
-        tuple(Together(tuple(one["parts"]), turned(one["parts"]), one["turns"]) for one in raw["together"]),
+        tuple(
+            Together(tuple(one["parts"]), turned(one["parts"]), one["turns"], one["sure"]) for one in raw["together"]
+        ),
         tuple(Group(name, one["hard"], turned(one["labels"])) for name, one in raw["groups"].items()),
         frozenset(map(str, raw["empty"])),
         tuple(raw["copies"]),
@@ -241,10 +253,9 @@ def _known() -> frozenset[str]:
 
 def label(group: Group, words: Sequence[str]) -> str | None:
     """What the words of a path say in GROUP: the label of the phrase that ends last, the longest of those."""
-    longest = _longest(group)
     end = len(words)
     while end:
-        for size in range(min(longest, end), 0, -1):
+        for size in range(min(group.longest, end), 0, -1):
             found = group.phrases.get(tuple(words[end - size : end]))
             if size == 1 == len(words[end - 1]) and "".join(words[end : end + 1]).isdigit():
                 continue  # the "v" of "v2" is no value
@@ -259,10 +270,6 @@ def label(group: Group, words: Sequence[str]) -> str | None:
 
 #: The label of phrases that look as if they said something in a group, and do not.
 _NOTHING = "nothing"
-
-
-def _longest(group: Group) -> int:
-    return max(map(len, group.phrases))
 
 
 @cache

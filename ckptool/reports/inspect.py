@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from .. import keys
@@ -16,7 +17,7 @@ from ..kinds import OtherTensor, as_dense, other_tensor
 from ..locations import mentions
 from ..objects import beyond_plain_data, count_objects
 from ..records import record
-from ..tensor import LazyTensor, Storage, distinct
+from ..tensor import LazyTensor, Storage, distinct, share_nothing
 from ..tree import (
     Aside,
     Dict,
@@ -184,6 +185,8 @@ def statistics_of(path: StrPath, seen: Inspection) -> list[Statistics | None]:
 
 def _used(tensors: list[LazyTensor]) -> int:
     """Bytes of the storages that some tensor uses. Views that overlap count as the whole that they are in, at most."""
+    if share_nothing(tensors):
+        return sum([min(t.nbytes, t.storage.nbytes) for t in tensors])
     used: dict[int, int] = {}
     for t in distinct(tensors):
         one = t.storage.identity
@@ -232,7 +235,15 @@ def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[
     numbers: dict[int, int] = {}
 
     def report(path: str, t: LazyTensor | OtherTensor, key: str | None, state_dict: str | None) -> TensorReport:
-        stored = t if isinstance(t, LazyTensor) else t.dense
+        if isinstance(t, LazyTensor):
+            storage, dtype = t.storage, t.dtype
+            number = numbers.setdefault(storage.identity, len(numbers))
+            shape, stride, grad = list(t.shape), list(t.stride), t.requires_grad
+            size = prod(shape) * dtype.itemsize
+            return TensorReport(
+                path, key, dtype.name, shape, stride, storage.location, number, size, grad, "dense", state_dict
+            )
+        stored = t.dense
         return TensorReport(
             path,
             key,
@@ -243,7 +254,7 @@ def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[
             numbers.setdefault(stored.storage.identity, len(numbers)) if stored else None,
             t.nbytes,
             t.requires_grad,
-            "dense" if isinstance(t, LazyTensor) else t.words,
+            t.words,
             state_dict,
         )
 
@@ -260,6 +271,8 @@ def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[
                 rows.append(report(one.places[key], tensor, key, one.path))
                 told.add(one.places[key])
     below: dict[int, tuple[str, str | None]] = {}  # trail -> how paths begin there, and of a state dict its own path
+    last: Any = rows  # the trail whose beginning and home are at hand
+    base, home = "", None
     for trail, node in walked:
         if id(node) in homes:
             below[id(trail)] = f"{address(trail)}/" if trail else "", homes[id(node)]
@@ -270,9 +283,10 @@ def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[
             rows.append(report("", found, None, None))
             continue
         above, component = trail
-        if id(above) not in below:
-            below[id(above)] = f"{address(above)}/" if above else "", None
-        base, home = below[id(above)]
+        if above is not last:
+            if id(above) not in below:
+                below[id(above)] = f"{address(above)}/" if above else "", None
+            last, (base, home) = above, below[id(above)]
         path = base + component_text(component)
         if path in told:
             continue

@@ -54,10 +54,11 @@ def _inspection(
     yield f"{printable(seen.path)}: {seen.format}, {size_text(seen.bytes)}{by}"
     for one in seen.state_dicts:
         inside = [t for t in seen.tensors if t.key is not None and t.state_dict == one.path]
+        kinds = Counter([(t.dtype, t.location, t.kind) for t in inside])
         yield ""
-        yield from _state_dict(one, inside)
+        yield from _state_dict(one, inside, kinds)
         yield ""
-        rows = _subtrees(inside, sort, depth) if depth is not None else _modules(inside, sort, everything, width)
+        rows = _subtrees(inside, sort, depth) if depth is not None else _modules(inside, kinds, sort, everything, width)
         shown = rows if everything else rows[:ROWS]
         yield from (f"    {line}" for line in table(shown))
         if len(rows) > len(shown):
@@ -105,18 +106,28 @@ def _training(seen: Inspection, everything: bool) -> Iterator[str]:
         yield f"  the weights alone would save {size_text(seen.slim)}, {share} of what is stored (ckptool slim)"
 
 
-def _state_dict(one: StateDictReport, tensors: list[TensorReport]) -> Iterator[str]:
+#: How many tensors there are of each (dtype, location, kind).
+_Kinds = Counter[tuple[str, str, str]]
+
+
+def _summed(kinds: _Kinds, part: int) -> Counter[str]:
+    """How many tensors there are of each dtype (PART 0), location (1) or kind (2)."""
+    found: Counter[str] = Counter()
+    for kind, count in kinds.items():
+        found[kind[part]] += count
+    return found
+
+
+def _state_dict(one: StateDictReport, tensors: list[TensorReport], kinds: _Kinds) -> Iterator[str]:
     place = f"at {printable(one.path)}" if one.path else "at the root"
     place += f", recovered from a module of class {printable(one.model, 80)}" if one.model else ""
     size = f"{parameters_text(one.parameters)}, {size_text(one.bytes)}"
     yield f"  state dict {place}: {counted(one.keys, 'key')}, {size}"
-    dtypes, locations = Counter(t.dtype for t in tensors), Counter(t.location for t in tensors)
-    kinds = Counter(t.kind for t in tensors if t.kind != "dense")
-    facts = [_histogram(dtypes), _histogram(locations)]
+    facts = [_histogram(_summed(kinds, 0)), _histogram(_summed(kinds, 1))]
     stored = [t.storage for t in tensors if t.storage is not None]
     if len(set(stored)) < len(stored):
         facts.append(f"{counted(len(stored), 'tensor')} in {counted(len(set(stored)), 'storage')}")
-    facts += [f"{count:,} {kind}" for kind, count in kinds.items()]
+    facts += [f"{count:,} {kind}" for kind, count in _summed(kinds, 2).items() if kind != "dense"]
     facts += [f"{name} in {counted(count, 'key')}" for name, count in one.wrappers.items()]
     yield "    " + "; ".join(fact for fact in facts if fact)
 
@@ -171,24 +182,28 @@ def _values(tensors: Sequence[TensorReport], stats: Sequence[Statistics | None],
     return _sorted(rows, sort)
 
 
-def _modules(tensors: list[TensorReport], sort: Order, everything: bool, width: int) -> list[tuple[str, ...]]:
+def _modules(
+    tensors: list[TensorReport], kinds: _Kinds, sort: Order, everything: bool, width: int
+) -> list[tuple[str, ...]]:
     """A row for each module, or for each run of modules that differ in a number only, not wider than WIDTH."""
-    dtypes, locations = Counter(t.dtype for t in tensors), Counter(t.location for t in tensors)
-    usual = (dtypes.most_common(1)[0][0], locations.most_common(1)[0][0]) if tensors else ("", "")
+    usual = tuple(found[0][0] if (found := _summed(kinds, part).most_common(1)) else "" for part in (0, 1))
     width = 10**6 if everything else width - 4
     leaves: dict[str, list[tuple[str, str]]] = {}
     sizes: dict[str, int] = {}
-    shown: dict[tuple[object, ...], str] = {}  # of the few kinds of tensors that there are
+    shown: dict[tuple[object, ...], tuple[str, str]] = {}  # of the few kinds of tensors that there are
     for t in tensors:
-        kind = t.dtype, t.location, t.kind, *t.shape
-        text = shown.get(kind)
-        if text is None:
+        module, _, leaf = (t.key or "").rpartition(".")
+        kind = leaf, t.dtype, t.location, t.kind, *t.shape
+        leaf_and_text = shown.get(kind)
+        if leaf_and_text is None:
             unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
             unusual += [t.kind] if t.kind != "dense" else []
-            text = shown[kind] = " ".join([str(t.shape), *unusual])
-        module, _, leaf = (t.key or "").rpartition(".")
-        leaves.setdefault(module, []).append((leaf, text))
-        sizes[module] = sizes.get(module, 0) + t.bytes
+            leaf_and_text = shown[kind] = leaf, " ".join([str(t.shape), *unusual])
+        if module in leaves:
+            leaves[module].append(leaf_and_text)
+            sizes[module] += t.bytes
+        else:
+            leaves[module], sizes[module] = [leaf_and_text], t.bytes
     folded: list[tuple[str, int, tuple[str, str, list[str]]]] = []
     for group in collapse((module, tuple(held)) for module, held in leaves.items()):
         held = leaves[group.keys[0]]

@@ -20,13 +20,12 @@ from dataclasses import dataclass, field
 
 from ..errors import CheckpointError, printable
 from ..files import Buffer, File, FileRange, Source
-from ..formats import safetensors, torch_legacy
+from ..formats._beginnings import is_legacy, is_safetensors, is_tar
 from ..formats._foreign import OLD_PICKLE, describe, packed
 from ..formats._pickle_read import NeedsMore
 from ..formats._zip import looks_like_zip
 from ..tree import Global, List, Object, walk
 from .following import HEAD, Part, Reading, Recorder, TooMuch
-from .pickles_in_tar import is_tar, look_into_tar
 from .pickles_in_zip import carve, ends_like_zip, look_into_zip
 
 _FIRST_READ = 4096
@@ -144,18 +143,22 @@ class Search:
             return "archive"
         if looks_like_zip(head):
             return look_into_zip(self, source, place, depth)
-        if is_tar(head):
+        if is_tar(head):  # as with safetensors below, what only such files need is imported when there is one
+            from .pickles_in_tar import look_into_tar
+
             return look_into_tar(self, source, place, depth)
-        if torch_legacy.sniff(head):
+        if is_legacy(head):
             return self._legacy(source, place, depth)
         if head.startswith(b"\x93NUMPY"):
             return self._npy(source, head, place, depth)
         if re.match(rb"\x80[\x00-\x05]", head) or OLD_PICKLE.match(head):
             self.in_a_row(source, 0, place, depth)
             return "pickle"
-        if safetensors.sniff(head) or place.endswith(".safetensors"):
+        if is_safetensors(head) or place.endswith(".safetensors"):
+            from ..formats.safetensors import open_safetensors
+
             with self.reporting(place):
-                safetensors.open_safetensors(Part(source, place))
+                open_safetensors(Part(source, place))
             return "safetensors"
         return None
 
@@ -262,7 +265,7 @@ class Search:
             head = bytes(source.read(at, min(64, source.length - at)))
             reading = self.read(source, at)
             plain = not reading.calls and not re.match(rb"\x80[\x00-\x05]", head)
-            if torch_legacy.sniff(head) or (reading.failure and plain):
+            if is_legacy(head) or (reading.failure and plain):
                 self.rest(source, at, place, "end of the pickle", depth)
                 break
             if number > _MOST_IN_A_ROW:

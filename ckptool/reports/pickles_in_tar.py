@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,28 +14,6 @@ from .pickles_in_zip import look_into_record
 
 if TYPE_CHECKING:
     from .pickles import Search
-
-
-def is_tar(head: bytes) -> bool:
-    """Whether HEAD begins with a tar header whose checksum holds; torch.load believes it before anything else."""
-    checksum = head[148:156].split(b"\0")[0]
-    if len(head) < 512 or not (
-        checksum[:1] in (b"\x80", b"\xff") or re.search(rb"[0-7]", checksum) or _sums_to_zero(head)
-    ):
-        return False  # which spares most files the import
-    import tarfile
-
-    try:
-        tarfile.TarInfo.frombuf(head[:512], "utf-8", "surrogateescape")
-    except (tarfile.HeaderError, ValueError):
-        return False
-    return True
-
-
-def _sums_to_zero(head: bytes) -> bool:
-    """Whether a header without a checksum fits it: some readers add the bytes as signed numbers."""
-    rest = head[:148] + head[156:512]
-    return 256 + sum(rest) - 256 * sum(byte > 127 for byte in rest) == 0
 
 
 def look_into_tar(search: Search, source: Source, place: str, depth: int) -> str:

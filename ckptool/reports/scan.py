@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ..errors import printable
-from ..files import StrPath
+from ..files import File, StrPath
 from ..objects import COMPUTED, HARMLESS, PLAIN, called_name
 from ..tree import ByteString, Dict, Global, List, Object, Set
-from ..urls import open_file
 from .pickles import LOADS, Contents, find_pickles
 from .programs import PROGRAMS
 
@@ -102,6 +101,14 @@ class Scan:
         return {"verdict": self.verdict, **asdict(self)}
 
 
+def _opened(path: StrPath) -> File:
+    if "://" not in str(path):
+        return File(path)
+    from ..urls import open_file  # here, since starting is most of what scanning a file takes
+
+    return open_file(path)
+
+
 def scan(path: StrPath) -> Scan:
     """Find every pickle in a file and say what unpickling it would import and call, without doing any of it.
 
@@ -111,7 +118,7 @@ def scan(path: StrPath) -> Scan:
     Raises:
         Unreadable: the file cannot be opened. Whatever else is wrong with it is in `problems`.
     """
-    file = open_file(path)
+    file = _opened(path)
     try:
         found = find_pickles(file)
     finally:

@@ -87,6 +87,21 @@ def test_starting_imports_neither_torch_nor_numpy_nor_rich(files: dict[str, Path
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.parametrize(("args", "code"), [("--version", 0), ("inspect missing.pth", 2)])
+def test_what_was_printed_and_what_is_to_be_done_at_exit_is_not_lost(tmp_path: Path, args: str, code: int) -> None:
+    script = (
+        "import atexit, sys, ckptool.cli\n"
+        "atexit.register(print, 'bye')\n"
+        "print('hello')\n"
+        f"sys.argv = ['ckptool', *{args.split()!r}]\n"
+        "ckptool.cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert done.stdout.splitlines()[0] == "hello"
+    assert done.stdout.splitlines()[-1] == "bye"
+
+
 def test_a_reader_that_goes_away_ends_it_quietly(files: dict[str, Path]) -> None:
     piped = f"{' '.join(CKPTOOL)} inspect dp.pth dp.pth dp.pth --json | head -n 1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", piped], cwd=files["dp.pth"].parent, capture_output=True, text=True, check=True)

@@ -1,7 +1,9 @@
+import gc
 import json
 import os
 import re
 import struct
+import weakref
 import zipfile
 from dataclasses import replace
 
@@ -424,3 +426,15 @@ def test_a_compressed_storage_that_is_damaged_is_refused_every_time(tmp_path, or
     for _ in range(2):
         with pytest.raises(ckptool.Malformed):
             tensor.source().read(0, 48)
+
+
+def test_what_was_read_is_let_go_without_a_search_for_cycles(origin):
+    gc.disable()
+    try:
+        ckpt = ckptool.open(origin)
+        file = weakref.ref(ckpt.origin.archive.file)
+        assert file() is not None
+        del ckpt
+        assert file() is None
+    finally:
+        gc.enable()

@@ -104,6 +104,28 @@ def test_fewer_keys_than_queries_stand_in_blocks_or_in_groups(groups: int, name:
             assert any(np.array_equal(way, first[1]) for way in ways[1:])
 
 
+@pytest.mark.parametrize(
+    ("name", "inner", "blocks"), [("query_key_value", 2, True), ("query_key_value", 1, False), ("linear_qkv", 2, False)]
+)
+def test_code_that_joins_gate_and_up_has_fewer_keys_than_queries_in_blocks_most_likely(
+    name: str, inner: int, blocks: bool
+) -> None:
+    keys = 2 * HEAD
+    source = {key: value.shape for key, value in fused(name, keys=keys).items()}
+    target = apart(keys=keys)
+    for n in range(2):
+        source |= {
+            f"layers.{n}.mlp.dense_h_to_4h.weight": (inner * 10, WIDTH),
+            f"layers.{n}.mlp.dense_4h_to_h.weight": (WIDTH, 10),
+        }
+        parts = ("gate_proj", "up_proj") if inner == 2 else ("up_proj",)
+        target |= {f"blocks.{n}.mlp.{part}.weight": (10, WIDTH) for part in parts}
+        target |= {f"blocks.{n}.mlp.down_proj.weight": (WIDTH, 10)}
+    entry = found(port(signature(source), with_heads(target)), "blocks.1.attn.k_proj.weight")
+    assert entry.status == "guessed"
+    assert (str(entry.expr) == f"slice(layers.1.attn.{name}.weight, 0, {WIDTH}, {WIDTH + keys})") is blocks
+
+
 def test_queries_and_fused_keys_and_values_come_out_of_one_projection() -> None:
     source = fused("query_key_value", keys=HEAD)
     shapes = {
@@ -119,14 +141,14 @@ def test_queries_and_fused_keys_and_values_come_out_of_one_projection() -> None:
 
 
 def test_halves_of_a_gated_layer_are_guesses_where_the_name_says_no_order() -> None:
-    shapes = {"mlp.w12.weight": (16, 6), "mlp.w3.weight": (6, 8)}
+    shapes = {"mlp.wi_fused.weight": (16, 6), "mlp.w3.weight": (6, 8)}
     target = wanted({"mlp.gate_proj.weight": (8, 6), "mlp.up_proj.weight": (8, 6), "mlp.down_proj.weight": (6, 8)})
     mapping = port(signature(shapes), target)
     entry = found(mapping, "mlp.gate_proj.weight")
     assert entry.status == "guessed"
     assert [str(entry.expr), *map(str, entry.rivals)][:2] == [
-        "slice(mlp.w12.weight, 0, 0, 8)",
-        "slice(mlp.w12.weight, 0, 8, 16)",
+        "slice(mlp.wi_fused.weight, 0, 0, 8)",
+        "slice(mlp.wi_fused.weight, 0, 8, 16)",
     ]
 
 

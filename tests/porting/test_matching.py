@@ -304,3 +304,16 @@ def test_norms_without_an_order_stand_behind_the_layers_that_they_are_named_afte
     for place, layer in enumerate(("stem", "wide", "deep", "last")):
         assert found[f"body.{2 * place + 1}.running_mean"] == f"{name.format(layer)}.running_mean"
     assert {entry.status for entry in mapping.entries} == {"mapped"}
+
+
+@pytest.mark.parametrize(("theirs", "own"), [("projector", "classifier"), ("projection_head", "head")])
+def test_a_head_for_another_purpose_is_left_alone(theirs: str, own: str) -> None:
+    layers = {f"layers.{n}.{leaf}": shape for n in range(6) for leaf, shape in (("weight", (8, 8)), ("bias", (8,)))}
+    source = {f"encoder.{key}": shape for key, shape in layers.items()} | {
+        f"{theirs}.weight": (5, 8),
+        f"{theirs}.bias": (5,),
+    }
+    target = {f"trunk.{key}": shape for key, shape in layers.items()} | {f"{own}.weight": (5, 8), f"{own}.bias": (5,)}
+    mapping = port(signature(source), wanted(target))
+    assert {e.target for e in mapping.having("unmapped")} == {f"{own}.weight", f"{own}.bias"}
+    assert len(mapping.having("mapped")) == len(layers)

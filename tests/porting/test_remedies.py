@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from sides import found, signature, wanted, worked_out
+from sides import found, pairing, signature, wanted, worked_out
 
 from ckptool.porting.port import port
 
@@ -111,3 +111,16 @@ def test_a_convolution_over_rows_gives_what_the_one_over_the_map_gave() -> None:
     )
     over_rows = torch.nn.functional.conv1d(rows.transpose(1, 2), torch.from_numpy(made["conv.weight"].values.copy()))
     torch.testing.assert_close(over_rows, over_map, rtol=1e-4, atol=1e-5)
+
+
+def test_a_norm_beside_a_convolution_of_other_inputs_is_known_by_its_place() -> None:
+    norm = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (8,))
+    source = {"features.0.weight": (8, 6, 3, 3)} | {f"features.1.{leaf}": size for leaf, size in norm.items()}
+    source |= {"features.3.weight": (16, 8, 3, 3), "classifier.weight": (10, 16)}
+    target = {"stem.weight": (8, 12, 3, 3)} | {f"bn.{leaf}": size for leaf, size in norm.items()}
+    target |= {"body.weight": (16, 8, 3, 3), "head.weight": (10, 16)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert {key: value for key, value in pairing(mapping).items() if key.startswith("bn")} == {
+        f"bn.{leaf}": f"features.1.{leaf}" for leaf in norm
+    }
+    assert {e.target for e in mapping.having("guessed")} == {"stem.weight", *(f"bn.{leaf}" for leaf in norm)}

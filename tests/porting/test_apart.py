@@ -1,0 +1,275 @@
+"""What belongs to one layer and stands in several: statistics and scale, biases beside their layers, rows of a list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from sides import found, pairing, signature, wanted, worked_out
+
+from ckptool.porting.canonical import canonical
+from ckptool.porting.port import port
+from ckptool.porting.rivals import _counted_alike
+from ckptool.porting.units import units_of
+
+RANDOM = np.random.default_rng(3)
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def values(*shape: int) -> np.ndarray[Any, Any]:
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+# -- statistics in one layer, scale and shift in another
+
+SIZES = {"stem": (4, 3), "mid": (6, 4), "top": (6, 6)}
+TOGETHER = {
+    key: shape
+    for name, (n, c) in SIZES.items()
+    for key, shape in {
+        f"{name}.conv.weight": (n, c, 3, 3),
+        f"{name}.norm.weight": (n,),
+        f"{name}.norm.bias": (n,),
+        f"{name}.norm.running_mean": (n,),
+        f"{name}.norm.running_var": (n,),
+    }.items()
+}
+
+
+def apart(statistics: str, factors: str) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """Keys of a model that has the two apart, named by patterns, and which of them belongs to which of `TOGETHER`."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    truth = {}
+    for place, (name, (n, c)) in enumerate(SIZES.items()):
+        shapes[f"conv_{name}.weight"] = (n, c, 3, 3)
+        truth[f"{name}.conv.weight"] = f"conv_{name}.weight"
+        for leaf in ("running_mean", "running_var", "weight", "bias"):
+            pattern = statistics if leaf.startswith("running") else factors
+            key = f"{pattern.format(name=name, one=3 * place + 1, two=3 * place + 2)}.{leaf}"
+            shapes[key] = (n,)
+            truth[f"{name}.norm.{leaf}"] = key
+    return shapes, truth
+
+
+@pytest.mark.parametrize(
+    ("statistics", "factors"),
+    [
+        ("bn_{name}", "scale_{name}"),
+        ("{name}_statistics", "{name}_affine"),
+        ("{name}.whiten", "{name}.whiten.tune"),
+        ("parts.{one}", "parts.{two}"),
+    ],
+)
+def test_scale_and_shift_of_a_batch_norm_may_be_another_layer(statistics: str, factors: str) -> None:
+    shapes, truth = apart(statistics, factors)
+    mapping = port(signature(shapes), wanted(TOGETHER))
+    assert pairing(mapping) == truth
+    assert mapping.is_sure
+    back = port(signature(TOGETHER), wanted(shapes))
+    assert pairing(back) == {theirs: own for own, theirs in truth.items()}
+    assert back.is_sure
+
+
+def test_names_tell_which_factors_belong_to_which_statistics_where_they_come_in_another_order() -> None:
+    shapes, truth = apart("bn_{name}", "scale_{name}")
+    last = {key: shape for key, shape in shapes.items() if key.startswith("scale_")}
+    mapping = port(
+        signature({k: s for k, s in shapes.items() if k not in last} | dict(reversed(last.items()))), wanted(TOGETHER)
+    )
+    assert pairing(mapping) == truth
+
+
+def test_statistics_that_both_sides_have_without_factors_stay_so() -> None:
+    shapes, _ = apart("bn_{name}", "scale_{name}")
+    renamed = {key.replace("bn_", "normal_").replace("scale_", "affine_"): shape for key, shape in shapes.items()}
+    assert pairing(port(signature(shapes), wanted(renamed))) == dict(zip(renamed, shapes, strict=True))
+
+
+# -- biases that stand beside the layers that they belong to
+
+
+def test_a_parameter_named_as_the_shift_of_another_is_its_bias() -> None:
+    source = {
+        f"{part}_net.{leaf}": shape
+        for part in ("a", "b")
+        for leaf, shape in {"mix_weight": (8, 8), "mix_bias": (1, 8), "focus_weight": (8, 1)}.items()
+    }
+    target = {
+        f"{part}.{leaf}": source[f"{part}_net.{own}"]
+        for part in ("a", "b")
+        for leaf, own in {"blend": "mix_weight", "blend_offset": "mix_bias", "goal": "focus_weight"}.items()
+    }
+    assert pairing(port(signature(source), wanted(target))) == dict(zip(target, source, strict=True))
+
+
+def test_a_bias_in_a_module_of_its_own_goes_to_the_layer_beside_it_whatever_dimensions_of_one_both_have() -> None:
+    source: Arrays = {}
+    target: dict[str, tuple[int, ...]] = {}
+    for name, rows in (("first", 6), ("list.0", 6), ("list.1", 5)):
+        source |= {
+            f"{name}.act.bias": values(rows),
+            f"{name}.kernel.weight": values(1, rows, 6, 3, 3),
+            f"{name}.kernel.style.weight": values(6, 7),
+            f"{name}.kernel.style.bias": values(6),
+        }
+        own = name.replace("list.0", "second").replace("list.1", "third")
+        target |= {
+            f"{own}.weight": (rows, 6, 3, 3),
+            f"{own}.bias": (rows,),
+            f"{own}.style.weight": (6, 7),
+            f"{own}.style.bias": (6,),
+        }
+    made = worked_out(source, target, used=target)
+    for own, name in (("first", "first"), ("second", "list.0"), ("third", "list.1")):
+        np.testing.assert_array_equal(made[f"{own}.bias"].values, source[f"{name}.act.bias"])
+        np.testing.assert_array_equal(made[f"{own}.weight"].values, source[f"{name}.kernel.weight"][0])
+        np.testing.assert_array_equal(made[f"{own}.style.weight"].values, source[f"{name}.kernel.style.weight"])
+
+
+# -- a list of layers in several tensors
+
+
+def listed(depth: int) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for n in range(depth):
+        found |= {f"layers.{n}.soft": (5, 3), f"layers.{n}.mix.weight": (8, 8), f"layers.{n}.norm.weight": (8,)}
+    return found
+
+
+def rows(*lengths: int) -> Arrays:
+    names = ["soft_tokens", "deep_soft_tokens", "last_soft_tokens"]
+    return {f"body.{names[i]}": values(n, 5, 3) for i, n in enumerate(lengths)} | {
+        f"body.blocks.{n}.{leaf}": values(*shape)
+        for n in range(sum(lengths))
+        for leaf, shape in {"blend.weight": (8, 8), "ln.weight": (8,)}.items()
+    }
+
+
+@pytest.mark.parametrize("lengths", [(4,), (1, 3), (2, 3), (1, 1, 2)])
+def test_a_tensor_of_each_layer_is_found_in_those_that_hold_several_layers(lengths: tuple[int, ...]) -> None:
+    source = rows(*lengths)
+    made = worked_out(source, listed(sum(lengths)))
+    stacked = np.concatenate([value for key, value in source.items() if key.endswith("soft_tokens")])
+    for n, expected in enumerate(stacked):
+        np.testing.assert_array_equal(made[f"layers.{n}.soft"].values, expected)
+        assert made[f"layers.{n}.soft"].status == ("mapped" if len(lengths) == 1 else "guessed")
+
+
+def test_layers_with_a_tensor_each_go_into_those_that_hold_several_layers() -> None:
+    source: Arrays = {key: values(*shape) for key, shape in listed(4).items()}
+    made = worked_out(source, {key: value.shape for key, value in rows(1, 3).items()})
+    np.testing.assert_array_equal(made["body.soft_tokens"].values, source["layers.0.soft"][None])
+    deep = np.stack([source[f"layers.{n}.soft"] for n in (1, 2, 3)])
+    np.testing.assert_array_equal(made["body.deep_soft_tokens"].values, deep)
+
+
+# -- what the source's model computes is no layer
+
+
+def test_frequencies_that_the_source_kept_do_not_stand_between_its_last_layer_and_the_end() -> None:
+    layers = {"words.weight": (11, 6), "a.weight": (6, 6), "b.weight": (9, 6), "b.bias": (9,), "out.weight": (11, 6)}
+    source = {**layers, "out.bias": (11,), "position.inv_freq": (3,)}
+    names = {"words.weight": "table.weight", "out.weight": "answer.weight", "out.bias": "answer.bias"}
+    target = {names.get(key, f"body.{key}"): shape for key, shape in source.items() if "freq" not in key}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert found(mapping, "answer.bias").expr is not None
+    assert str(found(mapping, "answer.weight").expr) == "out.weight"
+
+
+# -- lists that are counted from the other end
+
+
+def test_parts_of_a_list_that_only_numbers_tell_apart_are_counted_as_those_that_sizes_tell_apart() -> None:
+    def part(path: str, convs: int) -> dict[str, tuple[int, ...]]:
+        return {f"{path}.convs.{i}.weight": (8, 4 if i == 0 else 8, 3, 3) for i in range(convs)} | {
+            f"{path}.norms.{i}.weight": (8,) for i in range(convs)
+        }
+
+    depths = [4, 3, 1, 1]
+    source: dict[str, tuple[int, ...]] = {}
+    target: dict[str, tuple[int, ...]] = {}
+    for n, depth in enumerate(depths):
+        source |= part(f"stages.{n}", depth)
+    for n, depth in reversed(list(enumerate(depths))):
+        target |= part(f"level{5 - n}", depth)
+    mapping = port(signature(source), wanted(target))
+    for n in range(4):
+        assert str(found(mapping, f"level{5 - n}.convs.0.weight").expr) == f"stages.{n}.convs.0.weight"
+        assert str(found(mapping, f"level{5 - n}.norms.0.weight").expr) == f"stages.{n}.norms.0.weight"
+
+
+def test_a_list_that_one_of_its_parts_shows_to_be_counted_from_the_other_end_is_so_as_a_guess() -> None:
+    def part(path: str, rise: str, inputs: int, last: bool) -> dict[str, tuple[int, ...]]:
+        found = {f"{path}.steps.{i}.conv.weight": (8, inputs if i == 0 else 8, 3, 3) for i in range(2)}
+        return found if last else found | {f"{path}.{rise}.conv.weight": (8, 8, 3, 3)}
+
+    source: dict[str, tuple[int, ...]] = {"first.weight": (8, 3, 1, 1)}
+    target: dict[str, tuple[int, ...]] = {"begin.weight": (8, 3, 1, 1)}
+    for n in range(3):
+        source |= part(f"up.{n}", "rise", 16 if n == 0 else 8, last=n == 0)
+        target |= part(f"blocks.{n}", "upsamplers.0", 16 if n == 2 else 8, last=n == 2)
+    mapping = port(signature(source), wanted(target, used=target))
+    for key in target:
+        if key != "begin.weight":
+            number, inner = key.removeprefix("blocks.").split(".", 1)
+            own = f"up.{2 - int(number)}.{inner.replace('upsamplers.0', 'rise')}"
+            assert str(found(mapping, key).expr) == own
+            assert number == "2" or found(mapping, key).status == "guessed"
+
+
+def test_means_stand_before_spreads_where_one_layer_computes_both() -> None:
+    source = {"encoder.weight": values(8, 5), "to_moments.weight": values(6, 8), "to_moments.bias": values(6)}
+    target = {"body.weight": (8, 5), "to_mean.weight": (3, 8), "to_mean.bias": (3,)}
+    made = worked_out(source, target | {"to_logvar.weight": (3, 8), "to_logvar.bias": (3,)})
+    assert {one.status for one in made.values()} == {"mapped"}
+    np.testing.assert_array_equal(made["to_logvar.weight"].values, source["to_moments.weight"][3:])
+
+
+# -- words that say something else by what stands around them
+
+
+def test_a_list_whose_name_is_a_letter_does_not_say_that_its_layers_give_values() -> None:
+    def layer(path: str, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+        return {f"{path}.{name}.weight": (8, 8) if at < 4 else (8,) for at, name in enumerate(names)}
+
+    theirs = (
+        "attention.query",
+        "attention.key",
+        "attention.value",
+        "attention.output.dense",
+        "attention.output.LayerNorm",
+    )
+    source: dict[str, tuple[int, ...]] = {}
+    target: dict[str, tuple[int, ...]] = {}
+    for n in range(2):
+        source |= layer(f"encoder.v_layer.{n}", theirs)
+        target |= layer(f"image_blocks.{n}", ("q", "k", "v", "o", "norm"))
+    mapping = port(signature(source), wanted(target, used=target))
+    assert pairing(mapping) == dict(zip(target, source, strict=True))
+    assert mapping.is_sure
+
+
+def test_a_norm_before_merging_is_no_output_of_attention() -> None:
+    body = {
+        f"layers.{n}.{leaf}": shape
+        for n in range(2)
+        for leaf, shape in {"mix.weight": (8, 8), "n.weight": (8,)}.items()
+    }
+    source = body | {"merger.ln_q.weight": (8,), "merger.mlp.weight": (16, 32)}
+    target = {key.replace("layers", "blocks"): shape for key, shape in body.items()}
+    target |= {"merge_norm.weight": (8,), "merge_in.weight": (16, 32)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert str(found(mapping, "merge_norm.weight").expr) == "merger.ln_q.weight"
+
+
+def test_a_batch_norm_is_counted_with_the_convolution_of_its_number_and_a_layer_norm_with_none() -> None:
+    shapes = {"part.conv1.weight": (8, 4, 3, 3), "part.conv2.weight": (8, 8, 3, 3), "part.fc1.weight": (8, 8)}
+    shapes |= {f"part.bn{n}.{leaf}": (8,) for n in (1, 2) for leaf in ("weight", "running_mean", "running_var")}
+    shapes |= {"part.norm1.weight": (8,)}
+    side, _ = canonical(signature(shapes), wanted(shapes))
+    units = {unit.path[-1]: unit for unit in units_of(side)}
+    assert _counted_alike(units["bn1"], units["conv1"])
+    assert _counted_alike(units["conv2"], units["bn2"])
+    assert not _counted_alike(units["bn1"], units["conv2"])
+    assert not _counted_alike(units["norm1"], units["fc1"])  # the first norm of a block is after its first attention
