@@ -1,4 +1,4 @@
-"""Which layers the channels of a tensor come from, through concatenations of branches.
+"""Which layers the channels of a tensor come from, through concatenations of branches; and what flows into what.
 
 A layer that takes several branches side by side has their order in its own weights, and no shape shows that order.
 Only branches that run beside each other count: where one comes out of the other, as in a skip connection, code has no
@@ -7,7 +7,7 @@ choice of which was registered first.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 #: Parts of a row of channels: (key of the weight that made them, how many).
@@ -24,15 +24,20 @@ class Channels:
 
     Attributes:
         joined: key -> the parts that its weight takes side by side, where there are several.
+        bit: key of a weight -> its bit.
+        before: key of a weight -> the bits of all weights that went into what it was first used on.
     """
 
     def __init__(self, buffers: Container[str] = ()) -> None:
         self._buffers = buffers
         self.joined: dict[str, Parts] = {}
         self._of: dict[int, tuple[bool, Parts]] = {}  # whether they are the last dimension or the second; and what
+        self.bit: dict[str, int] = {}
+        self.before: dict[str, int] = {}
         self._behind: dict[int, int] = {}  # weights that went into a tensor, as bits
-        self._before: dict[str, int] = {}  # and into the input of each weight
-        self._bit: dict[str, int] = {}
+        self._bare: set[int] = set()  # tensors that were made of weights alone
+        self._key_of: dict[int, str] = {}  # by bit
+        self._waiting = 0  # bits of weights that met no data yet
 
     def see(self, name: str, args: Any, kwargs: Any, result: Any, keys: Mapping[int, str]) -> None:
         """Learn from one call of a function.
@@ -41,16 +46,15 @@ class Channels:
             name, args, kwargs, result: of the call. All tensors have to stay alive, so that ids stay their own.
             keys: id of a parameter or buffer -> its key.
         """
-        behind = 0
-        for value in () if name.startswith("new_") or name.endswith("_like") else _flat((args, kwargs)):
-            behind |= self._behind.get(id(value), 0)
-            if id(value) in keys and keys[id(value)] not in self._buffers:
-                behind |= 1  # some weight
+        values = () if name.startswith("new_") or name.endswith("_like") else tuple(_flat((args, kwargs)))
+        behind = self._met(values, keys)
         shape = getattr(result, "shape", None)
         if shape is None:
             if behind and isinstance(result, tuple | list):
                 # sizes are tuples, too, and their numbers are everybody's
                 self._behind.update((id(part), behind) for part in _flat(result) if hasattr(part, "shape"))
+            elif behind and name == "__setitem__":
+                self._behind[id(args[0])] = behind
             return
         first = args[0] if args else kwargs.get("input")
         held = self._of.get(id(first))
@@ -59,8 +63,6 @@ class Channels:
             last = name == "linear"
             if held is not None and held[0] is last and sum(n for _, n in held[1]) == args[1].shape[1]:
                 self._join(weight, held[1])
-            self._before.setdefault(weight, behind)
-            behind |= 1 << self._bit.setdefault(weight, len(self._bit) + 1)
             self._of[id(result)] = last, ((weight, shape[-1 if last else 1]),)
         elif name in _JOINS and isinstance(first, tuple | list):
             made = self._side_by_side(first, kwargs.get("dim", args[1] if len(args) > 1 else 0), len(shape))
@@ -76,6 +78,35 @@ class Channels:
                 self._of[id(result)] = passed
         if behind:
             self._behind[id(result)] = behind
+            if all(id(v) in self._bare or id(v) in keys for v in values if hasattr(v, "shape")):
+                self._bare.add(id(result))
+
+    def _met(self, values: Iterable[Any], keys: Mapping[int, str]) -> int:
+        """The bits of all that goes into a call; and what weights that meet data in it for the first time meet."""
+        data, own, meets = 0, 0, False
+        for value in values:
+            at = id(value)
+            key = keys.get(at)
+            if key is not None:
+                if key not in self._buffers:
+                    if key not in self.bit:
+                        self.bit[key] = len(self.bit)
+                        self._key_of[self.bit[key]] = key
+                        self._waiting |= 1 << self.bit[key]
+                    own |= 1 << self.bit[key]
+            elif at in self._bare:
+                own |= self._behind[at]
+            elif hasattr(value, "shape"):
+                data |= self._behind.get(at, 0)
+                meets = True
+        waiting = own & self._waiting if meets else 0
+        while waiting:
+            low = waiting & -waiting
+            self.before[self._key_of[low.bit_length() - 1]] = data
+            data |= low  # what is used in one call is used in its order
+            self._waiting &= ~low
+            waiting &= ~low
+        return data | own
 
     def learned(self, value: Any) -> bool:
         """Whether weights went into a tensor."""
@@ -103,7 +134,7 @@ class Channels:
     def _join(self, key: str, parts: Parts) -> None:
         names = [name for name, _ in parts]
         apart = len(set(names)) == len(names) and not any(
-            self._before[other] >> self._bit[name] & 1 for name in names for other in names
+            self.before.get(other, 0) >> self.bit[name] & 1 for name in names for other in names
         )
         if len(parts) > 1 and apart:
             self.joined.setdefault(key, parts)

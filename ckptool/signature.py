@@ -28,7 +28,8 @@ class Entry:
         tied: key of an earlier entry that is the same tensor, or None.
         used: place in the execution order of the forward pass, or None if it is not known.
         how: the function that first takes it ("linear", "matmul", "conv2d"), "" if that is not known.
-        notes: what the forward pass shows beyond that, such as the layout of a fused projection.
+        notes: what the forward pass shows beyond that, such as the layout of a fused projection; "flow": a number of
+            its own and, as bits, the numbers of all parameters that went into what it is first used on.
     """
 
     key: str

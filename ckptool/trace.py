@@ -222,6 +222,9 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         for key, parts in self._channels.joined.items():
             if key in self.uses:
                 self.uses[key].notes["joined"] = parts
+        for key, before in self._channels.before.items():
+            if key in self.uses:
+                self.uses[key].notes["flow"] = (self._channels.bit[key], before)
 
     def _use(self, key: str, name: str, place: int, args: Any, value: Any) -> None:
         if name in _VIEWS:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 from .pieces import Canon, Piece
-from .words import cut, label, table
+from .words import cut, label, table, words_of
 
 _GATED = {"w1": "gate", "w2": "down", "w3": "up"}
 
@@ -50,14 +50,16 @@ _ATTENTION = frozenset({"attn", "attention", "mha", "att"})
 def _third_norm(canon: Canon) -> None:
     """The norm of the feed-forward part is the second of a block, or the third where attention is there twice."""
     group = next(one for one in table().groups if one.name == "purpose")
-    blocks: dict[tuple[str, ...], dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
+    blocks: dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in canon.pieces.values():
         if piece.path and len(piece.shape) == 1 and label(group, cut(piece.path[-1])) == "norm":
-            blocks[piece.path[:-1]][piece.path[-1]].append(piece)
+            path = piece.path
+            at = next((at + 1 for at in range(len(path) - 2, -1, -1) if path[at].isdigit()), len(path) - 1)
+            blocks[path[:at]][path[at:]].append(piece)
     for norms in blocks.values():
         if len(norms) == 3:
-            for name, pieces in norms.items():
-                if set(cut(name)) & _FEED_FORWARD:
+            for path, pieces in norms.items():
+                if set(words_of(path)) & _FEED_FORWARD:
                     for piece in pieces:
                         _add(canon, piece, "norm3")
 

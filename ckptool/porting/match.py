@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ..signature import Entry
 from .cells import Cells
+from .classes import Classes
 from .naming import Naming
 from .orders import RANKS, Orders
 from .pieces import STATISTICS, Canon
@@ -71,6 +72,7 @@ class Matcher:
         )
         self.scopes = Scopes(self.cells, self.sequences)
         self._naming = Naming(self.cells)
+        self._classes = Classes(self.cells, self.scopes)
         self.orders = Orders(self.cells, self.sequences, self.scopes)
         own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))
         self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
@@ -94,8 +96,12 @@ class Matcher:
             orders.by_rank,
             orders.by_chain,
         ]
+        strong = evidence[:3]
         for _ in range(400):
-            self.scopes.pair()
+            self.scopes.pair(in_order=False)
+            if any(step() for step in strong) or self._classes.split():
+                continue
+            self.scopes.pair(in_order=True)
             if not any(step() for step in evidence):
                 break
         return self._result()

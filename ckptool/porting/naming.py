@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -75,6 +75,7 @@ class Naming:
                 if path in below_s and below_s[path].colour == t.colour
             ]
             clash = sum(path in below_s and below_s[path].colour != t.colour for path, t in below_t.items())
+            agreed = _counted_alike(agreed, below_t, below_s)
             if not agreed:
                 continue
             share = len(agreed) / max(min(len(below_t), len(below_s)), 1)
@@ -241,6 +242,42 @@ class Naming:
             if best:
                 changed |= self.cells.split("similar names", partial(of, best), mode="one", cells=[(targets, sources)])
         return changed
+
+
+_Path = tuple[str, ...]
+
+
+def _counted_alike(
+    agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]
+) -> list[tuple[Unit, Unit]]:
+    """AGREED without those of lists that one side counts from another number on.
+
+    `blocks.1` of a list from 1 to 4 is not the `blocks.1` of one from 0 to 3.
+    """
+    own, theirs = _counted(below_t), _counted(below_s)
+    moved = {row for row, numbers in own.items() if _moved(sorted(numbers), sorted(theirs.get(row, ())))}
+    if not moved:
+        return agreed
+    paths = {id(t): path for path, t in below_t.items()}
+    return [(t, s) for t, s in agreed if moved.isdisjoint(_rows(paths[id(t)]))]
+
+
+def _rows(path: _Path) -> Iterator[_Path]:
+    """What stands before each number of a path: the lists that it is in."""
+    return (path[:at] for at, component in enumerate(path) if component.isdigit())
+
+
+def _counted(paths: Iterable[_Path]) -> dict[_Path, set[int]]:
+    found: dict[_Path, set[int]] = defaultdict(set)
+    for path in paths:
+        for row in _rows(path):
+            found[row].add(int(path[len(row)]))
+    return found
+
+
+def _moved(own: Sequence[int], theirs: Sequence[int]) -> bool:
+    same = len(own) == len(theirs) > 1 and own[0] != theirs[0]
+    return same and len({b - a for a, b in zip(own, theirs, strict=True)}) == 1
 
 
 def _without_norm(name: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import combinations
 
+from .branches import Branches, beside
 from .match import Matching
 from .sequences import Sequences
 from .series import series_of
@@ -51,16 +52,18 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
     _note_direction(matching.pairs)
     orders = _orders(sequences)
     overall = {order.name: _concordance(order, matching.pairs) for order in orders}
-    _rearrange(matching, orders, overall)
+    contents = _contents(matching)
+    _rearrange(matching, orders, overall, contents)
+    branches = _branches(matching, orders, contents)
     blocks: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
     for pair in matching.pairs:
         blocks[_block(pair[0].path)].append(pair)
-    contents = _contents(matching)
     across = _Across(matching.pairs)
     for pairs in blocks.values():
         belief = _Belief(pairs, orders, overall, across)
         found = [
-            (one, other, _swap(one, other, orders, belief.about(one, other))) for one, other in _look_alikes(pairs)
+            (one, other, _swap(one, other, orders, belief.about(one, other), branches))
+            for one, other in _look_alikes(pairs)
         ]
         open_to = {id(unit) for one, other, reason in found if reason for unit in (one[0], other[0])}
         anchors = [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]
@@ -69,17 +72,19 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
                 _doubt_both(one, other, reason)
             elif not reason and _by_names(one, other) != "sure" and _in_company(*_crossed(one, other), anchors):
                 _doubt_both(one, other, "what stands beside it speaks for the swap with {}")
-    apart = list(_of_other_blocks(matching.pairs))
-    open_to = {id(unit) for one, other in apart for unit in (one[0], other[0])}  # who is in question vouches for nobody
-    for one, other in apart:
+    apart = [(one, other, _AGAINST) for one, other in _of_other_blocks(matching.pairs)]
+    apart += _in_other_branches(matching.pairs, orders, overall, branches)
+    # who is in question vouches for nobody
+    open_to = {id(unit) for one, other, _ in apart for unit in (one[0], other[0])}
+    for one, other, reason in apart:
         around = [
             pair
             for pair in (*blocks[_block(one[0].path)], *blocks[_block(other[0].path)])
             if not pair[0].doubts and id(pair[0]) not in open_to
         ]
         if not _fits_only_so(one, other, contents) and not _in_company(one, other, around[:_MOST_EXCHANGED]):
-            _doubt_both(one, other, _AGAINST)
-    _settle(matching, orders, overall, contents)
+            _doubt_both(one, other, reason)
+    _settle(matching, orders, overall, contents, branches)
     for one, other in _strays(matching.pairs):
         _doubt_both(one, other, "what is around it comes from where {} is")
     _spread(matching.pairs)
@@ -185,27 +190,38 @@ def _kept(order: _Order, couples: list[tuple[Pair, Pair]], overall: dict[str, fl
     return sum(vote > 0 for vote in votes) / len(votes) if len(votes) >= _FEW else overall[order.name]
 
 
-def _settle(matching: Matching, orders: list[_Order], overall: dict[str, float], contents: _Contents) -> None:
+def _settle(
+    matching: Matching, orders: list[_Order], overall: dict[str, float], contents: _Contents, branches: Branches
+) -> None:
     """Take back doubts about orders where something better excludes every swap, or where there is nothing to swap."""
     others = Counter(unit.colour for unit in (*matching.free_targets, *matching.free_sources))
     others.update(unit.colour for cell in matching.undecided for side in cell for unit in side)
     alike: dict[object, list[Pair]] = defaultdict(list)
     for pair in matching.pairs:
         alike[pair[0].colour].append(pair)
+    certain = _Certain(pair for pair in matching.pairs if not pair[0].doubts)
+
+    def in_better_company(one: Pair, other: Pair) -> bool:
+        around = certain.around(one, other) if _block(one[0].path) == _block(other[0].path) else []
+        return _in_company(one, other, around) and not _in_company(*_crossed(one, other), around)
+
     for one in matching.pairs:
         group = alike[one[0].colour]
         if others[one[0].colour] or len(group) > _MOST_EXCHANGED or not any(_is_of_order(d) for d in one[0].doubts):
             continue
         if all(
-            other is one or _fits_only_so(one, other, contents) or _excluded(one, other, orders, overall)
+            other is one
+            or _fits_only_so(one, other, contents)
+            or _excluded(one, other, orders, overall, branches)
+            or in_better_company(one, other)
             for other in group
         ):
             one[0].doubts = [d for d in one[0].doubts if not _is_of_order(d)]
 
 
-def _excluded(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float]) -> bool:
+def _excluded(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float], branches: Branches) -> bool:
     """Whether names, numbers or an order that is kept all over the model exclude the swap of two pairs."""
-    reason = _swap(one, other, orders, overall)
+    reason = _swap(one, other, orders, overall, branches)
     kept = any(overall[order.name] >= _BELIEVED and order.vote(one, other) > 0 for order in orders)
     return reason is None or (reason == "" and kept)
 
@@ -229,23 +245,31 @@ def _spread(pairs: list[Pair]) -> None:
                     unit.doubts.append(found)
 
 
-def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, float]) -> None:
-    """Exchange the sources of two pairs as long as all that is known together speaks for it."""
-    contents = _contents(matching)
-    certain: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
-    for pair in matching.pairs:
-        if all(doubt.startswith(_OF_PARTS) for doubt in pair[0].doubts):
-            for part in {_block(pair[0].path), *_numbered(pair[0].path)}:
-                certain[part].append(pair)
+class _Certain:
+    """Pairs that nothing speaks against, by the numbered parts that they are in."""
 
-    def beside(path: tuple[str, ...]) -> tuple[str, ...]:
-        """The innermost numbered part around a module that holds something else that is certain."""
-        parts = (part for part in reversed(_numbered(path)) if len(certain[part]) > 1)
-        return next(parts, _block(path))
+    def __init__(self, pairs: Iterable[Pair]) -> None:
+        self._held: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
+        for pair in pairs:
+            for part in ((), *_numbered(pair[0].path)):
+                self._held[part].append(pair)
+
+    def around(self, one: Pair, other: Pair) -> list[Pair]:
+        """Some that are around each of two pairs, in the innermost numbered part that holds more than one."""
+        found: dict[int, Pair] = {}
+        for t, _ in (one, other):
+            parts = ((), *_numbered(t.path))
+            held = next((held for part in reversed(parts) if len(held := self._held[part]) > 1), self._held[()])
+            found.update((id(pair), pair) for pair in held[:_ANCHORS])
+        return [pair for pair in found.values() if pair[0] not in (one[0], other[0])]
+
+
+def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, float], contents: _Contents) -> None:
+    """Exchange the sources of two pairs as long as all that is known together speaks for it."""
+    certain = _Certain(pair for pair in matching.pairs if all(doubt.startswith(_OF_PARTS) for doubt in pair[0].doubts))
 
     def gain(one: Pair, other: Pair) -> float:
-        around = [pair for path in {beside(one[0].path), beside(other[0].path)} for pair in certain[path][:_ANCHORS]]
-        return -_balance(one, other, orders, overall, contents, around)
+        return -_balance(one, other, orders, overall, contents, certain.around(one, other))
 
     groups: dict[object, list[int]] = defaultdict(list)
     for at, (t, _) in enumerate(matching.pairs):
@@ -268,8 +292,6 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
             matching.pairs[i], matching.pairs[j] = (t, s2), (t2, s)
             for unit in (t, t2):
                 unit.evidence = ["exchanged, for all that speaks for it"]
-                unit.doubts = [d for d in unit.doubts if not _is_of_order(d)]
-                unit.rivals = []
             if _by_names(matching.pairs[i], matching.pairs[j]) != "sure":
                 _doubt_both(matching.pairs[i], matching.pairs[j], "all but the numbers spoke for the swap with {}")
 
@@ -362,6 +384,7 @@ def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair], least: int = 1)
     chance; a module that both stand in counts twice.
     """
     with_us = against = vouching = 0
+    near = min(_nearness(one[0], other[0]), max(len(_block(one[0].path)), 1))
     for t, s in anchors:
         path = _nearness(one[0], t) - _nearness(other[0], t)
         here = (
@@ -369,7 +392,8 @@ def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair], least: int = 1)
             _kinship(one[0], t) - _kinship(other[0], t),
             _in_line(one[0], t) - _in_line(other[0], t),
             _counted_alike(one[0], t) - _counted_alike(other[0], t),
-            _next_to(one[0], t) - _next_to(other[0], t),
+            # at the end of a block the next one begins, whatever that has to do with it
+            _next_to(one[0], t) - _next_to(other[0], t) if _nearness(one[0], t) >= near else 0,
         )
         there = (
             _nearness(one[1], s) - _nearness(other[1], s),
@@ -499,6 +523,7 @@ def _of_other_blocks(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
 
 
 _AGAINST = "the names speak for the swap with {}"
+_BESIDE = "it runs beside {}, and nothing but the order in which they are registered tells which is which"
 
 
 @dataclass(frozen=True, slots=True)
@@ -554,7 +579,9 @@ def _look_alikes(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
                     yield one, other
 
 
-def _swap(one: Pair, other: Pair, orders: list[_Order], belief: dict[str, float]) -> str | None:
+def _swap(
+    one: Pair, other: Pair, orders: list[_Order], belief: dict[str, float], branches: Branches | None = None
+) -> str | None:
     """Why the swap of two pairs cannot be excluded; an empty text where only an order excludes it, else None."""
     named = _by_names(one, other)
     if named == "sure":
@@ -570,7 +597,8 @@ def _swap(one: Pair, other: Pair, orders: list[_Order], belief: dict[str, float]
         return f"the {against[0]} speaks for the swap with {{}}" if against and not behind else None
     if _convention(one[0], other[0], one[1], other[1]):
         return "which of the two is which is a convention of the code: {}"
-    if _by_numbers(one, other) > 0 and not (against and not behind):
+    counted = not beside(one[0], other[0]) or _step(one[0], other[0]) == _step(one[1], other[1])
+    if _by_numbers(one, other) > 0 and counted and not (against and not behind):
         return None
     if against and behind:
         return f"the {behind[0]} and the {against[0]} do not agree about it and {{}}"
@@ -578,7 +606,30 @@ def _swap(one: Pair, other: Pair, orders: list[_Order], belief: dict[str, float]
         return f"the {against[0]} speaks for the swap with {{}}"
     if not behind and any(votes.values()):
         return "nothing but an order that is not kept elsewhere tells it from {}"
+    if branches is not None and beside(one[0], other[0]) and not any(branches.shown(one, other, n) for n in behind):
+        return _BESIDE
     return ""
+
+
+def _branches(matching: Matching, orders: list[_Order], contents: _Contents) -> Branches:
+    def content(path: tuple[str, ...]) -> frozenset[tuple[object, int]]:
+        return frozenset(contents[True][path].items())
+
+    return Branches(matching.pairs, content, {order.name: order.vote for order in orders})
+
+
+def _in_other_branches(
+    pairs: list[Pair], orders: list[_Order], overall: dict[str, float], branches: Branches
+) -> Iterable[tuple[Pair, Pair, str]]:
+    """Look-alikes of different blocks that run beside each other, with why their swap cannot be excluded."""
+    alike: dict[object, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        alike[pair[0].colour].append(pair)
+    for group in alike.values():
+        for one, other in combinations(group[:_MOST_EXCHANGED], 2):
+            apart = _block(one[0].path) != _block(other[0].path) and beside(one[0], other[0])
+            if apart and (reason := _swap(one, other, orders, overall, branches)):
+                yield one, other, reason
 
 
 def _convention(t: Unit, t2: Unit, s: Unit, s2: Unit) -> bool:
@@ -646,6 +697,8 @@ def _plain(path: Sequence[str]) -> tuple[str, ...]:
 def _by_names(one: Pair, other: Pair, *, soft: bool = True) -> str:
     """What the names say about two pairs and their swap: sure, for, against or nothing."""
     if "name" in one[0].evidence and "name" in other[0].evidence:
+        return "sure"
+    if any(place != other[0].settled.get(kinds, place) for kinds, place in one[0].settled.items()):
         return "sure"
     (t, s), (t2, s2) = one, other
     swapped = (hard_conflict(t.words, s2.words) is not None) + (hard_conflict(t2.words, s.words) is not None)

@@ -26,6 +26,7 @@ class Scope:
     doubts: list[str] = field(default_factory=list)
     whole: bool = False
     all: bool = True
+    in_order: bool = False
 
     @property
     def order(self) -> float:
@@ -68,8 +69,12 @@ class Scopes:
                 for unit in scope.units:
                     self._inner[id(unit)].append(scope)
 
-    def pair(self) -> None:
-        """Pair scopes that hold the same: as many of each cell."""
+    def pair(self, *, in_order: bool) -> None:
+        """Pair scopes that hold the same: as many of each cell.
+
+        Args:
+            in_order: pair those that nothing else tells apart by their numbers and orders.
+        """
         balanced = {cell for cell, (t, s) in self.cells.groups().items() if len(t) == len(s)}
         for only_balanced in (False, True):
             classes: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
@@ -83,13 +88,13 @@ class Scopes:
             self._ways = None
             for targets, sources in sorted(classes.values(), key=lambda c: len(c[0])):
                 if targets and sources:
-                    self._pair_class(targets, sources)
+                    self._pair_class(targets, sources, in_order=in_order)
                     for scope in (*targets, *sources):
                         scope.whole = (
                             scope.partner is not None and not only_balanced and scope.all and scope.partner.all
                         )
 
-    def _pair_class(self, targets: list[Scope], sources: list[Scope]) -> None:
+    def _pair_class(self, targets: list[Scope], sources: list[Scope], *, in_order: bool) -> None:
         if not targets or not sources:
             return
         if len(targets) == len(sources) == 1:
@@ -113,14 +118,13 @@ class Scopes:
             if len(parts) < 2 or not good or (len(targets) == len(sources) and not fair(parts)):
                 continue
             for t, s in good.values():
-                self._pair_class(t, s)
+                self._pair_class(t, s, in_order=in_order)
             if len(targets) == len(sources):
                 rest = [v for k, v in parts.items() if k not in good]
-                self._pair_class([x for t, _ in rest for x in t], [x for _, s in rest for x in s])
+                self._pair_class([x for t, _ in rest for x in t], [x for _, s in rest for x in s], in_order=in_order)
             return
-        if len(targets) != len(sources):
-            return
-        self._pair_in_order(targets, sources)
+        if in_order and len(targets) == len(sources):
+            self._pair_in_order(targets, sources)
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
         """Pair equal scopes by their numbers and by the order in which they are stored and used."""
@@ -158,6 +162,7 @@ class Scopes:
             doubt = "equal parts of the model are counted from the other end, as far as one of them shows"
         for t, s in zip(targets, chosen, strict=True):
             _join_scopes(t, s, doubt)
+            t.in_order = True
             if doubt:
                 for unit in t.units:
                     unit.doubts.append(doubt)
@@ -237,6 +242,10 @@ class Scopes:
             if partner is not None and own <= set(map(id, scope.units)) and theirs <= set(map(id, partner.units)):
                 return scope.units
         return self.cells.targets
+
+    def in_order(self, unit: Unit) -> int:
+        """How deep the innermost part around a unit of the target is that nothing but an order paired, or 0."""
+        return max((len(scope.path) for scope in self._inner.get(id(unit), ()) if scope.in_order), default=0)
 
     def same(self, t: Unit, s: Unit) -> bool:
         """Whether both are in a pair of scopes of which the whole content matched."""

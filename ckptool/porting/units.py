@@ -37,6 +37,7 @@ class Unit:
         evidence: what decided about it.
         doubts: what speaks against being sure.
         rivals: other units that fit as well.
+        settled: pair of classes of modules -> its place in those of the target's, where others of them settled it.
         backwards: whether the other side counts its list from the other end.
     """
 
@@ -51,6 +52,7 @@ class Unit:
     evidence: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     rivals: list[Unit] = field(default_factory=list)
+    settled: dict[Hashable, Hashable] = field(default_factory=dict)
     backwards: bool = False
 
     @property
@@ -145,16 +147,33 @@ def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[i
     """The rank of each by the numbers in its path, or None where the two sides do not have as many of each."""
     ranks: dict[int, int] = {}
     counts = []
-    for side in (targets, sources):
-        keys = {id(u): numbers(u.path) for u in side}
-        if len({len(k) for k in keys.values()}) > 1:
+    every = [[numbers(u.path) for u in side] for side in (targets, sources)]
+    columns = _columns(*every)
+    for side, found in zip((targets, sources), every, strict=True):
+        if len({len(k) for k in found}) > 1:
             return None
+        keys = {id(u): k for u, k in zip(side, found, strict=True)}
+        if side is sources and columns is not None:
+            keys = {i: tuple(k[c] for c in columns) for i, k in keys.items()}
         order = {value: rank for rank, value in enumerate(sorted(set(keys.values())))}
         if len(order) < 2:
             return None
         ranks.update({i: order[k] for i, k in keys.items()})
         counts.append(Counter(order[k] for k in keys.values()))
     return ranks if counts[0] == counts[1] else None
+
+
+def _columns(own: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) -> list[int] | None:
+    """Where numbers stand in the paths of the other side, if they count the same in another order.
+
+    `blocks.2.conv1` and `convs1.2`: what takes the same values on both sides is the same number.
+    """
+    if len({len(k) for k in (*own, *theirs)}) != 1:
+        return None
+    values = [[frozenset(column) for column in zip(*side, strict=True)] for side in (own, theirs)]
+    if len(set(values[0])) < len(values[0]) or values[0] == values[1] or set(values[0]) != set(values[1]):
+        return None
+    return [values[1].index(column) for column in values[0]]
 
 
 def same_numbers(targets: Sequence[Placed], sources: Sequence[Placed]) -> bool:

@@ -250,6 +250,25 @@ def test_a_list_whose_name_is_a_letter_does_not_say_that_its_layers_give_values(
     assert mapping.is_sure
 
 
+def test_the_norm_of_a_feed_forward_part_is_the_third_where_there_are_three_also_inside_of_that_part() -> None:
+    source: dict[str, tuple[int, ...]] = {}
+    target: dict[str, tuple[int, ...]] = {}
+    for n in range(2):
+        for own, theirs, shape in (
+            ("sampler.offsets", "cross_attn.offsets", (3, 8)),
+            ("sampler_norm", "norm1", (8,)),
+            ("mix", "self_attn.mix", (5, 8)),
+            ("self_norm", "norm2", (8,)),
+            ("ffn.one", "linear1", (16, 8)),
+            ("ffn.two", "linear2", (8, 16)),
+            ("ffn.norm", "norm3", (8,)),
+        ):
+            source[f"layers.{n}.{theirs}.weight"] = shape
+            target[f"decoder.{n}.{own}.weight"] = shape
+    mapping = port(signature(source), wanted(target, used=target))
+    assert pairing(mapping) == dict(zip(target, source, strict=True))
+
+
 def test_a_norm_before_merging_is_no_output_of_attention() -> None:
     body = {
         f"layers.{n}.{leaf}": shape

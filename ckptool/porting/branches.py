@@ -1,0 +1,90 @@
+"""Branches that run beside each other, which code may register in any order; and whether two sides keep one order.
+
+Layers of which one works on what the other gives are registered in that order as a rule. Nothing orders the branches
+of a block, the two towers of a model, or queries, keys and values: where two of them look alike, that both sides have
+them in some order says little about which is which, unless branches that cannot be confused show that this code keeps
+the order, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from itertools import combinations
+
+from .units import Unit, template
+
+Pair = tuple[Unit, Unit]
+#: For two pairs: 1 where both sides have them in one order, -1 where not, 0 where that is not known.
+Vote = Callable[[Pair, Pair], int]
+
+#: So many couples of branches that cannot be confused have to be in order, and this share of them.
+_ENOUGH, _KEPT = 2, 0.85
+#: In modules with more children than this, not all couples are looked at.
+_MOST = 24
+
+
+def beside(one: Unit, other: Unit) -> bool:
+    """Whether nothing that one of two gives flows into the other, as far as the forward pass was followed."""
+    a, b = one.main.entry.notes.get("flow"), other.main.entry.notes.get("flow")
+    if a is None or b is None or a[0] == b[0]:
+        return False
+    return not (a[1] >> b[0] & 1 or b[1] >> a[0] & 1)
+
+
+class Branches:
+    """What branches that cannot be confused show about the orders of both sides.
+
+    Args:
+        pairs: what was matched.
+        content: what a module of the target holds, by its path.
+        votes: the orders, by name.
+    """
+
+    def __init__(
+        self, pairs: Iterable[Pair], content: Callable[[tuple[str, ...]], Hashable], votes: dict[str, Vote]
+    ) -> None:
+        self._votes = votes
+        parts: dict[tuple[str, ...], dict[str, list[Pair]]] = defaultdict(lambda: defaultdict(list))
+        for pair in pairs:
+            path = pair[0].path
+            for at in range(len(path)):
+                parts[path[:at]][path[at]].append(pair)
+        self._kind = {path: _kind(path, held) for path, held in parts.items()}
+        self._kept: dict[tuple[str, Hashable], Counter[bool]] = defaultdict(Counter)
+        for path, held in parts.items():
+            for a, b in combinations(list(held)[:_MOST], 2):
+                if content((*path, a)) == content((*path, b)):
+                    continue
+                one, other = _first(held[a]), _first(held[b])
+                if one is None or other is None or not beside(one[0], other[0]):
+                    continue
+                for name, vote in votes.items():
+                    said = vote(one, other)
+                    if said:
+                        self._kept[name, self._kind[path]][said > 0] += 1
+                        self._kept[name, (self._kind[path], *sorted((a, b)))][said > 0] += 1
+                        self._kept[name, None][said > 0] += 1
+
+    def shown(self, one: Pair, other: Pair, order: str) -> bool:
+        """Whether other branches show that an order is kept for such as these: in modules of this kind, or else all."""
+        at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
+        kind = self._kind[one[0].path[:at]]
+        same = self._kept[order, (kind, *sorted((one[0].path[at], other[0].path[at])))]
+        if same[False] or same[True]:
+            return not same[False]
+        for counts in (self._kept[order, kind], self._kept[order, None]):
+            if counts.total() >= _ENOUGH or counts[False]:
+                return counts[True] >= max(_KEPT * counts.total(), _ENOUGH)
+        return False
+
+
+def _kind(path: tuple[str, ...], held: Iterable[str]) -> Hashable:
+    """What modules of one class have in common: the names in them, or their path where those are numbers."""
+    names = frozenset(held)
+    return template(path) if all(name.isdigit() for name in names) else names
+
+
+def _first(pairs: list[Pair]) -> Pair | None:
+    """The first of a part that nothing speaks against."""
+    return next((pair for pair in pairs if not pair[0].doubts), None)

@@ -1,0 +1,92 @@
+"""Modules of one class, found by what is in them: what shapes settle in one of them, holds in all.
+
+Code builds blocks from a class, and all of them have the same names inside. Two branches of equal shapes in one block
+have unequal ones in another as a rule; there it shows which is which.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable
+from functools import partial
+
+from .cells import Cells, of
+from .scopes import Scopes
+from .units import Unit
+
+_Path = tuple[str, ...]
+#: A class of modules, and a path in it.
+_Place = tuple[int, _Path]
+#: What the evidence from other modules is called; and all that comes from no order and no number.
+_SETTLED = "other modules of its class"
+_SURE = frozenset({"name", "scope", "words", "which tensors they hold", _SETTLED})
+
+
+class Classes:
+    """Classes of modules of both sides, and what is known of the places in them."""
+
+    def __init__(self, cells: Cells, scopes: Scopes) -> None:
+        self._cells = cells
+        self._scopes = scopes
+        self._places = {**_places(cells.targets), **_places(cells.sources)}
+
+    def split(self) -> bool:
+        """Split cells by what was decided, by shapes and names, in other modules of the same classes."""
+        there: dict[tuple[int, int], dict[_Path, set[_Path]]] = defaultdict(lambda: defaultdict(set))
+        back: dict[tuple[int, int], dict[_Path, set[_Path]]] = defaultdict(lambda: defaultdict(set))
+        for t, s in self._cells.pair_of.values():
+            if t.doubts or not _SURE.issuperset(t.evidence):
+                continue
+            least = self._scopes.in_order(t)
+            for depth, (kind, path) in self._places[id(t)].items():
+                if depth < least:
+                    continue  # which part it is in is known by an order only
+                for other, inner in self._places[id(s)].values():
+                    there[kind, other][path].add(inner)
+                    back[kind, other][inner].add(path)
+        for kinds, known in there.items():
+            sure = {
+                path: next(iter(inner))
+                for path, inner in known.items()
+                if len(inner) == 1 and len(back[kinds][next(iter(inner))]) == 1
+            }
+            if len(sure) < 2 or len(sure) < len(known):
+                continue  # these classes are not each other
+            images = set(sure.values())
+            labels: dict[int, Hashable] = {}
+            for targets, sources in self._cells.open():
+                own = ((t, self._in(t, kinds[0])) for t in targets)
+                labels.update((id(t), sure[path]) for t, path in own if path in sure)
+                theirs = ((s, self._in(s, kinds[1])) for s in sources)
+                labels.update((id(s), path) for s, path in theirs if path in images)
+            if labels and self._cells.split(_SETTLED, partial(of, labels), mode="some"):
+                for t in self._cells.targets:
+                    if id(t) in labels and _SETTLED in t.evidence:
+                        t.settled[kinds] = labels[id(t)]
+                return True
+        return False
+
+    def _in(self, unit: Unit, kind: int) -> _Path | None:
+        return next((path for own, path in self._places[id(unit)].values() if own == kind), None)
+
+
+def _places(units: list[Unit]) -> dict[int, dict[int, _Place]]:
+    """Of every unit: depth -> the class of the module at that depth of its path, and its path in there.
+
+    Modules are of one class that hold the same names, if there are several of them and more than two units in each.
+    """
+    inside: dict[_Path, set[_Path]] = defaultdict(set)
+    for unit in units:
+        for at in range(1, len(unit.path)):
+            inside[unit.path[:at]].add(unit.path[at:])
+    classes = {path: frozenset(names) for path, names in inside.items() if len(names) > 2}
+    count = Counter(classes.values())
+    number = {names: at for at, names in enumerate(names for names, n in count.items() if n > 1)}
+    return {
+        id(unit): {
+            at: (number[names], unit.path[at:])
+            for at in range(1, len(unit.path))
+            if (names := classes.get(unit.path[:at])) in number
+        }
+        for unit in units
+    }

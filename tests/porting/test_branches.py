@@ -1,0 +1,123 @@
+"""Which of several equal parts is which: branches beside each other, modules of one class, and lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sides import pairing, signature, wanted
+
+from ckptool.porting.branches import beside
+from ckptool.porting.port import port
+from ckptool.porting.units import units_of
+from ckptool.signature import Signature
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def followed(shapes: Shapes, before: Mapping[str, list[str]]) -> Signature:
+    """What a model wants of which a forward pass showed what flows into what: into KEY what BEFORE names for it."""
+    made = wanted(shapes, used=shapes)
+    bit = {key: at for at, key in enumerate(shapes)}
+    entries = {
+        key: replace(entry, notes={"flow": (bit[key], sum(1 << bit[other] for other in before.get(key, [])))})
+        for key, entry in made.entries.items()
+    }
+    return replace(made, entries=entries)
+
+
+def guessed(mapping: Any) -> set[str]:
+    return {entry.target for entry in mapping.having("guessed")}
+
+
+def test_two_branches_that_only_their_order_tells_apart_are_guesses() -> None:
+    source = {"in.weight": (8, 3), "x.weight": (8, 8), "y.weight": (8, 8), "out.weight": (4, 8)}
+    target = {"stem.weight": (8, 3), "wide.weight": (8, 8), "deep.weight": (8, 8), "last.weight": (4, 8)}
+    apart = {"wide.weight": ["stem.weight"], "deep.weight": ["stem.weight"], "last.weight": list(target)[:3]}
+    mapping = port(signature(source), followed(target, apart))
+    assert guessed(mapping) == {"wide.weight", "deep.weight"}
+    one_after_the_other = apart | {"deep.weight": ["stem.weight", "wide.weight"]}
+    mapping = port(signature(source), followed(target, one_after_the_other))
+    assert guessed(mapping) == set()
+    assert pairing(mapping)["deep.weight"] == "y.weight"
+
+
+def test_branches_that_cannot_be_confused_show_that_an_order_is_kept() -> None:
+    source = {"in.weight": (8, 3)} | {
+        f"{n}.weight": (rows, 8) for n, rows in zip("pqrst", (8, 8, 5, 6, 7), strict=True)
+    }
+    target = {"stem.weight": (8, 3)} | {
+        f"{n}.weight": (rows, 8) for n, rows in zip("abcde", (8, 8, 5, 6, 7), strict=True)
+    }
+    apart = {key: ["stem.weight"] for key in target if key != "stem.weight"}
+    assert guessed(port(signature(source), followed(target, apart))) == set()
+    turned = {"in.weight": source["in.weight"]} | {key: source[key] for key in reversed(list(source)[1:])}
+    assert guessed(port(signature(turned), followed(target, apart))) == {"a.weight", "b.weight"}
+
+
+def test_what_two_blocks_of_one_class_show_holds_for_a_third() -> None:
+    sizes = [(8, 8), (4, 8), (8, 6)]
+    source: Shapes = {}
+    target: Shapes = {}
+    for n, (first, second) in enumerate(sizes):
+        source |= {f"mix{n}x.p.weight": (second, 8), f"mix{n}x.q.weight": (first, 8), f"mix{n}x.r.weight": (3 + n, 5)}
+        target |= {f"m_{n}a.u.weight": (first, 8), f"m_{n}a.v.weight": (second, 8), f"m_{n}a.w.weight": (3 + n, 5)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert guessed(mapping) == set()
+    assert pairing(mapping)["m_0a.u.weight"] == "mix0x.q.weight"
+    assert pairing(mapping)["m_0a.v.weight"] == "mix0x.p.weight"
+
+
+def test_equal_names_in_a_list_that_counts_from_another_number_mean_nothing() -> None:
+    source = {f"layers.{n}.{k}.weight": s for n in (1, 2, 3) for k, s in (("a", (8, 8)), ("b", (8, 4)))}
+    target = {f"layers.{n}.{k}.weight": s for n in (0, 1, 2) for k, s in (("a", (8, 8)), ("b", (8, 4)))}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert pairing(mapping) == dict(zip(target, source, strict=True))
+
+
+def test_numbers_are_compared_by_what_they_count() -> None:
+    source = {f"conv{k}s.{n}.weight": (8, 8, 3, 3) for k in (1, 2) for n in (3, 4, 5)}
+    target = {f"blocks.{n}.conv{k}.weight": (8, 8, 3, 3) for n in (3, 4, 5) for k in (1, 2)}
+    found = pairing(port(signature(source, ordered=False), wanted(target)))
+    assert all(found[f"blocks.{n}.conv{k}.weight"] == f"conv{k}s.{n}.weight" for n in (3, 4, 5) for k in (1, 2))
+
+
+def test_one_member_that_differs_shows_that_a_list_is_counted_backwards() -> None:
+    block = {"conv.weight": (8, 8, 3, 3), "norm.weight": (8,), "mix.weight": (8, 8)}
+    last = {"conv.weight": (4, 8, 3, 3), "norm.weight": (4,), "mix.weight": (4, 4)}
+    source = {f"net.up.{n}.{k}": s for n in range(4) for k, s in (last if n == 0 else block).items()}
+    target = {f"rise.{n}.{k}": s for n in range(4) for k, s in (last if n == 3 else block).items()}
+    found = pairing(port(signature(source), wanted(target, used=target)))
+    assert all(found[key] == f"net.up.{3 - int(key.split('.')[1])}.{key.split('.', 2)[2]}" for key in target)
+
+
+def test_a_forward_pass_shows_which_layers_run_beside_each_other() -> None:
+    torch = pytest.importorskip("torch")
+    from ckptool.porting.canonical import canonical
+    from ckptool.trace import signature_of
+
+    class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.a, self.b, self.after = (torch.nn.Linear(6, 6) for _ in range(4))
+            self.norm = torch.nn.LayerNorm(6)
+            self.standardized = torch.nn.Linear(6, 6)
+
+        def forward(self, x: Any) -> Any:
+            x = self.stem(x)
+            y = torch.zeros_like(x)
+            y[:, 0] = self.a(x)[:, 0]
+            y = self.norm(y) + self.b(x).chunk(1, -1)[0]
+            weight = self.standardized.weight - self.standardized.weight.mean()
+            return self.after(torch.nn.functional.linear(y, weight))
+
+    found = signature_of(Net(), inputs=(torch.zeros(2, 6),))
+    unit = {unit.path[0]: unit for unit in units_of(canonical(found, found)[1])}
+    assert beside(unit["a"], unit["b"])
+    assert beside(unit["norm"], unit["b"])
+    assert not beside(unit["a"], unit["norm"])
+    assert not any(beside(unit["stem"], unit[name]) for name in unit)
+    assert not any(beside(unit["standardized"], unit[name]) for name in unit)
+    assert not any(beside(unit["after"], unit[name]) for name in unit)
