@@ -14,7 +14,7 @@ import torch
 
 from .errors import RuleError, printable
 
-_SPEC = re.compile(r"(?:(\w+)=)?(\w+)\[([\d,\s]*)\](?:<(\d+))?\Z")
+_SPEC = re.compile(r"(?:(\w+(?:\.\w+)*)=)?(\w+)\[([\d,\s]*)\](?:<(\d+))?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,44 @@ class InputSpec:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]" + (f"<{self.high}" if self.high else "")
 
 
-def parse_inputs(texts: Sequence[str]) -> list[InputSpec] | dict[str, InputSpec] | None:
+class Fields(dict[str, Any]):
+    """Inputs with names inside one argument, as `batch["image"]` or `data.x`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"'Fields' object has no attribute {name!r}") from None
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
+    """Every spec or tensor in inputs, lists and dicts inside of them included, with the way there."""
+    if isinstance(value, Mapping):
+        return [one for key, item in value.items() for one in leaves(item, (*path, key))]
+    if isinstance(value, list | tuple):
+        return [one for place, item in enumerate(value) for one in leaves(item, (*path, place))]
+    return [(path, value)]
+
+
+def with_leaves(value: Any, new: Sequence[Any]) -> Any:
+    """Inputs of the same structure with other specs or tensors, given in the order of `leaves`."""
+    left = iter(new)
+
+    def put(item: Any) -> Any:
+        if isinstance(item, Mapping):
+            made_ = {key: put(inner) for key, inner in item.items()}
+            return Fields(made_) if isinstance(item, Fields) else made_
+        if isinstance(item, list | tuple):
+            return [put(inner) for inner in item]
+        return next(left)
+
+    return put(value)
+
+
+def parse_inputs(texts: Sequence[str]) -> list[Any] | dict[str, Any] | None:
     """Inputs as they are written on the command line: `float32[2,3,64,64]`, `int64[2,12]<100`, `name=float32[2,8]`.
+
+    `batch.image=…` is an entry of a dict (or an attribute), `maps.0=…`, `maps.1=…` are a list.
 
     Raises:
         RuleError: a text is none of these.
@@ -49,11 +85,35 @@ def parse_inputs(texts: Sequence[str]) -> list[InputSpec] | dict[str, InputSpec]
             positional.append(spec)
     if positional and named:
         raise RuleError("some inputs have a name and some have none", where="--input", hint="name all of them, or none")
-    return named or positional or None
+    return nested(named) or positional or None
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Names with dots as dicts, and as lists where they end in numbers."""
+    out: dict[str, Any] = {}
+    for name, value in flat.items():
+        at = out
+        *path, last = name.split(".")
+        for part in path:
+            at = at.setdefault(part, Fields())
+            if not isinstance(at, dict):
+                raise RuleError(f"{printable(name)!r} is inside of another input", where="--input")
+        at[last] = value
+    return {name: _lists(value) for name, value in out.items()}
+
+
+def _lists(value: Any) -> Any:
+    if not isinstance(value, Fields):
+        return value
+    if all(key.isdigit() for key in value):
+        return [_lists(value[key]) for key in sorted(value, key=int)]
+    return Fields({key: _lists(item) for key, item in value.items()})
 
 
 def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
-    """The random tensor that a spec describes; anything else as it is."""
+    """The random tensors that specs describe; anything else as it is."""
+    if isinstance(value, Mapping | list | tuple):
+        return with_leaves(value, [made(one, device, generator) for _, one in leaves(value)])
     if not isinstance(value, InputSpec):
         return value
     dtype = getattr(torch, value.dtype)
@@ -64,7 +124,7 @@ def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
     if device == "meta":
         return torch.empty(value.shape, dtype=dtype, device="meta")
     if dtype == torch.bool:
-        return torch.ones(value.shape, dtype=dtype)
+        return torch.full(value.shape, value.high != 1)
     high = max(value.high, value.low + 1, 2)
     tokens = torch.randint(value.low, high, value.shape, dtype=dtype, generator=generator)
     if (
@@ -76,15 +136,27 @@ def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
 
 def inputs_text(inputs: Any) -> str:
     """Inputs as a person would type them."""
-    if isinstance(inputs, Mapping):
-        return " ".join(f"{name}={value}" for name, value in inputs.items())
-    return " ".join(map(str, inputs)) or "no input"
+    told = []
+    for path, value in leaves(inputs):
+        name = ".".join(map(str, path)) if isinstance(inputs, Mapping) or len(path) > 1 else ""
+        told.append(f"{name}={_text(value)}" if name else _text(value))
+    return " ".join(told) or "no input"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]"
+    return str(value)
 
 
 _TOKENS = re.compile(r"(^|_)(ids?|idx|tokens?|indices|text|src|tgt|words?|sentence|caption|labels?|seq)($|_)")
 _PICTURES = re.compile(r"(^|_)(images?|imgs?|pixel(_values)?|pictures?|frames?|video|photo)($|_)")
 _TIMES = re.compile(r"(^|_)(t|time|times|timesteps?|sigmas?|noise_level|step)($|_)")
 _LABELS = re.compile(r"(^|_)(y|labels?|cls|class(es)?|class_(ids?|labels?))$")
+_EDGES = re.compile(r"(^|_)edges?(_index)?$")
+_ADJACENT = re.compile(r"(^|_)adj(acency)?(_|$)")
+_LENGTHS = re.compile(r"(^|_)(lengths?|lens?)$")
+_MASKS = re.compile(r"mask")
 _PLACES = re.compile(r"pos|type|seg|time|rel|wpe")
 _SIZES = (32, 64, 16, 224, 28, 24, 8, 128, 96, 48, 256, 299, 384, 512, 12, 20, 40)
 
@@ -116,7 +188,7 @@ def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
 
 def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> Iterator[Any]:
     """Inputs for the arguments WANTED, the likeliest combinations first."""
-    options = [list(_inputs_for(model, name, len(wanted))) for name in wanted]
+    options = [list(inputs_for(model, name, len(wanted))) for name in wanted]
     if len(wanted) == 1:
         combined: Iterator[tuple[InputSpec, ...]] = ((one,) for one in options[0])
     elif len({str(one) for one in options[0]} ^ {str(one) for one in options[1]}) == 0:
@@ -170,7 +242,9 @@ def _layers(model: torch.nn.Module) -> _Layers:
         elif isinstance(module, torch.nn.RNNBase | torch.nn.RNNCellBase):
             widths.insert(0, module.input_size)
     if not (tokens or convolutions):  # layers that the model defines itself
-        own = [n for m in model.modules() for p in m.parameters(recurse=False) if p.ndim == 2 for n in p.shape]
+        own = [
+            n for m in model.modules() for p in m.parameters(recurse=False) if p.ndim in (2, 3) for n in p.shape[-2:]
+        ]
         widths += own if not isinstance(model, torch.nn.Linear) else []
     first = list(dict.fromkeys(convolutions))
     channels = first[:1] + sorted(first[1:], key=lambda c: (abs(c[1]) in given, abs(c[1]) not in (1, 3, 4)))
@@ -231,7 +305,7 @@ def _places(model: torch.nn.Module) -> list[int]:
 _POSITIONS = re.compile(r"pos(ition)?")
 
 
-def _inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
+def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
     """Inputs for the argument NAME: tokens, pictures or vectors, by its name and by the first layers of each kind."""
     found = _layers(model)
     highs = dict.fromkeys(min(n, 1 << 30) for n in (min(found.words, default=0), min(found.tokens, default=0)) if n)
@@ -257,6 +331,14 @@ def _inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[Input
         tokens += [InputSpec("int64", (2, 5, n), high) for high in highs for n in (12, 50)]
     if among > 1:  # every combination is tried: few of each kind, those first that differ most
         tokens, plain, pictures = tokens[:4], plain[:6], pictures[:4]
+    if _EDGES.search(name):
+        yield InputSpec("int64", (2, 20), 2)
+    elif _ADJACENT.search(name):
+        yield InputSpec("float32", (2, 2))
+    elif _LENGTHS.search(name):
+        yield from (InputSpec("int64", (2,), n + 1, n) for n in (12, 64))
+    elif _MASKS.search(name) and among > 1:
+        yield from (InputSpec("bool", (2, 12)), InputSpec("int64", (2, 12), 2), InputSpec("bool", (12, 12), 1))
     if _LABELS.search(name) and labels:
         yield from (*labels, *tokens, *plain)
     elif _TIMES.search(name):

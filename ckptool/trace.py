@@ -7,7 +7,6 @@ costs no memory whatever the size of the model.
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import math
 import time
@@ -20,6 +19,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .channels import Channels
+from .hollow import shape_only, without_memory
+from .input_search import find_inputs
 from .inputs import InputSpec, guess_inputs, inputs_text, made
 from .signature import Entry, Signature
 
@@ -109,10 +110,11 @@ def _follow(model: torch.nn.Module, live: Mapping[str, torch.Tensor], inputs: An
     """Follow a forward pass on the first inputs that the model takes."""
     small = sum(t.numel() for t in live.values()) < _SMALL and not any(t.is_meta for t in live.values())
     best = _Nothing
-    for one in itertools.chain(_copies_without_memory(model), [model] if small else []):
+    for one in itertools.chain(without_memory(model), [model] if small else []):
         began = time.monotonic()
-        candidates = [inputs] if inputs is not None else filter(_is_small, guess_inputs(model))
-        for candidate in itertools.islice(candidates, 40 if one is model else _TRIES):
+        guesses = itertools.islice(filter(_is_small, guess_inputs(model)), 40 if one is model else _TRIES)
+        searched = find_inputs(one, shortcut=None if one is model else shape_only, patience=_PATIENCE / 2)
+        for candidate in [inputs] if inputs is not None else itertools.chain(guesses, searched):
             if time.monotonic() - began > _PATIENCE:
                 break
             found = _attempt(one, candidate)
@@ -130,39 +132,6 @@ def _is_small(inputs: Any) -> bool:
 
 
 _MOST_INPUT = 1 << 22
-
-
-def _copies_without_memory(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Copies of the model with its structure and no values: of zeros in one element each, and on the meta device.
-
-    The first can be run as any model on a CPU, also where code looks at values, and costs no start-up: the first pass
-    on the meta device imports two seconds of torch. The second is for models whose operations themselves are too big.
-    """
-    for hollow in (_zeros, _on_meta):
-        memo: dict[int, Any] = {}
-        for tensor in itertools.chain(model.parameters(), model.buffers()):
-            made_hollow = hollow(tensor)
-            if isinstance(tensor, torch.nn.Parameter):
-                made_hollow = torch.nn.Parameter(made_hollow, requires_grad=False)
-            memo[id(tensor)] = made_hollow
-        with contextlib.suppress(Exception):
-            yield copy.deepcopy(model, memo)
-    if all(tensor.is_meta for tensor in itertools.chain(model.parameters(), model.buffers())):
-        yield model  # where it cannot be copied: functions that it holds may refer to it
-
-
-def _zeros(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_meta and tensor.numel() <= _FEW and not isinstance(tensor, torch.nn.Parameter):
-        return tensor.detach().clone()  # indices and masks, whose values code may need
-    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
-
-
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, device="meta")
-
-
-#: Elements of a buffer whose values are kept.
-_FEW = 1 << 20
 
 
 def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
@@ -232,7 +201,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             key = self._keys.get(id(value))
             if key is not None and name not in _LOOKS:
                 self._use(key, name, place, args, value)
-        result = _shape_only(name, args, kwargs)
+        result = shape_only(name, args, kwargs)
         if result is None:
             result = func(*args, **kwargs)
         self._alive.append(result)
@@ -369,57 +338,6 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         key = what[0]
         if key in self.uses:
             self.uses[key].notes.setdefault("layout", (layout, inner))
-
-
-def _shape_only(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """Zeros of the shape that a layer of zeros gives, without work and memory; None where that is not known."""
-    x = args[0] if args else None
-    if not isinstance(x, torch.Tensor):
-        return None
-    if name in _BY_ELEMENT and x.numel() > 1 and not any(x.stride()) and x.device.type == "cpu":
-        return x
-    if name in _POOLS and x.ndim == int(name[-2]) + 2 and not any(x.stride()) and x.numel() > 1:
-        one = getattr(torch.nn.functional, name)(x[:1, :1], *args[1:], **kwargs)
-        return one.new_zeros(()).expand(*x.shape[:2], *one.shape[2:]) if isinstance(one, torch.Tensor) else None
-    weight = args[1] if len(args) > 1 else None
-    if not isinstance(weight, torch.Tensor):
-        return None
-    if weight.device.type != "cpu" or weight.numel() < 2 or any(weight.stride()) or not x.is_floating_point():
-        return None
-    if name == "linear" and weight.ndim == 2 and x.shape[-1:] == weight.shape[1:]:
-        return x.new_zeros(()).expand(*x.shape[:-1], weight.shape[0])
-    if name in ("conv1d", "conv2d", "conv3d") and x.ndim == weight.ndim and x.shape[1] == weight.shape[1]:
-        sizes = None if kwargs or args[6:] not in ((), (1,)) else _convolved(x.shape[2:], weight.shape[2:], *args[3:6])
-        return None if sizes is None else x.new_zeros(()).expand(x.shape[0], weight.shape[0], *sizes)
-    return None
-
-
-def _convolved(
-    sizes: Sequence[int], kernel: Sequence[int], stride: Any = 1, padding: Any = 0, dilation: Any = 1
-) -> list[int] | None:
-    """What a convolution makes of the sizes of an image (or a line, or a volume), or None where torch has to say."""
-    each = [
-        tuple(n) * (len(sizes) if len(n) == 1 else 1) if isinstance(n, tuple | list) else (n,) * len(sizes)
-        for n in (stride, padding, dilation)
-    ]
-    if any(len(numbers) != len(sizes) or not all(type(n) is int for n in numbers) for numbers in each):
-        return None  # padding may be "same", and sizes of a traced model no numbers
-    found = [
-        (size + 2 * pad - far * (span - 1) - 1) // step + 1
-        for size, span, step, pad, far in zip(sizes, kernel, *each, strict=True)
-        if step > 0 and pad >= 0 and far > 0
-    ]
-    return found if len(found) == len(sizes) and min(found) > 0 else None
-
-
-_POOLS = frozenset(
-    f"{kind}_pool{dims}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for dims in (1, 2, 3)
-)
-#: Functions of each element, also in place.
-_BY_ELEMENT = frozenset(
-    "relu relu_ relu6 leaky_relu leaky_relu_ gelu silu mish elu elu_ selu hardswish hardsigmoid sigmoid tanh "
-    "dropout dropout1d dropout2d dropout3d feature_dropout softplus hardtanh hardtanh_ prelu".split()
-)
 
 
 def _every_second(args: Any) -> bool:

@@ -272,7 +272,14 @@ def _require_proof(mapping: Mapping) -> None:
         raise Doubtful(
             f"not proved: {mapping.proof.get('text')}",
             where=mapping.target,
-            evidence=["nothing was written; as matching has it, unproved, it is written by:"],
+            evidence=[
+                *(
+                    ["--input 'float32[2,3,64,64]' gives the inputs, if there are some for both"]
+                    if str(mapping.proof.get("text")).startswith("nothing could be compared")
+                    else []
+                ),
+                "nothing was written; as matching has it, unproved, it is written by:",
+            ],
             hint=_command(without=("--prove", "--reference")),
         )
 

@@ -52,7 +52,8 @@ def transfer(
     if prove:  # which may find what matching does not
         from .prove import prove as prove_mapping
 
-        mapping = prove_mapping(mapping, source, source_model, model, inputs=given, source_inputs=theirs)
+        own = read_inputs(source_inputs)
+        mapping = prove_mapping(mapping, source, source_model, model, inputs=given, source_inputs=own)
     require_fit(mapping, source, target)
     return mapping
 

@@ -20,6 +20,7 @@ from ..tree import Dict, walk
 from . import expression as ex
 from .doubles import doubles
 from .mapping import Entry, Mapping
+from .own_code import named_alike
 from .port import port
 from .ranks import joined_ranks
 from .words import cut, table
@@ -73,13 +74,15 @@ def match_signature(
             continue
         if signature.entries:
             made.append((weights, _ported(signature, target, weights.tensors, hints, scale)))
+    if not made and others is not None and 1 < len(found) <= _MOST_PARTS:
+        return _all_together(ckpt, found, target, hints, scale, source_code)
     if not made:
         raise others or NotFound("holds no tensors", where=ckpt.where)
     made.sort(key=lambda one: (-_covered(one[1]), _preference(one[0].path)))
     weights, best = made[0]
-    if 1 < len(found) <= _MOST_PARTS and source_code is None and _covered(best) < _wanted(best):
-        together = [_all_together(ckpt, found, target, hints, scale)]
-        if (ranks := joined_ranks(found, target)) is not None:
+    if 1 < len(found) <= _MOST_PARTS and _covered(best) < _wanted(best):
+        together = [_all_together(ckpt, found, target, hints, scale, source_code)]
+        if source_code is None and (ranks := joined_ranks(found, target)) is not None:
             together.insert(0, ranks.mapping(_ported(ranks.signature(ckpt), target, ranks.tensors, hints, scale)))
         whole = max(together, key=_covered)
         if _covered(whole) > 1.05 * _covered(best):
@@ -97,7 +100,12 @@ _MOST_PARTS = 8
 
 
 def _all_together(
-    ckpt: Checkpoint, found: Sequence[StateDict], target: Signature, hints: Sequence[str | Rename], scale: float | None
+    ckpt: Checkpoint,
+    found: Sequence[StateDict],
+    target: Signature,
+    hints: Sequence[str | Rename],
+    scale: float | None,
+    code: Signature | None = None,
 ) -> Mapping:
     """The mapping from all state dicts of a file at once, for a model that holds what the file keeps apart."""
     tensors: dict[str, LazyTensor] = {}
@@ -111,7 +119,7 @@ def _all_together(
             entries[name] = replace(entry, key=name, tied=tied)
             tensors[name] = weights.tensors[key]
             back[name] = f"{weights.path}/{key}" if weights.path else key
-    signature = Signature(ckpt.where, entries, ordered=ckpt.order_preserved)
+    signature = _with_code(Signature(ckpt.where, entries, ordered=ckpt.order_preserved), code)
     made = _renamed(_ported(signature, target, tensors, hints, scale), back)
     return replace(made, at=found[0].path)
 
@@ -170,8 +178,17 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
     short = {v: k for k, v in unwrap(list(signature.entries)).items()}
     entries = dict(signature.entries)
     known = 0
-    for key, entry in code.entries.items():
-        own = key if key in entries else short.get(key)
+    pairs = [(entry, key if key in entries else short.get(key)) for key, entry in code.entries.items()]
+    if sum(own is not None for _, own in pairs) < 0.5 * len(pairs):
+        optional = frozenset(key for key, entry in code.entries.items() if not entry.parameter)
+        ways = named_alike(
+            {k: e.shape for k, e in code.entries.items()},
+            {k: e.shape for k, e in entries.items()},
+            optional,
+            share=0.5,
+        )
+        pairs = [(code.entries[key], own) for way in ways for key, own in way.items()] or pairs
+    for entry, own in pairs:
         if own is not None and entries[own].shape == entry.shape:
             entries[own] = replace(
                 entries[own],

@@ -15,7 +15,8 @@ from torch import nn
 
 from ckptool.model import from_torch, to_torch
 from ckptool.porting import expression as ex
-from ckptool.porting.flow import Known, fingerprints, follow, pairing
+from ckptool.porting.prove.fingerprints import Known, fingerprints, pairing
+from ckptool.porting.prove.recorder import follow
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "as it is": lambda w: w,

@@ -1,17 +1,11 @@
-"""What flows through a model: each use of its weights in a forward pass, with what goes in and what comes out.
-
-Every operation is seen where torch runs it (a `TorchDispatchMode`), so that code may use its weights as it likes: in
-layers, as bare parameters, in slices, transposed, joined. What goes in and out is kept as one fingerprint for each
-channel, which neither the layout nor the order of channels and positions changes: the same channels in two models are
-found whatever each of them makes of them.
-"""
+"""Following a forward pass: every operation that takes a weight, seen where torch runs it."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from typing import Any
@@ -19,139 +13,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import expression as ex
-from .expression import Expr, Shape
-from .pieces import substituted
+from .. import expression as ex
+from ..expression import Expr, Shape
+from .fingerprints import fingerprints
+from .flow import Flow, Held, Use
 
 _SEED = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A weight as an operation takes it.
-
-    Attributes:
-        keys: of the state dict, that it is made of.
-        expr: how, as an expression over those keys; None where no expression says it.
-        shape: its sizes there, outputs first.
-    """
-
-    keys: tuple[str, ...]
-    expr: Expr | None
-    shape: Shape
-
-
-@dataclass(slots=True)
-class Use:
-    """One use of weights.
-
-    Attributes:
-        index: its place in the order of execution.
-        kind: "linear", "conv", "table", "norm", "scale", "shift" or another operation's name.
-        held: the weights by their roles: "weight", "bias", …
-        taken: fingerprints of what goes in, one row a channel, in order; None where channels are not known.
-        given: fingerprints of what comes out.
-        before: the uses whose results it takes.
-    """
-
-    index: int
-    kind: str
-    held: dict[str, Held]
-    taken: torch.Tensor | None
-    given: torch.Tensor
-    before: frozenset[int] = frozenset()
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Every key that it reads."""
-        return tuple(dict.fromkeys(key for held in self.held.values() for key in held.keys))
-
-    @property
-    def told(self) -> tuple[Any, ...]:
-        """What tells its weights from others."""
-        return self.kind, *((role, held.keys, held.expr) for role, held in self.held.items())
-
-    @property
-    def rows(self) -> int:
-        """Channels that come out."""
-        return len(self.given)
-
-
-@dataclass(slots=True)
-class Flow:
-    """A forward pass: the uses of weights in their order, and what came out."""
-
-    uses: list[Use]
-    outputs: list[torch.Tensor]
-    #: For each output the last uses that it is made of.
-    behind: list[frozenset[int]] = field(default_factory=list)
-    #: Uses of weights that are used again and again, as in a loop over time, taken together.
-    repeated: dict[tuple[Any, ...], list[Use]] = field(default_factory=dict)
-    _known: Known | None = field(default=None, repr=False)
-    _entries: Known | None = field(default=None, repr=False)
-
-    @property
-    def known(self) -> Known:
-        """All channels that came out of a use of weights."""
-        if self._known is None:
-            every = chain(self.uses, *self.repeated.values())
-            self._known = Known(use.given for use in every)
-        return self._known
-
-    @property
-    def entries(self) -> Known:
-        """All channels that went into a use of weights."""
-        if self._entries is None:
-            every = chain(self.uses, *self.repeated.values())
-            self._entries = Known(use.taken for use in every if use.taken is not None)
-        return self._entries
-
-    def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
-        """The same over other keys: those that the keys of the code are made of."""
-        uses = [_renamed(use, made_of) for use in self.uses]
-        return Flow(uses, self.outputs, self.behind, _repeated(uses))
-
-
-def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:
-    held = {}
-    for role, one in use.held.items():
-        keys = dict.fromkeys(key for own in one.keys for key in (made_of[own].keys() if own in made_of else ()))
-        known = one.expr is not None and all(key in made_of for key in one.keys)
-        expr = substituted(one.expr, dict(made_of)) if known and one.expr is not None else None
-        held[role] = replace(one, keys=tuple(keys), expr=expr)
-    return replace(use, held=held)
-
-
-def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], list[Use]]:
-    groups: dict[tuple[Any, ...], list[Use]] = {}
-    for use in uses:
-        groups.setdefault(use.told, []).append(use)
-    out = {}
-    for told, group in groups.items():
-        first = group[0]
-        if len(group) < 2 or any(u.given.shape != first.given.shape for u in group):
-            continue
-        inputs = [u.taken for u in group if u.taken is not None]
-        taken = _together(inputs) if len(inputs) == len(group) and len({len(t) for t in inputs}) == 1 else None
-        out[told] = [Use(first.index, first.kind, first.held, taken, _together([u.given for u in group]))]
-    return out
-
-
-def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Fingerprints of values that come in equal parts."""
-    x = torch.stack(list(parts))
-    cubes = (x[..., 3] ** 3).mean(0)
-    return torch.stack(
-        [
-            (x[..., 0] ** 2).mean(0).sqrt(),
-            x[..., 1].mean(0),
-            x[..., 2].mean(0),
-            cubes.sign() * cubes.abs().pow(1 / 3),
-            x[..., 4].amax(0),
-            x[..., 5].amin(0),
-        ],
-        dim=1,
-    )
 
 
 def follow(model: torch.nn.Module, inputs: Any) -> Flow | None:
@@ -177,7 +44,7 @@ def follow(model: torch.nn.Module, inputs: Any) -> Flow | None:
         model.train(training)
     found = [t for t in tensors(out) if t.is_floating_point()]
     behind = [recorder.feeding(t) for t in found]
-    return Flow(recorder.uses, found, behind, _repeated(recorder.uses))
+    return Flow(recorder.uses, found, behind)
 
 
 def called(model: torch.nn.Module, inputs: Any) -> Any:
@@ -208,120 +75,6 @@ def _with(value: Any, new: MappingOf[int, torch.Tensor]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_with(v, new) for v in value)
     return value
-
-
-# -------------------------------------------------------------------------------------------- fingerprints
-
-
-def fingerprints(values: torch.Tensor, dim: int) -> torch.Tensor:
-    """One row of numbers for each channel of VALUES along DIM, which the order of its elements does not change."""
-    x = values.detach().double()
-    if not x.ndim:
-        x = x.reshape(1)
-    x = x.movedim(dim, 0).reshape(x.shape[dim], -1)
-    if not x.shape[1]:
-        return torch.zeros(len(x), 6, dtype=torch.float64)
-    x = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)  # masked places
-    squares = x * x
-    cubes = (squares * x).mean(1)
-    return torch.stack(
-        [
-            squares.mean(1).sqrt(),
-            x.mean(1),
-            x.abs().mean(1),
-            cubes.sign() * cubes.abs().pow(1 / 3),
-            x.amax(1),
-            x.amin(1),
-        ],
-        dim=1,
-    )
-
-
-#: How far fingerprints of the same channel may lie apart, relative to the channel and to the largest of all.
-_APART, _NOISE = 1e-3, 1e-5
-
-
-def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
-    """For each channel of WANTED its place in HAVE, where both are the same channels in any order; else None."""
-    if wanted.shape != have.shape:
-        return None
-    allowed = _allowed(wanted, have)
-    if bool(((wanted - have).abs() <= allowed).all()):
-        return list(range(len(have)))
-    total = (wanted.sum(0) - have.sum(0)).abs()
-    if bool((total > allowed.sum(0) + allowed.max() * 4).any()) or len(wanted) > 8192:
-        return None
-    return _assigned(wanted, have, allowed)
-
-
-def _assigned(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) -> list[int] | None:
-    """The places one by one. Channels that look alike (all zero, say) go where their neighbours go."""
-    top, by_top = have[:, 4].sort()
-    low = torch.searchsorted(top.contiguous(), (wanted[:, 4] - allowed[:, 0]).contiguous()).tolist()
-    high = torch.searchsorted(top.contiguous(), (wanted[:, 4] + allowed[:, 0]).contiguous(), right=True).tolist()
-    fitting: list[list[int]] = []
-    for place in range(len(wanted)):
-        near = by_top[low[place] : high[place]]
-        same = ((have[near] - wanted[place]).abs() <= allowed[place]).all(1)
-        fitting.append(near[same].tolist())
-        if not fitting[-1]:
-            return None
-    found = [fits[0] if len(fits) == 1 else -1 for fits in fitting]
-    free = set(range(len(have))) - set(found)
-    if len(set(found) - {-1}) < sum(at >= 0 for at in found):
-        return None
-    open_ = [place for place, at in enumerate(found) if at < 0]
-    for step in (1, -1):
-        for place in open_ if step > 0 else reversed(open_):
-            before = found[place - step] if 0 <= place - step < len(found) else -1
-            if found[place] < 0 and before >= 0 and before + step in free and before + step in fitting[place]:
-                found[place] = before + step
-                free.discard(before + step)
-    for place in open_:
-        if found[place] < 0:
-            at = next((at for at in sorted(fitting[place]) if at in free), None)
-            if at is None:
-                return None
-            found[place] = at
-            free.discard(at)
-    return found
-
-
-def _allowed(wanted: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    largest = float(max(wanted[:, 0].max(), other[:, 0].max())) if len(wanted) and len(other) else 0.0
-    return (_APART * wanted[:, :1] + _NOISE * largest).expand(-1, 1) + 1e-12
-
-
-class Known:
-    """A pool of channels to look others up in."""
-
-    def __init__(self, groups: Iterable[torch.Tensor]) -> None:
-        rows = torch.cat([torch.zeros(1, 6, dtype=torch.float64), *groups])
-        self.rows = rows[rows[:, 4].argsort()]
-
-    def holds(self, wanted: torch.Tensor) -> bool:
-        """Whether every channel of WANTED is in the pool."""
-        low = _APART * wanted[:, 0] + _NOISE * float(wanted[:, 0].max()) + 1e-12
-        tops = self.rows[:, 4].contiguous()
-        first = torch.searchsorted(tops, (wanted[:, 4] - low).contiguous())
-        last = torch.searchsorted(tops, (wanted[:, 4] + low).contiguous(), right=True)
-        open_ = torch.arange(len(wanted))
-        step = 0
-        while len(open_) and step < _LOOKED_AT:
-            at = first[open_] + step
-            if bool((at >= last[open_]).any()):
-                return False
-            same = ((self.rows[at.clamp(max=len(tops) - 1)] - wanted[open_]).abs() <= low[open_, None]).all(1)
-            open_ = open_[~same]
-            step += 1
-        return not len(open_)
-
-
-#: Channels of nearly the same maximum that are looked at for each that is looked up.
-_LOOKED_AT = 4096
-
-
-# ---------------------------------------------------------------------------------------------- recording
 
 
 @dataclass(slots=True)
@@ -583,4 +336,4 @@ def _reshaped(base: _Base, view: torch.Tensor, starts: Sequence[int], dims: Sequ
     return ex.transpose(x) if turned else x
 
 
-__all__ = ["Flow", "Held", "Known", "Use", "called", "fingerprints", "follow", "pairing", "tensors"]
+__all__ = ["called", "follow", "tensors"]

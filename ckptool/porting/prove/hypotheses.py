@@ -15,13 +15,15 @@ from math import prod
 
 import torch
 
-from ..errors import RuleError
-from . import expression as ex
-from .expression import Expr, Shape
-from .flow import Flow, Held, Use, pairing
-from .fused import part_label
-from .mapping import Entry
-from .pieces import squeezed, substituted
+from ...errors import RuleError
+from .. import expression as ex
+from ..expression import Expr, Shape
+from ..fused import part_label
+from ..mapping import Entry
+from ..pieces import squeezed, substituted
+from .fingerprints import pairing
+from .flow import Flow, Held, Use
+from .rows import Rows, Turn, by_heads, columns, joined, like, place_of
 
 #: A name for a kind of change, which may work in other blocks too, and the expressions that it changes.
 Change = tuple[str, dict[str, Expr]]
@@ -30,8 +32,6 @@ _MATRICES = frozenset({"linear", "conv"})
 _VECTORS = frozenset({"norm", "scale", "shift", "depthwise"})
 _HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4, 2, 12, 24, 6)
 _HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32, 1, 5, 10)
-#: Most slices that a change of order may be written in.
-_RUNS = 64
 
 
 @dataclass(slots=True)
@@ -177,7 +177,7 @@ class Ground:
                 yield from self._change("the same goes in", pairs)
             return
         sources = [
-            _Rows(columns(self.theirs_of(u.held["weight"]), order, 1), self.theirs_of(_bias(u, self.theirs)), u.rows)
+            Rows(columns(self.theirs_of(u.held["weight"]), order, 1), self.theirs_of(_bias(u, self.theirs)), u.rows)
             for u, order in matched
             if "weight" in u.held
         ]
@@ -257,7 +257,7 @@ class Ground:
             None,
         )  # fmt: skip
 
-    def _rows(self, label: str, uses: Sequence[Use], sources: Sequence[_Rows]) -> Iterator[Change]:
+    def _rows(self, label: str, uses: Sequence[Use], sources: Sequence[Rows]) -> Iterator[Change]:
         """The rows of SOURCES, one after the other, as those of USES."""
         weights = [s.weight for s in sources if s.weight is not None]
         some = any(s.bias is not None for s in sources)
@@ -329,7 +329,7 @@ class Ground:
                 pairs: list[tuple[Held | None, Expr | None]] = []
                 for u in members:
                     now, size = self._current(u), u.rows // n
-                    new = _joined([now.part(i * size, (i + 1) * size) for i in order])
+                    new = joined([now.part(i * size, (i + 1) * size) for i in order])
                     pairs += [(u.held["weight"], new.weight), (_bias(u, self.own), new.bias)]
                 yield from self._change(f"gates in the order {order}", pairs)
 
@@ -349,10 +349,10 @@ class Ground:
                 by_input[u.before].append(u)
         return list(by_input.values())[:4]
 
-    def _current(self, u: Use) -> _Rows:
-        return _Rows(self.now(u.held["weight"]), self.now(_bias(u, self.own)), u.rows)
+    def _current(self, u: Use) -> Rows:
+        return Rows(self.now(u.held["weight"]), self.now(_bias(u, self.own)), u.rows)
 
-    def _rearranged(self, label: str, group: Sequence[Use], rows: Sequence[_Rows] | None) -> Iterator[Change]:
+    def _rearranged(self, label: str, group: Sequence[Use], rows: Sequence[Rows] | None) -> Iterator[Change]:
         if rows is None or [r.rows for r in rows] != [u.rows for u in group]:
             return
         pairs: list[tuple[Held | None, Expr | None]] = []
@@ -360,13 +360,13 @@ class Ground:
             pairs += [(u.held["weight"], r.weight), (_bias(u, self.own), r.bias)]
         yield from self._change(label, pairs)
 
-    def _orders(self, rows: Sequence[_Rows]) -> Iterator[tuple[str, list[_Rows]]]:
+    def _orders(self, rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
         """Parts in another order; parts that alternate by head, or do not."""
         sizes = [r.rows for r in rows]
         if 2 <= len(rows) <= 4 and len(set(sizes)) == 1:
             for order in islice(permutations(range(len(rows))), 1, None):
                 yield f"parts in the order {order}", [rows[i] for i in order]
-        whole = _joined(sorted(rows, key=_place))
+        whole = joined(sorted(rows, key=place_of))
         if 2 <= len(rows) <= 4 and len(set(sizes)) > 1:
             for order in islice(permutations(range(len(rows))), 1, None):
                 ends = dict(zip(order, accumulate(sizes[i] for i in order), strict=True))
@@ -385,16 +385,16 @@ class Ground:
             every = list(permutations(range(n)))
             if len(rows) == 1:
                 for order in every[1:]:
-                    yield f"{n} parts in the order {order}", _like(rows, [cut[i] for i in order])
+                    yield f"{n} parts in the order {order}", like(rows, [cut[i] for i in order])
             for heads in _HEAD_COUNTS if n < 4 else ():
                 if size % heads or heads == 1:
                     continue
                 apart = [whole.of_heads(heads, n, i) for i in range(n)]
                 for order in every:
-                    yield f"{n} parts by {heads} heads, {order}", _like(rows, [apart[i] for i in order])
+                    yield f"{n} parts by {heads} heads, {order}", like(rows, [apart[i] for i in order])
                 if len(rows) == 1:
                     for order in every:
-                        together = _by_heads(heads, [cut[i] for i in order])
+                        together = by_heads(heads, [cut[i] for i in order])
                         yield f"{n} parts to {heads} heads, {order}", [together]
         if len(rows) == 3 and sizes[1] == sizes[2] and sizes[0] > sizes[1] and sizes[0] % sizes[1] == 0:
             times = sizes[0] // sizes[1]
@@ -404,10 +404,10 @@ class Ground:
                 blocks = [whole.of_heads(heads, times + 2, i) for i in range(times + 2)]
                 yield (
                     f"groups of {times} queries by {heads} heads",
-                    [_by_heads(heads, blocks[:times]), blocks[times], blocks[times + 1]],
+                    [by_heads(heads, blocks[:times]), blocks[times], blocks[times + 1]],
                 )
 
-    def _turned(self, group: Sequence[Use]) -> Iterator[tuple[str, _Turn]]:
+    def _turned(self, group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
         """Rows of queries and keys paired otherwise, as rotary embeddings take them."""
         said = [part_label(tuple(u.keys[0].split(".")[:-1])) if u.keys else None for u in group]
         named = [i for i, part in enumerate(said) if part in ("q", "k")]
@@ -424,7 +424,7 @@ class Ground:
                 if any(w % head for w in widths):
                     continue
                 for kind in ("half", "interleaved"):
-                    yield f"pairs of rotary embeddings of {head} {kind} {chosen}", _Turn(chosen, head, kind)
+                    yield f"pairs of rotary embeddings of {head} {kind} {chosen}", Turn(chosen, head, kind)
 
     # -- other values
 
@@ -561,97 +561,4 @@ def _bias(use: Use, flow: Flow) -> Held | None:
     return None
 
 
-def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
-    """X with the elements of a dimension in another order, or None where that takes too many words."""
-    if x is None or list(order) == list(range(len(order))):
-        return x
-    runs: list[tuple[int, int]] = []
-    for place in order:
-        if runs and runs[-1][1] == place:
-            runs[-1] = (runs[-1][0], place + 1)
-        else:
-            runs.append((place, place + 1))
-    size = len(order)
-    if len(runs) > 4 and dim == 1:
-        for c in (c for c in range(2, size) if size % c == 0):
-            n = size // c
-            if list(order) == [ch * n + i for i in range(n) for ch in range(c)]:
-                return Expr("flatten", (x,), (c, 1, n, "nhwc"))
-            if list(order) == [i * c + ch for ch in range(c) for i in range(n)]:
-                return Expr("flatten", (x,), (c, 1, n, "nchw"))
-    if len(runs) > _RUNS:
-        return None
-    return ex.cat(dim, *(ex.part(x, dim, start, stop) for start, stop in runs))
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """A weight and its bias, whose rows are arranged together."""
-
-    weight: Expr | None
-    bias: Expr | None
-    rows: int
-
-    def part(self, start: int, stop: int) -> _Rows:
-        return self._each(stop - start, lambda x: ex.part(x, 0, start, stop))
-
-    def of_heads(self, heads: int, n: int, index: int) -> _Rows:
-        return self._each(self.rows // n, lambda x: Expr("of_heads", (x,), (heads, n, index)))
-
-    def rotary(self, heads: int, kind: str) -> _Rows:
-        return self._each(self.rows, lambda x: Expr("rotary", (x,), (heads, kind)))
-
-    def _each(self, rows: int, what: object) -> _Rows:
-        assert callable(what)
-        weight = None if self.weight is None else what(self.weight)
-        return _Rows(weight, None if self.bias is None else what(self.bias), rows)
-
-
-def _place(rows: _Rows) -> tuple[str, int]:
-    """Where rows stand in the source, so that those cut from one weight can be put together again."""
-    x = rows.weight
-    if x is not None and x.op == "slice" and x.params[0] == 0:
-        return str(x.args[0]), int(x.params[1])
-    return "", 0
-
-
-def _joined(rows: Sequence[_Rows]) -> _Rows:
-    weights = [r.weight for r in rows if r.weight is not None]
-    biases = [r.bias for r in rows if r.bias is not None]
-    bias = ex.cat(0, *biases) if len(biases) == len(rows) else None
-    return _Rows(ex.cat(0, *weights), bias, sum(r.rows for r in rows))
-
-
-def _by_heads(heads: int, rows: Sequence[_Rows]) -> _Rows:
-    weights = tuple(r.weight for r in rows if r.weight is not None)
-    biases = tuple(r.bias for r in rows if r.bias is not None)
-    bias = Expr("by_heads", biases, (heads,)) if len(biases) == len(rows) else None
-    return _Rows(Expr("by_heads", weights, (heads,)), bias, sum(r.rows for r in rows))
-
-
-def _like(rows: Sequence[_Rows], parts: Sequence[_Rows]) -> list[_Rows]:
-    """PARTS as they are, or joined, where ROWS are one."""
-    return [_joined(parts)] if len(rows) == 1 else list(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """Queries and keys among some rows, paired for another kind of rotary embedding."""
-
-    chosen: tuple[int, ...]
-    head: int
-    kind: str
-
-    def __call__(self, rows: Sequence[_Rows]) -> list[_Rows]:
-        out = list(rows)
-        if not self.chosen:
-            third = rows[0].rows // 3
-            parts = [rows[0].part(i * third, (i + 1) * third) for i in range(3)]
-            turned = [parts[i].rotary(third // self.head, self.kind) for i in range(2)]
-            return [_joined([*turned, parts[2]])]
-        for i in self.chosen:
-            out[i] = rows[i].rotary(rows[i].rows // self.head, self.kind)
-        return out
-
-
-__all__ = ["Change", "Ground", "columns"]
+__all__ = ["Change", "Ground"]

@@ -1,0 +1,112 @@
+"""Proof: both models on the same inputs, and what comes out compared.
+
+Equal outputs prove all that they depend on. Where they differ, every use of weights in the model is looked up among
+those in the source's code, by what comes out of it: the first that is not found, with everything before it found, is
+where they part. Other mappings for the weights there (`hypotheses`) are tried, each of which must make more uses
+agree; what has worked in one block is tried first in the next. Nothing is ever tried in all combinations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingOf
+from dataclasses import replace
+from typing import Any
+
+from ...errors import CannotCarry, NotFound
+from ...files import StrPath
+from ...model import load
+from ..mapping import Mapping
+from ..sources import open_source
+from .flow import Flow
+from .recorder import follow
+from .same_inputs import same_inputs
+from .settle import settle
+from .source_code import adapter_factors, built, load_own
+from .trial import Trial
+from .verdict import Verdict, judge
+
+#: Of further inputs, on which what was found has to hold as well.
+_MORE_SEEDS = (21, 22)
+
+
+def prove(
+    mapping: Mapping,
+    source: Any,
+    source_model: Any,
+    target_model: Any,
+    *,
+    inputs: Any = None,
+    source_inputs: Any = None,
+) -> Mapping:
+    """Run the source's own code and the model on the same random inputs, and settle doubts by what comes out.
+
+    Args:
+        mapping: what is to be proved.
+        source: the checkpoint.
+        source_model: the source's code: a module, a `ModelSource` or `MODEL.py:Name`.
+        target_model: the model, likewise.
+        inputs: for the model; worked out if None.
+        source_inputs: for the source's code, if it takes them in another form.
+
+    Returns:
+        The mapping with its `proof`: {"equal": bool, "text": str, "first_divergence": str | None}.
+
+    Raises:
+        NotFound: the source's code does not have the keys of the file.
+        CannotCarry: the models cannot both be run on the inputs that are given. If none are given and none are found,
+            the proof says so.
+    """
+    ckpt = open_source(source)
+    theirs = built(source_model)
+    code = load_own(theirs, ckpt, mapping)
+    own = built(target_model)
+    trial = Trial(own, ckpt, mapping, None, adapter_factors(theirs))
+    entries = {e.target: e for e in mapping.entries}
+
+    def judged(flow: Flow, values: Any) -> tuple[Flow | None, Verdict]:
+        trial.inputs = values
+        seen = trial.run(mapping.entries)
+        return seen, judge(code.seen(flow), seen, entries)
+
+    try:
+        both = same_inputs(theirs, own, inputs, source_inputs, judged)
+    except CannotCarry as error:
+        if inputs is not None or source_inputs is not None:
+            raise
+        proof = {"equal": False, "text": f"nothing could be compared: {error.what}", "first_divergence": None}
+        return replace(mapping, proof=proof | {"runs": trial.runs, "changes": [], "unfelt": []})
+    assert both.flow is not None
+    trial.inputs = both.values
+    more = [values for seed in _MORE_SEEDS if (values := both.made(seed)) is not None]
+    flows = ((follow(theirs, a), b) for a, b in more)
+    others = ((None if flow is None else code.seen(flow), b) for flow, b in flows)
+    return settle(mapping, trial, code.seen(both.flow), both.shown, others, code.copies)
+
+
+def prove_against(mapping: Mapping, source: Any, target_model: Any, reference: StrPath) -> Mapping:
+    """Compare with inputs and outputs that were saved where the source's code runs.
+
+    REFERENCE holds tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` …, in any format.
+    """
+    raw = load(reference)
+    flat: dict[str, Any] = {}
+    for key, value in raw.items():
+        if isinstance(value, MappingOf):
+            flat.update({f"{key}.{k}": v for k, v in value.items()})
+        elif isinstance(value, list | tuple):
+            flat.update({f"{key}.{i}": v for i, v in enumerate(value)})
+        else:
+            flat[key] = value
+    ins = {k: v for k, v in flat.items() if k.partition(".")[0] in ("input", "inputs")}
+    outs = [v for k, v in flat.items() if k.partition(".")[0] in ("output", "outputs")]
+    if not ins or not outs:
+        raise NotFound("holds no tensors named `input…` and `output…`", where=reference)
+    names = [k.partition(".")[2] for k in ins]
+    given: Any = (
+        list(ins.values()) if all(not n or n.isdigit() for n in names) else dict(zip(names, ins.values(), strict=True))
+    )
+    trial = Trial(built(target_model), open_source(source), mapping, given)
+    return settle(mapping, trial, Flow([], outs), "the saved inputs")
+
+
+__all__ = ["prove", "prove_against"]

@@ -1,0 +1,118 @@
+"""Channels of values, told by numbers that neither their layout nor the order of their elements changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+
+def fingerprints(values: torch.Tensor, dim: int) -> torch.Tensor:
+    """One row of numbers for each channel of VALUES along DIM, which the order of its elements does not change."""
+    x = values.detach().double()
+    if not x.ndim:
+        x = x.reshape(1)
+    x = x.movedim(dim, 0).reshape(x.shape[dim], -1)
+    if not x.shape[1]:
+        return torch.zeros(len(x), 6, dtype=torch.float64)
+    x = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)  # masked places
+    squares = x * x
+    cubes = (squares * x).mean(1)
+    return torch.stack(
+        [
+            squares.mean(1).sqrt(),
+            x.mean(1),
+            x.abs().mean(1),
+            cubes.sign() * cubes.abs().pow(1 / 3),
+            x.amax(1),
+            x.amin(1),
+        ],
+        dim=1,
+    )
+
+
+#: How far fingerprints of the same channel may lie apart, relative to the channel and to the largest of all.
+_APART, _NOISE = 1e-3, 1e-5
+
+
+def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
+    """For each channel of WANTED its place in HAVE, where both are the same channels in any order; else None."""
+    if wanted.shape != have.shape:
+        return None
+    allowed = _allowed(wanted, have)
+    if bool(((wanted - have).abs() <= allowed).all()):
+        return list(range(len(have)))
+    total = (wanted.sum(0) - have.sum(0)).abs()
+    if bool((total > allowed.sum(0) + allowed.max() * 4).any()) or len(wanted) > 8192:
+        return None
+    return _assigned(wanted, have, allowed)
+
+
+def _assigned(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) -> list[int] | None:
+    """The places one by one. Channels that look alike (all zero, say) go where their neighbours go."""
+    top, by_top = have[:, 4].sort()
+    low = torch.searchsorted(top.contiguous(), (wanted[:, 4] - allowed[:, 0]).contiguous()).tolist()
+    high = torch.searchsorted(top.contiguous(), (wanted[:, 4] + allowed[:, 0]).contiguous(), right=True).tolist()
+    fitting: list[list[int]] = []
+    for place in range(len(wanted)):
+        near = by_top[low[place] : high[place]]
+        same = ((have[near] - wanted[place]).abs() <= allowed[place]).all(1)
+        fitting.append(near[same].tolist())
+        if not fitting[-1]:
+            return None
+    found = [fits[0] if len(fits) == 1 else -1 for fits in fitting]
+    free = set(range(len(have))) - set(found)
+    if len(set(found) - {-1}) < sum(at >= 0 for at in found):
+        return None
+    open_ = [place for place, at in enumerate(found) if at < 0]
+    for step in (1, -1):
+        for place in open_ if step > 0 else reversed(open_):
+            before = found[place - step] if 0 <= place - step < len(found) else -1
+            if found[place] < 0 and before >= 0 and before + step in free and before + step in fitting[place]:
+                found[place] = before + step
+                free.discard(before + step)
+    for place in open_:
+        if found[place] < 0:
+            at = next((at for at in sorted(fitting[place]) if at in free), None)
+            if at is None:
+                return None
+            found[place] = at
+            free.discard(at)
+    return found
+
+
+def _allowed(wanted: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    largest = float(max(wanted[:, 0].max(), other[:, 0].max())) if len(wanted) and len(other) else 0.0
+    return (_APART * wanted[:, :1] + _NOISE * largest).expand(-1, 1) + 1e-12
+
+
+class Known:
+    """A pool of channels to look others up in."""
+
+    def __init__(self, groups: Iterable[torch.Tensor]) -> None:
+        rows = torch.cat([torch.zeros(1, 6, dtype=torch.float64), *groups])
+        self.rows = rows[rows[:, 4].argsort()]
+
+    def holds(self, wanted: torch.Tensor) -> bool:
+        """Whether every channel of WANTED is in the pool."""
+        low = _APART * wanted[:, 0] + _NOISE * float(wanted[:, 0].max()) + 1e-12
+        tops = self.rows[:, 4].contiguous()
+        first = torch.searchsorted(tops, (wanted[:, 4] - low).contiguous())
+        last = torch.searchsorted(tops, (wanted[:, 4] + low).contiguous(), right=True)
+        open_ = torch.arange(len(wanted))
+        step = 0
+        while len(open_) and step < _LOOKED_AT:
+            at = first[open_] + step
+            if bool((at >= last[open_]).any()):
+                return False
+            same = ((self.rows[at.clamp(max=len(tops) - 1)] - wanted[open_]).abs() <= low[open_, None]).all(1)
+            open_ = open_[~same]
+            step += 1
+        return not len(open_)
+
+
+#: Channels of nearly the same maximum that are looked at for each that is looked up.
+_LOOKED_AT = 4096
+
+
+__all__ = ["Known", "fingerprints", "pairing"]

@@ -1,0 +1,158 @@
+"""What flows through a model: each use of its weights in a forward pass, with what goes in and what comes out.
+
+Every operation is seen where torch runs it (a `TorchDispatchMode`), so that code may use its weights as it likes: in
+layers, as bare parameters, in slices, transposed, joined. What goes in and out is kept as one fingerprint for each
+channel, which neither the layout nor the order of channels and positions changes: the same channels in two models are
+found whatever each of them makes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import torch
+
+from ..expression import Expr, Shape
+from ..pieces import substituted
+from .fingerprints import Known
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A weight as an operation takes it.
+
+    Attributes:
+        keys: of the state dict, that it is made of.
+        expr: how, as an expression over those keys; None where no expression says it.
+        shape: its sizes there, outputs first.
+    """
+
+    keys: tuple[str, ...]
+    expr: Expr | None
+    shape: Shape
+
+
+@dataclass(slots=True)
+class Use:
+    """One use of weights.
+
+    Attributes:
+        index: its place in the order of execution.
+        kind: "linear", "conv", "table", "norm", "scale", "shift" or another operation's name.
+        held: the weights by their roles: "weight", "bias", …
+        taken: fingerprints of what goes in, one row a channel, in order; None where channels are not known.
+        given: fingerprints of what comes out.
+        before: the uses whose results it takes.
+    """
+
+    index: int
+    kind: str
+    held: dict[str, Held]
+    taken: torch.Tensor | None
+    given: torch.Tensor
+    before: frozenset[int] = frozenset()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Every key that it reads."""
+        return tuple(dict.fromkeys(key for held in self.held.values() for key in held.keys))
+
+    @property
+    def told(self) -> tuple[Any, ...]:
+        """What tells its weights from others."""
+        return self.kind, *((role, held.keys, held.expr) for role, held in self.held.items())
+
+    @property
+    def rows(self) -> int:
+        """Channels that come out."""
+        return len(self.given)
+
+
+@dataclass(slots=True)
+class Flow:
+    """A forward pass: the uses of weights in their order, and what came out."""
+
+    uses: list[Use]
+    outputs: list[torch.Tensor]
+    #: For each output the last uses that it is made of.
+    behind: list[frozenset[int]] = field(default_factory=list)
+    _repeated: dict[tuple[Any, ...], list[Use]] | None = field(default=None, repr=False)
+    _known: Known | None = field(default=None, repr=False)
+    _entries: Known | None = field(default=None, repr=False)
+
+    @property
+    def repeated(self) -> dict[tuple[Any, ...], list[Use]]:
+        """Uses of weights that are used again and again, as in a loop over time, taken together."""
+        if self._repeated is None:
+            self._repeated = _repeated(self.uses)
+        return self._repeated
+
+    @property
+    def known(self) -> Known:
+        """All channels that came out of a use of weights."""
+        if self._known is None:
+            every = chain(self.uses, *self.repeated.values())
+            self._known = Known(use.given for use in every)
+        return self._known
+
+    @property
+    def entries(self) -> Known:
+        """All channels that went into a use of weights."""
+        if self._entries is None:
+            every = chain(self.uses, *self.repeated.values())
+            self._entries = Known(use.taken for use in every if use.taken is not None)
+        return self._entries
+
+    def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
+        """The same over other keys: those that the keys of the code are made of."""
+        uses = [_renamed(use, made_of) for use in self.uses]
+        return Flow(uses, self.outputs, self.behind)
+
+
+def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:
+    held = {}
+    for role, one in use.held.items():
+        keys = dict.fromkeys(key for own in one.keys for key in (made_of[own].keys() if own in made_of else ()))
+        known = one.expr is not None and all(key in made_of for key in one.keys)
+        expr = substituted(one.expr, dict(made_of)) if known and one.expr is not None else None
+        held[role] = replace(one, keys=tuple(keys), expr=expr)
+    return replace(use, held=held)
+
+
+def _repeated(uses: Sequence[Use]) -> dict[tuple[Any, ...], list[Use]]:
+    groups: dict[tuple[Any, ...], list[Use]] = {}
+    for use in uses:
+        groups.setdefault(use.told, []).append(use)
+    out = {}
+    for told, group in groups.items():
+        first = group[0]
+        if len(group) < 2 or any(u.given.shape != first.given.shape for u in group):
+            continue
+        inputs = [u.taken for u in group if u.taken is not None]
+        taken = _together(inputs) if len(inputs) == len(group) and len({len(t) for t in inputs}) == 1 else None
+        out[told] = [Use(first.index, first.kind, first.held, taken, _together([u.given for u in group]))]
+    return out
+
+
+def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Fingerprints of values that come in equal parts."""
+    x = torch.stack(list(parts))
+    cubes = (x[..., 3] ** 3).mean(0)
+    return torch.stack(
+        [
+            (x[..., 0] ** 2).mean(0).sqrt(),
+            x[..., 1].mean(0),
+            x[..., 2].mean(0),
+            cubes.sign() * cubes.abs().pow(1 / 3),
+            x[..., 4].amax(0),
+            x[..., 5].amin(0),
+        ],
+        dim=1,
+    )
+
+
+__all__ = ["Flow", "Held", "Use"]

@@ -1,0 +1,119 @@
+"""What outputs depend on, and so prove."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from ..mapping import Entry, Mapping
+from .conventions import module_of
+from .flow import Flow, Use
+from .recorder import called, tensors
+from .trial import Trial
+from .verdict import compared_outputs
+
+_SEED = 20
+
+
+def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str, Entry]) -> list[str]:
+    """Keys with a source that what was compared does not depend on: never used, or without any influence to speak of.
+
+    What comes out of a use and is found in the source's code shows its weights as well as outputs do.
+    """
+    reached: set[int] = set()
+    _, _, same = compared_outputs(expected.outputs, seen.outputs)
+    open_ = {i for j in same for i in seen.behind[j]} if same else set(range(len(seen.uses)))
+    while open_:
+        reached |= open_
+        open_ = {i for at in open_ for i in seen.uses[at].before} - reached
+    used = {key for i in reached for key in seen.uses[i].keys}
+    weak = _without_slope(trial, same or None)
+    if expected.uses:
+        weak -= {key for use in seen.uses for key in use.keys if _shows(use, expected)} - _biases_of_keys(weak, seen)
+        used |= {key for use in seen.uses for key in use.keys if _shows(use, expected)}
+    return [key for key, e in entries.items() if e.expr is not None and (key not in used or key in weak)]
+
+
+def _shows(use: Use, expected: Flow) -> bool:
+    return bool(use.given[:, 0].any()) and expected.known.holds(use.given)
+
+
+def _biases_of_keys(weak: set[str], seen: Flow) -> set[str]:
+    """Weak keys of uses whose other weights are strong: no wrong value of theirs would be seen any further."""
+    return {key for use in seen.uses for key in use.keys if key in weak and not weak >= set(use.keys)}
+
+
+def _without_slope(trial: Trial, which: Sequence[int] | None) -> set[str]:
+    """Parameters by which these outputs, or all, hardly change, as the biases of keys in attention."""
+    names = {id(p): key for key, p in reversed(list(trial.model.named_parameters(remove_duplicate=False)))}
+    parameters = [p for p in trial.model.parameters() if p.is_floating_point()]
+    before = [p.requires_grad for p in parameters]
+    training = trial.model.training
+    trial.model.eval()
+    torch.manual_seed(_SEED)
+    try:
+        for p in parameters:
+            p.requires_grad_(True)
+        with warnings.catch_warnings(), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            out = called(trial.model, trial.inputs)
+            every = [t for t in tensors(out) if t.is_floating_point()]
+            outs = [t for i, t in enumerate(every) if t.requires_grad and (which is None or i in which)]
+            if not outs:
+                return set()
+            generator = torch.Generator().manual_seed(_SEED)
+            weights = [torch.randn(t.shape, generator=generator).to(t) for t in outs]
+            total = sum((t * w).sum() for t, w in zip(outs, weights, strict=True))
+            slopes = torch.autograd.grad(total, parameters, allow_unused=True)
+    except Exception:
+        return set()  # code that cannot be differentiated: only what is never used is known
+    finally:
+        for p, old in zip(parameters, before, strict=True):
+            p.requires_grad_(old)
+        trial.model.train(training)
+    sizes = [0.0 if g is None else float((g * p.detach()).abs().sum()) for g, p in zip(slopes, parameters, strict=True)]
+    steep = [0.0 if g is None else float(g.abs().max()) for g in slopes]
+    usual, usually = (sorted(x)[len(x) // 2] if x else 0.0 for x in (sizes, steep))
+    return {
+        names[id(p)]
+        for p, size, slope in zip(parameters, sizes, steep, strict=True)
+        if size <= _WEAK * usual and slope <= _WEAK * usually
+    }
+
+
+#: Influence on the outputs, relative to what is usual in the model, that counts as none.
+_WEAK = 1e-4
+
+
+def unseen(entries: dict[str, Entry], mapping: Mapping) -> dict[str, Entry]:
+    """What was left open and found in the flow stays a guess where no output shows it.
+
+    A new head takes what some layer of the source takes, and gives the same with that layer's weight: whatever it is.
+    """
+    open_before = {e.target for e in mapping.entries if e.expr is None and not e.default}
+    doubt = "it takes what this layer of the source takes, and no output shows that it is that layer"
+    return {
+        key: replace(e, status="guessed", doubts=(*e.doubts, doubt)) if key in open_before and e.expr is not None else e
+        for key, e in entries.items()
+    }
+
+
+def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[str]) -> dict[str, Entry]:
+    """What equal outputs settle: doubts about what they depend on, and about what stands beside that in its module."""
+    out = dict(entries)
+    before = {e.target: e for e in mapping.entries}
+    sure = {module_of(e) for key, e in entries.items() if key not in unfelt and e.expr is not None}
+    for key, entry in entries.items():
+        if entry.status != "guessed":
+            continue
+        if key not in unfelt or module_of(entry) in sure:
+            why = "proved by equal outputs" if key not in unfelt else "beside what equal outputs prove"
+            out[key] = replace(entry, status="mapped", evidence=why, doubts=(), rivals=(), default=False)
+        elif entry.expr != before[key].expr:
+            out[key] = replace(entry, doubts=(*entry.doubts, "the outputs do not depend on it"))
+    trial.load(entries.values())
+    return out

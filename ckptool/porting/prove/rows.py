@@ -1,0 +1,114 @@
+"""Rows of weights, arranged together with their biases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .. import expression as ex
+from ..expression import Expr
+
+#: Most slices that a change of order may be written in.
+_RUNS = 64
+
+
+def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
+    """X with the elements of a dimension in another order, or None where that takes too many words."""
+    if x is None or list(order) == list(range(len(order))):
+        return x
+    runs: list[tuple[int, int]] = []
+    for place in order:
+        if runs and runs[-1][1] == place:
+            runs[-1] = (runs[-1][0], place + 1)
+        else:
+            runs.append((place, place + 1))
+    size = len(order)
+    if len(runs) > 4 and dim == 1:
+        for c in (c for c in range(2, size) if size % c == 0):
+            n = size // c
+            if list(order) == [ch * n + i for i in range(n) for ch in range(c)]:
+                return Expr("flatten", (x,), (c, 1, n, "nhwc"))
+            if list(order) == [i * c + ch for ch in range(c) for i in range(n)]:
+                return Expr("flatten", (x,), (c, 1, n, "nchw"))
+    if len(runs) > _RUNS:
+        return None
+    return ex.cat(dim, *(ex.part(x, dim, start, stop) for start, stop in runs))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A weight and its bias, whose rows are arranged together."""
+
+    weight: Expr | None
+    bias: Expr | None
+    rows: int
+
+    def part(self, start: int, stop: int) -> Rows:
+        """Those from START to STOP."""
+        return self._each(stop - start, lambda x: ex.part(x, 0, start, stop))
+
+    def of_heads(self, heads: int, n: int, index: int) -> Rows:
+        """Part INDEX of N that alternate by head."""
+        return self._each(self.rows // n, lambda x: Expr("of_heads", (x,), (heads, n, index)))
+
+    def rotary(self, heads: int, kind: str) -> Rows:
+        """In the order that another kind of rotary embedding wants."""
+        return self._each(self.rows, lambda x: Expr("rotary", (x,), (heads, kind)))
+
+    def _each(self, rows: int, what: object) -> Rows:
+        assert callable(what)
+        weight = None if self.weight is None else what(self.weight)
+        return Rows(weight, None if self.bias is None else what(self.bias), rows)
+
+
+def place_of(rows: Rows) -> tuple[str, int]:
+    """Where rows stand in the source, so that those cut from one weight can be put together again."""
+    x = rows.weight
+    if x is not None and x.op == "slice" and x.params[0] == 0:
+        return str(x.args[0]), int(x.params[1])
+    return "", 0
+
+
+def joined(rows: Sequence[Rows]) -> Rows:
+    """One after the other."""
+    weights = [r.weight for r in rows if r.weight is not None]
+    biases = [r.bias for r in rows if r.bias is not None]
+    bias = ex.cat(0, *biases) if len(biases) == len(rows) else None
+    return Rows(ex.cat(0, *weights), bias, sum(r.rows for r in rows))
+
+
+def by_heads(heads: int, rows: Sequence[Rows]) -> Rows:
+    """Alternating by head."""
+    weights = tuple(r.weight for r in rows if r.weight is not None)
+    biases = tuple(r.bias for r in rows if r.bias is not None)
+    bias = Expr("by_heads", biases, (heads,)) if len(biases) == len(rows) else None
+    return Rows(Expr("by_heads", weights, (heads,)), bias, sum(r.rows for r in rows))
+
+
+def like(rows: Sequence[Rows], parts: Sequence[Rows]) -> list[Rows]:
+    """PARTS as they are, or joined, where ROWS are one."""
+    return [joined(parts)] if len(rows) == 1 else list(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Queries and keys among some rows, paired for another kind of rotary embedding."""
+
+    chosen: tuple[int, ...]
+    head: int
+    kind: str
+
+    def __call__(self, rows: Sequence[Rows]) -> list[Rows]:
+        """ROWS with the chosen ones turned."""
+        out = list(rows)
+        if not self.chosen:
+            third = rows[0].rows // 3
+            parts = [rows[0].part(i * third, (i + 1) * third) for i in range(3)]
+            turned = [parts[i].rotary(third // self.head, self.kind) for i in range(2)]
+            return [joined([*turned, parts[2]])]
+        for i in self.chosen:
+            out[i] = rows[i].rotary(rows[i].rows // self.head, self.kind)
+        return out
+
+
+__all__ = ["Rows", "Turn", "by_heads", "columns", "joined", "like", "place_of"]

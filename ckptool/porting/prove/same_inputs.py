@@ -1,0 +1,399 @@
+"""The same inputs for two models that may take them in different forms."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass, field
+from itertools import islice, permutations, product
+from typing import Any
+
+import torch
+
+from ...errors import CannotCarry
+from ...input_search import working_inputs
+from ...inputs import InputSpec, inputs_text, leaves, made, with_leaves
+from .flow import Flow
+from .recorder import called, follow
+from .verdict import NOTHING, Verdict
+
+_SEED = 20
+#: Inputs of the source's code that are tried, those of the model for each, ways to link them, and seconds for all.
+_THEIRS, _OWN, _WAYS, _PATIENCE = 4, 3, 8, 20.0
+#: Inputs of modules of the source's code that the model may take.
+_PARTS = 24
+
+#: What comes of running the model: the flow and how far it agrees.
+Judged = tuple[Flow | None, Verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """Where an input of the model comes from.
+
+    Attributes:
+        source: the place of an input of the source's code; None for what only the model takes.
+        order: its dimensions, in the order in which the model takes them.
+        how: "" for the same values; "grey" where it has them in colours; "frames" where the model sees them again and
+            again; "part" for what a module inside of the source's code takes.
+        module: the path of that module.
+    """
+
+    source: int | None
+    order: tuple[int, ...] = ()
+    how: str = ""
+    module: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SameInputs:
+    """Inputs for two models with the same values.
+
+    Attributes:
+        theirs, own: how the source's code and the model take them.
+        links: for each input of the model where it comes from.
+        flow: what flows through the source's code.
+        values: the inputs of the model.
+        code: the source's code.
+    """
+
+    theirs: Any
+    own: Any
+    links: tuple[_Link, ...]
+    code: torch.nn.Module
+    flow: Flow | None = field(default=None, repr=False)
+    values: Any = field(default=None, repr=False)
+
+    @property
+    def shown(self) -> str:
+        """What they are, as a person would type them."""
+        return inputs_text(self.theirs)
+
+    def made(self, seed: int) -> tuple[Any, Any] | None:
+        """Values for the source's code, and the same for the model; None where its parts cannot be run."""
+        values = made(self.theirs, generator=torch.Generator().manual_seed(seed))
+        given = [t for _, t in leaves(values)]
+        own = [t for _, t in leaves(made(self.own, generator=torch.Generator().manual_seed(seed + 1)))]
+        inner: dict[str, torch.Tensor] = {}
+        if any(link.how == "part" for link in self.links):
+            inner = parts(self.code, values)
+        for place, link in enumerate(self.links):
+            if link.how == "part":
+                if link.module not in inner:
+                    return None
+                own[place] = inner[link.module]
+            elif link.source is None:
+                continue
+            elif link.how == "grey":
+                given[link.source] = own[place].expand_as(given[link.source]).clone()
+            elif link.how == "frames":
+                own[place] = given[link.source].unsqueeze(link.order[0]).expand_as(own[place]).clone()
+            else:
+                own[place] = given[link.source].permute(link.order) if link.order else given[link.source]
+        return with_leaves(self.theirs, given), with_leaves(self.own, own)
+
+
+def same_inputs(
+    theirs: torch.nn.Module,
+    own: torch.nn.Module,
+    inputs: Any,
+    source_inputs: Any,
+    judged: Callable[[Flow, Any], Judged],
+) -> SameInputs:
+    """Inputs that both models take, with the same values: of several those on which they agree most.
+
+    Args:
+        theirs: the source's code.
+        own: the model.
+        inputs: for the model; worked out if None.
+        source_inputs: for the source's code, if it takes them in another form.
+        judged: runs the model on inputs and holds it against the source's code.
+
+    Raises:
+        CannotCarry: none are found that both take.
+    """
+    best: tuple[tuple[Any, ...], SameInputs] | None = None
+    until = time.monotonic() + _PATIENCE
+    ran = False
+    for candidate in _candidates(theirs, own, inputs, source_inputs):
+        if best is not None and time.monotonic() > until:
+            break
+        found = _tried(candidate, judged)
+        if found is None:
+            continue
+        ran = True
+        verdict, whole = found
+        rank = _rank(verdict, candidate)
+        if best is None or rank > best[0]:
+            best = rank, whole
+        if verdict.equal and verdict.compared:
+            break
+    if best is not None:
+        return best[1]
+    if inputs is not None and not ran:
+        raise CannotCarry("the source's code and the model cannot both be run on these inputs", where="--input")
+    raise CannotCarry(_why_none(theirs, own), where="--prove", hint="--input 'float32[2,3,64,64]' gives them")
+
+
+def _why_none(theirs: torch.nn.Module, own: torch.nn.Module) -> str:
+    """What keeps the two models from being run on the same inputs."""
+    first, second = (next(working_inputs(model), None) for model in (theirs, own))
+    if first is None:
+        return "found no inputs on which the source's code runs"
+    if second is None:
+        return "found no inputs on which the model runs"
+    return f"the source's code takes {inputs_text(first)}, the model {inputs_text(second)}, and no inputs fit both"
+
+
+def _rank(verdict: Verdict, candidate: SameInputs) -> tuple[Any, ...]:
+    fresh = sum(link.source is None and not link.how for link in candidate.links)
+    return verdict.equal, verdict.agreeing + verdict.entered, verdict.compared, -fresh
+
+
+def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tuple[Verdict, SameInputs] | None:
+    values = candidate.made(_SEED)
+    if values is None:
+        return None
+    flow = follow(candidate.code, values[0])
+    if flow is None:
+        return None
+    seen, verdict = judged(flow, values[1])
+    if seen is None or verdict is NOTHING:
+        return None
+    return verdict, SameInputs(candidate.theirs, candidate.own, candidate.links, candidate.code, flow, values[1])
+
+
+def _candidates(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[SameInputs]:
+    """Pairs of inputs, the likeliest first."""
+    done: set[str] = set()
+
+    def linked(first: Any, second: Any) -> Iterator[SameInputs]:
+        if repr((first, second)) not in done:
+            done.add(repr((first, second)))
+            for links in islice(_links(first, second), _WAYS):
+                yield SameInputs(first, second, links, theirs)
+
+    firsts: list[Any] = []
+    specs = _specs_of(theirs, inputs, source_inputs)
+    for spec in islice(specs, _THEIRS):
+        firsts.append(spec)
+        spelled = [inputs] if inputs is not None else list(_spellings(own, spec))
+        for wanted in spelled:
+            yield from linked(spec, wanted)
+        if inputs is not None:
+            continue
+        for wanted in islice(working_inputs(own, like=spelled), _OWN):
+            yield from linked(spec, wanted)
+            for mixed in islice(_mixtures(spec, wanted), 6):
+                yield from linked(_respelled(spec, mixed), _respelled(wanted, mixed))
+            if source_inputs is None:
+                like = [_respelled(spec, wanted), *_spellings(theirs, wanted)]
+                for other in islice(working_inputs(theirs, like=like), 2):
+                    yield from linked(other, wanted)
+    if firsts:
+        yield from _inside(theirs, own, firsts[0], inputs)
+
+
+def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[Any]:
+    """Inputs of the source's code."""
+    if source_inputs is not None:
+        yield source_inputs
+    elif inputs is not None:
+        like = list(_spellings(theirs, inputs))
+        yield from working_inputs(theirs, like=like)
+    else:
+        yield from working_inputs(theirs)
+
+
+def _mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
+    """Each input in the size of one model or the other: one may be free where the other is not."""
+    left = [one for _, one in leaves(own)]
+    choices: list[list[Any]] = []
+    for _, one in leaves(theirs):
+        kind = one.dtype, len(one.shape)
+        same = next((o for o in left if (o.dtype, len(o.shape)) == kind), None)
+        if same is not None:
+            left.remove(same)
+        choices.append([one] if same is None or same == one else [one, same])
+    yield from map(list, product(*choices))
+
+
+def _respelled(example: Any, other: Any) -> Any:
+    """Inputs in the form of EXAMPLE, with those of OTHER where they are of the same kind."""
+    left = [one for _, one in leaves(other)]
+    out = []
+    for _, one in leaves(example):
+        kind = one.dtype, len(one.shape)
+        same = next((o for o in left if (o.dtype, len(o.shape)) == kind), None)
+        if same is not None:
+            left.remove(same)
+        out.append(one if same is None else same)
+    return with_leaves(example, out)
+
+
+def _spellings(model: torch.nn.Module, spec: Any) -> Iterator[Any]:
+    """Inputs as they are, by position, and under the names that MODEL has for as many."""
+    flat = list(spec.values()) if isinstance(spec, MappingOf) else list(spec)
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        parameters = inspect.Signature().parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = [p for p in parameters if p.kind in kinds]
+    needed = [p.name for p in named if p.default is p.empty]
+    out: list[Any] = []
+    if isinstance(spec, MappingOf):
+        known = {p.name for p in named}
+        by_name = {name: value for name, value in spec.items() if name in known}
+        if by_name and set(needed) <= set(by_name):
+            out.append(by_name)
+        out.append(flat)
+    else:
+        out.append(flat)
+    main = getattr(model, "main_input_name", None)
+    if isinstance(main, str) and flat:
+        out.append({main: flat[0]})
+    if named and named[0].kind is not inspect.Parameter.POSITIONAL_ONLY:
+        out.append(dict(zip((p.name for p in named), flat, strict=False)))
+    if 0 < len(needed) < len(flat):
+        out.append(flat[: len(needed)])
+    if len(needed) > len(flat) > 0:
+        out.append([*flat, *flat * len(needed)][: len(needed)])
+    yield from {repr(one): one for one in out}.values()
+
+
+# ------------------------------------------------------------------------------------------------- linking
+
+
+def _links(theirs: Any, own: Any) -> Iterator[tuple[_Link, ...]]:
+    """Ways in which the inputs of the model may be those of the source's code, the likeliest first."""
+    first, second = leaves(theirs), leaves(own)
+    options = [_options(first, path, one) for path, one in second]
+    plain = _chosen(options, first)
+    yield from _unlike((plain,), set())
+    said = {plain}
+    if len(second) > 1:  # in other orders
+        same = [[o for o in option if o.source is not None and not o.how] for option in options]
+        for chosen in islice(_products(same), 16):
+            yield from _unlike((chosen,), said)
+    for place, option in enumerate(options):
+        for other in option:
+            yield from _unlike((tuple(other if i == place else link for i, link in enumerate(plain)),), said)
+
+
+def _unlike(links: Sequence[tuple[_Link, ...]], said: set[tuple[_Link, ...]]) -> Iterator[tuple[_Link, ...]]:
+    for one in links:
+        if one not in said and any(link.source is not None or link.how for link in one):
+            said.add(one)
+            yield one
+
+
+def _products(options: Sequence[Sequence[_Link]]) -> Iterator[tuple[_Link, ...]]:
+    for chosen in islice(product(*[option or [_Link(None)] for option in options]), 256):
+        taken = [link.source for link in chosen if link.source is not None]
+        if len(set(taken)) == len(taken):
+            yield chosen
+
+
+def _chosen(options: Sequence[Sequence[_Link]], first: Sequence[Any]) -> tuple[_Link, ...]:
+    """For each input the first that fits and is not used by another; else one that is."""
+    out: list[_Link] = []
+    used: set[int] = set()
+    for option in options:
+        link = next((o for o in option if o.source not in used), option[0] if option else _Link(None))
+        if link.source is not None:
+            used.add(link.source)
+        out.append(link)
+    return tuple(out)
+
+
+def _options(first: Sequence[Any], path: tuple[Any, ...], one: Any) -> list[_Link]:
+    """What may be given to an input of the model."""
+    out: list[tuple[int, _Link]] = []
+    for place, (their_path, other) in enumerate(first):
+        a, b = _told(other), _told(one)
+        named = 0 if str(path[-1]) == str(their_path[-1]) and isinstance(path[-1], str) else 1
+        if a[0] != b[0]:
+            continue
+        if a[1] == b[1]:
+            out.append((named, _Link(place)))
+            moved = [o for o in _orders(len(a[1])) if tuple(a[1][i] for i in o) == b[1]] if a[2] else []
+            out += [(4, _Link(place, order)) for order in moved]
+        elif a[2] and sorted(a[1]) == sorted(b[1]):
+            moved = [o for o in _orders(len(a[1])) if tuple(a[1][i] for i in o) == b[1]]
+            out += [(2 + named, _Link(place, order)) for order in moved]
+        elif a[2] and len(a[1]) == len(b[1]) == 4 and b[1][1] == 1 and (b[1][0], *b[1][2:]) == (a[1][0], *a[1][2:]):
+            out.append((5, _Link(place, (), "grey")))
+        elif a[2] and len(b[1]) == len(a[1]) + 1:
+            for d in (2, 1):
+                if b[1][:d] + b[1][d + 1 :] == a[1]:
+                    out.append((6, _Link(place, (d,), "frames")))
+    return [link for _, link in sorted(out, key=lambda told: told[0])]
+
+
+def _orders(ndim: int) -> Iterator[tuple[int, ...]]:
+    """Dimensions in other orders, the batch first."""
+    if 3 <= ndim <= 5:
+        for order in islice(permutations(range(1, ndim)), 1, None):
+            yield (0, *order)
+
+
+def _told(value: Any) -> tuple[str, tuple[int, ...], bool]:
+    """Type, shape, and whether it is a floating point type."""
+    dtype = value.dtype if isinstance(value, InputSpec) else str(value.dtype).removeprefix("torch.")
+    return dtype, tuple(value.shape), getattr(torch, dtype).is_floating_point
+
+
+# -------------------------------------------------------------------------------- what flows inside the source
+
+
+def parts(code: torch.nn.Module, values: Any) -> dict[str, torch.Tensor]:
+    """The first input of every module inside of the source's code."""
+    found: dict[str, torch.Tensor] = {}
+    hooks = []
+
+    def note(path: str) -> Callable[[torch.nn.Module, Any], None]:
+        def hook(module: torch.nn.Module, args: Any) -> None:
+            if args and isinstance(args[0], torch.Tensor) and args[0].is_floating_point():
+                found.setdefault(path, args[0].detach().clone())
+
+        return hook
+
+    for path, module in code.named_modules():
+        if path and any(True for _ in module.children()):
+            hooks.append(module.register_forward_pre_hook(note(path)))
+    training = code.training
+    code.eval()
+    try:
+        with torch.no_grad():
+            called(code, values)
+    except Exception:
+        return {}
+    finally:
+        code.train(training)
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _inside(theirs: torch.nn.Module, own: torch.nn.Module, spec: Any, inputs: Any) -> Iterator[SameInputs]:
+    """What modules inside of the source's code take, for a model that is such a part."""
+    values = made(spec, generator=torch.Generator().manual_seed(_SEED))
+    seen: set[tuple[int, ...]] = set()
+    for path, tensor in parts(theirs, values).items():
+        shape = tuple(tensor.shape)
+        if shape in seen:
+            continue
+        seen.add(shape)
+        if len(seen) > _PARTS:
+            return
+        wanted = InputSpec(str(tensor.dtype).removeprefix("torch."), shape)
+        if inputs is None:
+            for spelled in islice(_spellings(own, [wanted]), 3):
+                if len(leaves(spelled)) == 1:
+                    yield SameInputs(spec, spelled, (_Link(None, (), "part", path),), theirs)
+
+
+__all__ = ["SameInputs", "same_inputs"]

@@ -1,0 +1,142 @@
+"""What a proof makes of a mapping: doubts settled, and what was seen said in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Mapping as MappingOf
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from ...errors import counted, printable
+from ...keys import collapse
+from ..mapping import Entry, Mapping
+from .flow import Flow
+from .influence import felt, unfelt_keys, unseen
+from .search import search
+from .trial import Trial
+from .verdict import Verdict, judge, shown_by
+
+
+def settle(
+    mapping: Mapping,
+    trial: Trial,
+    expected: Flow,
+    shown: str,
+    others: Iterable[tuple[Flow | None, Any]] = (),
+    copies: MappingOf[str, Sequence[str]] = MappingProxyType({}),
+) -> Mapping:
+    """The mapping with its proof, as EXPECTED judges it, on OTHERS too; doubts that this settles are settled.
+
+    COPIES are keys of the file that the source's code would take as well: which of them is meant stays a doubt.
+    """
+    entries = {e.target: e for e in mapping.entries}
+    seen = trial.run(entries.values())
+    verdict = judge(expected, seen, entries)
+    if seen is None or (not verdict.compared and verdict.agreeing <= 0 and not expected.uses):
+        what = "the model cannot be run on these inputs" if seen is None else "no output is of the size of a saved one"
+        return replace(mapping, proof=_proof(False, f"nothing could be compared: {what}", None, trial.runs))
+    changed: dict[str, None] = {}
+    if not verdict.equal:
+        entries, seen, verdict, changed = search(entries, seen, verdict, trial, expected)
+    if not verdict.equal:
+        verdict = _but_for_new_keys(expected, seen, entries) or verdict
+    unfelt: list[str] = []
+    if verdict.equal and not all(_holds(trial, entries, verdict, *other) for other in others):
+        verdict = replace(verdict, equal=False)
+        shown += ", though not on other values"
+    if verdict.equal:
+        trial.load(entries.values())
+        unfelt = unfelt_keys(trial, seen, expected, entries)
+        open_still = set(unfelt)
+        if not verdict.compared and seen is not None:
+            fine = shown_by([expected.known.holds(use.given) for use in seen.uses], seen)
+            open_still |= {key for use in seen.uses if not fine[use.index] for key in use.keys}
+        entries = felt(entries, mapping, trial, open_still)
+    if not (verdict.equal and verdict.compared):
+        entries = unseen(entries, mapping)
+    if copies:
+        entries = {key: _of_copies(entry, copies) for key, entry in entries.items()}
+        shown += ", with one of the copies that the file holds"
+    text = _said(verdict, shown)
+    new = [e.target for e in mapping.entries if entries[e.target].expr != e.expr]
+    if new:
+        text += f"; settled by trial: {counted(len(new), 'key')} ({_few(new)})"
+    if unfelt:
+        text += f"; they do not depend on {_unfelt_text(unfelt)}"
+    divergence = None if verdict.equal else first_divergence(verdict)
+    proof = _proof(verdict.equal, text, divergence, trial.runs) | {"changes": list(changed), "unfelt": unfelt}
+    return replace(mapping, proof=proof).with_entries([entries[e.target] for e in mapping.entries])
+
+
+def _but_for_new_keys(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry]) -> Verdict | None:
+    """The verdict without outputs that are made with keys without a source, if most of the model agrees."""
+    found = judge(expected, seen, entries, all_outputs=False)
+    return found if found.equal and found.agreeing >= _MOST * found.uses else None
+
+
+#: Share of the uses of weights that has to agree where outputs cannot, because some keys have no source.
+_MOST = 0.6
+
+
+def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
+    """The code of the source fits several copies of it in the file, and no output says which is wanted."""
+    if entry.expr is None or not any(key in copies for key in entry.sources):
+        return entry
+    count = max(len(copies.get(key, ())) for key in entry.sources)
+    rivals = [
+        entry.expr.rename(lambda key, n=n: copies[key][n] if n < len(copies.get(key, ())) else key)  # type: ignore[misc]
+        for n in range(count)
+    ]
+    doubt = "the file holds several copies of the source's model"
+    return replace(entry, status="guessed", doubts=(doubt,), rivals=tuple(rivals))
+
+
+def _holds(trial: Trial, entries: dict[str, Entry], first: Verdict, expected: Flow | None, inputs: Any) -> bool:
+    """Whether the models agree on other inputs, too, where the source's code can be run on them."""
+    if expected is None:
+        return True
+    before, trial.inputs = trial.inputs, inputs
+    seen = trial.run(entries.values())
+    trial.inputs = before
+    again = judge(expected, seen, entries)
+    if first.compared and not first.beyond:
+        return again.equal and not again.beyond
+    return again.equal or _but_for_new_keys(expected, seen, entries) is not None
+
+
+def _said(verdict: Verdict, shown: str) -> str:
+    if verdict.beyond:
+        return f"all {counted(verdict.uses, 'use')} of weights give the same on {shown}; outputs differ in what follows"
+    if verdict.equal and verdict.compared:
+        return f"outputs are equal on {shown}"
+    agree = f"{verdict.agreeing:,} of {counted(verdict.uses, 'use')} of weights give the same on {shown}"
+    if verdict.equal:
+        beyond = f", all before {printable(verdict.left[0], 60)}, which has no source" if verdict.left else ""
+        return f"{agree}{beyond}; no outputs are of one size"
+    if not verdict.uses:
+        return f"outputs differ on {shown}"
+    return f"outputs differ on {shown}; the first divergence is at {first_divergence(verdict)}: {agree}"
+
+
+def first_divergence(verdict: Verdict) -> str:
+    """The module at which the models part."""
+    keys = [key for use in verdict.front for key in use.keys]
+    return keys[0].rpartition(".")[0] or keys[0] if keys else "the output"
+
+
+def _unfelt_text(keys: Sequence[str]) -> str:
+    counters = [key for key in keys if key.endswith("num_batches_tracked")]
+    others = [key for key in keys if not key.endswith("num_batches_tracked")]
+    said = [f"{counted(len(counters), 'counter')} of batch norms"] if counters else []
+    said += [f"{counted(len(others), 'key')} ({_few(others)})"] if others else []
+    return " and ".join(said)
+
+
+def _few(keys: Sequence[str]) -> str:
+    patterns = [group.pattern for group in collapse([(key, None) for key in keys])]
+    return ", ".join(printable(p, 60) for p in patterns[:3]) + (", …" if len(patterns) > 3 else "")
+
+
+def _proof(equal: bool, text: str, divergence: str | None, runs: int) -> dict[str, Any]:
+    return {"equal": equal, "text": text, "first_divergence": divergence, "runs": runs}

@@ -1,0 +1,128 @@
+"""The code that a file was saved from, filled with that file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...architecture import ModelSource, build, fill, find_model, unwrapped
+from ...checkpoint import Checkpoint
+from ...errors import NotFound, counted, printable
+from ...signature import Signature
+from ...trace import signature_of
+from .. import expression as ex
+from ..expression import Expr, Shape
+from ..mapping import Entry, Mapping
+from ..own_code import named_alike
+from ..sources import apply, match_signature
+from .flow import Flow
+
+
+def built(model: Any) -> torch.nn.Module:
+    """A model as it is, or built from code."""
+    if isinstance(model, torch.nn.Module):
+        return unwrapped(model)
+    found = model if isinstance(model, ModelSource) else find_model(str(model))
+    return unwrapped(build(found, real=True))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCode:
+    """The source's code, filled with the file.
+
+    Attributes:
+        made_of: what each of its keys is made of, over keys of the file.
+        copies: other keys of the file that would do as well, for those that were taken, where the file holds the model
+            several times.
+        missing: keys that the file does not have in these sizes.
+    """
+
+    made_of: dict[str, Expr]
+    copies: dict[str, list[str]] = field(default_factory=dict)
+    missing: frozenset[str] = frozenset()
+
+    def seen(self, flow: Flow) -> Flow:
+        """What flows through it, over keys of the file; without outputs made with keys that the file does not have."""
+        made = flow.renamed(self.made_of)
+        if not self.missing:
+            return made
+        open_: list[bool] = []
+        for use in flow.uses:
+            open_.append(not self.missing.isdisjoint(use.keys) or any(open_[i] for i in use.before))
+        kept = [i for i, behind in enumerate(flow.behind) if not any(open_[j] for j in behind)]
+        uses = [use for use in made.uses if not open_[use.index]]
+        return Flow(uses, [made.outputs[i] for i in kept], [made.behind[i] for i in kept])
+
+
+def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnCode:
+    """Load the source file into the source's own code, and say what each of its keys is made of."""
+    wanted_here = signature_of(model, trace=False)
+    found, copies = _by_names(wanted_here, ckpt, mapping) or (match_signature(ckpt, wanted_here, at=mapping.at), {})
+    missing = _missing(found)
+    if len(missing) > _FEW * len(found.entries):
+        found, copies = _by_names(wanted_here, ckpt, mapping, share=1 - _FEW) or (found, copies)
+        missing = _missing(found)
+    if len(missing) > _FEW * len(found.entries):
+        raise NotFound(
+            f"the code of the source has {counted(len(missing), 'key')} that the file does not have for certain",
+            where=ckpt.where,
+            evidence=[printable(key, 100) for key in missing[:4]],
+            hint="--source-model names the code that the file was saved from",
+        )
+    fill(model, apply(found, ckpt))
+    return OwnCode({e.target: e.expr for e in found.entries if e.expr is not None}, copies, frozenset(missing))
+
+
+#: Share of its keys that the source's code may lack.
+_FEW = 0.1
+
+
+def _missing(found: Mapping) -> list[str]:
+    return [e.target for e in found.entries if not e.default and e.status != "mapped"]
+
+
+def adapter_factors(model: torch.nn.Module) -> list[float]:
+    """What low-rank adapters may be multiplied with: numbers that the modules with adapters hold, and their ratios."""
+    found: dict[float, None] = {}
+    for module in model.modules():
+        names = [*module._parameters, *module._modules]
+        if not any("lora" in name.lower() for name in names):
+            continue
+        values = [v for held in vars(module).values() for v in (held.values() if isinstance(held, dict) else [held])]
+        numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool) and v > 0]
+        found |= dict.fromkeys([*numbers, *(a / b for a in numbers for b in numbers)])
+    return list(found)[:64]
+
+
+def _by_names(
+    wanted: Signature, ckpt: Checkpoint, mapping: Mapping, *, share: float = 1.0
+) -> tuple[Mapping, dict[str, list[str]]] | None:
+    """The mapping by equal names, where all of them are there in the same sizes, and what else has these names."""
+    shapes: dict[str, Shape] = {}
+    for weights in ckpt.state_dicts():
+        for key, tensor in weights.tensors.items():
+            whole = f"{weights.path}/{key}" if weights.path else key
+            shapes[
+                key if weights.path == (mapping.at or weights.path) and whole not in mapping.source_shapes else whole
+            ] = tensor.shape
+    code = {key: entry.shape for key, entry in wanted.entries.items()}
+    optional = frozenset(key for key, entry in wanted.entries.items() if not entry.parameter and "running_" not in key)
+    ways = named_alike(code, shapes, optional, share=share)
+    if not ways:
+        return None
+    used = {key for entry in mapping.entries for key in entry.sources}
+    way = max(ways, key=lambda way: len(used & set(way.values())))
+    copies: dict[str, list[str]] = {}
+    for other in ways:
+        for key, held in way.items():
+            if other.get(key, held) != held:
+                copies.setdefault(held, []).append(other[key])
+    entries = [
+        Entry(key, shape, "mapped", ex.of(way[key]))
+        if key in way
+        else Entry(key, shape, "mapped" if key in optional else "unmapped", default=key in optional)
+        for key, shape in code.items()
+    ]
+    return Mapping((), (), shapes, ckpt.where, wanted.name, at=mapping.at).with_entries(entries), copies

@@ -1,0 +1,70 @@
+"""The model with one mapping or another: what flows through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...checkpoint import Checkpoint
+from ...errors import RuleError
+from ...model import to_torch
+from .. import expression as ex
+from ..expression import Expr
+from ..mapping import Entry, Mapping
+from ..sources import source_tensors
+from .flow import Flow
+from .recorder import follow
+
+#: Trials without success that looking for a better mapping may take.
+_TRIALS = 600
+
+
+class Trial:
+    """The target model, and what flows through it with one mapping or another."""
+
+    def __init__(
+        self, model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping, inputs: Any, factors: Sequence[float] = ()
+    ) -> None:
+        self.model, self.inputs, self.factors = model, inputs, factors
+        every = [ex.of(key) for key in mapping.source_shapes]
+        more = [r for e in mapping.entries for r in e.rivals]
+        wanted = [Entry(f"#{i}", (), "mapped", x) for i, x in enumerate([*every, *more])]
+        self.tensors = source_tensors(ckpt, replace(mapping, entries=(*mapping.entries, *wanted)))
+        self.shapes = {key: t.shape for key, t in self.tensors.items()}
+        self.state = model.state_dict()
+        self.initial = {k: v.clone() for k, v in self.state.items() if isinstance(v, torch.Tensor)}
+        self.loaded: dict[str, Expr | None] = {}
+        self.runs = self.misses = 0
+        self.patience = _TRIALS
+
+    def load(self, entries: Iterable[Entry]) -> None:
+        """Put the values that ENTRIES say into the model."""
+        with torch.no_grad():
+            for entry in entries:
+                if entry.target in self.loaded and self.loaded[entry.target] == entry.expr:
+                    continue
+                self.loaded[entry.target] = entry.expr
+                own = self.state.get(entry.target)
+                if own is None:
+                    continue
+                if entry.expr is None:
+                    own.copy_(self.initial[entry.target])
+                else:
+                    own.copy_(to_torch(ex.lazy(entry.expr, self.tensors)))
+
+    def run(self, entries: Iterable[Entry]) -> Flow | None:
+        """What flows through the model with these entries; None where one of them cannot be made."""
+        entries = list(entries)
+        for entry in entries:
+            if entry.expr is not None and self.loaded.get(entry.target) != entry.expr:
+                try:
+                    if ex.shape_of(entry.expr, self.shapes) != entry.shape:
+                        return None
+                except (RuleError, IndexError, ZeroDivisionError):
+                    return None
+        self.load(entries)
+        self.runs += 1
+        return follow(self.model, self.inputs)

@@ -1,0 +1,160 @@
+"""How far a mapping gets: outputs and uses of weights held against those of the source's code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import torch
+
+from ..mapping import Entry
+from .fingerprints import pairing
+from .flow import Flow, Use
+
+#: Largest difference, relative to the spread of the values, that counts as equal.
+_TOLERANCE = 1e-3
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two outputs are the same, also where one has its dimensions in another order."""
+    if a.numel() != b.numel() or a.numel() == 0:
+        return False
+    a, b = a.detach().double().squeeze(), b.detach().double().squeeze()
+    if sorted(a.shape) == sorted(b.shape) and a.ndim <= 4:
+        orders = [p for p in permutations(range(a.ndim)) if tuple(a.shape[i] for i in p) == tuple(b.shape)]
+        return any(_close(a.permute(p), b) for p in orders)
+    return _close(a.reshape(-1), b.reshape(-1))
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
+        same = torch.isfinite(a) & torch.isfinite(b)
+        if not torch.equal(torch.isfinite(a), torch.isfinite(b)) or not same.any():
+            return False
+        a, b = a[same], b[same]
+    spread = float(a.abs().max()) or 1.0
+    return float((a - b).abs().max()) <= _TOLERANCE * spread
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How far one mapping gets.
+
+    Attributes:
+        equal: whether the outputs, or all that could be compared in place of them, are the same.
+        compared: outputs of the model that could be compared.
+        agreeing: uses of weights that give what one in the source's code gives.
+        uses: how many there are.
+        entered: those that take what one there takes.
+        front: those that do not, while all before them do.
+        left: keys without a source that keep others from being compared.
+        beyond: whether outputs differ only in what is done after the last use of a weight.
+    """
+
+    equal: bool
+    compared: int
+    agreeing: int
+    uses: int
+    front: tuple[Use, ...] = ()
+    left: tuple[str, ...] = ()
+    entered: int = 0
+    beyond: bool = False
+
+    def is_ahead_of(self, other: Verdict) -> bool:
+        """Whether more agrees: what is taken counts as well, since the next weights may be wrong, too."""
+        return self.equal or (self.agreeing + self.entered) > (other.agreeing + other.entered)
+
+
+NOTHING = Verdict(False, 0, -1, 0)
+
+
+def judge(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry], *, all_outputs: bool = True) -> Verdict:
+    """How far a mapping gets that gives SEEN, where the source's code gives EXPECTED.
+
+    Outputs that are made with keys without a source cannot agree; unless ALL_OUTPUTS they are passed over.
+    """
+    if seen is None:
+        return NOTHING
+    known = [bool(expected.uses) and expected.known.holds(use.given) for use in seen.uses]
+    fine = shown_by(known, seen)
+    front = [use for use in seen.uses if not fine[use.index] and all(fine[i] for i in use.before)]
+    outputs = (
+        seen.outputs
+        if all_outputs
+        else [out for out, open_ in zip(seen.outputs, _made_with(seen, entries), strict=True) if not open_]
+    )
+    compared, equal, _ = compared_outputs(expected.outputs, outputs)
+    if not compared:
+        open_front = [use for use in front if not _is_left(use, entries)]
+        equal = bool(expected.uses) and not open_front and sum(known) > 0
+    same_to_the_last = False
+    if compared and not equal and all(known):
+        same_to_the_last = equal = _same_last(expected, seen)
+    left = [key for use in front for key in use.keys if key in entries and entries[key].expr is None]
+    return Verdict(
+        equal,
+        compared,
+        sum(known),
+        len(known),
+        tuple(front if not equal else ()),
+        tuple(dict.fromkeys(left)),
+        sum(use.taken is not None and expected.entries.holds(use.taken) for use in seen.uses) if expected.uses else 0,
+        same_to_the_last,
+    )
+
+
+def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
+    """Which uses give what one in the source's code gives, or lead to one that does."""
+    fine = list(known)
+    for use in reversed(seen.uses):
+        if fine[use.index]:
+            for before in use.before:
+                fine[before] = True
+    return fine
+
+
+def _same_last(expected: Flow, seen: Flow) -> bool:
+    """Whether both models end in one use of weights that gives the same in the same order, over all others.
+
+    What they make of it after that (a difference to the input, a scale) is no matter of weights.
+    """
+    ends, theirs = ({i for behind in flow.behind for i in behind} for flow in (seen, expected))
+    if len(ends) != 1 or len(theirs) != 1:
+        return False
+    last, other = seen.uses[next(iter(ends))], next(u for u in expected.uses if u.index in theirs)
+    reached, open_ = set(ends), set(last.before)
+    while open_:
+        reached |= open_
+        open_ = {i for at in open_ for i in seen.uses[at].before} - reached
+    return len(reached) == len(seen.uses) and pairing(last.given, other.given) == list(range(last.rows))
+
+
+def _made_with(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
+    """For each output whether a key without a source is anywhere behind it."""
+    open_: list[bool] = []
+    for use in seen.uses:
+        open_.append(_is_left(use, entries) or any(open_[i] for i in use.before))
+    return [any(open_[i] for i in behind) for behind in seen.behind]
+
+
+def _is_left(use: Use, entries: MappingOf[str, Entry]) -> bool:
+    return any(key in entries and entries[key].expr is None and not entries[key].default for key in use.keys)
+
+
+def compared_outputs(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tuple[int, bool, list[int]]:
+    """How many outputs can be compared; whether all of one side that can be are on the other; which of the model's are.
+
+    Either side may give more: hidden states, or what is computed of several outputs.
+    """
+    alone = len(expected) == len(seen) == 1
+    theirs = [i for i, a in enumerate(expected) if any(_of_one_size(a, b, alone) for b in seen)]
+    own = [j for j, b in enumerate(seen) if any(_of_one_size(a, b, alone) for a in expected)]
+    found = [(i, j) for i in theirs for j in own if _equal(expected[i], seen[j])]
+    equal = {i for i, _ in found} == set(theirs) or {j for _, j in found} == set(own)
+    return min(len(theirs), len(own)), equal and bool(found), sorted({j for _, j in found})
+
+
+def _of_one_size(a: torch.Tensor, b: torch.Tensor, alone: bool) -> bool:
+    return a.numel() == b.numel() and (alone or a.numel() > 1)

@@ -1,0 +1,175 @@
+"""Inputs of a model, found by running it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+from ckptool.errors import RuleError
+from ckptool.input_search import find_inputs, working_inputs
+from ckptool.inputs import Fields, inputs_text, leaves, made, nested, parse_inputs
+
+F = nn.functional
+
+
+class Maps(nn.Module):
+    """A head over feature maps of several sizes, one layer each."""
+
+    def __init__(self, widths: tuple[int, ...] = (6, 10, 14)) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Conv2d(n, 4, 1) for n in widths])
+
+
+class MapsApart(Maps):
+    def forward(self, *maps: Any) -> Any:
+        return [layer(x) for layer, x in zip(self.layers, maps, strict=True)]
+
+
+class MapsInAList(Maps):
+    def forward(self, maps: Any) -> Any:
+        return [layer(maps[n]) for n, layer in enumerate(self.layers)]
+
+
+class ABatch(nn.Module):
+    """What training code hands over: a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.conv, self.out = nn.Embedding(31, 8), nn.Conv2d(1, 8, 3), nn.Linear(8, 2)
+
+    def forward(self, batch: Any) -> Any:
+        return self.out(self.conv(batch["image"]).mean((2, 3)) + self.words(batch["tokens"]).mean(1))
+
+
+class Graph(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(7, 5)
+
+    def forward(self, x: Any, adj: Any) -> Any:
+        return adj @ self.lin(x)
+
+
+class OptionalNeeded(nn.Module):
+    """Everything has a default, and some of it is needed all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.label = nn.Conv2d(4, 8, 3), nn.Embedding(11, 8)
+
+    def forward(self, sample: Any, step: Any = None, class_labels: Any = None, return_dict: bool = True) -> Any:
+        return self.image(sample) + self.label(class_labels)[:, :, None, None] * step.float()[:, None, None, None]
+
+
+class Film(nn.Module):
+    """Takes five dimensions, and only its own number of frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.places = nn.Conv2d(3, 6, 4, 4), nn.Parameter(torch.zeros(5, 6))
+
+    def forward(self, clip: Any) -> Any:
+        n, c, t, h, w = clip.shape
+        x = self.conv(clip.transpose(1, 2).reshape(n * t, c, h, w)).mean((2, 3)).view(n, t, 6)
+        return x + self.places
+
+
+class OneRow(nn.Module):
+    """A text reader: the height of a picture has to become 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3, padding=1)
+
+    def forward(self, x: Any) -> Any:
+        return F.max_pool2d(F.max_pool2d(self.conv(x), 2), 2).squeeze(2).permute(2, 0, 1)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(9, 5, batch_first=True)
+
+    def forward(self, x: Any, hidden: Any) -> Any:
+        return self.rnn(x, hidden)[0]
+
+
+class Mel(nn.Module):
+    """Spectra of a fixed length only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.places = nn.Conv1d(20, 8, 3, stride=2, padding=1), nn.Parameter(torch.zeros(50, 8))
+
+    def forward(self, input_features: Any) -> Any:
+        if input_features.shape[-1] != 100:
+            raise ValueError(
+                f"expects the mel input features to be of length 100, but found {input_features.shape[-1]}"
+            )
+        return self.conv(input_features).transpose(1, 2) + self.places
+
+
+@pytest.mark.parametrize(
+    "model",
+    [MapsApart, MapsInAList, ABatch, Graph, OptionalNeeded, Film, OneRow, Recurrent, Mel],
+    ids=lambda kind: kind.__name__,
+)
+def test_inputs_are_found_that_use_every_weight(model: Any) -> None:
+    own = model().eval()
+    found = next(find_inputs(own), None)
+    assert found is not None
+    given = made(found, generator=torch.Generator().manual_seed(0))
+    for p in own.parameters():
+        p.requires_grad_(True)
+    out = own(**given) if isinstance(given, dict) else own(*given)
+    total = sum(t.float().sum() for t in (out if isinstance(out, list) else [out]))
+    total.backward()
+    assert all(p.grad is not None for p in own.parameters())
+
+
+def test_the_inputs_that_are_asked_for_come_first() -> None:
+    own = Maps((3,))
+    own.forward = lambda x: own.layers[0](x)  # type: ignore[method-assign]
+    like = parse_inputs(["float32[1,3,5,9]"])
+    assert str(next(working_inputs(own, like=[like]))[0]) == "float32[1,3,5,9]"
+
+
+def test_a_vocabulary_is_used_up() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(300, 4)
+
+        def forward(self, thing: Any) -> Any:
+            return self.table(thing)
+
+    found = next(find_inputs(Words()))
+    assert [one.high for _, one in leaves(found)] == [300]
+
+
+def test_a_model_that_takes_nothing_we_can_make_has_no_inputs() -> None:
+    class Odd(nn.Module):
+        def forward(self, thing: Any) -> Any:
+            raise RuntimeError("not today")
+
+    assert next(find_inputs(Odd(), patience=2.0), None) is None
+
+
+def test_names_with_dots_are_lists_and_dicts() -> None:
+    texts = ["maps.0=float32[1,2]", "maps.1=float32[3,4]", "batch.image=float32[5]", "x=int64[2]<9"]
+    parsed = parse_inputs(texts)
+    assert isinstance(parsed, dict)
+    assert isinstance(parsed["maps"], list)
+    assert isinstance(parsed["batch"], Fields)
+    assert inputs_text(parsed) == " ".join(texts)
+    assert made(parsed)["batch"].image.shape == (5,)
+
+
+def test_one_name_cannot_be_an_input_and_hold_inputs() -> None:
+    with pytest.raises(RuleError, match="inside of another input"):
+        nested({"a": 1, "a.b": 2})
