@@ -81,6 +81,8 @@ def _named(signature: Signature, *, is_target: bool) -> Canon:
         piece = canon.put(piece)
         if is_target:
             canon.assembly[entry.key] = piece.expr
+    if is_target:
+        canon.assembly.update((copy, canon.assembly[key]) for key, copy in kept.items())
     return canon
 
 

@@ -332,3 +332,11 @@ def test_norms_of_each_path_are_no_norm_of_all_without_a_doubt() -> None:
     shapes = {"a.weight": (12, 10), "ln.weight": (12,), "ln.bias": (12,)}
     found = {e.target: e.status for e in port(signature(source), wanted(shapes)).entries}
     assert found == {"a.weight": "mapped", "ln.weight": "guessed", "ln.bias": "guessed"}
+
+
+def test_a_model_that_keeps_a_weight_beside_its_dropped_copy_gets_both_from_one() -> None:
+    target = {"rnn.weight_hh_l0_raw": (12, 3), "rnn.module.weight_ih_l0": (12, 5), "rnn.module.weight_hh_l0": (12, 3)}
+    source = {f"net.{key}": shape for key, shape in target.items()}
+    mapping = port(signature(source), wanted(target))
+    assert pairing(mapping)["rnn.weight_hh_l0_raw"] == "net.rnn.weight_hh_l0_raw"
+    assert pairing(mapping)["rnn.module.weight_hh_l0"] == "net.rnn.weight_hh_l0_raw"
