@@ -109,8 +109,17 @@ def _searched(
 
 
 def _is_small(spec: Any) -> bool:
-    """Whether inputs have elements, and not too many."""
-    return all(all(0 < n <= _MOST for n in one.shape) and math.prod(one.shape) <= _MOST for _, one in leaves(spec))
+    """Whether inputs have elements, and not so many that code which compares each with each takes much memory."""
+    return all(
+        all(0 < n <= _MOST for n in one.shape)
+        and math.prod(one.shape) <= _MOST
+        and (len(one.shape) > 3 or math.prod(one.shape[:-1]) <= _MOST_ROWS)
+        for _, one in leaves(spec)
+    )
+
+
+#: Rows of inputs that are no pictures (nodes of a graph, places of a text), and elements of any intermediate result.
+_MOST_ROWS, _MOST_MADE = 4096, 1 << 25
 
 
 #: Further tries for inputs that use more of the weights than those that were found.
@@ -299,6 +308,8 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         result = self._shortcut(name, args, kwargs) if self._shortcut is not None else None
         if result is None:
             result = func(*args, **kwargs)
+        if any(isinstance(one, torch.Tensor) and _stored(one) > _MOST_MADE for one in _flat(result)):
+            raise MemoryError("makes too much of its inputs")
         self._failed = False
         self._calls += not (name in _PICKS and id(args[0]) in self._given)
         self._used.update(id(t) for t in taken if id(t) in self._weights)
@@ -322,6 +333,11 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
             self._asked,
             frozenset(self.touched),
         )
+
+
+def _stored(tensor: torch.Tensor) -> int:
+    """How many elements a result has that take memory."""
+    return 0 if tensor.is_meta else math.prod(n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s)
 
 
 _PICKS = frozenset({"__getitem__", "unbind"})

@@ -173,3 +173,23 @@ def test_names_with_dots_are_lists_and_dicts() -> None:
 def test_one_name_cannot_be_an_input_and_hold_inputs() -> None:
     with pytest.raises(RuleError, match="inside of another input"):
         nested({"a": 1, "a.b": 2})
+
+
+def test_code_that_compares_each_with_each_is_not_tried_on_thousands() -> None:
+    sizes = []
+
+    class Pairs(nn.Module):
+        """Graph attention: every node with every other, and only a number of nodes that we do not hit upon."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(7, 5)
+
+        def forward(self, x: Any, adj: Any) -> Any:
+            h = self.lin(x).flatten(0, -2)
+            sizes.append(len(h))
+            e = h[:, None] + h[None, :]
+            return e.sum(-1) * adj.view(997, 997)
+
+    next(find_inputs(Pairs(), patience=4.0), None)
+    assert max(sizes) <= 4096
