@@ -287,7 +287,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        taken = [t for t in _flat((args, kwargs)) if isinstance(t, torch.Tensor)]
+        taken = [t for t in flat((args, kwargs)) if isinstance(t, torch.Tensor)]
         origin = frozenset(itertools.chain.from_iterable(self._from.get(id(t), ()) for t in taken))
         self._last, self._failed = (name, (args, kwargs), origin), True
         if name not in _LOOKS:
@@ -308,14 +308,14 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         result = self._shortcut(name, args, kwargs) if self._shortcut is not None else None
         if result is None:
             result = func(*args, **kwargs)
-        if any(isinstance(one, torch.Tensor) and _stored(one) > _MOST_MADE for one in _flat(result)):
+        if any(isinstance(one, torch.Tensor) and _stored(one) > _MOST_MADE for one in flat(result)):
             raise MemoryError("makes too much of its inputs")
         self._failed = False
         self._calls += not (name in _PICKS and id(args[0]) in self._given)
         self._used.update(id(t) for t in taken if id(t) in self._weights)
         self._alive.append((args, kwargs, result))
         if origin:
-            for one in _flat(result):
+            for one in flat(result):
                 if isinstance(one, torch.Tensor) and id(one) not in self._given and id(one) not in self._weights:
                     self._from[id(one)] = origin
         return result
@@ -344,13 +344,14 @@ _PICKS = frozenset({"__getitem__", "unbind"})
 _LOOKS = frozenset("__get__ size dim numel stride __len__".split())
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def flat(value: Any) -> Iterator[Any]:
+    """What is in lists, tuples and dicts in each other, in order."""
     if isinstance(value, tuple | list):
         for item in value:
-            yield from _flat(item)
+            yield from flat(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _flat(item)
+            yield from flat(item)
     else:
         yield value
 
@@ -448,7 +449,7 @@ def _changed(one: InputSpec, stop: _Stop) -> Iterator[InputSpec]:
     """Other inputs in place of one."""
     said, name = stop.message, stop.name
     floats = getattr(torch, one.dtype).is_floating_point
-    args = [a for a in _flat(stop.args) if isinstance(a, torch.Tensor)]
+    args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
     x = args[0] if args else None
     weight = args[1] if len(args) > 1 else None
     if name == "embedding" and floats and weight is not None:
@@ -532,7 +533,7 @@ _BY_ELEMENT = frozenset("add mul sub __add__ __mul__ __sub__ __radd__ __rmul__".
 def _dimensions(stop: _Stop) -> list[tuple[int, int]]:
     """How many dimensions something has, and how many are wanted."""
     said = stop.message
-    args = [a for a in _flat(stop.args) if isinstance(a, torch.Tensor)]
+    args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
     x, weight = (args[0] if args else None), (args[1] if len(args) > 1 else None)
     found: list[tuple[int, int]] = []
     if stop.name.startswith("conv") and x is not None and weight is not None and x.ndim != weight.ndim:
@@ -570,7 +571,7 @@ def _dimensions(stop: _Stop) -> list[tuple[int, int]]:
     ):
         found.append((min(x.ndim, weight.ndim), max(x.ndim, weight.ndim)))
     if "permute" in stop.name and x is not None:
-        found.append((x.ndim, len([a for a in _flat(stop.args) if isinstance(a, int)])))
+        found.append((x.ndim, len([a for a in flat(stop.args) if isinstance(a, int)])))
     return [(have, want) for have, want in dict.fromkeys(found) if have != want or have < 0]
 
 
@@ -589,7 +590,7 @@ def _of_dimensions(
             yield replace(one, shape=one.shape[:new])
             yield replace(one, shape=(one.shape[0], *one.shape[1 - new :]) if new > 1 else one.shape[:1])
             continue
-        between = [a.shape[1] for a in _flat(stop.args) if isinstance(a, torch.Tensor) and a.ndim > 2]
+        between = [a.shape[1] for a in flat(stop.args) if isinstance(a, torch.Tensor) and a.ndim > 2]
         plain = [
             shape
             for n in dict.fromkeys((*between, 4))
@@ -629,7 +630,7 @@ def _wanted_sizes(stop: _Stop, x: torch.Tensor | None, weight: torch.Tensor | No
             have = x.shape[-1] if name in ("layer_norm", "rms_norm") else x.shape[1 if x.ndim > 1 else 0]
             found.append((have, width))
         elif name in ("matmul", "__matmul__", "mm", "bmm", "addmm", "__rmatmul__") and x.ndim and weight.ndim:
-            a, b = (args_ for args_ in [a for a in _flat(stop.args) if isinstance(a, torch.Tensor)][-2:])
+            a, b = (args_ for args_ in [a for a in flat(stop.args) if isinstance(a, torch.Tensor)][-2:])
             inner = b.shape[-2] if b.ndim > 1 else b.shape[-1]
             found += [(a.shape[-1], inner), (inner, a.shape[-1])]
             if a.ndim > 2 and b.ndim > 2 and a.shape[0] != b.shape[0]:

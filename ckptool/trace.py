@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from .channels import Channels
 from .hollow import shape_only, without_memory
-from .input_search import find_inputs
+from .input_search import find_inputs, flat
 from .inputs import InputSpec, guess_inputs, inputs_text, made
 from .signature import Entry, Signature
 
@@ -197,7 +197,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         self._alive.append((args, kwargs))  # so that ids stay their own
-        for place, value in enumerate(_flat([args, kwargs])):
+        for place, value in enumerate(flat([args, kwargs])):
             key = self._keys.get(id(value))
             if key is not None and name not in _LOOKS:
                 self._use(key, name, place, args, value)
@@ -367,14 +367,3 @@ _PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm".split
 #: Functions that multiply with a matrix, and those that take one out of a stack.
 _MULTIPLY = _PRODUCTS | {"linear", "einsum"}
 _MEMBERS = frozenset("__getitem__ select unbind index_select".split())
-
-
-def _flat(value: Any) -> Iterator[Any]:
-    if isinstance(value, tuple | list):
-        for item in value:
-            yield from _flat(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _flat(item)
-    else:
-        yield value
