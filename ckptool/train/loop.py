@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -151,8 +153,15 @@ def train_rank(config: Config, place: Place, watcher: Watcher) -> Run:
         num_workers=config.workers,
         pin_memory=pinned,
         generator=draws,
+        multiprocessing_context=_starting(config.workers),
     )
-    tests = DataLoader(data.test, batch, num_workers=config.workers, pin_memory=pinned)
+    tests = DataLoader(
+        data.test,
+        batch,
+        num_workers=config.workers,
+        pin_memory=pinned,
+        multiprocessing_context=_starting(config.workers),
+    )
     steps = math.ceil(len(loader) / config.accumulate)
     if not steps:
         raise TrainingFailed(
@@ -184,6 +193,22 @@ def train_rank(config: Config, place: Place, watcher: Watcher) -> Run:
             hint=f"--epochs {session.epoch + config.epochs}",
         )
     return Run(tuple(session.history), tuple(files), tuple(remarks))
+
+
+def _starting(workers: int) -> BaseContext | None:
+    """How processes that load are started.
+
+    A plain fork of this process copies locks that its other threads hold (of the backend, of OpenMP, of whoever called
+    as a library), and a worker that wants one of them waits for ever. A server without threads is forked instead; it
+    has imported all that a worker needs, so that those of the next epoch start as fast as by a plain fork.
+    """
+    if not workers:
+        return None
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")  # all that Windows has
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", unburied.__module__])
+    return context
 
 
 def _train_epoch(session: Session, loader: Any, loss_of: Any, watcher: Watcher) -> float:
