@@ -24,7 +24,7 @@ from .kernels import channels_first, lay_down
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
 from .pieces import Canon, Piece, squeezed
 from .reparametrized import merge_masks, merge_norms, name_unknown
-from .roles import components, role_of
+from .roles import components, numbered, role_of
 from .scanned import divide_layers
 from .sides import cut_sides
 from .stacked import unstack, unstack_together
@@ -60,6 +60,9 @@ def _named(signature: Signature, *, is_target: bool) -> Canon:
         if collections and len(path) > 1:
             path = path[1:]
         split[entry.key] = path
+    if any("/" in entry.key for entry in entries):
+        split = dict(zip(split, numbered(split.values()), strict=True))
+    for path in split.values():
         for at, component in enumerate(path):
             siblings[path[:at]].add(component)
     aliases: dict[str, list[str]] = defaultdict(list)

@@ -259,6 +259,8 @@ def kind_of(entry: Entry) -> str:
 def _sorted_by_name(canon: Canon) -> bool:
     """Whether the keys of a file are in the order of the alphabet, as no model registers them."""
     found = list(canon.signature.entries)
-    return (
-        len(found) > 3 and found == sorted(found) and found != sorted(found, key=lambda k: natural(k.split(".")))
+    modules = list(dict.fromkeys(key.rpartition("/" if "/" in key else ".")[0] for key in found))
+    return any(
+        len(names) > 3 and names == sorted(names) and names != sorted(names, key=lambda name: natural(name.split(".")))
+        for names in (found, modules)
     ) or (len(found) > 8 and found == sorted(found))

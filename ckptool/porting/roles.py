@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 
 from .words import cut, table
 
@@ -27,6 +29,21 @@ def components(key: str) -> tuple[str, ...]:
         counted = _COUNTED.match(component) if any(other != component for other in path[place + 1 :]) else None
         found += counted.groups() if counted else [component]
     return (*found, table().slashed.get(leaf, leaf))
+
+
+def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Paths of names by scopes, with the number that frameworks leave out of the first of several: `conv` is `conv_0`
+    beside `conv_1`."""
+    paths = list(paths)
+    beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for path in paths:
+        for at, component in enumerate(path[:-1]):
+            beside[path[:at]].add(component)
+
+    def first(component: str, others: set[str]) -> bool:
+        return f"{component}_1" in others and f"{component}_0" not in others
+
+    return [tuple(f"{c}_0" if first(c, beside[path[:at]]) else c for at, c in enumerate(path)) for path in paths]
 
 
 _SUFFIX = re.compile(r"(.+)_(weight|bias|kernel|gamma|beta|(?:running|moving)_(?:mean|var|variance))\Z")
