@@ -146,8 +146,7 @@ def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:
     merge_masks(source, target)
     for one, other in ((source, target), (target, source)):
         name_unknown(one, other)
-    for one, other in ((source, target), (target, source)):
-        join_gates(one, other)
+    join_gates(source, target)
     for one, other in ((source, target), (target, source)):
         cut_sides(one, other)
     follow_names(source, target)

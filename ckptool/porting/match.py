@@ -11,7 +11,7 @@ split, too.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..signature import Entry
@@ -23,7 +23,7 @@ from .pieces import STATISTICS, Canon
 from .scopes import Scopes
 from .sequences import Sequences
 from .units import SOME, Unit, hard_conflict, natural, related, similarity, units_of
-from .words import label, shared, table, telling_words, words_of
+from .words import cut, label, shared, table, telling_words, words_of
 
 
 @dataclass(slots=True)
@@ -59,6 +59,7 @@ class Matcher:
         targets = [u for u in targets if id(u) not in held]
         wanted = {u.colour for u in targets}
         sources = [u for u in sources if u.colour in wanted or not _computed(u)]
+        sources = _without_averages(sources, targets)
         ordered = source.signature.ordered and not _sorted_by_name(source)
         if not ordered:
             for place, unit in enumerate(sorted(sources, key=lambda u: natural(u.path))):
@@ -249,6 +250,20 @@ def _in_block(unit: Unit) -> tuple[str, ...]:
 def _computed(unit: Unit) -> bool:
     """Whether a unit of a source is what a model computes when it is built, by its names."""
     return all(piece.leaf in table().derived for piece in unit.pieces.values())
+
+
+def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:
+    """The units of a source without averages of tensors that stand beside these, unless the target may have them."""
+    wanted, there = (Counter(u.colour for u in units) for units in (targets, sources))
+    averages = [u for u in sources if is_average(u.path)]
+    plain = {(u.path[:-1], u.colour) for u in sources if not is_average(u.path)}
+    held = {id(u) for u in averages if (u.path[:-1], u.colour) in plain and there[u.colour] > wanted[u.colour]}
+    return [u for u in sources if id(u) not in held]
+
+
+def is_average(path: Sequence[str]) -> bool:
+    """Whether the last of some names says that a tensor is an average that training keeps of another."""
+    return any(not table().averages.isdisjoint(cut(name)) for name in path[-1:])
 
 
 def kind_of(entry: Entry) -> str:
