@@ -77,10 +77,11 @@ def _settle_block(
             for unit in (t, t2):
                 unit.evidence = ["other blocks"]
         confirmed[at] = t.path[len(block) :]
+    about = (block, *kinds)
     colours = {pairs[at][0].colour for at in confirmed}
     for at in held:
         if pairs[at][0].colour in colours:
-            pairs[at][0].settled[(block, *kinds)] = confirmed.get(at, ())
+            pairs[at][0].settled[about] = confirmed.get(at, ())
 
 
 def _around(paths: Sequence[_Path]) -> _Path:
