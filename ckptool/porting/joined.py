@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise, permutations, product
 from math import gcd
-from os.path import commonprefix
 
 from . import expression as ex
 from .expression import Expr, Shape
 from .fused import fused_kind
 from .pieces import Canon, Piece, squeezed, unchanged
-from .words import cut, table
+from .words import common_start, cut, table
 
 _Path = tuple[str, ...]
 
@@ -257,7 +256,7 @@ def _spelled(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | No
     if len(parts) > _MOST_SPELLED:
         return None
     names = [part.path[-1] for part in parts]
-    head, tail = (len(commonprefix(some)) for some in (names, [name[::-1] for name in names]))
+    head, tail = common_start(names), common_start([name[::-1] for name in names])
     found = []
     for order in permutations(parts):
         for a, b in product(range(head + 1), range(tail + 1)):

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from os.path import commonprefix
 
 from ..signature import Entry
 from .branches import flows_into
@@ -25,7 +24,7 @@ from .pieces import STATISTICS, Canon
 from .scopes import Scopes
 from .sequences import Sequences
 from .units import SOME, Unit, hard_conflict, natural, related, similarity, units_of
-from .words import label, shared, table, telling_words, words_of
+from .words import common_start, label, shared, table, telling_words, words_of
 
 
 @dataclass(slots=True)
@@ -187,10 +186,11 @@ class Matcher:
             return False
         if any(b.order > s.order and self._comes_before(t, a) for a, b in others):
             return True
-        part = commonprefix([b.path for _, b in others])
+        part = s.path[: common_start([b.path for _, b in others])]
+        inside = others[0][1].path[: len(part)] == part
         behind = [u for u in self.cells.sources if u.order > s.order and u.path[: len(part)] == part]
         last = t.turn is not None and all(a.turn is not None and a.turn < t.turn for a, _ in others)
-        return last and not behind and s.path[: len(part)] == part
+        return last and inside and not behind
 
     def _comes_before(self, one: Unit, other: Unit) -> bool:
         """Whether what one unit of the model gives flows into another; or, where that was not followed, whether it is

@@ -268,7 +268,7 @@ def _in_a_row(canon: Canon, members: list[Piece]) -> None:
                 shape=piece.shape[1:],
                 order=members[0].order + layer * 1e-6,
                 used=None if piece.used is None or members[0].used is None else members[0].used + layer * 1e-6,
-                doubts=piece.doubts if certain else (*piece.doubts, (why, None if canon.is_target else backwards[layer])),
+                doubts=(*piece.doubts, *([] if certain else [(why, None if canon.is_target else backwards[layer])])),
             )
             new.append((made, partial(ex.select, dim=0, index=i)))
             layer += 1

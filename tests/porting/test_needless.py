@@ -24,9 +24,7 @@ def flowing(shapes: Shapes, *, way: list[str]) -> Any:
     """A model that uses its weights one after the other, in the order of WAY."""
     model = wanted(shapes, used=way)
     place = {key: n for n, key in enumerate(way)}
-    entries = {
-        key: replace(e, notes={"flow": (place[key], (1 << place[key]) - 1)}) for key, e in model.entries.items()
-    }
+    entries = {key: replace(e, notes={"flow": (place[key], (1 << place[key]) - 1)}) for key, e in model.entries.items()}
     return replace(model, entries=entries)
 
 
