@@ -15,8 +15,8 @@ from .pieces import Piece, squeezed
 from .units import label_of
 from .words import Rotary, table, words_of
 
-#: What a tensor that is taken as it stands may have been through.
-_AS_IT_IS = ("key", "select", "reshape")
+#: What a matrix that is taken as it stands may have been through.
+_AS_IT_IS = frozenset({"select", "reshape"})
 _JOINED = "in which order its channels stand is in the code only"
 
 
@@ -44,7 +44,9 @@ def _bare_squares(filling: Filling) -> None:
             votes[own.shape == piece.entry.shape] += 1  # one row or column, as the model has it or turned
         elif own.shape[-1] != own.shape[-2]:
             votes["transpose" in filled.expr.operations()] += 1
-        elif own.entry.key.split(".")[-1] != piece.entry.key.split(".")[-1] and filled.expr.op in _AS_IT_IS:
+        elif own.entry.key.split(".")[-1] != piece.entry.key.split(".")[-1] and _AS_IT_IS.issuperset(
+            filled.expr.operations()
+        ):
             square.append(filled)
     for filled in square:
         if votes[True] and not votes[False]:
