@@ -78,7 +78,8 @@ class _Join:
 def join_parts(one: Canon, other: Canon) -> None:
     """Join what stands apart on one side, where the other side has it in one tensor."""
     _join_lists(one, other)
-    _join_families(one, other)
+    while _join_families(one, other):  # what was joined is no longer among the tensors of its parts' sizes
+        pass
 
 
 class _Sizes:
@@ -107,6 +108,7 @@ def _counted(canon: Canon) -> Counter[Shape]:
 def _join_lists(one: Canon, other: Canon) -> None:
     for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdigit()}, reverse=True):
         sizes = _Sizes(one, other)
+        parents = _parents(one, other, sizes)
         lists: dict[_Path, dict[tuple[_Path, str], dict[int, Piece]]] = defaultdict(lambda: defaultdict(dict))
         for piece in one.pieces.values():
             if len(piece.path) > at and piece.path[at].isdigit():
@@ -114,7 +116,7 @@ def _join_lists(one: Canon, other: Canon) -> None:
         plans = {}
         for head, inner in lists.items():
             plan = _plan_of_list(inner, sizes)
-            if plan is not None:
+            if plan is not None and not _families_elsewhere(head, inner, parents):
                 plans[head] = plan
         made = Counter(
             squeezed(join.shape(next(iter(lists[head][key].values())).shape))
@@ -161,6 +163,31 @@ def _plan_of_list(inner: _Inner, sizes: _Sizes) -> _Plan | None:
         if (path, role) not in plan and len(size) == 1 and (beside is None or beside.dim == 0):
             plan[path, role] = _Join(size * len(members), 0)
     return plan
+
+
+def _parents(one: Canon, other: Canon, sizes: _Sizes) -> dict[_Path, set[_Path]]:
+    """Names of tensors that can be joined with each other -> where they stand beside each other."""
+    found: dict[_Path, set[_Path]] = defaultdict(set)
+    for parent, pieces in _siblings(one, other).items():
+        for family in _families(pieces, sizes):
+            if _join_of_family(family, sizes) is not None:
+                found[tuple(sorted(p.path[-1] for p in family.parts))].add(parent)
+    return found
+
+
+def _families_elsewhere(head: _Path, inner: _Inner, parents: dict[_Path, set[_Path]]) -> bool:
+    """Whether what each member of a list holds can be joined with each other, and is so outside of such lists, too."""
+    members = {
+        p.path[:-1] for pieces in inner.values() for p in pieces.values() if p.role == "weight" and len(p.path) > 1
+    }
+    own = _without_digits(head)
+    return any(
+        members <= there and any(_without_digits(at[: len(head)]) != own for at in there) for there in parents.values()
+    )
+
+
+def _without_digits(path: _Path) -> _Path:
+    return tuple("{}" if component.isdigit() else component for component in path)
 
 
 def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
@@ -216,22 +243,29 @@ def _merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
 # -- families of names
 
 
-def _join_families(one: Canon, other: Canon) -> None:
+def _siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
+    """Weights of one side that the other has not under their names, by what they are parts of."""
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     for piece in one.pieces.values():
         namesake = other.pieces.get(piece.name)
         if piece.role == "weight" and piece.path and (namesake is None or namesake.shape != piece.shape):
             siblings[piece.path[:-1]].append(piece)
+    return siblings
+
+
+def _join_families(one: Canon, other: Canon) -> bool:
+    """Join siblings. Returns whether any were."""
     sizes = _Sizes(one, other)
     plans: list[tuple[_Path, _Family, _Join]] = []
     taken: set[str] = set()
-    for parent, pieces in siblings.items():
+    for parent, pieces in _siblings(one, other).items():
         for family in _families(pieces, sizes):
             join = _join_of_family(family, sizes)
             if join is not None and not taken & {p.name for p in family.parts}:
                 taken |= {p.name for p in family.parts}
                 plans.append((parent, family, join))
     made = Counter(squeezed(join.shape(family.parts[0].shape)) for _, family, join in plans)
+    joined = False
     for parent, family, join in plans:
         whole = join.shape(family.parts[0].shape)
         if made[squeezed(whole)] <= sizes.wanted(whole):
@@ -240,6 +274,8 @@ def _join_families(one: Canon, other: Canon) -> None:
             if spelled is not None:
                 family, join = replace(family, parts=spelled, numbered=True), _join_in_order(join, family, spelled)
             _join_family(one, parent, family, join)
+            joined = True
+    return joined
 
 
 def _join_in_order(join: _Join, family: _Family, parts: Sequence[Piece]) -> _Join:
