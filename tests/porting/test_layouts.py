@@ -308,3 +308,20 @@ def test_a_scalar_intercept_is_the_bias_of_the_other_side() -> None:
     mapping = port(signature(source), wanted({"intercept": (), "first_order": (27,), "latent": (27, 4)}))
     expected = {"intercept": "reshape(linear.bias)", "first_order": "reshape(linear.fc.weight, 27)"}
     assert pairing(mapping) == expected | {"latent": "embeddings.weight"}
+
+
+@pytest.mark.parametrize("widest", [9, 6])
+def test_squares_under_a_single_letter_are_turned_for_convolutions_of_size_1_where_others_show_it(widest: int) -> None:
+    layers = ((6, widest), (widest, 6), (6, 6))
+    model = torch.nn.Sequential(*(torch.nn.Conv1d(into, out, 1) for into, out in layers))
+    model.forward = lambda x: model[2](model[1](model[0](x.transpose(1, 2))))
+    source = {}
+    for place, (into, out) in enumerate(layers):
+        source |= {f"steps.nin_{place}.W": torch.randn(into, out), f"steps.nin_{place}.b": torch.randn(out)}
+    weight = found(transfer(source, model), "2.weight")
+    if widest == 9:
+        assert weight.status == "mapped"
+        assert "transpose" in str(weight.expr)
+    else:
+        assert weight.status == "guessed"
+        assert any("transpose" in str(expr) for expr in weight.rivals)
