@@ -11,19 +11,22 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, permutations, product
 from math import gcd
 
 from . import expression as ex
 from .expression import Expr, Shape
 from .fused import fused_kind
 from .pieces import Canon, Piece, squeezed, unchanged
-from .words import cut, table
+from .words import common_start, cut, table
 
 _Path = tuple[str, ...]
 
 _ORDER = "in which order the parts stand in one tensor is in the code only"
 _NORMS = "whether several norms are the same as one over all their channels is in the code only"
+_LETTERS = "abcdefgh"
+#: So many parts may be spelled in the name of the whole.
+_MOST_SPELLED = 4
 _TURNS = "whether the parts stand one after the other or take turns is in the code only"
 
 
@@ -266,9 +269,40 @@ def _join_families(one: Canon, other: Canon) -> bool:
     for parent, family, join in plans:
         whole = join.shape(family.parts[0].shape)
         if made[squeezed(whole)] <= sizes.wanted(whole):
+            wholes = [p for p in other.pieces.values() if squeezed(p.shape) == squeezed(whole)]
+            spelled = _spelled(family.parts, {p.path[-1] for p in wholes if p.path})
+            if spelled is not None:
+                family, join = replace(family, parts=spelled, numbered=True), _join_in_order(join, family, spelled)
             _join_family(one, parent, family, join)
             joined = True
     return joined
+
+
+def _join_in_order(join: _Join, family: _Family, parts: Sequence[Piece]) -> _Join:
+    """A join with the sizes in the order of PARTS, which are those of a family."""
+    sizes = {part.name: size for part, size in zip(family.parts, join.sizes, strict=True)}
+    return replace(join, sizes=tuple(sizes[part.name] for part in parts))
+
+
+def _spelled(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | None:
+    """The parts in the order in which the name of the whole spells them: `conv_z` and `conv_r` in `conv_zr`.
+
+    What the names of the parts begin and end with alike is in that of the whole once.
+    """
+    if len(parts) > _MOST_SPELLED:
+        return None
+    names = [part.path[-1] for part in parts]
+    head, tail = common_start(names), common_start([name[::-1] for name in names])
+    found = []
+    for order in permutations(parts):
+        for a, b in product(range(head + 1), range(tail + 1)):
+            own = [part.path[-1] for part in order]
+            inner = [name[a : len(name) - b] for name in own]
+            texts = {f"{own[0][:a]}{between.join(inner)}{own[0][len(own[0]) - b :]}" for between in ("", "_", "_and_")}
+            if all(inner) and texts & wholes:
+                found.append(order)
+                break
+    return found[0] if len(found) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +321,7 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
     listed = sorted((p for p in pieces if p.path[-1].isdigit()), key=lambda p: int(p.path[-1]))
     pieces = [p for p in pieces if not p.path[-1].isdigit()]
     found = [_Family(tuple(listed), (), numbered=True)] if len({p.shape for p in listed}) > 1 else []
-    for known, place in ((_number, True), (_label, False)):
+    for known, place in ((_number, True), (_letter, True), (_label, False)):
         groups: dict[_Path, dict[str, Piece]] = defaultdict(dict)
         for piece in pieces:
             said = known(cut(piece.path[-1]))
@@ -296,7 +330,8 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
         for stem, members in groups.items():
             if len(members) > 1:
                 ordered = tuple(members[k] for k in sorted(members, key=int if place else None))
-                found.append(_Family(ordered, stem, place))
+                if known is not _letter or _counts(members, ordered):
+                    found.append(_Family(ordered, stem, place))
     for kinds in table().together:
         labelled = {part: p for p in pieces if (part := kinds.label(cut(p.path[-1]))) is not None}
         if len(labelled) > 1:
@@ -318,6 +353,19 @@ def _number(words: _Path) -> tuple[str, _Path] | None:
     if len(words) < 2 or not words[-1].isdigit():
         return None
     return words[-1], words[:-1]
+
+
+def _letter(words: _Path) -> tuple[str, _Path] | None:
+    """The place in the alphabet of a letter behind a number: `conv1a` and `conv1b`."""
+    if len(words) < 3 or len(words[-1]) > 1 or words[-1] not in _LETTERS or not words[-2].isdigit():
+        return None
+    return str(_LETTERS.index(words[-1])), words[:-1]
+
+
+def _counts(members: dict[str, Piece], ordered: Sequence[Piece]) -> bool:
+    """Whether letters count: they are a, b and so on without a gap, registered in that order."""
+    places = {int(k) for k in members}
+    return places == set(range(len(members))) and all(a.order < b.order for a, b in pairwise(ordered))
 
 
 def _label(words: _Path) -> tuple[str, _Path] | None:
