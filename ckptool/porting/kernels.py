@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -14,9 +15,9 @@ from .words import table
 
 
 def channels_first(source: Canon, target: Canon) -> None:
-    """Kernels whose inputs stand last ([out, height, width, in]) as torch has them, where most sizes say so.
+    """Kernels with inputs last ([out, height, width, in]), or outputs, too ([height, width, in, out]), as torch has them.
 
-    Those of equal sizes both ways follow the others: a file lays all its kernels out alike.
+    Only where most sizes say so. Those of equal sizes both ways follow the others: a file lays all kernels out alike.
     """
     wanted = Counter(p.shape for p in target.pieces.values() if p.role.startswith("weight"))
     of_layers = {p.shape for p in target.pieces.values() if p.entry.module.startswith("Conv")}
@@ -25,19 +26,24 @@ def channels_first(source: Canon, target: Canon) -> None:
         for p in source.pieces.values()
         if p.role == "weight" and 2 < len(p.shape) < 6 and p.expr.op == "key" and p.leaf not in table().inputs_first
     ]
-    votes: Counter[bool] = Counter()
+    votes: Counter[_Way | None] = Counter()
     for piece in kernels:
-        there = _moved(piece.shape)
-        if bool(wanted[piece.shape]) != bool(wanted[there]) and (len(there) > 3 or there in of_layers):
-            votes[bool(wanted[there])] += 1
-    if votes[True] <= 2 * votes[False]:
+        ways = [
+            way for way in _WAYS if wanted[there := _laid(piece.shape, way)] and (len(there) > 3 or there in of_layers)
+        ]
+        if wanted[piece.shape]:
+            votes[None] += not ways
+        elif len(ways) == 1:
+            votes[ways[0]] += 1
+    best = max(_WAYS, key=lambda way: votes[way])
+    if votes[best] <= 2 * (votes.total() - votes[best]):
         return
     for piece in kernels:
-        there = _moved(piece.shape)
+        there = _laid(piece.shape, best)
         if wanted[there]:
-            rank = len(there)
-            down = partial(_permuted, dims=(0, rank - 1, *range(1, rank - 1)))
-            up = partial(_permuted, dims=(0, *range(2, rank), 1))
+            dims = best(len(there))
+            down = partial(_permuted, dims=dims)
+            up = partial(_permuted, dims=tuple(dims.index(d) for d in range(len(dims))))
             source.become(piece, [(replace(piece, shape=there), down)], up)
 
 
@@ -45,8 +51,23 @@ def _permuted(e: Expr, *, dims: tuple[int, ...]) -> Expr:
     return ex.permute(e, *dims)
 
 
-def _moved(shape: Shape) -> Shape:
-    return (shape[0], shape[-1], *shape[1:-1])
+#: For a number of dimensions, which of those of a kernel go where torch has outputs, inputs, height, width.
+_Way = Callable[[int], tuple[int, ...]]
+
+
+def _inputs_last(rank: int) -> tuple[int, ...]:
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+def _both_last(rank: int) -> tuple[int, ...]:
+    return (rank - 1, rank - 2, *range(rank - 2))
+
+
+_WAYS: tuple[_Way, ...] = (_inputs_last, _both_last)
+
+
+def _laid(shape: Shape, way: _Way) -> Shape:
+    return tuple(shape[d] for d in way(len(shape)))
 
 
 def lay_down(one: Canon, other: Canon) -> None:

@@ -325,3 +325,12 @@ def test_squares_under_a_single_letter_are_turned_for_convolutions_of_size_1_whe
     else:
         assert weight.status == "guessed"
         assert any("transpose" in str(expr) for expr in weight.rivals)
+
+
+def test_kernels_with_height_and_width_first_are_turned_where_most_sizes_say_so() -> None:
+    values = {f"c{n}.w": np.random.default_rng(n).standard_normal((3, 3, 4 + n, 5 + n)) for n in range(3)}
+    values["d.w"] = np.random.default_rng(9).standard_normal((3, 3, 3, 3))  # no size tells
+    target = {f"layers.{n}.weight": (5 + n, 4 + n, 3, 3) for n in range(3)} | {"layers.3.weight": (3, 3, 3, 3)}
+    made = worked_out(values, target)
+    for key, value in zip(target, values.values(), strict=True):
+        np.testing.assert_array_equal(made[key].values, value.transpose(3, 2, 0, 1))
