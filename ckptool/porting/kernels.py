@@ -15,7 +15,7 @@ from .words import table
 
 
 def channels_first(source: Canon, target: Canon) -> None:
-    """Kernels with inputs last ([out, height, width, in]), or outputs, too ([height, width, in, out]), as torch has them.
+    """Kernels with inputs last ([out, height, width, in]), or outputs, too ([height, width, in, out]), as in torch.
 
     Only where most sizes say so. Those of equal sizes both ways follow the others: a file lays all kernels out alike.
     """
