@@ -149,7 +149,8 @@ def _why_none(theirs: torch.nn.Module, own: torch.nn.Module) -> str:
 
 def _rank(verdict: Verdict, candidate: SameInputs) -> tuple[Any, ...]:
     fresh = sum(link.source is None and not link.how for link in candidate.links)
-    return verdict.equal, verdict.agreeing + verdict.entered, verdict.compared, -fresh
+    proved = verdict.equal and verdict.compared > 0
+    return proved, verdict.agreeing + verdict.entered, verdict.compared, verdict.equal, -fresh
 
 
 def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tuple[Verdict, SameInputs] | None:
@@ -170,8 +171,9 @@ def _candidates(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, sour
     done: set[str] = set()
 
     def linked(first: Any, second: Any) -> Iterator[SameInputs]:
-        if repr((first, second)) not in done:
-            done.add(repr((first, second)))
+        told = repr((_by_name(theirs, first), _by_name(own, second)))
+        if told not in done:
+            done.add(told)
             for links in islice(_links(first, second), _WAYS):
                 yield SameInputs(first, second, links, theirs)
 
@@ -218,6 +220,17 @@ def _mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
             left.remove(same)
         choices.append([one] if same is None or same == one else [one, same])
     yield from map(list, product(*choices))
+
+
+def _by_name(model: torch.nn.Module, spec: Any) -> Any:
+    """Inputs under the names that MODEL has for them, so that one call is told in one way."""
+    if isinstance(spec, MappingOf):
+        return dict(spec)
+    try:
+        bound = inspect.signature(model.forward).bind(*spec).arguments
+    except (TypeError, ValueError):
+        return spec
+    return dict(bound)
 
 
 def _respelled(example: Any, other: Any) -> Any:
