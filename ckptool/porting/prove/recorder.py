@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -13,6 +15,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...errors import printable
+from ...inputs import leaves, with_leaves
 from .. import expression as ex
 from ..expression import Expr, Shape
 from .fingerprints import fingerprints
@@ -24,9 +28,23 @@ _SEED = 20
 def follow(model: torch.nn.Module, inputs: Any) -> Flow | None:
     """Run MODEL in eval mode on INPUTS (positional, or by name) and note how it uses its weights; None if it raises."""
     recorder = _Recorder(model)
+    out, error = attempt(model, inputs, recorder)
+    if error is not None:
+        return None
+    found = [t for t in tensors(out) if t.is_floating_point()]
+    behind = [recorder.feeding(t) for t in found]
+    return Flow(recorder.uses, found, behind)
+
+
+def attempt(
+    model: torch.nn.Module, inputs: Any, recorder: _Recorder | None = None
+) -> tuple[Any, None] | tuple[None, Exception]:
+    """What MODEL gives in eval mode for INPUTS, or what it raises."""
     training, fast = model.training, torch.backends.mha.get_fastpath_enabled()
     given = {id(t): t.clone() for t in tensors(inputs)}  # code may change what it is given
-    recorder.flows(given.values())
+    copied = with_leaves(inputs, [given.get(id(one), one) for _, one in leaves(inputs)])
+    if recorder is not None:
+        recorder.flows(given.values())
     model.eval()
     state = torch.get_rng_state()
     torch.manual_seed(_SEED)
@@ -34,17 +52,30 @@ def follow(model: torch.nn.Module, inputs: Any) -> Flow | None:
         torch.backends.mha.set_fastpath_enabled(False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False), recorder:
-                out = called(model, _with(inputs, given))
-    except Exception:
-        return None
+            with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False), recorder or nullcontext():
+                return called(model, copied), None
+    except Exception as error:
+        return None, error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         torch.set_rng_state(state)
         model.train(training)
-    found = [t for t in tensors(out) if t.is_floating_point()]
-    behind = [recorder.feeding(t) for t in found]
-    return Flow(recorder.uses, found, behind)
+
+
+def first_line(error: Exception) -> str:
+    """What was raised, in one line."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return f"{type(error).__name__}: {printable(next((line for line in lines if line), 'no message'), 200).rstrip('.')}"
+
+
+def arguments(model: torch.nn.Module) -> tuple[list[str], list[str]]:
+    """The arguments of the forward pass, and those that it needs."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except (TypeError, ValueError):
+        return [], []
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return [p.name for p in named], [p.name for p in named if p.default is p.empty]
 
 
 def called(model: torch.nn.Module, inputs: Any) -> Any:
@@ -65,16 +96,6 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     elif hasattr(value, "__dataclass_fields__"):
         for name in value.__dataclass_fields__:
             yield from tensors(getattr(value, name, None))
-
-
-def _with(value: Any, new: MappingOf[int, torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return new[id(value)]
-    if isinstance(value, MappingOf):
-        return {k: _with(v, new) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_with(v, new) for v in value)
-    return value
 
 
 @dataclass(slots=True)
@@ -336,4 +357,4 @@ def _reshaped(base: _Base, view: torch.Tensor, starts: Sequence[int], dims: Sequ
     return ex.transpose(x) if turned else x
 
 
-__all__ = ["called", "follow", "tensors"]
+__all__ = ["arguments", "attempt", "called", "first_line", "follow", "tensors"]

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ...errors import CannotCarry
+from ...errors import CannotCarry, printable
 from ...input_search import working_inputs
 from ...inputs import InputSpec, inputs_text, leaves, made, with_leaves
 from .flow import Flow
-from .recorder import called, follow
+from .recorder import arguments, attempt, called, first_line, follow
 from .verdict import NOTHING, Verdict
 
 _SEED = 20
@@ -133,8 +133,35 @@ def same_inputs(
     if best is not None:
         return best[1]
     if inputs is not None and not ran:
-        raise CannotCarry("the source's code and the model cannot both be run on these inputs", where="--input")
+        _refuse_given(theirs, own, inputs, source_inputs)
     raise CannotCarry(_why_none(theirs, own), where="--prove", hint="--input 'float32[2,3,64,64]' gives them")
+
+
+def _refuse_given(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> None:
+    """Say which of the two models does not take the inputs that were given.
+
+    Raises:
+        CannotCarry: always.
+    """
+    given = [("--input", "the model", own, inputs)]
+    given += [("--source-input", "the source's code", theirs, source_inputs)] if source_inputs is not None else []
+    for option, name, model, spec in given:
+        error = attempt(model, made(spec, generator=torch.Generator().manual_seed(_SEED)))[1]
+        if error is not None:
+            what = f"{name} cannot be run on {inputs_text(spec)}: {first_line(error)}"
+            names, needed = arguments(model)
+            takes = ", ".join(n if n in needed else f"[{n}]" for n in names)
+            hint = f"{option} '{needed[0] if needed else 'x'}=float32[2,3,64,64]', as its forward pass takes them"
+            raise CannotCarry(what, where=option, evidence=[f"it takes {printable(takes, 160)}"], hint=hint)
+    if source_inputs is None:
+        needed = arguments(theirs)[1]
+        options = " ".join(f"--source-input '{name}=float32[2,3,64,64]'" for name in needed[:3])
+        raise CannotCarry(
+            f"the source's code cannot be run on {inputs_text(inputs)}, which the model takes",
+            where="--input",
+            hint=f"{options or '--source-input SPEC'}, the same in the form that it takes",
+        )
+    raise CannotCarry("nothing that the model takes is in what the source's code takes", where="--source-input")
 
 
 def _why_none(theirs: torch.nn.Module, own: torch.nn.Module) -> str:
