@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
 from .cells import Cells, of, said
+from .counting import turned
 from .series import common, parent, series_of, ways
 from .units import Unit, similarity, template
 from .words import cut, table
@@ -250,12 +251,18 @@ _Path = tuple[str, ...]
 def _counted_alike(
     agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]
 ) -> list[tuple[Unit, Unit]]:
-    """AGREED without those of lists that one side counts from another number on.
+    """AGREED without those of lists that one side counts from another number on, or from the other end.
 
-    `blocks.1` of a list from 1 to 4 is not the `blocks.1` of one from 0 to 3.
+    `blocks.1` of a list from 1 to 4 is not the `blocks.1` of one from 0 to 3, and not that of one of which the last
+    has the sizes of this one's first.
     """
-    own, theirs = _counted(below_t), _counted(below_s)
-    moved = {row for row, numbers in own.items() if _moved(sorted(numbers), sorted(theirs.get(row, ())))}
+    both = {template(path) for path in below_t} & {template(path) for path in below_s}
+    own, theirs = _lists(below_t, both), _lists(below_s, both)
+    moved = {
+        row
+        for row, members in own.items()
+        if row in theirs and (_moved(sorted(members), sorted(theirs[row])) or turned(members, theirs[row]))
+    }
     if not moved:
         return agreed
     paths = {id(t): path for path, t in below_t.items()}
@@ -267,12 +274,15 @@ def _rows(path: _Path) -> Iterator[_Path]:
     return (path[:at] for at, component in enumerate(path) if component.isdigit())
 
 
-def _counted(paths: Iterable[_Path]) -> dict[_Path, set[int]]:
-    found: dict[_Path, set[int]] = defaultdict(set)
-    for path in paths:
+def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path, dict[int, Hashable]]:
+    """Of every list, its numbers and what is in each member under names that both sides have."""
+    found: dict[_Path, dict[int, set[tuple[_Path, Hashable]]]] = defaultdict(lambda: defaultdict(set))
+    for path, unit in below.items():
         for row in _rows(path):
-            found[row].add(int(path[len(row)]))
-    return found
+            members = found[row][int(path[len(row)])]
+            if template(path) in named:
+                members.add((path[len(row) + 1 :], unit.colour))
+    return {row: {n: frozenset(held) for n, held in members.items()} for row, members in found.items()}
 
 
 def _moved(own: Sequence[int], theirs: Sequence[int]) -> bool:

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import pairwise
 
 from .cells import Cells, of
+from .counting import counted
 from .scopes import Scopes
 from .sequences import Around, Sequences, neighbours
 from .units import SOME, OfOrder, Unit, number_ranks, related, same_numbers, series, similarity
@@ -50,19 +51,13 @@ class Orders:
         if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
             return ranks
         rows = series(targets[0]), series(sources[0])
-        known = [
-            (t.numbers, s.numbers)
-            for cell in self.cells.pair_of
-            for t, s in (self.cells.pair_of[cell],)
-            if (series(t), series(s)) == rows
-        ]
-        if not known or _in_turn(known + _counted(targets, sources, ranks)):
+        known = [(t.numbers, s.numbers) for t, s in self.cells.pair_of.values() if (series(t), series(s)) == rows]
+        sign = counted([u.numbers for u in targets], [u.numbers for u in sources], known)
+        if sign > 0:
             return ranks
         last = max(ranks.values())
-        turned = {id(u): ranks[id(u)] for u in targets} | {id(u): last - ranks[id(u)] for u in sources}
-        if len(set(turned.values())) < len(targets) or not _in_turn(known + _counted(targets, sources, turned), -1):
-            return None
-        return turned
+        other_end = {id(u): ranks[id(u)] for u in targets} | {id(u): last - ranks[id(u)] for u in sources}
+        return other_end if sign < 0 and len(set(other_end.values())) == len(targets) else None
 
     def _order_conflict(self, targets: list[Unit], sources: list[Unit], ranks: dict[int, int]) -> bool:
         """Whether the order of numbers is not that in which the units are used and stored."""
@@ -280,23 +275,6 @@ class Orders:
             if not alike or (a[2] == b[2] and a[3] == b[3])
         ]
         return sum(compared) / len(compared) if compared else 1.0
-
-
-_Numbers = tuple[int, ...]
-
-
-def _counted(
-    targets: Sequence[Unit], sources: Sequence[Unit], ranks: dict[int, int]
-) -> list[tuple[_Numbers, _Numbers]]:
-    """The numbers of those that have one rank."""
-    by_rank = {ranks[id(s)]: s.numbers for s in sources}
-    return [(t.numbers, by_rank[ranks[id(t)]]) for t in targets]
-
-
-def _in_turn(pairs: Sequence[tuple[_Numbers, _Numbers]], sign: int = 1) -> bool:
-    """Whether the numbers of the one go up as those of the other do (or, with SIGN -1, down)."""
-    ordered = sorted(pairs)
-    return all((a[1] < b[1]) == (sign > 0) for a, b in pairwise(ordered) if a[0] != b[0])
 
 
 def _counted_as_stored(sources: list[Unit]) -> bool:

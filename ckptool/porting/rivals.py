@@ -15,6 +15,7 @@ from functools import cache, partial
 from itertools import combinations
 
 from .branches import Branches, beside
+from .counting import backwards, row_of, rows
 from .match import Matching
 from .sequences import Sequences
 from .series import series_of
@@ -49,7 +50,10 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
         sequences: says which orders of the two sides are known.
     """
     _take_up(matching)
-    _note_direction(matching.pairs)
+    turned = backwards(matching.pairs)
+    for pair in matching.pairs:
+        for unit, at in zip(pair, (0, 1), strict=True):
+            unit.backwards = frozenset(row for row, _ in rows(unit.path)) & {both[at] for both in turned}
     orders = _orders(sequences)
     overall = {order.name: _concordance(order, matching.pairs) for order in orders}
     contents = _contents(matching)
@@ -89,24 +93,6 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
         _doubt_both(one, other, "what is around it comes from where {} is")
     _spread(matching.pairs)
     _left_over(matching)
-
-
-def _note_direction(pairs: list[Pair]) -> None:
-    """Note of every unit whether its list is counted backwards on the other side, as members of unlike sizes show."""
-    rows: dict[tuple[object, object], list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        if pair[0].numbers and pair[1].numbers:
-            rows[series(pair[0]), series(pair[1])].append(pair)
-    for row in rows.values():
-        some = row[:: max(len(row) // _ANCHORS, 1)]
-        votes = [
-            (one[0].numbers < other[0].numbers) == (one[1].numbers < other[1].numbers)
-            for one, other in combinations(some, 2)
-            if one[0].colour != other[0].colour and one[0].numbers != other[0].numbers
-        ]
-        if votes and not any(votes):
-            for t, s in row:
-                t.backwards = s.backwards = True
 
 
 def _take_up(matching: Matching) -> None:
@@ -426,7 +412,7 @@ def _counted_alike(one: Unit, other: Unit) -> bool:
 
     Or have the same numbers, where one is a batch norm and the other a layer: `bn1` and `conv1`.
     """
-    if one.backwards != other.backwards:
+    if bool(one.backwards) != bool(other.backwards):
         return False
     if ("running_var" in one.pieces) != ("running_var" in other.pieces):
         return _numbers(one.path) == _numbers(other.path) != ()
@@ -677,9 +663,10 @@ def _by_numbers(one: Pair, other: Pair) -> int:
         return 0
     if t.numbers == t2.numbers or s.numbers == s2.numbers:
         return 0
-    if ((t.numbers < t2.numbers) == (s.numbers < s2.numbers)) != t.backwards:
+    from_the_end = row_of(t, t2) in t.backwards and row_of(s, s2) in s.backwards
+    if ((t.numbers < t2.numbers) == (s.numbers < s2.numbers)) != from_the_end:
         return 1
-    if t.backwards:
+    if from_the_end:
         return -1
     # sizes and scales are numbers, too, and are no places: only steps of equal length are counted backwards
     return -1 if _step(t, t2) == -_step(s, s2) else 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from .cells import Cells, fair, said
+from .counting import counted
 from .sequences import Sequences
 from .series import Series, Way, common, series_of, ways
 from .units import Unit, number_ranks, same_numbers
@@ -155,7 +156,7 @@ class Scopes:
         if not agree:
             agree = sum(not _names_speak_for(t, s, targets, sources) for t, s in zip(targets, chosen, strict=True)) <= 1
         doubt = "" if agree else "equal parts of the model come in another order than they are registered or numbered"
-        if numbered is not None and self._counted_backwards(targets, sources):
+        if numbered is not None and self._direction(targets, sources) < 0:
             ranks = sorted(numbered[id(t)] for t in targets)
             other_end = dict(zip(ranks, reversed(ranks), strict=True))
             chosen = [next(s for s in sources if numbered[id(s)] == other_end[numbered[id(t)]]) for t in targets]
@@ -167,24 +168,21 @@ class Scopes:
                 for unit in t.units:
                     unit.doubts.append(doubt)
 
-    def _counted_backwards(self, targets: list[Scope], sources: list[Scope]) -> bool:
-        """Whether what is paired of two lists excludes that the first is the first, and not that it is the last."""
+    def _direction(self, targets: list[Scope], sources: list[Scope]) -> int:
+        """From which end the other side counts a list that equal parts are in, as those of it that are paired show."""
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         if own is None or theirs is None:
-            return False
+            return 0
         numbers = [
             {id(s): n for s in self.scopes[side] for row, n in series_of(s.path) if row == wanted}
             for side, wanted in ((True, own[0]), (False, theirs[0]))
         ]
-        places = [{n: place for place, n in enumerate(sorted({*found.values()}))} for found in numbers]
         known = [
-            (places[0][numbers[0][id(t)]], places[1][numbers[1][id(t.partner)]])
+            (numbers[0][id(t)], numbers[1][id(t.partner)])
             for t in self.scopes[True]
             if id(t) in numbers[0] and id(t.partner) in numbers[1]
         ]
-        last = len(places[0]) - 1
-        counted = len(places[0]) == len(places[1]) and any(a != b for a, b in known)
-        return counted and all(a == last - b for a, b in known)
+        return counted(own[1], theirs[1], known)
 
     def _parent_label(self, scope: Scope, is_target: bool) -> Hashable:
         outer = next(

@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-_NUMBER = re.compile(r"\d{1,8}")
+#: A number in a path.
+NUMBER = re.compile(r"\d{1,8}")
 
 #: A path with a hole in place of one of its numbers.
 Series = str
@@ -21,7 +22,7 @@ Series = str
 def series_of(path: Sequence[str]) -> Iterator[tuple[Series, int]]:
     """The series that a path belongs to, each with its number there."""
     text = ".".join(path)
-    for found in _NUMBER.finditer(text):
+    for found in NUMBER.finditer(text):
         yield f"{text[: found.start()]}{{}}{text[found.end() :]}", int(found[0])
 
 

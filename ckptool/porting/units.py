@@ -38,7 +38,7 @@ class Unit:
         doubts: what speaks against being sure.
         rivals: other units that fit as well.
         settled: pair of classes of modules -> its place in those of the target's, where others of them settled it.
-        backwards: whether the other side counts its list from the other end.
+        backwards: the lists around it that the other side counts from the other end.
     """
 
     path: tuple[str, ...]
@@ -53,7 +53,7 @@ class Unit:
     doubts: list[str] = field(default_factory=list)
     rivals: list[Unit] = field(default_factory=list)
     settled: dict[Hashable, Hashable] = field(default_factory=dict)
-    backwards: bool = False
+    backwards: frozenset[str] = frozenset()
 
     @property
     def numbers(self) -> tuple[int, ...]:

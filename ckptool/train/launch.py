@@ -13,7 +13,6 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -25,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from .. import errors
 from ..errors import CheckpointError, RuleError, TrainingFailed, counted
 from . import curves, devices, saving
+from .children import interrupts_kept_from_children
 from .config import Config
 from .devices import Place
 from .loop import Run, Silent, Watcher, train_rank
@@ -95,7 +95,7 @@ def _launch(config: Config, places: list[Place], watcher: Watcher) -> Run:
         start_method="spawn",
     )
     try:
-        with _silenced(), _signals(launch), _interrupts_kept_from_children():
+        with _silenced(), _signals(launch), interrupts_kept_from_children():
             results = elastic_launch(launch, _rank)(config, places, watcher, os.getpid())
     except BaseException as error:
         saving.clear(config)  # a rank that is killed while it writes cannot do that itself
@@ -146,27 +146,6 @@ def _signals(launch: LaunchConfig) -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():  # torch does nothing in another one
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _interrupts_kept_from_children() -> Iterator[None]:
-    """Ctrl-C reaches every process of a terminal. Python would answer with a traceback in each child that is still
-    importing torch, so children are born with SIGINT blocked: they inherit the mask of the thread that starts them.
-    This process still gets it, in another thread, from where Python brings it to the main one."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    resource_tracker.ensure_running()  # when multiprocessing starts it, it unblocks SIGINT
-    over = threading.Event()
-    listener = threading.Thread(target=over.wait, daemon=True)
-    listener.start()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        over.set()
-        listener.join()
 
 
 def _explained(error: ChildFailedError) -> CheckpointError:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import multiprocessing
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from ..errors import CheckpointError, TrainingFailed, counted
 from . import devices, resume, saving
+from .children import interrupts_put_off, loaders_start, no_child_left
 from .config import Config
 from .data import unburied
 from .devices import Place
@@ -110,6 +109,7 @@ class Session:
         return len(self.history)
 
 
+@no_child_left()
 def train_rank(config: Config, place: Place, watcher: Watcher) -> Run:
     """Train in this process: all there is to do for most strategies, one rank's part for the distributed ones.
 
@@ -145,6 +145,7 @@ def train_rank(config: Config, place: Place, watcher: Watcher) -> Run:
     sampler = strategy.sampler(data.train)
     pinned = torch.accelerator.is_available()
     draws = torch.Generator()  # of the workers that load
+    start = loaders_start() if config.workers else None
     loader = DataLoader(
         data.train,
         batch,
@@ -153,14 +154,14 @@ def train_rank(config: Config, place: Place, watcher: Watcher) -> Run:
         num_workers=config.workers,
         pin_memory=pinned,
         generator=draws,
-        multiprocessing_context=_starting(config.workers),
+        multiprocessing_context=start,
     )
     tests = DataLoader(
         data.test,
         batch,
         num_workers=config.workers,
         pin_memory=pinned,
-        multiprocessing_context=_starting(config.workers),
+        multiprocessing_context=start,
     )
     steps = math.ceil(len(loader) / config.accumulate)
     if not steps:
@@ -193,22 +194,6 @@ def train_rank(config: Config, place: Place, watcher: Watcher) -> Run:
             hint=f"--epochs {session.epoch + config.epochs}",
         )
     return Run(tuple(session.history), tuple(files), tuple(remarks))
-
-
-def _starting(workers: int) -> BaseContext | None:
-    """How processes that load are started.
-
-    A plain fork of this process copies locks that its other threads hold (of the backend, of OpenMP, of whoever called
-    as a library), and a worker that wants one of them waits for ever. A server without threads is forked instead; it
-    has imported all that a worker needs, so that those of the next epoch start as fast as by a plain fork.
-    """
-    if not workers:
-        return None
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")  # all that Windows has
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", unburied.__module__])
-    return context
 
 
 def _train_epoch(session: Session, loader: Any, loss_of: Any, watcher: Watcher) -> float:
@@ -251,8 +236,10 @@ def _in_groups(loader: Any, size: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
 
 
 def _batches(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    with interrupts_put_off():
+        batches = iter(loader)  # starts the processes that load
     try:
-        yield from loader
+        yield from batches
     except CheckpointError as error:
         raise unburied(error) from None
 

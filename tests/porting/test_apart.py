@@ -199,7 +199,6 @@ def test_parts_of_a_list_that_only_numbers_tell_apart_are_counted_as_those_that_
         assert str(found(mapping, f"level{5 - n}.norms.0.weight").expr) == f"stages.{n}.norms.0.weight"
 
 
-@pytest.mark.xfail(reason="equal names keep one layer of a block; since classes of modules are matched first")
 def test_a_list_that_one_of_its_parts_shows_to_be_counted_from_the_other_end_is_so_as_a_guess() -> None:
     def part(path: str, rise: str, inputs: int, last: bool) -> dict[str, tuple[int, ...]]:
         found = {f"{path}.steps.{i}.conv.weight": (8, inputs if i == 0 else 8, 3, 3) for i in range(2)}

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 from ckptool import load
 from ckptool.errors import RuleError, TrainingFailed
 from ckptool.train import Config, devices, run
+from ckptool.train.children import interrupts_put_off
 from ckptool.train.devices import Place
 
 TWO = Config(strategy="ddp", nproc=2, samples=40, epochs=2, devices=("cpu",), curves=False)
@@ -73,17 +74,28 @@ from pathlib import Path
 from runs import Slow
 import ckptool.cli, ckptool.cli.train
 ckptool.cli.train.Console = lambda bars: Slow(Path(sys.argv[1]))
-words = "train --strategy ddp --nproc 2 --epochs 1000 --devices cpu --save full,dcp --no-curves --out"
-ckptool.cli.main([*words.split(), sys.argv[1]])
+words = "train --epochs 1000 --devices cpu --save full,dcp --no-curves --out"
+ckptool.cli.main([*words.split(), *sys.argv[1:]])
 """
 
 
+RANKS = "--strategy ddp --nproc 2"
+LOADERS = "--strategy manual --workers 2"
+
+
 @pytest.mark.parametrize(
-    ("name", "code", "what"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated"), ("SIGKILL", -9, None)]
+    ("name", "code", "what", "processes"),
+    [
+        ("SIGINT", 130, "interrupted", RANKS),
+        ("SIGTERM", 143, "terminated", RANKS),
+        ("SIGKILL", -9, None, RANKS),
+        ("SIGINT", 130, "interrupted", LOADERS),
+        ("SIGTERM", 143, "terminated", LOADERS),
+    ],
 )
-def test_a_signal_to_the_launcher_ends_all_ranks(tmp_path, nothing_left, name, code, what):
+def test_a_signal_ends_all_processes_of_a_run(tmp_path, nothing_left, name, code, what, processes):
     started = subprocess.Popen(
-        [sys.executable, "-c", LONG, str(tmp_path)],
+        [sys.executable, "-c", LONG, str(tmp_path), *processes.split()],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stderr=subprocess.PIPE,
         text=True,
@@ -103,7 +115,22 @@ def test_a_signal_to_the_launcher_ends_all_ranks(tmp_path, nothing_left, name, c
     assert started.returncode == code
     if what:
         assert err == f"Error: {what}; what was saved before is whole\n"
-        assert {path.name for path in tmp_path.iterdir()} <= {"told", "housing-ddp-full.pth", "housing-ddp-dcp"}
+        kept = {"-".join(path.name.split("-")[2:]) for path in tmp_path.iterdir() if path.name != "told"}
+        assert kept <= {"full.pth", "dcp"}
+
+
+def _start_interrupted(done):
+    with interrupts_put_off():
+        signal.raise_signal(signal.SIGINT)
+        done.append("started")
+
+
+def test_an_interrupt_waits_until_a_process_has_been_started():
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        _start_interrupted(done)
+    assert done == ["started"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def await_step(started, told):

@@ -1,0 +1,77 @@
+"""Lists that two sides count from one end or from opposite ends."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from sides import pairing, signature, wanted
+
+from ckptool.porting.counting import counted, direction, turned
+from ckptool.porting.port import port
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@given(st.lists(st.integers(0, 99), min_size=3, max_size=9, unique=True), st.data())
+def test_members_that_lie_in_order_are_counted_so_and_one_that_does_not_excludes_it(
+    numbers: list[int], data: st.DataObject
+) -> None:
+    numbers.sort()
+    at = data.draw(st.integers(0, len(numbers) - 1))
+    rest = numbers[:at] + numbers[at + 1 :]
+    assert counted(rest, rest, [(numbers[at], numbers[at])]) == 1
+    last = len(numbers) - 1 - at
+    other = [n for n in numbers if n != numbers[last]]
+    assert counted(rest, other, [(numbers[at], numbers[last])]) == (1 if at == last else -1)
+
+
+def test_what_is_known_may_exclude_both_ends() -> None:
+    assert counted([2, 3], [2, 3], [(0, 1), (1, 0)]) == 0
+    assert counted([1, 2, 3], [0, 2, 3], [(0, 1)]) == 0
+    assert direction([]) == 0
+    assert direction([((1, 5), (2, 4)), ((1, 5), (3, 6))]) == 0
+
+
+def test_contents_show_that_a_list_is_turned_only_where_they_are_not_the_same_both_ways() -> None:
+    assert turned({0: "a", 1: "b", 2: "b"}, {5: "b", 6: "b", 7: "a"})
+    assert not turned({0: "a", 1: "b", 2: "a"}, {0: "a", 1: "b", 2: "a"})
+    assert not turned({0: "a", 1: "b", 2: "c"}, {0: "c", 1: "a", 2: "b"})
+
+
+def test_lists_within_a_list_are_counted_each_on_its_own() -> None:
+    """The coarsest level has the most steps; within a level, the steps come in one order on both sides."""
+    source: Shapes = {"base.weight": (8, 3, 1, 1)}
+    target: Shapes = {"start.weight": (8, 3, 1, 1)}
+    for n, depth in enumerate([3, 2, 1, 1]):
+        for i in range(depth):
+            source[f"stages.{n}.rows.{i}.mix.weight"] = (8, 8, 3, 3)
+            source[f"stages.{n}.rows.{i}.norm.weight"] = (8,)
+    for n, depth in ((2, 1), (3, 1), (4, 2), (5, 3)):
+        target |= {f"level{n}.convs.{i}.weight": (8, 8, 3, 3) for i in range(depth)}
+        target |= {f"level{n}.norms.{i}.weight": (8,) for i in range(depth)}
+    used = ["start.weight"] + [
+        f"level{n}.{kind}.{i}.weight"
+        for n, depth in ((5, 3), (4, 2), (3, 1), (2, 1))
+        for i in range(depth)
+        for kind in ("convs", "norms")
+    ]
+    mapping = port(signature(source), wanted(target, used=used))
+    for n in (2, 3, 4, 5):
+        assert pairing(mapping)[f"level{n}.convs.0.weight"] == f"stages.{5 - n}.rows.0.mix.weight"
+        assert pairing(mapping)[f"level{n}.norms.0.weight"] == f"stages.{5 - n}.rows.0.norm.weight"
+    assert pairing(mapping)["level5.convs.2.weight"] == "stages.0.rows.2.mix.weight"
+
+
+def test_equal_names_in_a_list_that_is_counted_from_the_other_end_are_not_equal() -> None:
+    def side(order: list[int]) -> Shapes:
+        return {
+            f"up.{place}.{name}.weight": (4, 6, 3, 3) if name == "a" and n == 0 else (4, 4, 3, 3)
+            for place, n in enumerate(order)
+            for name in ("a", "b", "c")
+        }
+
+    source, target = side([0, 1, 2]), side([2, 1, 0])
+    mapping = port(signature(source), wanted(target, used=target))
+    for key in target:
+        place, inner = key.removeprefix("up.").split(".", 1)
+        assert pairing(mapping)[key] == f"up.{2 - int(place)}.{inner}"
