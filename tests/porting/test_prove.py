@@ -249,14 +249,12 @@ def test_a_layer_that_is_never_run_goes_where_its_block_went() -> None:
     state = dict(sorted(source.state_dict().items()))
     given = parse_inputs(["float32[2,5]", "float32[2,5]"])
     wrong = ckptool.transfer(state, own, inputs=["float32[2,5]", "float32[2,5]"])
-    wrong = wrong.with_entries(
-        [
-            replace(e, status="mapped", doubts=(), rivals=(), expr=ex.of(f"steps.refine{2 + int(block)}.{layer}.{kind}"))
-            for e in wrong.entries
-            for _, block, name, kind in [e.target.split(".")]
-            for layer in ["skip" if name == "residual1" else "out"]
-        ]
-    )
+    changed = []
+    for e in wrong.entries:
+        _, block, name, kind = e.target.split(".")
+        key = f"steps.refine{2 + int(block)}.{'skip' if name == 'residual1' else 'out'}.{kind}"
+        changed.append(replace(e, status="mapped", doubts=(), rivals=(), expr=ex.of(key)))
+    wrong = wrong.with_entries(changed)
     proved = prove(wrong, state, source, own, inputs=given)
     assert proved.proof is not None
     assert proved.proof["equal"], proved.proof

@@ -1,4 +1,4 @@
-"""Proof by inputs and outputs that were saved: what is no such file is named, with what helps, and nothing is written."""
+"""Proof by inputs and outputs that were saved. What is no such file is named, with what helps."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import nn
 
 import ckptool
 from ckptool.errors import CheckpointError
+
 
 class Net(nn.Module):
     def __init__(self) -> None:

@@ -156,16 +156,17 @@ def _with_its_block(
         steps = {step for target, step in moved if target.startswith(head)}
         if not steps:
             continue
-        fitting = {step for step in steps if all(one.startswith(step[0]) for one in expr.keys())}  # noqa: SIM118
-        if len(fitting) != 1 or len({step[1] for step in steps if step[0] == next(iter(fitting))[0]}) != 1:
-            return None
-        old, new = next(iter(fitting))
-        made = expr.rename(lambda one: new + one[len(old) :])
-        try:
-            return made if ex.shape_of(made, shapes) == shape else None
-        except (RuleError, KeyError):
-            return None
+        fitting = [step for step in steps if all(one.startswith(step[0]) for one in expr.keys())]  # noqa: SIM118
+        return _stepped(expr, *fitting[0], shapes, shape) if len(fitting) == 1 else None
     return None
+
+
+def _stepped(expr: Expr, old: str, new: str, shapes: MappingOf[str, Shape], shape: Shape) -> Expr | None:
+    made = expr.rename(lambda one: new + one[len(old) :])
+    try:
+        return made if ex.shape_of(made, shapes) == shape else None
+    except RuleError:
+        return None
 
 
 def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[str]) -> dict[str, Entry]:

@@ -158,7 +158,7 @@ def compared_outputs(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tens
 
 
 def apart(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tuple[float, float] | None:
-    """The largest difference of outputs that can be compared, and the largest value there; None where there are none."""
+    """The largest difference of outputs that can be compared, and the largest value there; None if none can."""
     worst: tuple[float, float] | None = None
     for a in expected:
         near: tuple[float, float] | None = None
