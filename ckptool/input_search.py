@@ -478,7 +478,9 @@ def _together(specs: Sequence[InputSpec], blamed: Sequence[int], stop: _Stop) ->
             if len(members) < 2 or size < 1:
                 continue
             yield [
-                replace(one, shape=tuple(size if i == d else m for i, m in enumerate(one.shape))) if at in members else one
+                replace(one, shape=tuple(size if i == d else m for i, m in enumerate(one.shape)))
+                if at in members
+                else one
                 for at, one in enumerate(specs)
             ]
 
