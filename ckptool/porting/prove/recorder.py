@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import printable
@@ -131,7 +132,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.uses: list[Use] = []
         self._bases: dict[int, list[_Base]] = {}
         self._flowing: dict[int, frozenset[int]] = {}
-        self._alive: list[Any] = []  # so that addresses stay their own
+        self._places: dict[int, StorageWeakRef] = {}
         live = chain(model.named_parameters(remove_duplicate=True), model.named_buffers(remove_duplicate=True))
         state = model.state_dict(keep_vars=True)
         names = {id(t): key for key, t in reversed(state.items()) if isinstance(t, torch.Tensor)}
@@ -143,55 +144,61 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def flows(self, given: Iterable[torch.Tensor]) -> None:
         """Name what the inputs are."""
         for tensor in given:
-            self._alive.append(tensor)
-            self._flowing[_place(tensor)] = frozenset()
+            self._flowing[self._place(tensor)] = frozenset()
 
     def feeding(self, tensor: torch.Tensor) -> frozenset[int]:
         """The uses whose results TENSOR is made of, no use between."""
-        return self._flowing.get(_place(tensor), frozenset())
+        return self._flowing.get(self._place(tensor), frozenset())
 
     def _hold(self, tensor: torch.Tensor, keys: tuple[str, ...], expr: Expr | None) -> None:
         base = _Base(keys, expr, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.numel())
-        self._bases.setdefault(_place(tensor), []).append(base)
+        self._bases.setdefault(self._place(tensor), []).append(base)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._overloadpacket.__name__
         taken = list(tensors((args, kwargs)))
-        self._alive.append(result)
         out = list(tensors(result))
         if name in _STATES and out[0].is_floating_point():  # what a recurrent layer begins with
-            self._flowing.setdefault(_place(out[0]), frozenset())
+            self._flowing.setdefault(self._place(out[0]), frozenset())
         if not out or not taken:
             return result
-        flowing = [t for t in taken if _place(t) in self._flowing]
-        held = [t for t in taken if _place(t) not in self._flowing and _place(t) in self._bases]
-        places = {_place(t) for t in taken}
+        flowing = [t for t in taken if self._place(t) in self._flowing]
+        held = [t for t in taken if self._place(t) not in self._flowing and self._place(t) in self._bases]
+        places = {self._place(t) for t in taken}
         if not flowing:
-            new = [t for t in out if t.numel() and _place(t) not in places]
+            new = [t for t in out if t.numel() and self._place(t) not in places]
             if held:
                 for one in new:
                     self._derive(name, args, held, one)
             return result
-        before = frozenset(chain.from_iterable(self._flowing[_place(t)] for t in flowing))
+        before = frozenset(chain.from_iterable(self._flowing[self._place(t)] for t in flowing))
         if held:
             first = len(self.uses)
             self._note(name, args, kwargs, out[0], before)
             before = frozenset(range(first, len(self.uses))) or before
         for one in out:
-            place = _place(one)
+            place = self._place(one)
             old = self._flowing.get(place, frozenset()) if place in places and not held else frozenset()
             self._flowing[place] = before | old
         return result
+
+    def _place(self, tensor: torch.Tensor) -> int:
+        """What tells a storage from all others of this pass, also when it is gone: of its values nothing is kept."""
+        storage = tensor.untyped_storage()
+        place: int = storage._cdata
+        if place not in self._places:  # which keeps the address from being given to another
+            self._places[place] = StorageWeakRef(storage)
+        return place
 
     # -- weights
 
     def held(self, value: Any) -> Held | None:
         """A tensor that is made of weights only, or None."""
-        if not isinstance(value, torch.Tensor) or _place(value) in self._flowing:
+        if not isinstance(value, torch.Tensor) or self._place(value) in self._flowing:
             return None
-        bases = self._bases.get(_place(value), ())
+        bases = self._bases.get(self._place(value), ())
         offset = value.storage_offset()
         base = next((b for b in bases if b.offset <= offset < b.offset + max(b.numel, 1)), bases[0] if bases else None)
         if base is None:
@@ -216,7 +223,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 if torch.equal(rows, torch.arange(start, start + len(rows))):
                     part = ex.part(exprs[0], 0, start, start + len(rows))
                     expr = ex.reshape(part, tuple(out.shape), (len(rows), out.shape[-1]))
-        self._alive.append(out)
         self._hold(out, keys, expr)
 
     # -- uses
@@ -239,7 +245,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             roles = {role: self.held(flat[at]) for at, role in _NORMS[name].items() if at < len(flat)}
             self._add("norm", roles, fingerprints(flat[0], dim), fingerprints(out, dim), before)
         elif name in _TABLES and self.held(flat[0]) is not None:
-            ids = next((t for t in tensors(flat[1:]) if _place(t) in self._flowing), None)
+            ids = next((t for t in tensors(flat[1:]) if self._place(t) in self._flowing), None)
             taken = None if ids is None else fingerprints(ids.reshape(1, -1), 0)
             self._add("table", {"weight": self.held(flat[0])}, taken, fingerprints(out, -1), before)
         elif name in _SCALES | _SHIFTS and len(flat) > 1:
@@ -292,11 +298,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         held = {role: one for role, one in roles.items() if one is not None}
         if held:
             self.uses.append(Use(len(self.uses), kind, held, taken, given, before))
-
-
-def _place(tensor: torch.Tensor) -> int:
-    storage = tensor.untyped_storage()
-    return storage.data_ptr() or id(storage)
 
 
 def _viewed(base: _Base, view: torch.Tensor) -> Expr | None:
