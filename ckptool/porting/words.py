@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from itertools import takewhile
 from typing import Any
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -136,6 +137,7 @@ class Words:
     ordinals: dict[str, int]
     derived: frozenset[str]
     whole: frozenset[str]
+    after: frozenset[str]
     endings: tuple[str, ...]
 
 
@@ -200,6 +202,7 @@ def table() -> Words:
         {word: place for place, words in raw["ordinals"].items() for word in words},
         frozenset(raw["derived"]),
         frozenset(raw["whole"]),
+        frozenset(raw["after"]),
         tuple(raw["endings"]),
     )
 
@@ -219,6 +222,11 @@ def alike(a: str, b: str) -> bool:
     if len(short) < 3 or short[0] != long[0] or not {short, long}.isdisjoint(table().whole):
         return False
     return long.startswith(short) or (len(bare := _consonants(short)) > 2 and _consonants(long).startswith(bare))
+
+
+def common_start(names: Sequence[Sequence[str]]) -> int:
+    """How many letters all names begin with alike, or how many components all paths do."""
+    return sum(1 for _ in takewhile(lambda some: len(set(some)) == 1, zip(*names, strict=False)))
 
 
 def _consonants(word: str) -> str:
@@ -275,7 +283,20 @@ _NOTHING = "nothing"
 @cache
 def telling_words(path: tuple[str, ...]) -> frozenset[str]:
     """The words of a path that say what it is, and not only what kind of layer or container."""
-    return frozenset(w for w in words_of(path) if w not in table().empty and w not in _kinds() and not w.isdigit())
+    words = (word for component in path for word in _placed(words_of((component,))))
+    return frozenset(w for w in words if w not in table().empty and w not in _kinds() and not w.isdigit())
+
+
+def _placed(words: tuple[str, ...]) -> Iterator[str]:
+    """The words of a name, with those that say what it comes after made one with what they say it of.
+
+    What is called `post_attention_norm` is no part of attention: it may be the norm of what comes next.
+    """
+    at = 0
+    while at < len(words):
+        after = words[at] in table().after and at + 1 < len(words) and words[at + 1] not in _kinds()
+        yield "".join(words[at : at + 1 + after])
+        at += 1 + after
 
 
 @cache

@@ -144,6 +144,23 @@ def joins() -> st.SearchStrategy[tuple[_Join, tuple[tuple[int, ...], ...]]]:
     return made()
 
 
+def test_halves_of_one_layer_stay_together_where_a_list_of_two_could_be_one_as_well() -> None:
+    """A gated convolution holds two of one size; a list of two such layers holds two of each, which fit as well."""
+    own = {"first.0": (5, 6), "first.1": (6, 12), "first.2": (12, 12), "then.0": (12, 12), "then.1": (12, 12)}
+    own |= {"last.0": (12, 6), "last.1": (6, 3)}
+    shapes = {
+        f"{layer}.{half}.weight": (out, into, 3, 3) for layer, (into, out) in own.items() for half in ("value", "gate")
+    }
+    source = {f"conv{n}.conv.weight": (2 * out, into, 3, 3) for n, (into, out) in enumerate(own.values(), 1)}
+    mapping = port(signature(source), wanted(shapes))
+    assert pairing(mapping) == {
+        f"{layer}.{half}.weight": f"slice(conv{n}.conv.weight, 0, {place * out}, {(place + 1) * out})"
+        for n, (layer, (_, out)) in enumerate(own.items(), 1)
+        for place, half in enumerate(("value", "gate"))
+    }
+    assert {entry.status for entry in mapping.entries} == {"guessed"}
+
+
 @given(joins())
 def test_what_was_joined_comes_apart_again(given: tuple[_Join, tuple[tuple[int, ...], ...]]) -> None:
     join, shapes = given
@@ -334,9 +351,23 @@ def test_norms_of_each_path_are_no_norm_of_all_without_a_doubt() -> None:
     assert found == {"a.weight": "mapped", "ln.weight": "guessed", "ln.bias": "guessed"}
 
 
-def test_a_model_that_keeps_a_weight_beside_its_dropped_copy_gets_both_from_one() -> None:
-    target = {"rnn.weight_hh_l0_raw": (12, 3), "rnn.module.weight_ih_l0": (12, 5), "rnn.module.weight_hh_l0": (12, 3)}
-    source = {f"net.{key}": shape for key, shape in target.items()}
+@pytest.mark.parametrize("inner", ["module.", ""])
+def test_a_weight_and_its_dropped_copy_go_where_the_model_has_both(inner: str) -> None:
+    target = {"rnn.weight_hh_l0_raw": (12, 3), f"rnn.{inner}weight_ih_l0": (12, 5), f"rnn.{inner}weight_hh_l0": (12, 3)}
+    source = {f"net.{key.replace('rnn', 'lstm')}": shape for key, shape in target.items()}
     mapping = port(signature(source), wanted(target))
-    assert pairing(mapping)["rnn.weight_hh_l0_raw"] == "net.rnn.weight_hh_l0_raw"
-    assert pairing(mapping)["rnn.module.weight_hh_l0"] == "net.rnn.weight_hh_l0_raw"
+    assert pairing(mapping) == {key: f"net.{key.replace('rnn', 'lstm')}" for key in target}
+    assert mapping.is_sure
+    plain = port(signature({f"lstm.{leaf}_l0": target[f"rnn.{inner}{leaf}_l0"] for leaf in _BOTH}), wanted(target))
+    assert pairing(plain) == {key: f"lstm.{key.removesuffix('_raw').rpartition('.')[2]}" for key in target}
+
+
+_BOTH = ("weight_ih", "weight_hh")
+
+
+def test_what_is_called_raw_and_is_no_dropped_weight_has_a_source_of_its_own() -> None:
+    target = {"film.scale_raw": (6,), "film.scale": (6,), "film.fc.weight": (6, 4)}
+    mapping = port(signature({f"old.{key}": shape for key, shape in target.items()}), wanted(target))
+    assert pairing(mapping) == {key: f"old.{key}" for key in target}
+    lost = port(signature({"old.fc.weight": (6, 4), "old.scale": (6,)}), wanted(target))
+    assert "film.scale_raw" not in {e.target for e in lost.having("mapped")}
