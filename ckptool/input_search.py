@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from .hollow import shape_only, without_memory
 from .inputs import Fields, InputSpec, guess_inputs, inputs_for, leaves, made, with_leaves
 
-#: Seconds that a search may take, forward passes that it may try, and most elements of one input.
+#: Seconds of CPU time that a search may take, forward passes that it may try, and most elements of one input.
 _PATIENCE, _TRIES, _MOST = 8.0, 160, 1 << 21
 #: Different kinds of first guesses.
 _SEEDS = 12
@@ -46,7 +46,7 @@ def find_inputs(
         model: the model; its weights need no values.
         like: inputs to begin with, before any guess.
         shortcut: does operations of which only shapes matter.
-        patience: seconds.
+        patience: seconds of CPU time, so that a busy machine finds the same.
     """
     found = False
     for memory in (1.0, 0.5):
@@ -61,7 +61,7 @@ def _searched(
     model: torch.nn.Module, like: Sequence[Any], shortcut: Shortcut | None, patience: float, memory: float
 ) -> Iterator[Any]:
     """One search. MEMORY says how much counts of what led to a try: little means to follow the latest message."""
-    until = time.monotonic() + patience
+    until = time.thread_time() + patience
     count = itertools.count()
     queue: list[tuple[float, float, int, Any]] = []
     waiting: dict[int, Any] = {}  # in the order in which they were thought of
@@ -84,7 +84,7 @@ def _searched(
     since = 0
     wanted = len({id(p) for p in model.parameters()})
     for turn in range(_TRIES):
-        if not waiting or time.monotonic() > until or (partial and since > _LONGER):
+        if not waiting or time.thread_time() > until or (partial and since > _LONGER):
             break
         since += bool(partial)
         if turn % 6 == 5:  # so that nothing that looks good for a while keeps all else from being tried

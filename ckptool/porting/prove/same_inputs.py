@@ -20,7 +20,7 @@ from .recorder import arguments, attempt, called, first_line, follow
 from .verdict import NOTHING, Verdict
 
 _SEED = 20
-#: Inputs of the source's code that are tried, those of the model for each, ways to link them, and seconds for all.
+#: Inputs of the source's code that are tried, those of the model for each, ways to link them, seconds of CPU time.
 _THEIRS, _OWN, _WAYS, _PATIENCE = 4, 3, 8, 20.0
 #: Inputs of modules of the source's code that the model may take.
 _PARTS = 24
@@ -115,10 +115,10 @@ def same_inputs(
         CannotCarry: none are found that both take.
     """
     best: tuple[tuple[Any, ...], SameInputs] | None = None
-    until = time.monotonic() + _PATIENCE
+    until = time.thread_time() + _PATIENCE
     ran = False
     for candidate in _candidates(theirs, own, inputs, source_inputs):
-        if best is not None and time.monotonic() > until:
+        if best is not None and time.thread_time() > until:
             break
         found = _tried(candidate, judged)
         if found is None:
