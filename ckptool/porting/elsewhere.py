@@ -26,10 +26,13 @@ class _Known:
     there: dict[_Path, set[_Path]] = field(default_factory=lambda: defaultdict(set))
     back: dict[_Path, set[_Path]] = field(default_factory=lambda: defaultdict(set))
 
+    def agrees(self) -> bool:
+        """Whether every place goes to one; blocks of one name that differ in that are of two classes."""
+        return all(len(found) == 1 for found in (*self.there.values(), *self.back.values()))
+
     def of(self, place: _Path) -> _Path | None:
-        """The one place of the source that a place of the target goes to, and nothing else does."""
-        found = self.there.get(place, set())
-        return next(iter(found)) if len(found) == 1 and len(self.back[next(iter(found))]) == 1 else None
+        """The place of the source that a place of the target goes to."""
+        return next(iter(self.there.get(place, ())), None)
 
 
 def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
@@ -55,7 +58,7 @@ def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
                 places.back[theirs].add(own)
     for block, held in blocks.items():
         kinds = (_plain(block), _plain(counterpart[block]))
-        if counterpart[block] and any(id(pairs[at][0]) in doubtful for at in held):
+        if counterpart[block] and known[kinds].agrees() and any(id(pairs[at][0]) in doubtful for at in held):
             _settle_block(pairs, held, block, counterpart[block], known[kinds], kinds)
 
 
