@@ -47,6 +47,7 @@ ALLOWED = {
     ("weights", "checkpoint"): "and they are state dicts",
     ("formats", "model"): "a dict of torch tensors may be saved as it is",
     ("passes", "model"): "and have passes applied to it",
+    ("reports", "porting"): "what makes a file fit a model, matching tells; and what it reports is drawn here",
     ("cli", "__init__"): "its version",
 }
 

@@ -47,8 +47,8 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
 
 def _named(signature: Signature, *, is_target: bool) -> Canon:
     """One side with roles in place of the names of leaves, and names without wrappers."""
-    canon = Canon(signature, is_target)
     kept = _kept_raw(signature)
+    canon = Canon(signature, is_target, dropped=kept)
     entries = [e for e in signature.entries.values() if e.tied is None and e.key not in kept.values()]
     short = names.unwrap([*(entry.key for entry in entries), *kept.values()])
     tops = {key.split(".")[0] for key in short.values()}
@@ -95,7 +95,8 @@ def _kept_raw(signature: Signature) -> dict[str, str]:
     found = {}
     for key, entry in signature.entries.items():
         head, _, leaf = key.removesuffix(_RAW).rpartition(".")
-        for copy in (f"{head}.module.{leaf}", f"{head}.{leaf}") if key.endswith(_RAW) else ():
+        dropped = key.endswith(_RAW) and leaf.startswith("weight")  # other values may have a raw form of their own
+        for copy in (f"{head}.module.{leaf}", f"{head}.{leaf}") if dropped else ():
             if copy in signature.entries and signature.entries[copy].shape == entry.shape:
                 found[key] = copy
                 break

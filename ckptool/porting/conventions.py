@@ -31,10 +31,15 @@ def _bare_squares(filling: Filling) -> None:
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         piece = t.pieces.get(hole.rpartition("|")[2])
-        own = next((p for p in s.pieces.values() if p.expr == filled.expr), None)
-        if piece is None or own is None or not is_bare(own) or not _is_matrix(piece):
+        if piece is None or not _is_matrix(piece):
             continue
-        if own.shape[-1] != own.shape[-2]:
+        same = filled.expr, filled.expr.args[0] if filled.expr.op == "reshape" else None
+        own = next((p for p in s.pieces.values() if p.expr in same), None)
+        if own is None or not is_bare(own) or len(own.shape) < 2:
+            continue
+        if own.shape != piece.shape:
+            votes[own.shape == piece.entry.shape] += 1  # one row or column, as the model has it or turned
+        elif own.shape[-1] != own.shape[-2]:
             votes["transpose" in filled.expr.operations()] += 1
         elif own.entry.key.split(".")[-1] != piece.entry.key.split(".")[-1] and filled.expr.op in ("key", "select"):
             square.append(filled)

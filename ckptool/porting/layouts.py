@@ -163,9 +163,15 @@ def _namesakes(piece: Piece, ends: dict[tuple[str, ...], list[Piece]]) -> list[P
     return []
 
 
+#: Matrices of torch's attention, which holds them itself, as a linear layer does.
+_OF_TORCH = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
 def is_bare(piece: Piece) -> bool:
     """Whether a tensor is a parameter of its own, of which no name says that a layer of torch holds it."""
-    return piece.role == "weight" and piece.path[-1] == piece.leaf
+    leaf = piece.leaf
+    own = piece.path[-1] == leaf or (leaf.endswith("_weight") and leaf not in _OF_TORCH)
+    return piece.role == "weight" and own
 
 
 def turn_bare_matrices(source: Canon, target: Canon) -> None:

@@ -65,6 +65,7 @@ class Canon:
         pieces: by name.
         assembly: for a target, each key as an expression over holes.
         counters: keys of `num_batches_tracked`.
+        dropped: keys of weights, with that of the copy beside each of which some is dropped.
         notes: what was done, for the report.
     """
 
@@ -73,6 +74,7 @@ class Canon:
     pieces: dict[str, Piece] = field(default_factory=dict)
     assembly: dict[str, Expr] = field(default_factory=dict)
     counters: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def put(self, piece: Piece) -> Piece:

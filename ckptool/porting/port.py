@@ -131,6 +131,8 @@ class _Entries:
         expr = ex.simplified(
             substituted(assembly, {h: f.expr for h, f in zip(holes, filled, strict=True)}), self._shapes
         )
+        if key in self._target.dropped.values():  # what some is dropped of is filled with such a copy, if there is one
+            expr = expr.rename(lambda name: self._source.dropped.get(name, name))
         doubts = list(dict.fromkeys(d for f in filled for d in f.doubts))
         if expr.is_copy:  # what was taken apart and put together again needs no layout
             doubts = [d for d in doubts if not about_layout(d)]

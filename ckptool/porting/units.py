@@ -11,6 +11,7 @@ from typing import Protocol
 
 from .expression import Shape
 from .fused import part_label
+from .layouts import PRODUCTS
 from .pieces import STATISTICS, Canon, Piece, squeezed
 from .words import label, numbers, table
 
@@ -112,6 +113,8 @@ def _colour(unit: Unit) -> tuple[Shape, str]:
 def _is_row(unit: Unit) -> bool:
     """Whether a unit is a table that has one row, which is no vector like the weight of a norm."""
     if unit.pieces.keys() != {"weight"} or len(unit.main.shape) != 2 or unit.main.shape[0] != 1:
+        return False
+    if unit.main.entry.how in PRODUCTS:
         return False
     embedding = next(group for group in table().groups if group.name == "embedding")
     return unit.main.entry.module == "Embedding" or label(embedding, unit.words) in ("token", "segment")

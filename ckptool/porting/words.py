@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -136,6 +136,7 @@ class Words:
     ordinals: dict[str, int]
     derived: frozenset[str]
     whole: frozenset[str]
+    after: frozenset[str]
     endings: tuple[str, ...]
 
 
@@ -200,6 +201,7 @@ def table() -> Words:
         {word: place for place, words in raw["ordinals"].items() for word in words},
         frozenset(raw["derived"]),
         frozenset(raw["whole"]),
+        frozenset(raw["after"]),
         tuple(raw["endings"]),
     )
 
@@ -275,7 +277,20 @@ _NOTHING = "nothing"
 @cache
 def telling_words(path: tuple[str, ...]) -> frozenset[str]:
     """The words of a path that say what it is, and not only what kind of layer or container."""
-    return frozenset(w for w in words_of(path) if w not in table().empty and w not in _kinds() and not w.isdigit())
+    words = (word for component in path for word in _placed(words_of((component,))))
+    return frozenset(w for w in words if w not in table().empty and w not in _kinds() and not w.isdigit())
+
+
+def _placed(words: tuple[str, ...]) -> Iterator[str]:
+    """The words of a name, with those that say what it comes after made one with what they say it of.
+
+    What is called `post_attention_norm` is no part of attention: it may be the norm of what comes next.
+    """
+    at = 0
+    while at < len(words):
+        after = words[at] in table().after and at + 1 < len(words) and words[at + 1] not in _kinds()
+        yield "".join(words[at : at + 1 + after])
+        at += 1 + after
 
 
 @cache

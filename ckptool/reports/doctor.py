@@ -346,6 +346,8 @@ def _cure(ckpt: Checkpoint, weights: StateDict | None, findings: list[Finding], 
     file, out = shell_quote(printable(ckpt.where, 4096)), beside(ckpt.where, "fixed")
     on_cpu = ["--map-location", "cpu"] if "device" in names else []
     if fit is not None and not fit.fits:
+        if not fit.commands:
+            return []
         command = fit.commands[0][0]
         if " convert " in command or not on_cpu:
             extract = ["--extract"] if "weights-only" in names and "--extract" not in command else []

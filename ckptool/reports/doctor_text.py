@@ -51,6 +51,8 @@ def _lines(found: Diagnosis) -> Iterator[str]:
         yield ""
         yield "  to mend it, type:" if len(found.cure) == 1 else "  to mend it, type one after the other:"
         yield from (f"    {command}" for command in found.cure)
+        if found.fit and found.fit.commands:
+            yield f"    ({found.fit.commands[0][1]})"
     known = set(found.cure)
     for one in trouble:
         for command, what in one.commands:
@@ -83,3 +85,5 @@ def fit_lines(fit: Fit) -> Iterator[str]:
         if lines:
             more = f", … {len(lines) - _SHOWN:,} more" if len(lines) > _SHOWN else ""
             yield f"    {title} ({len(lines):,}): {', '.join(lines[:_SHOWN])}{more}"
+    if not fit.fits and not fit.commands:
+        yield "    nothing of the file fits by name, shape or structure: it is of another model, or of other sizes"

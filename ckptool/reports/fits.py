@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict
-from ..errors import printable
+from ..errors import NotFound, counted, printable
 from ..files import StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
 
@@ -28,7 +28,7 @@ class Fit:
         mismatched: (key, shape in the file, shape in the model).
         common: how many keys are in both with the same shape, and how many the model has.
         parameters: the same in elements.
-        commands: (command, what for) that make it fit, in order.
+        commands: (command, what for) that make it fit, in order; none where nothing of the file fits.
     """
 
     path: str
@@ -77,12 +77,17 @@ def fits(path: StrPath, model: str, *, at: str | None = None, kwargs: Mapping[st
         [(k, list(theirs[k]), list(shape)) for k, shape in wanted.items() if k in theirs and theirs[k] != shape],
         (len(met), len(wanted)),
         (sum(sizes[key] for key in met), sum(sizes.values())),
-        [] if fine else list(_commands(ckpt, weights, theirs, wanted, model)),
+        [] if fine else list(_commands(ckpt, weights, theirs, wanted, model, built)),
     )
 
 
 def _commands(
-    ckpt: Checkpoint, weights: StateDict, theirs: Mapping[str, Shape], wanted: Mapping[str, Shape], model: str
+    ckpt: Checkpoint,
+    weights: StateDict,
+    theirs: Mapping[str, Shape],
+    wanted: Mapping[str, Shape],
+    model: str,
+    built: Any,
 ) -> Iterator[tuple[str, str]]:
     """What makes the file fit: the renaming that brings most keys together, then leaving out what is left over."""
     best: dict[str, str] = {key: key for key in theirs}
@@ -104,11 +109,27 @@ def _commands(
         what = "to give the tensors the names that the model has"
         yield command, what + (f", and leave out what it has not ({len(left):,})" if left else "")
         return
-    at = ["--at", shell_quote(printable(weights.path))] if at else []
-    yield (
-        " ".join(["ckptool transfer", file, shell_quote(printable(model)), "-o", out, *at]),
-        "to port the weights into this model, by names, shapes and structure; it shows what it is unsure of",
-    )
+    port = " ".join(["ckptool transfer", file, shell_quote(printable(model)), "-o", out, *at])
+    yield from _accepted(port, ckpt, weights, built)
+
+
+def _accepted(port: str, ckpt: Checkpoint, weights: StateDict, built: Any) -> Iterator[tuple[str, str]]:
+    """The command PORT with what it asks for, and what that comes to: the matching itself tells."""
+    from ..porting import transfer
+    from ..porting.refusal import accepting_command
+
+    try:
+        mapping = transfer(ckpt, built, at=weights.path)
+    except NotFound:
+        return
+    guessed = [entry for entry in mapping.entries if entry.status == "guessed"]
+    gaps = [entry for entry in mapping.entries if entry.status == "unmapped"]
+    what = ["to port the weights into this model, by names, shapes and structure"]
+    if guessed:
+        what.append(f"{counted(len(guessed), 'key')} of it guessed: look at them first, it shows them with --dry-run")
+    if gaps:
+        what.append(f"{counted(len(gaps), 'key')} the file has nothing for; there the model's initial values stay")
+    yield accepting_command(mapping, guessed, gaps, port) if guessed or gaps else port, "; ".join(what)
 
 
 def _met(renamed: Mapping[str, str], theirs: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> int:

@@ -84,6 +84,42 @@ def test_square_matrices_of_linear_layers_are_turned_for_a_model_that_multiplies
     assert len(mapping.having("mapped")) == 6
 
 
+class Attending(torch.nn.Module):
+    """Attends with a square matrix, and with one column where WITH_COLUMN."""
+
+    def __init__(self, *, with_column: bool) -> None:
+        super().__init__()
+        self.projection = torch.nn.Parameter(torch.randn(6, 6))
+        self.projection_shift = torch.nn.Parameter(torch.randn(1, 6))
+        if with_column:
+            self.query = torch.nn.Parameter(torch.randn(6, 1))
+
+    def forward(self, x: Any) -> Any:
+        x = torch.tanh(x @ self.projection + self.projection_shift)
+        return x @ self.query if hasattr(self, "query") else x
+
+
+@pytest.mark.parametrize("columns", [(6, 1), (1, 6), None])
+def test_a_square_parameter_called_weight_is_no_linear_layer_without_evidence(columns: tuple[int, int] | None) -> None:
+    source = {"word_weight": torch.randn(6, 6), "word_bias": torch.randn(1, 6)}
+    if columns is not None:
+        source["context_weight"] = torch.randn(columns)
+    made = found(transfer(source, Attending(with_column=columns is not None)), "projection")
+    if columns is None:
+        assert made.status == "guessed"
+        assert {str(made.expr), *map(str, made.rivals)} == {"word_weight", "transpose(word_weight)"}
+    else:
+        assert made.status == "mapped"
+        assert str(made.expr) == ("word_weight" if columns == (6, 1) else "transpose(word_weight)")
+
+
+def test_a_column_in_a_part_called_words_is_no_table_of_words() -> None:
+    model = torch.nn.ModuleDict({"words": Attending(with_column=True)})
+    model.forward = lambda x: model["words"](x)
+    source = {f"attention.{key}": value for key, value in model["words"].state_dict().items()}
+    assert pairing(transfer(source, model))["words.query"].count("attention.query") == 1
+
+
 def members(n: int, sizes: list[int]) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for i in range(n):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from sides import found, pairing, signature, wanted
 
 from ckptool.porting.port import port
@@ -182,3 +183,17 @@ def test_one_layer_that_is_used_next_to_it_and_counted_with_it_vouches_for_nobod
     target = {f"down.{n}.{name}.weight": size for n in range(2) for name, size in ours.items()}
     mapping = port(signature(source), wanted(target, used=target))
     assert doubted(mapping) >= {f"down.{n}.blocks.0.{name}.weight" for n in range(2) for name in ("channel", "project")}
+
+
+@pytest.mark.parametrize("name", ["post_attention_norm", "after_attn_norm", "norm_after_attn"])
+def test_what_comes_after_attention_is_no_part_of_it(name: str) -> None:
+    block = {"attention.rows.weight": (12, 8), "attention.rows.norm.weight": (8,), "attention.back.weight": (8, 4)}
+    block |= {"mlp.rows.weight": (20, 8), "mlp.rows.norm.weight": (8,), "mlp.back.weight": (8, 20)}
+    source = {f"layers.{n}.{key}": shape for n in range(2) for key, shape in block.items()}
+    used = {"norm.weight": (8,), "attn.a.weight": (12, 8), "attn.b.weight": (8, 4)}
+    used |= {f"{name}.weight": (8,), "ff.a.weight": (20, 8), "ff.b.weight": (8, 20)}
+    target = {f"blocks.{n}.{key}": shape for n in range(2) for key, shape in used.items()}
+    mapping = port(signature(source), wanted(target, used=target))
+    for n in range(2):
+        assert pairing(mapping)[f"blocks.{n}.{name}.weight"] == f"layers.{n}.mlp.rows.norm.weight"
+        assert pairing(mapping)[f"blocks.{n}.norm.weight"] == f"layers.{n}.attention.rows.norm.weight"

@@ -334,9 +334,23 @@ def test_norms_of_each_path_are_no_norm_of_all_without_a_doubt() -> None:
     assert found == {"a.weight": "mapped", "ln.weight": "guessed", "ln.bias": "guessed"}
 
 
-def test_a_model_that_keeps_a_weight_beside_its_dropped_copy_gets_both_from_one() -> None:
-    target = {"rnn.weight_hh_l0_raw": (12, 3), "rnn.module.weight_ih_l0": (12, 5), "rnn.module.weight_hh_l0": (12, 3)}
-    source = {f"net.{key}": shape for key, shape in target.items()}
+@pytest.mark.parametrize("inner", ["module.", ""])
+def test_a_weight_and_its_dropped_copy_go_where_the_model_has_both(inner: str) -> None:
+    target = {"rnn.weight_hh_l0_raw": (12, 3), f"rnn.{inner}weight_ih_l0": (12, 5), f"rnn.{inner}weight_hh_l0": (12, 3)}
+    source = {f"net.{key.replace('rnn', 'lstm')}": shape for key, shape in target.items()}
     mapping = port(signature(source), wanted(target))
-    assert pairing(mapping)["rnn.weight_hh_l0_raw"] == "net.rnn.weight_hh_l0_raw"
-    assert pairing(mapping)["rnn.module.weight_hh_l0"] == "net.rnn.weight_hh_l0_raw"
+    assert pairing(mapping) == {key: f"net.{key.replace('rnn', 'lstm')}" for key in target}
+    assert mapping.is_sure
+    plain = port(signature({f"lstm.{leaf}_l0": target[f"rnn.{inner}{leaf}_l0"] for leaf in _BOTH}), wanted(target))
+    assert pairing(plain) == {key: f"lstm.{key.removesuffix('_raw').rpartition('.')[2]}" for key in target}
+
+
+_BOTH = ("weight_ih", "weight_hh")
+
+
+def test_what_is_called_raw_and_is_no_dropped_weight_has_a_source_of_its_own() -> None:
+    target = {"film.scale_raw": (6,), "film.scale": (6,), "film.fc.weight": (6, 4)}
+    mapping = port(signature({f"old.{key}": shape for key, shape in target.items()}), wanted(target))
+    assert pairing(mapping) == {key: f"old.{key}" for key in target}
+    lost = port(signature({"old.fc.weight": (6, 4), "old.scale": (6,)}), wanted(target))
+    assert "film.scale_raw" not in {e.target for e in lost.having("mapped")}

@@ -181,11 +181,23 @@ def test_what_the_model_does_not_have_is_left_out():
     assert ckptool.fits(words[3], "net.py").fits
 
 
-def test_other_shapes_are_named_and_are_a_matter_of_porting():
+def test_other_shapes_are_named_and_the_command_leaves_them_as_the_model_has_them():
     torch.save(Net(10).state_dict(), "a.pth")
     found = ckptool.fits("a.pth", "net.py")
     assert [key for key, _, _ in found.mismatched] == ["fc.weight", "fc.bias"]
-    assert found.commands[0][0].startswith("ckptool transfer a.pth net.py -o ")
+    command, what = found.commands[0]
+    assert "2 keys the file has nothing for" in what
+    code, words = typed(command)
+    assert code == 0
+    assert ckptool.fits(words[words.index("-o") + 1], "net.py").fits
+    assert ckptool.doctor("a.pth", "net.py").cure == [command]
+
+
+def test_of_another_model_no_command_is_promised(capsys):
+    torch.save({"stem.kernel": torch.ones(7, 9), "stem.offset": torch.ones(11)}, "a.pth")
+    assert ckptool.doctor("a.pth", "net.py").cure == []
+    assert typed("ckptool doctor a.pth net.py")[0] == 1
+    assert "nothing of the file fits" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
