@@ -29,7 +29,13 @@ def beside(one: Unit, other: Unit) -> bool:
     a, b = one.main.entry.notes.get("flow"), other.main.entry.notes.get("flow")
     if a is None or b is None or a[0] == b[0]:
         return False
-    return not (a[1] >> b[0] & 1 or b[1] >> a[0] & 1)
+    return not (flows_into(one, other) or flows_into(other, one))
+
+
+def flows_into(one: Unit, other: Unit) -> bool:
+    """Whether what one gives flows into the other, as far as the forward pass was followed."""
+    a, b = one.main.entry.notes.get("flow"), other.main.entry.notes.get("flow")
+    return a is not None and b is not None and a[0] != b[0] and bool(b[1] >> a[0] & 1)
 
 
 class Branches:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import expression as ex
-from .expression import Expr
+from .expression import Expr, Shape
 from .filling import Filling, Values
 from .fused import heads_of, part_label
 from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare
@@ -15,6 +15,8 @@ from .pieces import Piece, squeezed
 from .units import label_of
 from .words import Rotary, table, words_of
 
+#: What a matrix that is taken as it stands may have been through.
+_AS_IT_IS = frozenset({"select", "reshape"})
 _JOINED = "in which order its channels stand is in the code only"
 
 
@@ -31,17 +33,20 @@ def _bare_squares(filling: Filling) -> None:
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         piece = t.pieces.get(hole.rpartition("|")[2])
-        if piece is None or not _is_matrix(piece):
+        shape = None if piece is None else _as_matrix(piece)
+        if piece is None or shape is None:
             continue
         same = filled.expr, filled.expr.args[0] if filled.expr.op == "reshape" else None
         own = next((p for p in s.pieces.values() if p.expr in same), None)
         if own is None or not is_bare(own) or len(own.shape) < 2:
             continue
-        if own.shape != piece.shape:
+        if own.shape != shape:
             votes[own.shape == piece.entry.shape] += 1  # one row or column, as the model has it or turned
         elif own.shape[-1] != own.shape[-2]:
             votes["transpose" in filled.expr.operations()] += 1
-        elif own.entry.key.split(".")[-1] != piece.entry.key.split(".")[-1] and filled.expr.op in ("key", "select"):
+        elif own.entry.key.split(".")[-1] != piece.entry.key.split(".")[-1] and _AS_IT_IS.issuperset(
+            filled.expr.operations()
+        ):
             square.append(filled)
     for filled in square:
         if votes[True] and not votes[False]:
@@ -189,10 +194,12 @@ def _joined_by(piece: Piece | None) -> dict[str, int] | None:
     return {key: place for place, (key, _) in enumerate(joined)} if joined else None
 
 
-def _is_matrix(piece: Piece) -> bool:
-    """Whether the model multiplies with it."""
-    used = piece.entry.how in PRODUCTS or piece.entry.module == "Linear"
-    return used and len(piece.shape) in (2, 3)
+def _as_matrix(piece: Piece) -> Shape | None:
+    """The shape of what the model multiplies with, a convolution of size 1 included, or None."""
+    how, module = piece.entry.how, piece.entry.module
+    if len(piece.shape) > 2 and (how.startswith("conv") or module.startswith("Conv")):
+        return piece.shape[:2] if not squeezed(piece.shape[2:]) else None
+    return piece.shape if (how in PRODUCTS or module == "Linear") and len(piece.shape) in (2, 3) else None
 
 
 def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:

@@ -11,19 +11,22 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, permutations, product
 from math import gcd
 
 from . import expression as ex
 from .expression import Expr, Shape
 from .fused import fused_kind
 from .pieces import Canon, Piece, squeezed, unchanged
-from .words import cut, table
+from .words import common_start, cut, table
 
 _Path = tuple[str, ...]
 
 _ORDER = "in which order the parts stand in one tensor is in the code only"
 _NORMS = "whether several norms are the same as one over all their channels is in the code only"
+_LETTERS = "abcdefgh"
+#: So many parts may be spelled in the name of the whole.
+_MOST_SPELLED = 4
 _TURNS = "whether the parts stand one after the other or take turns is in the code only"
 
 
@@ -75,7 +78,8 @@ class _Join:
 def join_parts(one: Canon, other: Canon) -> None:
     """Join what stands apart on one side, where the other side has it in one tensor."""
     _join_lists(one, other)
-    _join_families(one, other)
+    while _join_families(one, other):  # what was joined is no longer among the tensors of its parts' sizes
+        pass
 
 
 class _Sizes:
@@ -104,6 +108,7 @@ def _counted(canon: Canon) -> Counter[Shape]:
 def _join_lists(one: Canon, other: Canon) -> None:
     for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdigit()}, reverse=True):
         sizes = _Sizes(one, other)
+        parents = _parents(one, other, sizes)
         lists: dict[_Path, dict[tuple[_Path, str], dict[int, Piece]]] = defaultdict(lambda: defaultdict(dict))
         for piece in one.pieces.values():
             if len(piece.path) > at and piece.path[at].isdigit():
@@ -111,7 +116,7 @@ def _join_lists(one: Canon, other: Canon) -> None:
         plans = {}
         for head, inner in lists.items():
             plan = _plan_of_list(inner, sizes)
-            if plan is not None:
+            if plan is not None and not _families_elsewhere(head, inner, parents):
                 plans[head] = plan
         made = Counter(
             squeezed(join.shape(next(iter(lists[head][key].values())).shape))
@@ -158,6 +163,31 @@ def _plan_of_list(inner: _Inner, sizes: _Sizes) -> _Plan | None:
         if (path, role) not in plan and len(size) == 1 and (beside is None or beside.dim == 0):
             plan[path, role] = _Join(size * len(members), 0)
     return plan
+
+
+def _parents(one: Canon, other: Canon, sizes: _Sizes) -> dict[_Path, set[_Path]]:
+    """Names of tensors that can be joined with each other -> where they stand beside each other."""
+    found: dict[_Path, set[_Path]] = defaultdict(set)
+    for parent, pieces in _siblings(one, other).items():
+        for family in _families(pieces, sizes):
+            if _join_of_family(family, sizes) is not None:
+                found[tuple(sorted(p.path[-1] for p in family.parts))].add(parent)
+    return found
+
+
+def _families_elsewhere(head: _Path, inner: _Inner, parents: dict[_Path, set[_Path]]) -> bool:
+    """Whether what each member of a list holds can be joined with each other, and is so outside of such lists, too."""
+    members = {
+        p.path[:-1] for pieces in inner.values() for p in pieces.values() if p.role == "weight" and len(p.path) > 1
+    }
+    own = _without_digits(head)
+    return any(
+        members <= there and any(_without_digits(at[: len(head)]) != own for at in there) for there in parents.values()
+    )
+
+
+def _without_digits(path: _Path) -> _Path:
+    return tuple("{}" if component.isdigit() else component for component in path)
 
 
 def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
@@ -213,26 +243,66 @@ def _merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
 # -- families of names
 
 
-def _join_families(one: Canon, other: Canon) -> None:
+def _siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
+    """Weights of one side that the other has not under their names, by what they are parts of."""
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     for piece in one.pieces.values():
         namesake = other.pieces.get(piece.name)
         if piece.role == "weight" and piece.path and (namesake is None or namesake.shape != piece.shape):
             siblings[piece.path[:-1]].append(piece)
+    return siblings
+
+
+def _join_families(one: Canon, other: Canon) -> bool:
+    """Join siblings. Returns whether any were."""
     sizes = _Sizes(one, other)
     plans: list[tuple[_Path, _Family, _Join]] = []
     taken: set[str] = set()
-    for parent, pieces in siblings.items():
+    for parent, pieces in _siblings(one, other).items():
         for family in _families(pieces, sizes):
             join = _join_of_family(family, sizes)
             if join is not None and not taken & {p.name for p in family.parts}:
                 taken |= {p.name for p in family.parts}
                 plans.append((parent, family, join))
     made = Counter(squeezed(join.shape(family.parts[0].shape)) for _, family, join in plans)
+    joined = False
     for parent, family, join in plans:
         whole = join.shape(family.parts[0].shape)
         if made[squeezed(whole)] <= sizes.wanted(whole):
+            wholes = [p for p in other.pieces.values() if squeezed(p.shape) == squeezed(whole)]
+            spelled = _spelled(family.parts, {p.path[-1] for p in wholes if p.path})
+            if spelled is not None:
+                family, join = replace(family, parts=spelled, numbered=True), _join_in_order(join, family, spelled)
             _join_family(one, parent, family, join)
+            joined = True
+    return joined
+
+
+def _join_in_order(join: _Join, family: _Family, parts: Sequence[Piece]) -> _Join:
+    """A join with the sizes in the order of PARTS, which are those of a family."""
+    sizes = {part.name: size for part, size in zip(family.parts, join.sizes, strict=True)}
+    return replace(join, sizes=tuple(sizes[part.name] for part in parts))
+
+
+def _spelled(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | None:
+    """The parts in the order in which the name of the whole spells them: `conv_z` and `conv_r` in `conv_zr`.
+
+    What the names of the parts begin and end with alike is in that of the whole once.
+    """
+    if len(parts) > _MOST_SPELLED:
+        return None
+    names = [part.path[-1] for part in parts]
+    head, tail = common_start(names), common_start([name[::-1] for name in names])
+    found = []
+    for order in permutations(parts):
+        for a, b in product(range(head + 1), range(tail + 1)):
+            own = [part.path[-1] for part in order]
+            inner = [name[a : len(name) - b] for name in own]
+            texts = {f"{own[0][:a]}{between.join(inner)}{own[0][len(own[0]) - b :]}" for between in ("", "_", "_and_")}
+            if all(inner) and texts & wholes:
+                found.append(order)
+                break
+    return found[0] if len(found) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +321,7 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
     listed = sorted((p for p in pieces if p.path[-1].isdigit()), key=lambda p: int(p.path[-1]))
     pieces = [p for p in pieces if not p.path[-1].isdigit()]
     found = [_Family(tuple(listed), (), numbered=True)] if len({p.shape for p in listed}) > 1 else []
-    for known, place in ((_number, True), (_label, False)):
+    for known, place in ((_number, True), (_letter, True), (_label, False)):
         groups: dict[_Path, dict[str, Piece]] = defaultdict(dict)
         for piece in pieces:
             said = known(cut(piece.path[-1]))
@@ -260,7 +330,8 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
         for stem, members in groups.items():
             if len(members) > 1:
                 ordered = tuple(members[k] for k in sorted(members, key=int if place else None))
-                found.append(_Family(ordered, stem, place))
+                if known is not _letter or _counts(members, ordered):
+                    found.append(_Family(ordered, stem, place))
     for kinds in table().together:
         labelled = {part: p for p in pieces if (part := kinds.label(cut(p.path[-1]))) is not None}
         if len(labelled) > 1:
@@ -282,6 +353,19 @@ def _number(words: _Path) -> tuple[str, _Path] | None:
     if len(words) < 2 or not words[-1].isdigit():
         return None
     return words[-1], words[:-1]
+
+
+def _letter(words: _Path) -> tuple[str, _Path] | None:
+    """The place in the alphabet of a letter behind a number: `conv1a` and `conv1b`."""
+    if len(words) < 3 or len(words[-1]) > 1 or words[-1] not in _LETTERS or not words[-2].isdigit():
+        return None
+    return str(_LETTERS.index(words[-1])), words[:-1]
+
+
+def _counts(members: dict[str, Piece], ordered: Sequence[Piece]) -> bool:
+    """Whether letters count: they are a, b and so on without a gap, registered in that order."""
+    places = {int(k) for k in members}
+    return places == set(range(len(members))) and all(a.order < b.order for a, b in pairwise(ordered))
 
 
 def _label(words: _Path) -> tuple[str, _Path] | None:

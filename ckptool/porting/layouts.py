@@ -170,7 +170,7 @@ _OF_TORCH = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"
 def is_bare(piece: Piece) -> bool:
     """Whether a tensor is a parameter of its own, of which no name says that a layer of torch holds it."""
     leaf = piece.leaf
-    own = piece.path[-1] == leaf or (leaf.endswith("_weight") and leaf not in _OF_TORCH)
+    own = piece.path[-1] == leaf or leaf in ("W", "w") or (leaf.endswith("_weight") and leaf not in _OF_TORCH)
     return piece.role == "weight" and own
 
 

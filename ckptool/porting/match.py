@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..signature import Entry
+from .branches import flows_into
 from .cells import Cells
 from .classes import Classes
 from .naming import Naming
@@ -23,7 +24,7 @@ from .pieces import STATISTICS, Canon
 from .scopes import Scopes
 from .sequences import Sequences
 from .units import SOME, Unit, hard_conflict, natural, related, similarity, units_of
-from .words import label, shared, table, telling_words, words_of
+from .words import common_start, label, shared, table, telling_words, words_of
 
 
 @dataclass(slots=True)
@@ -108,7 +109,7 @@ class Matcher:
 
     def _result(self) -> Matching:
         groups = self.cells.groups()
-        pairs, undecided, free_t, free_s = [], [], [], []
+        pairs, undecided, free_t, free_s, lone = [], [], [], [], []
         complete = all(len(t) == len(s) for t, s in groups.values())
         for targets, sources in groups.values():
             if len(targets) == len(sources) == 1:
@@ -116,7 +117,7 @@ class Matcher:
                 if complete or self._supported(t, s):
                     pairs.append((t, s))
                 elif self._only_so(t, s):
-                    t.doubts.append("nothing but its shape speaks for it")
+                    lone.append((t, s))
                     pairs.append((t, s))
                 else:
                     free_t.append(t)
@@ -130,7 +131,11 @@ class Matcher:
             pairs.remove((t, s))
             free_t.append(t)
             free_s.append(s)
-        self._contradictions(pairs)
+        whole = not free_t and not undecided
+        for t, s in lone:
+            if not (whole and self._in_its_place(t, s, pairs)):
+                t.doubts.append("nothing but its shape speaks for it")
+        self._contradictions(pairs, whole=complete)
         pairs.sort(key=lambda pair: pair[0].order)
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided)
 
@@ -166,10 +171,38 @@ class Matcher:
         own, theirs = self._alike[t.colour]
         return own == theirs == 1 or (own == theirs and ("scope" in t.evidence or t.pieces.keys() == s.pieces.keys()))
 
-    def _contradictions(self, pairs: list[tuple[Unit, Unit]]) -> None:
+    def _in_its_place(self, t: Unit, s: Unit, pairs: list[tuple[Unit, Unit]]) -> bool:
+        """Whether a pair is on the way to others on both sides, or the end of both: what is trained anew, or was left
+        out, is at the end of one of them, and something else is at that of the other.
+
+        The end of the source is that of the part of it in which all the others are.
+        """
+        others = [(a, b) for a, b in pairs if a is not t]
+        own, theirs = self._alike[t.colour]
+        if own != theirs or any(a.doubts for a, _ in others if a.colour == t.colour):
+            return False
+        others = [(a, b) for a, b in others if not a.doubts]
+        if not self.sequences.ordered or t.pieces.keys() != s.pieces.keys() or not others:
+            return False
+        if any(b.order > s.order and self._comes_before(t, a) for a, b in others):
+            return True
+        part = s.path[: common_start([b.path for _, b in others])]
+        inside = others[0][1].path[: len(part)] == part
+        behind = [u for u in self.cells.sources if u.order > s.order and u.path[: len(part)] == part]
+        last = t.turn is not None and all(a.turn is not None and a.turn < t.turn for a, _ in others)
+        return last and inside and not behind
+
+    def _comes_before(self, one: Unit, other: Unit) -> bool:
+        """Whether what one unit of the model gives flows into another; or, where that was not followed, whether it is
+        registered before it."""
+        return flows_into(one, other) if self.sequences.traced else one.order < other.order
+
+    def _contradictions(self, pairs: list[tuple[Unit, Unit]], *, whole: bool) -> None:
         self._unusual_attention(pairs)
-        for t, _ in self._strangers_among_namesakes(pairs):
-            t.doubts.append("all else has the same name on both sides, and this has another")
+        for t, s in self._strangers_among_namesakes(pairs):
+            on_the_way = any(b.order > s.order and self._comes_before(t, a) for a, b in pairs if not a.doubts)
+            if not (whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)):
+                t.doubts.append("all else has the same name on both sides, and this has another")
         for t, s in pairs:
             conflict = hard_conflict(t.words, s.words)
             if conflict and "name" not in t.evidence:

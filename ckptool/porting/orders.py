@@ -78,10 +78,19 @@ class Orders:
         return 0 if own is None or theirs is None else self.scopes.levels.against(own[0], theirs[0])
 
     def _order_conflict(self, targets: list[Unit], sources: list[Unit], ranks: dict[int, int]) -> bool:
-        """Whether the order of numbers is not that in which the units are used and stored."""
-        if not (self.sequences.traced and self.sequences.ordered):
+        """Whether the order of numbers is not that in which the units are used and stored.
+
+        Of a model that was not followed, numbers of one list are believed; those of several are held against the order
+        in which it registers them.
+        """
+        if not self.sequences.ordered:
             return False
-        used = sorted(targets, key=lambda u: (u.used is None, u.used or 0.0))
+        if self.sequences.traced:
+            used = sorted(targets, key=lambda u: (u.used is None, u.used or 0.0))
+        elif len({series(u) for u in targets}) > 1:
+            used = sorted(targets, key=lambda u: u.order)
+        else:
+            return False
         stored = sorted(sources, key=lambda u: u.order)
         return [ranks[id(u)] for u in used] != [ranks[id(u)] for u in stored]
 

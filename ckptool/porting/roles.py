@@ -67,7 +67,7 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
         if (
             role == "bias"
             and leaf not in ("bias",)
-            and not siblings & {"weight", "gamma", "scale", "kernel", "w", "a_2"}
+            and not {s.lower() for s in siblings} & {"weight", "gamma", "scale", "kernel", "w", "a_2"}
         ):
             return path, "weight"  # a parameter that is alone is no bias of anything
         return head, role

@@ -248,7 +248,14 @@ def unstack_together(one: Canon, other: Canon) -> None:
 
 
 def _in_a_row(canon: Canon, members: list[Piece]) -> None:
-    """Take apart tensors of which each holds the layers after those of the one before it."""
+    """Take apart tensors of which each holds the layers after those of the one before it.
+
+    That is certain where one holds the first layer, and the other, which is called as it is with a word more, the rest:
+    `prompts` and `deep_prompts`.
+    """
+    ordered = canon.signature.traced if canon.is_target else canon.signature.ordered
+    named = len(members) == 2 and telling_words(members[0].path) < telling_words(members[1].path)
+    certain = ordered and named and members[0].shape[0] == 1
     why = _WHICH_FIRST.format(" and ".join(".".join(p.path) for p in members))
     backwards = [ex.select(p.expr, 0, i) for p in members[::-1] for i in range(p.shape[0])]
     layer = 0
@@ -261,7 +268,7 @@ def _in_a_row(canon: Canon, members: list[Piece]) -> None:
                 shape=piece.shape[1:],
                 order=members[0].order + layer * 1e-6,
                 used=None if piece.used is None or members[0].used is None else members[0].used + layer * 1e-6,
-                doubts=(*piece.doubts, (why, None if canon.is_target else backwards[layer])),
+                doubts=(*piece.doubts, *([] if certain else [(why, None if canon.is_target else backwards[layer])])),
             )
             new.append((made, partial(ex.select, dim=0, index=i)))
             layer += 1

@@ -8,6 +8,7 @@ from .expression import Expr, Shape
 from .filling import Filled, Filling
 from .remedies import of_rows, remedy
 from .units import SOME, Unit, label_of, related, similarity
+from .words import table
 
 
 def substitute(filling: Filling) -> None:
@@ -85,7 +86,9 @@ def _near_misses(filling: Filling) -> None:
         if found is None:
             continue
         expr, doubt, rivals = found
-        doubts = [] if _follows_its_channels(filling, t) and len(s.main.shape) == 2 else [doubt]
+        channels_first = s.main.leaf not in table().inputs_first and _follows_its_channels(filling, t)
+        flat = len(s.main.shape) == 2 and (channels_first or _is_its_transpose(t, s))
+        doubts = [] if flat else [doubt]
         filling.holes[t.main.name] = Filled(expr, "similar names", doubts, list(rivals))
         filling.unit_of[t.main.name] = (t, s)
         filling.matcher.cells.join(t, s)
@@ -127,7 +130,14 @@ def _follows_its_channels(filling: Filling, t: Unit) -> bool:
         if len(u.main.shape) == len(t.main.shape)
     ]  # fmt: skip
     last = max(before, key=lambda u: u.used or 0.0, default=None)
-    return last is not None and len(t.main.shape) == 4 and last.main.shape[0] == t.main.shape[1]
+    return last is not None and len(t.main.shape) in (4, 5) and last.main.shape[0] == t.main.shape[1]
+
+
+def _is_its_transpose(t: Unit, s: Unit) -> bool:
+    """Whether the model applies a transposed convolution of one dimension, of one channel that comes out, where the
+    source has a matrix: the frames that it makes of each input are laid over each other, and sizes show its sides."""
+    wanted = t.main.shape
+    return t.main.entry.how == "conv_transpose1d" and wanted[1] == 1 and s.main.shape == (wanted[2], wanted[0])
 
 
 def _of_other_sizes(filling: Filling) -> None:

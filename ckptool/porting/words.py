@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from itertools import takewhile
 from typing import Any
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -221,6 +222,11 @@ def alike(a: str, b: str) -> bool:
     if len(short) < 3 or short[0] != long[0] or not {short, long}.isdisjoint(table().whole):
         return False
     return long.startswith(short) or (len(bare := _consonants(short)) > 2 and _consonants(long).startswith(bare))
+
+
+def common_start(names: Sequence[Sequence[str]]) -> int:
+    """How many letters all names begin with alike, or how many components all paths do."""
+    return sum(1 for _ in takewhile(lambda some: len(set(some)) == 1, zip(*names, strict=False)))
 
 
 def _consonants(word: str) -> str:

@@ -137,8 +137,7 @@ def listed(depth: int) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def rows(*lengths: int) -> Arrays:
-    names = ["soft_tokens", "deep_soft_tokens", "last_soft_tokens"]
+def rows(*lengths: int, names: tuple[str, ...] = ("soft_tokens", "deep_soft_tokens", "last_soft_tokens")) -> Arrays:
     return {f"body.{names[i]}": values(n, 5, 3) for i, n in enumerate(lengths)} | {
         f"body.blocks.{n}.{leaf}": values(*shape)
         for n in range(sum(lengths))
@@ -153,7 +152,17 @@ def test_a_tensor_of_each_layer_is_found_in_those_that_hold_several_layers(lengt
     stacked = np.concatenate([value for key, value in source.items() if key.endswith("soft_tokens")])
     for n, expected in enumerate(stacked):
         np.testing.assert_array_equal(made[f"layers.{n}.soft"].values, expected)
-        assert made[f"layers.{n}.soft"].status == ("mapped" if len(lengths) == 1 else "guessed")
+        assert made[f"layers.{n}.soft"].status == ("mapped" if lengths in ((4,), (1, 3)) else "guessed")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "names"), [((3, 1), ("deep_soft_tokens", "soft_tokens")), ((1, 3), ("a_soft_tokens", "b_soft_tokens"))]
+)
+def test_which_of_two_that_hold_the_layers_of_a_list_comes_first_is_a_guess_where_names_do_not_say_it(
+    lengths: tuple[int, ...], names: tuple[str, ...]
+) -> None:
+    made = worked_out(rows(*lengths, names=names), listed(4))
+    assert {made[f"layers.{n}.soft"].status for n in range(4)} == {"guessed"}
 
 
 def test_layers_with_a_tensor_each_go_into_those_that_hold_several_layers() -> None:

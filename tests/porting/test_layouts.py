@@ -252,3 +252,20 @@ def test_square_kernels_of_a_model_that_was_not_followed_stand_as_their_name_say
         target |= {f"cell.h{gate}.kernel": (8, 8), f"cell.h{gate}.bias": (8,)}
     mapping = port(signature(source), wanted(target))
     assert pairing(mapping)["cell.hf.kernel"] == "transpose(slice(rnn.weight_hh_l0, 0, 8, 16))"
+
+
+@pytest.mark.parametrize("widest", [9, 6])
+def test_squares_under_a_single_letter_are_turned_for_convolutions_of_size_1_where_others_show_it(widest: int) -> None:
+    layers = ((6, widest), (widest, 6), (6, 6))
+    model = torch.nn.Sequential(*(torch.nn.Conv1d(into, out, 1) for into, out in layers))
+    model.forward = lambda x: model[2](model[1](model[0](x.transpose(1, 2))))
+    source = {}
+    for place, (into, out) in enumerate(layers):
+        source |= {f"steps.nin_{place}.W": torch.randn(into, out), f"steps.nin_{place}.b": torch.randn(out)}
+    weight = found(transfer(source, model), "2.weight")
+    if widest == 9:
+        assert weight.status == "mapped"
+        assert "transpose" in str(weight.expr)
+    else:
+        assert weight.status == "guessed"
+        assert any("transpose" in str(expr) for expr in weight.rivals)

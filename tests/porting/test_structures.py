@@ -144,6 +144,23 @@ def joins() -> st.SearchStrategy[tuple[_Join, tuple[tuple[int, ...], ...]]]:
     return made()
 
 
+def test_halves_of_one_layer_stay_together_where_a_list_of_two_could_be_one_as_well() -> None:
+    """A gated convolution holds two of one size; a list of two such layers holds two of each, which fit as well."""
+    own = {"first.0": (5, 6), "first.1": (6, 12), "first.2": (12, 12), "then.0": (12, 12), "then.1": (12, 12)}
+    own |= {"last.0": (12, 6), "last.1": (6, 3)}
+    shapes = {
+        f"{layer}.{half}.weight": (out, into, 3, 3) for layer, (into, out) in own.items() for half in ("value", "gate")
+    }
+    source = {f"conv{n}.conv.weight": (2 * out, into, 3, 3) for n, (into, out) in enumerate(own.values(), 1)}
+    mapping = port(signature(source), wanted(shapes))
+    assert pairing(mapping) == {
+        f"{layer}.{half}.weight": f"slice(conv{n}.conv.weight, 0, {place * out}, {(place + 1) * out})"
+        for n, (layer, (_, out)) in enumerate(own.items(), 1)
+        for place, half in enumerate(("value", "gate"))
+    }
+    assert {entry.status for entry in mapping.entries} == {"guessed"}
+
+
 @given(joins())
 def test_what_was_joined_comes_apart_again(given: tuple[_Join, tuple[tuple[int, ...], ...]]) -> None:
     join, shapes = given
