@@ -89,6 +89,7 @@ class Matcher:
             names.by_template,
             names.by_tails,
             names.by_series,
+            names.by_words_beside,
             names.by_roles,
             names.by_owners,
             orders.by_numbers,
