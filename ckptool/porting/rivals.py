@@ -209,9 +209,7 @@ def _settle(
         if open_ or not any(doubt.startswith(_OF_PARTS) for doubt in one[0].doubts):
             continue
         if all(
-            other is one
-            or _fits_only_so(one, other, contents)
-            or _swap(one, other, orders, overall, branches) is None
+            other is one or _fits_only_so(one, other, contents) or _swap(one, other, orders, overall, branches) is None
             for other in group
         ):
             one[0].doubts = [d for d in one[0].doubts if not d.startswith(_OF_PARTS)]
