@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from .hollow import shape_only, without_memory
 from .inputs import Fields, InputSpec, guess_inputs, inputs_for, leaves, made, with_leaves
 
-#: Seconds that a search may take, forward passes that it may try, and most elements of one input.
+#: Seconds of CPU time that a search may take, forward passes that it may try, and most elements of one input.
 _PATIENCE, _TRIES, _MOST = 8.0, 160, 1 << 21
 #: Different kinds of first guesses.
 _SEEDS = 12
@@ -46,7 +46,7 @@ def find_inputs(
         model: the model; its weights need no values.
         like: inputs to begin with, before any guess.
         shortcut: does operations of which only shapes matter.
-        patience: seconds.
+        patience: seconds of CPU time, so that a busy machine finds the same.
     """
     found = False
     for memory in (1.0, 0.5):
@@ -61,13 +61,14 @@ def _searched(
     model: torch.nn.Module, like: Sequence[Any], shortcut: Shortcut | None, patience: float, memory: float
 ) -> Iterator[Any]:
     """One search. MEMORY says how much counts of what led to a try: little means to follow the latest message."""
-    until = time.monotonic() + patience
+    until = time.thread_time() + patience
     count = itertools.count()
     queue: list[tuple[float, float, int, Any]] = []
     waiting: dict[int, Any] = {}  # in the order in which they were thought of
     seen: set[str] = set()
 
     def push(furthest: float, rank: float, spec: Any) -> None:
+        spec = _smaller(spec)
         told = repr(spec)
         if told not in seen and _is_small(spec):
             seen.add(told)
@@ -78,11 +79,12 @@ def _searched(
     asked = {repr(one) for one in like}
     for place, spec in enumerate(itertools.chain(like, _seeds(model))):
         push(math.inf, 0.2 * place, spec)
+    told_sizes = _Sizes()
     partial: list[tuple[int, int, Any]] = []  # what runs, and leaves some weights unused
     since = 0
     wanted = len({id(p) for p in model.parameters()})
     for turn in range(_TRIES):
-        if not waiting or time.monotonic() > until or (partial and since > _LONGER):
+        if not waiting or time.thread_time() > until or (partial and since > _LONGER):
             break
         since += bool(partial)
         if turn % 6 == 5:  # so that nothing that looks good for a while keeps all else from being tried
@@ -95,7 +97,7 @@ def _searched(
         del waiting[number]
         done = _tried(model, spec, shortcut)
         if isinstance(done, _Stop):
-            for number, other in enumerate(_others(model, spec, done)):
+            for number, other in enumerate(itertools.chain(told_sizes.fitting(spec, done), _others(model, spec, done))):
                 odd = any(one.dtype == "int64" and len(one.shape) > 3 for _, one in leaves(other))
                 push(done.furthest - 4 * odd, memory * rank + 0.25 * number + 0.1, other)
             continue
@@ -106,6 +108,62 @@ def _searched(
         else:
             partial.append((-done.used, next(count), spec))
     yield from (spec for _, _, spec in sorted(partial, key=lambda one: one[:2]))
+
+
+def _smaller(spec: Any) -> Any:
+    """Inputs that have too many elements with all their pictures halved, so that those of several sizes still fit."""
+    while not _is_small(spec):
+        told = [one for _, one in leaves(spec)]
+        halved = [
+            replace(one, shape=(*one.shape[:2], *(n // 2 for n in one.shape[2:]))) if len(one.shape) > 3 else one
+            for one in told
+        ]
+        if halved == told or any(n % 2 for one in told if len(one.shape) > 3 for n in one.shape[2:]):
+            break
+        spec = with_leaves(spec, halved)
+    return spec
+
+
+class _Sizes:
+    """Sizes that were wanted at one place, and those that inputs of several sizes gave there.
+
+    Two tries that differ in one size of one input, and got to the same place, tell how what is there depends on it.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Any, ...], list[tuple[Any, int]]] = {}
+
+    def fitting(self, spec: Any, stop: _Stop) -> Iterator[Any]:
+        """Inputs between or beyond those that were tried here, of the size that is wanted."""
+        args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
+        if not stop.name or len(args) < 2:
+            return
+        for have, want in _wanted_sizes(stop, args[0], args[1])[:1]:
+            before = self._seen.setdefault((stop.name, int(stop.furthest), want), [])
+            for other, gave in before[-12:]:
+                yield from _between(spec, have, other, gave, want)
+            before.append((spec, have))
+
+
+def _between(spec: Any, have: int, other: Any, gave: int, want: int) -> Iterator[Any]:
+    here, there = leaves(spec), leaves(other)
+    if have == gave or [path for path, _ in here] != [path for path, _ in there]:
+        return
+    apart = [
+        (at, d)
+        for at, ((_, a), (_, b)) in enumerate(zip(here, there, strict=True))
+        for d in (range(len(a.shape)) if len(a.shape) == len(b.shape) else [-1])
+        if d < 0 or a.shape[d] != b.shape[d]
+    ]
+    if len(apart) != 1 or apart[0][1] < 0:
+        return
+    (at, d) = apart[0]
+    a, b = here[at][1].shape[d], there[at][1].shape[d]
+    size = a + (want - have) * (b - a) / (gave - have)
+    for n in dict.fromkeys((math.floor(size), math.ceil(size))):
+        if n > 0:
+            new = replace(here[at][1], shape=tuple(n if i == d else m for i, m in enumerate(here[at][1].shape)))
+            yield with_leaves(spec, [new if i == at else one for i, (_, one) in enumerate(here)])
 
 
 def _is_small(spec: Any) -> bool:
@@ -213,6 +271,7 @@ class _Stop:
         asked: inputs of which an entry was taken by name, and the name.
         touched: inputs that were looked at.
         error: the name of the error's class.
+        whole: its arguments that are inputs as they were given: which input, and which of its tensors.
     """
 
     message: str
@@ -224,6 +283,7 @@ class _Stop:
     picked: dict[int, int]
     asked: dict[int, str]
     touched: frozenset[int]
+    whole: dict[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +392,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
             self._picked,
             self._asked,
             frozenset(self.touched),
+            {self._given[id(t)]: i for i, t in enumerate(flat(args)) if id(t) in self._given},
         )
 
 
@@ -377,9 +438,51 @@ def _others(model: torch.nn.Module, spec: Any, stop: _Stop) -> Iterator[Any]:
     if len(blamed) > 1 and stop.name not in _BY_ELEMENT:
         for rank in _dimensions(stop):
             yield with_leaves(spec, [_deeper(one, rank) if at in blamed else one for at, one in enumerate(specs)])
+    yield from (with_leaves(spec, new) for new in _beside(specs, stop))
+    yield from (with_leaves(spec, new) for new in _together(specs, blamed, stop))
     for at in [*blamed, *(at for at in range(len(specs)) if at not in blamed)]:
         for new in _changed(specs[at], stop):
             yield with_leaves(spec, [new if place == at else one for place, one in enumerate(specs)])
+
+
+def _beside(specs: Sequence[InputSpec], stop: _Stop) -> Iterator[list[InputSpec]]:
+    """An input that is joined with, or added to, something of other sizes takes these."""
+    if stop.name not in _BY_ELEMENT | {"cat", "concat"}:
+        return
+    args, named = stop.args if len(stop.args) == 2 else ((), {})
+    every = list(flat(stop.args))
+    dim = named.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else 0)
+    for place, at in stop.whole.items():
+        own = every[at]
+        for other in every:
+            if not isinstance(other, torch.Tensor) or other is own or other.ndim != own.ndim:
+                continue
+            kept = dim % own.ndim if stop.name not in _BY_ELEMENT else -1
+            shape = tuple(n if d == kept else m for d, (n, m) in enumerate(zip(own.shape, other.shape, strict=True)))
+            if shape != specs[place].shape:
+                yield [replace(one, shape=shape) if i == place else one for i, one in enumerate(specs)]
+
+
+def _together(specs: Sequence[InputSpec], blamed: Sequence[int], stop: _Stop) -> Iterator[list[InputSpec]]:
+    """All of several inputs with another size, which they share or which is the sum of theirs."""
+    args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
+    x, weight = (args[0] if args else None), (args[1] if len(args) > 1 else None)
+    groups: dict[tuple[int, int], list[int]] = {}
+    for at in blamed:
+        for d, n in enumerate(specs[at].shape):
+            groups.setdefault((d, n), []).append(at)
+    for have, want in _wanted_sizes(stop, x, weight):
+        for (d, n), members in groups.items():
+            more, rest = divmod(want - have, len(members))
+            size = want if n == have else n + more if not rest and have > n else 0
+            if len(members) < 2 or size < 1:
+                continue
+            yield [
+                replace(one, shape=tuple(size if i == d else m for i, m in enumerate(one.shape)))
+                if at in members
+                else one
+                for at, one in enumerate(specs)
+            ]
 
 
 def _deeper(one: InputSpec, rank: tuple[int, int]) -> InputSpec:
@@ -489,6 +592,23 @@ def _changed(one: InputSpec, stop: _Stop) -> Iterator[InputSpec]:
         for size in dict.fromkeys(x.shape[1:]):
             if size > 1:
                 yield from _resized(one, size, 1)
+    if name in ("linear", *_ATTENTION) and floats and len(one.shape) != 3 and one.shape:  # a sequence of vectors
+        width = weight.shape[1] if name == "linear" and weight is not None and weight.ndim == 2 else one.shape[-1]
+        yield replace(one, shape=(one.shape[0], 12, width))
+    target = re.search(r"Target sizes: \[([\d, ]+)\]\. +Tensor sizes: \[([\d, ]+)\]", said)
+    target = target or re.search(r"size=\[([\d, ]+)\]()", said)
+    if target:
+        wanted = tuple(int(n) for n in _NUMBER.findall(target[1]))
+        if one.shape != wanted and (not target[2] or one.shape == tuple(map(int, _NUMBER.findall(target[2])))):
+            yield replace(one, shape=wanted)
+    if stop.error in ("ValueError", "AssertionError"):  # as people write it
+        numbers = list(dict.fromkeys(int(n) for n in _NUMBER.findall(said)))[:4]
+        for have, want in itertools.permutations(numbers, 2):
+            yield from (
+                replace(one, shape=tuple(want if i == d else n for i, n in enumerate(one.shape)))
+                for d in range(len(one.shape))
+                if one.shape[d] == have and 0 < want <= 4096
+            )
     exact = re.search(r"[Ee]xpected[^(\[]*[(\[]([\d, ]+)[)\]],? *(?:but )?got *(?:size )?[(\[]([\d, ]+)[)\]]", said)
     if exact:
         expected, got = (tuple(int(n) for n in _NUMBER.findall(exact[i])) for i in (1, 2))
@@ -527,6 +647,7 @@ def _as_tokens(one: InputSpec, stop: _Stop) -> Iterator[InputSpec]:
         yield InputSpec("int64", shape, high)
 
 
+_ATTENTION = frozenset({"scaled_dot_product_attention", "bmm", "baddbmm"})
 _BY_ELEMENT = frozenset("add mul sub __add__ __mul__ __sub__ __radd__ __rmul__".split())
 
 
@@ -641,6 +762,8 @@ def _wanted_sizes(stop: _Stop, x: torch.Tensor | None, weight: torch.Tensor | No
         r"to have (?P<b>\d+) channels, but got (?P<a>\d+)",
         r"running_mean should contain (?P<a>\d+) elements not (?P<b>\d+)",
         r"Expected size (\d+) but got size (\d+)",
+        r"subscript \w+ has size (\d+) for operand \d+ which does not broadcast with previously seen size (\d+)",
+        r"expanded size of the tensor \((?P<b>\d+)\) must match the existing size \((?P<a>\d+)\)",
         r"expected (?P<b>\d+),? (?:but )?(?:got|was|found) (?P<a>\d+)",
         r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)",
         r"[Ww]as expecting embedding dimension of (?P<b>\d+), but got (?P<a>\d+)",

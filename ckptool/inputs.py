@@ -64,10 +64,11 @@ def with_leaves(value: Any, new: Sequence[Any]) -> Any:
     return put(value)
 
 
-def parse_inputs(texts: Sequence[str]) -> list[Any] | dict[str, Any] | None:
+def parse_inputs(texts: Sequence[str], option: str = "--input") -> list[Any] | dict[str, Any] | None:
     """Inputs as they are written on the command line: `float32[2,3,64,64]`, `int64[2,12]<100`, `name=float32[2,8]`.
 
     `batch.image=…` is an entry of a dict (or an attribute), `maps.0=…`, `maps.1=…` are a list.
+    OPTION is what they were given to.
 
     Raises:
         RuleError: a text is none of these.
@@ -77,18 +78,18 @@ def parse_inputs(texts: Sequence[str]) -> list[Any] | dict[str, Any] | None:
     for text in texts:
         found = _SPEC.match(text.strip())
         if found is None or not hasattr(torch, found[2]) or not isinstance(getattr(torch, found[2]), torch.dtype):
-            raise RuleError(f"{printable(text)!r} is no input", where="--input", hint="--input 'float32[2,3,64,64]'")
+            raise RuleError(f"{printable(text)!r} is no input", where=option, hint=f"{option} 'float32[2,3,64,64]'")
         spec = InputSpec(found[2], tuple(int(n) for n in found[3].split(",") if n.strip()), int(found[4] or 0))
         if found[1]:
             named[found[1]] = spec
         else:
             positional.append(spec)
     if positional and named:
-        raise RuleError("some inputs have a name and some have none", where="--input", hint="name all of them, or none")
-    return nested(named) or positional or None
+        raise RuleError("some inputs have a name and some have none", where=option, hint="name all of them, or none")
+    return nested(named, option) or positional or None
 
 
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def nested(flat: Mapping[str, Any], where: object = "--input") -> dict[str, Any]:
     """Names with dots as dicts, and as lists where they end in numbers."""
     out: dict[str, Any] = {}
     for name, value in flat.items():
@@ -97,7 +98,7 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
         for part in path:
             at = at.setdefault(part, Fields())
             if not isinstance(at, dict):
-                raise RuleError(f"{printable(name)!r} is inside of another input", where="--input")
+                raise RuleError(f"{printable(name)!r} is inside of another input", where=where)
         at[last] = value
     return {name: _lists(value) for name, value in out.items()}
 

@@ -280,6 +280,12 @@ def component_text(component: str | int) -> str:
     return text.replace("~", "~0").replace("/", "~1")
 
 
+def names_in(path: str) -> list[str]:
+    """The components of a path as they are called in the file: those of `a/b~1c` are "a" and "b/c"."""
+    texts = [text.replace("~1", "/").replace("~0", "~") for text in path.split("/")] if path else []
+    return [text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text for text in texts]
+
+
 def trail_to(path: str) -> Trail:
     """The trail whose `address` is PATH."""
     trail: Trail = None

@@ -139,6 +139,107 @@ def test_the_inputs_that_are_asked_for_come_first() -> None:
     assert str(next(working_inputs(own, like=[like]))[0]) == "float32[1,3,5,9]"
 
 
+class Pyramid(nn.Module):
+    """A decoder: maps of rising size, each joined with what was grown from the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(i, o, 3, padding=1) for i, o in ((32, 16), (40, 12), (28, 8), (16, 6)))
+
+    def forward(self, a: Any, b: Any, c: Any, d: Any) -> Any:
+        x = d
+        for layer, skip in zip(self.layers, (c, b, a), strict=False):
+            x = torch.cat([nn.functional.interpolate(layer(x), scale_factor=2), skip], 1)
+        return self.layers[-1](x)
+
+
+class Subsampled(nn.Module):
+    """Two convolutions of stride 2 over time and frequency: only one width gives the wanted features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(nn.Conv2d(1, 6, 3, 2), nn.Conv2d(6, 6, 3, 2))
+        self.proj = nn.Linear(6 * 4, 5)
+
+    def forward(self, x: Any) -> Any:
+        return self.proj(self.conv(x.unsqueeze(1)).permute(0, 2, 1, 3).flatten(2))
+
+
+class Warped(nn.Module):
+    """Two pictures of one channel each, side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+
+    def forward(self, moving: Any, fixed: Any) -> Any:
+        return self.conv(torch.cat([moving, fixed], 1)).sum(1, keepdim=True) * moving
+
+
+class Einsum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(5, 10, 24))
+
+    def forward(self, x: Any) -> Any:
+        return torch.einsum("bic,coi->boc", x, self.weight)
+
+
+class PutIn(nn.Module):
+    """A table of ratings, put into the middle of a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes = nn.Parameter(torch.rand(18, 4))
+
+    def forward(self, r: Any) -> Any:
+        whole = torch.zeros(18, 18)
+        whole[:7, 7:] = r
+        return whole @ self.nodes
+
+
+class Checked(nn.Module):
+    """Code that says in a sentence of its own what it wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(3, 4)
+
+    def forward(self, x: Any) -> Any:
+        if x.shape[1] != 24:
+            raise ValueError(f"Input sequence length ({x.shape[1]}) doesn't match model configuration (24).")
+        if x.shape[2] != 3:
+            raise ValueError(
+                f"The defined number of input channels (3) has to be that of the batch input ({x.shape[2]})"
+            )
+        return self.proj(x)
+
+
+class Context(nn.Module):
+    """Attention over a sequence that a bare name gives no shape to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(4, 8, 3, padding=1)
+        self.k, self.v = nn.Linear(20, 8), nn.Linear(20, 8)
+
+    def forward(self, x: Any, context: Any) -> Any:
+        q = self.stem(x).flatten(2).mT
+        b, n, _ = q.shape
+        k, v = (f(context).reshape(b, -1, 2, 4).transpose(1, 2) for f in (self.k, self.v))
+        q = q.reshape(b, n, 2, 4).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize("kind", [Pyramid, Subsampled, Warped, Einsum, PutIn, Checked, Context])
+def test_what_stops_a_try_and_what_other_tries_gave_there_lead_to_the_sizes(kind: Any) -> None:
+    model = kind()
+    found = next(find_inputs(model), None)
+    assert found is not None
+    with torch.no_grad():
+        model(*made(found)) if isinstance(found, list) else model(**made(found))
+
+
 def test_a_vocabulary_is_used_up() -> None:
     class Words(nn.Module):
         def __init__(self) -> None:

@@ -105,6 +105,13 @@ def _is_a_file(word: str) -> bool:
 @click.option(
     "--input", "inputs", multiple=True, metavar="SPEC", help="Example input: 'float32[2,3,64,64]', 'int64[2,12]<100'."
 )
+@click.option(
+    "--source-input",
+    "source_inputs",
+    multiple=True,
+    metavar="SPEC",
+    help="Example input of the source's code, if it takes them in another form.",
+)
 @click.option("--cast", metavar="TYPE", help="Cast floating point tensors: bf16, fp16, fp32 … (see `ckptool convert`).")
 @click.option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
 @click.option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything.")
@@ -168,6 +175,8 @@ def _check_options(options: dict[str, Any]) -> None:
         raise click.UsageError("--first and --start belong to --by position.")
     if options["invert"] and not options["mapping_file"]:
         raise click.UsageError("--invert needs --mapping FILE.")
+    if options["source_inputs"] and not options["source_model"]:
+        raise click.UsageError("--source-input belongs to --source-model SRC.py.")
     if options["prove"] and not options["source_model"] and not options["reference"]:
         raise click.UsageError(
             "--prove needs the source's code: --source-model SRC.py, or its outputs: --reference FILE."
@@ -206,6 +215,7 @@ def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Map
 
     gc.disable()  # a look through all that torch has made takes as long as matching
     inputs = parse_inputs(options["inputs"])
+    source_inputs = parse_inputs(options["source_inputs"], "--source-input")
     found = find_model(model, _kwargs(options["kwargs"], "--kwargs"))
     target = signature_of(unwrapped(build(found)), inputs=inputs)
     code = None
@@ -217,7 +227,7 @@ def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Map
     elif options["by"] == "position":
         mapping = by_position(ckpt, target, at=options["at"], first=options["first"], start=options["start"])
     else:
-        theirs = None if code is None else signature_of(unwrapped(build(code)), inputs=inputs)
+        theirs = None if code is None else signature_of(unwrapped(build(code)), inputs=source_inputs or inputs)
         mapping = match_signature(ckpt, target, at=options["at"], hints=options["hints"], source_code=theirs)
     if options["reference"] or options["prove"]:
         gc.enable()  # models that run leave much behind
@@ -228,7 +238,8 @@ def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Map
     elif options["prove"]:
         from ..porting.prove import prove
 
-        mapping = prove(mapping, ckpt, code, found, inputs=inputs)  # which may find what matching does not
+        # which may find what matching does not
+        mapping = prove(mapping, ckpt, code, found, inputs=inputs, source_inputs=source_inputs)
     if not options["mapping_file"] and options["by"] != "position":
         require_fit(mapping, ckpt, target)
     return mapping, found, target.name

@@ -19,6 +19,7 @@ def transfer(
     source_model: Any = None,
     source_inputs: Any = None,
     prove: bool = False,
+    reference: Any = None,
 ) -> Mapping:
     """Find which tensor of SOURCE goes where in MODEL. Nothing is changed or written.
 
@@ -31,6 +32,8 @@ def transfer(
         source_model: the source's own code, as `model`. Its order of execution then counts, too.
         source_inputs: example inputs for the source's code, where it takes them in another form than the model.
         prove: run both models on the same inputs, and settle doubts by what comes out. Needs SOURCE_MODEL.
+        reference: a file of inputs and outputs that were saved where the source's code runs (`input`, `input.NAME` …,
+            `output` …), to compare with in place of running it.
 
     Returns:
         The mapping: an entry for each key of the model's state dict, each mapped, guessed or unmapped. Printed, it is
@@ -49,7 +52,11 @@ def transfer(
     code = None if source_model is None else signature_for(source_model, inputs=theirs)
     rules = [hints] if isinstance(hints, str) else hints
     mapping = match_signature(source, target, at=at, hints=rules, source_code=code)
-    if prove:  # which may find what matching does not
+    if reference is not None:
+        from .prove import prove_against
+
+        mapping = prove_against(mapping, source, model, reference)
+    elif prove:  # which may find what matching does not
         from .prove import prove as prove_mapping
 
         own = read_inputs(source_inputs)

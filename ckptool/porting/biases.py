@@ -57,9 +57,9 @@ def _lone_biases(canon: Canon) -> list[Piece]:
     return [
         piece
         for piece in canon.pieces.values()
-        if len(squeezed(piece.shape)) == 1
+        if len(squeezed(piece.shape)) <= 1
         and together[piece.path] == 1
-        and ({"bias", "biases"} & {*piece.words, piece.role} or piece.path[-1:] == ("b",))
+        and ({"bias", "biases", "intercept"} & {*piece.words, piece.role} or piece.path[-1:] == ("b",))
     ]
 
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 
 from .. import keys as names
-from ..signature import Signature
+from ..signature import Entry, Signature
 from . import expression as ex
 from .adapters import merge_adapters
 from .affine import join_affine
@@ -24,7 +24,7 @@ from .kernels import channels_first, lay_down
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
 from .pieces import Canon, Piece, squeezed
 from .reparametrized import merge_masks, merge_norms, name_unknown
-from .roles import components, role_of
+from .roles import components, divided, numbered, role_of
 from .scanned import divide_layers
 from .sides import cut_sides
 from .stacked import unstack, unstack_together
@@ -60,18 +60,20 @@ def _named(signature: Signature, *, is_target: bool) -> Canon:
         if collections and len(path) > 1:
             path = path[1:]
         split[entry.key] = path
+    if any("/" in entry.key for entry in entries):
+        split = dict(zip(split, numbered(split.values()), strict=True))
+    for path in split.values():
         for at, component in enumerate(path):
             siblings[path[:at]].add(component)
     aliases: dict[str, list[str]] = defaultdict(list)
     for entry in signature.entries.values():
         if entry.tied is not None:
             aliases[entry.tied].append(entry.key)
+    roles = {entry.key: _path_and_role(entry, split[entry.key], siblings) for entry in entries}
+    flat = divided({path for path, _ in roles.values()})
     for order, entry in enumerate(entries):
-        beside = siblings[split[entry.key][:-1]]
-        path, role = role_of(split[entry.key], beside)
-        lone = role == "bias" and len(squeezed(entry.shape)) > 1 and split[entry.key][-1].endswith("_bias")
-        if lone and sum(other.startswith(path[-1]) for other in beside) == 1:
-            path, role = split[entry.key], "weight"  # a table that is added: of relative positions, say
+        path, role = roles[entry.key]
+        path = flat.get(path, path)
         if role == _COUNTER:
             canon.counters[entry.key] = ".".join(path)
             continue
@@ -84,6 +86,17 @@ def _named(signature: Signature, *, is_target: bool) -> Canon:
     if is_target:
         canon.assembly.update((copy, canon.assembly[key]) for key, copy in kept.items())
     return canon
+
+
+def _path_and_role(
+    entry: Entry, split: tuple[str, ...], siblings: Mapping[tuple[str, ...], set[str]]
+) -> tuple[tuple[str, ...], str]:
+    beside = siblings[split[:-1]]
+    path, role = role_of(split, beside)
+    lone = role == "bias" and len(squeezed(entry.shape)) > 1 and split[-1].endswith("_bias")
+    if lone and sum(other.startswith(path[-1]) for other in beside) == 1:
+        return split, "weight"  # a table that is added: of relative positions, say
+    return path, role
 
 
 #: What code that drops out weights calls those that it learns, beside the copy that was left by its last pass.
@@ -143,8 +156,7 @@ def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:
     merge_masks(source, target)
     for one, other in ((source, target), (target, source)):
         name_unknown(one, other)
-    for one, other in ((source, target), (target, source)):
-        join_gates(one, other)
+    join_gates(source, target)
     for one, other in ((source, target), (target, source)):
         cut_sides(one, other)
     follow_names(source, target)

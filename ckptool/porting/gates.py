@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from . import expression as ex
 from .expression import Expr, Shape
 from .layouts import is_bare
-from .pieces import Canon, Piece
+from .pieces import Canon, Piece, unchanged
 from .words import Cell, cut, table
 
 _Path = tuple[str, ...]
@@ -26,19 +26,116 @@ _WHICH_WAY = "whether these matrices stand with their inputs or their outputs fi
 GATE_ORDER = "in which order the gates stand in this matrix is in the code only"
 
 
-def join_gates(one: Canon, other: Canon) -> None:
-    """Join gates that stand apart, where the other side has a layer that holds them in one matrix or kernel."""
-    layers = any(piece.role == "weight_ih" for piece in other.pieces.values())
+def join_gates(source: Canon, target: Canon) -> None:
+    """Join gates that stand apart, where the other side has a layer that holds them in one matrix or kernel.
+
+    And on both sides, where one holds some of them in a matrix that is called by their letters (`iou`).
+    """
+    lettered = [_divide_letters(one, other) for one, other in ((source, target), (target, source))]
+    both = any(lettered) and _has_gates(source) and _has_gates(target)
+    for one, other in ((source, target), (target, source)):
+        _join_all(one, other, layers=both or any(piece.role == "weight_ih" for piece in other.pieces.values()))
+
+
+def _join_all(one: Canon, other: Canon, *, layers: bool) -> None:
     wholes = {p.shape for p in other.pieces.values() if p.role == "weight" and len(p.shape) > 1}
     for depth in (1, 2):
-        scopes: dict[_Path, list[Piece]] = defaultdict(list)
-        for piece in one.pieces.values():
-            if piece.role == "weight" and len(piece.path) >= depth:
-                scopes[piece.path[:-depth]].append(piece)
-        for scope, pieces in scopes.items():
+        for scope, pieces in _weights_in(one, depth).items():
             _join_scope(one, scope, pieces, depth, None if layers else wholes)
     if layers:
         _name_sides(one)
+
+
+def _weights_in(one: Canon, depth: int) -> dict[_Path, list[Piece]]:
+    """The weights of every module, so many components below it."""
+    scopes: dict[_Path, list[Piece]] = defaultdict(list)
+    for piece in one.pieces.values():
+        if piece.role == "weight" and len(piece.path) >= depth:
+            scopes[piece.path[:-depth]].append(piece)
+    return scopes
+
+
+def _has_gates(one: Canon) -> bool:
+    """Whether some module has a layer for every gate and both sides of a cell."""
+    return any(
+        {key for p in pieces if (key := read(_tokens(p.path[-depth:]), cell)) is not None} >= _all_of(cell)
+        for depth in (1, 2)
+        for pieces in _weights_in(one, depth).values()
+        for cell in table().cells
+        for read in _READINGS
+    )
+
+
+def _all_of(cell: Cell) -> set[tuple[str, str]]:
+    return {(side, gate) for side in _SIDES for gate in cell.gates}
+
+
+def _divide_letters(one: Canon, other: Canon) -> bool:
+    """Take matrices apart that hold several gates of a cell, where the other side has none of their sizes.
+
+    Only where these and others beside them are all gates of the cell; those get names of one form, too.
+
+    Returns:
+        Whether there were any.
+    """
+    theirs = {p.shape for p in other.pieces.values() if p.role == "weight"}
+    found = False
+    for scope, pieces in _weights_in(one, 1).items():
+        matrices = [p for p in pieces if len(p.shape) == 2]
+        for cell in table().cells:
+            several = {p.name: said for p in matrices if (said := _several_gates(_tokens(p.path[-1:]), cell))}
+            if not several or any(p.shape in theirs for p in matrices if p.name in several):
+                continue
+            for read in _READINGS:
+                held = [(p, several.get(p.name) or _alone(read(_tokens(p.path[-1:]), cell))) for p in matrices]
+                known = [(p, said) for p, said in held if said is not None]
+                gates = [(side, gate) for _, (side, letters) in known for gate in letters]
+                rows = {p.shape[0] / len(letters) for p, (_, letters) in known}
+                if set(gates) == _all_of(cell) and len(gates) == len(set(gates)) and len(rows) == 1:
+                    for piece, (side, letters) in known:
+                        _divide(one, scope, piece, side, letters)
+                    found = True
+                    break
+    return found
+
+
+_Gates = tuple[str, tuple[str, ...]]  # (side, gates)
+
+
+def _alone(key: tuple[str, str] | None) -> _Gates | None:
+    return None if key is None else (key[0], key[1:])
+
+
+def _several_gates(tokens: tuple[str, ...], cell: Cell) -> _Gates | None:
+    """The side and the gates of a matrix that is called by their letters: `ioux`, `W_iou`, `h_rz`."""
+    word = tokens[0] if len(tokens) == 1 else ""
+    ways = [(word[-1:], word[:-1]), (word[:1], word[1:])] if word else [tokens, tokens[::-1]]
+    for way in ways:
+        if len(way) == 2 and way[0] in table().cell_sides and len(way[1]) > 1:
+            gates = tuple(cell.words.get(letter, "") for letter in way[1])
+            if len(set(gates) - {""}) == len(way[1]):
+                return table().cell_sides[way[0]], gates
+    return None
+
+
+def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[str]) -> None:
+    """Cut a matrix, and its bias, into a layer for each gate."""
+    for whole in (piece, one.pieces.get(".".join(piece.path) + "|bias")):
+        if whole is None:
+            continue
+        size = whole.shape[0] // len(gates)
+        new: list[tuple[Piece, Callable[[Expr], Expr]]] = [
+            (
+                replace(
+                    whole, path=(*scope, f"{side}_{gate}"), shape=(size, *whole.shape[1:]), order=whole.order + at / 8
+                ),
+                partial(ex.part, dim=0, start=at * size, stop=(at + 1) * size),
+            )
+            for at, gate in enumerate(gates)
+        ]
+        one.become(whole, new, partial(ex.cat, 0)) if len(gates) > 1 else one.become(
+            whole, [(new[0][0], unchanged)], unchanged
+        )
 
 
 def are_gates(components: Sequence[str]) -> bool:
@@ -57,7 +154,7 @@ def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, whole
         for read in _READINGS:
             said = [(p, read(_tokens(p.path[-depth:]), cell)) for p in matrices]
             held = {key: p for p, key in said if key is not None}
-            wanted = {(side, gate) for side in _SIDES for gate in cell.gates}
+            wanted = _all_of(cell)
             counted = [key for _, key in said if key is not None]
             if len(counted) != len(held):
                 continue

@@ -11,7 +11,7 @@ split, too.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..signature import Entry
@@ -24,7 +24,7 @@ from .pieces import STATISTICS, Canon
 from .scopes import Scopes
 from .sequences import Sequences
 from .units import SOME, Unit, hard_conflict, natural, related, similarity, units_of
-from .words import common_start, label, shared, table, telling_words, words_of
+from .words import common_start, cut, label, shared, table, telling_words, words_of
 
 
 @dataclass(slots=True)
@@ -60,6 +60,7 @@ class Matcher:
         targets = [u for u in targets if id(u) not in held]
         wanted = {u.colour for u in targets}
         sources = [u for u in sources if u.colour in wanted or not _computed(u)]
+        sources = _without_averages(sources, targets)
         ordered = source.signature.ordered and not _sorted_by_name(source)
         if not ordered:
             for place, unit in enumerate(sorted(sources, key=lambda u: natural(u.path))):
@@ -89,6 +90,7 @@ class Matcher:
             names.by_template,
             names.by_tails,
             names.by_series,
+            names.by_words_beside,
             names.by_roles,
             names.by_owners,
             orders.by_numbers,
@@ -284,6 +286,20 @@ def _computed(unit: Unit) -> bool:
     return all(piece.leaf in table().derived for piece in unit.pieces.values())
 
 
+def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:
+    """The units of a source without averages of tensors that stand beside these, unless the target may have them."""
+    wanted, there = (Counter(u.colour for u in units) for units in (targets, sources))
+    averages = [u for u in sources if is_average(u.path)]
+    plain = {(u.path[:-1], u.colour) for u in sources if not is_average(u.path)}
+    held = {id(u) for u in averages if (u.path[:-1], u.colour) in plain and there[u.colour] > wanted[u.colour]}
+    return [u for u in sources if id(u) not in held]
+
+
+def is_average(path: Sequence[str]) -> bool:
+    """Whether the last of some names says that a tensor is an average that training keeps of another."""
+    return any(not table().averages.isdisjoint(cut(name)) for name in path[-1:])
+
+
 def kind_of(entry: Entry) -> str:
     """What a tensor counts in: "float", "int", "bool" or "complex"; one of these does not become another."""
     return next((kind for kind in ("float", "complex", "bool") if kind in entry.dtype), "int")
@@ -292,6 +308,8 @@ def kind_of(entry: Entry) -> str:
 def _sorted_by_name(canon: Canon) -> bool:
     """Whether the keys of a file are in the order of the alphabet, as no model registers them."""
     found = list(canon.signature.entries)
-    return (
-        len(found) > 3 and found == sorted(found) and found != sorted(found, key=lambda k: natural(k.split(".")))
+    modules = list(dict.fromkeys(key.rpartition("/" if "/" in key else ".")[0] for key in found))
+    return any(
+        len(names) > 3 and names == sorted(names) and names != sorted(names, key=lambda name: natural(name.split(".")))
+        for names in (found, modules)
     ) or (len(found) > 8 and found == sorted(found))

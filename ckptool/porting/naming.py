@@ -10,6 +10,7 @@ from itertools import pairwise
 from .cells import Cells, of, said
 from .counting import turned
 from .series import common, parent, series_of, ways
+from .telling import translation
 from .units import Unit, similarity, template
 from .words import cut, table
 
@@ -200,6 +201,20 @@ class Naming:
                     ):
                         return True
         return False
+
+    def by_words_beside(self) -> bool:
+        """Which word of one side means which of the other, as pairs beside it show."""
+        known = [(t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts]
+        changed = False
+        for targets, sources in self.cells.open():
+            if len(targets) != len(sources):
+                continue
+            found = translation([t.path for t in targets], [s.path for s in sources], known)
+            if found is not None:
+                labels = {id(t): found[t.path] for t in targets} | {id(s): s.path for s in sources}
+                cells = [(targets, sources)]
+                changed |= self.cells.split("words told apart beside it", partial(of, labels), cells=cells)
+        return changed
 
     def by_owners(self) -> bool:
         """Norms that are named after a layer (`conv2_bn`): what follows the partner of that layer is their partner."""

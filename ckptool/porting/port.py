@@ -18,7 +18,8 @@ from .filling import Filling, Values
 from .fused import about_layout
 from .layouts import turn_bare_matrices
 from .mapping import Entry, Mapping
-from .match import Matcher, kind_of
+from .match import Matcher, is_average, kind_of
+from .permuted import permute
 from .pieces import STATISTICS, squeezed, substituted
 from .rivals import weigh
 from .substitutes import substitute
@@ -45,6 +46,7 @@ def port(
     kept = replace(source, entries={k: e for k, e in source.entries.items() if k not in copied and k not in others})
     s, t = canonical(kept, target, lora_scale=lora_scale)
     turn_bare_matrices(s, t)
+    permute(s, t)
     matcher = Matcher(s, t)
     matching = matcher.run()
     weigh(matching, matcher.sequences)
@@ -88,7 +90,8 @@ class _Entries:
         for key in made.unused:
             entry = self._source.signature.entries.get(key)
             known = entry is not None and entry.tied is None and entry.dtype.startswith(("float", "bfloat"))
-            if known and table().derived.isdisjoint(key.split(".")):
+            path = key.split(".")
+            if known and table().derived.isdisjoint(path) and not is_average(path):
                 for at, letter in enumerate(key):
                     if letter == ".":
                         left[key[:at]].append(key)

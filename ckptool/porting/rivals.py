@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import combinations
 
+from . import elsewhere
 from .branches import Branches, beside
 from .counting import backwards, row_of, rows
 from .match import Matching
@@ -57,6 +58,7 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
     orders = _orders(sequences)
     overall = {order.name: _concordance(order, matching.pairs) for order in orders}
     contents = _contents(matching)
+    elsewhere.settle(matching.pairs, _in_doubt(matching, orders, overall, contents))
     _rearrange(matching, orders, overall, contents)
     branches = _branches(matching, orders, contents)
     blocks: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
@@ -299,6 +301,20 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
 
 def _in_question(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float]) -> bool:
     return bool(one[0].doubts or other[0].doubts or _swap(one, other, orders, overall))
+
+
+def _in_doubt(matching: Matching, orders: list[_Order], overall: dict[str, float], contents: _Contents) -> set[int]:
+    """The targets of pairs that are doubted, or that a swap in their block fits as well."""
+    branches = _branches(matching, orders, contents)
+    blocks: dict[tuple[str, ...], list[Pair]] = defaultdict(list)
+    for pair in matching.pairs:
+        blocks[_block(pair[0].path)].append(pair)
+    found = {id(t) for t, _ in matching.pairs if t.doubts}
+    for pairs in blocks.values():
+        for one, other in _look_alikes(pairs):
+            if _swap(one, other, orders, overall, branches) and not _fits_only_so(one, other, contents):
+                found |= {id(one[0]), id(other[0])}
+    return found
 
 
 def _crossed(one: Pair, other: Pair) -> tuple[Pair, Pair]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable
 
 from .words import cut, table
 
@@ -27,6 +29,51 @@ def components(key: str) -> tuple[str, ...]:
         counted = _COUNTED.match(component) if any(other != component for other in path[place + 1 :]) else None
         found += counted.groups() if counted else [component]
     return (*found, table().slashed.get(leaf, leaf))
+
+
+def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Paths of names by scopes, with the number that frameworks leave out of the first of several: `conv` is `conv_0`
+    beside `conv_1`."""
+    paths = list(paths)
+    beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for path in paths:
+        for at, component in enumerate(path[:-1]):
+            beside[path[:at]].add(component)
+
+    def first(component: str, others: set[str]) -> bool:
+        return f"{component}_1" in others and f"{component}_0" not in others
+
+    return [tuple(f"{c}_0" if first(c, beside[path[:at]]) else c for at, c in enumerate(path)) for path in paths]
+
+
+_BLOCK = re.compile(r"([A-Za-z]+)(\d+)\Z")
+
+
+def divided(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Paths of names without modules, which count blocks in the names of layers, as if those were modules.
+
+    `stage1_unit2_conv1` is `stage.1.unit.2.conv1`. Only if no layer is in a module, and half of them are counted so.
+    """
+    if any(len(path) > 1 for path in paths):
+        return {}
+    found = {path: tuple(_blocks(path[0])) for path in paths if path}
+    return found if 2 * sum(len(path) > 1 for path in found.values()) >= len(found) else {}
+
+
+def _blocks(name: str) -> tuple[str, ...]:
+    """The parts of a name; what stands before a colon is the kind of a tensor (`arg:`, `aux:`), and no part of it."""
+    *blocks, last = name.rpartition(":")[2].split("_")
+    found: list[str] = []
+    words: list[str] = []
+    for block in () if last.isdigit() else blocks:
+        counted = _BLOCK.match(block)
+        if counted is None and not block.isdigit():
+            words.append(block)
+            continue
+        word, number = counted.groups() if counted else ("", block)
+        found += [*filter(None, ["_".join(filter(None, (*words, word)))]), number]
+        words = []
+    return (*found, "_".join((*words, last))) if found else (name.rpartition(":")[2],)
 
 
 _SUFFIX = re.compile(r"(.+)_(weight|bias|kernel|gamma|beta|(?:running|moving)_(?:mean|var|variance))\Z")

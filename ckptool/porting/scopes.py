@@ -11,6 +11,7 @@ from .cells import Cells, fair, said
 from .counting import counted
 from .sequences import Sequences
 from .series import Series, Way, common, series_of, ways
+from .telling import translation
 from .units import Unit, number_ranks, same_numbers
 from .words import label, numbers, shared, table, words_of
 
@@ -124,8 +125,19 @@ class Scopes:
                 rest = [v for k, v in parts.items() if k not in good]
                 self._pair_class([x for t, _ in rest for x in t], [x for _, s in rest for x in s], in_order=in_order)
             return
-        if in_order and len(targets) == len(sources):
+        if len(targets) == len(sources) and not self._join_by_words(targets, sources) and in_order:
             self._pair_in_order(targets, sources)
+
+    def _join_by_words(self, targets: list[Scope], sources: list[Scope]) -> bool:
+        """Pair equal parts by the words that tell them apart, where those are known of what stands beside them."""
+        known = ((t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts)
+        found = translation([t.path for t in targets], [s.path for s in sources], known)
+        if found is None:
+            return False
+        partners = {s.path: s for s in sources}
+        for t in targets:
+            _join_scopes(t, partners[found[t.path]], "")
+        return True
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
         """Pair equal scopes by their numbers and by the order in which they are stored and used."""

@@ -16,7 +16,7 @@ from ..keys import Rename, closest, unwrap
 from ..signature import Entry as Wanted
 from ..signature import Signature, of_state_dict
 from ..tensor import LazyTensor, Storage, contiguous_stride
-from ..tree import Dict, walk
+from ..tree import Dict, names_in, walk
 from . import expression as ex
 from .doubles import doubles
 from .mapping import Entry, Mapping
@@ -64,6 +64,8 @@ def match_signature(
     ckpt = open_source(source)
     found = [ckpt.state_dict(at)] if at is not None or len(ckpt.state_dicts()) < 2 else ckpt.state_dicts()
     scale = _lora_scale(ckpt)
+    if len(found) > _MOST_PARTS and all(_is_one_module(weights) for weights in found):
+        return _all_together(ckpt, found, target, hints, scale, source_code)
     made: list[tuple[StateDict, Mapping]] = []
     others: NotFound | None = None
     for weights in found:
@@ -99,6 +101,11 @@ def match_signature(
 _MOST_PARTS = 8
 
 
+def _is_one_module(weights: StateDict) -> bool:
+    """Whether a state dict holds what one module does, as those that frameworks of functions keep by its name."""
+    return not any("." in key or "/" in key for key in weights.tensors)
+
+
 def _all_together(
     ckpt: Checkpoint,
     found: Sequence[StateDict],
@@ -111,8 +118,10 @@ def _all_together(
     tensors: dict[str, LazyTensor] = {}
     entries: dict[str, Wanted] = {}
     back: dict[str, str] = {}
+    paths = {weights.path: names_in(weights.path) for weights in found}
+    between = "/" if any("/" in part for parts in paths.values() for part in parts) else "."  # names of scopes
     for weights in found:
-        prefix = f"{weights.path.replace('/', '.')}." if weights.path else ""
+        prefix = "".join(f"{part}{between}" for part in paths[weights.path])
         for key, entry in of_state_dict(weights, ckpt.where).entries.items():
             name = prefix + key
             tied = None if entry.tied is None else prefix + entry.tied

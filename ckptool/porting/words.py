@@ -136,6 +136,7 @@ class Words:
     adapter_prefixes: frozenset[str]
     ordinals: dict[str, int]
     derived: frozenset[str]
+    averages: frozenset[str]
     whole: frozenset[str]
     after: frozenset[str]
     endings: tuple[str, ...]
@@ -201,6 +202,7 @@ def table() -> Words:
         frozenset(raw["adapter_prefixes"]),
         {word: place for place, words in raw["ordinals"].items() for word in words},
         frozenset(raw["derived"]),
+        frozenset(raw["averages"]),
         frozenset(raw["whole"]),
         frozenset(raw["after"]),
         tuple(raw["endings"]),

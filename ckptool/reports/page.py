@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from ..errors import printable
+from ..tree import names_in
 from .inspect import Inspection, TensorReport
 
 
@@ -101,7 +102,7 @@ def _own_bytes(report: Inspection) -> list[int]:
 def _parts(tensor: TensorReport) -> list[str]:
     """The way to a tensor: through the tree of the file, then through the modules of its key."""
     key = tensor.key
-    path = [part.replace("~1", "/").replace("~0", "~") for part in tensor.path.split("/")]
+    path = names_in(tensor.path)
     if key is None:
         return path
     return [*path[:-1], *key.split(".")]

@@ -63,7 +63,7 @@ def test_the_options_of_transfer_change_only_on_purpose() -> None:
     assert sorted(spelled) == sorted(
         """--accept-guesses --allow-loss --at --by --cast --dry-run --first --hint --html --input --invert --json
         --kwargs --map-location --mapping --output --overwrite --partial --prove --quiet --reference --save-mapping
-        --source-kwargs --source-model --start --to --verbose -m -n -o -q -t -v""".split()
+        --source-input --source-kwargs --source-model --start --to --verbose -m -n -o -q -t -v""".split()
     )
 
 

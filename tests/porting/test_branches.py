@@ -121,3 +121,43 @@ def test_a_forward_pass_shows_which_layers_run_beside_each_other() -> None:
     assert not any(beside(unit["stem"], unit[name]) for name in unit)
     assert not any(beside(unit["standardized"], unit[name]) for name in unit)
     assert not any(beside(unit["after"], unit[name]) for name in unit)
+
+
+def blocks_with_a_shortcut_first(*, plain: bool) -> tuple[Shapes, Signature]:
+    """Blocks of three layers and a shortcut, which the source registers first and the model last.
+
+    If PLAIN, a block without a shortcut stands beside those with one.
+    """
+    source, target, before = Shapes(), Shapes(), dict[str, list[str]]()
+    last = None
+    for n in range(3):
+        shortcut = not plain or n < 2
+        head, own = f"trunk.part{n}.unit", f"s{n}.b"
+        if shortcut:
+            source[f"{head}.way.weight"] = (8, 8, 1, 1)
+        for name, place, size in (("a", 1, 1), ("b", 2, 3), ("c", 3, 1)):
+            source[f"{head}.f.{name}.weight"] = (8, 8 + n * (place == 2), size, size)
+            key = f"{own}.conv{place}.weight"
+            target[key] = (8, 8 + n * (place == 2), size, size)
+            before[key] = [k for k in target if k != key]
+        if shortcut:
+            target[f"{own}.other.weight"] = (8, 8, 1, 1)
+            before[f"{own}.other.weight"] = [k for k in target if not k.startswith(own)]
+        last = own
+    assert last is not None
+    return source, followed(target, before)
+
+
+def test_a_block_without_a_shortcut_shows_which_layer_of_the_others_is_theirs() -> None:
+    source, target = blocks_with_a_shortcut_first(plain=True)
+    mapping = port(signature(source), target)
+    assert guessed(mapping) == set()
+    for n in range(2):
+        assert pairing(mapping)[f"s{n}.b.conv1.weight"] == f"trunk.part{n}.unit.f.a.weight"
+        assert pairing(mapping)[f"s{n}.b.other.weight"] == f"trunk.part{n}.unit.way.weight"
+
+
+def test_where_every_block_has_a_shortcut_none_shows_which_it_is() -> None:
+    source, target = blocks_with_a_shortcut_first(plain=False)
+    mapping = port(signature(source), target)
+    assert {f"s{n}.b.{name}.weight" for n in range(3) for name in ("conv1", "other")} <= guessed(mapping)

@@ -149,3 +149,33 @@ def test_an_incomplete_set_of_gates_is_joined_with_nothing() -> None:
     source = apart(recurrent("lstm"), "lstm", SPELLINGS["two letters"], "ifg")
     made = worked_out(source, {f"rnn.{k}": v.shape for k, v in recurrent("lstm").items()} | {"a.weight": (3, 3)})
     assert {entry.status for entry in made.values()} == {"unmapped"}
+
+
+@pytest.mark.parametrize("name", ["two letters", "gate, then side"])
+@pytest.mark.parametrize("back", [False, True])
+def test_gates_in_a_matrix_that_has_their_letters_become_a_layer_each_and_back(name: str, back: bool) -> None:
+    held = recurrent("lstm")
+    single = apart(held, "lstm", SPELLINGS[name], "ifgo")
+    fused: dict[str, Any] = {}
+    for side, letter in (("ih", "x"), ("hh", "h")):
+        for leaf in ("weight", "bias"):
+            gates = dict(zip("ifgo", np.split(held[f"{leaf}_{side}_l0"], 4), strict=True))
+            fused[f"tree.iou{letter}.{leaf}"] = np.concatenate([gates[gate] for gate in "iog"])  # u is g
+            fused[f"tree.f{letter}.{leaf}"] = gates["f"]
+    source, wanted = (single, fused) if back else (fused, single)
+    made = worked_out(source | OUT, shapes_of(wanted | OUT))
+    for key, value in wanted.items():
+        assert made[key].status == "mapped"
+        np.testing.assert_array_equal(made[key].values, value)
+
+
+def test_some_gates_in_one_matrix_and_the_others_apart_become_a_layer_of_torch() -> None:
+    held = recurrent("gru")
+    source: dict[str, Any] = {}
+    for side in ("ih", "hh"):
+        r, z, n = np.split(held[f"weight_{side}_l0"], 3)
+        source |= {f"cell.{'W' if side == 'ih' else 'U'}_zr.weight": np.concatenate([z, r])}
+        source |= {f"cell.{'W' if side == 'ih' else 'U'}_n.weight": n}
+    made = worked_out(source, {f"rnn.{k}": v.shape for k, v in held.items() if k.startswith("weight")})
+    for side in ("ih", "hh"):
+        np.testing.assert_array_equal(made[f"rnn.weight_{side}_l0"].values, held[f"weight_{side}_l0"])

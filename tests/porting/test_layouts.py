@@ -254,6 +254,62 @@ def test_square_kernels_of_a_model_that_was_not_followed_stand_as_their_name_say
     assert pairing(mapping)["cell.hf.kernel"] == "transpose(slice(rnn.weight_hh_l0, 0, 8, 16))"
 
 
+DENSE = {"stem.weight": (12, 5), "stem.bias": (12,), "head.weight": (3, 12), "head.bias": (3,)}
+
+
+def test_dimensions_of_a_parameter_are_put_in_the_order_of_the_model_where_sizes_allow_one() -> None:
+    values = np.random.default_rng(0).standard_normal((5, 1, 64, 8, 6))
+    source = {key: np.zeros(shape) for key, shape in DENSE.items()} | {"caps.route": values}
+    made = worked_out(source, {"transform": (64, 5, 6, 8)} | DENSE)
+    assert made["transform"].status == "mapped"
+    np.testing.assert_array_equal(made["transform"].values, values[:, 0].transpose(1, 0, 3, 2))
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ({"route": (5, 6, 6, 8)}, {"transform": (6, 5, 6, 8)}),  # two orders fit
+        ({"route": (5, 7, 8), "other": (8, 7, 5)}, {"transform": (7, 5, 8), "more": (7, 8, 5)}),
+        ({"route": (5, 7, 8), "other": (5, 7, 8)}, {"transform": (7, 5, 8)}),
+    ],
+)
+def test_where_sizes_leave_more_than_one_order_or_tensor_nothing_is_permuted(
+    source: dict[str, tuple[int, ...]], target: dict[str, tuple[int, ...]]
+) -> None:
+    mapping = port(signature(source | DENSE), wanted(target | DENSE))
+    assert "permute" not in str(pairing(mapping))
+
+
+def test_the_dimensions_of_kernels_of_layers_are_no_parameters_of_their_own() -> None:
+    mapping = port(signature({"conv.weight": (5, 7, 3, 2)} | DENSE), wanted({"conv.weight": (7, 5, 3, 2)} | DENSE))
+    assert found(mapping, "conv.weight").status == "unmapped"
+
+
+def test_tables_of_codes_are_not_taken_for_the_averages_that_training_keeps_of_them() -> None:
+    source, target = dict[str, tuple[int, ...]](), dict[str, tuple[int, ...]]()
+    for n, letter in ((1, "t"), (2, "b")):
+        source |= {f"conv_{letter}.weight": (8, 4, n), f"quantize_{letter}.embed": (8, 20)}
+        source |= {f"quantize_{letter}.cluster_size": (20,), f"quantize_{letter}.embed_avg": (8, 20)}
+        target |= {f"in{n}.weight": (8, 4, n), f"book{n}.codes.weight": (20, 8)}
+    mapping = port(signature(source), wanted(target, used=target))
+    for n, letter in ((1, "t"), (2, "b")):
+        assert found(mapping, f"book{n}.codes.weight").status == "mapped"
+        assert pairing(mapping)[f"book{n}.codes.weight"] == f"transpose(quantize_{letter}.embed)"
+
+
+def test_averages_go_where_the_model_has_them_too() -> None:
+    held = {"q.embed": (8, 20), "q.embed_avg": (8, 20), "out.weight": (3, 8)}
+    mapping = port(signature({f"book.{key}": shape for key, shape in held.items()}), wanted(held))
+    assert pairing(mapping) == {key: f"book.{key}" for key in held}
+
+
+def test_a_scalar_intercept_is_the_bias_of_the_other_side() -> None:
+    source = {"linear.bias": (1,), "linear.fc.weight": (27, 1), "embeddings.weight": (27, 4)}
+    mapping = port(signature(source), wanted({"intercept": (), "first_order": (27,), "latent": (27, 4)}))
+    expected = {"intercept": "reshape(linear.bias)", "first_order": "reshape(linear.fc.weight, 27)"}
+    assert pairing(mapping) == expected | {"latent": "embeddings.weight"}
+
+
 @pytest.mark.parametrize("widest", [9, 6])
 def test_squares_under_a_single_letter_are_turned_for_convolutions_of_size_1_where_others_show_it(widest: int) -> None:
     layers = ((6, widest), (widest, 6), (6, 6))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import ckptool
+from ckptool.errors import CannotCarry
 from ckptool.inputs import parse_inputs
+from ckptool.porting import expression as ex
 from ckptool.porting.prove import prove
 
 
@@ -175,3 +178,110 @@ def test_what_the_outputs_do_not_feel_stays_a_guess() -> None:
     assert proved.proof is not None
     assert proved.proof["equal"]
     assert {e.target for e in proved.having("guessed")} == guessed
+
+
+def test_inputs_on_which_nothing_can_be_compared_do_not_hide_what_trials_would_find() -> None:
+    """The same input again and again, as frames, fits a model of linear layers too: no output is of one size then."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.ModuleList([nn.Linear(10, 7), nn.Linear(7, 4)])
+            self.back = nn.ParameterList([torch.rand(7), torch.rand(10)])
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.encoder:
+                x = layer(x).relu()
+            x = nn.functional.linear(x, self.encoder[1].weight.t(), self.back[0]).relu()
+            return nn.functional.linear(x, self.encoder[0].weight.t(), self.back[1])
+
+    class Free(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enc = nn.Sequential(nn.Linear(10, 7), nn.ReLU(), nn.Linear(7, 4), nn.ReLU())
+            self.dec = nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 10))
+
+        def forward(self, x: Any) -> Any:
+            return self.dec(self.enc(x))
+
+    torch.manual_seed(0)
+    source, own = Tied().eval(), Free().eval()
+    mapping = ckptool.transfer(source.state_dict(), own, source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof
+    ckptool.load_into(own, source.state_dict(), mapping=mapping)
+    x = torch.randn(3, 10)
+    with torch.no_grad():
+        torch.testing.assert_close(own(x), source(x))
+
+
+class Stage(nn.Module):
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__()
+        setattr(self, first, nn.Linear(5, 5))
+        setattr(self, second, nn.Linear(5, 5))
+        self.names = first, second
+
+    def forward(self, x: Any, skip: Any = None) -> Any:
+        x = x if skip is None else x + getattr(self, self.names[0])(skip).relu()
+        return getattr(self, self.names[1])(x).sin()
+
+
+class Stages(nn.Module):
+    """The first stage that runs has nothing to skip to, and a layer that is never used."""
+
+    def __init__(self, names: list[str], first: str, second: str) -> None:
+        super().__init__()
+        self.steps = nn.ModuleDict({name: Stage(first, second) for name in names})
+        self.order = names
+
+    def forward(self, a: Any, b: Any) -> Any:
+        x = a
+        for number, name in enumerate(self.order):
+            x = self.steps[name](x, b if number else None)
+        return x
+
+
+def test_a_layer_that_is_never_run_goes_where_its_block_went() -> None:
+    torch.manual_seed(0)
+    source = Stages(["refine4", "refine3", "refine2"], "skip", "out").eval()
+    own = Stages(["0", "1", "2"], "residual1", "residual2").eval()
+    state = dict(sorted(source.state_dict().items()))
+    given = parse_inputs(["float32[2,5]", "float32[2,5]"])
+    wrong = ckptool.transfer(state, own, inputs=["float32[2,5]", "float32[2,5]"])
+    changed = []
+    for e in wrong.entries:
+        _, block, name, kind = e.target.split(".")
+        key = f"steps.refine{2 + int(block)}.{'skip' if name == 'residual1' else 'out'}.{kind}"
+        changed.append(replace(e, status="mapped", doubts=(), rivals=(), expr=ex.of(key)))
+    wrong = wrong.with_entries(changed)
+    proved = prove(wrong, state, source, own, inputs=given)
+    assert proved.proof is not None
+    assert proved.proof["equal"], proved.proof
+    for block, stage in {"0": "refine4", "1": "refine3", "2": "refine2"}.items():
+        for name, layer in {"residual1": "skip", "residual2": "out"}.items():
+            assert str(proved[f"steps.{block}.{name}.weight"].expr) == f"steps.{stage}.{layer}.weight"
+
+
+def test_inputs_of_the_source_in_another_form_are_given_beside_those_of_the_model() -> None:
+    class Channels(nn.Module):
+        def __init__(self, last: bool) -> None:
+            super().__init__()
+            self.one, self.two, self.last = nn.Linear(4, 6), nn.Linear(6, 3), last
+
+        def forward(self, x: Any) -> Any:
+            return self.two(self.one(x if self.last else x.transpose(1, 2)).relu())
+
+    torch.manual_seed(0)
+    source, own = Channels(last=False).eval(), Channels(last=True).eval()
+    given = {"inputs": ["float32[2,5,4]"], "source_inputs": ["float32[2,4,5]"]}
+    mapping = ckptool.transfer(source.state_dict(), own, source_model=source, prove=True, **given)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+    with pytest.raises(CannotCarry, match="the source's code cannot be run on float32"):
+        ckptool.transfer(
+            source.state_dict(), own, source_model=source, prove=True, inputs=["float32[2,5,4]"],
+            source_inputs=["float32[2,5,7]"],
+        )  # fmt: skip
+    with pytest.raises(CannotCarry, match="the model cannot be run on float32"):
+        ckptool.transfer(source.state_dict(), own, source_model=source, prove=True, inputs=["float32[2,5,7]"])

@@ -75,3 +75,31 @@ def test_copies_of_one_model_are_not_put_together(tmp_path: Path) -> None:
     mapping = ckptool.transfer(tmp_path / "copies.pth", Whole())
     assert mapping.at == "model"
     assert all("/" not in key for entry in mapping.entries for key in entry.sources)
+
+
+class Deep(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        convs = [nn.Conv2d(1, 4, 3), *(nn.Conv2d(4, 4, 3) for _ in range(11))]
+        self.convs = nn.Sequential(*convs)
+        self.norm, self.out = nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.norm(self.convs(x).mean((2, 3))))
+
+
+def test_modules_that_a_framework_of_functions_keeps_by_their_names_are_one_model(tmp_path: Path) -> None:
+    import ckptool
+
+    theirs, ours = Deep(), Deep()
+    params = {
+        f"net/~/conv2_d_{n}" if n else "net/~/conv2_d": {"w": conv.weight.permute(2, 3, 1, 0), "b": conv.bias}
+        for n, conv in enumerate(theirs.convs)
+    }
+    params["net/~/layer_norm"] = {"scale": theirs.norm.weight, "offset": theirs.norm.bias}
+    params["net/~/linear"] = {"w": theirs.out.weight.t(), "b": theirs.out.bias}
+    held = {name: {k: v.detach().contiguous() for k, v in params[name].items()} for name in sorted(params)}
+    torch.save(held, tmp_path / "params.pth")
+    account = ckptool.load_into(ours, tmp_path / "params.pth")
+    assert {entry.status for entry in account.entries} == {"mapped"}
+    assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), ours.parameters(), strict=True))

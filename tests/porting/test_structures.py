@@ -371,3 +371,34 @@ def test_what_is_called_raw_and_is_no_dropped_weight_has_a_source_of_its_own() -
     assert pairing(mapping) == {key: f"old.{key}" for key in target}
     lost = port(signature({"old.fc.weight": (6, 4), "old.scale": (6,)}), wanted(target))
     assert "film.scale_raw" not in {e.target for e in lost.having("mapped")}
+
+
+def test_blocks_counted_in_flat_names_are_blocks() -> None:
+    source, target = dict[str, tuple[int, ...]](), dict[str, tuple[int, ...]]()
+    for stage in (1, 2):
+        for unit in (1, 2, 3):
+            for layer in (1, 2):
+                source |= {f"arg:stage{stage}_unit{unit}_bn{layer}_{leaf}": (8,) for leaf in ("beta", "gamma")}
+                source |= {f"aux:stage{stage}_unit{unit}_bn{layer}_moving_{leaf}": (8,) for leaf in ("mean", "var")}
+                source[f"arg:stage{stage}_unit{unit}_conv{layer}_weight"] = (8, 8, 3, 3)
+                head = f"layer{stage}.{unit - 1}.path"
+                target[f"{head}.{2 * layer - 2}.weight"] = (8, 8, 3, 3)
+                target |= {f"{head}.{2 * layer - 1}.{leaf}": (8,) for leaf in ("weight", "bias")}
+                target |= {f"{head}.{2 * layer - 1}.running_{leaf}": (8,) for leaf in ("mean", "var")}
+    mapping = port(signature({key: source[key] for key in sorted(source)}), wanted(target, used=target))
+    assert not mapping.having("unmapped")
+    for stage in (1, 2):
+        for unit in (1, 2, 3):
+            for layer in (1, 2):
+                head, own = f"layer{stage}.{unit - 1}.path", f"stage{stage}_unit{unit}"
+                assert pairing(mapping)[f"{head}.{2 * layer - 2}.weight"] == f'"arg:{own}_conv{layer}_weight"'
+                assert pairing(mapping)[f"{head}.{2 * layer - 1}.running_var"] == f'"aux:{own}_bn{layer}_moving_var"'
+
+
+def test_names_that_count_nothing_stay_whole() -> None:
+    from ckptool.porting.roles import divided
+
+    assert divided({("conv1_1",), ("conv1_2",), ("fc1",)}) == {}
+    assert divided({("stage1_unit2_conv1",), ("fc1",)})["stage1_unit2_conv1",] == ("stage", "1", "unit", "2", "conv1")
+    assert divided({("stage1_unit2_conv1",), ("a", "b")}) == {}
+    assert divided({("conv_dw_1_bn",)})["conv_dw_1_bn",] == ("conv_dw", "1", "bn")

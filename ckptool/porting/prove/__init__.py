@@ -8,17 +8,16 @@ agree; what has worked in one block is tried first in the next. Nothing is ever 
 
 from __future__ import annotations
 
-from collections.abc import Mapping as MappingOf
 from dataclasses import replace
 from typing import Any
 
-from ...errors import CannotCarry, NotFound
+from ...errors import CannotCarry
 from ...files import StrPath
-from ...model import load
 from ..mapping import Mapping
 from ..sources import open_source
 from .flow import Flow
 from .recorder import follow
+from .reference import read_reference
 from .same_inputs import same_inputs
 from .settle import settle
 from .source_code import adapter_factors, built, load_own
@@ -87,26 +86,15 @@ def prove_against(mapping: Mapping, source: Any, target_model: Any, reference: S
     """Compare with inputs and outputs that were saved where the source's code runs.
 
     REFERENCE holds tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` …, in any format.
+
+    Raises:
+        NotFound: it does not.
+        CannotCarry: the model does not take these inputs, or gives nothing that could be compared with these outputs.
     """
-    raw = load(reference)
-    flat: dict[str, Any] = {}
-    for key, value in raw.items():
-        if isinstance(value, MappingOf):
-            flat.update({f"{key}.{k}": v for k, v in value.items()})
-        elif isinstance(value, list | tuple):
-            flat.update({f"{key}.{i}": v for i, v in enumerate(value)})
-        else:
-            flat[key] = value
-    ins = {k: v for k, v in flat.items() if k.partition(".")[0] in ("input", "inputs")}
-    outs = [v for k, v in flat.items() if k.partition(".")[0] in ("output", "outputs")]
-    if not ins or not outs:
-        raise NotFound("holds no tensors named `input…` and `output…`", where=reference)
-    names = [k.partition(".")[2] for k in ins]
-    given: Any = (
-        list(ins.values()) if all(not n or n.isdigit() for n in names) else dict(zip(names, ins.values(), strict=True))
-    )
-    trial = Trial(built(target_model), open_source(source), mapping, given)
-    return settle(mapping, trial, Flow([], outs), "the saved inputs")
+    model = built(target_model)
+    saved = read_reference(reference, model)
+    trial = Trial(model, open_source(source), mapping, saved.inputs)
+    return settle(mapping, trial, Flow([], saved.outputs), "the saved inputs")
 
 
 __all__ = ["prove", "prove_against"]

@@ -9,12 +9,22 @@ import torch
 
 def fingerprints(values: torch.Tensor, dim: int) -> torch.Tensor:
     """One row of numbers for each channel of VALUES along DIM, which the order of its elements does not change."""
-    x = values.detach().double()
+    x = values.detach()
     if not x.ndim:
         x = x.reshape(1)
-    x = x.movedim(dim, 0).reshape(x.shape[dim], -1)
-    if not x.shape[1]:
+    x = x.movedim(dim, 0)
+    if not x.numel():
         return torch.zeros(len(x), 6, dtype=torch.float64)
+    step = max(_AT_ONCE * len(x) // x.numel(), 1)
+    return torch.cat([_of_rows(x[first : first + step]) for first in range(0, len(x), step)])
+
+
+#: Elements that are worked on at once, in double precision and several times.
+_AT_ONCE = 1 << 20
+
+
+def _of_rows(values: torch.Tensor) -> torch.Tensor:
+    x = values.double().reshape(len(values), -1)
     x = torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)  # masked places
     squares = x * x
     cubes = (squares * x).mean(1)

@@ -9,6 +9,9 @@ from dataclasses import replace
 
 import torch
 
+from ...errors import RuleError, printable
+from .. import expression as ex
+from ..expression import Expr, Shape
 from ..mapping import Entry, Mapping
 from .conventions import module_of
 from .flow import Flow, Use
@@ -100,6 +103,70 @@ def unseen(entries: dict[str, Entry], mapping: Mapping) -> dict[str, Entry]:
         key: replace(e, status="guessed", doubts=(*e.doubts, doubt)) if key in open_before and e.expr is not None else e
         for key, e in entries.items()
     }
+
+
+def carried_along(
+    entries: dict[str, Entry], mapping: Mapping, unfelt: set[str], shapes: MappingOf[str, Shape]
+) -> dict[str, Entry]:
+    """What no output depends on goes where the rest of its block went, or is a guess where that cannot be said.
+
+    Where trials found that block 0 is the last of the source, and not its first, a layer of block 0 that is never run
+    is in the last one, too. What another key is now made of for certain is no evidence for a second one any more.
+    """
+    before = {e.target: e for e in mapping.entries}
+    moved = [
+        (e.target, step)
+        for e in entries.values()
+        if e.target not in unfelt and (step := _step(before[e.target].expr, e.expr)) is not None
+    ]
+    sure = {key: e for key, e in entries.items() if key not in unfelt and e.expr is not None}
+    out = dict(entries)
+    for key in unfelt:
+        entry = entries[key]
+        if entry.expr is None or entry.default or entry.expr != before[key].expr:
+            continue
+        new = _with_its_block(key, entry.expr, moved, shapes, entry.shape)
+        now = new if new is not None else entry.expr
+        taken = [e for e in sure.values() if not set(e.sources).isdisjoint(now.keys())]
+        if new is not None and not taken:
+            out[key] = replace(entry, expr=new, evidence="with the rest of its block, which outputs prove")
+        elif any(before[e.target].expr != e.expr for e in taken):
+            doubt = f"what it is made of is {printable(taken[0].target, 80)}, by trial; the outputs do not depend on it"
+            out[key] = replace(entry, status="guessed", doubts=(*entry.doubts, doubt))
+    return out
+
+
+def _step(old: Expr | None, new: Expr | None) -> tuple[str, str] | None:
+    """The part of the source that was left for another, where that is one component of the path."""
+    if old is None or new is None or old == new or old.op != "key" or new.op != "key":
+        return None
+    (a,), (b,) = ((key.split(".") for key in x.keys()) for x in (old, new))  # noqa: SIM118
+    apart = [i for i, (p, q) in enumerate(zip(a, b, strict=False)) if p != q]
+    if len(a) != len(b) or len(apart) != 1 or apart[0] == len(a) - 1:
+        return None
+    return ".".join(a[: apart[0] + 1]) + ".", ".".join(b[: apart[0] + 1]) + "."
+
+
+def _with_its_block(
+    key: str, expr: Expr, moved: Sequence[tuple[str, tuple[str, str]]], shapes: MappingOf[str, Shape], shape: Shape
+) -> Expr | None:
+    path = key.split(".")[:-1]
+    for depth in range(len(path), 0, -1):
+        head = ".".join(path[:depth]) + "."
+        steps = {step for target, step in moved if target.startswith(head)}
+        if not steps:
+            continue
+        fitting = [step for step in steps if all(one.startswith(step[0]) for one in expr.keys())]  # noqa: SIM118
+        return _stepped(expr, *fitting[0], shapes, shape) if len(fitting) == 1 else None
+    return None
+
+
+def _stepped(expr: Expr, old: str, new: str, shapes: MappingOf[str, Shape], shape: Shape) -> Expr | None:
+    made = expr.rename(lambda one: new + one[len(old) :])
+    try:
+        return made if ex.shape_of(made, shapes) == shape else None
+    except RuleError:
+        return None
 
 
 def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[str]) -> dict[str, Entry]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Mapping as MappingOf
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...errors import printable
+from ...inputs import leaves, with_leaves
 from .. import expression as ex
 from ..expression import Expr, Shape
 from .fingerprints import fingerprints
@@ -24,9 +29,23 @@ _SEED = 20
 def follow(model: torch.nn.Module, inputs: Any) -> Flow | None:
     """Run MODEL in eval mode on INPUTS (positional, or by name) and note how it uses its weights; None if it raises."""
     recorder = _Recorder(model)
+    out, error = attempt(model, inputs, recorder)
+    if error is not None:
+        return None
+    found = [t for t in tensors(out) if t.is_floating_point()]
+    behind = [recorder.feeding(t) for t in found]
+    return Flow(recorder.uses, found, behind)
+
+
+def attempt(
+    model: torch.nn.Module, inputs: Any, recorder: _Recorder | None = None
+) -> tuple[Any, None] | tuple[None, Exception]:
+    """What MODEL gives in eval mode for INPUTS, or what it raises."""
     training, fast = model.training, torch.backends.mha.get_fastpath_enabled()
     given = {id(t): t.clone() for t in tensors(inputs)}  # code may change what it is given
-    recorder.flows(given.values())
+    copied = with_leaves(inputs, [given.get(id(one), one) for _, one in leaves(inputs)])
+    if recorder is not None:
+        recorder.flows(given.values())
     model.eval()
     state = torch.get_rng_state()
     torch.manual_seed(_SEED)
@@ -34,17 +53,30 @@ def follow(model: torch.nn.Module, inputs: Any) -> Flow | None:
         torch.backends.mha.set_fastpath_enabled(False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False), recorder:
-                out = called(model, _with(inputs, given))
-    except Exception:
-        return None
+            with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False), recorder or nullcontext():
+                return called(model, copied), None
+    except Exception as error:
+        return None, error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         torch.set_rng_state(state)
         model.train(training)
-    found = [t for t in tensors(out) if t.is_floating_point()]
-    behind = [recorder.feeding(t) for t in found]
-    return Flow(recorder.uses, found, behind)
+
+
+def first_line(error: Exception) -> str:
+    """What was raised, in one line."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return f"{type(error).__name__}: {printable(next((line for line in lines if line), 'no message'), 200).rstrip('.')}"
+
+
+def arguments(model: torch.nn.Module) -> tuple[list[str], list[str]]:
+    """The arguments of the forward pass, and those that it needs."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except (TypeError, ValueError):
+        return [], []
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return [p.name for p in named], [p.name for p in named if p.default is p.empty]
 
 
 def called(model: torch.nn.Module, inputs: Any) -> Any:
@@ -65,16 +97,6 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     elif hasattr(value, "__dataclass_fields__"):
         for name in value.__dataclass_fields__:
             yield from tensors(getattr(value, name, None))
-
-
-def _with(value: Any, new: MappingOf[int, torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return new[id(value)]
-    if isinstance(value, MappingOf):
-        return {k: _with(v, new) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_with(v, new) for v in value)
-    return value
 
 
 @dataclass(slots=True)
@@ -110,7 +132,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.uses: list[Use] = []
         self._bases: dict[int, list[_Base]] = {}
         self._flowing: dict[int, frozenset[int]] = {}
-        self._alive: list[Any] = []  # so that addresses stay their own
+        self._places: dict[int, StorageWeakRef] = {}
         live = chain(model.named_parameters(remove_duplicate=True), model.named_buffers(remove_duplicate=True))
         state = model.state_dict(keep_vars=True)
         names = {id(t): key for key, t in reversed(state.items()) if isinstance(t, torch.Tensor)}
@@ -122,55 +144,61 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def flows(self, given: Iterable[torch.Tensor]) -> None:
         """Name what the inputs are."""
         for tensor in given:
-            self._alive.append(tensor)
-            self._flowing[_place(tensor)] = frozenset()
+            self._flowing[self._place(tensor)] = frozenset()
 
     def feeding(self, tensor: torch.Tensor) -> frozenset[int]:
         """The uses whose results TENSOR is made of, no use between."""
-        return self._flowing.get(_place(tensor), frozenset())
+        return self._flowing.get(self._place(tensor), frozenset())
 
     def _hold(self, tensor: torch.Tensor, keys: tuple[str, ...], expr: Expr | None) -> None:
         base = _Base(keys, expr, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.numel())
-        self._bases.setdefault(_place(tensor), []).append(base)
+        self._bases.setdefault(self._place(tensor), []).append(base)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = func._overloadpacket.__name__
         taken = list(tensors((args, kwargs)))
-        self._alive.append(result)
         out = list(tensors(result))
         if name in _STATES and out[0].is_floating_point():  # what a recurrent layer begins with
-            self._flowing.setdefault(_place(out[0]), frozenset())
+            self._flowing.setdefault(self._place(out[0]), frozenset())
         if not out or not taken:
             return result
-        flowing = [t for t in taken if _place(t) in self._flowing]
-        held = [t for t in taken if _place(t) not in self._flowing and _place(t) in self._bases]
-        places = {_place(t) for t in taken}
+        flowing = [t for t in taken if self._place(t) in self._flowing]
+        held = [t for t in taken if self._place(t) not in self._flowing and self._place(t) in self._bases]
+        places = {self._place(t) for t in taken}
         if not flowing:
-            new = [t for t in out if t.numel() and _place(t) not in places]
+            new = [t for t in out if t.numel() and self._place(t) not in places]
             if held:
                 for one in new:
                     self._derive(name, args, held, one)
             return result
-        before = frozenset(chain.from_iterable(self._flowing[_place(t)] for t in flowing))
+        before = frozenset(chain.from_iterable(self._flowing[self._place(t)] for t in flowing))
         if held:
             first = len(self.uses)
             self._note(name, args, kwargs, out[0], before)
             before = frozenset(range(first, len(self.uses))) or before
         for one in out:
-            place = _place(one)
+            place = self._place(one)
             old = self._flowing.get(place, frozenset()) if place in places and not held else frozenset()
             self._flowing[place] = before | old
         return result
+
+    def _place(self, tensor: torch.Tensor) -> int:
+        """What tells a storage from all others of this pass, also when it is gone: of its values nothing is kept."""
+        storage = tensor.untyped_storage()
+        place: int = storage._cdata
+        if place not in self._places:  # which keeps the address from being given to another
+            self._places[place] = StorageWeakRef(storage)
+        return place
 
     # -- weights
 
     def held(self, value: Any) -> Held | None:
         """A tensor that is made of weights only, or None."""
-        if not isinstance(value, torch.Tensor) or _place(value) in self._flowing:
+        if not isinstance(value, torch.Tensor) or self._place(value) in self._flowing:
             return None
-        bases = self._bases.get(_place(value), ())
+        bases = self._bases.get(self._place(value), ())
         offset = value.storage_offset()
         base = next((b for b in bases if b.offset <= offset < b.offset + max(b.numel, 1)), bases[0] if bases else None)
         if base is None:
@@ -195,7 +223,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                 if torch.equal(rows, torch.arange(start, start + len(rows))):
                     part = ex.part(exprs[0], 0, start, start + len(rows))
                     expr = ex.reshape(part, tuple(out.shape), (len(rows), out.shape[-1]))
-        self._alive.append(out)
         self._hold(out, keys, expr)
 
     # -- uses
@@ -218,7 +245,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             roles = {role: self.held(flat[at]) for at, role in _NORMS[name].items() if at < len(flat)}
             self._add("norm", roles, fingerprints(flat[0], dim), fingerprints(out, dim), before)
         elif name in _TABLES and self.held(flat[0]) is not None:
-            ids = next((t for t in tensors(flat[1:]) if _place(t) in self._flowing), None)
+            ids = next((t for t in tensors(flat[1:]) if self._place(t) in self._flowing), None)
             taken = None if ids is None else fingerprints(ids.reshape(1, -1), 0)
             self._add("table", {"weight": self.held(flat[0])}, taken, fingerprints(out, -1), before)
         elif name in _SCALES | _SHIFTS and len(flat) > 1:
@@ -271,11 +298,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         held = {role: one for role, one in roles.items() if one is not None}
         if held:
             self.uses.append(Use(len(self.uses), kind, held, taken, given, before))
-
-
-def _place(tensor: torch.Tensor) -> int:
-    storage = tensor.untyped_storage()
-    return storage.data_ptr() or id(storage)
 
 
 def _viewed(base: _Base, view: torch.Tensor) -> Expr | None:
@@ -336,4 +358,4 @@ def _reshaped(base: _Base, view: torch.Tensor, starts: Sequence[int], dims: Sequ
     return ex.transpose(x) if turned else x
 
 
-__all__ = ["called", "follow", "tensors"]
+__all__ = ["arguments", "attempt", "called", "first_line", "follow", "tensors"]

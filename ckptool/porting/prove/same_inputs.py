@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from ...errors import CannotCarry
+from ...errors import CannotCarry, printable
 from ...input_search import working_inputs
 from ...inputs import InputSpec, inputs_text, leaves, made, with_leaves
 from .flow import Flow
-from .recorder import called, follow
+from .recorder import arguments, attempt, called, first_line, follow
 from .verdict import NOTHING, Verdict
 
 _SEED = 20
-#: Inputs of the source's code that are tried, those of the model for each, ways to link them, and seconds for all.
+#: Inputs of the source's code that are tried, those of the model for each, ways to link them, seconds of CPU time.
 _THEIRS, _OWN, _WAYS, _PATIENCE = 4, 3, 8, 20.0
 #: Inputs of modules of the source's code that the model may take.
 _PARTS = 24
@@ -115,10 +115,10 @@ def same_inputs(
         CannotCarry: none are found that both take.
     """
     best: tuple[tuple[Any, ...], SameInputs] | None = None
-    until = time.monotonic() + _PATIENCE
+    until = time.thread_time() + _PATIENCE
     ran = False
     for candidate in _candidates(theirs, own, inputs, source_inputs):
-        if best is not None and time.monotonic() > until:
+        if best is not None and time.thread_time() > until:
             break
         found = _tried(candidate, judged)
         if found is None:
@@ -133,8 +133,35 @@ def same_inputs(
     if best is not None:
         return best[1]
     if inputs is not None and not ran:
-        raise CannotCarry("the source's code and the model cannot both be run on these inputs", where="--input")
+        _refuse_given(theirs, own, inputs, source_inputs)
     raise CannotCarry(_why_none(theirs, own), where="--prove", hint="--input 'float32[2,3,64,64]' gives them")
+
+
+def _refuse_given(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> None:
+    """Say which of the two models does not take the inputs that were given.
+
+    Raises:
+        CannotCarry: always.
+    """
+    given = [("--input", "the model", own, inputs)]
+    given += [("--source-input", "the source's code", theirs, source_inputs)] if source_inputs is not None else []
+    for option, name, model, spec in given:
+        error = attempt(model, made(spec, generator=torch.Generator().manual_seed(_SEED)))[1]
+        if error is not None:
+            what = f"{name} cannot be run on {inputs_text(spec)}: {first_line(error)}"
+            names, needed = arguments(model)
+            takes = ", ".join(n if n in needed else f"[{n}]" for n in names)
+            hint = f"{option} '{needed[0] if needed else 'x'}=float32[2,3,64,64]', as its forward pass takes them"
+            raise CannotCarry(what, where=option, evidence=[f"it takes {printable(takes, 160)}"], hint=hint)
+    if source_inputs is None:
+        needed = arguments(theirs)[1]
+        options = " ".join(f"--source-input '{name}=float32[2,3,64,64]'" for name in needed[:3])
+        raise CannotCarry(
+            f"the source's code cannot be run on {inputs_text(inputs)}, which the model takes",
+            where="--input",
+            hint=f"{options or '--source-input SPEC'}, the same in the form that it takes",
+        )
+    raise CannotCarry("nothing that the model takes is in what the source's code takes", where="--source-input")
 
 
 def _why_none(theirs: torch.nn.Module, own: torch.nn.Module) -> str:
@@ -149,7 +176,8 @@ def _why_none(theirs: torch.nn.Module, own: torch.nn.Module) -> str:
 
 def _rank(verdict: Verdict, candidate: SameInputs) -> tuple[Any, ...]:
     fresh = sum(link.source is None and not link.how for link in candidate.links)
-    return verdict.equal, verdict.agreeing + verdict.entered, verdict.compared, -fresh
+    proved = verdict.equal and verdict.compared > 0
+    return proved, verdict.agreeing + verdict.entered, verdict.compared, verdict.equal, -fresh
 
 
 def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tuple[Verdict, SameInputs] | None:
@@ -170,8 +198,9 @@ def _candidates(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, sour
     done: set[str] = set()
 
     def linked(first: Any, second: Any) -> Iterator[SameInputs]:
-        if repr((first, second)) not in done:
-            done.add(repr((first, second)))
+        told = repr((_by_name(theirs, first), _by_name(own, second)))
+        if told not in done:
+            done.add(told)
             for links in islice(_links(first, second), _WAYS):
                 yield SameInputs(first, second, links, theirs)
 
@@ -218,6 +247,17 @@ def _mixtures(theirs: Any, own: Any) -> Iterator[list[Any]]:
             left.remove(same)
         choices.append([one] if same is None or same == one else [one, same])
     yield from map(list, product(*choices))
+
+
+def _by_name(model: torch.nn.Module, spec: Any) -> Any:
+    """Inputs under the names that MODEL has for them, so that one call is told in one way."""
+    if isinstance(spec, MappingOf):
+        return dict(spec)
+    try:
+        bound = inspect.signature(model.forward).bind(*spec).arguments
+    except (TypeError, ValueError):
+        return spec
+    return dict(bound)
 
 
 def _respelled(example: Any, other: Any) -> Any:

@@ -12,10 +12,10 @@ from ...errors import counted, printable
 from ...keys import collapse
 from ..mapping import Entry, Mapping
 from .flow import Flow
-from .influence import felt, unfelt_keys, unseen
+from .influence import carried_along, felt, unfelt_keys, unseen
 from .search import search
 from .trial import Trial
-from .verdict import Verdict, judge, shown_by
+from .verdict import Verdict, apart, judge, shown_by
 
 
 def settle(
@@ -53,12 +53,13 @@ def settle(
             fine = shown_by([expected.known.holds(use.given) for use in seen.uses], seen)
             open_still |= {key for use in seen.uses if not fine[use.index] for key in use.keys}
         entries = felt(entries, mapping, trial, open_still)
+        entries = carried_along(entries, mapping, open_still, trial.shapes)
     if not (verdict.equal and verdict.compared):
         entries = unseen(entries, mapping)
     if copies:
         entries = {key: _of_copies(entry, copies) for key, entry in entries.items()}
         shown += ", with one of the copies that the file holds"
-    text = _said(verdict, shown)
+    text = _said(verdict, shown, expected, seen)
     new = [e.target for e in mapping.entries if entries[e.target].expr != e.expr]
     if new:
         text += f"; settled by trial: {counted(len(new), 'key')} ({_few(new)})"
@@ -105,7 +106,7 @@ def _holds(trial: Trial, entries: dict[str, Entry], first: Verdict, expected: Fl
     return again.equal or _but_for_new_keys(expected, seen, entries) is not None
 
 
-def _said(verdict: Verdict, shown: str) -> str:
+def _said(verdict: Verdict, shown: str, expected: Flow, seen: Flow | None) -> str:
     if verdict.beyond:
         return f"all {counted(verdict.uses, 'use')} of weights give the same on {shown}; outputs differ in what follows"
     if verdict.equal and verdict.compared:
@@ -114,9 +115,13 @@ def _said(verdict: Verdict, shown: str) -> str:
     if verdict.equal:
         beyond = f", all before {printable(verdict.left[0], 60)}, which has no source" if verdict.left else ""
         return f"{agree}{beyond}; no outputs are of one size"
-    if not verdict.uses:
-        return f"outputs differ on {shown}"
-    return f"outputs differ on {shown}; the first divergence is at {first_divergence(verdict)}: {agree}"
+    difference = None if seen is None else apart(expected.outputs, seen.outputs)
+    differ = f"outputs differ on {shown}"
+    if difference is not None and verdict.compared and difference[0] > 0:
+        differ += f", by up to {difference[0]:.2g} where the largest is {difference[1]:.2g}"
+    if not expected.uses:
+        return differ
+    return f"{differ}; the first divergence is at {first_divergence(verdict)}: {agree}"
 
 
 def first_divergence(verdict: Verdict) -> str:

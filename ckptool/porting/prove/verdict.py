@@ -79,7 +79,8 @@ def judge(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry], *, 
         return NOTHING
     known = [bool(expected.uses) and expected.known.holds(use.given) for use in seen.uses]
     fine = shown_by(known, seen)
-    front = [use for use in seen.uses if not fine[use.index] and all(fine[i] for i in use.before)]
+    followed = seen.uses if expected.uses else []
+    front = [use for use in followed if not fine[use.index] and all(fine[i] for i in use.before)]
     outputs = (
         seen.outputs
         if all_outputs
@@ -149,12 +150,29 @@ def compared_outputs(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tens
     Either side may give more: hidden states, or what is computed of several outputs.
     """
     alone = len(expected) == len(seen) == 1
-    theirs = [i for i, a in enumerate(expected) if any(_of_one_size(a, b, alone) for b in seen)]
-    own = [j for j, b in enumerate(seen) if any(_of_one_size(a, b, alone) for a in expected)]
+    theirs = [i for i, a in enumerate(expected) if any(of_one_size(a, b, alone) for b in seen)]
+    own = [j for j, b in enumerate(seen) if any(of_one_size(a, b, alone) for a in expected)]
     found = [(i, j) for i in theirs for j in own if _equal(expected[i], seen[j])]
     equal = {i for i, _ in found} == set(theirs) or {j for _, j in found} == set(own)
     return min(len(theirs), len(own)), equal and bool(found), sorted({j for _, j in found})
 
 
-def _of_one_size(a: torch.Tensor, b: torch.Tensor, alone: bool) -> bool:
+def apart(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tuple[float, float] | None:
+    """The largest difference of outputs that can be compared, and the largest value there; None if none can."""
+    worst: tuple[float, float] | None = None
+    for a in expected:
+        near: tuple[float, float] | None = None
+        for b in (b for b in seen if a.numel() == b.numel() > 0):
+            x, y = a.detach().double().reshape(-1), b.detach().double().reshape(-1)
+            both = torch.isfinite(x) & torch.isfinite(y)
+            if bool(both.any()):
+                found = float((x - y)[both].abs().max()), float(x[both].abs().max())
+                near = found if near is None else min(near, found)
+        if near is not None:
+            worst = near if worst is None else max(worst, near)
+    return worst
+
+
+def of_one_size(a: torch.Tensor, b: torch.Tensor, alone: bool) -> bool:
+    """Whether two outputs can be compared; single numbers, which may be anything, only where each is ALONE."""
     return a.numel() == b.numel() and (alone or a.numel() > 1)

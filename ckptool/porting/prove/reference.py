@@ -1,0 +1,227 @@
+"""Inputs and outputs that were saved where the source's code runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...errors import CannotCarry, NotFound, RuleError, UnknownFormat, counted, printable
+from ...files import StrPath, shell_quote
+from ...inputs import inputs_text, leaves, nested, with_leaves
+from ...model import Inert, load
+from .recorder import arguments, attempt, first_line, tensors
+from .verdict import of_one_size
+
+_INPUTS, _OUTPUTS = ("input", "inputs"), ("output", "outputs")
+_PLAIN = (bool, int, float, str, type(None))
+_COARSE = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Inputs as the model takes them, by position or by name, and the outputs that belong to them."""
+
+    inputs: Any
+    outputs: list[torch.Tensor]
+
+
+def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
+    """Read tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` …, in any format.
+
+    Raises:
+        NotFound: there are no inputs, or no outputs.
+        CannotCarry: the model cannot be run on these inputs, or these outputs say nothing about what it gives.
+    """
+    try:
+        raw = load(path, map_location="cpu")
+    except UnknownFormat as error:
+        error.hint = f"where the source's code runs: {_save(model)}"
+        raise
+    ins, outs = _under(raw, _INPUTS), _under(raw, _OUTPUTS)
+    inputs = _inputs(ins, path, model)
+    outputs = _outputs(outs, path, model)
+    if not any(True for _ in tensors(inputs)) or not outs:
+        missing = "inputs (`input…`)" if outs else "outputs (`output…`)" if ins else "inputs and outputs"
+        raise NotFound(
+            f"holds no tensors that are {missing}", where=path, evidence=_held(raw), hint=_rename(raw, path, model)
+        )
+    _try(model, inputs, outputs, path)
+    return Reference(inputs, outputs)
+
+
+def _under(raw: Any, names: Sequence[str]) -> dict[str, Any]:
+    """What stands under one of NAMES, by the rest of its name."""
+    if not isinstance(raw, MappingOf):
+        return {}
+    cut = ((*key.partition("."), value) for key, value in raw.items() if isinstance(key, str))
+    return {rest: value for head, _, rest, value in cut if head in names}
+
+
+def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any:
+    """By position or by name, in the model's type of floating point numbers."""
+    if "" in found and len(found) > 1:
+        raise RuleError("some inputs have a name and some have none", where=path, hint="name all of them, or none")
+    given: Any = found.get("") if "" in found else nested(found, path)
+    if isinstance(given, MappingOf) and "" not in found and all(name.isdigit() for name in given):
+        given = [given[name] for name in sorted(given, key=int)]
+    if not isinstance(given, MappingOf | list | tuple):
+        given = [given]
+    kind = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    new = []
+    for way, value in leaves(given):
+        name = ".".join(["input", *map(str, way)]) if len(way) > 1 or isinstance(given, MappingOf) else "input"
+        if isinstance(value, torch.Tensor):
+            _require_values(name, value, path)
+            new.append(value.to(kind) if value.is_floating_point() else value)
+        elif isinstance(value, _PLAIN):
+            new.append(value)
+        else:
+            raise CannotCarry(
+                f"{name} is no tensor, but {_kind(value)}",
+                where=path,
+                hint=f"where the source's code runs: {_save(model)}",
+            )
+    return with_leaves(given, new)
+
+
+def _outputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> list[torch.Tensor]:
+    every = list(tensors(found))
+    if found and not every:
+        raise CannotCarry(
+            "its outputs are no tensors", where=path, hint=f"where the source's code runs: {_save(model)}"
+        )
+    kept = [t for t in every if t.is_floating_point()]
+    if every and not kept:
+        raise CannotCarry(
+            f"its outputs are {inputs_text(every)}: whole numbers cannot be compared up to rounding",
+            where=path,
+            hint=f"save what they are made of (logits in place of classes): {_save(model)}",
+        )
+    fine = [t for t in kept if t.dtype not in _COARSE]
+    if kept and not fine:
+        raise CannotCarry(
+            f"its outputs are {inputs_text(kept)}, which is too coarse to prove weights by",
+            where=path,
+            hint=f"save them again from model.float(): {_save(model)}",
+        )
+    for t in fine:
+        _require_values("output", t, path)
+    return fine
+
+
+def _require_values(name: str, value: torch.Tensor, path: StrPath) -> None:
+    if value.layout is not torch.strided or value.is_quantized or value.is_complex():
+        raise CannotCarry(
+            f"{name} is sparse, quantized or complex, and cannot be compared",
+            where=path,
+            hint="save it as a dense tensor of float32",
+        )
+    if not value.numel():
+        raise CannotCarry(f"{name} {_told(value)} has no elements", where=path, hint="save a batch of at least one")
+    if value.is_floating_point() and not bool(torch.isfinite(value).any()):
+        raise CannotCarry(
+            f"{name} {_told(value)} holds no finite number: {_nans(value)}",
+            where=path,
+            hint="run the source's code in eval mode and in float32, on inputs as it was trained with, and save again",
+        )
+
+
+def _nans(value: torch.Tensor) -> str:
+    nans = int(value.isnan().sum())
+    return f"{nans:,} of {value.numel():,} are NaN, {counted(value.numel() - nans, 'other')} infinite"
+
+
+def _try(model: torch.nn.Module, inputs: Any, outputs: Sequence[torch.Tensor], path: StrPath) -> None:
+    """Refuse inputs that the model does not take, and outputs of which it gives none of the size."""
+    out, error = attempt(model, inputs)
+    if error is not None:
+        raise CannotCarry(
+            f"the model cannot be run on {inputs_text(inputs)}: {first_line(error)}",
+            where=path,
+            evidence=[f"it takes {_parameters(model)}"],
+            hint=_named_otherwise(inputs, path, model) or f"save what this model takes: {_save(model)}",
+        )
+    given = [t for t in tensors(out) if t.is_floating_point()]
+    alone = len(outputs) == len(given) == 1
+    if not any(of_one_size(a, b, alone) for a in outputs for b in given):
+        raise CannotCarry(
+            f"the model gives {inputs_text(given)}, and {inputs_text(outputs)} is saved: none are of one size",
+            where=path,
+            hint=f"save what this model gives: {_save(model)}",
+        )
+
+
+# ------------------------------------------------------------------------------------------------- what helps
+
+
+def _named_otherwise(inputs: Any, path: StrPath, model: torch.nn.Module) -> str | None:
+    """The command that names an input as the model does, where it has one name that the model lacks."""
+    names, needed = arguments(model)
+    if not isinstance(inputs, MappingOf) or not names:
+        return None
+    odd, open_ = [n for n in inputs if n not in names], [n for n in needed if n not in inputs]
+    if len(odd) != 1 or len(open_) != 1:
+        return None
+    return _renamed(path, {f"input.{odd[0]}": f"input.{open_[0]}"})
+
+
+def _rename(raw: Any, path: StrPath, model: torch.nn.Module) -> str:
+    """The command that names two tensors as an input and an output, where there are two; else how to save them."""
+    found = [str(key) for key, value in raw.items() if isinstance(value, torch.Tensor)] if _is_dict(raw) else []
+    if len(found) == 2 == len(raw):
+        a, b = found
+        if b.partition(".")[0] in _INPUTS or a.partition(".")[0] in _OUTPUTS:
+            a, b = b, a
+        new = {old: word for old, word in ((a, "input"), (b, "output")) if old.partition(".")[0] != word}
+        return _renamed(path, new)
+    return f"where the source's code runs: {_save(model)}"
+
+
+def _renamed(path: StrPath, new: MappingOf[str, str]) -> str:
+    rules = " ".join(f"--rename {shell_quote(f'{old}={to}')}" for old, to in new.items())
+    return f"ckptool rename {shell_quote(str(path))} io.safetensors {rules}"
+
+
+def _save(model: torch.nn.Module) -> str:
+    """How inputs and outputs are saved, in Python."""
+    _, needed = arguments(model)
+    words = needed or ["x"]
+    keys = ['"input": x'] if len(words) == 1 else [f'"input.{word}": {word}' for word in words]
+    call = "x" if len(words) == 1 else ", ".join(words)
+    return f'model.eval(); torch.save({{{", ".join(keys)}, "output": model({call})}}, "io.pth")'
+
+
+def _parameters(model: torch.nn.Module) -> str:
+    names, needed = arguments(model)
+    return printable(", ".join(n if n in needed else f"[{n}]" for n in names) or "any arguments", 160)
+
+
+def _held(raw: Any) -> list[str]:
+    """What a file holds in place of inputs and outputs."""
+    if not _is_dict(raw):
+        return [f"it holds {_kind(raw)}, and no names"]
+    told = [f"{printable(str(key), 60)} {_kind(value)}" for key, value in list(raw.items())[:4]]
+    return [f"it holds {', '.join(told)}{f', … {len(raw) - 4:,} more' if len(raw) > 4 else ''}"] if told else []
+
+
+def _is_dict(raw: Any) -> bool:
+    return isinstance(raw, MappingOf)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return _told(value)
+    if isinstance(value, Inert):
+        return f"an object of class {printable(value.class_name, 80)}"
+    return f"a {type(value).__name__}"
+
+
+def _told(value: torch.Tensor) -> str:
+    return inputs_text([value])
+
+
+__all__ = ["Reference", "read_reference"]

@@ -1,0 +1,47 @@
+"""Words and numbers that tell like parts apart mean the same wherever they stand."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from sides import found, signature, wanted
+
+from ckptool.porting.port import port
+from ckptool.porting.telling import translation
+
+WORDS = ("fine", "mid", "coarse", "deepest")
+
+
+@given(numbers=st.permutations(range(4)), n=st.integers(2, 4), noise=st.booleans())
+def test_what_is_known_of_others_says_which_word_is_which_number(numbers: list[int], n: int, noise: bool) -> None:
+    means = dict(zip(WORDS[:n], numbers, strict=False))
+    known = [((f"lateral_{word}", "conv"), (f"output{number}", "0")) for word, number in means.items()]
+    if noise:
+        known.append((("stem", "conv"), ("body", "0")))
+    own, theirs = [(f"smooth_{word}",) for word in means], [(f"merge{number}",) for number in sorted(means.values())]
+    assert translation(own, theirs, known) == {
+        (f"smooth_{word}",): (f"merge{number}",) for word, number in means.items()
+    }
+
+
+def test_what_contradicts_itself_says_nothing() -> None:
+    known = [(("a_fine",), ("b1",)), (("a_mid",), ("b2",)), (("c_fine",), ("d2",)), (("c_mid",), ("d1",))]
+    assert translation([("s_fine",), ("s_mid",)], [("m1",), ("m2",)], known) is None
+    assert translation([("s_fine",), ("s_mid",)], [("m1",), ("m2",)], known[:1]) is None
+
+
+def test_levels_that_are_used_from_the_coarsest_on_get_what_their_words_say() -> None:
+    """A pyramid: each lateral layer has sizes of its own, those that smooth are alike; the source numbers by level."""
+    own = {"smooth_mid": (4, 4, 3, 3), "smooth_fine": (4, 4, 3, 3), "lateral_fine": (4, 8, 1, 1)}
+    own |= {"lateral_mid": (4, 16, 1, 1), "lateral_coarse": (4, 32, 1, 1)}
+    number = {"fine": 1, "mid": 2, "coarse": 3}
+    names = {name: f"{'merge' if 'smooth' in name else 'output'}{number[name.split('_')[1]]}" for name in own}
+    shapes, source = {}, {}
+    for name in sorted(own, key=lambda name: names[name]):
+        source |= {f"{names[name]}.0.weight": own[name], f"{names[name]}.1.weight": (4,), f"{names[name]}.1.bias": (4,)}
+    for name, shape in own.items():
+        shapes |= {f"{name}.conv.weight": shape, f"{name}.norm.weight": (4,), f"{name}.norm.bias": (4,)}
+    mapping = port(signature(source), wanted(shapes, used=shapes))
+    for name in own:
+        for mine, theirs in {"conv.weight": "0.weight", "norm.weight": "1.weight", "norm.bias": "1.bias"}.items():
+            assert str(found(mapping, f"{name}.{mine}").expr) == f"{names[name]}.{theirs}"
