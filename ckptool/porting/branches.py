@@ -9,7 +9,7 @@ the order, too.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import combinations
 
 from .units import Unit, template
@@ -59,18 +59,23 @@ class Branches:
         self._kind = {path: _kind(path, held) for path, held in parts.items()}
         self._kept: dict[tuple[str, Hashable], Counter[bool]] = defaultdict(Counter)
         for path, held in parts.items():
+            apart = _Apart(held)
+            seen: list[tuple[str, str]] = []
             for a, b in combinations(list(held)[:_MOST], 2):
-                if content((*path, a)) == content((*path, b)):
+                if content((*path, a)) == content((*path, b)) or not apart(a, b):
                     continue
                 one, other = _first(held[a]), _first(held[b])
                 if one is None or other is None or not beside(one[0], other[0]):
                     continue
+                again = any(not apart(a, c) and not apart(b, d) for c, d in (*seen, *((d, c) for c, d in seen)))
+                seen.append((a, b))
                 for name, vote in votes.items():
                     said = vote(one, other)
-                    if said:
+                    if said < 0 or (said and not again):
                         self._kept[name, self._kind[path]][said > 0] += 1
-                        self._kept[name, (self._kind[path], *sorted((a, b)))][said > 0] += 1
                         self._kept[name, None][said > 0] += 1
+                    if said:
+                        self._kept[name, (self._kind[path], *sorted((a, b)))][said > 0] += 1
 
     def shown(self, one: Pair, other: Pair, order: str) -> bool:
         """Whether other branches show that an order is kept for such as these: in modules of this kind, or else all."""
@@ -83,6 +88,27 @@ class Branches:
             if counts.total() >= _ENOUGH or counts[False]:
                 return counts[True] >= max(_KEPT * counts.total(), _ENOUGH)
         return False
+
+
+class _Apart:
+    """Which parts of a module nothing flows between, all that is in them taken together.
+
+    Args:
+        held: what was matched in each part.
+    """
+
+    def __init__(self, held: Mapping[str, Iterable[Pair]]) -> None:
+        self._own: dict[str, int] = defaultdict(int)
+        self._before: dict[str, int] = defaultdict(int)
+        for name, pairs in held.items():
+            for t, _ in pairs:
+                if (flow := t.main.entry.notes.get("flow")) is not None:
+                    self._own[name] |= 1 << flow[0]
+                    self._before[name] |= flow[1]
+
+    def __call__(self, a: str, b: str) -> bool:
+        """Whether A and B are two parts of which neither works on what the other gives."""
+        return a != b and not (self._before[a] & self._own[b] or self._before[b] & self._own[a])
 
 
 def _kind(path: tuple[str, ...], held: Iterable[str]) -> Hashable:

@@ -73,13 +73,20 @@ class Classes:
 def _places(units: list[Unit]) -> dict[int, dict[int, _Place]]:
     """Of every unit: depth -> the class of the module at that depth of its path, and its path in there.
 
-    Modules are of one class that hold the same names, if there are several of them and more than two units in each.
+    Modules are of one class that hold the same names, if there are several of them and more than two units in each;
+    a list of layers of one kind has no names.
     """
     inside: dict[_Path, set[_Path]] = defaultdict(set)
+    named: set[_Path] = set()
+    ranks: dict[_Path, set[int]] = defaultdict(set)
     for unit in units:
         for at in range(1, len(unit.path)):
             inside[unit.path[:at]].add(unit.path[at:])
-    classes = {path: frozenset(names) for path, names in inside.items() if len(names) > 2}
+            ranks[unit.path[:at]].add(len(unit.main.shape))
+            if len(unit.path) - at > 1 or not unit.path[at].isdigit():
+                named.add(unit.path[:at])
+    named |= {path for path, found in ranks.items() if len(found) > 1}
+    classes = {path: frozenset(names) for path, names in inside.items() if len(names) > 2 and path in named}
     count = Counter(classes.values())
     number = {names: at for at, names in enumerate(names for names, n in count.items() if n > 1)}
     return {

@@ -73,7 +73,7 @@ class Matcher:
             source_traced=source.signature.traced,
         )
         self.scopes = Scopes(self.cells, self.sequences)
-        self._naming = Naming(self.cells)
+        self._naming = Naming(self.cells, self.scopes.levels)
         self._classes = Classes(self.cells, self.scopes)
         self.orders = Orders(self.cells, self.sequences, self.scopes)
         own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 from .cells import Cells, of, said
 from .counting import turned
-from .series import common, parent, series_of, ways
+from .levels import Levels
+from .series import Series, common, parent, series_of, ways
 from .telling import translation
 from .units import Unit, similarity, template
 from .words import cut, table
@@ -25,8 +26,9 @@ class Naming:
         exact: units with equal paths below a prefix of each side, labelled alike.
     """
 
-    def __init__(self, cells: Cells) -> None:
+    def __init__(self, cells: Cells, levels: Levels) -> None:
         self.cells = cells
+        self._levels = levels
         self.exact: dict[int, Exact] = self._prefix_labels()
 
     def renamed(self, t: Unit) -> bool:
@@ -77,7 +79,9 @@ class Naming:
                 if path in below_s and below_s[path].colour == t.colour
             ]
             clash = sum(path in below_s and below_s[path].colour != t.colour for path, t in below_t.items())
-            agreed = _counted_alike(agreed, below_t, below_s)
+            agreed = _counted_alike(
+                agreed, below_t, below_s, unlike=self._levels.against(_list(own), _list(theirs)) != 0
+            )
             if not agreed:
                 continue
             share = len(agreed) / max(min(len(below_t), len(below_s)), 1)
@@ -264,7 +268,7 @@ _Path = tuple[str, ...]
 
 
 def _counted_alike(
-    agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]
+    agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit], *, unlike: bool
 ) -> list[tuple[Unit, Unit]]:
     """AGREED without those of lists that one side counts from another number on, or from the other end.
 
@@ -278,10 +282,16 @@ def _counted_alike(
         for row, members in own.items()
         if row in theirs and (_moved(sorted(members), sorted(theirs[row])) or turned(members, theirs[row]))
     }
+    if unlike and () in own:
+        moved.add(())
     if not moved:
         return agreed
     paths = {id(t): path for path, t in below_t.items()}
     return [(t, s) for t, s in agreed if moved.isdisjoint(_rows(paths[id(t)]))]
+
+
+def _list(path: _Path) -> Series:
+    return ".".join((*path, "{}"))
 
 
 def _rows(path: _Path) -> Iterator[_Path]:

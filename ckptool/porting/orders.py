@@ -7,9 +7,10 @@ from functools import partial
 from itertools import pairwise
 
 from .cells import Cells, of
-from .counting import counted
-from .scopes import Scopes
+from .counting import counted, rows
+from .scopes import AGAINST_LEVELS, Scopes
 from .sequences import Around, Sequences, neighbours
+from .series import common
 from .units import SOME, OfOrder, Unit, number_ranks, related, same_numbers, series, similarity
 
 #: Evidence that is a place among those that look alike, of which both sides have as many.
@@ -42,7 +43,11 @@ class Orders:
             against = self._order_conflict(targets, sources, ranks)
             if against and not same_numbers(targets, sources):
                 continue
-            changed |= self.cells.split("numbers", partial(of, ranks), mode="all", cells=[(targets, sources)])
+            levels = not self._known(targets[0], sources[0]) and self._against_levels(targets, sources)
+            doubt = AGAINST_LEVELS if levels else ""
+            changed |= self.cells.split(
+                "numbers", partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt
+            )
         return changed
 
     def _number_ranks(self, targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
@@ -50,14 +55,27 @@ class Orders:
         ranks = number_ranks(targets, sources)
         if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
             return ranks
-        rows = series(targets[0]), series(sources[0])
-        known = [(t.numbers, s.numbers) for t, s in self.cells.pair_of.values() if (series(t), series(s)) == rows]
+        known = self._known(targets[0], sources[0])
         sign = counted([u.numbers for u in targets], [u.numbers for u in sources], known)
+        if not known and self._against_levels(targets, sources) < 0:
+            sign = -1
+            for unit in (*targets, *sources):
+                unit.backwards |= {row for row, _ in rows(unit.path)}
         if sign > 0:
             return ranks
         last = max(ranks.values())
         other_end = {id(u): ranks[id(u)] for u in targets} | {id(u): last - ranks[id(u)] for u in sources}
         return other_end if sign < 0 and len(set(other_end.values())) == len(targets) else None
+
+    def _known(self, target: Unit, source: Unit) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The numbers of what is decided of the two series that these are of."""
+        both = series(target), series(source)
+        return [(t.numbers, s.numbers) for t, s in self.cells.pair_of.values() if (series(t), series(s)) == both]
+
+    def _against_levels(self, targets: list[Unit], sources: list[Unit]) -> int:
+        """What the levels that a list of single layers takes say of its numbers, see `Levels.against`."""
+        own, theirs = common(t.path for t in targets), common(s.path for s in sources)
+        return 0 if own is None or theirs is None else self.scopes.levels.against(own[0], theirs[0])
 
     def _order_conflict(self, targets: list[Unit], sources: list[Unit], ranks: dict[int, int]) -> bool:
         """Whether the order of numbers is not that in which the units are used and stored.

@@ -54,7 +54,7 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
     turned = backwards(matching.pairs)
     for pair in matching.pairs:
         for unit, at in zip(pair, (0, 1), strict=True):
-            unit.backwards = frozenset(row for row, _ in rows(unit.path)) & {both[at] for both in turned}
+            unit.backwards |= frozenset(row for row, _ in rows(unit.path)) & {both[at] for both in turned}
     orders = _orders(sequences)
     overall = {order.name: _concordance(order, matching.pairs) for order in orders}
     contents = _contents(matching)

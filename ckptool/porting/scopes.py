@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from .cells import Cells, fair, said
-from .counting import counted
+from .counting import counted, rows
+from .levels import Levels
 from .sequences import Sequences
 from .series import Series, Way, common, series_of, ways
 from .telling import translation
@@ -41,6 +42,11 @@ class Scope:
         return min((unit.used for unit in self.units if unit.used is not None), default=None)
 
 
+#: Why parts of a list are a guess.
+_FROM_THE_OTHER_END = "equal parts of the model are counted from the other end, as far as one of them shows"
+AGAINST_LEVELS = "equal parts are counted as they are used, and the source may count them by the levels that they take"
+
+
 class Scopes:
     """The parts of both sides that hold more than one unit, and which of them belong together."""
 
@@ -63,6 +69,7 @@ class Scopes:
                     every = len(members) == len(units) if not path else True
                     found.append(Scope(path, members, words_of(path), all=every))
             self.scopes[is_target] = found
+        self.levels = Levels(cells)
         self._ways: dict[Series, Way] | None = None
         self._counted: set[Series] = set()
         self._inner: dict[int, list[Scope]] = defaultdict(list)
@@ -110,6 +117,8 @@ class Scopes:
             self._scope_way,
             self._scope_numbers,
         ]
+        if self._other_end(targets, sources)[1]:
+            labelings.pop()
         for labels in labelings:
             parts: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
             for scope in targets:
@@ -168,11 +177,16 @@ class Scopes:
         if not agree:
             agree = sum(not _names_speak_for(t, s, targets, sources) for t, s in zip(targets, chosen, strict=True)) <= 1
         doubt = "" if agree else "equal parts of the model come in another order than they are registered or numbered"
-        if numbered is not None and self._direction(targets, sources) < 0:
-            ranks = sorted(numbered[id(t)] for t in targets)
-            other_end = dict(zip(ranks, reversed(ranks), strict=True))
-            chosen = [next(s for s in sources if numbered[id(s)] == other_end[numbered[id(t)]]) for t in targets]
-            doubt = "equal parts of the model are counted from the other end, as far as one of them shows"
+        if numbered is not None:
+            turned, why = self._other_end(targets, sources)
+            doubt = why or doubt
+            if turned:
+                for scope in (*targets, *sources):
+                    for unit in scope.units:
+                        unit.backwards |= {row for row, _ in rows(scope.path)}
+                ranks = sorted(numbered[id(t)] for t in targets)
+                other_end = dict(zip(ranks, reversed(ranks), strict=True))
+                chosen = [next(s for s in sources if numbered[id(s)] == other_end[numbered[id(t)]]) for t in targets]
         for t, s in zip(targets, chosen, strict=True):
             _join_scopes(t, s, doubt)
             t.in_order = True
@@ -180,11 +194,14 @@ class Scopes:
                 for unit in t.units:
                     unit.doubts.append(doubt)
 
-    def _direction(self, targets: list[Scope], sources: list[Scope]) -> int:
-        """From which end the other side counts a list that equal parts are in, as those of it that are paired show."""
+    def _other_end(self, targets: list[Scope], sources: list[Scope]) -> tuple[bool, str]:
+        """Whether the other side counts a list that equal parts are in from the other end, and what is to doubt then.
+
+        What other parts of the list show, that are paired, comes before what the forward pass makes likely.
+        """
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         if own is None or theirs is None:
-            return 0
+            return False, ""
         numbers = [
             {id(s): n for s in self.scopes[side] for row, n in series_of(s.path) if row == wanted}
             for side, wanted in ((True, own[0]), (False, theirs[0]))
@@ -194,7 +211,11 @@ class Scopes:
             for t in self.scopes[True]
             if id(t) in numbers[0] and id(t.partner) in numbers[1]
         ]
-        return counted(own[1], theirs[1], known)
+        if known:
+            turned = counted(own[1], theirs[1], known) < 0
+            return turned, _FROM_THE_OTHER_END if turned else ""
+        against = self.levels.against(own[0], theirs[0])
+        return against < 0, AGAINST_LEVELS if against else ""
 
     def _parent_label(self, scope: Scope, is_target: bool) -> Hashable:
         outer = next(

@@ -1,0 +1,95 @@
+"""Lists that go through the levels of another list: counted as they are used, or by level."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from sides import pairing, signature, wanted
+
+from ckptool.porting.port import port
+from ckptool.signature import Signature
+
+Shapes = dict[str, tuple[int, ...]]
+#: Channels of the feature maps of three levels.
+LEVELS = (3, 5, 7)
+
+
+def decoder(levels: str, rises: str, leaves: Mapping[str, tuple[int, ...]]) -> Shapes:
+    """Feature maps of three levels brought to one size, and a block for each; names count with {}."""
+    found: Shapes = {levels.format(n): (8, channels, 1, 1) for n, channels in enumerate(LEVELS)}
+    for n in range(3):
+        found |= {f"{rises.format(n)}{leaf}": shape for leaf, shape in leaves.items()}
+    return found
+
+
+def coarse_to_fine(shapes: Shapes, *, by_level: bool) -> Signature:
+    """What a model wants that begins with its last level, with all that a forward pass showed to flow into each."""
+    levels = list(shapes)[:3]
+    rises = [[key for key in shapes if key not in levels and str(n) in key.split(".")] for n in range(3)]
+    if by_level:
+        rises.reverse()
+    used = [*levels, *(key for part in rises for key in part)]
+    place = {key: n for n, key in enumerate(used)}
+    before = dict.fromkeys(levels, 0)
+    held = 0
+    for n, part in enumerate(rises):
+        held |= 1 << place[levels[2 - n]]
+        for key in part:
+            before[key] = held
+            held |= 1 << place[key]
+    made = wanted(shapes, used=used)
+    return replace(
+        made, entries={k: replace(e, notes={"flow": (place[k], before[k])}) for k, e in made.entries.items()}
+    )
+
+
+BLOCK = {".mix.weight": (8, 8, 3, 3), ".top.weight": (8, 8, 1, 1)}
+LAYER = {".weight": (8, 8, 3, 3)}
+
+
+@pytest.mark.parametrize("leaves", [BLOCK, LAYER])
+def test_blocks_that_the_source_names_as_the_levels_that_they_take_are_found_from_the_other_end(
+    leaves: Shapes,
+) -> None:
+    source = decoder("scratch.level{}_in.weight", "scratch.refine{}", leaves)
+    target = decoder("neck.convs.{}.weight", "fusion.layers.{}", leaves)
+    mapping = port(signature(source), coarse_to_fine(target, by_level=False))
+    for n in range(3):
+        for leaf in leaves:
+            assert pairing(mapping)[f"fusion.layers.{n}{leaf}"] == f"scratch.refine{2 - n}{leaf}"
+    assert {e.target for e in mapping.having("guessed")} == {key for key in target if "layers" in key}
+
+
+@pytest.mark.parametrize("leaves", [BLOCK, LAYER])
+def test_blocks_in_a_list_may_be_counted_either_way_and_stay_as_they_are_as_a_guess(leaves: Shapes) -> None:
+    source = decoder("shrink.{}.weight", "steps.{}", leaves)
+    target = decoder("neck.convs.{}.weight", "fusion.layers.{}", leaves)
+    mapping = port(signature(source), coarse_to_fine(target, by_level=False))
+    for n in range(3):
+        for leaf in leaves:
+            assert pairing(mapping)[f"fusion.layers.{n}{leaf}"] == f"steps.{n}{leaf}"
+    assert {e.target for e in mapping.having("guessed")} == {key for key in target if "layers" in key}
+
+
+@pytest.mark.parametrize("leaves", [BLOCK, LAYER])
+def test_equal_names_count_alike(leaves: Shapes) -> None:
+    shapes = decoder("neck.convs.{}.weight", "fusion.layers.{}", leaves)
+    mapping = port(signature(shapes), coarse_to_fine(shapes, by_level=False))
+    assert pairing(mapping) == {key: key for key in shapes}
+    assert mapping.is_sure
+
+
+def test_blocks_of_unlike_sizes_show_how_they_are_counted() -> None:
+    def sized(levels: str, rises: str) -> Shapes:
+        found: Shapes = {levels.format(n): (8, channels, 1, 1) for n, channels in enumerate(LEVELS)}
+        for n in range(3):
+            found |= {f"{rises.format(n)}.mix.weight": (8, 8, 3, 3), f"{rises.format(n)}.top.weight": (8, 9 + n, 1, 1)}
+        return found
+
+    source, target = sized("level{}_in.weight", "refine{}"), sized("neck.convs.{}.weight", "layers.{}")
+    mapping = port(signature(source), coarse_to_fine(target, by_level=False))
+    for n in range(3):
+        assert pairing(mapping)[f"layers.{n}.mix.weight"] == f"refine{n}.mix.weight"
+    assert mapping.is_sure
