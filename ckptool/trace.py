@@ -284,7 +284,12 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
                 kind, what = self._from.get(id(first), ("", None))
                 if kind == "fused" and name in ("chunk", "split", "tensor_split", "unsafe_chunk", "unbind"):
                     self._layout(what, "block")
+                    if name != "unbind" and len({getattr(part, "shape", None) for part in result}) == 1:
+                        for place, part in enumerate(result):
+                            self._from[id(part)] = ("part", (what[0], place, len(result)))
             return
+        if name in _ADDS | _MULTIPLIES:
+            self._modulated(name, args, result)
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
         if name in ("neg", "__neg__", "negative"):
             self._negated.add(id(result))
@@ -319,6 +324,8 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             return None
         if kind == "flat":
             return (kind, what) if result.shape == first.shape else None
+        if kind == "part":
+            return (kind, what) if name in _PLACES and result.numel() == first.numel() else None
         if kind == "fused":
             if name in ("reshape", "view", "unflatten", "rearrange") and result.ndim > first.ndim:
                 self._reshaped(what, first, result)
@@ -328,6 +335,19 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
                 return None
             return (kind, what) if result.shape == first.shape else None
         return None
+
+    def _modulated(self, name: str, args: Any, result: torch.Tensor) -> None:
+        """Which parts of a layer's outputs are added to other tensors, and which multiply them."""
+        for part, other in itertools.permutations(args[:2]):
+            kind, what = self._from.get(id(part), ("", None))
+            if kind != "part" or what[0] not in self.uses:
+                continue
+            key, place, count = what
+            if not isinstance(other, torch.Tensor) or other.ndim == 0:
+                self._from[id(result)] = kind, what  # such as 1 + scale
+                continue
+            done = self.uses[key].notes.setdefault("modulates", [""] * count)
+            done[place] = done[place] or ("add" if name in _ADDS else "mul")
 
     def _reshaped(self, what: Any, first: Any, result: Any) -> None:
         inner = tuple(result.shape[first.ndim - 1 :])
@@ -364,6 +384,10 @@ _VIEWS = frozenset(
 
 
 _PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm".split())
+_ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
+_MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
+#: Functions that only move what they take in their dimensions.
+_PLACES = frozenset("__getitem__ unsqueeze squeeze view reshape expand to contiguous type float".split())
 #: Functions that multiply with a matrix, and those that take one out of a stack.
 _MULTIPLY = _PRODUCTS | {"linear", "einsum"}
 _MEMBERS = frozenset("__getitem__ select unbind index_select".split())

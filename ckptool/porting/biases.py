@@ -26,7 +26,7 @@ def attach_biases(one: Canon, other: Canon) -> None:
     matrices = [
         p
         for p in one.pieces.values()
-        if p.role == "weight" and len(p.shape) >= 2 and ".".join(p.path) + "|bias" not in one.pieces
+        if p.role == "weight" and len(p.shape) >= 2 and ".".join(p.path) + "|bias" not in one.pieces and p not in lone
     ]
     for piece in lone:
         fitting = [m for m in matrices if squeezed(m.shape)[:1] == squeezed(piece.shape)]
@@ -59,8 +59,13 @@ def _lone_biases(canon: Canon) -> list[Piece]:
         for piece in canon.pieces.values()
         if len(squeezed(piece.shape)) <= 1
         and together[piece.path] == 1
-        and ({"bias", "biases", "intercept"} & {*piece.words, piece.role} or piece.path[-1:] == ("b",))
+        and ({"bias", "biases", "intercept"} & {*piece.words, piece.role} or _own_name(piece.path) == "b")
     ]
+
+
+def _own_name(path: tuple[str, ...]) -> str:
+    """The last component of a path that is no number: a list of biases is called as one is."""
+    return next((component for component in reversed(path) if not component.isdigit()), "")
 
 
 def divide_biases(canon: Canon) -> None:

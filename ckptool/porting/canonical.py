@@ -138,12 +138,24 @@ def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]])
 
 
 def _counted_from_one(path: tuple[str, ...], siblings: Mapping[tuple[str, ...], Collection[str]]) -> tuple[str, ...]:
-    """The words of a path; `ln0` beside `ln1` is the first of its kind, and called so."""
+    """The words of a path; `ln0` beside `ln1` is the first of its kind, and called so.
+
+    Of three layers or more that are counted, `fc1` is no first of two.
+    """
     last = path[-1] if path else ""
     stem = last.rstrip("0123456789") if last else ""
-    if stem and stem != last and f"{stem}0" in siblings.get(path[:-1], ()):
+    if not stem or stem == last:
+        return words_of(path)
+    beside = {name for name in siblings.get(path[:-1], ()) if name.rstrip("0123456789") == stem != name}
+    if f"{stem}0" in beside:
         path = (*path[:-1], f"{stem}{int(last[len(stem) :]) + 1}")
-    return words_of(path)
+    words = words_of(path)
+    if len(beside) > 2:
+        neck = next(g for g in table().groups if g.name == "neck")
+        plain = words_of((*path[:-1], stem))
+        if label(neck, words) != label(neck, plain):
+            return plain
+    return words
 
 
 def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from . import expression as ex
@@ -22,7 +23,7 @@ _JOINED = "in which order its channels stand is in the code only"
 
 def doubt_conventions(filling: Filling) -> None:
     """Doubt, or turn, what code on the two sides may take in different ways."""
-    for step in (_bare_squares, _rotary, _flatten, _concatenated, _centred_norms):
+    for step in (_bare_squares, _rotary, _flatten, _concatenated, _modulated, _centred_norms, _equalised):
         step(filling)
 
 
@@ -147,6 +148,43 @@ def _concatenated(filling: Filling) -> None:
         filled.expr = moved if own == sorted(own) else filled.expr
 
 
+def _modulated(filling: Filling) -> None:
+    """Layers that give scale and shift at once: which comes first is in the code of the source only.
+
+    As a rule one model has one order. A layer of the target whose outputs are taken in another order than those of
+    most of its layers may come from code that has one order for all of them.
+    """
+    layers = []
+    for t, s in filling.matching.pairs:
+        piece = t.pieces.get("weight")
+        taken = piece.entry.notes.get("modulates") if piece is not None else None
+        if piece is not None and taken and {"add", "mul"} <= {*taken[:2]} and piece.name in filling.holes:
+            layers.append((t, s, tuple(taken)))
+    first = Counter(taken[0] for *_, taken in layers)
+    if len(first) < 2 or filling.same_names:
+        return
+    usual = max(first, key=first.__getitem__)
+    for t, s, taken in layers:
+        own = s.pieces.get("weight")
+        theirs = own.entry.notes.get("modulates") if own is not None else None
+        if taken[0] == usual or "name" in t.evidence or (theirs and theirs[0] == taken[0]):
+            continue
+        for piece in t.pieces.values():
+            filled = filling.holes.get(piece.name)
+            if filled is None or piece.shape[0] % len(taken):
+                continue
+            size = piece.shape[0] // len(taken)
+            parts = [ex.part(filled.expr, 0, size * n, size * (n + 1)) for n in range(len(taken))]
+            turned = ex.cat(0, parts[1], parts[0], *parts[2:])
+            if not theirs:
+                filled.rivals.append(filled.expr)
+                filled.doubts.append(
+                    "the model takes scale and shift from it in another order than elsewhere; the source may have one "
+                    "order everywhere"
+                )
+            filled.expr = turned
+
+
 def _centred_norms(filling: Filling) -> None:
     """Norm weights around 0 where the model takes them as they are, or around 1 where it adds 1."""
     if filling.values is None:
@@ -186,6 +224,40 @@ def _centred_norms(filling: Filling) -> None:
             filled.rivals.append(filled.expr)
             filled.expr = Expr("shift", (filled.expr,), (amount,))
             filled.doubts.append(doubt)
+
+
+#: Weights this many times as wide as code initialises them (1 / sqrt(inputs)) are multiplied by it, if all of them are.
+_WIDE = 4.0
+#: Layers of so many inputs tell, and so many of them are looked at.
+_MANY_INPUTS, _FEWEST, _MOST_SEEN = 64, 4, 24
+
+
+def _equalised(filling: Filling) -> None:
+    """Weights of one spread whatever their inputs, as code has them that multiplies them on every call.
+
+    Equalised learning rates: weights are normally distributed, and 1 / sqrt(inputs) or sqrt(2 / inputs) is a factor in
+    the code (Karras et al., "Progressive Growing of GANs", 2018, section 4.1). This model has no such factor.
+    """
+    if filling.values is None or filling.same_names:
+        return
+    layers = []
+    for hole, filled in filling.holes.items():
+        piece = filling.target.pieces.get(hole)
+        if piece is None or piece.role != "weight" or len(piece.shape) < 2 or not filled.expr.is_copy:
+            continue
+        used = piece.entry.how or piece.entry.module.lower()
+        if used.startswith(("linear", "conv")) and "name" not in filling.unit_of[hole][0].evidence:
+            layers.append((filled, prod(piece.shape[1:])))
+    seen: list[bool] = []
+    for filled, inputs in layers:
+        found = filling.values(filled.expr.key) if inputs >= _MANY_INPUTS and len(seen) < _MOST_SEEN else None
+        if found is not None:
+            seen.append(float((found.astype("float64") ** 2).mean()) * inputs > _WIDE**2)
+    if len(seen) < _FEWEST or sum(seen) < 0.9 * len(seen):
+        return
+    for filled, inputs in layers:
+        filled.doubts.append("the source's weights are as wide as where code multiplies them by 1 / sqrt(inputs)")
+        filled.rivals += [Expr("scale", (filled.expr,), ((n / inputs) ** 0.5,)) for n in (2, 1)]
 
 
 def _joined_by(piece: Piece | None) -> dict[str, int] | None:

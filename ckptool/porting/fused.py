@@ -33,12 +33,19 @@ def part_label(path: Sequence[str]) -> str | None:
 
 
 _Meaning = TypeVar("_Meaning")
+_CONVOLUTIONS = frozenset("conv dwconv depthwise dw conv1d conv2d conv3d".split())
 
 
 def _said(path: Sequence[str], phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
-    """What the last component of a path means: with its numbers, without them, or by its last words."""
-    every = cut(path[-1]) if path else ()
+    """What the last component of a path means: with its numbers, without them, or by its last words.
+
+    That of a list, for what is numbered in it. What kind of convolution it is says nothing: `qkv_dwconv`.
+    """
+    name = next((component for component in reversed(path) if not component.isdigit()), "")
+    every = cut(name)
     words = tuple(word for word in every if not word.isdigit())
+    if len(words) > 1 and words[-1] in _CONVOLUTIONS:
+        words = words[:-1]
     return next((phrases[one] for one in (every, words, words[-2:], words[-1:]) if one in phrases), None)
 
 

@@ -331,7 +331,7 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
             if len(members) > 1:
                 ordered = tuple(members[k] for k in sorted(members, key=int if place else None))
                 if known is not _letter or _counts(members, ordered):
-                    found.append(_Family(ordered, stem, place))
+                    found.append(_Family(ordered, stem, place and _in_a_row([int(k) for k in members])))
     for kinds in table().together:
         labelled = {part: p for p in pieces if (part := kinds.label(cut(p.path[-1]))) is not None}
         if len(labelled) > 1:
@@ -347,6 +347,11 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
         if len(group) > 1:
             found.append(_Family(tuple(group), (), numbered=False))
     return found
+
+
+def _in_a_row(numbers: Sequence[int]) -> bool:
+    """Whether numbers count something: `w1` and `w3`, where another `w2` is, do not say which comes first in one."""
+    return max(numbers) - min(numbers) == len(numbers) - 1
 
 
 def _number(words: _Path) -> tuple[str, _Path] | None:

@@ -55,6 +55,8 @@ class Matcher:
 
     def __init__(self, source: Canon, target: Canon) -> None:
         sources, targets = units_of(source), units_of(target)
+        for one, other in ((sources, targets), (targets, sources)):
+            _as_plain(one, other)
         self._constants = _constants(targets, sources, source)
         held = {id(u) for u in self._constants}
         targets = [u for u in targets if id(u) not in held]
@@ -273,6 +275,15 @@ def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[
     wanted = Counter((u.colour, kind_of(u.main.entry)) for u in targets if id(u) not in held)
     there = Counter((u.colour, kind_of(u.main.entry)) for u in sources)
     return [u for u in buffers if there[(u.colour, kind_of(u.main.entry))] <= wanted[(u.colour, kind_of(u.main.entry))]]
+
+
+def _as_plain(units: list[Unit], others: list[Unit]) -> None:
+    """See biases that stand alone as any parameter, where the other side has none alone and more parameters."""
+    theirs, own = (Counter(u.colour for u in side) for side in (others, units))
+    for unit in units:
+        shape, family = unit.colour
+        if family == "bias" and not theirs[unit.colour] and theirs[shape, ""] > own[shape, ""]:
+            unit.colour = shape, ""
 
 
 def _in_block(unit: Unit) -> tuple[str, ...]:

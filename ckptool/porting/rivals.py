@@ -21,7 +21,7 @@ from .match import Matching
 from .sequences import Sequences
 from .series import series_of
 from .units import OfOrder, Unit, hard_conflict, series, similarity, template
-from .words import label, numbers, shared, table, telling_words
+from .words import label, numbers, shared, table, telling_words, words_of
 
 Pair = tuple[Unit, Unit]
 _Place = Callable[[Unit], float | None]
@@ -77,8 +77,9 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
             if reason and not _fits_only_so(one, other, contents) and not _in_company(one, other, anchors, least=2):
                 _doubt_both(one, other, reason)
             elif not reason and _by_names(one, other) != "sure" and _in_company(*_crossed(one, other), anchors):
-                _doubt_both(one, other, "what stands beside it speaks for the swap with {}")
+                _doubt_both(one, other, _COMPANY)
     apart = [(one, other, _AGAINST) for one, other in _of_other_blocks(matching.pairs)]
+    apart += _in_other_company(matching.pairs, blocks)
     apart += _in_other_branches(matching.pairs, orders, overall, branches)
     # who is in question vouches for nobody
     open_to = {id(unit) for one, other, _ in apart for unit in (one[0], other[0])}
@@ -94,6 +95,7 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
     for one, other in _strays(matching.pairs):
         _doubt_both(one, other, "what is around it comes from where {} is")
     _spread(matching.pairs)
+    _in_both_directions(matching.pairs)
     _left_over(matching)
 
 
@@ -241,6 +243,17 @@ def _spread(pairs: list[Pair]) -> None:
             for unit, doubt in zip(units, doubts, strict=True):
                 if doubt is None and "name" not in unit.evidence:
                     unit.doubts.append(found)
+
+
+def _in_both_directions(pairs: list[Pair]) -> None:
+    """What is in doubt about one direction of a recurrent layer is about the other."""
+    found = {t.path: t for t, _ in pairs if "weight_ih" in t.pieces}
+    for path, t in found.items():
+        other = found.get(path[:-1]) if path[-1:] == ("reverse",) else None
+        if other is not None and bool(t.doubts) != bool(other.doubts):
+            doubted, sure = (t, other) if t.doubts else (other, t)
+            if "name" not in sure.evidence:
+                sure.doubts += doubted.doubts
 
 
 class _Certain:
@@ -448,7 +461,7 @@ def _counted_alike(one: Unit, other: Unit) -> bool:
     if bool(one.backwards) != bool(other.backwards):
         return False
     if ("running_var" in one.pieces) != ("running_var" in other.pieces):
-        return _numbers(one.path) == _numbers(other.path) != ()
+        return _numbers(one.path) == _numbers(other.path) and _numbers(one.path[-1:]) != ()
     places = [[component for component in unit.path if component.isdigit()] for unit in (one, other)]
     return places[0] == places[1] != []
 
@@ -535,10 +548,7 @@ def _left_over(matching: Matching) -> None:
 
 def _of_other_blocks(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
     """Look-alikes of different blocks, as far as more than their numbers differs: a few of every kind."""
-    kinds: dict[object, dict[object, list[Pair]]] = defaultdict(lambda: defaultdict(list))
-    for pair in pairs:
-        kinds[pair[0].colour][(series(pair[0]), series(pair[1]))].append(pair)
-    for alike in kinds.values():
+    for alike in _kinds(pairs).values():
         for one, other in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
             if (
                 _block(one[0][0].path) != _block(other[0][0].path)
@@ -548,6 +558,33 @@ def _of_other_blocks(pairs: list[Pair]) -> Iterable[tuple[Pair, Pair]]:
                 yield from ((one[0], pair) for pair in other)
 
 
+def _in_other_company(pairs: list[Pair], blocks: dict[tuple[str, ...], list[Pair]]) -> Iterable[tuple[Pair, Pair, str]]:
+    """Look-alikes of different blocks of which each would stand with those of its block if they were swapped."""
+    for alike in _kinds(pairs).values():
+        for ones, others in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
+            one = ones[0]
+            other = next((pair for pair in others if _block(pair[0].path) != _block(one[0].path)), None)
+            if other is None or () in (_block(one[0].path), _block(other[0].path)) or _by_names(one, other) == "sure":
+                continue
+            around = [
+                pair
+                for pair in (*blocks[_block(one[0].path)], *blocks[_block(other[0].path)])
+                if pair[0].colour != one[0].colour and not pair[0].doubts
+            ][:_MOST_EXCHANGED]
+            if _in_company(*_crossed(one, other), around, least=2) and not _in_company(one, other, around):
+                yield from ((pair, other, _COMPANY) for pair in ones)
+                yield from ((one, pair, _COMPANY) for pair in others)
+
+
+def _kinds(pairs: list[Pair]) -> dict[object, dict[object, list[Pair]]]:
+    """Look-alikes, by the lists that they are in on the two sides."""
+    kinds: dict[object, dict[object, list[Pair]]] = defaultdict(lambda: defaultdict(list))
+    for pair in pairs:
+        kinds[pair[0].colour][(series(pair[0]), series(pair[1]))].append(pair)
+    return kinds
+
+
+_COMPANY = "what stands beside it speaks for the swap with {}"
 _AGAINST = "the names speak for the swap with {}"
 _BESIDE = "it runs beside {}, and nothing but the order in which they are registered tells which is which"
 
@@ -754,7 +791,24 @@ def _by_names(one: Pair, other: Pair, *, soft: bool = True) -> str:
             return "against"
     if not soft:
         return "nothing"
+    if said == 0:
+        said = _counted_out(t, s) + _counted_out(t2, s2) - _counted_out(t, s2) - _counted_out(t2, s)
     return "for" if said > 0 else "against" if said < 0 else "nothing"
+
+
+def _counted_out(t: Unit, s: Unit) -> bool:
+    """Whether one name says in a word which of its kind it is, and the other has that number: `second_bn` and `bn2`."""
+    (own, spelt), (theirs, spelt_there) = _which(t), _which(s)
+    return own is not None and own == theirs and (spelt or spelt_there)
+
+
+def _which(unit: Unit) -> tuple[int | None, bool]:
+    """Which of its kind a unit is by the last of its names, counted from one, and whether a word says so."""
+    name = unit.words[-len(words_of(unit.path[-1:])) :]
+    said = next((word for word in reversed(name) if word.isdigit() or word in table().ordinals), None)
+    if said is None:
+        return None, False
+    return (int(said), False) if said.isdigit() else (table().ordinals[said], True)
 
 
 def _agreed(t: Unit, s: Unit) -> int:

@@ -63,7 +63,11 @@ def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
     for fused, apart in ((own, theirs), (theirs, own)):
         for piece in fused:
             same = [p for p in apart if p.shape[0] == piece.shape[0] and fused_kind(p) is None]
-            if _fused_ways(piece, {p.shape[1:] for p in same}) and all(p.shape != piece.shape for p in apart):
+            if (
+                fused_kind(piece)
+                and _fused_ways(piece, {p.shape[1:] for p in same})
+                and all(p.shape != piece.shape for p in apart)
+            ):
                 found.setdefault(piece.shape[0], set())
     for piece in other.pieces.values():
         stacked = (len(piece.shape) == 3 and piece.role == "weight") or (len(piece.shape) == 2 and piece.role == "bias")
@@ -166,11 +170,14 @@ def _fits_inside(piece: Piece, inside: set[Shape]) -> bool:
 
 
 def _fused_ways(piece: Piece, inside: set[Shape]) -> list[bool]:
-    """Whether a stack of fused matrices has to be turned for its parts to fit a list: the ways that do."""
+    """Whether a stack of fused matrices has to be turned for its parts to fit a list: the ways that do.
+
+    What no name says to be several may be two where it does not fit as a whole.
+    """
     kind, shape = fused_kind(piece), piece.shape[1:]
-    if kind is None or piece.role != "weight":
+    if piece.role != "weight" or (kind is None and {shape, shape[::-1]} & inside):
         return []
-    n = len(kind.parts)
+    n = 2 if kind is None else len(kind.parts)
     ways = [(False, shape), (True, shape[::-1])] if len(shape) == 2 else [(False, shape)]
     return [turned for turned, (rows, *rest) in ways if rows % n == 0 and (rows // n, *rest) in inside]
 

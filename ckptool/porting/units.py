@@ -44,7 +44,7 @@ class Unit:
 
     path: tuple[str, ...]
     pieces: dict[str, Piece]
-    colour: Hashable
+    colour: tuple[Shape, str]
     order: float
     used: float | None
     words: tuple[str, ...]
@@ -87,7 +87,7 @@ def units_of(canon: Canon) -> list[Unit]:
     for path, pieces in grouped.items():
         used = [p.used for p in pieces.values() if p.used is not None]
         words = max((p.words for p in pieces.values()), key=len)
-        unit = Unit(path, pieces, None, min(p.order for p in pieces.values()), min(used, default=None), words)
+        unit = Unit(path, pieces, ((), ""), min(p.order for p in pieces.values()), min(used, default=None), words)
         unit.colour = _colour(unit)
         found.append(unit)
     for turn, unit in enumerate(sorted((u for u in found if u.used is not None), key=lambda u: u.used or 0.0)):

@@ -127,6 +127,24 @@ def test_a_bias_in_a_module_of_its_own_goes_to_the_layer_beside_it_whatever_dime
         np.testing.assert_array_equal(made[f"{own}.style.weight"].values, source[f"{name}.kernel.style.weight"])
 
 
+def test_biases_in_a_list_called_b_are_those_of_the_layers_in_the_list_beside_it() -> None:
+    source = {f"cross.w.{n}.weight": (1, 9) for n in range(3)} | {f"cross.b.{n}": (9,) for n in range(3)}
+    target = {f"levels.{n}.{leaf}": shape for n in range(3) for leaf, shape in (("bias", (9,)), ("mix.weight", (1, 9)))}
+    mapping = port(signature(source), wanted(target))
+    for n in range(3):
+        assert pairing(mapping)[f"levels.{n}.bias"] == f"cross.b.{n}"
+        assert pairing(mapping)[f"levels.{n}.mix.weight"] == f"cross.w.{n}.weight"
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (5,)])
+def test_a_bias_that_stands_alone_may_be_a_parameter_that_no_name_calls_a_bias(shape: tuple[int, ...]) -> None:
+    source = {"policy.0.weight": (7, 6), "policy.0.bias": (7,), "policy.1.weight": (5, 7), "policy.1.bias": (5,)}
+    source["spread._bias"] = shape
+    target = {"mean.0.weight": (7, 6), "mean.0.bias": (7,), "mean.1.weight": (5, 7), "mean.1.bias": (5,)}
+    mapping = port(signature(source), wanted(target | {"log_std": (1, 5)}))
+    assert "spread._bias" in pairing(mapping)["log_std"]
+
+
 # -- a list of layers in several tensors
 
 

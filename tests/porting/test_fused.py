@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sides import found, lazy_tensor, signature, wanted, worked_out
+from sides import found, lazy_tensor, pairing, signature, wanted, worked_out
 
 from ckptool.porting.expression import lazy
 from ckptool.porting.port import port
@@ -138,6 +138,25 @@ def test_queries_and_fused_keys_and_values_come_out_of_one_projection() -> None:
         whole = source[f"layers.{n}.attn.query_key_value.weight"]
         np.testing.assert_array_equal(made[f"blocks.{n}.attn.to_q.weight"].values, whole[:WIDTH])
         np.testing.assert_array_equal(made[f"blocks.{n}.attn.to_kv.weight"].values, whole[WIDTH:])
+
+
+def test_a_convolution_over_what_was_fused_is_fused_and_one_in_a_part_is_its_part() -> None:
+    source = {
+        f"layers.{n}.attn.{leaf}.weight": shape
+        for n in range(2)
+        for leaf, shape in (("qkv", (24, 8, 1, 1)), ("qkv_dwconv", (24, 1, 3, 3)), ("out", (8, 8, 3, 3)))
+    }
+    target: dict[str, tuple[int, ...]] = {}
+    for n in range(2):
+        for part in ("to_q", "to_k", "to_v"):
+            target |= {f"blocks.{n}.{part}.0.weight": (8, 8, 1, 1), f"blocks.{n}.{part}.1.weight": (8, 1, 3, 3)}
+        target[f"blocks.{n}.project.weight"] = (8, 8, 3, 3)
+    mapping = port(signature(source), wanted(target, used=target))
+    for n in range(2):
+        for place, part in enumerate(("to_q", "to_k", "to_v")):
+            rows = f"weight, 0, {8 * place}, {8 * place + 8})"
+            assert pairing(mapping)[f"blocks.{n}.{part}.0.weight"] == f"slice(layers.{n}.attn.qkv.{rows}"
+            assert pairing(mapping)[f"blocks.{n}.{part}.1.weight"] == f"slice(layers.{n}.attn.qkv_dwconv.{rows}"
 
 
 def test_halves_of_a_gated_layer_are_guesses_where_the_name_says_no_order() -> None:

@@ -153,6 +153,17 @@ def test_the_first_divergence_is_named() -> None:
     assert mapping.proof is not None
     assert not mapping.proof["equal"]
     assert mapping.proof["first_divergence"] == "three"
+    told = mapping.proof["layers"]
+    assert [(row["layer"], row["source"], row["first"]) for row in told] == [
+        ("one", "one", False),
+        ("two", "two", False),
+        ("three", "three", True),
+    ]
+    assert max(row["difference"] for row in told[:2]) < 1e-5 < 1e-2 < told[2]["difference"]
+    lines = str(mapping).splitlines()
+    table = next(n for n, line in enumerate(lines) if line.split()[:1] == ["layer"])
+    assert [line.split()[:2] for line in lines[table + 1 :]] == [["one", "one"], ["two", "two"], [">", "three"]]
+    assert lines[-1].endswith("here first")
 
 
 def test_what_the_outputs_do_not_feel_stays_a_guess() -> None:

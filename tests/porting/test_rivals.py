@@ -197,3 +197,64 @@ def test_what_comes_after_attention_is_no_part_of_it(name: str) -> None:
     for n in range(2):
         assert pairing(mapping)[f"blocks.{n}.{name}.weight"] == f"layers.{n}.mlp.rows.norm.weight"
         assert pairing(mapping)[f"blocks.{n}.norm.weight"] == f"layers.{n}.attention.rows.norm.weight"
+
+
+def test_of_a_row_of_layers_none_is_the_first_or_the_second_of_a_gate() -> None:
+    rows = {f"style.fc{n}.weight": (6, 6) for n in range(4)} | {"out.weight": (5, 6)}
+    source = dict(zip(("style.fc0", "style.one", "style.down", "style.fc3", "out"), rows.values(), strict=True))
+    mapping = port(signature({f"{key}.weight": shape for key, shape in source.items()}), wanted(rows, used=rows))
+    wrong = {"style.fc1.weight": "style.down.weight", "style.fc2.weight": "style.one.weight"}
+    assert not wrong.items() & {key: pairing(mapping)[key] for key in wrong}.items()
+
+
+def test_a_part_that_is_counted_with_another_block_is_a_guess() -> None:
+    source: dict[str, tuple[int, ...]] = {}
+    target: dict[str, tuple[int, ...]] = {}
+    for kind in ("own_mixers", "other_mixers"):
+        for n in (3, 5):
+            source |= {f"stack.{kind}.{n}.{leaf}.weight": (8, 8) for leaf in ("wq", "wk", "wv", "wo")}
+    for kind, shape in (("wide", (16, 8)), ("narrow", (8, 16)), ("norms", (8,))):
+        source |= {f"stack.{kind}.{n}.weight": shape for n in (3, 5)}
+    for n in range(2):
+        target |= {f"layers.{n}.{part}.{x}_proj.weight": (8, 8) for part in ("attn_a", "attn_b") for x in "kvqo"}
+        target |= {f"layers.{n}.fc1.weight": (16, 8), f"layers.{n}.fc2.weight": (8, 16), f"layers.{n}.ln.weight": (8,)}
+    mapping = port(signature(source), wanted(target, used=target))
+    numbers = {"0": "3", "1": "5"}
+    for entry in mapping.having("mapped"):
+        assert str(entry.expr).split(".")[2] == numbers[entry.target.split(".")[1]], entry
+
+
+@pytest.mark.parametrize("words", [("norm_a", "second_norm"), ("first_norm", "norm_b")])
+def test_a_name_may_say_in_a_word_which_of_its_kind_it_is(words: tuple[str, str]) -> None:
+    convolutions = {"begin": (6, 6, 1, 1), "middle": (6, 2, 3, 3)}
+    source = {f"blocks.1.{name}.weight": shape for name, shape in sorted(convolutions.items())}
+    leaves = ("bias", "running_mean", "running_var", "weight")
+    source |= {f"blocks.1.{name}.{leaf}": (6,) for name in words for leaf in leaves}
+    used = {
+        f"stage.0.{name}.{leaf}": shape
+        for n, conv in enumerate(convolutions.values(), 1)
+        for name, leaf, shape in [(f"conv{n}", "weight", conv), *((f"bn{n}", leaf, (6,)) for leaf in leaves)]
+    }
+    mapping = port(signature(dict(sorted(source.items())), ordered=False), wanted(used, used=used))
+    for n, name in enumerate(words, 1):
+        assert pairing(mapping)[f"stage.0.bn{n}.weight"] == f"blocks.1.{name}.weight"
+
+
+def test_what_is_in_doubt_about_one_direction_of_a_recurrent_layer_is_about_the_other() -> None:
+    source: dict[str, tuple[int, ...]] = {"net.top.weight": (5, 8)}
+    target: dict[str, tuple[int, ...]] = {"stem.weight": (6, 3)}
+    for n, width in ((1, 6), (2, 8), (3, 8)):
+        gru = {"weight_ih": (12, width), "weight_hh": (12, 4), "bias_ih": (12,), "bias_hh": (12,)}
+        leaves = {f"{kind}_l0{way}": shape for way in ("", "_reverse") for kind, shape in gru.items()}
+        target |= {f"level{n}.norm.{leaf}": (8,) for leaf in ("weight", "bias") if n > 1}
+        target |= {f"level{n}.gru.{leaf}": shape for leaf, shape in leaves.items()}
+    names = {"level1": "reed", "level2": "birch", "level3": "alder", "gru": "umber", "norm": "zinc"}
+    for level in ("level3", "level2", "level1"):
+        for part in ("gru", "norm"):
+            inside = {key: shape for key, shape in target.items() if key.startswith(f"{level}.{part}")}
+            source |= {f"net.{names[level]}.{names[part]}.{k.split('.')[2]}": shape for k, shape in inside.items()}
+    source["net.foot.weight"] = target["stem.weight"]
+    target["head.weight"] = source["net.top.weight"]
+    mapping = port(signature(source), wanted(target, used=target))
+    for n in (2, 3):
+        assert {e.status for e in mapping.entries if e.target.startswith(f"level{n}.gru")} == {"guessed"}

@@ -154,6 +154,25 @@ def test_experts_go_from_any_layout_into_any_other(own: str, theirs: str, biases
         assert made[key].status == ("guessed" if turns else "mapped"), key
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_halves_of_stacked_experts_whose_name_says_nothing_are_guesses(backwards: bool) -> None:
+    rng = np.random.default_rng(0)
+    have, want = {}, {}
+    for layer in range(2):
+        both, down = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 16, 6), (3, 6, 8)))
+        have |= {f"layers.{layer}.moe.rows_in.weight": both, f"layers.{layer}.moe.rows_out.weight": down}
+        have[f"layers.{layer}.moe.route.weight"] = route = rng.standard_normal((3, 6)).astype(np.float32)
+        want[f"layers.{layer}.moe.gate.weight"] = route
+        for n in range(3):
+            head = f"layers.{layer}.moe.experts.{n}"
+            want |= {f"{head}.w1.weight": both[n, :8], f"{head}.w2.weight": down[n], f"{head}.w3.weight": both[n, 8:]}
+    source, target = (want, have) if backwards else (have, want)
+    made = worked_out(source, {key: value.shape for key, value in target.items()})
+    for key, value in target.items():
+        np.testing.assert_array_equal(made[key].values, value, err_msg=key)
+        assert made[key].status == ("guessed" if any(part in key for part in ("w1", "w3", "rows_in")) else "mapped")
+
+
 @given(ranks=st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=3), width=st.sampled_from([3, 5]))
 def test_kernels_with_their_channels_last_are_turned_with_those_whose_sizes_tell(ranks: list[int], width: int) -> None:
     rng = np.random.default_rng(0)

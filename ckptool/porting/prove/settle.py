@@ -13,6 +13,7 @@ from ...keys import collapse
 from ..mapping import Entry, Mapping
 from .flow import Flow
 from .influence import carried_along, felt, unfelt_keys, unseen
+from .layers import layers
 from .search import search
 from .trial import Trial
 from .verdict import Verdict, apart, judge, shown_by
@@ -67,6 +68,8 @@ def settle(
         text += f"; they do not depend on {_unfelt_text(unfelt)}"
     divergence = None if verdict.equal else first_divergence(verdict)
     proof = _proof(verdict.equal, text, divergence, trial.runs) | {"changes": list(changed), "unfelt": unfelt}
+    if not verdict.equal and seen is not None and expected.uses:
+        proof["layers"] = layers(expected, seen, entries, verdict)
     return replace(mapping, proof=proof).with_entries([entries[e.target] for e in mapping.entries])
 
 

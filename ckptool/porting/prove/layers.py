@@ -1,0 +1,71 @@
+"""Where two models part, layer by layer: what comes out of each use of weights, held against the source's code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingOf
+from typing import Any
+
+import torch
+
+from ..mapping import Entry
+from .flow import Flow, Use
+from .verdict import Verdict
+
+#: Layers that are told of, around the first that differs.
+_MOST = 2000
+
+
+def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: Verdict) -> list[dict[str, Any]]:
+    """Each use of weights in the order of execution, and how far what comes out is from what the source's code gives.
+
+    Returns:
+        {"layer", "source", "difference", "first"} for each: modules of the model and of the source's code (None where
+        no use there takes these weights), the largest difference of a channel's mean, spread or extremes relative to
+        the largest spread (0 where all of its channels are somewhere in the source, None where nothing can be
+        compared), and whether this is where the models part.
+    """
+    front = {use.index for use in verdict.front}
+    told: dict[Any, int] = {}
+    out: list[dict[str, Any]] = []
+    for use in seen.uses[:_MOST]:
+        sources = {key for own in use.keys if own in entries for key in entries[own].sources}
+        turn = told[use.told] = told.get(use.told, -1) + 1
+        other = _counterpart(sources, expected, turn)
+        found: dict[str, Any] = {
+            "layer": _module(use),
+            "source": None if other is None else _module(other),
+            "difference": _apart(use.given, None if other is None else other.given, expected),
+            "first": use.index in front,
+        }
+        last = out[-1] if out else None
+        if last is not None and (last["layer"], last["source"]) == (found["layer"], found["source"]):
+            both = [n for n in (last["difference"], found["difference"]) if n is not None]
+            last |= {"difference": max(both, default=None), "first": last["first"] or found["first"]}
+        else:
+            out.append(found)
+    return out
+
+
+def _module(use: Use) -> str:
+    key = use.keys[0]
+    return key.rpartition(".")[0] or key
+
+
+def _counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
+    """The use of the same weights in the source's code; of several the one whose turn it is."""
+    shared = [(len(sources & set(use.keys)), use) for use in expected.uses]
+    most = max((n for n, _ in shared), default=0)
+    fitting = [use for n, use in shared if n == most] if most else []
+    return fitting[min(turn, len(fitting) - 1)] if fitting else None
+
+
+def _apart(own: torch.Tensor, other: torch.Tensor | None, expected: Flow) -> float | None:
+    if other is None or other.shape != own.shape:
+        return 0.0 if expected.known.holds(own) else None
+    largest = float(other[:, 0].max()) if len(other) else 0.0
+    in_place = float((own - other).abs().max()) if len(own) else 0.0
+    in_any_order = float((own.sort(0).values - other.sort(0).values).abs().max()) if len(own) else 0.0
+    return min(in_place, in_any_order) / (largest or 1.0)
+
+
+__all__ = ["layers"]
