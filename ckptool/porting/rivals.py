@@ -207,6 +207,16 @@ def _settle(
             for other in group
         ):
             one[0].doubts = [d for d in one[0].doubts if not _is_of_order(d)]
+    for one in matching.pairs:
+        group = alike[one[0].colour]
+        open_ = others[one[0].colour] or len(group) > _MOST_EXCHANGED
+        if open_ or not any(doubt.startswith(_OF_PARTS) for doubt in one[0].doubts):
+            continue
+        if all(
+            other is one or _fits_only_so(one, other, contents) or _swap(one, other, orders, overall, branches) is None
+            for other in group
+        ):
+            one[0].doubts = [d for d in one[0].doubts if not d.startswith(_OF_PARTS)]
 
 
 def _excluded(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float], branches: Branches) -> bool:
@@ -278,6 +288,7 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
     for group in groups.values():
         if len(group) > _MOST_EXCHANGED:
             continue
+        exchanged: list[tuple[int, int]] = []
         for _ in range(len(group)):
             better = [
                 (better, i, j)
@@ -293,8 +304,12 @@ def _rearrange(matching: Matching, orders: list[_Order], overall: dict[str, floa
             matching.pairs[i], matching.pairs[j] = (t, s2), (t2, s)
             for unit in (t, t2):
                 unit.evidence = ["exchanged, for all that speaks for it"]
-            if _by_names(matching.pairs[i], matching.pairs[j]) != "sure":
-                _doubt_both(matching.pairs[i], matching.pairs[j], "all but the numbers spoke for the swap with {}")
+            exchanged.append((i, j))
+        for i, j in exchanged:
+            one, other = matching.pairs[i], matching.pairs[j]
+            within = all(_block(one[side].path) == _block(other[side].path) for side in (0, 1))
+            if _by_names(one, other) != "sure" and not (within and _swap(one, other, orders, overall) is None):
+                _doubt_both(one, other, "all but the numbers spoke for the swap with {}")
 
 
 def _in_question(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float]) -> bool:
@@ -422,7 +437,9 @@ def _in_company(one: Pair, other: Pair, anchors: Iterable[Pair], least: int = 1)
         for_us = sum(vote > 0 for vote in votes)
         with_us += for_us
         against += sum(vote < 0 for vote in votes)
-        vouching += 2 if here[0] * there[0] > 0 else for_us > 0
+        # what is used next to it, as what works on what it gives, is what it is called after
+        called = here[4] * there[1] > 0 and not beside(one[0], t)
+        vouching += 2 if here[0] * there[0] > 0 or called else for_us > 0
     return with_us > 2 * against and vouching >= least
 
 
@@ -447,6 +464,13 @@ def _counted_alike(one: Unit, other: Unit) -> bool:
         return _numbers(one.path) == _numbers(other.path) and _numbers(one.path[-1:]) != ()
     places = [[component for component in unit.path if component.isdigit()] for unit in (one, other)]
     return places[0] == places[1] != []
+
+
+def _in_equal_places(one: Pair, other: Pair) -> bool:
+    """Whether both pairs have the same place in lists on their two sides, and would not if they were swapped."""
+    places = [[[c for c in unit.path if c.isdigit()] for unit in pair] for pair in (one, other)]
+    same = all(t == s for t, s in places) and not any(unit.backwards for unit in (one[0], other[0]))
+    return same and places[0] != places[1]
 
 
 _numbers = cache(numbers)
@@ -633,6 +657,8 @@ def _swap(
     behind = [name for name, vote in believed.items() if vote > 0]
     if named == "for":
         against = [name for name, vote in votes.items() if vote < 0 and belief[name] > 0.5]
+        if _in_equal_places(one, other):
+            return None
         return f"the {against[0]} speaks for the swap with {{}}" if against and not behind else None
     if _convention(one[0], other[0], one[1], other[1]):
         return "which of the two is which is a convention of the code: {}"
