@@ -17,11 +17,14 @@ def components(key: str) -> tuple[str, ...]:
     """The components of a key, whatever stands between them.
 
     Frameworks that name variables by scopes have "/" there and the number of an output at the end, say the name of a
-    layer twice, and count layers in their names: `block/layer_0/dense/dense/kernel:0`.
+    layer twice, and count layers in their names: `block/layer_0/dense/dense/kernel:0`. Others give whole modules such
+    names, and "." stands before the leaf: `block//norm.scale`.
     """
     if "/" not in key:
         return tuple(key.split("."))
-    *path, leaf = _SLOT.sub("", key).split("/")
+    *path, leaf = (component for component in _SLOT.sub("", key).split("/") if component)
+    module, _, leaf = leaf.rpartition(".")
+    path += [module] if module else []
     found: list[str] = []
     for place, component in enumerate(path):
         if place and component == path[place - 1]:

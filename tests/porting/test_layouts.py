@@ -158,6 +158,16 @@ def test_a_stack_of_square_matrices_alone_is_in_doubt() -> None:
     assert str(entry.rivals[0]) == "select(transpose(all.0.weight), 0, 2)"
 
 
+def test_a_leaf_behind_a_module_that_is_named_by_scopes_is_read_as_one() -> None:
+    source = {f"stack/{part}//norm.{leaf}": (8,) for part in ("row", "column") for leaf in ("offset", "scale")}
+    shapes = {f"{part}.norm.{leaf}": (8,) for part in ("row", "column") for leaf in ("weight", "bias")}
+    assert pairing(port(signature(source), wanted(shapes))) == {
+        f"{part}.norm.{own}": f"stack/{part}//norm.{leaf}"
+        for part in ("row", "column")
+        for own, leaf in (("weight", "scale"), ("bias", "offset"))
+    }
+
+
 def test_names_with_slashes_and_slots_are_read_as_paths() -> None:
     rng = np.random.default_rng(0)
     source = {
