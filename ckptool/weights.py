@@ -96,7 +96,8 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
 
     The root, if it is one. Else those in dicts and lists below it, leaving out training state (optimizers, schedulers,
     random number generators). If some stand under a usual envelope key, only those, and what stands beside the name of
-    a part (`target_encoder` beside `encoder`). Without any, those that can be recovered from whole pickled models.
+    a part: `target_encoder` beside `encoder`, and `token_embedder` beside an `encoder` that has a dict for each module.
+    Without any, those that can be recovered from whole pickled models.
     """
     from .checkpoint import StateDict, recovered
 
@@ -118,9 +119,18 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
             below = node.entries
         elif isinstance(node, List) or type(node) is tuple:
             below = list(enumerate(node.items if isinstance(node, List) else node))
-        of_parts = any(key in PARTS and is_state_dict(value) for key, value in below if isinstance(key, str))
+        parts = [value for key, value in below if isinstance(key, str) and key in PARTS]
+        of_parts = any(map(is_state_dict, parts))
+        of_modules = any(map(_holds_modules, parts))
         inner = [
-            ((trail, key), value, usual or key in ENVELOPES or (of_parts and _names_layers(value)))
+            (
+                (trail, key),
+                value,
+                usual
+                or key in ENVELOPES
+                or (of_parts and _names_layers(value))
+                or (of_modules and (is_state_dict(value) or _holds_modules(value))),
+            )
             for key, value in below
             if isinstance(key, str | int) and not is_training_state(key) and _holds_others(value)
         ]
@@ -133,6 +143,24 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
 def _names_layers(node: Any) -> bool:
     """Whether it is the state dict of more than one layer."""
     return is_state_dict(node) and any("." in key for key, _ in node.entries)
+
+
+def _holds_modules(node: Any) -> bool:
+    """Whether it is a dict of dicts, down to one for each module with its tensors, as frameworks of functions make."""
+    if not is_mapping(node) or is_state_dict(node):
+        return False
+    pending: list[Any] = [node]
+    seen: set[int] = set()
+    while pending:
+        one = pending.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if not is_mapping(one) or not one.entries or _names_layers(one):
+            return False
+        if not is_state_dict(one):
+            pending.extend(value for _, value in one.entries)
+    return True
 
 
 def _holds_others(node: Any) -> bool:

@@ -246,6 +246,17 @@ def test_what_stands_beside_the_name_of_a_part_is_another_part(part):
     assert not is_training_state(part)
 
 
+def test_beside_a_part_with_a_dict_for_each_module_all_modules_count():
+    """A tree of flax: one model, of which only some parts have a usual name."""
+    layer = {"kernel": T}
+    tree = {"token_embedder": dict(layer), "encoder": {"layers_0": {"wi": dict(layer)}, "norm": dict(layer)}}
+    assert paths({"target": tree, "state": {"step": 3}}) == [
+        "target/token_embedder",
+        "target/encoder/layers_0/wi",
+        "target/encoder/norm",
+    ]
+
+
 @pytest.mark.parametrize("beside", ["optimizer", "rng_state", "scheduler", "optimizerD", "loops"])
 def test_training_state_is_not_searched_at_any_depth(beside):
     assert paths({beside: {"inner": {"model": weights()}}, "x": {"net": weights()}}) == ["x/net"]
