@@ -28,12 +28,10 @@ def channels_first(source: Canon, target: Canon) -> None:
     ]
     votes: Counter[_Way | None] = Counter()
     for piece in kernels:
-        ways = [
-            way for way in _WAYS if wanted[there := _laid(piece.shape, way)] and (len(there) > 3 or there in of_layers)
-        ]
+        ways = [way for way in _WAYS if wanted[_laid(piece.shape, way)]]
         if wanted[piece.shape]:
             votes[None] += not ways
-        elif len(ways) == 1:
+        elif len(ways) == 1 and (len(piece.shape) > 3 or _laid(piece.shape, ways[0]) in of_layers):
             votes[ways[0]] += 1
     best = max(_WAYS, key=lambda way: votes[way])
     if votes[best] <= 2 * (votes.total() - votes[best]):

@@ -18,6 +18,7 @@ from . import elsewhere
 from .branches import Branches, beside
 from .counting import backwards, row_of, rows
 from .match import Matching
+from .scopes import IN_ANOTHER_ORDER
 from .sequences import Sequences
 from .series import series_of
 from .units import OfOrder, Unit, hard_conflict, series, similarity, template
@@ -210,13 +211,13 @@ def _settle(
     for one in matching.pairs:
         group = alike[one[0].colour]
         open_ = others[one[0].colour] or len(group) > _MOST_EXCHANGED
-        if open_ or not any(doubt.startswith(_OF_PARTS) for doubt in one[0].doubts):
+        if open_ or IN_ANOTHER_ORDER not in one[0].doubts:
             continue
         if all(
             other is one or _fits_only_so(one, other, contents) or _swap(one, other, orders, overall, branches) is None
             for other in group
         ):
-            one[0].doubts = [d for d in one[0].doubts if not d.startswith(_OF_PARTS)]
+            one[0].doubts = [d for d in one[0].doubts if d != IN_ANOTHER_ORDER]
 
 
 def _excluded(one: Pair, other: Pair, orders: list[_Order], overall: dict[str, float], branches: Branches) -> bool:

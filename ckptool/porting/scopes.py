@@ -43,6 +43,7 @@ class Scope:
 
 
 #: Why parts of a list are a guess.
+IN_ANOTHER_ORDER = "equal parts of the model come in another order than they are registered or numbered"
 _FROM_THE_OTHER_END = "equal parts of the model are counted from the other end, as far as one of them shows"
 AGAINST_LEVELS = "equal parts are counted as they are used, and the source may count them by the levels that they take"
 
@@ -176,7 +177,7 @@ class Scopes:
             agree = True
         if not agree:
             agree = sum(not _names_speak_for(t, s, targets, sources) for t, s in zip(targets, chosen, strict=True)) <= 1
-        doubt = "" if agree else "equal parts of the model come in another order than they are registered or numbered"
+        doubt = "" if agree else IN_ANOTHER_ORDER
         if numbered is not None:
             turned, why = self._other_end(targets, sources)
             doubt = why or doubt

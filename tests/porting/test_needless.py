@@ -164,7 +164,6 @@ def inverted(conv: str, norm: str, start: int) -> Shapes:
     return found
 
 
-@pytest.mark.xfail(strict=True, reason="equal numbers in the first block mislead in the others")
 def test_norms_that_one_side_counts_from_nought_are_certain_also_where_equal_numbers_spoke_for_others() -> None:
     target, source = inverted("conv_", "bn", 1), inverted("_", "_bn", 0)
     mapping = port(signature(source), wanted(target, used=target))
