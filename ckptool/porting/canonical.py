@@ -7,7 +7,7 @@ the middle, and what is fused on both comes out as a copy.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from .. import keys as names
 from ..signature import Entry, Signature
@@ -69,7 +69,13 @@ def _named(signature: Signature, *, is_target: bool) -> Canon:
     for entry in signature.entries.values():
         if entry.tied is not None:
             aliases[entry.tied].append(entry.key)
-    roles = {entry.key: _path_and_role(entry, split[entry.key], siblings) for entry in entries}
+    around = _around_layers(entries, split)
+    roles = {
+        entry.key: (split[entry.key], "weight")
+        if split[entry.key][-1] in _FACTORS and split[entry.key][:-1] in around
+        else _path_and_role(entry, split[entry.key], siblings)
+        for entry in entries
+    }
     flat = divided({path for path, _ in roles.values()})
     for order, entry in enumerate(entries):
         path, role = roles[entry.key]
@@ -88,6 +94,16 @@ def _named(signature: Signature, *, is_target: bool) -> Canon:
     return canon
 
 
+def _around_layers(entries: Sequence[Entry], split: Mapping[str, tuple[str, ...]]) -> set[tuple[str, ...]]:
+    """The modules that hold others with matrices: gamma and beta there are no scale and shift of a norm."""
+    found: set[tuple[str, ...]] = set()
+    for entry in entries:
+        module = split[entry.key][:-1]
+        if len(squeezed(entry.shape)) > 1:
+            found.update(module[:at] for at in range(1, len(module)))
+    return found
+
+
 def _path_and_role(
     entry: Entry, split: tuple[str, ...], siblings: Mapping[tuple[str, ...], set[str]]
 ) -> tuple[tuple[str, ...], str]:
@@ -99,6 +115,8 @@ def _path_and_role(
     return path, role
 
 
+#: Scale and shift of a norm, or what a block multiplies with, where it holds other layers.
+_FACTORS = frozenset({"gamma", "beta"})
 #: What code that drops out weights calls those that it learns, beside the copy that was left by its last pass.
 _RAW = "_raw"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 from ..signature import Signature
@@ -34,6 +35,7 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
     wanted: dict[Shape, int] = defaultdict(int)
     for entry in target.entries.values():
         wanted[entry.shape] += 1
+    there = sum(entry.numel for entry in target.entries.values() if entry.tied is None)
     have: dict[Shape, int] = defaultdict(int)
     for entry in source.entries.values():
         have[entry.shape] += 1
@@ -47,6 +49,8 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
         big = [shape for _, shape in inner if len(shape) >= 2]
         if not big or any(wanted[shape] >= have[shape] for shape in big):
             continue
+        if not any(wanted[shape] for shape in big) and len(prefixes) * sum(map(prod, dict(inner).values())) <= there:
+            continue  # the target holds in another form as much as all of them
         if len({_role_word(p[-1]) for p in prefixes}) > 1 and _target_names_one(prefixes, target):
             continue
         sides = {_side(p[-1]) for p in prefixes}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -12,15 +12,15 @@ from . import expression as ex
 from .expression import Expr, Shape
 from .layouts import matrices_wanted
 from .pieces import Canon, Piece, squeezed
-from .stacked import numbered_lists
+from .stacked import fits_inside, numbered_lists
 from .words import label, table
 
 
 def flat_heads(one: Canon, other: Canon) -> None:
     """See projections of all heads ([heads, in, width], [in, heads, width] …) as the matrix that the other side has.
 
-    Which dimensions are inputs is in the equation by which the model multiplies, in the sizes of the bias, or in what
-    the name says and the other side wants.
+    Which dimensions are inputs is in the equation by which the model multiplies, in the sizes of the bias or of others
+    beside it, or in what the name says and the other side wants.
     """
     deep = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) == 3 and 1 not in p.shape]
     if not deep:
@@ -28,12 +28,12 @@ def flat_heads(one: Canon, other: Canon) -> None:
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     lists = numbered_lists(other)
     wanted = matrices_wanted(other)
+    beside = _widths_beside(one, deep)
     for piece in deep:
-        inside = lists.get(piece.shape[0], set())
-        if theirs[piece.shape] or piece.shape[1:] in inside or piece.shape[:0:-1] in inside:
+        if theirs[piece.shape] or fits_inside(piece, lists.get(piece.shape[0], set())):
             continue
         bias = one.pieces.get(".".join(piece.path) + "|bias")
-        inputs = _inputs(piece, bias, wanted)
+        inputs = _inputs(piece, bias, wanted, beside[piece.path[:-1]])
         if not inputs:
             continue
         outputs = [d for d in range(3) if d not in inputs]
@@ -48,8 +48,21 @@ def flat_heads(one: Canon, other: Canon) -> None:
             one.become(bias, [(replace(bias, shape=flat[:1]), row)], partial(ex.reshape, shape=bias.shape))
 
 
-def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape]) -> list[int]:
-    """The dimensions of a tensor that are inputs, or nothing where that is not known."""
+def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], set[Shape]]:
+    """Heads and their widths, as the biases of what gives them say, by what they are parts of."""
+    found: dict[tuple[str, ...], set[Shape]] = defaultdict(set)
+    for piece in deep:
+        bias = one.pieces.get(".".join(piece.path) + "|bias")
+        if bias is not None and bias.shape == piece.shape[1:] != piece.shape[:2]:
+            found[piece.path[:-1]].add(bias.shape)
+    return found
+
+
+def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape], beside: Collection[Shape]) -> list[int]:
+    """The dimensions of a tensor that are inputs, or nothing where that is not known.
+
+    BESIDE are the heads and their widths that others beside it give: what begins with these takes them.
+    """
     told: Sequence[str] = piece.entry.notes.get("dims", ())
     if len(told) == 3 and set(told) == {"input", "output"}:
         return [d for d, kind in enumerate(told) if kind == "input"]
@@ -57,6 +70,11 @@ def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape]) -> list[in
     said = label(group, piece.words)
     if said in ("q", "k", "v") and bias is not None and bias.shape == piece.shape[:2]:
         return [2]
+    if bias is not None and len(bias.shape) == 2 and bias.shape == piece.shape[1:] != piece.shape[:2]:
+        return [0]
+    takes = piece.shape[:2] in beside and piece.shape[1:] not in beside
+    if takes and said not in ("q", "k", "v") and wanted[piece.shape[2], prod(piece.shape[:2])]:
+        return [0, 1]
     ways: list[list[int]] = []
     if said in ("q", "k", "v"):
         ways = [[d] for d in range(3)]

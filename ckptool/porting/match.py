@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..signature import Entry
 from .branches import flows_into
@@ -35,12 +35,14 @@ class Matching:
         pairs: (target, source) units, in the order of the target.
         free_targets, free_sources: units without a partner.
         undecided: cells that nothing could split: (targets, sources).
+        new: units of the target, free ones, that stand in the place of another head.
     """
 
     pairs: list[tuple[Unit, Unit]]
     free_targets: list[Unit]
     free_sources: list[Unit]
     undecided: list[tuple[list[Unit], list[Unit]]]
+    new: list[Unit] = field(default_factory=list)
 
 
 class Matcher:
@@ -131,17 +133,23 @@ class Matcher:
             else:
                 free_t += targets
                 free_s += sources
+        new: list[Unit] = []
         for t, s in self._new_heads(pairs):
             pairs.remove((t, s))
-            free_t.append(t)
+            new.append(t)
             free_s.append(s)
+        for cell in self._heads_of_others(pairs, undecided):
+            undecided.remove(cell)
+            new += cell[0]
+            free_s += cell[1]
+        free_t += new
         whole = not free_t and not undecided
         for t, s in lone:
             if not (whole and self._in_its_place(t, s, pairs)):
                 t.doubts.append("nothing but its shape speaks for it")
         self._contradictions(pairs, whole=complete)
         pairs.sort(key=lambda pair: pair[0].order)
-        return Matching(pairs, [*free_t, *self._constants], free_s, undecided)
+        return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new)
 
     def _supported(self, t: Unit, s: Unit) -> bool:
         """The last gate: a pair that only its shape made needs a name, a scope or neighbours that agree."""
@@ -214,11 +222,20 @@ class Matcher:
             t.doubts += [d for d in self.scopes.doubts_of(t, s) if d not in t.doubts]
 
     def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
-        """Where all else has the same name on both sides, a pair of two names may be something new that merely fits."""
+        """Where all else has the same name on both sides, a pair of two names may be something new that merely fits.
+
+        Equal numbers below two prefixes (`box_head.0`, `mask_head.0`) are no equal names, where most have no prefix.
+        """
         names = self._naming.exact
-        strangers = [(t, s) for t, s in pairs if id(t) not in names or names[id(t)] != names.get(id(s))]
+        named = [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
+        renamed = [(t, s) for t, s in named if self._naming.renamed(t)]
+        counted = (
+            [] if 2 * len(renamed) >= len(named) else [p for p in renamed if not telling_words(names[id(p[0])][2])]
+        )
+        inside = {id(t) for t, _ in named} - {id(t) for t, _ in counted}
+        strangers = [(t, s) for t, s in pairs if id(t) not in inside]
         if len(strangers) > 0.2 * len(pairs):
-            return []
+            strangers = counted
         last = max((u.order for u in self.cells.sources), default=0.0)
         ends = {id(s) for _, s in strangers if s.order == last}  # the last layer is the output, whatever its name
         return [
@@ -226,7 +243,23 @@ class Matcher:
             for t, s in strangers
             if hard_conflict(t.words, s.words)
             or (similarity(t, s) <= SOME and not related(t, s))
-            or (id(s) not in ends and not shared(telling_words(t.path), telling_words(s.path)))
+            or (id(s) not in ends and not shared(_of_no_head(t), _of_no_head(s)))
+        ]
+
+    def _heads_of_others(
+        self, pairs: list[tuple[Unit, Unit]], undecided: list[tuple[list[Unit], list[Unit]]]
+    ) -> list[tuple[list[Unit], list[Unit]]]:
+        """Cells of what the model uses after all that has its name in the source, and of which there are more or fewer
+        there, with other words: what stands in the source in its place is another head."""
+        if not pairs or any(self._naming.renamed(t) for t, _ in pairs):
+            return []
+        last = max(_turn(t) for t, _ in pairs)
+        return [
+            (targets, sources)
+            for targets, sources in undecided
+            if len(targets) != len(sources)
+            and all(_turn(t) > last for t in targets)
+            and not any(shared(_of_no_head(t), _of_no_head(s)) for t in targets for s in sources)
         ]
 
     def _new_heads(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
@@ -236,9 +269,8 @@ class Matcher:
         others = [t for t, _ in pairs if id(t) not in inside]
         if any(self._naming.renamed(t) for t in others):
             strangers = [(t, s) for t, s in strangers if hard_conflict(t.words, s.words)]
-        place = {id(t): t.order if t.turn is None else t.turn for t, _ in pairs}
-        last = max((place[id(t)] for t in others), default=0)
-        return [(t, s) for t, s in strangers if place[id(t)] > last]
+        last = max((_turn(t) for t in others), default=0)
+        return [(t, s) for t, s in strangers if _turn(t) > last]
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
         """Queries, keys, values and output by the names of one side that the other does not use in that order."""
@@ -254,6 +286,18 @@ class Matcher:
             if len(said) > 1 and said != sorted(said, key="qkvo".index):
                 for name, t, _ in members:
                     t.doubts.append(f"{name} is not where queries, keys and values are computed as a rule")
+
+
+def _turn(unit: Unit) -> float:
+    """The place of a unit in the order of use, or of registration where that is not known."""
+    return unit.order if unit.turn is None else unit.turn
+
+
+def _of_no_head(unit: Unit) -> set[str]:
+    """The words that tell what a unit is, without those for any head."""
+    purpose = next(g for g in table().groups if g.name == "purpose")
+    heads = {word for phrase, said in purpose.phrases.items() if said == "head" for word in phrase}
+    return {w for w in telling_words(unit.path) if w not in heads and w.removesuffix("s") not in heads}
 
 
 def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[Unit]:

@@ -110,6 +110,8 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
     role = table().leaves.get(cut(leaf))
     if leaf in table().beside_bias and siblings & {"bias", "beta"}:
         role = "weight"
+    if role == "running_mean" and cut(leaf) == ("mean",) and not _has_variance(siblings):
+        return path, "weight"  # the mean of what is normalized otherwise
     numbered = leaf[-1:].isdigit() and any(
         s != leaf and s.rstrip("0123456789") == leaf.rstrip("0123456789") for s in siblings
     )
@@ -134,6 +136,10 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
     if of in siblings and table().leaves.get((what,)) == "bias":  # `projection_shift` beside `projection`
         return (*head, of), "bias"
     return path, "weight"
+
+
+def _has_variance(siblings: Collection[str]) -> bool:
+    return any(table().leaves.get(cut(other)) == "running_var" for other in siblings)
 
 
 def _lettered(leaf: str, siblings: set[str]) -> tuple[str, str] | None:

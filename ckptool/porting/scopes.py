@@ -14,7 +14,7 @@ from .sequences import Sequences
 from .series import Series, Way, common, series_of, ways
 from .telling import translation
 from .units import Unit, number_ranks, same_numbers
-from .words import label, numbers, shared, table, words_of
+from .words import label, numbers, shared, table, telling_words, words_of
 
 
 @dataclass(eq=False, slots=True)
@@ -139,10 +139,12 @@ class Scopes:
             self._pair_in_order(targets, sources)
 
     def _join_by_words(self, targets: list[Scope], sources: list[Scope]) -> bool:
-        """Pair equal parts by the words that tell them apart, where those are known of what stands beside them."""
+        """Pair equal parts by the words that tell them apart, where those are known of what stands beside them, or
+        where each has such words in common with one of the others, and no other has."""
         known = ((t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts)
-        found = translation([t.path for t in targets], [s.path for s in sources], known)
-        if found is None:
+        own, theirs = [t.path for t in targets], [s.path for s in sources]
+        found = translation(own, theirs, known) or _namesakes(own, theirs)
+        if not found:
             return False
         partners = {s.path: s for s in sources}
         for t in targets:
@@ -301,6 +303,20 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
     return own > max((_shared_words(t, o) for o in sources if o is not s), default=0) and own > max(
         (_shared_words(o, s) for o in targets if o is not t), default=0
     )
+
+
+def _namesakes(
+    own: Sequence[tuple[str, ...]], theirs: Sequence[tuple[str, ...]]
+) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """What each of some paths is on the other side, where words that tell them apart say so of all; else nothing."""
+    sides = []
+    for paths in (own, theirs):
+        words = [telling_words(path) for path in paths]
+        alike = frozenset.intersection(*words)
+        sides.append([(path, found - alike) for path, found in zip(paths, words, strict=True)])
+    found = {t: [s for s, there in sides[1] if shared(said, there)] for t, said in sides[0]}
+    sure = all(len(partners) == 1 for partners in found.values()) and len({s for (s, *_) in found.values()}) == len(own)
+    return {t: s for t, (s,) in found.items()} if sure else {}
 
 
 def _shared_words(t: Scope, s: Scope) -> int:

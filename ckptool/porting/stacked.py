@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from . import expression as ex
@@ -38,12 +38,14 @@ def unstack(one: Canon, other: Canon) -> None:
             and (piece.shape[0] in stacks or theirs[squeezed(piece.shape)] < own[squeezed(piece.shape)])
         ):
             groups[(piece.path[:-1], piece.shape[0])].append(piece)
+    _with_those_of_its_module(groups)
+    groups = _listed_alone(groups, lists_of(other))
     called = _called(other)
     turned = {key: _turned(members, lists[key[1]], called) for key, members in groups.items()}
     everywhere: Counter[bool] = sum(turned.values(), Counter())
     for (path, n), members in groups.items():
         inside = lists[n]
-        fitting = [p for p in members if _fits_inside(p, inside)]
+        fitting = [p for p in members if fits_inside(p, inside)]
         big = [p for p in fitting if len(p.shape) >= 3]
         if not big:
             continue
@@ -51,7 +53,32 @@ def unstack(one: Canon, other: Canon) -> None:
         for place, piece in enumerate(sorted(fitting, key=lambda p: p.order)):
             if len(piece.shape) == 3:
                 piece = _laid_out(one, piece, inside, turned[path, n] or everywhere)
-            _unstacked(one, piece, n, first, place, len(fitting))
+            _unstacked(one, piece, n, len(path), first, place, len(fitting))
+
+
+def _with_those_of_its_module(groups: dict[tuple[tuple[str, ...], int], list[Piece]]) -> None:
+    """See a matrix that is called by its module alone (`attend.W`) among the other parameters of that (`attend.a`)."""
+    for (path, n), members in groups.items():
+        outer = groups.get((path[:-1], n), []) if path else []
+        for piece in [p for p in outer if p.path == path]:
+            outer.remove(piece)
+            members.append(piece)
+
+
+def _listed_alone(
+    groups: dict[tuple[tuple[str, ...], int], list[Piece]], lists: Sequence[List]
+) -> dict[tuple[tuple[str, ...], int], list[Piece]]:
+    """See stacks beside each other as a list each, where the other side has lists of such layers and nothing else."""
+    found: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
+    for (path, n), members in groups.items():
+        layers = [one for one in lists if one.length == n and one.role == "weight"]
+        alone = {squeezed(one.shape) for one in layers if not one.below}
+        among = {squeezed(one.shape) for one in layers if one.below}
+        big = [squeezed(p.shape[1:]) for p in members if len(p.shape) > 2]
+        apart = len(big) > 1 and {*big} <= alone | {shape[::-1] for shape in alone} and among.isdisjoint(big)
+        for piece in members:
+            found[piece.path if apart else path, n].append(piece)
+    return found
 
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
@@ -158,7 +185,7 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
     return doubted
 
 
-def _fits_inside(piece: Piece, inside: set[Shape]) -> bool:
+def fits_inside(piece: Piece, inside: set[Shape]) -> bool:
     """Whether what one element of a stacked tensor holds is in the members of a list: as it is, turned, or in parts."""
     shape = piece.shape[1:]
     if squeezed(shape) in inside or (len(shape) == 2 and shape[::-1] in inside):
@@ -188,31 +215,59 @@ def counted(component: str) -> tuple[str, int] | None:
     return None if found is None else (found[1], int(found[2]))
 
 
+@dataclass(frozen=True, slots=True)
+class List:
+    """What equal members of a numbered list hold under one name.
+
+    Attributes:
+        around: what stands before the number.
+        below: what stands behind it, to the tensor.
+        role: of the tensor.
+        length: how many members there are.
+        shape: of the tensor in each.
+    """
+
+    around: tuple[str, ...]
+    below: tuple[str, ...]
+    role: str
+    length: int
+    shape: Shape
+
+
+def lists_of(canon: Canon, of: frozenset[str] = frozenset()) -> list[List]:
+    """The numbered lists of equal members of one side. OF: words of which a list has one."""
+    members: dict[tuple[tuple[str, ...], tuple[str, ...], str], dict[int, Shape]] = defaultdict(dict)
+    for piece in canon.pieces.values():
+        for at, component in enumerate(piece.path):
+            found = _COUNTED.match(component)
+            if found and (not of or of & set(cut(".".join((*piece.path[max(at - 1, 0) : at], found[1]))))):
+                held = members[(*piece.path[:at], found[1]), piece.path[at + 1 :], piece.role]
+                held[int(found[2])] = piece.shape
+    return [
+        List(around, below, role, len(shapes), next(iter(shapes.values())))
+        for (around, below, role), shapes in members.items()
+        if len(shapes) > 1 and len(set(shapes.values())) == 1
+    ]
+
+
 def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, set[Shape]]:
     """Numbered lists of equal members: length -> shapes that their members hold. OF: words of which a list has one."""
-    members: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[int, Shape]] = defaultdict(dict)
     parts: dict[Shape, Shape] = {}
     for piece in canon.pieces.values():
         if piece.role in ("weight", "bias") and 0 < len(piece.shape) < 3 and _part(piece, piece.shape) != piece.shape:
             parts[piece.shape] = _part(piece, piece.shape)
-        for at, component in enumerate(piece.path):
-            counted = _COUNTED.match(component)
-            if counted and (not of or of & set(cut(".".join((*piece.path[max(at - 1, 0) : at], counted[1]))))):
-                members[((*piece.path[:at], counted[1]), (*piece.path[at + 1 :], piece.role))][int(counted[2])] = (
-                    piece.shape
-                )
     found: dict[int, set[Shape]] = defaultdict(set)
-    for shapes in members.values():
-        if len(shapes) > 1 and len(set(shapes.values())) == 1:
-            held = next(iter(shapes.values()))
-            found[len(shapes)] |= {squeezed(held)} | ({parts[held]} if held in parts else set())
+    for one in lists_of(canon, of):
+        found[one.length] |= {squeezed(one.shape)} | ({parts[one.shape]} if one.shape in parts else set())
     return found
 
 
-def _unstacked(canon: Canon, piece: Piece, n: int, first: Piece, place: int, of: int) -> None:
-    """Take apart one tensor of a list, so that its parts stand layer by layer among those of the others."""
+def _unstacked(canon: Canon, piece: Piece, n: int, cut_at: int, first: Piece, place: int, of: int) -> None:
+    """Take apart one tensor of a list, so that its parts stand layer by layer among those of the others.
+
+    CUT_AT is how many components of its path are around the list.
+    """
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
-    cut_at = len(piece.path) - 1
     for i in range(n):
         made = replace(
             piece,

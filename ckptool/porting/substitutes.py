@@ -67,7 +67,8 @@ def _leftovers(filling: Filling) -> None:
 
 def _near_misses(filling: Filling) -> None:
     """Tensors with the same name or place whose sizes differ in a way that has a known remedy. Always guesses."""
-    free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes]
+    new = set(map(id, filling.matching.new))
+    free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]
     free_s = list(filling.matching.free_sources)
     joined: list[Unit] = []
     for t in free_t:

@@ -319,3 +319,48 @@ def test_a_batch_norm_is_counted_with_the_convolution_of_its_number_and_a_layer_
     assert _counted_alike(units["conv2"], units["bn2"])
     assert not _counted_alike(units["bn1"], units["conv2"])
     assert not _counted_alike(units["norm1"], units["fc1"])  # the first norm of a block is after its first attention
+
+
+# -- names of layers that are none there
+
+
+@pytest.mark.parametrize("spread", ["std", "deviation"])
+def test_a_mean_without_a_variance_is_no_batch_norm(spread: str) -> None:
+    source = {"normalizer.mean": (7,), f"normalizer.{spread}": (7,), "hidden.weight": (4, 7), "hidden.bias": (4,)}
+    target = {"inputs_mean": (7,), f"inputs_{spread}": (7,), "fc.weight": (4, 7), "fc.bias": (4,)}
+    assert pairing(port(signature(source), wanted(target))) == dict(zip(target, source, strict=True))
+
+
+def test_gamma_and_beta_of_a_block_are_two_parameters_where_it_holds_other_layers() -> None:
+    source = {
+        f"blocks.{n}.{key}": size
+        for n in range(2)
+        for key, size in {
+            "mix.weight": (6, 6, 3, 3),
+            "mix.bias": (6,),
+            "beta": (1, 6, 1, 1),
+            "grow.weight": (12, 6, 1, 1),
+            "grow.bias": (12,),
+            "gamma": (1, 6, 1, 1),
+        }.items()
+    }
+    target = {
+        key.replace("blocks", "stages").replace("beta", "mix_scale").replace("gamma", "grow_scale"): size
+        for key, size in source.items()
+    }
+    mapping = port(signature(source), wanted(target))
+    assert pairing(mapping) == dict(zip(target, source, strict=True))
+    back = port(signature(target), wanted(source))
+    assert pairing(back) == dict(zip(source, target, strict=True))
+
+
+# -- copies
+
+
+def test_what_the_model_holds_in_another_form_as_often_as_the_file_is_no_copy() -> None:
+    leaves = {f"{n}.{leaf}": size for n in range(2) for leaf, size in {"weight": (4, 6), "bias": (4,)}.items()}
+    source = {f"{name}_layers.{leaf}": size for name in ("rise", "fall") for leaf, size in leaves.items()}
+    target = {"rise.weight": (2, 4, 6), "rise.bias": (2, 4), "fall.weight": (2, 4, 6), "fall.bias": (2, 4)}
+    assert all(entry.expr is not None for entry in port(signature(source), wanted(target)).entries)
+    once = port(signature(source), wanted({"rows.weight": (2, 4, 6), "rows.bias": (2, 4)}))
+    assert found(once, "rows.weight").status == "guessed"

@@ -157,6 +157,18 @@ def test_a_new_head_is_left_and_never_filled_with_what_happens_to_fit() -> None:
     assert all(e.status == "mapped" for e in mapping.entries if e not in head)
 
 
+@pytest.mark.parametrize("theirs", ["box_head.tower", "head.reg_convs", "rank_head.layers"])
+def test_a_new_head_is_left_where_the_source_has_another_one_of_more_layers_that_fit(theirs: str) -> None:
+    body = {key: size for key, size in vgg().items() if key.startswith("features")}
+    shape = (6, 6, 3, 3)
+    source = {**body, **{f"{theirs}.{n}.conv.weight": shape for n in range(4)}}
+    target = {**body, **{f"segment_head.scales.{n}.conv.weight": shape for n in range(3)}}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert {e.status for e in mapping.entries if e.target.startswith("segment")} == {"unmapped"}
+    kept = {**body, **{f"{theirs}.{n}.conv.weight": shape for n in range(3)}}
+    assert all(e.expr is not None for e in port(signature(source), wanted(kept, used=kept)).entries)
+
+
 def test_a_pooler_that_the_source_has_not_is_not_filled_from_a_left_over() -> None:
     source = {**transformer(), "relation.dense.weight": (8, 8), "relation.dense.bias": (8,)}
     target = {**transformer(), "pooler.weight": (8, 8), "pooler.bias": (8,)}

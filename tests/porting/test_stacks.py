@@ -1,0 +1,77 @@
+"""Heads in a dimension of their own, and lists of layers and experts in one tensor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sides import found, pairing, signature, wanted, worked_out
+
+from ckptool.porting.port import port
+
+# -- heads in a dimension of their own
+
+
+@pytest.mark.parametrize(("gives", "takes"), [("gating", "output"), ("mix", "back"), ("carry", "land")])
+def test_what_a_bias_says_of_heads_tells_which_dimensions_the_parameters_beside_it_take(gives: str, takes: str) -> None:
+    rng = np.random.default_rng(0)
+    source = {
+        "part/query_w": rng.standard_normal((12, 4, 5)),
+        f"part/{gives}_w": rng.standard_normal((12, 4, 5)),
+        f"part/{gives}_b": rng.standard_normal((4, 5)),
+        f"part/{takes}_w": rng.standard_normal((4, 5, 12)),
+        f"part/{takes}_b": rng.standard_normal(12),
+    }
+    target = {
+        "attend.query.weight": (20, 12),
+        f"attend.{gives}.weight": (20, 12),
+        f"attend.{gives}.bias": (20,),
+        f"attend.{takes}.weight": (12, 20),
+        f"attend.{takes}.bias": (12,),
+    }
+    made = worked_out(source, target)
+    np.testing.assert_array_equal(made[f"attend.{takes}.weight"].values, source[f"part/{takes}_w"].reshape(20, 12).T)
+    np.testing.assert_array_equal(made[f"attend.{gives}.weight"].values, source[f"part/{gives}_w"].reshape(12, 20).T)
+    np.testing.assert_array_equal(made[f"attend.{gives}.bias"].values, source[f"part/{gives}_b"].reshape(20))
+
+
+def test_fused_experts_that_a_model_multiplies_with_by_an_equation_stay_one_for_each() -> None:
+    source = {f"moe.experts.{n}.{name}.weight": (7, 6) for n in range(3) for name in ("gate_proj", "up_proj")}
+    source |= {f"moe.experts.{n}.down_proj.weight": (6, 7) for n in range(3)}
+    target = wanted({"moe.w13_weight": (3, 14, 6), "moe.w2_weight": (3, 6, 7)})
+    dims = {"moe.w13_weight": ("output", "output", "input"), "moe.w2_weight": ("input", "output", "input")}
+    entries = {key: replace(entry, notes={"dims": dims[key]}) for key, entry in target.entries.items()}
+    mapping = port(signature(source), replace(target, entries=entries))
+    parts = [f"moe.experts.{n}.{name}_proj.weight" for n in range(3) for name in ("gate", "up")]
+    pairs = [f"cat(0, {gate}, {up})" for gate, up in zip(parts[::2], parts[1::2], strict=True)]
+    assert pairing(mapping)["moe.w13_weight"] == f"stack({', '.join(pairs)})"
+    assert found(mapping, "moe.w13_weight").status == "guessed"  # which half is the gate
+
+
+# -- stacks of parameters
+
+
+def test_a_vector_beside_a_stack_of_matrices_is_a_stack_of_one_for_each_too() -> None:
+    source = {f"look_{n}.{leaf}": size for n in range(3) for leaf, size in {"W": (7, 4), "a": (8, 1)}.items()}
+    target = {"look.W": (3, 7, 4), "look.a": (3, 8)}
+    entry = found(port(signature(source), wanted(target)), "look.a")
+    assert str(entry.expr) == "stack(reshape(look_0.a, 8), reshape(look_1.a, 8), reshape(look_2.a, 8))"
+
+
+@given(n=st.integers(2, 5), names=st.permutations(["rise", "fall", "rest"]))
+def test_layers_that_are_in_a_list_each_are_stacked_each_whatever_order_the_model_has_them_in(
+    n: int, names: list[str]
+) -> None:
+    leaves = {"weight": (9, 6), "bias": (9,)}
+    lists = [f"{name}_layers" for name in ("rise", "fall", "rest")]
+    source = {f"{row}.{i}.{leaf}": size for row in lists for i in range(n) for leaf, size in leaves.items()}
+    target = {f"{name}.{leaf}": (n, *size) for name in names for leaf, size in leaves.items()}
+    mapping = port(signature(source), wanted(target, used=target))
+    for name in names:
+        for leaf in leaves:
+            parts = ", ".join(f"{name}_layers.{i}.{leaf}" for i in range(n))
+            assert pairing(mapping)[f"{name}.{leaf}"] == f"stack({parts})"
+            assert found(mapping, f"{name}.{leaf}").status == "mapped"
