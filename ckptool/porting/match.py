@@ -274,7 +274,7 @@ class Matcher:
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
         """Queries, keys, values and output by the names of one side that the other does not use in that order."""
-        group = next(g for g in table().groups if g.name == "attention")
+        group = table().group("attention")
         blocks: dict[tuple[str, ...], list[tuple[str, Unit, Unit]]] = defaultdict(list)
         for t, s in pairs:
             own, theirs = label(group, _in_block(t)), label(group, _in_block(s))
@@ -295,8 +295,7 @@ def _turn(unit: Unit) -> float:
 
 def _of_no_head(unit: Unit) -> set[str]:
     """The words that tell what a unit is, without those for any head."""
-    purpose = next(g for g in table().groups if g.name == "purpose")
-    heads = {word for phrase, said in purpose.phrases.items() if said == "head" for word in phrase}
+    heads = {word for phrase, said in table().group("purpose").phrases.items() if said == "head" for word in phrase}
     return {w for w in telling_words(unit.path) if w not in heads and w.removesuffix("s") not in heads}
 
 
