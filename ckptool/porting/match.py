@@ -90,6 +90,7 @@ class Matcher:
             names.by_exact_names,
             self.scopes.split,
             names.by_hard_words,
+            names.by_parts,
             names.by_soft_words,
             names.by_template,
             names.by_tails,

@@ -10,6 +10,7 @@ from itertools import pairwise
 from .cells import Cells, of, said
 from .counting import turned
 from .levels import Levels
+from .owners import Owners
 from .series import Series, common, parent, series_of, ways
 from .telling import translation
 from .units import Unit, similarity, template
@@ -29,6 +30,7 @@ class Naming:
     def __init__(self, cells: Cells, levels: Levels) -> None:
         self.cells = cells
         self._levels = levels
+        self._owners = Owners(cells)
         self.exact: dict[int, Exact] = self._prefix_labels()
 
     def renamed(self, t: Unit) -> bool:
@@ -233,6 +235,16 @@ class Naming:
             if t is not None and t.cell == s.cell and pair is not None and not pair[0].doubts:
                 labels[id(s)] = labels[id(t)] = ("after", id(pair[0]))
         return self.cells.split("named after the one before it", partial(of, labels), mode="one")
+
+    def by_parts(self) -> bool:
+        """Norms that are named after a part beside them: they stand with the partner of that part."""
+        labels: dict[int, Hashable] = {}
+        for t, s in self._owners.pairs():
+            if labels.setdefault(id(t), (id(t), id(s))) != (id(t), id(s)) or labels.setdefault(
+                id(s), (id(t), id(s))
+            ) != (id(t), id(s)):
+                labels[id(t)] = labels[id(s)] = None
+        return self.cells.split("named after what it stands with", partial(of, labels), mode="one")
 
     @staticmethod
     def _layer(unit: Unit) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -17,6 +17,9 @@ from .units import Unit, number_ranks, same_numbers
 from .words import labels, numbers, shared, table, telling_words, words_of
 
 
+_Path = tuple[str, ...]
+
+
 @dataclass(eq=False, slots=True)
 class Scope:
     """A module with modules below it."""
@@ -305,18 +308,28 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
     )
 
 
-def _namesakes(
-    own: Sequence[tuple[str, ...]], theirs: Sequence[tuple[str, ...]]
-) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """What each of some paths is on the other side, where words that tell them apart say so of all; else nothing."""
-    sides = []
+def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
+    """What each of some paths is on the other side, where words that tell them apart say so; else nothing.
+
+    They have to say so of all but one.
+    """
+    sides: list[dict[_Path, frozenset[str]]] = []
     for paths in (own, theirs):
-        words = [telling_words(path) for path in paths]
+        words = [_said(path) for path in paths]
         alike = frozenset.intersection(*words)
-        sides.append([(path, found - alike) for path, found in zip(paths, words, strict=True)])
-    found = {t: [s for s, there in sides[1] if shared(said, there)] for t, said in sides[0]}
-    sure = all(len(partners) == 1 for partners in found.values()) and len({s for (s, *_) in found.values()}) == len(own)
-    return {t: s for t, (s,) in found.items()} if sure else {}
+        sides.append({path: found - alike for path, found in zip(paths, words, strict=True)})
+    fitting = {t: [s for s, there in sides[1].items() if shared(said, there)] for t, said in sides[0].items()}
+    found = {t: partners[0] for t, partners in fitting.items() if len(partners) == 1}
+    if sum(map(len, fitting.values())) > len(found) or len(set(found.values())) < len(found) or not found:
+        return {}
+    left, free = [t for t in own if t not in found], [s for s in theirs if s not in found.values()]
+    return found | dict(zip(left, free, strict=True)) if len(left) == len(free) < 2 else {}
+
+
+def _said(path: _Path) -> frozenset[str]:
+    """Words of a path that say what it is, and what they mean."""
+    meant = labels(words_of(path), hard=False)
+    return telling_words(path) | {f"{group}:{label}" for group, label in meant.items()}
 
 
 def _shared_words(t: Scope, s: Scope) -> int:

@@ -244,6 +244,13 @@ def shared(a: Iterable[str], b: Collection[str]) -> int:
     return sum(any(alike(word, other) for other in b) for word in a)
 
 
+@cache
+def initials(words: tuple[str, ...]) -> frozenset[str]:
+    """The first letters of words that follow each other: "ff" of "feed_forward"."""
+    spans = (words[a:b] for a in range(len(words)) for b in range(a + 2, len(words) + 1))
+    return frozenset("".join(word[0] for word in span) for span in spans)
+
+
 def words_of(path: Sequence[str]) -> tuple[str, ...]:
     """The words of all components of a path; "skipbn" is two."""
     return tuple(part for component in path for word in cut(component) for part in _apart(word))

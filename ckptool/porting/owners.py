@@ -1,0 +1,80 @@
+"""Norms that are named after a part beside them (`norm_attn`, `pre_mlp_norm`), where the other side has them in the
+module of that part."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from .cells import Cells
+from .units import Unit
+from .words import common_start, cut, initials, labels, shared, table
+
+_Path = tuple[str, ...]
+
+
+class Owners:
+    """Which units of the two sides stand with the same part."""
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+        self._parts: dict[bool, dict[_Path, dict[str, list[Unit]]]] = {}
+        for is_target, units in ((True, cells.targets), (False, cells.sources)):
+            inside = self._parts[is_target] = defaultdict(lambda: defaultdict(list))
+            for unit in units:
+                for at in range(len(unit.path) - 1):
+                    inside[unit.path[:at]][unit.path[at]].append(unit)
+
+    def pairs(self) -> list[tuple[Unit, Unit]]:
+        """Units of one cell of which one is named after a part, and the other stands in or beside that on its side."""
+        found = []
+        for targets, sources in self._cells.open():
+            if len(targets[0].main.shape) == 1 and len(targets) == len(sources):
+                found += [(self._nearest(s, targets, of_target=False), s) for s in sources]
+                found += [(t, self._nearest(t, sources, of_target=True)) for t in targets]
+        return [(t, s) for t, s in found if t is not None and s is not None]
+
+    def _nearest(self, unit: Unit, others: Sequence[Unit], *, of_target: bool) -> Unit | None:
+        """That of some units of the other side that stands nearest to the part that a unit is named after."""
+        part = self._part(unit, self._parts[of_target].get(unit.path[:-1], {}))
+        if part is None:
+            return None
+        known = [self._cells.pair_of[u.cell] for u in part if u.cell in self._cells.pair_of]
+        paths = [(s if of_target else t).path for t, s in known if not t.doubts and len(t.main.shape) > 1]
+        if not paths:
+            return None
+        there = paths[0][: common_start(paths)] if len(paths) > 1 else paths[0][:-1]
+        near = [common_start([other.path, there]) for other in others]
+        best = max(near)
+        return others[near.index(best)] if near.count(best) == 1 else None
+
+    def _part(self, unit: Unit, beside: dict[str, list[Unit]]) -> list[Unit] | None:
+        """What is in the part beside a norm that it is named after, if it is after one of them."""
+        name = unit.path[-1]
+        if not set(cut(name)) & _norms() or not table().after.isdisjoint(cut(name)):
+            return None
+        said, meant = frozenset(cut(name)) - _norms() - _BEFORE, labels(cut(name), hard=True)
+        fitting: list[tuple[int, str]] = []
+        for part in beside:
+            words = cut(part)
+            if part != name and said and (_all_in(said, part) or meant == labels(cut(part), hard=True) != {}):
+                fitting.append((len(words) - shared(said, words), part))
+        fitting.sort()
+        if not fitting or (len(fitting) > 1 and fitting[0][0] == fitting[1][0]):
+            return None
+        return beside[fitting[0][1]]
+
+
+#: Words for where a norm stands; what stands after something may as well belong to what follows.
+_BEFORE = frozenset({"pre", "before", "input"})
+
+
+def _norms() -> frozenset[str]:
+    phrases = table().group("purpose").phrases
+    return frozenset({"layer", *(word for phrase, said in phrases.items() if said == "norm" for word in phrase)})
+
+
+def _all_in(words: frozenset[str], part: str) -> bool:
+    """Whether all words are among those of the name of a part, or spelled by the first letters of some."""
+    own = cut(part)
+    return all(shared((word,), own) or word in initials(own) for word in words)

@@ -1,0 +1,81 @@
+"""Norms that are named after a part, where the model has them in or beside that part."""
+
+from __future__ import annotations
+
+import pytest
+from sides import pairing, signature, wanted
+
+from ckptool.porting.port import port
+
+#: Of each part of a block, what it holds.
+PARTS = {"attn": {"q": (8, 8), "o": (8, 8)}, "conv": {"a": (16, 8), "b": (8, 16)}, "feed_forward": {"x": (24, 8)}}
+
+
+def block(part: str, norm: str, order: list[str], *, norms_last: bool) -> dict[str, tuple[int, ...]]:
+    """A block: names of parts and norms by patterns over `name` and `place`."""
+    layers: dict[str, tuple[int, ...]] = {}
+    norms: dict[str, tuple[int, ...]] = {}
+    for place, name in enumerate(order):
+        into = norms if norms_last else layers
+        into[norm.format(name=name, place=place)] = (8,)
+        layers |= {f"{part.format(name=name, place=place)}.{leaf}.weight": size for leaf, size in PARTS[name].items()}
+    return layers | norms
+
+
+@pytest.mark.parametrize("norm", ["norm_{name}.weight", "pre_{name}_layer_norm.scale", "{name}_ln.weight"])
+@pytest.mark.parametrize("order", [["attn", "conv", "feed_forward"], ["feed_forward", "attn", "conv"]])
+def test_a_norm_that_is_named_after_a_part_stands_with_it_on_the_other_side(norm: str, order: list[str]) -> None:
+    for short in ("feed_forward", "ff"):
+        theirs, own = {}, {}
+        for n in range(2):
+            one = block("{name}", norm, ["conv", "feed_forward", "attn"], norms_last=True)
+            names = {k: k.replace("feed_forward", short) if "norm" in k or "_ln" in k else k for k in one}
+            theirs |= {f"blocks.{n}.{names[key]}": size for key, size in one.items()}
+            one = block("steps.{place}.part", "steps.{place}.norm.weight", order, norms_last=False)
+            own |= {f"body.{n}.{key}": size for key, size in one.items()}
+        mapping = port(signature(theirs), wanted(own, used=own))
+        for n in range(2):
+            for place, name in enumerate(order):
+                source = f"blocks.{n}.{norm.format(name=name.replace('feed_forward', short))}"
+                assert pairing(mapping)[f"body.{n}.steps.{place}.norm.weight"] == source
+
+
+def test_what_stands_after_a_part_is_not_named_after_it() -> None:
+    theirs = {
+        "attn.q.weight": (8, 8),
+        "attn.o.weight": (8, 8),
+        "mlp.x.weight": (24, 8),
+        "mlp.y.weight": (8, 24),
+        "input_norm.weight": (8,),
+        "post_attn_norm.weight": (8,),
+    }
+    own = {
+        "first.norm.weight": (8,),
+        "first.part.q.weight": (8, 8),
+        "first.part.o.weight": (8, 8),
+        "second.norm.weight": (8,),
+        "second.part.x.weight": (24, 8),
+        "second.part.y.weight": (8, 24),
+    }
+    mapping = port(signature(theirs), wanted(own, used=own))
+    assert "post" not in pairing(mapping)["first.norm.weight"]
+
+
+@pytest.mark.parametrize("own", ["ffn{n}", "ff{n}", "feed_forward{n}"])
+def test_of_two_halves_that_one_is_called_which_comes_first_is_known_by_that_word(own: str) -> None:
+    layers = {"w_1.weight": (16, 8), "w_2.weight": (8, 16)}
+    theirs = {
+        f"encoders.{n}.{part}.{leaf}": size
+        for n in range(2)
+        for part in ("feed_forward", "feed_forward_macaron")
+        for leaf, size in layers.items()
+    }
+    target = {
+        f"layers.{n}.{own.format(n=half)}.{leaf}": size
+        for n in range(2)
+        for half in (1, 2)
+        for leaf, size in zip(("up.weight", "down.weight"), layers.values(), strict=True)
+    }
+    mapping = port(signature(theirs), wanted(target, used=target))
+    key = f"layers.1.{own.format(n=1)}.up.weight"
+    assert pairing(mapping)[key] == "encoders.1.feed_forward_macaron.w_1.weight"
