@@ -11,12 +11,16 @@ from itertools import accumulate, pairwise
 from . import expression as ex
 from .expression import Expr
 from .fused import fused_kind, part_label
+from .layouts import is_bare, turn
 from .pieces import Canon, Piece, squeezed, unchanged
 from .words import numbers
 
 
 def attach_biases(one: Canon, other: Canon) -> None:
-    """Biases that stand apart from their matrices, as the biases of those, where the other side has none apart."""
+    """Biases that stand apart from their matrices, as the biases of those, where the other side has none apart.
+
+    That a matrix stands with its inputs first, if it is a parameter of its own, is seen by its bias.
+    """
     lone = _lone_biases(one)
     if _lone_biases(other):
         for piece in lone:
@@ -29,7 +33,7 @@ def attach_biases(one: Canon, other: Canon) -> None:
         if p.role == "weight" and len(p.shape) >= 2 and ".".join(p.path) + "|bias" not in one.pieces and p not in lone
     ]
     for piece in lone:
-        fitting = [m for m in matrices if squeezed(m.shape)[:1] == squeezed(piece.shape)]
+        fitting = [m for m in matrices if squeezed(m.shape)[:1] == squeezed(piece.shape) or _gives(m, piece)]
         same = [m for m in fitting if numbers(m.path) == numbers(piece.path)]
         if len(same) != 1:
             same = _nearest(piece, same or fitting)
@@ -39,7 +43,15 @@ def attach_biases(one: Canon, other: Canon) -> None:
         owner = same[0] if len(same) == 1 else fitting[0] if len(fitting) == 1 else None
         if owner is not None:
             matrices.remove(owner)
+            if squeezed(owner.shape)[:1] != squeezed(piece.shape):
+                turn(one, owner)
             one.become(piece, [(replace(piece, path=owner.path, role="bias"), unchanged)], unchanged)
+
+
+def _gives(matrix: Piece, bias: Piece) -> bool:
+    """Whether a matrix that is a parameter of its own would have the sizes for a bias if it were turned."""
+    beside = matrix.path[:-1] == bias.path[: len(matrix.path) - 1]
+    return beside and is_bare(matrix) and len(matrix.shape) == 2 and matrix.shape[-1:] == squeezed(bias.shape)
 
 
 def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from .. import keys as names
 from ..signature import Entry, Signature
@@ -22,9 +23,9 @@ from .implied import imply
 from .joined import join_parts
 from .kernels import channels_first, lay_down
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
-from .pieces import Canon, Piece, squeezed
+from .pieces import Canon, Piece, squeezed, unchanged
 from .reparametrized import merge_masks, merge_norms, name_unknown
-from .roles import components, divided, numbered, role_of
+from .roles import components, counted_by_letters, divided, numbered, role_of
 from .scanned import divide_layers
 from .sides import cut_sides
 from .stacked import unstack, unstack_together
@@ -42,6 +43,8 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
     for canon in (s, t):
         _laid_out(canon)
     _reconcile(s, t, lora_scale)
+    for canon in (s, t):
+        _count_letters(canon)
     return s, t
 
 
@@ -174,6 +177,15 @@ def _counted_from_one(path: tuple[str, ...], siblings: Mapping[tuple[str, ...], 
         if label(neck, words) != label(neck, plain):
             return plain
     return words
+
+
+def _count_letters(canon: Canon) -> None:
+    """See modules that letters count as numbered. When parts are joined, letters say less about their order."""
+    found = counted_by_letters({piece.path for piece in canon.pieces.values()})
+    for piece in [p for p in canon.pieces.values() if p.path in found]:
+        canon.become(piece, [(replace(piece, path=found[piece.path]), unchanged)], unchanged)
+    moved = {".".join(old): ".".join(new) for old, new in found.items()}
+    canon.counters.update((key, moved[path]) for key, path in canon.counters.items() if path in moved)
 
 
 def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:

@@ -122,7 +122,7 @@ def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]])
     return all(0 in pair for pair in uneven) and len({pair[0] == 0 for pair in uneven}) <= 1
 
 
-def of(labels: Mapping[int, Hashable], unit: Unit, _: bool) -> Hashable:
+def of(labels: Mapping[int, Hashable], unit: object, _: bool) -> Hashable:
     """The label of a unit, from a table by identity."""
     return labels.get(id(unit))
 

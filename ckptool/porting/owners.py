@@ -27,7 +27,7 @@ class Owners:
 
     def pairs(self) -> list[tuple[Unit, Unit]]:
         """Units of one cell of which one is named after a part, and the other stands in or beside that on its side."""
-        found = []
+        found: list[tuple[Unit | None, Unit | None]] = []
         for targets, sources in self._cells.open():
             if len(targets[0].main.shape) == 1 and len(targets) == len(sources):
                 found += [(self._nearest(s, targets, of_target=False), s) for s in sources]

@@ -79,6 +79,38 @@ def _blocks(name: str) -> tuple[str, ...]:
     return (*found, "_".join((*words, last))) if found else (name.rpartition(":")[2],)
 
 
+_LETTERED = re.compile(r"(.*[A-Za-z0-9]_)([a-h])\Z")
+
+
+def counted_by_letters(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Paths of modules that letters count (`norm_a`, `norm_b`), as if they were numbered from one on.
+
+    Only where the letters of all that are called so begin with a, and none is left out, and none is numbered.
+    """
+    beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for path in paths:
+        for at, component in enumerate(path):
+            beside[path[:at]].add(component)
+    places: dict[tuple[str, ...], int] = {}
+    for around, components in beside.items():
+        rows: dict[str, set[str]] = defaultdict(set)
+        for component in components - table().adapters.keys():
+            if found := _LETTERED.match(component):
+                rows[found[1]].add(found[2])
+        for stem, letters in rows.items():
+            numbers = any(f"{stem}{n}" in components for n in range(len(letters) + 1))
+            if len(letters) > 1 and sorted(letters) == list("abcdefgh"[: len(letters)]) and not numbers:
+                places |= {(*around, stem + letter): ord(letter) - ord("a") + 1 for letter in letters}
+
+    def numbered(path: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(
+            f"{component[:-1]}{places[path[: at + 1]]}" if path[: at + 1] in places else component
+            for at, component in enumerate(path)
+        )
+
+    return {path: changed for path in paths if places and (changed := numbered(path)) != path}
+
+
 _SUFFIX = re.compile(r"(.+)_(weight|bias|kernel|gamma|beta|(?:running|moving)_(?:mean|var|variance))\Z")
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from .cells import Cells, fair, said
+from .cells import Cells, fair, of, said
 from .counting import counted, rows
 from .levels import Levels
 from .sequences import Sequences
@@ -15,7 +15,6 @@ from .series import Series, Way, common, series_of, ways
 from .telling import translation
 from .units import Unit, number_ranks, same_numbers
 from .words import labels, numbers, shared, table, telling_words, words_of
-
 
 _Path = tuple[str, ...]
 
@@ -113,16 +112,19 @@ class Scopes:
         if len(targets) == len(sources) == 1:
             _join_scopes(targets[0], sources[0], "")
             return
+        if _crosswise(targets, sources):
+            return
         by_words = [partial(said, group) for group in table().groups if group.hard]
         tellings: list[Callable[[Scope, bool], Hashable]] = [
             self._parent_label,
             *by_words,
             self._scope_name,
             self._scope_way,
+            partial(of, _places_in_lists(targets, sources)),
             self._scope_numbers,
         ]
         if self._other_end(targets, sources)[1]:
-            tellings.pop()
+            del tellings[-2:]
         for told in tellings:
             parts: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
             for scope in targets:
@@ -308,6 +310,37 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
     )
 
 
+def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
+    """Whether one side has some parts in every member of a list, and the other a list for each of those parts.
+
+    `steps.0.scale`, `steps.0.shift` … and `scale.0`, `scale.1` …: no member of the list is one of the parts, also where
+    there are as many of both.
+    """
+    forms = []
+    for scopes in (targets, sources):
+        inner = [{u.path[len(s.path)] for u in s.units if len(u.path) > len(s.path)} for s in scopes]
+        listed = {s.path[-1].isdigit() for s in scopes if s.path}
+        lists = {name.isdigit() for names in inner for name in names}
+        alike = len(listed) == len(lists) == 1 and all(len(names) == len(scopes) for names in inner)
+        forms.append((listed.pop(), lists.pop()) if alike else None)
+    return forms in ([(True, False), (False, True)], [(False, True), (True, False)])
+
+
+def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict[int, int]:
+    """Scope -> the place of its number in a list, where each member of that holds some of them, or each of them is a
+    list: `steps.0.first` and `first.3` are both of the first step."""
+    places: dict[int, int] = {}
+    sizes = []
+    for scopes in (targets, sources):
+        found = [[int(component) for component in scope.path if component.isdigit()] for scope in scopes]
+        if any(len(row) != 1 for row in found):
+            return {}
+        ranks = {number: place for place, number in enumerate(sorted({number for (number,) in found}))}
+        places.update((id(scope), ranks[number]) for scope, (number,) in zip(scopes, found, strict=True))
+        sizes.append(sorted(Counter(ranks[number] for (number,) in found).items()))
+    return places if sizes[0] == sizes[1] and 1 < len(sizes[0]) < len(targets) else {}
+
+
 def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
     """What each of some paths is on the other side, where words that tell them apart say so; else nothing.
 
@@ -328,8 +361,8 @@ def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Pa
 
 def _said(path: _Path) -> frozenset[str]:
     """Words of a path that say what it is, and what they mean."""
-    meant = labels(words_of(path), hard=False)
-    return telling_words(path) | {f"{group}:{label}" for group, label in meant.items()}
+    meant = [labels(words_of((component,)), hard=False) for component in path]
+    return telling_words(path) | {f"{group}:{label}" for found in meant for group, label in found.items()}
 
 
 def _shared_words(t: Scope, s: Scope) -> int:

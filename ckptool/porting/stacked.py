@@ -12,7 +12,7 @@ from . import expression as ex
 from .expression import Expr, Shape
 from .fused import fused_kind
 from .layouts import turn
-from .pieces import Canon, Piece, squeezed
+from .pieces import Canon, Piece, squeezed, unchanged
 from .words import cut, label, table, telling_words
 
 #: A member of a list: a number, or a name and a number ("expert_0").
@@ -44,15 +44,19 @@ def unstack(one: Canon, other: Canon) -> None:
     turned = {key: _turned(members, lists[key[1]], called) for key, members in groups.items()}
     everywhere: Counter[bool] = sum(turned.values(), Counter())
     for (path, n), members in groups.items():
+        votes = turned[path, n]
         inside = lists[n]
         fitting = [p for p in members if fits_inside(p, inside)]
         big = [p for p in fitting if len(p.shape) >= 3]
         if not big:
             continue
+        if len(fitting) == 1 and fitting[0].path == path:
+            fitting = [_beside_others(one, fitting[0])]
+            path = fitting[0].path
         first = min(fitting, key=lambda p: p.order)
         for place, piece in enumerate(sorted(fitting, key=lambda p: p.order)):
             if len(piece.shape) == 3:
-                piece = _laid_out(one, piece, inside, turned[path, n] or everywhere)
+                piece = _laid_out(one, piece, inside, votes or everywhere)
             _unstacked(one, piece, n, len(path), first, place, len(fitting))
 
 
@@ -79,6 +83,15 @@ def _listed_alone(
         for piece in members:
             found[piece.path if apart else path, n].append(piece)
     return found
+
+
+def _beside_others(one: Canon, piece: Piece) -> Piece:
+    """A stack that a module holds beside other parameters, in a part of its own."""
+    at = len(piece.path)
+    if not any(p.path[:at] == piece.path and len(p.path) > at for p in one.pieces.values()):
+        return piece
+    one.become(piece, [(replace(piece, path=(*piece.path, piece.leaf)), unchanged)], unchanged)
+    return one.pieces[".".join((*piece.path, piece.leaf)) + "|" + piece.role]
 
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:

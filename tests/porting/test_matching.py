@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -167,6 +168,20 @@ def test_a_new_head_is_left_where_the_source_has_another_one_of_more_layers_that
     assert {e.status for e in mapping.entries if e.target.startswith("segment")} == {"unmapped"}
     kept = {**body, **{f"{theirs}.{n}.conv.weight": shape for n in range(3)}}
     assert all(e.expr is not None for e in port(signature(source), wanted(kept, used=kept)).entries)
+
+
+def test_an_output_layer_with_a_bias_that_the_source_has_not_is_new_and_no_copy_of_a_table() -> None:
+    body = {"kinds.weight": (3, 8), "fc.weight": (8, 8), "fc.bias": (8,)}
+    head = {"predict.weight": (3, 8), "predict.bias": (3,)}
+    target = {f"net.{key}": size for key, size in body.items()} | head
+    model = wanted(target, used=target)
+    entries = dict(model.entries)
+    entries["net.kinds.weight"] = replace(entries["net.kinds.weight"], how="embedding", module="Embedding")
+    entries["predict.weight"] = replace(entries["predict.weight"], how="linear", module="Linear")
+    mapping = port(signature(body), replace(model, entries=entries))
+    assert mapping["predict.weight"].status == "unmapped"
+    tied = port(signature(body), replace(model, entries={k: e for k, e in entries.items() if k != "predict.bias"}))
+    assert tied["predict.weight"].status == "guessed"
 
 
 def test_a_pooler_that_the_source_has_not_is_not_filled_from_a_left_over() -> None:

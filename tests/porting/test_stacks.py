@@ -75,3 +75,37 @@ def test_layers_that_are_in_a_list_each_are_stacked_each_whatever_order_the_mode
             parts = ", ".join(f"{name}_layers.{i}.{leaf}" for i in range(n))
             assert pairing(mapping)[f"{name}.{leaf}"] == f"stack({parts})"
             assert found(mapping, f"{name}.{leaf}").status == "mapped"
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(7, 4), (4, 7), (6, 6)])
+def test_a_stack_beside_another_parameter_is_a_list_and_the_bias_of_its_module_is_that_of_the_other(
+    rows: int, columns: int
+) -> None:
+    source = {
+        f"conv{n}.{leaf}": size
+        for n in (1, 2)
+        for leaf, size in {"weight": (3, columns, rows), "root": (columns, rows), "bias": (rows,)}.items()
+    }
+    target = {
+        f"steps.{n}.{leaf}": size
+        for n in range(2)
+        for leaf, size in {
+            "own.weight": (rows, columns),
+            "own.bias": (rows,),
+            **{f"kinds.{kind}.weight": (rows, columns) for kind in range(3)},
+        }.items()
+    }
+    model = wanted(target)
+    entries = {key: replace(entry, how="linear", module="Linear") for key, entry in model.entries.items()}
+    mapping = port(signature(source), replace(model, entries=entries))
+    for n in range(2):
+        root = found(mapping, f"steps.{n}.own.weight")
+        assert pairing(mapping)[f"steps.{n}.own.bias"] == f"conv{n + 1}.bias"
+        if rows == columns:  # how they stand is in the code only
+            assert f"conv{n + 1}.root" in str(root.expr)
+            assert root.status == "guessed"
+            continue
+        assert str(root.expr) == f"transpose(conv{n + 1}.root)"
+        for kind in range(3):
+            line = pairing(mapping)[f"steps.{n}.kinds.{kind}.weight"]
+            assert line == f"select(transpose(conv{n + 1}.weight), 0, {kind})"

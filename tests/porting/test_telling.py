@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given
 from hypothesis import strategies as st
 from sides import found, signature, wanted
 
 from ckptool.porting.port import port
+from ckptool.porting.roles import counted_by_letters
 from ckptool.porting.telling import translation
 
 WORDS = ("fine", "mid", "coarse", "deepest")
@@ -45,3 +48,40 @@ def test_levels_that_are_used_from_the_coarsest_on_get_what_their_words_say() ->
     for name in own:
         for mine, theirs in {"conv.weight": "0.weight", "norm.weight": "1.weight", "norm.bias": "1.bias"}.items():
             assert str(found(mapping, f"{name}.{mine}").expr) == f"{names[name]}.{theirs}"
+
+
+@given(n=st.integers(2, 5), order=st.randoms(use_true_random=False))
+def test_letters_that_count_are_numbers(n: int, order: random.Random) -> None:
+    own = [f"step_{letter}" for letter in "abcde"[:n]]
+    layers = dict.fromkeys(own, (8, 8))
+    shuffled = list(range(n))
+    order.shuffle(shuffled)
+    source = {f"blocks.{block}.step{place + 1}.weight": (8, 8) for block in range(2) for place in shuffled}
+    target = {f"body.{block}.{name}.weight": size for block in range(2) for name, size in layers.items()}
+    mapping = port(signature(source), wanted(target))
+    for block in range(2):
+        for place, name in enumerate(own):
+            assert str(found(mapping, f"body.{block}.{name}.weight").expr) == f"blocks.{block}.step{place + 1}.weight"
+
+
+def test_letters_with_a_gap_or_beside_numbers_do_not_count() -> None:
+    for names in (("to_a", "to_c"), ("to_b", "to_c"), ("to_a", "to_b", "to_1"), ("lora_a", "lora_b"), ("a", "b")):
+        assert counted_by_letters([("block", name) for name in names]) == {}
+    assert counted_by_letters([("x", "to_a"), ("x", "to_b", "in")]) == {
+        ("x", "to_a"): ("x", "to_1"),
+        ("x", "to_b", "in"): ("x", "to_2", "in"),
+    }
+
+
+def test_what_scales_and_what_shifts_is_told_by_the_letters_for_them() -> None:
+    layers = {"0.weight": (8, 4), "0.bias": (8,), "2.weight": (4, 8), "2.bias": (4,)}
+    theirs = {f"{name}.{n}.{leaf}": size for name in "ts" for n in range(2) for leaf, size in layers.items()}
+    own = {
+        f"couplings.{n}.{name}.{leaf}": size
+        for n in range(2)
+        for name in ("log_scale", "shift")
+        for leaf, size in layers.items()
+    }
+    mapping = port(signature(theirs), wanted(own, used=own))
+    assert str(found(mapping, "couplings.1.log_scale.2.weight").expr) == "s.1.2.weight"
+    assert str(found(mapping, "couplings.1.shift.2.weight").expr) == "t.1.2.weight"
