@@ -10,6 +10,7 @@ from dataclasses import replace
 from ..signature import Entry as Tensor
 from ..signature import Signature
 from . import expression as ex
+from .background import doubt_background
 from .canonical import canonical
 from .conventions import doubt_conventions
 from .copies import copies, doubt_copies
@@ -57,6 +58,7 @@ def port(
         filling.guess(targets, sources)
     substitute(filling)
     doubt_conventions(filling)
+    doubt_background(filling)
     doubt_copies(filling, copied)
     return _Entries(filling, shapes, copied).mapping()
 

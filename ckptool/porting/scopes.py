@@ -127,11 +127,12 @@ class Scopes:
             *by_words,
             self._scope_name,
             self._scope_way,
-            partial(of, _places_in_lists(targets, sources)),
             self._scope_numbers,
         ]
         if self._other_end(targets, sources)[1]:
-            del tellings[-2:]
+            tellings.pop()
+        elif in_order:
+            tellings.insert(-1, partial(of, _places_in_lists(targets, sources)))
         for told in tellings:
             parts: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
             for scope in targets:
@@ -317,6 +318,11 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
     )
 
 
+def _outermost(path: _Path) -> tuple[_Path, int] | None:
+    """The outermost list that a path is in, and the number of the member."""
+    return next(((path[:at], int(component)) for at, component in enumerate(path) if component.isdigit()), None)
+
+
 def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
     """Whether one side has some parts in every member of a list, and the other a list for each of those parts.
 
@@ -333,18 +339,23 @@ def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
     return forms in ([(True, False), (False, True)], [(False, True), (True, False)])
 
 
-def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict[int, int]:
-    """Scope -> the place of its number in a list, where each member of that holds some of them, or each of them is a
-    list: `steps.0.first` and `first.3` are both of the first step."""
-    places: dict[int, int] = {}
+def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict[int, tuple[int, int]]:
+    """Scope -> how many members its outermost list has, and its place there, where both sides have as many of each.
+
+    Also where each member of a list holds some of them on one side, and each of them is a list on the other:
+    `steps.0.first` and `first.3` are both of the first step.
+    """
+    places: dict[int, tuple[int, int]] = {}
     sizes = []
     for scopes in (targets, sources):
-        found = [[int(component) for component in scope.path if component.isdigit()] for scope in scopes]
-        if any(len(row) != 1 for row in found):
-            return {}
-        ranks = {number: place for place, number in enumerate(sorted({number for (number,) in found}))}
-        places.update((id(scope), ranks[number]) for scope, (number,) in zip(scopes, found, strict=True))
-        sizes.append(sorted(Counter(ranks[number] for (number,) in found).items()))
+        found = {id(scope): _outermost(scope.path) for scope in scopes}
+        lists: dict[_Path, set[int]] = defaultdict(set)
+        for around, number in filter(None, found.values()):
+            lists[around].add(number)
+        ranks = {around: sorted(numbers) for around, numbers in lists.items()}
+        own = {i: (len(ranks[at[0]]), ranks[at[0]].index(at[1])) for i, at in found.items() if at is not None}
+        sizes.append(Counter(own.values()))
+        places |= own
     return places if sizes[0] == sizes[1] and 1 < len(sizes[0]) < len(targets) else {}
 
 

@@ -207,7 +207,8 @@ def test_of_a_row_of_layers_none_is_the_first_or_the_second_of_a_gate() -> None:
     assert not wrong.items() & {key: pairing(mapping)[key] for key in wrong}.items()
 
 
-def test_a_part_that_is_counted_with_another_block_is_a_guess() -> None:
+@pytest.mark.parametrize("parts", [("attn_a", "attn_b"), ("attn1", "attn2"), ("near", "far")])
+def test_a_part_is_never_counted_with_another_block_in_silence(parts: tuple[str, str]) -> None:
     source: dict[str, tuple[int, ...]] = {}
     target: dict[str, tuple[int, ...]] = {}
     for kind in ("own_mixers", "other_mixers"):
@@ -216,7 +217,7 @@ def test_a_part_that_is_counted_with_another_block_is_a_guess() -> None:
     for kind, shape in (("wide", (16, 8)), ("narrow", (8, 16)), ("norms", (8,))):
         source |= {f"stack.{kind}.{n}.weight": shape for n in (3, 5)}
     for n in range(2):
-        target |= {f"layers.{n}.{part}.{x}_proj.weight": (8, 8) for part in ("attn_a", "attn_b") for x in "kvqo"}
+        target |= {f"layers.{n}.{part}.{x}_proj.weight": (8, 8) for part in parts for x in "kvqo"}
         target |= {f"layers.{n}.fc1.weight": (16, 8), f"layers.{n}.fc2.weight": (8, 16), f"layers.{n}.ln.weight": (8,)}
     mapping = port(signature(source), wanted(target, used=target))
     numbers = {"0": "3", "1": "5"}

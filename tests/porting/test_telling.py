@@ -85,3 +85,13 @@ def test_what_scales_and_what_shifts_is_told_by_the_letters_for_them() -> None:
     mapping = port(signature(theirs), wanted(own, used=own))
     assert str(found(mapping, "couplings.1.log_scale.2.weight").expr) == "s.1.2.weight"
     assert str(found(mapping, "couplings.1.shift.2.weight").expr) == "t.1.2.weight"
+
+
+@given(order=st.permutations(["mean", "spread", "rest"]), n=st.integers(2, 4))
+def test_a_step_is_never_one_of_the_parts_that_all_steps_have(order: list[str], n: int) -> None:
+    theirs = {f"{part}_net.{step}.weight": (8, 8) for part in order[:n] for step in range(min(n, len(order)))}
+    own = {f"steps.{step}.{part}.weight": (8, 8) for step in range(min(n, len(order))) for part in sorted(order[:n])}
+    mapping = port(signature(theirs), wanted(own, used=own))
+    for entry in mapping.having("mapped"):
+        _, step, part, _ = entry.target.split(".")
+        assert str(entry.expr) == f"{part}_net.{step}.weight"

@@ -1,0 +1,34 @@
+"""Classes of a detector of which one is the background."""
+
+from __future__ import annotations
+
+import pytest
+from sides import found, port, signature, wanted
+
+
+def head(fc: str, top: str, boxes: int, classes: int = 6) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{fc}.weight": (8, 12),
+        f"{fc}.bias": (8,),
+        f"{top}.cls_score.weight": (classes, 8),
+        f"{top}.cls_score.bias": (classes,),
+        f"{top}.bbox_pred.weight": (boxes, 8),
+        f"{top}.bbox_pred.bias": (boxes,),
+    }
+
+
+def test_where_the_background_stands_among_the_classes_is_a_doubt_in_other_code() -> None:
+    mapping = port(signature(head("heads.fc1", "heads.predictor", 20)), wanted(head("inner.fc6", "predict", 20)))
+    entry = found(mapping, "predict.cls_score.bias")
+    assert entry.status == "guessed"
+    assert "heads.predictor.cls_score.bias" in str(entry.expr)
+    assert [str(rival) for rival in entry.rivals] == [
+        "cat(0, slice(heads.predictor.cls_score.bias, 0, 5, 6), slice(heads.predictor.cls_score.bias, 0, 0, 5))"
+    ]
+    assert found(mapping, "predict.bbox_pred.bias").status == "mapped"
+
+
+@pytest.mark.parametrize(("fc", "boxes"), [("fc1", 20), ("fc6", 24), ("fc6", 4)])
+def test_the_same_code_and_classes_that_all_have_boxes_are_not_doubted(fc: str, boxes: int) -> None:
+    mapping = port(signature(head("heads.fc1", "heads.predictor", boxes)), wanted(head(fc, "predictor", boxes)))
+    assert found(mapping, "predictor.cls_score.weight").status == "mapped"
