@@ -77,7 +77,7 @@ def prove(
     assert both.flow is not None
     trial.inputs = both.values
     more = [values for seed in _MORE_SEEDS if (values := both.made(seed)) is not None]
-    flows = ((follow(theirs, a), b) for a, b in more)
+    flows = ((follow(theirs, a, bare=True), b) for a, b in more)
     others = ((None if flow is None else code.seen(flow), b) for flow, b in flows)
     return settle(mapping, trial, code.seen(both.flow), both.shown, others, code.copies)
 

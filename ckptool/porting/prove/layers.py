@@ -61,7 +61,7 @@ def _counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
 
 def _apart(own: torch.Tensor, other: torch.Tensor | None, expected: Flow) -> float | None:
     if other is None or other.shape != own.shape:
-        return 0.0 if expected.known.holds(own) else None
+        return 0.0 if expected.gives(own) else None
     largest = float(other[:, 0].max()) if len(other) else 0.0
     in_place = float((own - other).abs().max()) if len(own) else 0.0
     in_any_order = float((own.sort(0).values - other.sort(0).values).abs().max()) if len(own) else 0.0

@@ -184,7 +184,7 @@ def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tupl
     values = candidate.made(_SEED)
     if values is None:
         return None
-    flow = follow(candidate.code, values[0])
+    flow = follow(candidate.code, values[0], bare=True)
     if flow is None:
         return None
     seen, verdict = judged(flow, values[1])

@@ -42,7 +42,8 @@ def _better(
 ) -> _State | None:
     ground = Ground(entries, seen, expected, trial.shapes, trial.factors)
     fronts = verdict.front if expected.uses else ()
-    guesses = [change for use in fronts for change in islice(ground.for_use(use), _GUESSES)]
+    guesses = [*ground.at_once(fronts)] if len(fronts) > 1 else []
+    guesses += [change for use in fronts for change in islice(ground.for_use(use), _GUESSES)]
     guesses += [change for use in fronts[:2] for change in islice(ground.twice(use), 2 * _GUESSES)]
     for label, new in sorted(_once(guesses), key=lambda change: change[0] not in changed):
         found = _tried(entries, new, verdict, trial, expected)

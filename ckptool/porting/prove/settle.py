@@ -51,7 +51,7 @@ def settle(
         unfelt = unfelt_keys(trial, seen, expected, entries)
         open_still = set(unfelt)
         if not verdict.compared and seen is not None:
-            fine = shown_by([expected.known.holds(use.given) for use in seen.uses], seen)
+            fine = shown_by([expected.gives(use.given) for use in seen.uses], seen)
             open_still |= {key for use in seen.uses if not fine[use.index] for key in use.keys}
         entries = felt(entries, mapping, trial, open_still)
         entries = carried_along(entries, mapping, open_still, trial.shapes)
