@@ -345,3 +345,63 @@ def test_what_is_made_of_weights_alone_is_found_by_what_it_is_made_of() -> None:
     mapping = proved(source, own, "float32[2,5,5]")
     assert str(mapping["itself.weight"].expr) == "transpose(root)"
     alike(mapping, source, own, torch.randn(2, 5, 5))
+
+
+class Levels(nn.Module):
+    """A stem, and heads that take what it gives: those of the source, or others of the same sizes."""
+
+    def __init__(self, stem: str, heads: tuple[str, ...], last: int | None) -> None:
+        super().__init__()
+        setattr(self, stem, nn.Linear(4, 6))
+        for name in heads:
+            setattr(self, name, nn.Linear(6, 6))
+        self.names = stem, heads
+        if last is not None:
+            self.last = nn.Linear(6, last)
+
+    def forward(self, x: Any) -> Any:
+        stem, heads = self.names
+        x = getattr(self, stem)(x).tanh()
+        each = [getattr(self, name)(x).tanh() for name in heads]
+        return self.last(sum(each)) if hasattr(self, "last") else each
+
+
+def test_layers_before_a_new_head_are_not_proved_by_giving_what_those_give_that_fill_them() -> None:
+    """They would agree with whatever they are filled with, as nothing that follows is in the source."""
+    source, own = Levels("stem", ("box", "label", "depth"), None), Levels("body", ("first", "second"), 7)
+    mapping = proved(source, own, "float32[5,4]")
+    assert mapping["body.weight"].status == "mapped"
+    for head in ("first", "second"):
+        assert mapping[f"{head}.weight"].status in ("guessed", "unmapped")
+
+
+class Normalised(nn.Module):
+    """What goes in is centred by statistics that are no parameters."""
+
+    def __init__(self, mean: str, std: str, inner: bool) -> None:
+        super().__init__()
+        self.register_buffer(mean, torch.linspace(-1, 1, 6) if inner else torch.zeros(6))
+        self.register_buffer(std, torch.linspace(0.5, 2, 6) if inner else torch.ones(6))
+        self.names = mean, std
+        made = [nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)]
+        if inner:
+            self.policy = nn.Sequential(*made)
+        else:
+            self.one, self.two = made[0], made[2]
+
+    def forward(self, x: Any) -> Any:
+        mean, std = (getattr(self, name) for name in self.names)
+        x = (x - mean) / std
+        return self.policy(x).sin() if hasattr(self, "policy") else self.two(self.one(x).tanh()).sin()
+
+
+def test_a_model_is_given_what_the_whole_source_takes_if_that_agrees_nearly_as_far() -> None:
+    source, own = Normalised("mean", "std", inner=True), Normalised("shift", "scale", inner=False)
+    torch.manual_seed(1)
+    state = source.state_dict()
+    found = ckptool.transfer(state, own)
+    missing = [replace(e, status="unmapped", expr=None) if e.target == "shift" else e for e in found.entries]
+    mapping = prove(found.with_entries(missing), state, source.eval(), own.eval())
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof
+    assert str(mapping["shift"].expr) == "mean"

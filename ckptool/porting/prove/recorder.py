@@ -257,7 +257,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             role, kind = ("weight", "scale") if name in _SCALES else ("bias", "shift")
             members = sorted(before)
             at = x.ndim - weight.ndim if isinstance(x, torch.Tensor) else -1
-            if weight.ndim in (2, 3) and x.shape == out.shape and at >= 0 and len(weight) == x.shape[at] == len(members):
+            if (
+                weight.ndim in (2, 3)
+                and x.shape == out.shape
+                and at >= 0
+                and len(weight) == x.shape[at] == len(members)
+            ):
                 for n, one in enumerate(members if len(members) > 1 else ()):  # several layers at once
                     taken, given = (fingerprints(t.select(at, n), -1) for t in (x, out))
                     self._add(kind, {role: self.held(weight[n])}, taken, given, frozenset({one}))

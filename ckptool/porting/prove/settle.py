@@ -12,7 +12,7 @@ from ...errors import counted, printable
 from ...keys import collapse
 from ..mapping import Entry, Mapping
 from .flow import Flow
-from .influence import carried_along, felt, unfelt_keys, unseen
+from .influence import by_itself_alone, carried_along, felt, taken_back, unfelt_keys, unseen
 from .layers import layers
 from .search import search
 from .trial import Trial
@@ -46,17 +46,20 @@ def settle(
     if verdict.equal and not all(_holds(trial, entries, verdict, *other) for other in others):
         verdict = replace(verdict, equal=False)
         shown += ", though not on other values"
-    if verdict.equal:
+    if verdict.equal and seen is not None:
         trial.load(entries.values())
         unfelt = unfelt_keys(trial, seen, expected, entries)
-        open_still = set(unfelt)
-        if not verdict.compared and seen is not None:
+        open_still = set(unfelt) | by_itself_alone(seen, expected, entries, mapping, verdict)
+        if not verdict.compared:
             fine = shown_by([expected.gives(use.given) for use in seen.uses], seen)
             open_still |= {key for use in seen.uses if not fine[use.index] for key in use.keys}
         entries = felt(entries, mapping, trial, open_still)
         entries = carried_along(entries, mapping, open_still, trial.shapes)
-    if not (verdict.equal and verdict.compared):
-        entries = unseen(entries, mapping)
+    if seen is not None:
+        alone = by_itself_alone(seen, expected, entries, mapping, verdict)
+        entries = taken_back(entries, mapping, alone)
+        if not (verdict.equal and verdict.compared):
+            entries = unseen(entries, mapping)
     if copies:
         entries = {key: _of_copies(entry, copies) for key, entry in entries.items()}
         shown += ", with one of the copies that the file holds"
