@@ -12,9 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import combinations
 
-from .units import Unit, template
+from .units import Pair, Unit, template
 
-Pair = tuple[Unit, Unit]
 #: For two pairs: 1 where both sides have them in one order, -1 where not, 0 where that is not known.
 Vote = Callable[[Pair, Pair], int]
 

@@ -130,7 +130,7 @@ def _laid_out(canon: Canon) -> None:
 
 def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]]) -> tuple[str, ...]:
     """What another name of a tied tensor says about tables of words and the like, where its own says nothing."""
-    group = next(g for g in table().groups if g.name == "embedding")
+    group = table().group("embedding")
     if key not in aliases or label(group, words) is not None:
         return ()
     others = [words_of(components(other)[-2:-1]) for other in aliases[key]]
@@ -151,7 +151,7 @@ def _counted_from_one(path: tuple[str, ...], siblings: Mapping[tuple[str, ...], 
         path = (*path[:-1], f"{stem}{int(last[len(stem) :]) + 1}")
     words = words_of(path)
     if len(beside) > 2:
-        neck = next(g for g in table().groups if g.name == "neck")
+        neck = table().group("neck")
         plain = words_of((*path[:-1], stem))
         if label(neck, words) != label(neck, plain):
             return plain

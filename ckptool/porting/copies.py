@@ -11,7 +11,7 @@ from ..signature import Signature
 from .expression import Shape
 from .filling import Filling
 from .gates import are_gates
-from .words import cut, label, table
+from .words import cut, label, labels, table
 
 
 def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[str]]:
@@ -62,13 +62,12 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
 
 
 def _role_word(name: str) -> str | None:
-    words = cut(name)
-    return next((said for group in table().groups if group.hard and (said := label(group, words))), None)
+    return next(iter(labels(cut(name), hard=True).values()), None)
 
 
 def _side(name: str) -> str | None:
     """Whether a name is that of an encoder or a decoder."""
-    return next(label(group, cut(name)) for group in table().groups if group.name == "side")
+    return label(table().group("side"), cut(name))
 
 
 def _target_names_one(prefixes: Sequence[tuple[str, ...]], target: Signature) -> bool:

@@ -11,26 +11,25 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from .units import Unit
+from .places import Path, without_digits
+from .units import Pair
 
-Pair = tuple[Unit, Unit]
-_Path = tuple[str, ...]
 #: The names of a block of the target and of its counterpart, without their numbers.
-_Kinds = tuple[_Path, _Path]
+_Kinds = tuple[Path, Path]
 
 
 @dataclass(slots=True)
 class _Known:
     """Where the places of blocks of one name go, both ways."""
 
-    there: dict[_Path, set[_Path]] = field(default_factory=lambda: defaultdict(set))
-    back: dict[_Path, set[_Path]] = field(default_factory=lambda: defaultdict(set))
+    there: dict[Path, set[Path]] = field(default_factory=lambda: defaultdict(set))
+    back: dict[Path, set[Path]] = field(default_factory=lambda: defaultdict(set))
 
     def agrees(self) -> bool:
         """Whether every place goes to one; blocks of one name that differ in that are of two classes."""
         return all(len(found) == 1 for found in (*self.there.values(), *self.back.values()))
 
-    def of(self, place: _Path) -> _Path | None:
+    def of(self, place: Path) -> Path | None:
         """The place of the source that a place of the target goes to."""
         return next(iter(self.there.get(place, ())), None)
 
@@ -42,7 +41,7 @@ def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
         pairs: (target, source), changed in place.
         doubtful: the `id` of the targets of those of which it is open whether a swap fits as well.
     """
-    blocks: dict[_Path, list[int]] = defaultdict(list)
+    blocks: dict[Path, list[int]] = defaultdict(list)
     for at, (t, _) in enumerate(pairs):
         for depth, component in enumerate(t.path[:-1]):
             if _is_counted(component):
@@ -50,23 +49,23 @@ def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
     known: dict[_Kinds, _Known] = defaultdict(_Known)
     counterpart = {block: _around([pairs[at][1].path for at in held]) for block, held in blocks.items()}
     for block, held in blocks.items():
-        places = known[_plain(block), _plain(counterpart[block])]
+        places = known[without_digits(block), without_digits(counterpart[block])]
         for t, s in (pairs[at] for at in held):
             if id(t) not in doubtful:
                 own, theirs = t.path[len(block) :], s.path[len(counterpart[block]) :]
                 places.there[own].add(theirs)
                 places.back[theirs].add(own)
     for block, held in blocks.items():
-        kinds = (_plain(block), _plain(counterpart[block]))
+        kinds = (without_digits(block), without_digits(counterpart[block]))
         if counterpart[block] and known[kinds].agrees() and any(id(pairs[at][0]) in doubtful for at in held):
             _settle_block(pairs, held, block, counterpart[block], known[kinds], kinds)
 
 
 def _settle_block(
-    pairs: list[Pair], held: Sequence[int], block: _Path, counterpart: _Path, known: _Known, kinds: _Kinds
+    pairs: list[Pair], held: Sequence[int], block: Path, counterpart: Path, known: _Known, kinds: _Kinds
 ) -> None:
     holder = {pairs[at][1].path: at for at in held}
-    confirmed: dict[int, _Path] = {}
+    confirmed: dict[int, Path] = {}
     for at in held:
         t, s = pairs[at]
         place = known.of(t.path[len(block) :])
@@ -87,7 +86,7 @@ def _settle_block(
             pairs[at][0].settled[about] = confirmed.get(at, ())
 
 
-def _around(paths: Sequence[_Path]) -> _Path:
+def _around(paths: Sequence[Path]) -> Path:
     """The innermost numbered module around all of some units, or nothing."""
     shared = paths[0][:-1]
     for path in paths:
@@ -100,7 +99,3 @@ def _around(paths: Sequence[_Path]) -> _Path:
 
 def _is_counted(component: str) -> bool:
     return any(map(str.isdigit, component))
-
-
-def _plain(path: _Path) -> _Path:
-    return tuple("".join(c for c in component if not c.isdigit()) for component in path)

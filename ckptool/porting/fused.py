@@ -185,7 +185,7 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
 
 def _gate_and_up(one: Canon) -> bool:
     """Whether one layer of a side gives twice as much as the one after it takes: gate and up."""
-    neck = next(group for group in table().groups if group.name == "neck")
+    neck = table().group("neck")
     sizes: dict[str | None, set[Shape]] = defaultdict(set)
     for piece in one.pieces.values():
         if piece.role == "weight" and len(piece.shape) == 2:

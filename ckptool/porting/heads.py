@@ -53,7 +53,7 @@ def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape]) -> list[in
     told: Sequence[str] = piece.entry.notes.get("dims", ())
     if len(told) == 3 and set(told) == {"input", "output"}:
         return [d for d, kind in enumerate(told) if kind == "input"]
-    group = next(one for one in table().groups if one.name == "attention")
+    group = table().group("attention")
     said = label(group, piece.words)
     if said in ("q", "k", "v") and bias is not None and bias.shape == piece.shape[:2]:
         return [2]

@@ -49,7 +49,7 @@ _ATTENTION = frozenset({"attn", "attention", "mha", "att"})
 
 def _third_norm(canon: Canon) -> None:
     """The norm of the feed-forward part is the second of a block, or the third where attention is there twice."""
-    group = next(one for one in table().groups if one.name == "purpose")
+    group = table().group("purpose")
     blocks: dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in canon.pieces.values():
         if piece.path and len(piece.shape) == 1 and label(group, cut(piece.path[-1])) == "norm":

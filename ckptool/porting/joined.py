@@ -18,6 +18,7 @@ from . import expression as ex
 from .expression import Expr, Shape
 from .fused import fused_kind
 from .pieces import Canon, Piece, squeezed, unchanged
+from .units import template
 from .words import common_start, cut, table
 
 _Path = tuple[str, ...]
@@ -180,14 +181,8 @@ def _families_elsewhere(head: _Path, inner: _Inner, parents: dict[_Path, set[_Pa
     members = {
         p.path[:-1] for pieces in inner.values() for p in pieces.values() if p.role == "weight" and len(p.path) > 1
     }
-    own = _without_digits(head)
-    return any(
-        members <= there and any(_without_digits(at[: len(head)]) != own for at in there) for there in parents.values()
-    )
-
-
-def _without_digits(path: _Path) -> _Path:
-    return tuple("{}" if component.isdigit() else component for component in path)
+    own = template(head)
+    return any(members <= there and any(template(at[: len(head)]) != own for at in there) for there in parents.values())
 
 
 def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:

@@ -213,7 +213,7 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
 
 def _said(piece: Piece, target: Canon) -> bool | None:
     """Whether what has its name in the target has its sizes swapped (True) or as they are; None where that is open."""
-    group = next(g for g in table().groups if g.name == "neck")
+    group = table().group("neck")
     word = label(group, piece.words)
     of_word = {p.shape for p in target.pieces.values() if word is not None and label(group, p.words) == word}
     of_name = {p.shape for p in target.pieces.values() if p.path[-1] == piece.path[-1]}

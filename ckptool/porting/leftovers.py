@@ -135,7 +135,7 @@ def segments(
         targets: units without a source.
         sources: all units of the source.
     """
-    group = next(one for one in table().groups if one.name == "embedding")
+    group = table().group("embedding")
     words = next((s for t, s in pairs if "token" in (label(group, t.words), label(group, s.words))), None)
     if words is None or any(label(group, unit.words) == "segment" for unit in sources):
         return

@@ -242,7 +242,7 @@ class Matcher:
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
         """Queries, keys, values and output by the names of one side that the other does not use in that order."""
-        group = next(g for g in table().groups if g.name == "attention")
+        group = table().group("attention")
         blocks: dict[tuple[str, ...], list[tuple[str, Unit, Unit]]] = defaultdict(list)
         for t, s in pairs:
             own, theirs = label(group, _in_block(t)), label(group, _in_block(s))

@@ -317,7 +317,7 @@ def _moved(own: Sequence[int], theirs: Sequence[int]) -> bool:
 
 def _without_norm(name: str) -> tuple[str, ...]:
     """The words of the name of a norm without those that say that it is one, or none if nothing else is left."""
-    purpose = next(g for g in table().groups if g.name == "purpose")
+    purpose = table().group("purpose")
     words = cut(name)
     for size in range(len(words) - 1, 0, -1):
         for norm, rest in ((words[-size:], words[:-size]), (words[:size], words[size:])):

@@ -14,7 +14,7 @@ from .sequences import Sequences
 from .series import Series, Way, common, series_of, ways
 from .telling import translation
 from .units import Unit, number_ranks, same_numbers
-from .words import label, numbers, shared, table, words_of
+from .words import labels, numbers, shared, table, words_of
 
 
 @dataclass(eq=False, slots=True)
@@ -111,7 +111,7 @@ class Scopes:
             _join_scopes(targets[0], sources[0], "")
             return
         by_words = [partial(said, group) for group in table().groups if group.hard]
-        labelings: list[Callable[[Scope, bool], Hashable]] = [
+        tellings: list[Callable[[Scope, bool], Hashable]] = [
             self._parent_label,
             *by_words,
             self._scope_name,
@@ -119,13 +119,13 @@ class Scopes:
             self._scope_numbers,
         ]
         if self._other_end(targets, sources)[1]:
-            labelings.pop()
-        for labels in labelings:
+            tellings.pop()
+        for told in tellings:
             parts: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
             for scope in targets:
-                parts[labels(scope, True)][0].append(scope)
+                parts[told(scope, True)][0].append(scope)
             for scope in sources:
-                parts[labels(scope, False)][1].append(scope)
+                parts[told(scope, False)][1].append(scope)
             good = {k: v for k, v in parts.items() if k is not None and len(v[0]) == len(v[1])}
             if len(parts) < 2 or not good or (len(targets) == len(sources) and not fair(parts)):
                 continue
@@ -304,8 +304,8 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
 
 
 def _shared_words(t: Scope, s: Scope) -> int:
-    said = [g.name for g in table().groups if (one := label(g, t.words)) is not None and one == label(g, s.words)]
-    return shared({*t.words} - table().empty, {*s.words} - table().empty) + len(said)
+    said = [labels(t.words, hard=hard).items() & labels(s.words, hard=hard).items() for hard in (True, False)]
+    return shared({*t.words} - table().empty, {*s.words} - table().empty) + sum(map(len, said))
 
 
 def _join_scopes(target: Scope, source: Scope, doubt: str) -> None:

@@ -133,7 +133,7 @@ def _called(canon: Canon) -> dict[str, set[Shape]]:
 
 
 def _word(piece: Piece) -> str:
-    group = next(one for one in table().groups if one.name == "neck")
+    group = table().group("neck")
     return label(group, piece.words) or ""
 
 

@@ -13,7 +13,7 @@ from .expression import Shape
 from .fused import part_label
 from .layouts import PRODUCTS
 from .pieces import STATISTICS, Canon, Piece, squeezed
-from .words import label, numbers, table
+from .words import label, labels, numbers, table
 
 
 class OfOrder(str):
@@ -67,6 +67,10 @@ class Unit:
         return next((self.pieces[role] for role in _MAIN if role in self.pieces), next(iter(self.pieces.values())))
 
 
+#: A unit of the target and the one of the source that it is.
+Pair = tuple[Unit, Unit]
+
+
 class Placed(Protocol):
     """What stands somewhere in a model."""
 
@@ -116,8 +120,7 @@ def _is_row(unit: Unit) -> bool:
         return False
     if unit.main.entry.how in PRODUCTS:
         return False
-    embedding = next(group for group in table().groups if group.name == "embedding")
-    return unit.main.entry.module == "Embedding" or label(embedding, unit.words) in ("token", "segment")
+    return unit.main.entry.module == "Embedding" or label_of(unit, "embedding") in ("token", "segment")
 
 
 def natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
@@ -184,13 +187,12 @@ def same_numbers(targets: Sequence[Placed], sources: Sequence[Placed]) -> bool:
     return Counter(numbers(u.path) for u in targets) == Counter(numbers(u.path) for u in sources)
 
 
-def hard_conflict(a: Sequence[str], b: Sequence[str]) -> str | None:
+def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> str | None:
     """Words of two names that exclude each other, as a sentence."""
-    for group in table().groups:
-        if group.hard:
-            one, other = label(group, a), label(group, b)
-            if one and other and one != other:
-                return f"the names speak of different things: {one} and {other}"
+    theirs = labels(b, hard=True)
+    for group, one in labels(a, hard=True).items():
+        if (other := theirs.get(group, one)) != one:
+            return f"the names speak of different things: {one} and {other}"
     return None
 
 
@@ -198,11 +200,8 @@ def _meaningful(unit: Unit) -> set[str]:
     """Words of a unit that say something, with those that mean the same made equal."""
     words = [w for w in unit.words if w not in table().empty and w not in ("weight", "bias", "proj", "layer")]
     found = {w for w in words if not w.isdigit()}
-    for group in table().groups:
-        said = label(group, unit.words)
-        if said:
-            found.add(f"{group.name}:{said}")
-    return found
+    both = labels(unit.words, hard=True) | labels(unit.words, hard=False)
+    return found | {f"{group}:{said}" for group, said in both.items()}
 
 
 def similarity(t: Unit, s: Unit) -> float:
@@ -216,13 +215,11 @@ def similarity(t: Unit, s: Unit) -> float:
 
 def related(t: Unit, s: Unit) -> bool:
     """Whether a group of words calls both the same."""
-    for group in table().groups:
-        said = label(group, t.words)
-        if said and said == label(group, s.words):
-            return True
+    if any(labels(t.words, hard=hard).items() & labels(s.words, hard=hard).items() for hard in (True, False)):
+        return True
     return part_label(t.path) is not None and part_label(t.path) == part_label(s.path)
 
 
 def label_of(unit: Unit, group: str) -> str | None:
     """What a unit's name says in the group of that name."""
-    return next(label(g, unit.words) for g in table().groups if g.name == group)
+    return label(table().group(group), unit.words)

@@ -141,6 +141,10 @@ class Words:
     after: frozenset[str]
     endings: tuple[str, ...]
 
+    def group(self, name: str) -> Group:
+        """The group of words of that name."""
+        return next(group for group in self.groups if group.name == name)
+
 
 @cache
 def table() -> Words:
@@ -278,6 +282,13 @@ def label(group: Group, words: Sequence[str]) -> str | None:
     return None
 
 
+@cache
+def labels(words: tuple[str, ...], *, hard: bool) -> dict[str, str]:
+    """What words say in the groups whose labels exclude each other, or in those whose labels do not: group -> label."""
+    groups = (group for group in table().groups if group.hard is hard)
+    return {group.name: said for group in groups if (said := label(group, words)) is not None}
+
+
 #: The label of phrases that look as if they said something in a group, and do not.
 _NOTHING = "nothing"
 
@@ -304,12 +315,13 @@ def _placed(words: tuple[str, ...]) -> Iterator[str]:
 @cache
 def _kinds() -> frozenset[str]:
     """Words for kinds of layers: that both are a norm does not make them alike, where all that compete are norms."""
-    purpose = next(group for group in table().groups if group.name == "purpose")
+    purpose = table().group("purpose")
     words = {w for phrase, said in purpose.phrases.items() if said in ("norm", "conv") for w in phrase}
     return frozenset(words | {"linear", "dense", "fc", "proj", "projection", "batch", "weight", "bias"})
 
 
-def numbers(path: Sequence[str]) -> tuple[int, ...]:
+@cache
+def numbers(path: tuple[str, ...]) -> tuple[int, ...]:
     """The numbers in a path, in order; "first" is one, too."""
     ordinals = table().ordinals
     return tuple(

@@ -10,7 +10,7 @@ from sides import found, pairing, signature, wanted, worked_out
 
 from ckptool.porting.canonical import canonical
 from ckptool.porting.port import port
-from ckptool.porting.rivals import _counted_alike
+from ckptool.porting.rivals.company import counted_alike
 from ckptool.porting.units import units_of
 
 RANDOM = np.random.default_rng(3)
@@ -315,7 +315,7 @@ def test_a_batch_norm_is_counted_with_the_convolution_of_its_number_and_a_layer_
     shapes |= {"part.norm1.weight": (8,)}
     side, _ = canonical(signature(shapes), wanted(shapes))
     units = {unit.path[-1]: unit for unit in units_of(side)}
-    assert _counted_alike(units["bn1"], units["conv1"])
-    assert _counted_alike(units["conv2"], units["bn2"])
-    assert not _counted_alike(units["bn1"], units["conv2"])
-    assert not _counted_alike(units["norm1"], units["fc1"])  # the first norm of a block is after its first attention
+    assert counted_alike(units["bn1"], units["conv1"])
+    assert counted_alike(units["conv2"], units["bn2"])
+    assert not counted_alike(units["bn1"], units["conv2"])
+    assert not counted_alike(units["norm1"], units["fc1"])  # the first norm of a block is after its first attention

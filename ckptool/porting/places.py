@@ -1,0 +1,30 @@
+"""Where modules stand in a model: the numbered parts around them, and how near two of them are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .units import Unit
+from .words import common_start
+
+Path = tuple[str, ...]
+
+
+def block_of(path: Sequence[str]) -> Path:
+    """The numbered part of the model around a module: everything up to the last number that is not its own name."""
+    return next(iter(reversed(parts_around(path))), ())
+
+
+def parts_around(path: Sequence[str]) -> list[Path]:
+    """The numbered parts of the model around a module, from the outermost on."""
+    return [tuple(path[: at + 1]) for at in range(len(path) - 1) if path[at].isdigit()]
+
+
+def nearness(one: Unit, other: Unit) -> int:
+    """How many components two paths have in common, from the front on."""
+    return common_start((one.path, other.path))
+
+
+def without_digits(path: Sequence[str]) -> Path:
+    """The names of a path; those of blocks of one list are equal."""
+    return tuple("".join(c for c in component if not c.isdigit()) for component in path)

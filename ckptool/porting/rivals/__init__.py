@@ -1,0 +1,87 @@
+"""The last question before a pair counts as certain: would the swap with another pair fit as well?
+
+Two pairs that look alike (equal shapes) and stand in one block can be exchanged without any shape telling. What tells
+is weighed here once more, for all of them together and by other means than those that made the pairs: names, soft
+words, and the orders of both sides, each as far as it can be believed in this block. Where nothing speaks for a pair
+against its swap, or something speaks for the swap, it is a guess with a rival, whatever evidence made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .. import elsewhere
+from ..counting import backwards, rows
+from ..match import Matching
+from ..places import block_of
+from ..sequences import Sequences
+from ..units import Pair
+from .alike import COMPANY, MOST, across_blocks, by_block, in_doubt, look_alikes, strays
+from .belief import Belief
+from .company import crossed, in_company
+from .doubting import doubt_both, in_both_directions, left_over, settle, spread
+from .exchange import rearrange, take_up
+from .names import by_names
+from .swaps import Swaps
+
+
+def weigh(matching: Matching, sequences: Sequences) -> None:
+    """Add a doubt and a rival to every pair that a swap with another fits as well.
+
+    Args:
+        matching: finished; its units get doubts.
+        sequences: says which orders of the two sides are known.
+    """
+    take_up(matching)
+    _count_backwards(matching.pairs)
+    swaps = Swaps(matching, sequences)
+    elsewhere.settle(matching.pairs, in_doubt(swaps))
+    rearrange(swaps)
+    swaps.see_branches()
+    _weigh_in_blocks(swaps)
+    _weigh_across_blocks(swaps)
+    settle(matching, swaps)
+    for one, other in strays(matching.pairs):
+        doubt_both(one, other, "what is around it comes from where {} is")
+    spread(matching.pairs)
+    in_both_directions(matching.pairs)
+    left_over(matching)
+
+
+def _count_backwards(pairs: list[Pair]) -> None:
+    """Note of which lists around them the two sides count from opposite ends."""
+    turned = backwards(pairs)
+    for pair in pairs:
+        for side, unit in enumerate(pair):
+            unit.backwards |= frozenset(row for row, _ in rows(unit.path)) & {both[side] for both in turned}
+
+
+def _weigh_in_blocks(swaps: Swaps) -> None:
+    belief = Belief(swaps.pairs, swaps.orders, swaps.overall)
+    for pairs in by_block(swaps.pairs).values():
+        found = [(one, other, swaps.reason(one, other, belief.about(one, other))) for one, other in look_alikes(pairs)]
+        anchors = _certain(pairs, _in_question(found))
+        for one, other, reason in found:
+            if reason and not swaps.contents.fit_only_so(one, other) and not in_company(one, other, anchors, least=2):
+                doubt_both(one, other, reason)
+            elif not reason and by_names(one, other) != "sure" and in_company(*crossed(one, other), anchors):
+                doubt_both(one, other, COMPANY)
+
+
+def _weigh_across_blocks(swaps: Swaps) -> None:
+    blocks = by_block(swaps.pairs)
+    found = across_blocks(swaps)
+    open_to = _in_question(found)
+    for one, other, reason in found:
+        around = _certain([*blocks[block_of(one[0].path)], *blocks[block_of(other[0].path)]], open_to)
+        if not swaps.contents.fit_only_so(one, other) and not in_company(one, other, around[:MOST]):
+            doubt_both(one, other, reason)
+
+
+def _in_question(found: Iterable[tuple[Pair, Pair, str | None]]) -> set[int]:
+    return {id(unit) for one, other, reason in found if reason for unit in (one[0], other[0])}
+
+
+def _certain(pairs: list[Pair], open_to: set[int]) -> list[Pair]:
+    """What nothing speaks against: who is in question vouches for nobody."""
+    return [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]

@@ -1,0 +1,147 @@
+"""Which pairs could be exchanged: all look-alikes of a block, and what speaks for a swap across blocks."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+from ..branches import beside
+from ..places import Path, block_of, parts_around
+from ..units import Pair, series
+from .company import crossed, in_company
+from .names import by_names
+from .swaps import AGAINST, Swaps
+
+#: Sources are exchanged in groups of look-alikes up to this size.
+MOST = 64
+#: So many look-alikes are compared each with each; in larger groups each with its neighbours.
+_ALL_WITH_ALL = 24
+_NEAR = 3
+
+COMPANY = "what stands beside it speaks for the swap with {}"
+
+#: Two pairs, and why their swap cannot be excluded.
+Question = tuple[Pair, Pair, str]
+
+
+def by_block(pairs: Iterable[Pair]) -> dict[Path, list[Pair]]:
+    """The pairs of each block of the target."""
+    blocks: dict[Path, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        blocks[block_of(pair[0].path)].append(pair)
+    return blocks
+
+
+def by_look(pairs: Iterable[Pair]) -> dict[object, list[Pair]]:
+    """The pairs that look alike."""
+    alike: dict[object, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        alike[pair[0].colour].append(pair)
+    return alike
+
+
+def look_alikes(pairs: Iterable[Pair]) -> Iterator[tuple[Pair, Pair]]:
+    """Couples of look-alikes."""
+    for group in by_look(pairs).values():
+        if len(group) <= _ALL_WITH_ALL:
+            yield from combinations(group, 2)
+            continue
+        for key in (lambda p: p[0].order, lambda p: p[1].order):
+            row = sorted(group, key=key)
+            for at, one in enumerate(row):
+                for other in row[at + 1 : at + 1 + _NEAR]:
+                    yield one, other
+
+
+def in_doubt(swaps: Swaps) -> set[int]:
+    """The `id` of the targets of pairs that are doubted, or that a swap in their block fits as well."""
+    found = {id(t) for t, _ in swaps.pairs if t.doubts}
+    for pairs in by_block(swaps.pairs).values():
+        for one, other in look_alikes(pairs):
+            if swaps.reason(one, other) and not swaps.contents.fit_only_so(one, other):
+                found |= {id(one[0]), id(other[0])}
+    return found
+
+
+def across_blocks(swaps: Swaps) -> list[Question]:
+    """Look-alikes of different blocks that names, company or their running beside each other put in question."""
+    return [*_by_names(swaps.pairs), *_by_company(swaps.pairs), *_by_branches(swaps)]
+
+
+def _by_names(pairs: list[Pair]) -> Iterator[Question]:
+    """Look-alikes of which more than the numbers differs: a few of every kind."""
+    for alike in _kinds(pairs).values():
+        for ones, others in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
+            one, other = ones[0], others[0]
+            if not _in_one_block(one, other) and by_names(one, other, soft=False) == "against":
+                yield from ((pair, other, AGAINST) for pair in ones)
+                yield from ((one, pair, AGAINST) for pair in others)
+
+
+def _by_company(pairs: list[Pair]) -> Iterator[Question]:
+    """Look-alikes of which each would stand with those of its block if they were swapped."""
+    blocks = by_block(pairs)
+    for alike in _kinds(pairs).values():
+        for ones, others in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
+            one = ones[0]
+            other = next((pair for pair in others if not _in_one_block(pair, one)), None)
+            if other is None or by_names(one, other) == "sure":
+                continue
+            both = block_of(one[0].path), block_of(other[0].path)
+            if () in both:
+                continue
+            around = [
+                pair
+                for block in both
+                for pair in blocks[block]
+                if pair[0].colour != one[0].colour and not pair[0].doubts
+            ][:MOST]
+            if in_company(*crossed(one, other), around, least=2) and not in_company(one, other, around):
+                yield from ((pair, other, COMPANY) for pair in ones)
+                yield from ((one, pair, COMPANY) for pair in others)
+
+
+def _by_branches(swaps: Swaps) -> Iterator[Question]:
+    """Look-alikes that run beside each other."""
+    for group in by_look(swaps.pairs).values():
+        for one, other in combinations(group[:MOST], 2):
+            apart = not _in_one_block(one, other) and beside(one[0], other[0])
+            if apart and (reason := swaps.reason(one, other)):
+                yield one, other, reason
+
+
+def _in_one_block(one: Pair, other: Pair) -> bool:
+    return block_of(one[0].path) == block_of(other[0].path)
+
+
+def _kinds(pairs: list[Pair]) -> dict[object, dict[object, list[Pair]]]:
+    """Look-alikes, by the lists that they are in on the two sides."""
+    kinds: dict[object, dict[object, list[Pair]]] = defaultdict(lambda: defaultdict(list))
+    for pair in pairs:
+        kinds[pair[0].colour][(series(pair[0]), series(pair[1]))].append(pair)
+    return kinds
+
+
+def strays(pairs: list[Pair]) -> Iterator[tuple[Pair, Pair]]:
+    """Pairs whose source is in another block than those of most of the target's block, and who has it from there."""
+    members: tuple[dict[Path, list[Pair]], ...] = defaultdict(list), defaultdict(list)
+    for pair in pairs:
+        for side, unit in enumerate(pair):
+            for part in parts_around(unit.path):
+                members[side][part].append(pair)
+    owner = {s.path: (t, s) for t, s in pairs}
+    for part, held in members[1].items():
+        counts = Counter(own for t, _ in held for own in parts_around(t.path))
+        own = max((o for o, n in counts.items() if n > len(held) / 2), key=len, default=None)
+        if own is None or counts[own] <= len(members[0][own]) / 2:
+            continue
+        at = len(part)
+        for t, s in members[0][own]:
+            if s.path[: at - 1] == part[:-1] and s.path[at - 1] != part[-1] and s.path[at - 1].isdigit():
+                around = [s2.path[:at] == s.path[:at] for t2, s2 in members[0][own] if t2.path[:-1] == t.path[:-1]]
+                if len(around) > 1 and sum(around) > len(around) / 2:
+                    continue  # the part of the block that it is in comes from there
+                rival = owner.get((*part, *s.path[at:]))
+                if rival is not None and rival[0].colour == t.colour:
+                    yield (t, s), rival

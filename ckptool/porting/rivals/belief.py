@@ -1,0 +1,140 @@
+"""The orders that both sides have, and how far each can be believed: all over a model, and in one of its blocks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+
+from ..places import Path, block_of, nearness
+from ..sequences import Sequences
+from ..units import Pair, Unit, series, template
+from .names import by_numbers
+
+#: An order in which less than this share of a block agrees with the other side decides nothing there.
+BELIEVED = 0.85
+#: A block in which less than this many couples tell about an order is judged by the whole model.
+_FEW = 3
+#: So many pairs from each end of a list stand for all of it.
+_SOME = 12
+
+_Place = Callable[[Unit], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order that both sides have: for two pairs, whether it keeps them (1), turns them round (-1) or is silent."""
+
+    name: str
+    vote: Callable[[Pair, Pair], int]
+
+
+def orders_of(sequences: Sequences) -> list[Order]:
+    """The orders of two sides that can be held against each other."""
+    found: list[Order] = []
+    both = sequences.traced and sequences.source_traced
+    if both:
+        found.append(Order("execution order of both", partial(_vote, _used, _used)))
+    if sequences.ordered:
+        if sequences.traced and not both:
+            found.append(Order("execution order", partial(_vote, _used, _stored)))
+        if not both:
+            found.append(Order("registration order", partial(_vote, _stored, _stored)))
+    if sequences.traced and not both:
+        found.append(Order("order of its numbers", _counted))
+    return found
+
+
+def _used(unit: Unit) -> float | None:
+    return unit.used
+
+
+def _stored(unit: Unit) -> float | None:
+    return unit.order
+
+
+def _vote(of_target: _Place, of_source: _Place, one: Pair, other: Pair) -> int:
+    t, s = of_target(one[0]), of_source(one[1])
+    t2, s2 = of_target(other[0]), of_source(other[1])
+    if t is None or s is None or t2 is None or s2 is None or t == t2 or s == s2:
+        return 0
+    return 1 if (t < t2) == (s < s2) else -1
+
+
+def _counted(one: Pair, other: Pair) -> int:
+    """Whether the target uses two of a list in the order in which the source numbers them."""
+    t, t2, s, s2 = one[0], other[0], one[1], other[1]
+    if t.used is None or t2.used is None or t.used == t2.used or s.numbers == s2.numbers or series(s) != series(s2):
+        return 0
+    return 1 if (t.used < t2.used) == (s.numbers < s2.numbers) else -1
+
+
+def concordance(order: Order, pairs: Sequence[Pair], least: int = 0, otherwise: float = 1.0) -> float:
+    """The share of all couples of unlike pairs that lie in one order on both sides; OTHERWISE if less than LEAST."""
+    step = max(len(pairs) // 60, 1)
+    return _share(order, (both for both in combinations(pairs[::step], 2) if _telling(*both)), max(least, 1), otherwise)
+
+
+def _telling(one: Pair, other: Pair) -> bool:
+    return one[0].colour != other[0].colour or by_numbers(one, other) > 0
+
+
+def _share(order: Order, couples: Iterable[tuple[Pair, Pair]], least: int, otherwise: float) -> float:
+    votes = [vote for one, other in couples if (vote := order.vote(one, other))]
+    return sum(vote > 0 for vote in votes) / len(votes) if len(votes) >= least else otherwise
+
+
+class Belief:
+    """How far each order can be believed in a block.
+
+    Args:
+        pairs: what was matched.
+        orders: the orders.
+        overall: how far each can be believed all over the model.
+    """
+
+    def __init__(self, pairs: Iterable[Pair], orders: Sequence[Order], overall: Mapping[str, float]) -> None:
+        self._pairs, self._orders, self._overall = list(pairs), orders, overall
+        self._blocks: dict[Path, list[Pair]] = defaultdict(list)
+        for pair in self._pairs:
+            self._blocks[block_of(pair[0].path)].append(pair)
+        self._members: dict[int, dict[Path, list[Pair]]] = {}
+        self._known: dict[tuple[Path, ...], dict[str, float]] = {}
+
+    def about(self, one: Pair, other: Pair) -> dict[str, float]:
+        """The share of what is in the block of two pairs, but not in the two parts in question, that an order keeps.
+
+        That the layers of two parts lie as one part after the other says nothing about which of the parts is which.
+        """
+        at = nearness(one[0], other[0]) + 1
+        parts = tuple(sorted((one[0].path[:at], other[0].path[:at])))
+        if min(len(one[0].path), len(other[0].path)) <= at:
+            parts = ()
+        block = block_of(one[0].path)
+        about = (block, *parts)
+        if about not in self._known:
+            outside = [pair for pair in self._blocks[block] if not parts or pair[0].path[:at] not in parts]
+            elsewhere = self._across(*parts) if parts else []
+            self._known[about] = {
+                order.name: concordance(order, outside, _FEW, _share(order, elsewhere, _FEW, self._overall[order.name]))
+                for order in self._orders
+            }
+        return self._known[about]
+
+    def _across(self, part: Path, other: Path) -> list[tuple[Pair, Pair]]:
+        """Some couples of two parts of these names (`blocks.{}.a` and `blocks.{}.b`) in different blocks.
+
+        They lie in one order where blocks follow each other on both sides, and in none where one side has a list of
+        blocks and the other a list for each part.
+        """
+        at = len(part)
+        if at not in self._members:
+            self._members[at] = defaultdict(list)
+            for pair in self._pairs:
+                self._members[at][template(pair[0].path[:at])].append(pair)
+        ours, theirs = (self._members[at][template(path)] for path in (part, other))
+        found = [(a, b) for a in ours[:_SOME] for b in theirs[:_SOME]]
+        found += [(a, b) for a in ours[-_SOME:] for b in theirs[-_SOME:]]
+        return [(a, b) for a, b in found if a[0].path[: at - 1] != b[0].path[: at - 1]]

@@ -1,0 +1,115 @@
+"""The company that pairs keep: what is certain, and stands nearer to one of two on both sides.
+
+A batch norm stands in one module with a convolution whose shape no other has, is called after it, is counted with it,
+or is used directly after it. Where that holds on both sides, it tells the batch norm from another that looks alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
+
+from ..branches import beside
+from ..places import Path, block_of, nearness, parts_around
+from ..series import series_of
+from ..units import Pair, Unit
+from ..words import numbers, shared, telling_words
+from .names import list_places
+
+#: So many pairs around a target are asked where its source should stand.
+ANCHORS = 12
+
+
+def crossed(one: Pair, other: Pair) -> tuple[Pair, Pair]:
+    """Two pairs with their sources exchanged."""
+    return (one[0], other[1]), (other[0], one[1])
+
+
+def in_company(one: Pair, other: Pair, anchors: Iterable[Pair], least: int = 1) -> bool:
+    """Whether what is certain stands nearer to one of the two on both sides, and seldom nearer to the other on one.
+
+    Args:
+        anchors: what is certain.
+        least: so many have to say so: that one layer is used next to it and counted with it may be chance. A module
+            that both stand in counts twice.
+    """
+    with_us = against = vouching = 0
+    near = min(nearness(one[0], other[0]), max(len(block_of(one[0].path)), 1))
+    for t, s in anchors:
+        path = nearness(one[0], t) - nearness(other[0], t)
+        here = (
+            path,
+            _kinship(one[0], t) - _kinship(other[0], t),
+            _in_line(one[0], t) - _in_line(other[0], t),
+            counted_alike(one[0], t) - counted_alike(other[0], t),
+            # at the end of a block the next one begins, whatever that has to do with it
+            _next_to(one[0], t) - _next_to(other[0], t) if nearness(one[0], t) >= near else 0,
+        )
+        there = (
+            nearness(one[1], s) - nearness(other[1], s),
+            _kinship(one[1], s) - _kinship(other[1], s),
+            _in_line(one[1], s) - _in_line(other[1], s),
+            counted_alike(one[1], s) - counted_alike(other[1], s),
+        )
+        if here[0] * there[0] < 0:
+            return False
+        votes = [a * b for a in here for b in there]
+        for_us = sum(vote > 0 for vote in votes)
+        with_us += for_us
+        against += sum(vote < 0 for vote in votes)
+        # what is used next to it, as what works on what it gives, is what it is called after
+        called = here[4] * there[1] > 0 and not beside(one[0], t)
+        vouching += 2 if here[0] * there[0] > 0 or called else for_us > 0
+    return with_us > 2 * against and vouching >= least
+
+
+def _kinship(one: Unit, other: Unit) -> int:
+    """How many telling words the names of two units have in common."""
+    return shared(*({word for word in telling_words(unit.path) if len(word) > 1} for unit in (one, other)))
+
+
+def _in_line(one: Unit, other: Unit) -> bool:
+    """Whether two are the same but for one number."""
+    return not _lines(one.path).isdisjoint(_lines(other.path))
+
+
+@cache
+def _lines(path: Path) -> frozenset[str]:
+    return frozenset(row for row, _ in series_of(path))
+
+
+def counted_alike(one: Unit, other: Unit) -> bool:
+    """Whether two stand at the same place of lists, as the layers of one block do where each kind has its list.
+
+    Or have the same numbers, where one is a batch norm and the other a layer: `bn1` and `conv1`.
+    """
+    if bool(one.backwards) != bool(other.backwards):
+        return False
+    if ("running_var" in one.pieces) != ("running_var" in other.pieces):
+        return one.numbers == other.numbers and numbers(one.path[-1:]) != ()
+    return list_places(one) == list_places(other) != []
+
+
+def _next_to(one: Unit, other: Unit) -> bool:
+    """Whether one is used directly before or after another."""
+    return one.turn is not None and other.turn is not None and abs(one.turn - other.turn) == 1
+
+
+class Certain:
+    """Pairs that nothing speaks against, by the numbered parts that they are in."""
+
+    def __init__(self, pairs: Iterable[Pair]) -> None:
+        self._held: dict[Path, list[Pair]] = defaultdict(list)
+        for pair in pairs:
+            for part in ((), *parts_around(pair[0].path)):
+                self._held[part].append(pair)
+
+    def around(self, one: Pair, other: Pair) -> list[Pair]:
+        """Some that are around each of two pairs, in the innermost numbered part that holds more than one."""
+        found: dict[int, Pair] = {}
+        for t, _ in (one, other):
+            parts = ((), *parts_around(t.path))
+            held = next((held for part in reversed(parts) if len(held := self._held[part]) > 1), self._held[()])
+            found.update((id(pair), pair) for pair in held[:ANCHORS])
+        return [pair for pair in found.values() if pair[0] not in (one[0], other[0])]

@@ -1,0 +1,108 @@
+"""Doubts that are added for a swap, taken back where all swaps are excluded, and shared by what belongs together."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+
+from ..match import Matching
+from ..places import Path, block_of, parts_around
+from ..scopes import IN_ANOTHER_ORDER
+from ..units import OfOrder, Pair, Unit
+from .alike import MOST, by_look
+from .company import Certain, crossed, in_company
+from .names import own_words, soft_words
+from .swaps import Swaps
+
+#: How doubts begin that are about a whole part of the model, which no exchange of two layers settles.
+OF_PARTS = "equal parts"
+
+
+def doubt_both(one: Pair, other: Pair, reason: str) -> None:
+    """Doubt two pairs that may be swapped, each with the source of the other as its rival."""
+    _doubt(one, other, reason)
+    _doubt(other, one, reason)
+
+
+def _doubt(pair: Pair, other: Pair, reason: str) -> None:
+    target = pair[0]
+    if not any(d.startswith(reason.partition("{}")[0]) for d in target.doubts):
+        target.doubts.append(reason.format(".".join(other[1].path)))
+    if other[1] not in target.rivals:
+        target.rivals.append(other[1])
+
+
+def settle(matching: Matching, swaps: Swaps) -> None:
+    """Take back doubts about orders where something better excludes every swap, or where there is nothing to swap."""
+    certain = Certain(pair for pair in matching.pairs if not pair[0].doubts)
+
+    def in_better_company(one: Pair, other: Pair) -> bool:
+        around = certain.around(one, other) if block_of(one[0].path) == block_of(other[0].path) else []
+        return in_company(one, other, around) and not in_company(*crossed(one, other), around)
+
+    _take_back(
+        matching,
+        lambda doubt: isinstance(doubt, OfOrder),
+        lambda one, other: (
+            swaps.contents.fit_only_so(one, other) or swaps.excluded(one, other) or in_better_company(one, other)
+        ),
+    )
+    _take_back(
+        matching,
+        lambda doubt: doubt == IN_ANOTHER_ORDER,
+        lambda one, other: swaps.contents.fit_only_so(one, other) or swaps.reason(one, other) is None,
+    )
+
+
+def _take_back(matching: Matching, about: Callable[[str], bool], excluded: Callable[[Pair, Pair], bool]) -> None:
+    """Take back the doubts of a kind about pairs of which every swap with a look-alike is excluded."""
+    others = Counter(unit.colour for unit in (*matching.free_targets, *matching.free_sources))
+    others.update(unit.colour for cell in matching.undecided for side in cell for unit in side)
+    alike = by_look(matching.pairs)
+    for one in matching.pairs:
+        group = alike[one[0].colour]
+        if others[one[0].colour] or len(group) > MOST or not any(map(about, one[0].doubts)):
+            continue
+        if all(other is one or excluded(one, other) for other in group):
+            one[0].doubts = [doubt for doubt in one[0].doubts if not about(doubt)]
+
+
+def spread(pairs: list[Pair]) -> None:
+    """A doubt about most of a numbered part is one about all of it that has no equal name."""
+    parts: dict[Path, list[Unit]] = defaultdict(list)
+    for t, _ in pairs:
+        for part in parts_around(t.path):
+            parts[part].append(t)
+    for units in parts.values():
+        doubts = [next((d for d in unit.doubts if d.startswith(OF_PARTS)), None) for unit in units]
+        found = next((d for d in doubts if d is not None), None)
+        if found is not None and sum(d is not None for d in doubts) > len(units) / 2:
+            for unit, doubt in zip(units, doubts, strict=True):
+                if doubt is None and "name" not in unit.evidence:
+                    unit.doubts.append(found)
+
+
+def in_both_directions(pairs: list[Pair]) -> None:
+    """What is in doubt about one direction of a recurrent layer is about the other."""
+    found = {t.path: t for t, _ in pairs if "weight_ih" in t.pieces}
+    for path, t in found.items():
+        other = found.get(path[:-1]) if path[-1:] == ("reverse",) else None
+        if other is not None and bool(t.doubts) != bool(other.doubts):
+            doubted, sure = (t, other) if t.doubts else (other, t)
+            if "name" not in sure.evidence:
+                sure.doubts += doubted.doubts
+
+
+def left_over(matching: Matching) -> None:
+    """Doubt pairs whose source would go as well to a target that is left without one, in the same block."""
+    free: dict[object, list[Unit]] = defaultdict(list)
+    for unit in matching.free_targets:
+        free[(unit.colour, block_of(unit.path))].append(unit)
+    for t, s in matching.pairs:
+        if "name" in t.evidence or t.doubts:
+            continue
+        for other in free.get((t.colour, block_of(t.path)), ()):
+            ours, theirs = own_words(t, s, other, other), own_words(other, s, t, t)
+            if theirs > ours or (theirs == ours and soft_words(other, s) >= soft_words(t, s)):
+                t.doubts.append(f"it fits {'.'.join(other.path)} as well, which is left without a source")
+                break

@@ -1,0 +1,105 @@
+"""Pairs that are made, and made anew, by all that is known together."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from ..match import Matching
+from ..places import block_of, nearness, without_digits
+from ..units import OfOrder, Pair, Unit, hard_conflict, similarity
+from .alike import MOST, by_look
+from .belief import BELIEVED
+from .company import ANCHORS, Certain, crossed, in_company
+from .doubting import OF_PARTS, doubt_both
+from .names import by_names, by_numbers, soft_words
+from .swaps import Swaps
+
+
+def take_up(matching: Matching) -> None:
+    """Pair what nothing could separate, for the time being and in doubt, so that it is weighed with all else."""
+    left = []
+    for targets, sources in matching.undecided:
+        if len(targets) != len(sources) or len(targets) > MOST:
+            left.append((targets, sources))
+            continue
+        free = sorted(sources, key=lambda s: s.order)
+        certain = list(matching.pairs)
+        for t in sorted(targets, key=lambda t: t.order if t.used is None else t.used):
+            around = sorted(certain, key=lambda pair: -nearness(t, pair[0]))[:ANCHORS]
+            s = max(free, key=lambda s: (hard_conflict(t.words, s.words) is None, _fitness(t, s, around)))
+            free.remove(s)
+            t.doubts.append(OfOrder(f"{len(sources)} tensors of the source fit as well"))
+            t.rivals = [u for u in sources if u is not s][:8]
+            matching.pairs.append((t, s))
+    matching.undecided[:] = left
+    matching.pairs.sort(key=lambda pair: pair[0].order)
+
+
+def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
+    """How well a source fits by its name, and by standing where the sources of those around its target stand."""
+    beside = sum(nearness(s, other) for _, other in around)
+    return similarity(t, s) + beside / max(len(around), 1)
+
+
+def rearrange(swaps: Swaps) -> None:
+    """Exchange the sources of two pairs as long as all that is known together speaks for it."""
+    pairs = swaps.pairs
+    certain = Certain(pair for pair in pairs if all(doubt.startswith(OF_PARTS) for doubt in pair[0].doubts))
+    places = {id(t): at for at, (t, _) in enumerate(pairs)}
+    for alike in by_look(pairs).values():
+        group = [places[id(t)] for t, _ in alike]
+        if len(group) > MOST:
+            continue
+        exchanged: list[tuple[int, int]] = []
+        for _ in group:
+            better = [
+                (gain, i, j)
+                for i, j in combinations(group, 2)
+                if _in_question(pairs[i], pairs[j], swaps)
+                and (gain := -_balance(pairs[i], pairs[j], swaps, certain.around(pairs[i], pairs[j]))) > 0
+            ]
+            if not better:
+                break
+            _, i, j = max(better)
+            pairs[i], pairs[j] = crossed(pairs[i], pairs[j])
+            for unit in (pairs[i][0], pairs[j][0]):
+                unit.evidence = ["exchanged, for all that speaks for it"]
+            exchanged.append((i, j))
+        for i, j in exchanged:
+            one, other = pairs[i], pairs[j]
+            within = all(block_of(one[side].path) == block_of(other[side].path) for side in (0, 1))
+            if by_names(one, other) != "sure" and not (within and swaps.reason_in_row(one, other) is None):
+                doubt_both(one, other, "all but the numbers spoke for the swap with {}")
+
+
+def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
+    """Whether two pairs of blocks of one name may be exchanged at all: one is in doubt, or nothing excludes it."""
+    if without_digits(block_of(one[0].path)) != without_digits(block_of(other[0].path)):
+        return False
+    return bool(one[0].doubts or other[0].doubts or swaps.reason_in_row(one, other))
+
+
+def _shortcuts(*pairs: Pair) -> int:
+    """In how many pairs both names speak of a shortcut, or both of what it goes around, less those that differ."""
+    return sum(soft_words(t, s, "branch") for t, s in pairs)
+
+
+def _balance(one: Pair, other: Pair, swaps: Swaps, around: list[Pair]) -> float:
+    """How much more speaks for two pairs than for their swap; below zero, the swap is better."""
+    swap = crossed(one, other)
+    if swaps.contents.fit_only_so(one, other):
+        return 10.0
+    if swaps.contents.fit_only_so(*swap):
+        return -10.0
+    score = {"sure": 4.0, "for": 1.5, "nothing": 0.0, "against": -0.25}[by_names(one, other)]
+    if score < 0 and by_names(*swap) == "sure":
+        score = -4.0
+    if score < 0 and _shortcuts(one, other) < _shortcuts(*swap):
+        score = -3.25  # they are registered first or last, and are called so
+    score += 1.5 * by_numbers(one, other)
+    weight = 1.0 if block_of(one[0].path) == block_of(other[0].path) else 3.0  # a block comes from one place
+    score += weight * (in_company(one, other, around) - in_company(*swap, around))
+    if score >= 0:
+        return score  # orders alone exchange nothing: they made these pairs
+    believed = {order.name: 1.0 if swaps.overall[order.name] >= BELIEVED else 0.25 for order in swaps.orders}
+    return score + sum(order.vote(one, other) * believed[order.name] for order in swaps.orders)

@@ -1,0 +1,129 @@
+"""What names and numbers say about two pairs, and about their swap."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..counting import row_of
+from ..units import Pair, Unit, hard_conflict, label_of, series
+from ..words import labels, shared, table, telling_words, words_of
+
+#: They exclude the swap, speak for the pairs as they are, speak for the swap, or say nothing.
+Said = Literal["sure", "for", "against", "nothing"]
+
+
+def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
+    """What the names say about two pairs and their swap.
+
+    Args:
+        soft: words that do not exclude each other count, too.
+    """
+    if "name" in one[0].evidence and "name" in other[0].evidence:
+        return "sure"
+    if any(place != other[0].settled.get(kinds, place) for kinds, place in one[0].settled.items()):
+        return "sure"
+    (t, s), (t2, s2) = one, other
+    swapped = (hard_conflict(t.words, s2.words) is not None) + (hard_conflict(t2.words, s.words) is not None)
+    as_is = (hard_conflict(t.words, s.words) is not None) + (hard_conflict(t2.words, s2.words) is not None)
+    agreed = _agreed(t, s) + _agreed(t2, s2) - _agreed(t, s2) - _agreed(t2, s)
+    if swapped > as_is or (swapped == as_is and agreed > 0):
+        return "sure"
+    if as_is > swapped or agreed < 0:
+        return "against"
+    said = soft_words(t, s) + soft_words(t2, s2) - soft_words(t, s2) - soft_words(t2, s)
+    words = own_words(t, s, t2, s2) + own_words(t2, s2, t, s)
+    crossed = own_words(t, s2, t2, s) + own_words(t2, s, t, s2)
+    if words != crossed and said * (words - crossed) >= 0:
+        return "sure" if words > crossed else "against"
+    equal = (t.path[-1] == s.path[-1]) + (t2.path[-1] == s2.path[-1])
+    if (
+        not any(u.path[-1].isdigit() for u in (t, t2, s, s2))
+        and t.path[-1] != t2.path[-1]
+        and s.path[-1] != s2.path[-1]
+    ):
+        if equal:
+            return "sure"
+        if t.path[-1] == s2.path[-1] or t2.path[-1] == s.path[-1]:
+            return "against"
+    if not soft:
+        return "nothing"
+    if said == 0:
+        said = _counted_out(t, s) + _counted_out(t2, s2) - _counted_out(t, s2) - _counted_out(t2, s)
+    return "for" if said > 0 else "against" if said < 0 else "nothing"
+
+
+def _agreed(t: Unit, s: Unit) -> int:
+    """In how many groups of words that exclude each other both names say the same."""
+    return len(labels(t.words, hard=True).items() & labels(s.words, hard=True).items())
+
+
+def soft_words(t: Unit, s: Unit, only: str = "") -> int:
+    """In how many groups of words that do not exclude each other both names say the same, less those of other words.
+
+    Args:
+        only: the group that counts; all, if it is empty.
+    """
+    own, theirs = labels(t.words, hard=False), labels(s.words, hard=False)
+    both = [group for group in own.keys() & theirs.keys() if only in ("", group)]
+    return sum(1 if own[group] == theirs[group] else -1 for group in both)
+
+
+def own_words(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
+    """How many words A and B have in common that tell them from the others."""
+    own = telling_words(a.path) - telling_words(not_a.path)
+    return shared(own, telling_words(b.path) - telling_words(not_b.path))
+
+
+def _counted_out(t: Unit, s: Unit) -> bool:
+    """Whether one name says in a word which of its kind it is, and the other has that number: `second_bn` and `bn2`."""
+    (own, spelt), (theirs, spelt_there) = _which(t), _which(s)
+    return own is not None and own == theirs and (spelt or spelt_there)
+
+
+def _which(unit: Unit) -> tuple[int | None, bool]:
+    """Which of its kind a unit is by the last of its names, counted from one, and whether a word says so."""
+    name = unit.words[-len(words_of(unit.path[-1:])) :]
+    said = next((word for word in reversed(name) if word.isdigit() or word in table().ordinals), None)
+    if said is None:
+        return None, False
+    return (int(said), False) if said.isdigit() else (table().ordinals[said], True)
+
+
+def by_convention(one: Pair, other: Pair) -> bool:
+    """Whether one side calls them gate and up, which stand side by side, and the other does not say which is which."""
+    own, theirs = ({label_of(one[side], "neck"), label_of(other[side], "neck")} for side in (0, 1))
+    both = {"gate", "up"}
+    return (own == both) != (theirs == both)
+
+
+def by_numbers(one: Pair, other: Pair) -> int:
+    """Whether both sides number the two, each in one series: in the same direction (1), in others (-1), or not (0)."""
+    t, t2, s, s2 = one[0], other[0], one[1], other[1]
+    if series(t) != series(t2) or series(s) != series(s2):
+        return 0
+    if t.numbers == t2.numbers or s.numbers == s2.numbers:
+        return 0
+    from_the_end = row_of(t, t2) in t.backwards and row_of(s, s2) in s.backwards
+    if ((t.numbers < t2.numbers) == (s.numbers < s2.numbers)) != from_the_end:
+        return 1
+    if from_the_end:
+        return -1
+    # sizes and scales are numbers, too, and are no places: only steps of equal length are counted backwards
+    return -1 if step(t, t2) == -step(s, s2) else 0
+
+
+def step(one: Unit, other: Unit) -> int:
+    """How far apart two numbers in the paths of a list are."""
+    return next((b - a for a, b in zip(one.numbers, other.numbers, strict=False) if a != b), 0)
+
+
+def in_equal_places(one: Pair, other: Pair) -> bool:
+    """Whether both pairs have the same place in lists on their two sides, and would not if they were swapped."""
+    places = [[list_places(unit) for unit in pair] for pair in (one, other)]
+    same = all(t == s for t, s in places) and not any(unit.backwards for unit in (one[0], other[0]))
+    return same and places[0] != places[1]
+
+
+def list_places(unit: Unit) -> list[str]:
+    """The places of a unit in the lists that it is in."""
+    return [component for component in unit.path if component.isdigit()]

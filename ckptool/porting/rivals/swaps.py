@@ -1,0 +1,95 @@
+"""Whether the swap of two pairs would fit as well: names, numbers and orders, weighed for one couple at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..branches import Branches, beside
+from ..match import Matching
+from ..sequences import Sequences
+from ..units import Pair
+from .belief import BELIEVED, concordance, orders_of
+from .contents import Contents
+from .names import by_convention, by_names, by_numbers, in_equal_places, step
+
+#: Why a swap is not excluded; the source of the other pair goes into the braces.
+AGAINST = "the names speak for the swap with {}"
+_BESIDE = "it runs beside {}, and nothing but the order in which they are registered tells which is which"
+
+
+class Swaps:
+    """What is known of a model, asked about two of its pairs and their swap.
+
+    Args:
+        matching: what was matched.
+        sequences: says which orders of the two sides are known.
+
+    Attributes:
+        pairs: what was matched, as it is now.
+        orders: the orders of both sides.
+        overall: how far each can be believed all over the model.
+        contents: what the parts of both sides hold.
+    """
+
+    def __init__(self, matching: Matching, sequences: Sequences) -> None:
+        self.pairs = matching.pairs
+        self.orders = orders_of(sequences)
+        self.overall = {order.name: concordance(order, self.pairs) for order in self.orders}
+        self.contents = Contents(matching)
+        self.see_branches()
+
+    def see_branches(self) -> None:
+        """Look anew at what branches show about orders, now that other pairs were made."""
+        votes = {order.name: order.vote for order in self.orders}
+        self._branches = Branches(self.pairs, self.contents.of_target, votes)
+
+    def reason(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> str | None:
+        """Why the swap of two pairs cannot be excluded; an empty text where only an order excludes it, else None.
+
+        Args:
+            belief: how far each order can be believed about them; as all over the model if None.
+        """
+        belief = self.overall if belief is None else belief
+        found = self.reason_in_row(one, other, belief)
+        if found == "" and beside(one[0], other[0]):
+            votes = self._believed(one, other, belief)
+            if not any(self._branches.shown(one, other, name) for name, vote in votes.items() if vote > 0):
+                return _BESIDE
+        return found
+
+    def reason_in_row(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> str | None:
+        """The same for what does not run beside each other, or as if it did not."""
+        named = by_names(one, other)
+        if named == "sure":
+            return None
+        if named == "against":
+            return AGAINST
+        belief = self.overall if belief is None else belief
+        believed = self._believed(one, other, belief)
+        against = [name for name, vote in believed.items() if vote < 0]
+        behind = [name for name, vote in believed.items() if vote > 0]
+        if named == "for":
+            if in_equal_places(one, other):
+                return None
+            against = [o.name for o in self.orders if belief[o.name] > 0.5 and o.vote(one, other) < 0]
+            return f"the {against[0]} speaks for the swap with {{}}" if against and not behind else None
+        if by_convention(one, other):
+            return "which of the two is which is a convention of the code: {}"
+        counted = not beside(one[0], other[0]) or step(one[0], other[0]) == step(one[1], other[1])
+        if by_numbers(one, other) > 0 and counted and not (against and not behind):
+            return None
+        if against and behind:
+            return f"the {behind[0]} and the {against[0]} do not agree about it and {{}}"
+        if against:
+            return f"the {against[0]} speaks for the swap with {{}}"
+        if not behind and any(order.vote(one, other) for order in self.orders):
+            return "nothing but an order that is not kept elsewhere tells it from {}"
+        return ""
+
+    def _believed(self, one: Pair, other: Pair, belief: Mapping[str, float]) -> dict[str, int]:
+        return {o.name: vote for o in self.orders if belief[o.name] >= BELIEVED and (vote := o.vote(one, other))}
+
+    def excluded(self, one: Pair, other: Pair) -> bool:
+        """Whether names, numbers or an order that is kept all over the model exclude the swap of two pairs."""
+        reason = self.reason(one, other)
+        return reason is None or (reason == "" and 1 in self._believed(one, other, self.overall).values())
