@@ -95,7 +95,7 @@ class SameInputs:
             elif link.how == "frames":
                 own[place] = given[link.source].unsqueeze(link.order[0]).expand_as(own[place]).clone()
             else:
-                own[place] = given[link.source].permute(link.order) if link.order else given[link.source]
+                own[place] = given[link.source].permute(link.order).contiguous() if link.order else given[link.source]
         return with_leaves(self.theirs, given), with_leaves(self.own, own)
 
 
