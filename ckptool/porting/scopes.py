@@ -362,7 +362,7 @@ def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict
 def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
     """What each of some paths is on the other side, where words that tell them apart say so; else nothing.
 
-    They have to say so of all but one.
+    They have to say so of all, or of one of two.
     """
     sides: list[dict[_Path, frozenset[str]]] = []
     for paths in (own, theirs):
@@ -374,7 +374,8 @@ def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Pa
     if sum(map(len, fitting.values())) > len(found) or len(set(found.values())) < len(found) or not found:
         return {}
     left, free = [t for t in own if t not in found], [s for s in theirs if s not in found.values()]
-    return found | dict(zip(left, free, strict=True)) if len(left) == len(free) < 2 else {}
+    alone = not left or len(own) == len(theirs) == 2
+    return found | dict(zip(left, free, strict=True)) if alone and len(left) == len(free) else {}
 
 
 def _said(path: _Path) -> frozenset[str]:
