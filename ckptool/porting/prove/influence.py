@@ -201,6 +201,43 @@ def _stepped(expr: Expr, old: str, new: str, shapes: MappingOf[str, Shape], shap
         return None
 
 
+def doubt_unseen_rows(
+    entries: dict[str, Entry], mapping: Mapping, seen: Flow, shapes: MappingOf[str, Shape]
+) -> dict[str, Entry]:
+    """A table that is put together of several pieces is a guess where rows of one were not looked up in any run."""
+    used: dict[str, list[tuple[int, int]] | None] = {}
+    for held in (held for use in seen.uses for held in use.held.values()):
+        for key in held.keys:
+            rows = _rows_of(held.expr, key)
+            known = used.setdefault(key, [])
+            used[key] = None if rows is None or known is None else [*known, rows]
+    before = {e.target: e for e in mapping.entries}
+    out = dict(entries)
+    for key, seen_rows in used.items():
+        entry = entries.get(key)
+        if entry is None or entry.expr is None or not seen_rows:
+            continue
+        certain = before[key].status == "mapped" and before[key].expr == entry.expr
+        if certain or entry.expr.op != "cat" or entry.expr.params != (0,):
+            continue
+        at = 0
+        for piece in entry.expr.args:
+            start, at = at, at + ex.shape_of(piece, shapes)[0]
+            if piece.keys() and not any(first < at and start < last for first, last in seen_rows):
+                doubt = f"the proof looked at none of its rows {start:,} to {at - 1:,}"
+                out[key] = replace(entry, status="guessed", doubts=(doubt,))
+    return out
+
+
+def _rows_of(expr: Expr | None, key: str) -> tuple[int, int] | None:
+    """The rows of a key that are used, where these are known to be a part of it."""
+    while expr is not None and expr.op == "reshape":
+        expr = expr.args[0]
+    if expr is None or expr.op != "slice" or expr.params[0] != 0 or expr.args[0] != ex.of(key):
+        return None
+    return int(expr.params[1]), int(expr.params[2])
+
+
 def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[str]) -> dict[str, Entry]:
     """What equal outputs settle: doubts about what they depend on, and about what stands beside that in its module."""
     out = dict(entries)
