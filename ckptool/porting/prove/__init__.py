@@ -79,7 +79,7 @@ def prove(
 
     told.say("looking for inputs that both models take")
     try:
-        both = same_inputs(theirs, own, inputs, source_inputs, judged)
+        both = same_inputs(theirs, own, inputs, source_inputs, judged, code.modules_of(mapping))
     except CannotCarry as error:
         if inputs is not None or source_inputs is not None:
             raise
