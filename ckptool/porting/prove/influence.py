@@ -68,9 +68,18 @@ def by_itself_alone(
 
 
 def taken_back(entries: dict[str, Entry], mapping: Mapping, keys: set[str]) -> dict[str, Entry]:
-    """What had no source before trials found one, and of which nothing that follows shows that it is that, has none."""
+    """What had no source before trials found one, and of which nothing that follows shows that it is that, has none.
+
+    Unless it is called as the layer is that was found: then it stays a guess.
+    """
     open_before = {e.target: e for e in mapping.entries if e.expr is None and not e.default}
-    return {key: open_before[key] if key in keys and key in open_before else e for key, e in entries.items()}
+    back = {key for key in keys & open_before.keys() if not _called_alike(entries[key])}
+    return {key: open_before[key] if key in back else e for key, e in entries.items()}
+
+
+def _called_alike(entry: Entry) -> bool:
+    own = module_of(entry).rpartition(".")[2]
+    return bool(own) and any(own in key.split(".")[:-1] for key in entry.sources)
 
 
 def _shows(use: Use, expected: Flow) -> bool:
