@@ -210,6 +210,28 @@ def test_what_a_parametrization_computes_from_a_tensor_is_not_known_and_said_so(
 # -- roles
 
 
+_NORMS = [("gamma", "beta"), ("shift", "gain"), ("g", "b"), ("beta", "alpha"), ("a_2", "b_2"), ("offset", "scale")]
+
+
+@pytest.mark.parametrize("theirs", _NORMS)
+@pytest.mark.parametrize("own", [("weight", "bias"), *_NORMS])
+def test_factors_and_shifts_of_norms_are_told_whatever_they_are_called_and_in_any_order(
+    own: tuple[str, str], theirs: tuple[str, str]
+) -> None:
+    is_shift = {"bias", "beta", "shift", "b", "b_2", "offset"}.__contains__
+    source = {f"layers.{n}.{key}": s for n in (0, 1) for key, s in _with_norm(theirs).items()}
+    target = {f"blocks.{n}.{key}": s for n in (0, 1) for key, s in _with_norm(own).items()}
+    made = pairing(port(signature(source), wanted(target)))
+    for n in (0, 1):
+        for leaf in own:
+            same = next(name for name in theirs if is_shift(name) == is_shift(leaf))
+            assert made[f"blocks.{n}.norm.{leaf}"] == f"layers.{n}.norm.{same}"
+
+
+def _with_norm(leaves: tuple[str, str]) -> dict[str, tuple[int, ...]]:
+    return {"fc.weight": (8, 6), "fc.bias": (8,), **{f"norm.{leaf}": (8,) for leaf in leaves}, "out.weight": (6, 8)}
+
+
 def test_means_spreads_and_noise_of_noisy_layers_are_told_apart() -> None:
     kinds = {"mu": "mean", "sigma": "spread"}
     source = {f"value.{of}_{k}": s for of, s in {"weight": (6, 9), "bias": (6,)}.items() for k in ("epsilon", *kinds)}
