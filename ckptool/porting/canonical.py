@@ -20,7 +20,7 @@ from .gates import join_gates, of_recurrent_kernels
 from .heads import flat_heads
 from .implied import imply
 from .joined import join_parts
-from .kernels import channels_first, lay_down
+from .kernels import channels_first, lay_down, turn_transposed
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
 from .pieces import Canon, Piece, squeezed
 from .reparametrized import merge_masks, merge_norms, name_unknown
@@ -187,5 +187,6 @@ def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:
         split_fused(one, other, both)  # of experts that were stacked, or of heads
     for one, other in ((source, target), (target, source)):
         lay_down(one, other)
+        turn_transposed(one, other)
     for one, other in ((source, target), (target, source)):
         attach_biases(one, other)
