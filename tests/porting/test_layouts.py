@@ -66,6 +66,17 @@ def test_square_matrices_of_another_name_are_guesses_where_no_size_tells() -> No
     assert len(mapping.entries[0].rivals) == 1
 
 
+@pytest.mark.parametrize(("name", "likely"), [("W_key", "transpose(W_key)"), ("key_weight", "key_weight")])
+def test_a_square_parameter_is_most_likely_multiplied_with_from_the_right_unless_it_is_called_weight(
+    name: str, likely: str
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6, bias=False))
+    made = transfer({name: torch.randn(6, 6)}, model).entries[0]
+    assert made.status == "guessed"
+    assert str(made.expr) == likely
+    assert {str(made.expr), *map(str, made.rivals)} == {name, f"transpose({name})"}
+
+
 def test_square_matrices_of_linear_layers_are_turned_for_a_model_that_multiplies_with_the_same_names() -> None:
     class Turned(torch.nn.Module):
         def __init__(self, *sizes: int) -> None:
