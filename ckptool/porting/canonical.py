@@ -15,6 +15,7 @@ from . import expression as ex
 from .adapters import merge_adapters
 from .affine import join_affine
 from .biases import attach_biases, divide_biases
+from .exported import name_exported
 from .fused import fused_alike, missing_key_bias, split_fused
 from .gates import join_gates, of_recurrent_kernels
 from .heads import flat_heads
@@ -37,6 +38,7 @@ _COUNTER = "num_batches_tracked"
 def canonical(source: Signature, target: Signature, *, lora_scale: float | None = None) -> tuple[Canon, Canon]:
     """Two sides in the common form, and in the same granularity: (source, target)."""
     s, t = _named(source, is_target=False), _named(target, is_target=True)
+    name_exported(s, t)
     divide_layers(s, t)
     general_dense(s, t)
     for canon in (s, t):

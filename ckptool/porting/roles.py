@@ -120,11 +120,7 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
         s != leaf and s.rstrip("0123456789") == leaf.rstrip("0123456789") for s in siblings
     )
     if role is not None and head and not numbered:
-        if (
-            role == "bias"
-            and leaf not in ("bias",)
-            and not {s.lower() for s in siblings} & _FACTORS
-        ):
+        if role == "bias" and leaf not in ("bias",) and not {s.lower() for s in siblings} & _FACTORS:
             return path, "weight"  # a parameter that is alone is no bias of anything
         return head, role
     if {"q_bias", "v_bias"} <= siblings and leaf in ("q_bias", "k_bias", "v_bias"):
