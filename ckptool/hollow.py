@@ -57,6 +57,8 @@ def shape_only(name: str, args: Any, kwargs: Any) -> torch.Tensor | None:
     weight = args[1] if len(args) > 1 else None
     if not isinstance(weight, torch.Tensor):
         return None
+    if name in _GROUPED and x.ndim == 2 and weight.ndim == 3 and x.shape[1] == weight.shape[1]:
+        return x.new_zeros(x.shape[0], weight.shape[2])  # kernels want values that lie apart, and some kinds of numbers
     if weight.device.type != "cpu" or weight.numel() < 2 or any(weight.stride()) or not x.is_floating_point():
         return None
     if name == "linear" and weight.ndim == 2 and x.shape[-1:] == weight.shape[1:]:
@@ -88,6 +90,8 @@ def _convolved(
 _POOLS = frozenset(
     f"{kind}_pool{dims}d" for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for dims in (1, 2, 3)
 )
+#: Rows by one of several matrices each, as mixtures of experts do.
+_GROUPED = frozenset({"grouped_mm", "_grouped_mm"})
 #: Functions of each element, also in place.
 _BY_ELEMENT = frozenset(
     "relu relu_ relu6 leaky_relu leaky_relu_ gelu silu mish elu elu_ selu hardswish hardsigmoid sigmoid tanh "

@@ -383,7 +383,7 @@ _VIEWS = frozenset(
 )
 
 
-_PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm".split())
+_PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm grouped_mm _grouped_mm".split())
 _ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 _MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
 #: Functions that only move what they take in their dimensions.

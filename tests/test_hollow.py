@@ -40,3 +40,13 @@ def test_a_convolution_of_zeros_is_not_computed():
     made = shape_only("conv2d", (zeros(1, 4096, 8000, 8000), zeros(4096, 4096, 3, 3), None, 2, 1), {})
     assert made.shape == (1, 4096, 4000, 4000)
     assert made.stride() == (0, 0, 0, 0)
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "grouped_mm"), reason="newer torch")
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.sampled_from(["cpu", "meta"]))
+def test_rows_by_one_of_several_matrices_have_the_shape_that_torch_gives_them(sizes, device):
+    offsets = torch.tensor(sizes).cumsum(0).to(torch.int32)
+    x, stack = torch.zeros(sum(sizes), 8), torch.zeros(len(sizes), 8, 16)
+    expected = torch.nn.functional.grouped_mm(x, stack, offs=offsets)
+    hollow = stack.to(device) if device == "meta" else zeros(*stack.shape)
+    assert shape_only("grouped_mm", (x.to(device), hollow), {"offs": offsets}).shape == expected.shape

@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,15 @@ def room_of(dotted):
     return room if room in FLOOR else "__init__"
 
 
+def module_of(dotted):
+    """The module that an import of our own loads, or None: `formats/_zip` for `ckptool.formats._zip.read`."""
+    path = dotted.split(".")
+    if path[0] != "ckptool":
+        return None
+    inside = ["/".join(path[1 : end + 1]) for end in range(len(path) - 1, 0, -1)]
+    return next((name for at in inside for name in (at, f"{at}/__init__") if name in MODULES), "__init__")
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_every_module_is_on_the_plan(module):
     assert module.split("/")[0] in FLOOR
@@ -124,6 +134,11 @@ def test_imports_go_down_only(module):
         other = room_of(name) if name.split(".")[0] == "ckptool" else own
         if other != own and (own, other) not in ALLOWED:
             assert FLOOR[other] < FLOOR[own], f"{module}:{line} imports {name}, which is not below it"
+
+
+def test_no_modules_import_each_other_in_a_circle_when_they_are_loaded():
+    above = {module: {module_of(name) for name, lazy, _ in imports_of(module) if not lazy} for module in MODULES}
+    TopologicalSorter({module: below - {module, None} for module, below in above.items()}).prepare()
 
 
 def test_every_exception_from_the_plan_is_used():

@@ -35,6 +35,22 @@ def progress_bar(title: str, total: int, *, wanted: bool) -> Iterator[Callable[[
         yield lambda done: bar.advance(task, done)
 
 
+@contextlib.contextmanager
+def status_line(title: str, *, wanted: bool) -> Iterator[Callable[[str], None] | None]:
+    """A line on stderr that says what is being done, and for how long, for work whose end nobody knows; else None."""
+    if not wanted or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    said = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
+    with Progress(SpinnerColumn(), TimeElapsedColumn(), said, console=Console(stderr=True), transient=True) as line:
+        task = line.add_task(title, total=None)
+        yield lambda text: line.update(task, description=printable(f"{title}: {text}", 200))
+
+
 def print_receipt(
     plan: Plan,
     source: str,

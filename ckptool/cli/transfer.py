@@ -29,7 +29,7 @@ from ..reports.render import size_text
 from ..signature import Signature
 from ..writing import check_target
 from .options import FileName, FormatName
-from .output import print_json, progress_bar, write_page
+from .output import print_json, progress_bar, status_line, write_page
 
 if TYPE_CHECKING:
     from ..architecture import ModelSource
@@ -101,6 +101,13 @@ def _is_a_file(word: str) -> bool:
 @click.option("--prove", is_flag=True, help="Run both models on the same inputs and compare; settle doubts by it.")
 @click.option(
     "--reference", type=FileName(), metavar="FILE", help="Saved inputs and outputs of the source, to prove against."
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(0),
+    default=300.0,
+    metavar="SECONDS",
+    help="How long a proof may look for what makes outputs equal (300).",
 )
 @click.option(
     "--input", "inputs", multiple=True, metavar="SPEC", help="Example input: 'float32[2,3,64,64]', 'int64[2,12]<100'."
@@ -234,12 +241,25 @@ def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Map
     if options["reference"]:
         from ..porting.prove import prove_against
 
-        mapping = prove_against(mapping, ckpt, found, options["reference"])
+        with status_line("proof", wanted=not options["quiet"]) as say:
+            mapping = prove_against(
+                mapping, ckpt, found, options["reference"], patience=options["patience"], progress=say
+            )
     elif options["prove"]:
         from ..porting.prove import prove
 
         # which may find what matching does not
-        mapping = prove(mapping, ckpt, code, found, inputs=inputs, source_inputs=source_inputs)
+        with status_line("proof", wanted=not options["quiet"]) as say:
+            mapping = prove(
+                mapping,
+                ckpt,
+                code,
+                found,
+                inputs=inputs,
+                source_inputs=source_inputs,
+                patience=options["patience"],
+                progress=say,
+            )
     if not options["mapping_file"] and options["by"] != "position":
         require_fit(mapping, ckpt, target)
     return mapping, found, target.name

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
 from typing import Any
 
 from .mapping import Entry, Mapping
@@ -20,6 +20,8 @@ def transfer(
     source_inputs: Any = None,
     prove: bool = False,
     reference: Any = None,
+    patience: float = 300.0,
+    progress: Callable[[str], None] | None = None,
 ) -> Mapping:
     """Find which tensor of SOURCE goes where in MODEL. Nothing is changed or written.
 
@@ -34,6 +36,8 @@ def transfer(
         prove: run both models on the same inputs, and settle doubts by what comes out. Needs SOURCE_MODEL.
         reference: a file of inputs and outputs that were saved where the source's code runs (`input`, `input.NAME` …,
             `output` …), to compare with in place of running it.
+        patience: seconds that a proof may look for what makes outputs equal.
+        progress: is given a line that says what a proof is doing, each time that changes.
 
     Returns:
         The mapping: an entry for each key of the model's state dict, each mapped, guessed or unmapped. Printed, it is
@@ -55,12 +59,21 @@ def transfer(
     if reference is not None:
         from .prove import prove_against
 
-        mapping = prove_against(mapping, source, model, reference)
+        mapping = prove_against(mapping, source, model, reference, patience=patience, progress=progress)
     elif prove:  # which may find what matching does not
         from .prove import prove as prove_mapping
 
         own = read_inputs(source_inputs)
-        mapping = prove_mapping(mapping, source, source_model, model, inputs=given, source_inputs=own)
+        mapping = prove_mapping(
+            mapping,
+            source,
+            source_model,
+            model,
+            inputs=given,
+            source_inputs=own,
+            patience=patience,
+            progress=progress,
+        )
     require_fit(mapping, source, target)
     return mapping
 

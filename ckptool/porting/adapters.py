@@ -12,6 +12,7 @@ from functools import partial
 from math import prod
 
 from . import expression as ex
+from .doubts import Doubt
 from .expression import Expr
 from .pieces import Canon, Piece, unchanged
 from .words import table
@@ -56,7 +57,7 @@ def merge_adapters(source: Canon, target: Canon, scale: float | None) -> None:
         for piece in adapter.pieces:
             source.pieces.pop(piece.name, None)
         if reason and weight is not None:
-            source.pieces[weight.name] = replace(weight, doubts=(*weight.doubts, (reason, None)))
+            source.pieces[weight.name] = replace(weight, doubts=(*weight.doubts, Doubt(reason)))
     if any({"lora", "lora_alpha"} & set(piece.expr.operations()) for piece in source.pieces.values()):
         source.notes.append("low-rank adapters are merged into the weights that they adapt")
 
@@ -164,10 +165,10 @@ def _merged(source: Canon, weight: Piece, adapter: _Adapter, scale: float | None
     alpha, magnitude = named[0].get("alpha"), named[0].get("magnitude")
     doubts = list(weight.doubts)
     if alpha is None and scale is None:
-        doubts.append(("the scale of the low-rank adapters is not in the file", None))
+        doubts.append(Doubt("the scale of the low-rank adapters is not in the file"))
     if magnitude is not None and not _along_rows(magnitude, weight):
         doubts.append(
-            ("whether the magnitudes of the adapter are those of rows or of columns is in the code only", None)
+            Doubt("whether the magnitudes of the adapter are those of rows or of columns is in the code only")
         )
     olds = [weight, a, b, *([alpha] if alpha else []), *([magnitude] if magnitude else [])]
     down = partial(_product, scale=1.0 if scale is None else scale, turned=turned, alpha=alpha, magnitude=magnitude)

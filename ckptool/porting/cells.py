@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from .doubts import Doubt
 from .units import Unit
 from .words import Group, label
 
@@ -52,8 +53,8 @@ class Cells:
         *,
         mode: str = "some",
         cells: Iterable[tuple[list[Unit], list[Unit]]] | None = None,
-        doubt: str = "",
-        doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], str] | None = None,
+        doubt: Doubt | None = None,
+        doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], Doubt | None] | None = None,
     ) -> bool:
         """Split cells by a label. What balances is split off. MODE says when.
 

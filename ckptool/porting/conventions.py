@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from . import expression as ex
+from .doubts import About, Doubt
 from .expression import Expr, Shape
 from .filling import Filling, Values
 from .fused import heads_of, part_label
@@ -18,7 +19,10 @@ from .words import Rotary, table, words_of
 
 #: What a matrix that is taken as it stands may have been through.
 _AS_IT_IS = frozenset({"select", "reshape"})
-_JOINED = "in which order its channels stand is in the code only"
+_JOINED = (
+    "it takes branches side by side that the source holds in another order: in which order its channels stand is in "
+    "the code only"
+)
 
 
 def doubt_conventions(filling: Filling) -> None:
@@ -52,7 +56,7 @@ def _bare_squares(filling: Filling) -> None:
     for filled, own in square:
         if votes[True] and not votes[False]:
             filled.expr = ex.transpose(filled.expr)
-        elif not votes[False] and TURNED_IN_CODE not in filled.doubts:
+        elif not votes[False] and not any(doubt.about is About.TURNED for doubt in filled.doubts):
             filled.doubts.append(TURNED_IN_CODE)
             turned = ex.transpose(filled.expr)
             if len(own.shape) == 2 and not own.leaf.endswith("_weight"):
@@ -79,7 +83,7 @@ def _rotary(filling: Filling) -> None:
         turned = None
         if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
             turned = Expr("rotary", (filled.expr,), (heads, kind if kind != "unknown" else "half"))
-        doubt = (
+        doubt = Doubt(
             "the model turns queries and keys (rotary embedding); whether the source pairs rows in the same way is "
             "not in its names"
         )
@@ -107,9 +111,8 @@ def _flatten(filling: Filling) -> None:
         if layout != theirs and squeezed(piece.shape)[-1] == c * h * w:
             filled.rivals.append(filled.expr)
             filled.expr = Expr("flatten", (filled.expr,), (c, h, w, layout))
-            filled.doubts.append(
-                f"the model flattens features as {layout.upper()}; the source most likely does as {theirs.upper()}"
-            )
+            own, other = layout.upper(), theirs.upper()
+            filled.doubts.append(Doubt(f"the model flattens features as {own}; the source most likely does as {other}"))
 
 
 def _concatenated(filling: Filling) -> None:
@@ -138,7 +141,7 @@ def _concatenated(filling: Filling) -> None:
         order = [u.order for _, u in units] if known is None or None in known else [int(n or 0) for n in known]
         stored = sorted(range(len(units)), key=order.__getitem__)
         if any(filling.holes[weights[key].name].doubts for key, _ in joined):
-            filled.doubts.append("it takes branches side by side of which some are guesses")
+            filled.doubts.append(Doubt("it takes branches side by side of which some are guesses"))
         if stored == list(range(len(units))) or len(set(order)) < len(order):
             continue
         starts = {place: sum(sizes[i] for i in stored[:at]) for at, place in enumerate(stored)}
@@ -147,7 +150,7 @@ def _concatenated(filling: Filling) -> None:
             filled.expr = moved
             continue
         own = [u.order for u, _ in units]
-        filled.doubts.append("it takes branches side by side that the source holds in another order: " + _JOINED)
+        filled.doubts.append(Doubt(_JOINED))
         filled.rivals.append(filled.expr if own == sorted(own) else moved)
         filled.expr = moved if own == sorted(own) else filled.expr
 
@@ -183,8 +186,10 @@ def _modulated(filling: Filling) -> None:
             if not theirs:
                 filled.rivals.append(filled.expr)
                 filled.doubts.append(
-                    "the model takes scale and shift from it in another order than elsewhere; the source may have one "
-                    "order everywhere"
+                    Doubt(
+                        "the model takes scale and shift from it in another order than elsewhere; the source may have "
+                        "one order everywhere"
+                    )
                 )
             filled.expr = turned
 
@@ -226,7 +231,7 @@ def _centred_norms(filling: Filling) -> None:
         for t, _, piece in members:
             filled = filling.holes[piece.name]
             moved = Expr("shift", (filled.expr,), (amount,))
-            filled.doubts.append(doubt)
+            filled.doubts.append(Doubt(doubt))
             if adds_one or "bias" not in t.pieces:  # code that adds 1 has as a rule no bias
                 filled.expr, moved = moved, filled.expr
             filled.rivals.append(moved)
@@ -266,8 +271,9 @@ def _equalised(filling: Filling) -> None:
             seen.append(float((found.astype("float64") ** 2).mean()) * inputs > _WIDE**2)
     if len(seen) < _FEWEST or sum(seen) < 0.9 * len(seen):
         return
+    doubt = Doubt("the source's weights are as wide as where code multiplies them by 1 / sqrt(inputs)")
     for filled, inputs in layers:
-        filled.doubts.append("the source's weights are as wide as where code multiplies them by 1 / sqrt(inputs)")
+        filled.doubts.append(doubt)
         filled.rivals += [Expr("scale", (filled.expr,), ((n / inputs) ** 0.5,)) for n in (2, 1)]
 
 

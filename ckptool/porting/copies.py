@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..signature import Signature
+from .doubts import Doubt
 from .expression import Shape
 from .filling import Filling
 from .gates import are_gates
@@ -95,7 +96,7 @@ def doubt_copies(filling: Filling, copies: Mapping[str, str]) -> None:
             swap = {k: others[k][n] for k in keys if len(others.get(k, ())) > n}
             filled.rivals.append(filled.expr.rename(partial(_swapped, swap)))
         if any(k in others for k in keys):
-            filled.doubts.append("the file holds several copies of this model")
+            filled.doubts.append(Doubt("the file holds several copies of this model"))
 
 
 def _swapped(names: Mapping[str, str], key: str) -> str:

@@ -1,9 +1,9 @@
 """Weights with the names and layouts that an export to ONNX gives them.
 
 torch.onnx.export computes what it can when it exports, and gives what comes out a number in place of a name, in the
-order in which the model uses it: `onnx::Conv_193` and `onnx::Conv_194` are the weight and the bias of a convolution with
-the batch norm after it folded in, `onnx::MatMul_211` the weight of a linear layer with its inputs first, whose bias
-keeps its name. So does torch 2.13 with `dynamo=False`; with `dynamo=True` a matrix is `val_308`.
+order in which the model uses it: `onnx::Conv_193` and `onnx::Conv_194` are weight and bias of a convolution with the
+batch norm after it folded in, `onnx::MatMul_211` the weight of a linear layer with its inputs first, whose bias keeps
+its name. So does torch 2.13 with `dynamo=False`; with `dynamo=True` a matrix is `val_308`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from . import expression as ex
+from .doubts import Doubt
 from .expression import Shape
 from .pieces import Canon, Piece, unchanged
 
 _NUMBERED = re.compile(r"(?:onnx::(\w+)|val)_(\d+)\Z")
 _Path = tuple[str, ...]
 
-_WHICH = "exports to ONNX number matrices as they are used: which of them belongs to which bias is in the code only"
+_WHICH = Doubt("exports to ONNX number matrices as they are used: which belongs to which bias is in the code only")
 
 
 def name_exported(source: Canon, target: Canon) -> None:
@@ -81,7 +82,7 @@ def _linear(source: Canon, matrices: Sequence[Piece], layers: Sequence[tuple[_Pa
         path, certain = layers[place] if layers else ((f"MatMul_{piece.leaf.rpartition('_')[2]}",), True)
         bias = source.pieces.get(".".join(path) + "|bias")
         others = [ex.transpose(other.expr) for other in matrices if other is not piece]
-        doubt = () if certain else ((_WHICH, others[0] if others else None),)
+        doubt = () if certain else (replace(_WHICH, rival=others[0] if others else None),)
         made = replace(
             piece,
             path=path,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import expression as ex
+from .doubts import Doubt
 from .expression import Expr, Shape
 from .match import Matcher, Matching
 from .pieces import Canon, Piece, squeezed, substituted
@@ -22,7 +23,7 @@ class Filled:
 
     expr: Expr
     evidence: str
-    doubts: list[str] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
     rivals: list[Expr] = field(default_factory=list)
 
 
@@ -47,7 +48,7 @@ class Filling:
         self.unit_of: dict[str, tuple[Unit, Unit]] = {}
         self.same_names = self._same_names()
 
-    def fill(self, t: Unit, s: Unit, doubts: Sequence[str]) -> None:
+    def fill(self, t: Unit, s: Unit, doubts: Sequence[Doubt] = ()) -> None:
         """Fill the holes of the unit T with the pieces of S, doubted for DOUBTS and whatever those doubt themselves."""
         evidence = _evidence_text(t, s)
         doubts = [*doubts, *t.doubts]
@@ -59,11 +60,11 @@ class Filling:
             expr, used = found
             for name in used:
                 left.pop(name, None)
-            more = [d for name in used for d, _ in s.pieces[name].doubts] + [d for d, _ in piece.doubts]
-            rivals = [r for name in used for _, r in s.pieces[name].doubts if r is not None]
-            rivals += [substituted(r, {piece.name: expr}) for _, r in piece.doubts if r is not None]
+            more = [doubt for name in used for doubt in s.pieces[name].doubts]
+            rivals = [doubt.rival for doubt in more if doubt.rival is not None]
+            rivals += [substituted(d.rival, {piece.name: expr}) for d in piece.doubts if d.rival is not None]
             rivals += [r for u in t.rivals if (r := self._rival(role, piece, u)) is not None]
-            self.holes[piece.name] = Filled(expr, evidence, [*doubts, *more], rivals)
+            self.holes[piece.name] = Filled(expr, evidence, [*doubts, *more, *piece.doubts], rivals)
             self.unit_of[piece.name] = (t, s)
 
     def _rival(self, role: str, piece: Piece, unit: Unit) -> Expr | None:
@@ -125,7 +126,7 @@ class Filling:
                 continue
             t.rivals = [s for s in sources if s is not chosen][:8]
             free.remove(chosen)
-            self.fill(t, chosen, [f"{len(sources)} tensors of the source fit as well"])
+            self.fill(t, chosen, [Doubt(f"{len(sources)} tensors of the source fit as well")])
 
     def _same_names(self) -> bool:
         """Whether the file's keys are the model's, so that nothing speaks for other code."""

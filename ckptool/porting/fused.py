@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from ..signature import Entry
 from . import expression as ex
+from .doubts import About, Doubt
 from .expression import Expr, Shape
 from .pieces import Canon, Piece
 from .roles import role_of
@@ -143,16 +144,11 @@ class _Form:
 
 #: How far the parts of a projection stand from each other: less than the members of a list that was in one tensor.
 _STEP = 1e-7
-#: Why it is not certain how a projection is taken apart. None of it matters where it is put together again.
+#: Why it is not certain how a projection is taken apart.
 _BY_HEADS = "the name does not say whether the parts of this projection alternate by attention head"
 _TAKE_TURNS = "whether the rows of gate and up stand one after the other or take turns is in the code only"
 _WHICH_HALF = "which half of this projection is the gate is in the code only"
 _OTHER_ORDER = "the name says {}, and the model holds them as {}: in which order they stand is in the code only"
-
-
-def about_layout(doubt: str) -> bool:
-    """Whether a doubt is one about the layout inside of a fused projection."""
-    return doubt in (_BY_HEADS, _TAKE_TURNS, _WHICH_HALF) or doubt.startswith(_OTHER_ORDER.partition("{}")[0])
 
 
 def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
@@ -299,13 +295,13 @@ def _parts_of(e: Expr, sizes: Sequence[int], heads: int) -> list[Expr]:
 def _take_apart(canon: Canon, piece: Piece, form: _Form) -> None:
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
     for index, (name, size) in enumerate(zip(form.parts, form.sizes, strict=True)):
-        doubt: tuple[tuple[str, Expr | None], ...] = ()
+        doubts = piece.doubts
         if form.doubt:
             other = None
             if form.rival is not None and not canon.is_target:
                 parts, sizes, heads = form.rival
                 other = _parts_of(piece.expr, sizes, heads)[parts.index(name)]
-            doubt = ((form.doubt, other),)
+            doubts = (*doubts, Doubt(form.doubt, About.LAYOUT, rival=other))
         made = replace(
             piece,
             path=(*piece.path, name),
@@ -313,7 +309,7 @@ def _take_apart(canon: Canon, piece: Piece, form: _Form) -> None:
             order=piece.order + index * _STEP,
             used=None if piece.used is None else piece.used + index * _STEP,
             words=(*piece.words, name),
-            doubts=(*piece.doubts, *doubt),
+            doubts=doubts,
         )
         new.append((made, partial(_nth, form=form, index=index)))
     if form.heads > 1:

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 
 from . import expression as ex
+from .doubts import About, Doubt
 from .expression import Expr, Shape
 from .layouts import is_bare
 from .pieces import Canon, Piece, unchanged
@@ -238,7 +239,7 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
         for place, side in enumerate(_SIDES):
             rival = None if one.is_target else ex.part(piece.expr, 1, *((rows, columns), turned[:2])[place])
             shape = (rows, edges[place + 1] - edges[place])
-            doubts = (*piece.doubts, (INPUT_FIRST, rival))
+            doubts = (*piece.doubts, Doubt(INPUT_FIRST, rival=rival))
             made = replace(piece, path=(*piece.path, side), shape=shape, order=piece.order + place / 8, doubts=doubts)
             new.append((made, partial(ex.part, dim=1, start=edges[place], stop=edges[place + 1])))
         one.become(piece, new, lambda *e: ex.cat(1, *e))
@@ -253,7 +254,7 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
     if not held or any(held["hh", gate].shape != held["hh", cell.gates[0]].shape for gate in cell.gates):
         return
     width = held["hh", cell.gates[0]].shape[0]
-    doubts: tuple[tuple[str, Expr | None], ...] = ()
+    doubts: tuple[Doubt, ...] = ()
     ranks = {len(p.shape) for p in held.values()}
     if ranks != {2} and (len(ranks) > 1 or rows != {width}):
         return
@@ -262,7 +263,7 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
             return
         held = {key: _turned(one, p) for key, p in held.items()}
     elif {p.shape for p in held.values()} == {(width, width)} and is_bare(held["ih", cell.gates[0]]):
-        doubts = ((_WHICH_WAY, None),)
+        doubts = (Doubt(_WHICH_WAY, About.TURNED),)
     lone = {
         cell.words[tokens[1]]: p
         for p in pieces
@@ -338,7 +339,7 @@ def _name_sides(one: Canon) -> None:
         for side, found in sides.items():
             for piece in found:
                 rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
-                doubts = (*piece.doubts, (GATE_ORDER, rival))
+                doubts = (*piece.doubts, Doubt(GATE_ORDER, rival=rival))
                 made = replace(piece, path=scope or ("cell",), role=f"{piece.role}_{side}", doubts=doubts)
                 one.become(piece, [(made, lambda e: e)], lambda e: e)
 

@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise, permutations, product
 from math import gcd
 
 from . import expression as ex
+from .doubts import Doubt
 from .expression import Expr, Shape
 from .fused import fused_kind
 from .pieces import Canon, Piece, squeezed, unchanged
@@ -192,7 +193,7 @@ def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
         new = replace(parts[0], path=(*head, *path) or ("parts",), words=_without_number(parts[0]))
         if join is not None:
             if len(new.shape) == 1 and (path, "weight") in inner and not _by_channel(inner, path):
-                new = replace(new, doubts=(*new.doubts, (_NORMS, None)))
+                new = replace(new, doubts=(*new.doubts, Doubt(_NORMS)))
             _merge(one, parts, new, join)
         elif len(new.shape) == 1:  # what is added to a sum of paths
             _merge_sum(one, parts, new)
@@ -404,11 +405,11 @@ def _join_family(one: Canon, parent: _Path, family: _Family, join: _Join) -> Non
             continue
         new = replace(found[0], path=(*parent, *stem), role=leaf or role, words=words)
         if not family.numbered:
-            new = replace(new, doubts=_doubt(one, found, new, join))
+            new = replace(new, doubts=(_doubt(one, found, new, join),))
         _merge(one, found, new, join)
 
 
-def _doubt(one: Canon, parts: Sequence[Piece], new: Piece, join: _Join) -> tuple[tuple[str, Expr | None], ...]:
+def _doubt(one: Canon, parts: Sequence[Piece], new: Piece, join: _Join) -> Doubt:
     """That the order of names is a convention, with what else it could be."""
     rest = parts[0].shape[1:]
     places = range(len(parts))
@@ -417,9 +418,9 @@ def _doubt(one: Canon, parts: Sequence[Piece], new: Piece, join: _Join) -> tuple
     elif len(parts) == 2:
         why, other, places = _ORDER, replace(join, sizes=join.sizes[::-1]), places[::-1]
     else:
-        return ((_ORDER, None),)
+        return Doubt(_ORDER)
     if one.is_target:
         own = ex.of(new.name)
         there = {place: other.part(own, index=i, rest=rest) for i, place in enumerate(places)}
-        return ((why, join.whole(*(there[i] for i in range(len(parts))), rest=rest)),)
-    return ((why, other.whole(*(parts[i].expr for i in places), rest=rest)),)
+        return Doubt(why, rival=join.whole(*(there[i] for i in range(len(parts))), rest=rest))
+    return Doubt(why, rival=other.whole(*(parts[i].expr for i in places), rest=rest))

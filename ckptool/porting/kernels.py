@@ -123,7 +123,7 @@ def lay_down(one: Canon, other: Canon) -> None:
             continue
         doubts = piece.doubts
         if length == width:
-            doubts = (*doubts, (TURNED_IN_CODE, None if one.is_target else ex.reshape(piece.expr, flat)))
+            doubts = (*doubts, replace(TURNED_IN_CODE, rival=None if one.is_target else ex.reshape(piece.expr, flat)))
 
         def down(e: Expr, shape: tuple[int, ...] = (out, length, width)) -> Expr:
             return ex.transpose(ex.reshape(e, shape))

@@ -10,6 +10,7 @@ from math import prod
 
 from ..signature import Entry
 from . import expression as ex
+from .doubts import About, Doubt
 from .expression import Shape
 from .fused import fused_kind
 from .pieces import Canon, Piece, squeezed, unchanged
@@ -121,7 +122,9 @@ def _kin(piece: Piece) -> str:
 
 
 #: Why a square matrix is not certain.
-TURNED_IN_CODE = "whether this matrix stands with its inputs or its outputs first is in the code only"
+TURNED_IN_CODE = Doubt(
+    "whether this matrix stands with its inputs or its outputs first is in the code only", About.TURNED
+)
 
 
 def follow_names(source: Canon, target: Canon) -> None:
@@ -153,7 +156,7 @@ def follow_names(source: Canon, target: Canon) -> None:
         if everything or votes[True] or is_bare(piece):
             turn(source, own)
         else:
-            doubt = (TURNED_IN_CODE, ex.transpose(own.expr))
+            doubt = replace(TURNED_IN_CODE, rival=ex.transpose(own.expr))
             source.pieces[own.name] = replace(own, doubts=(*own.doubts, doubt))
 
 
@@ -207,7 +210,7 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
     turned = _agreement(source, target, {p.name for p in bare})
     if turned == as_is and all(p.shape in wanted for p in bare):
         for p in bare:
-            source.pieces[p.name] = replace(p, doubts=(*p.doubts, (TURNED_IN_CODE, None)))
+            source.pieces[p.name] = replace(p, doubts=(*p.doubts, TURNED_IN_CODE))
         return
     if turned >= as_is:
         for p in bare:

@@ -18,6 +18,7 @@ from ..signature import Entry
 from .branches import flows_into
 from .cells import Cells
 from .classes import Classes
+from .doubts import Doubt
 from .naming import Naming
 from .orders import RANKS, Orders
 from .pieces import STATISTICS, Canon
@@ -138,7 +139,7 @@ class Matcher:
         whole = not free_t and not undecided
         for t, s in lone:
             if not (whole and self._in_its_place(t, s, pairs)):
-                t.doubts.append("nothing but its shape speaks for it")
+                t.doubts.append(Doubt("nothing but its shape speaks for it"))
         self._contradictions(pairs, whole=complete)
         pairs.sort(key=lambda pair: pair[0].order)
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided)
@@ -206,11 +207,11 @@ class Matcher:
         for t, s in self._strangers_among_namesakes(pairs):
             on_the_way = any(b.order > s.order and self._comes_before(t, a) for a, b in pairs if not a.doubts)
             if not (whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)):
-                t.doubts.append("all else has the same name on both sides, and this has another")
+                t.doubts.append(Doubt("all else has the same name on both sides, and this has another"))
         for t, s in pairs:
             conflict = hard_conflict(t.words, s.words)
             if conflict and "name" not in t.evidence:
-                t.doubts.append(conflict)
+                t.doubts.append(Doubt(conflict))
             t.doubts += [d for d in self.scopes.doubts_of(t, s) if d not in t.doubts]
 
     def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
@@ -257,7 +258,7 @@ class Matcher:
             said = [name for name, _, _ in members]
             if len(said) > 1 and said != sorted(said, key="qkvo".index):
                 for name, t, _ in members:
-                    t.doubts.append(f"{name} is not where queries, keys and values are computed as a rule")
+                    t.doubts.append(Doubt(f"{name} is not where queries, keys and values are computed as a rule"))
 
 
 def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[Unit]:

@@ -137,7 +137,7 @@ class Naming:
                 if is_target
                 else (template(u.path) if template(u.path) in back and len(back[template(u.path)]) == 1 else None)
             ),
-            doubt_of=lambda t, s, ts, ss: doubtful.get(template(t.path), ""),
+            doubt_of=lambda t, s, ts, ss: doubtful.get(template(t.path)),
         )
 
     def by_tails(self) -> bool:

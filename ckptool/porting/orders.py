@@ -8,10 +8,11 @@ from itertools import pairwise
 
 from .cells import Cells, of
 from .counting import counted, rows
+from .doubts import About, Doubt
 from .scopes import AGAINST_LEVELS, Scopes
 from .sequences import Around, Sequences, neighbours
 from .series import common
-from .units import SOME, OfOrder, Unit, number_ranks, related, same_numbers, series, similarity
+from .units import SOME, Unit, number_ranks, related, same_numbers, series, similarity
 
 #: Evidence that is a place among those that look alike, of which both sides have as many.
 RANKS = ("execution order of both", "execution order", "registration order", "numbers")
@@ -44,7 +45,7 @@ class Orders:
             if against and not same_numbers(targets, sources):
                 continue
             levels = not self._known(targets[0], sources[0]) and self._against_levels(targets, sources)
-            doubt = AGAINST_LEVELS if levels else ""
+            doubt = AGAINST_LEVELS if levels else None
             changed |= self.cells.split(
                 "numbers", partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt
             )
@@ -144,7 +145,7 @@ class Orders:
             first = _pairing(targets, sources, ranks)
             other = {n: _pairing(targets, sources, r) for n, r in votes[1:]}
             against = [n for n, pairing in other.items() if pairing != first]
-            doubt = ""
+            doubt = None
             pairs = [(t, next(s for s in sources if id(s) == i)) for t, i in zip(targets, first, strict=True)]
             if sum(not self._corroborated(t, s, targets, sources) for t, s in pairs) <= 1:
                 against = []
@@ -158,11 +159,11 @@ class Orders:
             if not doubt and name != "numbers" and other.get("numbers") != first:
                 loose = [pair for pair in pairs if not self._corroborated(*pair, targets, sources)]
                 if len(loose) > 1 and self._agreement(name, targets, sources) < _ORDERED:
-                    doubt = OfOrder("elsewhere the two sides are stored and used in different orders")
+                    doubt = Doubt("elsewhere the two sides are stored and used in different orders", About.ORDER)
             if against and other.get("numbers") != first:
-                doubt = OfOrder(f"{name} and {against[0]} do not agree")
+                doubt = Doubt(f"{name} and {against[0]} do not agree", About.ORDER)
             elif name == "numbers" and not self.sequences.ordered and not same_numbers(targets, sources):
-                doubt = OfOrder("nothing but numbers tells them apart")
+                doubt = Doubt("nothing but numbers tells them apart", About.ORDER)
             if self.cells.split(name, partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt):
                 return True
         return False
@@ -194,7 +195,7 @@ class Orders:
                     continue  # the list that it would go on is at its end
                 goes_on = isinstance(b, Unit) and series(b) == series(t)
                 named = similarity(t, s) > SOME or related(t, s)
-                doubt = "" if goes_on or named else OfOrder("it only follows the one before it")
+                doubt = None if goes_on or named else Doubt("it only follows the one before it", About.ORDER)
                 cell = next((c for c in self.cells.open() if any(u is t for u in c[0])), None)
                 if cell is not None and self.cells.split(
                     f"follows the one before it in {name}",
@@ -235,27 +236,27 @@ class Orders:
 
         return same(before_t.get(id(t)), before_s.get(id(s))) and same(after_t.get(id(t)), after_s.get(id(s)))
 
-    def _doubt_of(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> str:
+    def _doubt_of(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Doubt | None:
         """What speaks against a pair that the order NAME made."""
         if not self._corroborated(t, s, targets, sources) and self._agreement(name, targets, sources) < _ORDERED:
-            return OfOrder("elsewhere the two sides are stored and used in different orders")
+            return Doubt("elsewhere the two sides are stored and used in different orders", About.ORDER)
         return self._against(t, s, targets, sources)
 
-    def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> str:
+    def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Doubt | None:
         """A doubt if a credible order gives t and s different places among those that look alike."""
         if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
-            return ""
+            return None
         inside_t, inside_s = set(map(id, targets)), set(map(id, sources))
         if self._corroborated(t, s, targets, sources):
-            return ""
+            return None
         if self.sequences.best_credit() < _LITTLE:
-            return OfOrder("the two sides are stored and used in different orders")
+            return Doubt("the two sides are stored and used in different orders", About.ORDER)
         for name, ts, ss in self.sequences.all():
             place_t = next((i for i, u in enumerate(u for u in ts if id(u) in inside_t) if u is t), None)
             place_s = next((i for i, u in enumerate(u for u in ss if id(u) in inside_s) if u is s), None)
             if place_t is not None and place_s is not None and place_t != place_s:
-                return OfOrder(f"the {name} speaks for another")
-        return ""
+                return Doubt(f"the {name} speaks for another", About.ORDER)
+        return None
 
     def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         """Whether names or numbers speak for this pair and no other of the cell, too."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ..signature import Entry, Signature
 from . import expression as ex
+from .doubts import Doubt
 from .expression import Expr, Shape
 from .roles import components
 
@@ -31,7 +32,7 @@ class Piece:
         used: place in the execution order, or None.
         words: its names, for words; those of the key it came from and of what it became.
         entry: the entry that it came from.
-        doubts: why a step that made it is not certain, and the expression that is as likely.
+        doubts: why a step that made it is not certain, each with the expression that is as likely.
     """
 
     path: tuple[str, ...]
@@ -42,7 +43,7 @@ class Piece:
     used: float | None
     words: tuple[str, ...]
     entry: Entry
-    doubts: tuple[tuple[str, Expr | None], ...] = ()
+    doubts: tuple[Doubt, ...] = ()
 
     @property
     def name(self) -> str:

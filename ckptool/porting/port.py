@@ -13,9 +13,9 @@ from . import expression as ex
 from .canonical import canonical
 from .conventions import doubt_conventions
 from .copies import copies, doubt_copies
+from .doubts import About
 from .expression import Shape
 from .filling import Filling, Values
-from .fused import about_layout
 from .layouts import turn_bare_matrices
 from .mapping import Entry, Mapping
 from .match import Matcher, is_average, kind_of
@@ -52,7 +52,7 @@ def port(
     weigh(matching, matcher.sequences)
     filling = Filling(s, t, matcher, matching, values)
     for own, theirs in matching.pairs:
-        filling.fill(own, theirs, [])
+        filling.fill(own, theirs)
     for targets, sources in matching.undecided:
         filling.guess(targets, sources)
     substitute(filling)
@@ -136,9 +136,9 @@ class _Entries:
         )
         if key in self._target.dropped.values():  # what some is dropped of is filled with such a copy, if there is one
             expr = expr.rename(lambda name: self._source.dropped.get(name, name))
-        doubts = list(dict.fromkeys(d for f in filled for d in f.doubts))
+        doubts = [d for f in filled for d in f.doubts]
         if expr.is_copy:  # what was taken apart and put together again needs no layout
-            doubts = [d for d in doubts if not about_layout(d)]
+            doubts = [d for d in doubts if d.about is not About.LAYOUT]
         rivals = []
         for hole, f in zip(holes, filled, strict=True):
             for rival in f.rivals[:8]:
@@ -150,7 +150,7 @@ class _Entries:
             status="guessed" if doubts else "mapped",
             expr=expr,
             evidence=evidence,
-            doubts=tuple(doubts),
+            doubts=tuple(dict.fromkeys(map(str, doubts))),
             rivals=tuple(r for r in dict.fromkeys(rivals) if r != expr) if doubts else (),
         )
 
@@ -171,7 +171,7 @@ class _Entries:
                         status="guessed" if guessed else "mapped",
                         expr=ex.of(key),
                         evidence=filled.evidence,
-                        doubts=tuple(filled.doubts),
+                        doubts=tuple(map(str, filled.doubts)),
                     )
         return replace(blank, status="mapped", default=True, evidence="a counter; the source has none")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from .doubts import Doubt
 from .expression import Expr
 from .pieces import Canon, unchanged
 
@@ -42,7 +43,7 @@ def merge_masks(source: Canon, target: Canon) -> None:
             new = replace(whole, role=role)
             if one.is_target:
                 why = "which elements count as pruned is read from the zeros of the source"
-                new = replace(new, doubts=(*new.doubts, (why, None)))
+                new = replace(new, doubts=(*new.doubts, Doubt(why)))
             one.merge(
                 [whole, mask], new, lambda a, b: Expr("mul", (a, b)), [unchanged, lambda e: Expr("nonzero", (e,))]
             )
@@ -57,5 +58,5 @@ def name_unknown(one: Canon, other: Canon) -> None:
             continue
         whose = "the model computes its" if one.is_target else "the source computed its"
         why = f"{whose} {base} from this tensor by a parametrization that only code shows"
-        new = replace(piece, role=base, doubts=(*piece.doubts, (why, None)))
+        new = replace(piece, role=base, doubts=(*piece.doubts, Doubt(why)))
         one.become(piece, [(new, unchanged)], unchanged)

@@ -9,6 +9,7 @@ from functools import partial
 
 from .cells import Cells, fair, said
 from .counting import counted, rows
+from .doubts import About, Doubt
 from .levels import Levels
 from .sequences import Sequences
 from .series import Series, Way, common, series_of, ways
@@ -26,7 +27,7 @@ class Scope:
     words: tuple[str, ...] = ()
     cell: Hashable = None
     partner: Scope | None = None
-    doubts: list[str] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
     whole: bool = False
     all: bool = True
     in_order: bool = False
@@ -43,9 +44,15 @@ class Scope:
 
 
 #: Why parts of a list are a guess.
-IN_ANOTHER_ORDER = "equal parts of the model come in another order than they are registered or numbered"
-_FROM_THE_OTHER_END = "equal parts of the model are counted from the other end, as far as one of them shows"
-AGAINST_LEVELS = "equal parts are counted as they are used, and the source may count them by the levels that they take"
+_IN_ANOTHER_ORDER = Doubt(
+    "equal parts of the model come in another order than they are registered or numbered", About.PARTS
+)
+_FROM_THE_OTHER_END = Doubt(
+    "equal parts of the model are counted from the other end, as far as one of them shows", About.COUNT
+)
+AGAINST_LEVELS = Doubt(
+    "equal parts are counted as they are used, and the source may count them by the levels that they take", About.COUNT
+)
 
 
 class Scopes:
@@ -108,7 +115,7 @@ class Scopes:
         if not targets or not sources:
             return
         if len(targets) == len(sources) == 1:
-            _join_scopes(targets[0], sources[0], "")
+            _join_scopes(targets[0], sources[0])
             return
         by_words = [partial(said, group) for group in table().groups if group.hard]
         tellings: list[Callable[[Scope, bool], Hashable]] = [
@@ -146,7 +153,7 @@ class Scopes:
             return False
         partners = {s.path: s for s in sources}
         for t in targets:
-            _join_scopes(t, partners[found[t.path]], "")
+            _join_scopes(t, partners[found[t.path]])
         return True
 
     def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
@@ -177,7 +184,7 @@ class Scopes:
             agree = True
         if not agree:
             agree = sum(not _names_speak_for(t, s, targets, sources) for t, s in zip(targets, chosen, strict=True)) <= 1
-        doubt = "" if agree else IN_ANOTHER_ORDER
+        doubt = None if agree else _IN_ANOTHER_ORDER
         if numbered is not None:
             turned, why = self._other_end(targets, sources)
             doubt = why or doubt
@@ -195,14 +202,14 @@ class Scopes:
                 for unit in t.units:
                     unit.doubts.append(doubt)
 
-    def _other_end(self, targets: list[Scope], sources: list[Scope]) -> tuple[bool, str]:
+    def _other_end(self, targets: list[Scope], sources: list[Scope]) -> tuple[bool, Doubt | None]:
         """Whether the other side counts a list that equal parts are in from the other end, and what is to doubt then.
 
         What other parts of the list show, that are paired, comes before what the forward pass makes likely.
         """
         own, theirs = common(t.path for t in targets), common(s.path for s in sources)
         if own is None or theirs is None:
-            return False, ""
+            return False, None
         numbers = [
             {id(s): n for s in self.scopes[side] for row, n in series_of(s.path) if row == wanted}
             for side, wanted in ((True, own[0]), (False, theirs[0]))
@@ -214,9 +221,9 @@ class Scopes:
         ]
         if known:
             turned = counted(own[1], theirs[1], known) < 0
-            return turned, _FROM_THE_OTHER_END if turned else ""
+            return turned, _FROM_THE_OTHER_END if turned else None
         against = self.levels.against(own[0], theirs[0])
-        return against < 0, AGAINST_LEVELS if against else ""
+        return against < 0, AGAINST_LEVELS if against else None
 
     def _parent_label(self, scope: Scope, is_target: bool) -> Hashable:
         outer = next(
@@ -286,7 +293,7 @@ class Scopes:
         }
         return any(id(scope) in partners for scope in self._inner.get(id(s), ()))
 
-    def doubts_of(self, t: Unit, s: Unit) -> list[str]:
+    def doubts_of(self, t: Unit, s: Unit) -> list[Doubt]:
         """What speaks against the pairs of scopes that both are in."""
         found = []
         for scope in self._inner.get(id(t), ()):
@@ -308,7 +315,7 @@ def _shared_words(t: Scope, s: Scope) -> int:
     return shared({*t.words} - table().empty, {*s.words} - table().empty) + sum(map(len, said))
 
 
-def _join_scopes(target: Scope, source: Scope, doubt: str) -> None:
+def _join_scopes(target: Scope, source: Scope, doubt: Doubt | None = None) -> None:
     target.partner, source.partner = source, target
     if doubt:
         target.doubts.append(doubt)

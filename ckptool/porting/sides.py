@@ -8,12 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 from . import expression as ex
+from .doubts import Doubt
 from .expression import Expr, Shape
 from .gates import GATE_ORDER, INPUT_FIRST, reordered
 from .pieces import Canon, Piece
 from .words import Cell, table
-
-_Doubts = tuple[tuple[str, Expr | None], ...]
 
 
 def cut_sides(one: Canon, other: Canon) -> None:
@@ -41,9 +40,9 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
     for place, side in enumerate(("ih", "hh")):
         side_of = partial(_side_of, edges=first[place], rows=rows, have=have, want=own)
-        doubts: _Doubts = ((INPUT_FIRST, _rival(one, piece, partial(side_of, edges=second[place]))),)
+        doubts = [Doubt(INPUT_FIRST, rival=_rival(one, piece, partial(side_of, edges=second[place])))]
         if cell is not None:
-            doubts += ((GATE_ORDER, _rival(one, piece, partial(side_of, have=other))),)
+            doubts.append(Doubt(GATE_ORDER, rival=_rival(one, piece, partial(side_of, have=other))))
         made = replace(
             piece,
             role=f"weight_{side}",
@@ -57,11 +56,11 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
     one.become(piece, new, partial(_both, rows=rows, have=own, want=have))
     if bias is not None and bias.shape == (rows,):
         order = partial(_in_order, rows=rows, have=have, want=own)
-        doubts = bias.doubts
+        doubts = [*bias.doubts]
         if cell is not None:
-            doubts += ((GATE_ORDER, _rival(one, bias, partial(order, have=other))),)
+            doubts.append(Doubt(GATE_ORDER, rival=_rival(one, bias, partial(order, have=other))))
         back = partial(_in_order, rows=rows, have=own, want=have)
-        one.become(bias, [(replace(bias, role="bias_ih", doubts=doubts), order)], back)
+        one.become(bias, [(replace(bias, role="bias_ih", doubts=tuple(doubts)), order)], back)
 
 
 def _orders(piece: Piece, hidden: int) -> tuple[tuple[str, ...], tuple[str, ...], Cell | None]:

@@ -89,6 +89,8 @@ def match_signature(
         whole = max(together, key=_covered)
         if _covered(whole) > 1.05 * _covered(best):
             return whole
+    if at is not None:
+        return replace(best, at=weights.path)
     if len(found) > 1:
         equals = [other for other in made[1:] if _covered(other[1]) == _covered(best)]
         best = replace(best, at=weights.path)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from . import expression as ex
+from .doubts import About, Doubt
 from .expression import Expr, Shape
 from .fused import fused_kind
 from .layouts import turn
@@ -155,7 +156,7 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
         return piece
     reason = "whether these matrices stand with their inputs or their outputs first is in the code only"
     rival = None if one.is_target else ex.transpose(piece.expr)
-    doubted = replace(piece, doubts=(*piece.doubts, (reason, rival)))
+    doubted = replace(piece, doubts=(*piece.doubts, Doubt(reason, About.TURNED, rival=rival)))
     one.pieces[piece.name] = doubted
     return doubted
 
@@ -219,7 +220,7 @@ def _unstacked(canon: Canon, piece: Piece, n: int, first: Piece, place: int, of:
         made = replace(
             piece,
             path=(*piece.path[:cut_at], str(i), *piece.path[cut_at:]),
-            doubts=tuple((why, None if rival is None else ex.select(rival, 0, i)) for why, rival in piece.doubts),
+            doubts=tuple(replace(d, rival=None if d.rival is None else ex.select(d.rival, 0, i)) for d in piece.doubts),
             shape=piece.shape[1:],
             order=first.order + (i * of + place) * 1e-6,
             used=None if piece.used is None or first.used is None else first.used + (i * of + place) * 1e-6,
@@ -271,13 +272,14 @@ def _in_a_row(canon: Canon, members: list[Piece]) -> None:
     for piece in members:
         new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
         for i in range(piece.shape[0]):
+            doubt = Doubt(why, rival=None if canon.is_target else backwards[layer])
             made = replace(
                 piece,
                 path=(*piece.path[:-1], str(layer), piece.path[-1]),
                 shape=piece.shape[1:],
                 order=members[0].order + layer * 1e-6,
                 used=None if piece.used is None or members[0].used is None else members[0].used + layer * 1e-6,
-                doubts=(*piece.doubts, *([] if certain else [(why, None if canon.is_target else backwards[layer])])),
+                doubts=piece.doubts if certain else (*piece.doubts, doubt),
             )
             new.append((made, partial(ex.select, dim=0, index=i)))
             layer += 1

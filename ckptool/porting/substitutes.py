@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import expression as ex
 from . import leftovers
+from .doubts import Doubt
 from .expression import Expr, Shape
 from .filling import Filled, Filling
 from .remedies import of_rows, remedy
@@ -39,7 +40,7 @@ def _fold_norms(filling: Filling) -> None:
         gamma, var = norm.pieces["weight"].expr, norm.pieces["running_var"].expr
         mean = norm.pieces["running_mean"].expr
         beta = norm.pieces["bias"].expr if "bias" in norm.pieces else Expr("zeros", (), norm.pieces["weight"].shape)
-        doubt = "the source has a batch norm here and the target has none: folded in, with eps 1e-05"
+        doubt = Doubt("the source has a batch norm here and the target has none: folded in, with eps 1e-05")
         hole = t.pieces["weight"].name
         plain = filling.holes[hole].expr
         filling.holes[hole] = Filled(Expr("fold_weight", (plain, gamma, var), (1e-05,)), "folded", [doubt], [plain])
@@ -61,7 +62,7 @@ def _leftovers(filling: Filling) -> None:
         everything = propose is not leftovers.parts
         for one in propose(pairs, targets, cells.sources if everything else sources):
             hole = one.target.pieces[one.role].name
-            filling.holes[hole] = Filled(one.expr, "left over", [one.doubt], list(one.rivals))
+            filling.holes[hole] = Filled(one.expr, "left over", [Doubt(one.doubt)], list(one.rivals))
             filling.unit_of[hole] = (one.target, one.source)
 
 
@@ -77,9 +78,9 @@ def _near_misses(filling: Filling) -> None:
         s = near[0]
         if t.main.shape == s.main.shape:
             if similarity(t, s) > SOME or related(t, s):
-                filling.fill(t, s, [])
+                filling.fill(t, s)
             elif joined:
-                filling.fill(t, s, ["nothing but its sizes and its place beside such a layer speak for it"])
+                filling.fill(t, s, [Doubt("nothing but its sizes and its place beside such a layer speak for it")])
             continue
         kind = label_of(t, "embedding") or label_of(s, "embedding") or ("token" if _is_looked_up(filling, t) else None)
         found = remedy(t.main.shape, s.main.shape, s.main.expr, kind)
@@ -88,7 +89,7 @@ def _near_misses(filling: Filling) -> None:
         expr, doubt, rivals = found
         channels_first = s.main.leaf not in table().inputs_first and _follows_its_channels(filling, t)
         flat = len(s.main.shape) == 2 and (channels_first or _is_its_transpose(t, s))
-        doubts = [] if flat else [doubt]
+        doubts = [] if flat else [Doubt(doubt)]
         filling.holes[t.main.name] = Filled(expr, "similar names", doubts, list(rivals))
         filling.unit_of[t.main.name] = (t, s)
         filling.matcher.cells.join(t, s)
@@ -119,7 +120,7 @@ def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
             own = near[0].pieces.get(role)
             found = None if own is None else of_rows(piece.shape, own.shape, own.expr)
             if found is not None:
-                filling.holes[piece.name] = Filled(found[0], "similar names", [found[1]], list(found[2]))
+                filling.holes[piece.name] = Filled(found[0], "similar names", [Doubt(found[1])], list(found[2]))
                 filling.unit_of[piece.name] = (t, near[0])
 
 
@@ -186,7 +187,7 @@ def _tied_heads(filling: Filling) -> None:
         for own, s in tokens:
             if own.main.shape == t.main.shape and t.main.entry.how != "embedding":
                 tied = any(e.tied == s.main.entry.key for e in filling.source.signature.entries.values())
-                doubts = [] if tied else ["the source has no such layer; its word embedding is put here"]
+                doubts = [] if tied else [Doubt("the source has no such layer; its word embedding is put here")]
                 table_of_words = filling.holes[own.main.name]
                 doubts += [d for d in table_of_words.doubts if table_of_words.expr != s.main.expr]
                 filling.holes[hole] = Filled(table_of_words.expr, "tied to the embedding", doubts)

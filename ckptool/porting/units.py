@@ -9,17 +9,12 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
+from .doubts import Doubt
 from .expression import Shape
 from .fused import part_label
 from .layouts import PRODUCTS
 from .pieces import STATISTICS, Canon, Piece, squeezed
 from .words import label, labels, numbers, table
-
-
-class OfOrder(str):
-    """A doubt that comes from orders alone. What excludes every swap by other means settles it."""
-
-    __slots__ = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +46,7 @@ class Unit:
     turn: int | None = None
     cell: int = 0
     evidence: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
     rivals: list[Unit] = field(default_factory=list)
     settled: dict[Hashable, Hashable] = field(default_factory=dict)
     backwards: frozenset[str] = frozenset()

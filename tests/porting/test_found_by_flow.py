@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import ckptool
+from ckptool.inputs import parse_inputs
 from ckptool.porting.mapping import Mapping
+from ckptool.porting.prove import prove
 
 F = nn.functional
 
@@ -241,3 +244,164 @@ def test_what_holds_on_one_input_only_is_not_proved() -> None:
     assert mapping.proof is not None
     assert not mapping.proof["equal"]
     assert "though not on other values" in mapping.proof["text"]
+
+
+class Scaled(nn.Module):
+    """Blocks with a shortcut, whose factors code begins with 0, as it does where blocks are to be added slowly."""
+
+    def __init__(self, names: tuple[str, str, str], first: bool) -> None:
+        super().__init__()
+        self.names = names
+        self.blocks = nn.ModuleList(nn.Module() for _ in range(3))
+        for block in self.blocks:
+            made = [nn.Linear(6, 6), nn.Linear(6, 6), nn.Parameter(torch.zeros(6))]
+            order = (2, 0, 1) if first else (0, 1, 2)
+            for place in order:
+                setattr(block, names[place], made[place])
+        self.out = nn.Linear(6, 6)
+
+    def forward(self, x: Any) -> Any:
+        a, b, c = self.names
+        for block in self.blocks:
+            x = x + getattr(block, b)(getattr(block, a)(x).tanh()) * getattr(block, c)
+        return x + self.out(x)
+
+
+def test_a_factor_of_0_that_has_no_source_yet_agrees_with_nothing() -> None:
+    """What comes out of it is 0, whatever went in: that shows nothing about the layers before it."""
+    source, own = Scaled(("one", "two", "gamma"), True), Scaled(("up", "down", "factor"), False)
+    torch.manual_seed(1)
+    for p in source.parameters():
+        nn.init.normal_(p, std=0.4)
+    state = source.state_dict()
+    given = parse_inputs(["float32[4,6]"])
+    found = ckptool.transfer(state, own, inputs=["float32[4,6]"])
+    missing = [
+        replace(e, status="unmapped", expr=None, rivals=(), doubts=("nothing goes here",))
+        if e.target.endswith("factor") or e.target.startswith("blocks.1.down")
+        else e
+        for e in found.entries
+    ]
+    mapping = prove(found.with_entries(missing), state, source.eval(), own.eval(), inputs=given)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof
+    alike(mapping, source, own, torch.randn(3, 6))
+
+
+class Channelwise(nn.Module):
+    """A layer for each channel of a series, twice."""
+
+    def __init__(self, together: bool) -> None:
+        super().__init__()
+        self.together = together
+        for name in ("trend", "rest") if together else ("a", "b"):
+            if together:
+                self.register_parameter(f"{name}_weight", nn.Parameter(torch.randn(3, 4, 8)))
+                self.register_parameter(f"{name}_bias", nn.Parameter(torch.randn(3, 4)))
+            else:
+                setattr(self, name, nn.ModuleList(nn.Linear(8, 4) for _ in range(3)))
+
+    def forward(self, x: Any) -> Any:
+        rest = x - x.mean(-1, keepdim=True)
+        if self.together:
+            a = torch.einsum("bci,coi->bco", x, self.trend_weight) + self.trend_bias
+            return a + (torch.einsum("bci,coi->bco", rest, self.rest_weight) + self.rest_bias)
+        parts = zip(self.a, self.b, strict=True)
+        return torch.stack([a(rest[:, i]) + b(x[:, i]) for i, (a, b) in enumerate(parts)], 1)
+
+
+def test_layers_of_channels_become_one_weight_and_one_bias() -> None:
+    source, own = Channelwise(together=False), Channelwise(together=True)
+    mapping = proved(source, own, "float32[2,3,8]")
+    assert mapping["trend_weight"].sources == [f"b.{n}.weight" for n in range(3)]
+    alike(mapping, source, own, torch.randn(5, 3, 8))
+
+
+class Relations(nn.Module):
+    """Nodes of a graph that have no features but a table, so that some of a layer is made of weights alone."""
+
+    def __init__(self, layers: bool) -> None:
+        super().__init__()
+        self.nodes = nn.Embedding(5, 6)
+        self.layers = layers
+        if layers:
+            self.itself, self.others = nn.Linear(6, 4), nn.ModuleList(nn.Linear(6, 4, bias=False) for _ in range(2))
+        else:
+            self.weight, self.root = nn.Parameter(torch.randn(2, 6, 4)), nn.Parameter(torch.randn(6, 4))
+            self.bias = nn.Parameter(torch.randn(4))
+
+    def forward(self, graph: Any) -> Any:
+        x, edges = self.nodes.weight, graph.softmax(-1)
+        if self.layers:
+            return self.itself(x) + sum(one(edge @ x) for one, edge in zip(self.others, edges, strict=True))
+        out = x @ self.root + self.bias
+        for edge, weight in zip(edges, self.weight, strict=True):
+            out = out + (edge @ x) @ weight
+        return out
+
+
+def test_what_is_made_of_weights_alone_is_found_by_what_it_is_made_of() -> None:
+    source, own = Relations(layers=False), Relations(layers=True)
+    mapping = proved(source, own, "float32[2,5,5]")
+    assert str(mapping["itself.weight"].expr) == "transpose(root)"
+    alike(mapping, source, own, torch.randn(2, 5, 5))
+
+
+class Levels(nn.Module):
+    """A stem, and heads that take what it gives: those of the source, or others of the same sizes."""
+
+    def __init__(self, stem: str, heads: tuple[str, ...], last: int | None) -> None:
+        super().__init__()
+        setattr(self, stem, nn.Linear(4, 6))
+        for name in heads:
+            setattr(self, name, nn.Linear(6, 6))
+        self.names = stem, heads
+        if last is not None:
+            self.last = nn.Linear(6, last)
+
+    def forward(self, x: Any) -> Any:
+        stem, heads = self.names
+        x = getattr(self, stem)(x).tanh()
+        each = [getattr(self, name)(x).tanh() for name in heads]
+        return self.last(sum(each)) if hasattr(self, "last") else each
+
+
+def test_layers_before_a_new_head_are_not_proved_by_giving_what_those_give_that_fill_them() -> None:
+    """They would agree with whatever they are filled with, as nothing that follows is in the source."""
+    source, own = Levels("stem", ("box", "label", "depth"), None), Levels("body", ("first", "second"), 7)
+    mapping = proved(source, own, "float32[5,4]")
+    assert mapping["body.weight"].status == "mapped"
+    for head in ("first", "second"):
+        assert mapping[f"{head}.weight"].status in ("guessed", "unmapped")
+
+
+class Normalised(nn.Module):
+    """What goes in is centred by statistics that are no parameters."""
+
+    def __init__(self, mean: str, std: str, inner: bool) -> None:
+        super().__init__()
+        self.register_buffer(mean, torch.linspace(-1, 1, 6) if inner else torch.zeros(6))
+        self.register_buffer(std, torch.linspace(0.5, 2, 6) if inner else torch.ones(6))
+        self.names = mean, std
+        made = [nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)]
+        if inner:
+            self.policy = nn.Sequential(*made)
+        else:
+            self.one, self.two = made[0], made[2]
+
+    def forward(self, x: Any) -> Any:
+        mean, std = (getattr(self, name) for name in self.names)
+        x = (x - mean) / std
+        return self.policy(x).sin() if hasattr(self, "policy") else self.two(self.one(x).tanh()).sin()
+
+
+def test_a_model_is_given_what_the_whole_source_takes_if_that_agrees_nearly_as_far() -> None:
+    source, own = Normalised("mean", "std", inner=True), Normalised("shift", "scale", inner=False)
+    torch.manual_seed(1)
+    state = source.state_dict()
+    found = ckptool.transfer(state, own)
+    missing = [replace(e, status="unmapped", expr=None) if e.target == "shift" else e for e in found.entries]
+    mapping = prove(found.with_entries(missing), state, source.eval(), own.eval())
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof
+    assert str(mapping["shift"].expr) == "mean"

@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...errors import CannotCarry
+from ...errors import CannotCarry, counted
 from ...files import StrPath
 from ..mapping import Mapping
 from ..sources import open_source
 from .flow import Flow
+from .progress import PATIENCE, Progress, Tell
 from .recorder import follow
 from .reference import read_reference
 from .same_inputs import same_inputs
@@ -36,6 +37,8 @@ def prove(
     *,
     inputs: Any = None,
     source_inputs: Any = None,
+    patience: float = PATIENCE,
+    progress: Tell | None = None,
 ) -> Mapping:
     """Run the source's own code and the model on the same random inputs, and settle doubts by what comes out.
 
@@ -46,27 +49,34 @@ def prove(
         target_model: the model, likewise.
         inputs: for the model; worked out if None.
         source_inputs: for the source's code, if it takes them in another form.
+        patience: seconds that the search for what makes outputs equal may take.
+        progress: is given a line that says what is being done, each time that changes.
 
     Returns:
-        The mapping with its `proof`: {"equal": bool, "text": str, "first_divergence": str | None}.
+        The mapping with its `proof`: {"equal": bool, "text": str, "first_divergence": str | None, …}; "stopped" is
+        "time" or "trials" where the search ended before it had tried all that it could think of.
 
     Raises:
         NotFound: the source's code does not have the keys of the file.
         CannotCarry: the models cannot both be run on the inputs that are given. If none are given and none are found,
             the proof says so.
     """
+    told = Progress(progress, patience)
+    told.say("loading the file into the code that it came from")
     ckpt = open_source(source)
     theirs = built(source_model)
     code = load_own(theirs, ckpt, mapping)
     own = built(target_model)
-    trial = Trial(own, ckpt, mapping, None, adapter_factors(theirs))
+    trial = Trial(own, ckpt, mapping, None, adapter_factors(theirs), told)
     entries = {e.target: e for e in mapping.entries}
 
     def judged(flow: Flow, values: Any) -> tuple[Flow | None, Verdict]:
         trial.inputs = values
+        told.say(f"looking for inputs that both models take; {counted(trial.runs + 1, 'run')} of the model so far")
         seen = trial.run(mapping.entries)
         return seen, judge(code.seen(flow), seen, entries)
 
+    told.say("looking for inputs that both models take")
     try:
         both = same_inputs(theirs, own, inputs, source_inputs, judged)
     except CannotCarry as error:
@@ -77,15 +87,24 @@ def prove(
     assert both.flow is not None
     trial.inputs = both.values
     more = [values for seed in _MORE_SEEDS if (values := both.made(seed)) is not None]
-    flows = ((follow(theirs, a), b) for a, b in more)
+    flows = ((follow(theirs, a, bare=True), b) for a, b in more)
     others = ((None if flow is None else code.seen(flow), b) for flow, b in flows)
     return settle(mapping, trial, code.seen(both.flow), both.shown, others, code.copies)
 
 
-def prove_against(mapping: Mapping, source: Any, target_model: Any, reference: StrPath) -> Mapping:
+def prove_against(
+    mapping: Mapping,
+    source: Any,
+    target_model: Any,
+    reference: StrPath,
+    *,
+    patience: float = PATIENCE,
+    progress: Tell | None = None,
+) -> Mapping:
     """Compare with inputs and outputs that were saved where the source's code runs.
 
-    REFERENCE holds tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` …, in any format.
+    REFERENCE holds tensors named `input`, `input.0`, `input.NAME` … and `output`, `output.0` …, in any format. PATIENCE
+    and PROGRESS are as in `prove`.
 
     Raises:
         NotFound: it does not.
@@ -93,7 +112,7 @@ def prove_against(mapping: Mapping, source: Any, target_model: Any, reference: S
     """
     model = built(target_model)
     saved = read_reference(reference, model)
-    trial = Trial(model, open_source(source), mapping, saved.inputs)
+    trial = Trial(model, open_source(source), mapping, saved.inputs, progress=Progress(progress, patience))
     return settle(mapping, trial, Flow([], saved.outputs), "the saved inputs")
 
 

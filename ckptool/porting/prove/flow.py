@@ -47,6 +47,7 @@ class Use:
         taken: fingerprints of what goes in, one row a channel, in order; None where channels are not known.
         given: fingerprints of what comes out.
         before: the uses whose results it takes.
+        bare: fingerprints of what comes out before a bias is added, where that was asked for and it has one.
     """
 
     index: int
@@ -55,6 +56,7 @@ class Use:
     taken: torch.Tensor | None
     given: torch.Tensor
     before: frozenset[int] = frozenset()
+    bare: torch.Tensor | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -83,6 +85,7 @@ class Flow:
     _repeated: dict[tuple[Any, ...], list[Use]] | None = field(default=None, repr=False)
     _known: Known | None = field(default=None, repr=False)
     _entries: Known | None = field(default=None, repr=False)
+    _silent: frozenset[int] | None = field(default=None, repr=False)
 
     @property
     def repeated(self) -> dict[tuple[Any, ...], list[Use]]:
@@ -96,8 +99,17 @@ class Flow:
         """All channels that came out of a use of weights."""
         if self._known is None:
             every = chain(self.uses, *self.repeated.values())
-            self._known = Known(use.given for use in every)
+            bare = [use.bare for use in self.uses if use.bare is not None]
+            self._known = Known(chain((use.given for use in every), bare))
         return self._known
+
+    def gives(self, given: torch.Tensor) -> bool:
+        """Whether some use of weights gives these channels. All 0 are no evidence, unless one here is as silent."""
+        if not bool(given[:, 0].any()):
+            if self._silent is None:
+                self._silent = frozenset(u.rows for u in self.uses if not bool(u.given[:, 0].any()))
+            return len(given) in self._silent
+        return self.known.holds(given)
 
     @property
     def entries(self) -> Known:

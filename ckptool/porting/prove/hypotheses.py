@@ -60,6 +60,7 @@ class Ground:
         matched = self._takes_the_same(f)
         if matched:
             yield from self._from_what_goes_in(f, matched)
+        yield from self._made_together(f)
         yield from self._rivals(f)
         if not matched:
             yield from self._arrangements(f)
@@ -77,6 +78,24 @@ class Ground:
             for label, turn in self._turned(group):
                 for other, new in self._orders(rows):
                     yield from self._rearranged(f"{other}; {label}", group, turn(new))
+
+    def at_once(self, fronts: Sequence[Use]) -> Iterator[Change]:
+        """What goes in shows for all of FRONTS, where one alone shows nothing, as the members of a stack."""
+        by_keys: dict[tuple[str, ...], list[tuple[Held | None, Expr | None]]] = {}
+        for f in fronts:
+            fitting = [(u, order) for u, order in self._takes_the_same(f) if "weight" in u.held and u.rows == f.rows]
+            if f.kind in _MATRICES and "weight" in f.held and len(fitting) == 1:
+                ((u, order),) = fitting
+                pairs = by_keys.setdefault(f.held["weight"].keys, [])
+                pairs.append((f.held["weight"], columns(self.theirs_of(u.held["weight"]), order, 1)))
+                if (bias := _bias(f, self.own)) is not None:
+                    theirs = self.theirs_of(_bias(u, self.theirs))
+                    pairs.append((bias, Expr("zeros", (), bias.shape) if theirs is None else theirs))
+        new: dict[str, Expr] = {}
+        for pairs in by_keys.values():
+            new |= self.put(pairs) or {}
+        if any(self.entries[key].expr != expr for key, expr in new.items()):
+            yield "the same goes in at several places", new
 
     # -- the model's side
 
@@ -225,6 +244,35 @@ class Ground:
                 new[own] = ex.of(key)
         if any(self.entries[own].expr != expr for own, expr in new.items()):
             yield "the same goes in", new
+
+    def _made_together(self, f: Use) -> Iterator[Change]:
+        """What both codes compute of weights alone, of which some are known: the others are each other's."""
+        if all(held.expr is not None for held in f.held.values()):
+            return
+        made = {own: set(self.entries[own].sources) for own in f.keys if own in self.entries}
+        for s in self.theirs.uses:
+            shared = {key for keys in made.values() for key in keys & set(s.keys)}
+            own = [key for key, keys in made.items() if not keys & shared]
+            theirs = [key for key in s.keys if key not in shared and key in self.shapes]
+            if shared and len(own) == len(theirs) <= 4:
+                for order in permutations(theirs):
+                    for turned in (False, True):
+                        new = self._each_for_each(own, order, turned)
+                        if new and any(self.entries[key].expr != expr for key, expr in new.items()):
+                            yield "computed with the same", new
+
+    def _each_for_each(self, own: Sequence[str], theirs: Sequence[str], turned: bool) -> dict[str, Expr] | None:
+        """Keys of the source for keys of the model; square matrices as they are, or TURNED."""
+        new: dict[str, Expr] = {}
+        for key, other in zip(own, theirs, strict=True):
+            wanted, have = self.entries[key].shape, self.shapes[other]
+            if wanted == have and not (turned and len(have) == 2 and have[0] == have[1]):
+                new[key] = ex.of(other)
+            elif len(have) == 2 and wanted == have[::-1]:
+                new[key] = ex.transpose(ex.of(other))
+            else:
+                return None
+        return new
 
     def _twins(self, f: Use) -> list[Use]:
         """F and the other matrices that take what it takes."""

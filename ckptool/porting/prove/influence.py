@@ -17,7 +17,7 @@ from .conventions import module_of
 from .flow import Flow, Use
 from .recorder import called, tensors
 from .trial import Trial
-from .verdict import compared_outputs
+from .verdict import Verdict, compared_outputs
 
 _SEED = 20
 
@@ -41,8 +41,40 @@ def unfelt_keys(trial: Trial, seen: Flow, expected: Flow, entries: MappingOf[str
     return [key for key, e in entries.items() if e.expr is not None and (key not in used or key in weak)]
 
 
+def by_itself_alone(
+    seen: Flow, expected: Flow, entries: MappingOf[str, Entry], mapping: Mapping, verdict: Verdict
+) -> set[str]:
+    """Keys of which nothing that follows them shows that they belong where they are.
+
+    A layer that takes what some layer of the source takes gives the same with that layer's weights, whatever it is: a
+    new head agrees with any. What shows more is an output that is equal, or a layer behind it that was certain before,
+    and agrees.
+    """
+    if not expected.uses:
+        return set()
+    _, _, same = compared_outputs(expected.outputs, seen.outputs)
+    before = {e.target: e for e in mapping.entries}
+    sure = {key for key, e in before.items() if e.status == "mapped" and not e.default and e.expr == entries[key].expr}
+    compared = range(len(seen.behind)) if verdict.beyond else same
+    ends = {i for j in compared for i in seen.behind[j]}
+    shown = [use.index in ends for use in seen.uses]
+    for use in reversed(seen.uses):
+        vouches = bool(use.keys) and sure.issuperset(use.keys) and expected.gives(use.given)
+        if shown[use.index] or vouches:
+            for earlier in use.before:
+                shown[earlier] = True
+    found = {key for use in seen.uses if shown[use.index] for key in use.keys}
+    return {key for use in seen.uses for key in use.keys if key in entries} - found - sure
+
+
+def taken_back(entries: dict[str, Entry], mapping: Mapping, keys: set[str]) -> dict[str, Entry]:
+    """What had no source before trials found one, and of which nothing that follows shows that it is that, has none."""
+    open_before = {e.target: e for e in mapping.entries if e.expr is None and not e.default}
+    return {key: open_before[key] if key in keys and key in open_before else e for key, e in entries.items()}
+
+
 def _shows(use: Use, expected: Flow) -> bool:
-    return bool(use.given[:, 0].any()) and expected.known.holds(use.given)
+    return bool(use.given[:, 0].any()) and expected.gives(use.given)
 
 
 def _biases_of_keys(weak: set[str], seen: Flow) -> set[str]:

@@ -34,7 +34,7 @@ def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: 
         found: dict[str, Any] = {
             "layer": _module(use),
             "source": None if other is None else _module(other),
-            "difference": _apart(use.given, None if other is None else other.given, expected),
+            "difference": _difference(use.given, other, expected),
             "first": use.index in front,
         }
         last = out[-1] if out else None
@@ -59,9 +59,15 @@ def _counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
     return fitting[min(turn, len(fitting) - 1)] if fitting else None
 
 
-def _apart(own: torch.Tensor, other: torch.Tensor | None, expected: Flow) -> float | None:
-    if other is None or other.shape != own.shape:
-        return 0.0 if expected.known.holds(own) else None
+def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float | None:
+    """The smaller one to what the source's code gives with its bias, and without, where that is added later here."""
+    given = [] if other is None else [t for t in (other.given, other.bare) if t is not None and t.shape == own.shape]
+    if not given:
+        return 0.0 if expected.gives(own) else None
+    return min(_apart(own, one) for one in given)
+
+
+def _apart(own: torch.Tensor, other: torch.Tensor) -> float:
     largest = float(other[:, 0].max()) if len(other) else 0.0
     in_place = float((own - other).abs().max()) if len(own) else 0.0
     in_any_order = float((own.sort(0).values - other.sort(0).values).abs().max()) if len(own) else 0.0

@@ -26,9 +26,12 @@ from .flow import Flow, Held, Use
 _SEED = 20
 
 
-def follow(model: torch.nn.Module, inputs: Any) -> Flow | None:
-    """Run MODEL in eval mode on INPUTS (positional, or by name) and note how it uses its weights; None if it raises."""
-    recorder = _Recorder(model)
+def follow(model: torch.nn.Module, inputs: Any, *, bare: bool = False) -> Flow | None:
+    """Run MODEL in eval mode on INPUTS (positional, or by name) and note how it uses its weights; None if it raises.
+
+    BARE: also what comes out of layers before their biases, for a model that adds these in a step of their own.
+    """
+    recorder = _Recorder(model, bare)
     out, error = attempt(model, inputs, recorder)
     if error is not None:
         return None
@@ -127,9 +130,10 @@ _STATES = frozenset({"zeros", "zeros_like", "new_zeros"})
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, bare: bool = False) -> None:
         super().__init__()
         self.uses: list[Use] = []
+        self._bare = bare
         self._bases: dict[int, list[_Base]] = {}
         self._flowing: dict[int, frozenset[int]] = {}
         self._places: dict[int, StorageWeakRef] = {}
@@ -239,7 +243,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             if groups > 1:
                 kind = "depthwise" if weight is not None and weight.shape[:2] == (groups, 1) else f"grouped {kind}"
             taken = fingerprints(flat[0], 1) if kind in ("conv", "depthwise") else None
-            self._add(kind, roles, taken, fingerprints(out, 1), before)
+            self._add(kind, roles, taken, fingerprints(out, 1), before, self._without(out, flat[2], 1))
         elif name in _NORMS:
             dim = -1 if "layer" in name or "rms" in name else 1
             roles = {role: self.held(flat[at]) for at, role in _NORMS[name].items() if at < len(flat)}
@@ -252,11 +256,18 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             x, weight = (flat[0], flat[1]) if self.held(flat[0]) is None else (flat[1], flat[0])
             role, kind = ("weight", "scale") if name in _SCALES else ("bias", "shift")
             members = sorted(before)
-            if weight.ndim == x.ndim == out.ndim == 3 and len(weight) == len(x) == len(members) > 1:
-                for n, one in enumerate(members):  # several layers at once
-                    taken = fingerprints(x[n], -1)
-                    self._add(kind, {role: self.held(weight[n])}, taken, fingerprints(out[n], -1), frozenset({one}))
-                return
+            at = x.ndim - weight.ndim if isinstance(x, torch.Tensor) else -1
+            if (
+                weight.ndim in (2, 3)
+                and x.shape == out.shape
+                and at >= 0
+                and len(weight) == x.shape[at] == len(members)
+            ):
+                for n, one in enumerate(members if len(members) > 1 else ()):  # several layers at once
+                    taken, given = (fingerprints(t.select(at, n), -1) for t in (x, out))
+                    self._add(kind, {role: self.held(weight[n])}, taken, given, frozenset({one}))
+                if len(members) > 1:
+                    return
             dim = next((d for d in range(-1, -weight.ndim - 1, -1) if weight.shape[d] > 1), -1) if weight.ndim else -1
             taken = fingerprints(x, dim) if isinstance(x, torch.Tensor) and x.ndim >= -dim else None
             self._add(kind, {role: self.held(weight)}, taken, fingerprints(out, dim), before)
@@ -285,7 +296,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             return
         weight = b[0] if b.ndim == 3 else b
         roles = {"weight": self.held(weight.mT if weight.ndim == 2 else weight), "bias": self.held(bias)}
-        self._add("linear", roles, fingerprints(a, -1), fingerprints(out, -1), before)
+        self._add("linear", roles, fingerprints(a, -1), fingerprints(out, -1), before, self._without(out, bias, -1))
+
+    def _without(self, out: torch.Tensor, bias: Any, dim: int) -> torch.Tensor | None:
+        """What came out before a bias was added along a dimension."""
+        if not self._bare or not isinstance(bias, torch.Tensor) or bias.numel() != out.shape[dim]:
+            return None
+        sizes = [-1 if d == dim % out.ndim else 1 for d in range(out.ndim)]
+        return fingerprints(out - bias.reshape(sizes), dim)
 
     def _add(
         self,
@@ -294,10 +312,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         taken: torch.Tensor | None,
         given: torch.Tensor,
         before: frozenset[int],
+        bare: torch.Tensor | None = None,
     ) -> None:
         held = {role: one for role, one in roles.items() if one is not None}
         if held:
-            self.uses.append(Use(len(self.uses), kind, held, taken, given, before))
+            self.uses.append(Use(len(self.uses), kind, held, taken, given, before, bare))
 
 
 def _viewed(base: _Base, view: torch.Tensor) -> Expr | None:

@@ -25,6 +25,10 @@ _THEIRS, _OWN, _WAYS, _PATIENCE = 4, 3, 8, 20.0
 #: Inputs of modules of the source's code that the model may take.
 _PARTS = 24
 
+#: What agreement counts where the model is given what a module inside of the source's code takes: it skips what may
+#: be wrong before that.
+_OF_PARTS = 0.6
+
 #: What comes of running the model: the flow and how far it agrees.
 Judged = tuple[Flow | None, Verdict]
 
@@ -91,7 +95,7 @@ class SameInputs:
             elif link.how == "frames":
                 own[place] = given[link.source].unsqueeze(link.order[0]).expand_as(own[place]).clone()
             else:
-                own[place] = given[link.source].permute(link.order) if link.order else given[link.source]
+                own[place] = given[link.source].permute(link.order).contiguous() if link.order else given[link.source]
         return with_leaves(self.theirs, given), with_leaves(self.own, own)
 
 
@@ -177,14 +181,15 @@ def _why_none(theirs: torch.nn.Module, own: torch.nn.Module) -> str:
 def _rank(verdict: Verdict, candidate: SameInputs) -> tuple[Any, ...]:
     fresh = sum(link.source is None and not link.how for link in candidate.links)
     proved = verdict.equal and verdict.compared > 0
-    return proved, verdict.agreeing + verdict.entered, verdict.compared, verdict.equal, -fresh
+    share = _OF_PARTS if any(link.how == "part" for link in candidate.links) else 1.0
+    return proved, share * (verdict.agreeing + verdict.entered), verdict.compared, verdict.equal, -fresh
 
 
 def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tuple[Verdict, SameInputs] | None:
     values = candidate.made(_SEED)
     if values is None:
         return None
-    flow = follow(candidate.code, values[0])
+    flow = follow(candidate.code, values[0], bare=True)
     if flow is None:
         return None
     seen, verdict = judged(flow, values[1])

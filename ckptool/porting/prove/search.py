@@ -6,8 +6,10 @@ from collections.abc import Mapping as MappingOf
 from dataclasses import replace
 from itertools import islice
 
+from ...errors import counted
 from ..expression import Expr
 from ..mapping import Entry
+from .blocks import in_other_blocks
 from .conventions import changes
 from .flow import Flow
 from .hypotheses import Ground
@@ -29,7 +31,9 @@ def search(
     """Try changes where the models part, keep what makes more agree, until outputs are equal or nothing is left."""
     changed: dict[str, None] = {}
     trial.patience = max(_FEWEST, min(_TRIALS, _WORK // max(len(seen.uses), 1)))
-    while not verdict.equal and trial.misses < trial.patience:
+    trial.progress.begin()
+    while not verdict.equal and not trial.is_over:
+        trial.progress.say(f"{_agreeing(verdict)}, looking for what makes more agree")
         state = _better(entries, seen, verdict, trial, expected, changed)
         if state is None:
             break
@@ -42,16 +46,17 @@ def _better(
 ) -> _State | None:
     ground = Ground(entries, seen, expected, trial.shapes, trial.factors)
     fronts = verdict.front if expected.uses else ()
-    guesses = [change for use in fronts for change in islice(ground.for_use(use), _GUESSES)]
+    guesses = [*ground.at_once(fronts)] if len(fronts) > 1 else []
+    guesses += [change for use in fronts for change in islice(ground.for_use(use), _GUESSES)]
     guesses += [change for use in fronts[:2] for change in islice(ground.twice(use), 2 * _GUESSES)]
     for label, new in sorted(_once(guesses), key=lambda change: change[0] not in changed):
-        found = _tried(entries, new, verdict, trial, expected)
+        found = _tried(label, entries, new, verdict, trial, expected)
         if found is not None:
             changed[label] = None
-            return found
+            return _in_all_blocks(label, entries, new, found, trial, expected)
     best: tuple[str, _State] | None = None
     for label, new in changes(entries):
-        found = _tried(entries, new, verdict, trial, expected)
+        found = _tried(label, entries, new, verdict, trial, expected)
         if found is not None and (best is None or found[2].is_ahead_of(best[1][2])):
             best = label, found
             if found[2].equal:
@@ -74,11 +79,35 @@ def _once(changes: list[tuple[str, dict[str, Expr]]]) -> list[tuple[str, dict[st
     return out
 
 
+def _in_all_blocks(
+    label: str, entries: dict[str, Entry], new: MappingOf[str, Expr], found: _State, trial: Trial, expected: Flow
+) -> _State:
+    """What was found in one block in all others, too, with what was found before and shows nothing there alone."""
+    there = in_other_blocks(entries, new)
+    if not there:
+        return found
+    trial.elsewhere = {key: expr for key, expr in trial.elsewhere.items() if key not in new} | there
+    spread = _tried(f"{label}, in all blocks", found[0], trial.elsewhere, found[2], trial, expected)
+    if spread is None:
+        return found
+    trial.elsewhere = {}
+    return spread
+
+
+def _agreeing(verdict: Verdict) -> str:
+    return f"{max(verdict.agreeing, 0):,} of {counted(verdict.uses, 'use')} of weights agree"
+
+
 def _tried(
-    entries: dict[str, Entry], new: MappingOf[str, Expr], verdict: Verdict, trial: Trial, expected: Flow
+    label: str,
+    entries: dict[str, Entry],
+    new: MappingOf[str, Expr],
+    verdict: Verdict,
+    trial: Trial,
+    expected: Flow,
 ) -> _State | None:
     """What comes of changing entries, if more agrees than before."""
-    if trial.misses >= trial.patience:
+    if trial.is_over:
         return None
     candidate = dict(entries)
     for key, expr in new.items():
@@ -90,6 +119,8 @@ def _tried(
             candidate[key] = replace(changed, rivals=tuple(dict.fromkeys(rivals)))
     if all(candidate[key] is entries[key] for key in new):
         return None
+    in_vain = f"{trial.misses:,} of at most {counted(trial.patience, 'trial')} in vain"
+    trial.progress.say(f"{_agreeing(verdict)}; {in_vain}: {label}")
     seen = trial.run(candidate.values())
     found = judge(expected, seen, candidate)
     if seen is not None and found.is_ahead_of(verdict):

@@ -12,7 +12,7 @@ from ...errors import counted, printable
 from ...keys import collapse
 from ..mapping import Entry, Mapping
 from .flow import Flow
-from .influence import carried_along, felt, unfelt_keys, unseen
+from .influence import by_itself_alone, carried_along, felt, taken_back, unfelt_keys, unseen
 from .layers import layers
 from .search import search
 from .trial import Trial
@@ -32,6 +32,7 @@ def settle(
     COPIES are keys of the file that the source's code would take as well: which of them is meant stays a doubt.
     """
     entries = {e.target: e for e in mapping.entries}
+    trial.progress.say("comparing outputs")
     seen = trial.run(entries.values())
     verdict = judge(expected, seen, entries)
     if seen is None or (not verdict.compared and verdict.agreeing <= 0 and not expected.uses):
@@ -43,34 +44,51 @@ def settle(
     if not verdict.equal:
         verdict = _but_for_new_keys(expected, seen, entries) or verdict
     unfelt: list[str] = []
+    if verdict.equal:
+        trial.progress.say("comparing outputs on other inputs")
     if verdict.equal and not all(_holds(trial, entries, verdict, *other) for other in others):
         verdict = replace(verdict, equal=False)
         shown += ", though not on other values"
-    if verdict.equal:
+    if verdict.equal and seen is not None:
+        trial.progress.say("looking which keys outputs depend on")
         trial.load(entries.values())
         unfelt = unfelt_keys(trial, seen, expected, entries)
-        open_still = set(unfelt)
-        if not verdict.compared and seen is not None:
-            fine = shown_by([expected.known.holds(use.given) for use in seen.uses], seen)
+        open_still = set(unfelt) | by_itself_alone(seen, expected, entries, mapping, verdict)
+        if not verdict.compared:
+            fine = shown_by([expected.gives(use.given) for use in seen.uses], seen)
             open_still |= {key for use in seen.uses if not fine[use.index] for key in use.keys}
         entries = felt(entries, mapping, trial, open_still)
         entries = carried_along(entries, mapping, open_still, trial.shapes)
-    if not (verdict.equal and verdict.compared):
-        entries = unseen(entries, mapping)
+    if seen is not None:
+        alone = by_itself_alone(seen, expected, entries, mapping, verdict)
+        entries = taken_back(entries, mapping, alone)
+        if not (verdict.equal and verdict.compared):
+            entries = unseen(entries, mapping)
     if copies:
         entries = {key: _of_copies(entry, copies) for key, entry in entries.items()}
         shown += ", with one of the copies that the file holds"
     text = _said(verdict, shown, expected, seen)
+    stopped = None if verdict.equal else _stopped(trial)
+    if stopped == "time":
+        text += f"; the search had its {trial.progress.patience:g} s (--patience gives it more)"
+    elif stopped == "trials":
+        text += f"; the search ended after {counted(trial.misses, 'trial')} in vain"
     new = [e.target for e in mapping.entries if entries[e.target].expr != e.expr]
     if new:
         text += f"; settled by trial: {counted(len(new), 'key')} ({_few(new)})"
     if unfelt:
         text += f"; they do not depend on {_unfelt_text(unfelt)}"
     divergence = None if verdict.equal else first_divergence(verdict)
-    proof = _proof(verdict.equal, text, divergence, trial.runs) | {"changes": list(changed), "unfelt": unfelt}
+    proof = _proof(verdict.equal, text, divergence, trial.runs)
+    proof |= {"changes": list(changed), "unfelt": unfelt, "stopped": stopped}
     if not verdict.equal and seen is not None and expected.uses:
         proof["layers"] = layers(expected, seen, entries, verdict)
     return replace(mapping, proof=proof).with_entries([entries[e.target] for e in mapping.entries])
+
+
+def _stopped(trial: Trial) -> str | None:
+    """What ended the search before it had tried all that it could think of."""
+    return "time" if trial.progress.late else "trials" if trial.is_over else None
 
 
 def _but_for_new_keys(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry]) -> Verdict | None:

@@ -72,11 +72,32 @@ def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnC
             hint="--source-model names the code that the file was saved from",
         )
     fill(model, apply(found, ckpt))
-    return OwnCode({e.target: e.expr for e in found.entries if e.expr is not None}, copies, frozenset(missing))
+    made_of = {e.target: e.expr for e in found.entries if e.expr is not None}
+    return OwnCode(made_of, _with_other_parts(copies, made_of, wanted_here, ckpt, mapping), frozenset(missing))
 
 
 #: Share of its keys that the source's code may lack.
 _FEW = 0.1
+
+
+def _with_other_parts(
+    copies: dict[str, list[str]], made_of: dict[str, Expr], wanted: Signature, ckpt: Checkpoint, mapping: Mapping
+) -> dict[str, list[str]]:
+    """COPIES and what other state dicts of the file, which the mapping names as rivals, have in their place."""
+    code, optional = _wanted_by_name(wanted)
+    rivals = {key for entry in mapping.entries for rival in entry.rivals for key in rival.keys()}  # noqa: SIM118
+    out = {key: list(others) for key, others in copies.items()}
+    for weights in ckpt.state_dicts() if mapping.at is not None else ():
+        whole = {key: f"{weights.path}/{key}" if weights.path else key for key in weights.tensors}
+        if weights.path == mapping.at or rivals.isdisjoint(whole.values()):
+            continue
+        shapes = {key: tensor.shape for key, tensor in weights.tensors.items()}
+        for way in named_alike(code, shapes, optional):
+            for key, held in way.items():
+                own = made_of.get(key)
+                if own is not None and own.is_copy and whole[held] not in out.setdefault(own.key, []):
+                    out[own.key].append(whole[held])
+    return out
 
 
 def _missing(found: Mapping) -> list[str]:
@@ -107,8 +128,7 @@ def _by_names(
             shapes[
                 key if weights.path == (mapping.at or weights.path) and whole not in mapping.source_shapes else whole
             ] = tensor.shape
-    code = {key: entry.shape for key, entry in wanted.entries.items()}
-    optional = frozenset(key for key, entry in wanted.entries.items() if not entry.parameter and "running_" not in key)
+    code, optional = _wanted_by_name(wanted)
     ways = named_alike(code, shapes, optional, share=share)
     if not ways:
         return None
@@ -126,3 +146,9 @@ def _by_names(
         for key, shape in code.items()
     ]
     return Mapping((), (), shapes, ckpt.where, wanted.name, at=mapping.at).with_entries(entries), copies
+
+
+def _wanted_by_name(wanted: Signature) -> tuple[dict[str, Shape], frozenset[str]]:
+    """The keys of the code with their shapes, and those that a file may lack."""
+    code = {key: entry.shape for key, entry in wanted.entries.items()}
+    return code, frozenset(k for k, e in wanted.entries.items() if not e.parameter and "running_" not in k)

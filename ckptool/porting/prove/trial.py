@@ -16,6 +16,7 @@ from ..expression import Expr
 from ..mapping import Entry, Mapping
 from ..sources import source_tensors
 from .flow import Flow
+from .progress import Progress
 from .recorder import follow
 
 #: Trials without success that looking for a better mapping may take.
@@ -26,9 +27,16 @@ class Trial:
     """The target model, and what flows through it with one mapping or another."""
 
     def __init__(
-        self, model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping, inputs: Any, factors: Sequence[float] = ()
+        self,
+        model: torch.nn.Module,
+        ckpt: Checkpoint,
+        mapping: Mapping,
+        inputs: Any,
+        factors: Sequence[float] = (),
+        progress: Progress | None = None,
     ) -> None:
         self.model, self.inputs, self.factors = model, inputs, factors
+        self.progress = progress or Progress()
         every = [ex.of(key) for key in mapping.source_shapes]
         more = [r for e in mapping.entries for r in e.rivals]
         wanted = [Entry(f"#{i}", (), "mapped", x) for i, x in enumerate([*every, *more])]
@@ -38,7 +46,13 @@ class Trial:
         self.initial = {k: v.clone() for k, v in self.state.items() if isinstance(v, torch.Tensor)}
         self.loaded: dict[str, Expr | None] = {}
         self.runs = self.misses = 0
+        self.elsewhere: dict[str, Expr] = {}  # what trials in one block say of others, where it shows nothing yet
         self.patience = _TRIALS
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the search has had all trials without success, or all the time, that it may take."""
+        return self.misses >= self.patience or self.progress.late
 
     def load(self, entries: Iterable[Entry]) -> None:
         """Put the values that ENTRIES say into the model."""

@@ -77,7 +77,7 @@ def judge(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry], *, 
     """
     if seen is None:
         return NOTHING
-    known = [bool(expected.uses) and expected.known.holds(use.given) for use in seen.uses]
+    known = [bool(expected.uses) and expected.gives(use.given) for use in seen.uses]
     fine = shown_by(known, seen)
     followed = seen.uses if expected.uses else []
     front = [use for use in followed if not fine[use.index] and all(fine[i] for i in use.before)]

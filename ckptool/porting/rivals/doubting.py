@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
+from ..doubts import About, Doubt
 from ..match import Matching
 from ..places import Path, block_of, parts_around
-from ..scopes import IN_ANOTHER_ORDER
-from ..units import OfOrder, Pair, Unit
+from ..units import Pair, Unit
 from .alike import MOST, by_look
 from .company import Certain, crossed, in_company
 from .names import own_words, soft_words
 from .swaps import Swaps
-
-#: How doubts begin that are about a whole part of the model, which no exchange of two layers settles.
-OF_PARTS = "equal parts"
 
 
 def doubt_both(one: Pair, other: Pair, reason: str) -> None:
@@ -26,8 +23,8 @@ def doubt_both(one: Pair, other: Pair, reason: str) -> None:
 
 def _doubt(pair: Pair, other: Pair, reason: str) -> None:
     target = pair[0]
-    if not any(d.startswith(reason.partition("{}")[0]) for d in target.doubts):
-        target.doubts.append(reason.format(".".join(other[1].path)))
+    if not any(doubt.reason == reason for doubt in target.doubts):
+        target.doubts.append(Doubt(reason, named=".".join(other[1].path)))
     if other[1] not in target.rivals:
         target.rivals.append(other[1])
 
@@ -42,29 +39,29 @@ def settle(matching: Matching, swaps: Swaps) -> None:
 
     _take_back(
         matching,
-        lambda doubt: isinstance(doubt, OfOrder),
+        About.ORDER,
         lambda one, other: (
             swaps.contents.fit_only_so(one, other) or swaps.excluded(one, other) or in_better_company(one, other)
         ),
     )
     _take_back(
         matching,
-        lambda doubt: doubt == IN_ANOTHER_ORDER,
+        About.PARTS,
         lambda one, other: swaps.contents.fit_only_so(one, other) or swaps.reason(one, other) is None,
     )
 
 
-def _take_back(matching: Matching, about: Callable[[str], bool], excluded: Callable[[Pair, Pair], bool]) -> None:
+def _take_back(matching: Matching, about: About, excluded: Callable[[Pair, Pair], bool]) -> None:
     """Take back the doubts of a kind about pairs of which every swap with a look-alike is excluded."""
     others = Counter(unit.colour for unit in (*matching.free_targets, *matching.free_sources))
     others.update(unit.colour for cell in matching.undecided for side in cell for unit in side)
     alike = by_look(matching.pairs)
     for one in matching.pairs:
         group = alike[one[0].colour]
-        if others[one[0].colour] or len(group) > MOST or not any(map(about, one[0].doubts)):
+        if others[one[0].colour] or len(group) > MOST or all(doubt.about is not about for doubt in one[0].doubts):
             continue
         if all(other is one or excluded(one, other) for other in group):
-            one[0].doubts = [doubt for doubt in one[0].doubts if not about(doubt)]
+            one[0].doubts = [doubt for doubt in one[0].doubts if doubt.about is not about]
 
 
 def spread(pairs: list[Pair]) -> None:
@@ -74,7 +71,7 @@ def spread(pairs: list[Pair]) -> None:
         for part in parts_around(t.path):
             parts[part].append(t)
     for units in parts.values():
-        doubts = [next((d for d in unit.doubts if d.startswith(OF_PARTS)), None) for unit in units]
+        doubts = [next((d for d in unit.doubts if d.of_parts), None) for unit in units]
         found = next((d for d in doubts if d is not None), None)
         if found is not None and sum(d is not None for d in doubts) > len(units) / 2:
             for unit, doubt in zip(units, doubts, strict=True):
@@ -93,6 +90,10 @@ def in_both_directions(pairs: list[Pair]) -> None:
                 sure.doubts += doubted.doubts
 
 
+#: Why a pair is in doubt whose source another target wants.
+_LEFT = "it fits {} as well, which is left without a source"
+
+
 def left_over(matching: Matching) -> None:
     """Doubt pairs whose source would go as well to a target that is left without one, in the same block."""
     free: dict[object, list[Unit]] = defaultdict(list)
@@ -104,5 +105,5 @@ def left_over(matching: Matching) -> None:
         for other in free.get((t.colour, block_of(t.path)), ()):
             ours, theirs = own_words(t, s, other, other), own_words(other, s, t, t)
             if theirs > ours or (theirs == ours and soft_words(other, s) >= soft_words(t, s)):
-                t.doubts.append(f"it fits {'.'.join(other.path)} as well, which is left without a source")
+                t.doubts.append(Doubt(_LEFT, named=".".join(other.path)))
                 break

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from itertools import combinations
 
+from ..doubts import About, Doubt
 from ..match import Matching
 from ..places import block_of, nearness, without_digits
-from ..units import OfOrder, Pair, Unit, hard_conflict, similarity
+from ..units import Pair, Unit, hard_conflict, similarity
 from .alike import MOST, by_look
 from .belief import BELIEVED
 from .company import ANCHORS, Certain, crossed, in_company
-from .doubting import OF_PARTS, doubt_both
+from .doubting import doubt_both
 from .names import by_names, by_numbers, soft_words
 from .swaps import Swaps
 
@@ -28,7 +29,7 @@ def take_up(matching: Matching) -> None:
             around = sorted(certain, key=lambda pair: -nearness(t, pair[0]))[:ANCHORS]
             s = max(free, key=lambda s: (hard_conflict(t.words, s.words) is None, _fitness(t, s, around)))
             free.remove(s)
-            t.doubts.append(OfOrder(f"{len(sources)} tensors of the source fit as well"))
+            t.doubts.append(Doubt(f"{len(sources)} tensors of the source fit as well", About.ORDER))
             t.rivals = [u for u in sources if u is not s][:8]
             matching.pairs.append((t, s))
     matching.undecided[:] = left
@@ -44,7 +45,7 @@ def _fitness(t: Unit, s: Unit, around: list[Pair]) -> float:
 def rearrange(swaps: Swaps) -> None:
     """Exchange the sources of two pairs as long as all that is known together speaks for it."""
     pairs = swaps.pairs
-    certain = Certain(pair for pair in pairs if all(doubt.startswith(OF_PARTS) for doubt in pair[0].doubts))
+    certain = Certain(pair for pair in pairs if all(doubt.of_parts for doubt in pair[0].doubts))
     places = {id(t): at for at, (t, _) in enumerate(pairs)}
     for alike in by_look(pairs).values():
         group = [places[id(t)] for t, _ in alike]

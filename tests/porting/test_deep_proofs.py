@@ -1,0 +1,93 @@
+"""Proofs of deep models: what one block shows is tried in all, and a search says what it is at and ends in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+import ckptool
+
+F = nn.functional
+
+
+class Block(nn.Module):
+    def __init__(self, name: str, turned: bool) -> None:
+        super().__init__()
+        self.name, self.turned = name, turned
+        self.norm = nn.LayerNorm(8)
+        setattr(self, name, nn.Linear(8, 16))
+        self.down = nn.Linear(8, 8)
+
+    def forward(self, x: Any) -> Any:
+        a, b = getattr(self, self.name)(self.norm(x)).chunk(2, -1)
+        if self.turned:
+            a, b = b, a
+        return x + self.down(a.sigmoid() * b)
+
+
+class Deep(nn.Module):
+    """A list of blocks; in some of them the halves of a layer change places."""
+
+    def __init__(self, name: str, blocks: int, turned: Any) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(Block(name, turned(n)) for n in range(blocks))
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def pair(blocks: int, turned: Any) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    source, own = Deep("both", blocks, lambda n: False), Deep("wide", blocks, turned)
+    for p in source.parameters():
+        nn.init.normal_(p, std=0.4)
+    return source, own
+
+
+def test_what_holds_in_one_block_is_tried_in_all_at_once() -> None:
+    source, own = pair(24, lambda n: True)
+    mapping = ckptool.transfer(source.state_dict(), own, inputs=["float32[2,4]"], source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof
+    assert mapping.proof["runs"] < 24
+    assert str(mapping["blocks.23.wide.bias"].expr).startswith("cat(0, slice(blocks.23.both.bias, 0, 8, 16)")
+
+
+def test_what_does_not_hold_in_all_blocks_is_tried_in_each() -> None:
+    source, own = pair(5, lambda n: n % 2)
+    mapping = ckptool.transfer(source.state_dict(), own, inputs=["float32[2,4]"], source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof
+    assert [mapping[f"blocks.{n}.wide.bias"].expr.is_copy for n in range(5)] == [True, False, True, False, True]
+
+
+def test_a_search_that_has_had_its_time_says_so() -> None:
+    source, own = pair(3, lambda n: True)
+    mapping = ckptool.transfer(
+        source.state_dict(), own, inputs=["float32[2,4]"], source_model=source, prove=True, patience=0
+    )
+    assert mapping.proof is not None
+    assert not mapping.proof["equal"]
+    assert mapping.proof["stopped"] == "time"
+    assert mapping.proof["text"].endswith("the search had its 0 s (--patience gives it more)")
+
+
+def test_a_proof_tells_what_it_is_at() -> None:
+    source, own = pair(3, lambda n: True)
+    told: list[str] = []
+    ckptool.transfer(
+        source.state_dict(), own, inputs=["float32[2,4]"], source_model=source, prove=True, progress=told.append
+    )
+    assert told[0] == "loading the file into the code that it came from"
+    assert any(line.endswith("of 10 uses of weights agree, looking for what makes more agree") for line in told)
+    assert any("in vain: " in line for line in told)
+    assert told[-1] == "looking which keys outputs depend on"
