@@ -192,6 +192,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         self._whole = frozenset(keys)  # the parameters themselves
         self._turned: set[int] = set()  # transposed views of parameters
         self._channels = Channels(buffers)
+        self._outputs: dict[int, frozenset[str]] = {}  # id of a tensor -> the matrices that made what it holds
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -215,7 +216,26 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             self._members(args, result)
         self._learn(name, args, kwargs, result)
         self._channels.see(name, args, kwargs, result, self._keys)
+        self._credit(name, args, kwargs, result)
         return result
+
+    def _credit(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Note whose outputs a result holds: those of the matrices that the data in it was last multiplied with."""
+        taken = [value for value in flat([args, kwargs]) if isinstance(value, torch.Tensor)]
+        if name in _MULTIPLY or name.startswith("conv"):
+            made = frozenset(self._keys[id(t)] for t in taken[1:] if id(t) in self._keys and t.ndim > 1)
+        else:
+            made = frozenset(itertools.chain.from_iterable(self._outputs.get(id(t), ()) for t in taken))
+        if 0 < len(made) <= _MOST_CREDITED:
+            for one in [result] if isinstance(result, torch.Tensor) else flat(result):
+                if isinstance(one, torch.Tensor):
+                    self._outputs.setdefault(id(one), made)
+
+    def _rotates(self, kind: str, value: Any) -> None:
+        """Note that the outputs of some matrices are turned by pairs, as rotary embeddings do."""
+        for key in self._outputs.get(id(value), ()):
+            if key in self.uses:
+                self.uses[key].notes.setdefault("rotary", kind)
 
     def finish(self) -> None:
         """Note what only the whole pass shows."""
@@ -278,6 +298,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         every_second = name == "__getitem__" and _every_second(args) and self._channels.learned(args[0])
         if name == "view_as_complex" or name == "polar" or every_second:
             self.rotary = "interleaved"
+            self._rotates("interleaved", args[0] if args else None)
         if not isinstance(result, torch.Tensor):
             if isinstance(result, tuple | list):
                 first = args[0] if args else None
@@ -299,7 +320,10 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             and isinstance(args[0], tuple | list)
             and any(id(part) in self._negated and self._channels.learned(part) for part in args[0])
         ):
-            self.rotary = self.rotary or ("half" if name != "stack" else "interleaved")
+            kind = "half" if name != "stack" else "interleaved"
+            self.rotary = self.rotary or kind
+            for part in args[0]:
+                self._rotates(kind, part)
         if name.startswith("conv") and result.ndim == 4:
             self._from[id(result)] = ("features", "nchw")
         elif name == "linear" and len(args) > 1 and id(args[1]) in self._keys:
@@ -388,6 +412,8 @@ _ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 _MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
 #: Functions that only move what they take in their dimensions.
 _PLACES = frozenset("__getitem__ unsqueeze squeeze view reshape expand to contiguous type float".split())
+#: What more matrices than this made together is nobody's output.
+_MOST_CREDITED = 4
 #: Functions that multiply with a matrix, and those that take one out of a stack.
 _MULTIPLY = _PRODUCTS | {"linear", "einsum"}
 _MEMBERS = frozenset("__getitem__ select unbind index_select".split())

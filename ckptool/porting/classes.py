@@ -7,10 +7,10 @@ have unequal ones in another as a rule; there it shows which is which.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable
 from functools import partial
 
 from .cells import Cells, of
+from .relation import Relation
 from .scopes import Scopes
 from .units import Unit
 
@@ -32,8 +32,7 @@ class Classes:
 
     def split(self) -> bool:
         """Split cells by what was decided, by shapes and names, in other modules of the same classes."""
-        there: dict[tuple[int, int], dict[_Path, set[_Path]]] = defaultdict(lambda: defaultdict(set))
-        back: dict[tuple[int, int], dict[_Path, set[_Path]]] = defaultdict(lambda: defaultdict(set))
+        relations: dict[tuple[int, int], Relation[_Path]] = defaultdict(Relation)
         for t, s in self._cells.pair_of.values():
             if t.doubts or not _SURE.issuperset(t.evidence):
                 continue
@@ -42,32 +41,23 @@ class Classes:
                 if depth < least:
                     continue  # which part it is in is known by an order only
                 for other, inner in self._places[id(s)].values():
-                    there[kind, other][path].add(inner)
-                    back[kind, other][inner].add(path)
-        for kinds, known in there.items():
-            sure = {
-                path: next(iter(inner))
-                for path, inner in known.items()
-                if len(inner) == 1 and len(back[kinds][next(iter(inner))]) == 1
-            }
-            if len(sure) < 2 or len(sure) < len(known):
+                    relations[kind, other].add(path, inner)
+        open_ = [[unit for cell in self._cells.open() for unit in cell[side]] for side in (0, 1)]
+        for kinds, relation in relations.items():
+            if len(relation.sure()) < 2 or not relation.holds():
                 continue  # these classes are not each other
-            images = set(sure.values())
-            labels: dict[int, Hashable] = {}
-            for targets, sources in self._cells.open():
-                own = ((t, self._in(t, kinds[0])) for t in targets)
-                labels.update((id(t), sure[path]) for t, path in own if path in sure)
-                theirs = ((s, self._in(s, kinds[1])) for s in sources)
-                labels.update((id(s), path) for s, path in theirs if path in images)
-            if labels and self._cells.split(_SETTLED, partial(of, labels), mode="some"):
+            labels = relation.labels(*(self._in(kind, side) for kind, side in zip(kinds, open_, strict=True)))
+            if self._cells.split(_SETTLED, partial(of, labels), mode="some"):
                 for t in self._cells.targets:
                     if id(t) in labels and _SETTLED in t.evidence:
                         t.settled[kinds] = labels[id(t)]
                 return True
         return False
 
-    def _in(self, unit: Unit, kind: int) -> _Path | None:
-        return next((path for own, path in self._places[id(unit)].values() if own == kind), None)
+    def _in(self, kind: int, units: list[Unit]) -> dict[int, _Path]:
+        """The paths of units inside of the modules of a class, the outermost if one stands in another."""
+        every = ((unit, place) for unit in units for place in reversed(self._places[id(unit)].values()))
+        return {id(unit): path for unit, (own, path) in every if own == kind}
 
 
 def _places(units: list[Unit]) -> dict[int, dict[int, _Place]]:

@@ -67,18 +67,26 @@ def _bare_squares(filling: Filling) -> None:
 
 def _rotary(filling: Filling) -> None:
     """Rows of queries and keys: rotary embeddings pair them in one of two ways, which no shape shows."""
-    kind = filling.target.signature.rotary
-    if kind is None or filling.same_names:
+    anywhere = filling.target.signature.rotary
+    if anywhere is None or filling.same_names:
         return
+    seen = any("rotary" in entry.notes for entry in filling.target.signature.entries.values())
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
+        kind = t.main.entry.notes.get("rotary") if seen else anywhere
+        if kind is None:
+            continue  # other parts of the model turn theirs
         which = part_label(t.path) or part_label(s.path)
         if which not in ("q", "k") or hole.endswith(("norm|weight", "norm|bias")):
             continue
         piece = t.pieces[hole.rpartition("|")[2]]
         heads = heads_of(t.main.entry)
         theirs = _rotary_by_name(s.path)
+        otherwise = kind != "unknown" and theirs is not None and theirs.kind != kind
+        same_code = filling.same_code(t, s)
         if theirs is not None and theirs.sure and theirs.kind == kind:
+            continue
+        if same_code and not otherwise:
             continue
         turned = None
         if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
@@ -87,7 +95,7 @@ def _rotary(filling: Filling) -> None:
             "the model turns queries and keys (rotary embedding); whether the source pairs rows in the same way is "
             "not in its names"
         )
-        if turned is not None and theirs is not None and kind != "unknown" and theirs.kind != kind:
+        if turned is not None and otherwise and not same_code:
             filled.rivals.insert(0, filled.expr)
             filled.expr = turned
         elif turned is not None:
@@ -103,7 +111,7 @@ def _flatten(filling: Filling) -> None:
         if piece is None or piece.role != "weight" or len(piece.shape) != 2:
             continue
         note = piece.entry.notes.get("flatten")
-        if note is None or filling.same_names:
+        if note is None or filling.same_code(t, s):
             continue
         layout, c, h, w = note
         leaf = s.main.leaf

@@ -13,6 +13,10 @@ from .match import Matcher, Matching
 from .pieces import Canon, Piece, squeezed, substituted
 from .units import Unit, hard_conflict, label_of, related, similarity
 
+#: What stands this many components above a tensor is the block around its module; so many equal names below it, and
+#: such a share of them, tell that it is the same code: a library may have joined the experts in it.
+_AROUND, _ENOUGH, _MOST = 3, 6, 0.66
+
 #: Gives the values of a source key as a numpy array, for the few small tensors whose values say something.
 Values = Callable[[str], Any]
 
@@ -47,6 +51,7 @@ class Filling:
         self.misses: dict[str, str] = {}
         self.unit_of: dict[str, tuple[Unit, Unit]] = {}
         self.same_names = self._same_names()
+        self._compared: dict[tuple[str, str], bool] = {}
 
     def fill(self, t: Unit, s: Unit, doubts: Sequence[Doubt] = ()) -> None:
         """Fill the holes of the unit T with the pieces of S, doubted for DOUBTS and whatever those doubt themselves."""
@@ -132,6 +137,32 @@ class Filling:
         """Whether the file's keys are the model's, so that nothing speaks for other code."""
         own = {k for k, e in self.target.signature.entries.items() if e.parameter is not False}
         return own <= set(self.source.signature.entries)
+
+    def same_code(self, t: Unit, s: Unit) -> bool:
+        """Whether a part of the file around S has the names of the model's around T, but for what stands before them.
+
+        Files of models that contain others (a language model with eyes, a detector with its backbone) are renamed in
+        their first components as versions of a library go by; what is inside stays the code that it was.
+        """
+        if self.same_names:
+            return True
+        own, theirs = t.main.entry.key.split("."), s.main.entry.key.split(".")
+        shared = next(
+            (n for n, (a, b) in enumerate(zip(reversed(own), reversed(theirs), strict=False)) if a != b), None
+        )
+        shared = min(len(own), len(theirs)) if shared is None else shared
+        # below an attention there are four names that much code shares: it is the block around it that tells
+        return any(self._same_below(own[:-n], theirs[:-n]) for n in range(_AROUND, shared + 1))
+
+    def _same_below(self, own: Sequence[str], theirs: Sequence[str]) -> bool:
+        prefixes = ".".join(own) + ".", ".".join(theirs) + "."
+        if prefixes not in self._compared:
+            below, beside = (
+                {key[len(prefix) :] for key in side.signature.entries if key.startswith(prefix)}
+                for side, prefix in zip((self.target, self.source), prefixes, strict=True)
+            )
+            self._compared[prefixes] = len(below & beside) >= max(_ENOUGH, _MOST * len(below))
+        return self._compared[prefixes]
 
     def alike(self, t: Unit, s: Unit) -> bool:
         """Whether S stands where T does, by its name or by what stands around it."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from . import expression as ex
 from .expression import Expr, Shape
+from .places import around
 from .units import Unit, hard_conflict, template
 from .words import label, table
 
@@ -75,11 +76,7 @@ def _counterpart(
     for at in range(len(module), 0, -1):
         others = [(s if of_target else t).path for t, s in pairs if (t if of_target else s).path[:at] == module[:at]]
         if others:
-            shared = others[0][:-1]
-            for path in others:
-                while path[: len(shared)] != shared:
-                    shared = shared[:-1]
-            return shared
+            return around(others)
     return None
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
 from .cells import Cells, of, said
 from .counting import turned
+from .doubts import Doubt
 from .levels import Levels
-from .series import Series, common, parent, series_of, ways
+from .relation import Relation
+from .series import Series, Ways, common
 from .telling import translation
-from .units import Unit, similarity, template
+from .units import Pair, Unit, similarity, template
 from .words import cut, table
 
 #: A prefix of the target, one of the source, and the path below both.
@@ -116,87 +118,44 @@ class Naming:
                 changed |= self.cells.split("words", partial(said, group), mode="some" if hard else "fair")
         return changed
 
-    def by_template(self) -> bool:
-        """What was decided about other blocks: if `h.{}.a` went to `layers.{}.b` there, it does here."""
-        votes: dict[tuple[str, ...], Counter[tuple[str, ...]]] = defaultdict(Counter)
-        back: dict[tuple[str, ...], Counter[tuple[str, ...]]] = defaultdict(Counter)
-        for t, s in self.cells.pair_of.values():
-            a, b = template(t.path), template(s.path)
-            votes[a][b] += 1
-            back[b][a] += 1
-        certain = {
-            a: b.most_common(1)[0][0]
-            for a, b in votes.items()
-            if len(b) == 1 and len(back[next(iter(b))]) == 1 and "{}" in a
-        }
-        doubtful = {template(t.path): t.doubts[0] for t, _ in self.cells.pair_of.values() if t.doubts}
-        return self.cells.split(
-            "other blocks",
-            lambda u, is_target: (
-                certain.get(template(u.path))
-                if is_target
-                else (template(u.path) if template(u.path) in back and len(back[template(u.path)]) == 1 else None)
-            ),
-            doubt_of=lambda t, s, ts, ss: doubtful.get(template(t.path)),
-        )
+    def by_other_blocks(self) -> bool:
+        """What was decided about other blocks: if `h.{}.a` went to `layers.{}.b` there, it does here.
 
-    def by_tails(self) -> bool:
-        """Names inside a block, as other blocks settled them: if `conv1` was `first` there, it is here."""
-        beside: dict[bool, dict[tuple[object, ...], set[str]]] = {}
-        for is_target, units in ((True, self.cells.targets), (False, self.cells.sources)):
-            names = beside[is_target] = defaultdict(set)
-            for u in units:
-                names[(u.path[:-1], len(u.main.shape))].add(u.path[-1])
-
-        def company(u: Unit, is_target: bool) -> Hashable:
-            return frozenset(beside[is_target][(u.path[:-1], len(u.main.shape))])
-
-        sure = [
-            (t, s)
-            for t, s in self.cells.pair_of.values()
-            if not t.doubts and min(len(t.path), len(s.path)) > 1
-            if not t.path[-1].isdigit() and not s.path[-1].isdigit()  # places in a list move
-        ]
-        for own, theirs in ((True, False), (False, True)):  # of other company on both sides nothing is learned
-            there: dict[Hashable, set[Hashable]] = defaultdict(set)
-            back: dict[Hashable, set[Hashable]] = defaultdict(set)
-            names_t = {id(u): (u.path[-1], company(u, True) if own else None) for u in self.cells.targets}
-            names_s = {id(u): (u.path[-1], company(u, False) if theirs else None) for u in self.cells.sources}
-            for t, s in sure:
-                there[names_t[id(t)]].add(names_s[id(s)])
-                back[names_s[id(s)]].add(names_t[id(t)])
-            known = {a: b for a, (b, *more) in there.items() if not more and len(back[b]) == 1}
-            images = set(known.values())
-            labels = {i: known.get(name) for i, name in names_t.items()}
-            labels |= {i: name if name in images else None for i, name in names_s.items()}
-            if self.cells.split("other blocks", partial(of, labels)):
+        Or if `conv1` was `first` there, among the same names of one side: of other company on both nothing is learned.
+        """
+        for (own, theirs), pairs in self._places_in_blocks():
+            labels = Relation((own[id(t)], theirs[id(s)]) for t, s in pairs).labels(own, theirs)
+            doubtful = {own[id(t)]: t.doubts[0] for t, _ in pairs if t.doubts}
+            doubt_of = partial(_doubt_about, own, doubtful)
+            if self.cells.split("other blocks", partial(of, labels), doubt_of=doubt_of):
                 return True
         return False
 
+    def _places_in_blocks(self) -> Iterator[tuple[list[_Places], list[Pair]]]:
+        """What may be the place of a unit in a block, by its id, for both sides; and the pairs that show it."""
+        sides = self.cells.targets, self.cells.sources
+        decided = list(self.cells.pair_of.values())
+        yield [_open_paths(side) for side in sides], decided
+        sure = [
+            (t, s)
+            for t, s in decided
+            if not t.doubts and min(len(t.path), len(s.path)) > 1
+            if not t.path[-1].isdigit() and not s.path[-1].isdigit()  # places in a list move
+        ]
+        own, theirs = (_last_names(side) for side in sides)
+        yield [_last_names_in_company(sides[0]), theirs], sure
+        yield [own, _last_names_in_company(sides[1])], sure
+
     def by_series(self) -> bool:
         """What is known of other members of a numbered series, and of the series beside it."""
-        sure = [(t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts]
-        known = ways(sure)
-        labels: dict[int, Hashable] = {}
-        images = {way.source for way in known.values()}
-        for t in self.cells.targets:
-            for own, number in series_of(t.path):
-                if own in known and t.cell not in self.cells.pair_of:
-                    labels[id(t)] = (known[own].source, known[own](number))
-        for s in self.cells.sources:
-            for series, number in series_of(s.path):
-                if series in images and s.cell not in self.cells.pair_of:
-                    labels[id(s)] = (series, number)
-        if self.cells.split("others of its series", partial(of, labels), mode="one"):
+        known = Ways((t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts)
+        if self.cells.split("others of its series", lambda u, is_target: known.label(u.path, is_target), mode="one"):
             return True
-        beside: dict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)
-        for own, way in known.items():
-            beside[(parent(own), parent(way.source))].add((way.sign, way.offset))
         for targets, sources in self.cells.open():
             one, other = common(t.path for t in targets), common(s.path for s in sources)
             if one is None or other is None or len(targets) != len(sources):
                 continue
-            for sign, offset in beside.get((parent(one[0]), parent(other[0])), ()):
+            for sign, offset in known.beside(one[0], other[0]):
                 numbers = [sign * n + offset for n in one[1]]
                 if set(numbers) == set(other[1]):
                     ranks = {id(u): n for u, n in zip([*targets, *sources], [*numbers, *other[1]], strict=True)}
@@ -265,6 +224,27 @@ class Naming:
 
 
 _Path = tuple[str, ...]
+_Places = dict[int, Hashable]
+
+
+def _open_paths(units: Iterable[Unit]) -> _Places:
+    return {id(unit): template(unit.path) for unit in units}
+
+
+def _last_names(units: Iterable[Unit]) -> _Places:
+    return {id(unit): unit.path[-1] for unit in units}
+
+
+def _last_names_in_company(units: Iterable[Unit]) -> _Places:
+    """The last name of each, with all those of its kind that stand beside it."""
+    beside: dict[tuple[_Path, int], set[str]] = defaultdict(set)
+    for unit in units:
+        beside[unit.path[:-1], len(unit.main.shape)].add(unit.path[-1])
+    return {id(unit): (unit.path[-1], frozenset(beside[unit.path[:-1], len(unit.main.shape)])) for unit in units}
+
+
+def _doubt_about(own: _Places, doubtful: Mapping[Hashable, Doubt], t: Unit, *_: object) -> Doubt | None:
+    return doubtful.get(own[id(t)])
 
 
 def _counted_alike(

@@ -20,6 +20,11 @@ def parts_around(path: Sequence[str]) -> list[Path]:
     return [tuple(path[: at + 1]) for at in range(len(path) - 1) if path[at].isdigit()]
 
 
+def around(paths: Sequence[Path]) -> Path:
+    """The innermost module around all of some units."""
+    return paths[0][: min(common_start(paths), len(paths[0]) - 1)]
+
+
 def nearness(one: Unit, other: Unit) -> int:
     """How many components two paths have in common, from the front on."""
     return common_start((one.path, other.path))

@@ -12,7 +12,7 @@ from .counting import counted, rows
 from .doubts import About, Doubt
 from .levels import Levels
 from .sequences import Sequences
-from .series import Series, Way, common, series_of, ways
+from .series import Ways, common, series_of
 from .telling import translation
 from .units import Unit, number_ranks, same_numbers
 from .words import labels, numbers, shared, table, words_of
@@ -78,8 +78,7 @@ class Scopes:
                     found.append(Scope(path, members, words_of(path), all=every))
             self.scopes[is_target] = found
         self.levels = Levels(cells)
-        self._ways: dict[Series, Way] | None = None
-        self._counted: set[Series] = set()
+        self._ways: Ways | None = None
         self._inner: dict[int, list[Scope]] = defaultdict(list)
         for scopes in self.scopes.values():
             for scope in sorted(scopes, key=lambda s: -len(s.path)):
@@ -245,14 +244,8 @@ class Scopes:
         """Its number in the source, as others of its list that are paired show it: so many more, or from the end."""
         if self._ways is None:
             paired = [(s.path, s.partner.path) for s in self.scopes[True] if s.partner is not None and not s.doubts]
-            self._ways = ways(paired)
-            self._counted = {way.source for way in self._ways.values()}
-        for row, number in series_of(scope.path):
-            if is_target and (way := self._ways.get(row)) is not None:
-                return way.source, way(number)
-            if not is_target and row in self._counted:
-                return row, number
-        return None
+            self._ways = Ways(paired)
+        return self._ways.label(scope.path, is_target)
 
     def _scope_numbers(self, scope: Scope, is_target: bool) -> Hashable:
         return numbers(scope.path) or None

@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from .relation import Relation
+
 #: A number in a path.
 NUMBER = re.compile(r"\d{1,8}")
 
@@ -39,28 +41,40 @@ class Way:
         return self.sign * number + self.offset
 
 
-def ways(pairs: Iterable[tuple[Sequence[str], Sequence[str]]]) -> dict[Series, Way]:
+class Ways:
     """What is known of series from pairs of (target, source) paths.
 
     A series is known where at least two members went to one series of the source, all by one rule, and nothing else
     went there.
     """
-    votes: dict[tuple[Series, Series], dict[int, int]] = defaultdict(dict)
-    broken: set[tuple[Series, Series]] = set()
-    for target, source in pairs:
-        theirs = list(series_of(source))
-        for own, number in series_of(target):
-            for series, other in theirs:
-                if votes[(own, series)].setdefault(number, other) != other:
-                    broken.add((own, series))
-    found: dict[Series, list[Way]] = defaultdict(list)
-    back: dict[Series, set[Series]] = defaultdict(set)
-    for (own, series), numbers in votes.items():
-        way = _rule(series, numbers) if (own, series) not in broken else None
-        if way is not None:
-            found[own].append(way)
-            back[series].add(own)
-    return {own: some[0] for own, some in found.items() if len(some) == 1 and len(back[some[0].source]) == 1}
+
+    def __init__(self, pairs: Iterable[tuple[Sequence[str], Sequence[str]]]) -> None:
+        votes: dict[tuple[Series, Series], dict[int, int]] = defaultdict(dict)
+        broken: set[tuple[Series, Series]] = set()
+        for target, source in pairs:
+            theirs = list(series_of(source))
+            for own, number in series_of(target):
+                for series, other in theirs:
+                    if votes[(own, series)].setdefault(number, other) != other:
+                        broken.add((own, series))
+        ways = {both: way for both, numbers in votes.items() if both not in broken and (way := _rule(both[1], numbers))}
+        self._known = {own: ways[own, series] for own, series in Relation(ways).sure().items()}
+        self._sources = {way.source for way in self._known.values()}
+
+    def label(self, path: Sequence[str], is_target: bool) -> tuple[Series, int] | None:
+        """The series of the source that a path belongs to, or would, and its number there: equal for what is known to
+        go to each other. None where nothing is known."""
+        for row, number in series_of(path):
+            if is_target and (way := self._known.get(row)) is not None:
+                return way.source, way(number)
+            if not is_target and row in self._sources:
+                return row, number
+        return None
+
+    def beside(self, own: Series, theirs: Series) -> set[tuple[int, int]]:
+        """The rules (sign, offset) by which series go to each other that stand where these two do."""
+        both = parent(own), parent(theirs)
+        return {(w.sign, w.offset) for row, w in self._known.items() if (parent(row), parent(w.source)) == both}
 
 
 def _rule(series: Series, numbers: dict[int, int]) -> Way | None:

@@ -140,6 +140,8 @@ class Words:
     whole: frozenset[str]
     after: frozenset[str]
     endings: tuple[str, ...]
+    glued: frozenset[str]
+    glued_to: frozenset[str]
 
     def group(self, name: str) -> Group:
         """The group of words of that name."""
@@ -210,6 +212,8 @@ def table() -> Words:
         frozenset(raw["whole"]),
         frozenset(raw["after"]),
         tuple(raw["endings"]),
+        frozenset(raw["glued"]["letters"]),
+        frozenset(raw["glued"]["also"]),
     )
 
 
@@ -251,11 +255,14 @@ def words_of(path: Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def _apart(word: str) -> tuple[str, ...]:
-    """A word that is no word of the table, and ends in one for a kind of layer, as two."""
+    """A word that is no word of the table, and ends in one for a kind of layer or has a letter before one, as two."""
     if word not in _known():
         for end in table().endings:
             if word.endswith(end) and len(word) > len(end) + 2:
                 return word[: -len(end)], end
+        rest = word[1:]
+        if word[0] in table().glued and len(rest) > 1 and (rest in _known() or rest in table().glued_to):
+            return (word,) if rest in table().copies else (word[0], rest)
     return (word,)
 
 

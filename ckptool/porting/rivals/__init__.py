@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .. import elsewhere
 from ..counting import backwards, rows
 from ..match import Matching
 from ..places import block_of
 from ..sequences import Sequences
 from ..units import Pair
+from . import elsewhere
 from .alike import COMPANY, MOST, across_blocks, by_block, in_doubt, look_alikes, strays
 from .belief import Belief
 from .company import crossed, in_company

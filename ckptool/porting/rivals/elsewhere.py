@@ -8,30 +8,14 @@ here for blocks of one name, when all that can be told of each is told.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 
-from .places import Path, without_digits
-from .units import Pair
+from ..places import Path, around, without_digits
+from ..relation import Relation
+from ..units import Pair
 
 #: The names of a block of the target and of its counterpart, without their numbers.
 _Kinds = tuple[Path, Path]
-
-
-@dataclass(slots=True)
-class _Known:
-    """Where the places of blocks of one name go, both ways."""
-
-    there: dict[Path, set[Path]] = field(default_factory=lambda: defaultdict(set))
-    back: dict[Path, set[Path]] = field(default_factory=lambda: defaultdict(set))
-
-    def agrees(self) -> bool:
-        """Whether every place goes to one; blocks of one name that differ in that are of two classes."""
-        return all(len(found) == 1 for found in (*self.there.values(), *self.back.values()))
-
-    def of(self, place: Path) -> Path | None:
-        """The place of the source that a place of the target goes to."""
-        return next(iter(self.there.get(place, ())), None)
 
 
 def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
@@ -46,29 +30,28 @@ def settle(pairs: list[Pair], doubtful: Collection[int]) -> None:
         for depth, component in enumerate(t.path[:-1]):
             if _is_counted(component):
                 blocks[t.path[: depth + 1]].append(at)
-    known: dict[_Kinds, _Known] = defaultdict(_Known)
-    counterpart = {block: _around([pairs[at][1].path for at in held]) for block, held in blocks.items()}
+    relations: dict[_Kinds, Relation[Path]] = defaultdict(Relation)
+    counterpart = {block: _block_around([pairs[at][1].path for at in held]) for block, held in blocks.items()}
     for block, held in blocks.items():
-        places = known[without_digits(block), without_digits(counterpart[block])]
+        relation = relations[without_digits(block), without_digits(counterpart[block])]
         for t, s in (pairs[at] for at in held):
             if id(t) not in doubtful:
-                own, theirs = t.path[len(block) :], s.path[len(counterpart[block]) :]
-                places.there[own].add(theirs)
-                places.back[theirs].add(own)
+                relation.add(t.path[len(block) :], s.path[len(counterpart[block]) :])
+    known = {kinds: relation.sure() for kinds, relation in relations.items() if relation.holds()}
     for block, held in blocks.items():
         kinds = (without_digits(block), without_digits(counterpart[block]))
-        if counterpart[block] and known[kinds].agrees() and any(id(pairs[at][0]) in doubtful for at in held):
+        if counterpart[block] and kinds in known and any(id(pairs[at][0]) in doubtful for at in held):
             _settle_block(pairs, held, block, counterpart[block], known[kinds], kinds)
 
 
 def _settle_block(
-    pairs: list[Pair], held: Sequence[int], block: Path, counterpart: Path, known: _Known, kinds: _Kinds
+    pairs: list[Pair], held: Sequence[int], block: Path, counterpart: Path, known: Mapping[Path, Path], kinds: _Kinds
 ) -> None:
     holder = {pairs[at][1].path: at for at in held}
     confirmed: dict[int, Path] = {}
     for at in held:
         t, s = pairs[at]
-        place = known.of(t.path[len(block) :])
+        place = known.get(t.path[len(block) :])
         wanted = None if place is None else holder.get((*counterpart, *place))
         if wanted is None or pairs[wanted][0].colour != t.colour or wanted in confirmed:
             continue
@@ -86,15 +69,11 @@ def _settle_block(
             pairs[at][0].settled[about] = confirmed.get(at, ())
 
 
-def _around(paths: Sequence[Path]) -> Path:
+def _block_around(paths: Sequence[Path]) -> Path:
     """The innermost numbered module around all of some units, or nothing."""
-    shared = paths[0][:-1]
-    for path in paths:
-        while path[: len(shared)] != shared:
-            shared = shared[:-1]
-    while shared and not _is_counted(shared[-1]):
-        shared = shared[:-1]
-    return shared
+    shared = around(paths)
+    counted = (at for at in range(len(shared), 0, -1) if _is_counted(shared[at - 1]))
+    return shared[: next(counted, 0)]
 
 
 def _is_counted(component: str) -> bool:
