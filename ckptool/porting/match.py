@@ -226,7 +226,11 @@ class Matcher:
             for t, s in strangers
             if hard_conflict(t.words, s.words)
             or (similarity(t, s) <= SOME and not related(t, s))
-            or (id(s) not in ends and not shared(telling_words(t.path), telling_words(s.path)))
+            or (
+                id(s) not in ends
+                and not shared(telling_words(t.path), telling_words(s.path))
+                and (self.sequences.ordered or not related(t, s))  # which is last is not known of sorted keys
+            )
         ]
 
     def _new_heads(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
