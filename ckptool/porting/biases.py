@@ -9,7 +9,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 
 from . import expression as ex
-from .expression import Expr
+from .expression import Expr, Shape
 from .fused import fused_kind, part_label
 from .pieces import Canon, Piece, squeezed, unchanged
 from .words import numbers
@@ -28,8 +28,11 @@ def attach_biases(one: Canon, other: Canon) -> None:
         for p in one.pieces.values()
         if p.role == "weight" and len(p.shape) >= 2 and ".".join(p.path) + "|bias" not in one.pieces and p not in lone
     ]
+    together = _layers(other)
     for piece in lone:
         fitting = [m for m in matrices if squeezed(m.shape)[:1] == squeezed(piece.shape)]
+        if not fitting:  # a table may be a layer over words that are 0 or 1, and the other side has its bias with it
+            fitting = [m for m in matrices if (m.shape, piece.shape) in together]
         same = [m for m in fitting if numbers(m.path) == numbers(piece.path)]
         if len(same) != 1:
             same = _nearest(piece, same or fitting)
@@ -66,6 +69,12 @@ def _lone_biases(canon: Canon) -> list[Piece]:
 def _own_name(path: tuple[str, ...]) -> str:
     """The last component of a path that is no number: a list of biases is called as one is."""
     return next((component for component in reversed(path) if not component.isdigit()), "")
+
+
+def _layers(canon: Canon) -> set[tuple[Shape, Shape]]:
+    """The sizes of weight and bias of every layer that has both."""
+    weights = {p.path: p.shape for p in canon.pieces.values() if p.role == "weight"}
+    return {(weights[p.path], p.shape) for p in canon.pieces.values() if p.role == "bias" and p.path in weights}
 
 
 def divide_biases(canon: Canon) -> None:

@@ -16,12 +16,13 @@ from . import expression as ex
 from .adapters import merge_adapters
 from .affine import join_affine
 from .biases import attach_biases, divide_biases
+from .exported import name_exported
 from .fused import fused_alike, missing_key_bias, split_fused
 from .gates import join_gates, of_recurrent_kernels
 from .heads import flat_heads
 from .implied import imply
 from .joined import join_parts
-from .kernels import channels_first, lay_down
+from .kernels import channels_first, lay_down, turn_transposed
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
 from .pieces import Canon, Piece, squeezed
 from .reparametrized import merge_masks, merge_norms, name_unknown
@@ -38,6 +39,7 @@ _COUNTER = "num_batches_tracked"
 def canonical(source: Signature, target: Signature, *, lora_scale: float | None = None) -> tuple[Canon, Canon]:
     """Two sides in the common form, and in the same granularity: (source, target)."""
     s, t = _named(source, is_target=False), _named(target, is_target=True, counted=_counted_otherwise(target, source))
+    name_exported(s, t)
     divide_layers(s, t)
     general_dense(s, t)
     for canon in (s, t):
@@ -243,5 +245,6 @@ def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:
         split_fused(one, other, both)  # of experts that were stacked, or of heads
     for one, other in ((source, target), (target, source)):
         lay_down(one, other)
+        turn_transposed(one, other)
     for one, other in ((source, target), (target, source)):
         attach_biases(one, other)

@@ -52,13 +52,17 @@ def _bare_squares(filling: Filling) -> None:
         elif own.entry.key.split(".")[-1] != piece.entry.key.split(".")[-1] and _AS_IT_IS.issuperset(
             filled.expr.operations()
         ):
-            square.append(filled)
-    for filled in square:
+            square.append((filled, own))
+    for filled, own in square:
         if votes[True] and not votes[False]:
             filled.expr = ex.transpose(filled.expr)
         elif not votes[False] and not any(doubt.about is About.TURNED for doubt in filled.doubts):
             filled.doubts.append(TURNED_IN_CODE)
-            filled.rivals.append(ex.transpose(filled.expr))
+            turned = ex.transpose(filled.expr)
+            if len(own.shape) == 2 and not own.leaf.endswith("_weight"):
+                # as a rule, code multiplies with its own parameters from the right; `F.linear` takes a `weight`
+                filled.expr, turned = turned, filled.expr
+            filled.rivals.append(turned)
 
 
 def _rotary(filling: Filling) -> None:
@@ -218,7 +222,7 @@ def _centred_norms(filling: Filling) -> None:
         norms.append((t, s, piece))
     by_use: dict[bool, list[Any]] = defaultdict(list)
     for item in norms:
-        by_use[item[2].entry.how in ("add", "__add__", "__radd__")].append(item)
+        by_use[_adds(item[2])].append(item)
     for adds_one, members in by_use.items():
         share = _share_of_negatives(filling.values, [filling.holes[p.name].expr.key for _, _, p in members[:24]])
         if share is None:
@@ -235,11 +239,18 @@ def _centred_norms(filling: Filling) -> None:
             )
         else:
             continue
-        for _, _, piece in members:
+        for t, _, piece in members:
             filled = filling.holes[piece.name]
-            filled.rivals.append(filled.expr)
-            filled.expr = Expr("shift", (filled.expr,), (amount,))
+            moved = Expr("shift", (filled.expr,), (amount,))
             filled.doubts.append(Doubt(doubt))
+            if adds_one or "bias" not in t.pieces:  # code that adds 1 has as a rule no bias
+                filled.expr, moved = moved, filled.expr
+            filled.rivals.append(moved)
+
+
+def _adds(piece: Piece) -> bool:
+    """Whether the model adds something to what a tensor holds."""
+    return piece.entry.how in ("add", "__add__", "__radd__")
 
 
 #: Weights this many times as wide as code initialises them (1 / sqrt(inputs)) are multiplied by it, if all of them are.

@@ -20,7 +20,8 @@ from .words import Fused, cut, label, table
 
 def fused_kind(piece: Piece) -> Fused | None:
     """What the name of a piece says that it holds: several projections, or nothing of the kind."""
-    return _said(piece.path, table().fused)
+    own = table().fused.get(cut(piece.leaf))  # a module may have the name of what torch has as a parameter
+    return own if own is not None and own.fixed else _said(piece.path, table().fused)
 
 
 def fused_by_name(key: str) -> bool:

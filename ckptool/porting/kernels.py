@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ from functools import partial
 from . import expression as ex
 from .expression import Expr, Shape
 from .layouts import TURNED_IN_CODE
-from .pieces import Canon
+from .pieces import Canon, Piece, squeezed
 from .words import table
 
 
@@ -66,6 +67,43 @@ _WAYS: tuple[_Way, ...] = (_inputs_last, _both_last)
 
 def _laid(shape: Shape, way: _Way) -> Shape:
     return tuple(shape[d] for d in way(len(shape)))
+
+
+def turn_transposed(one: Canon, other: Canon) -> None:
+    """Transposed convolutions over one pixel ([in, out, 1, 1]), as the linear layers that the other side has for them.
+
+    The length of the bias tells; those without one, and square ones, follow the others of their list.
+    """
+    theirs = Counter(squeezed(p.shape) for p in other.pieces.values() if p.role == "weight")
+    flat: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for piece in one.pieces.values():
+        if piece.role == "weight" and len(piece.shape) > 2 and not squeezed(piece.shape[2:]):
+            flat[_unnumbered(piece.path)].append(piece)
+    for kernels in flat.values():
+        votes: Counter[bool] = Counter()
+        for piece in kernels:
+            bias = one.pieces.get(".".join(piece.path) + "|bias")
+            if bias is not None and piece.shape[0] != piece.shape[1]:
+                votes[bias.shape == piece.shape[1:2] and theirs[squeezed(piece.shape[1::-1])] > 0] += 1
+        if votes[True] and not votes[False]:
+            for piece in kernels:
+                _turned(one, piece)
+
+
+def _turned(one: Canon, piece: Piece) -> None:
+    rows, columns = piece.shape[:2]
+
+    def down(e: Expr) -> Expr:
+        return ex.transpose(ex.reshape(e, (rows, columns)))
+
+    def up(e: Expr) -> Expr:
+        return ex.reshape(ex.transpose(e), piece.shape)
+
+    one.become(piece, [(replace(piece, shape=(columns, rows)), down)], up)
+
+
+def _unnumbered(path: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(re.sub(r"\d+", "", component) for component in path)
 
 
 def lay_down(one: Canon, other: Canon) -> None:

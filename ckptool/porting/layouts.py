@@ -14,6 +14,7 @@ from .doubts import About, Doubt
 from .expression import Shape
 from .fused import fused_kind
 from .pieces import Canon, Piece, squeezed, unchanged
+from .roles import components
 from .words import label, table
 
 #: Functions that multiply with a matrix.
@@ -89,6 +90,8 @@ def turn_by_vote(canon: Canon) -> None:
             continue
         bias = canon.pieces.get(".".join(piece.path) + "|bias")
         if bias is None or not bias.shape or squeezed(bias.shape[:-1]) != squeezed(piece.shape[:-2]):
+            continue
+        if components(bias.entry.key)[:-1] != components(piece.entry.key)[:-1]:  # of a module: it is in torch's layout
             continue
         if canon.is_target and not _unseen(piece.entry):
             continue

@@ -234,15 +234,19 @@ class Matcher:
         ]
 
     def _new_heads(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
-        """Strangers that the model uses after all that has its name in the source: what one trains anew."""
+        """Strangers that the model uses after all that has its name in the source: what one trains anew.
+
+        And those of which the names exclude each other, anywhere: a token for the class is not that for what is masked.
+        """
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}
         others = [t for t, _ in pairs if id(t) not in inside]
-        if any(self._naming.renamed(t) for t in others):
-            strangers = [(t, s) for t, s in strangers if hard_conflict(t.words, s.words)]
+        renamed = any(self._naming.renamed(t) for t in others)
         place = {id(t): t.order if t.turn is None else t.turn for t, _ in pairs}
         last = max((place[id(t)] for t in others), default=0)
-        return [(t, s) for t, s in strangers if place[id(t)] > last]
+        return [
+            (t, s) for t, s in strangers if (place[id(t)] > last and not renamed) or hard_conflict(t.words, s.words)
+        ]
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
         """Queries, keys, values and output by the names of one side that the other does not use in that order."""

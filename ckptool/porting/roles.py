@@ -82,6 +82,12 @@ def _blocks(name: str) -> tuple[str, ...]:
 _SUFFIX = re.compile(r"(.+)_(weight|bias|kernel|gamma|beta|(?:running|moving)_(?:mean|var|variance))\Z")
 
 
+#: What a factor stands beside to be a weight, and what stands beside a factor to be a bias. That is not said of "a" and
+#: "b", which may be the two matrices of an adapter.
+_SHIFTS = frozenset("bias beta shift offset".split())
+_FACTORS = frozenset("weight gamma scale kernel w g a_2 gain alpha".split())
+
+
 def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...], str]:
     """The module path and the role of a key, whatever its leaf is called."""
     if "parametrizations" in path:
@@ -108,17 +114,13 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
     if lettered is not None:
         return (*head, lettered[0]), lettered[1]
     role = table().leaves.get(cut(leaf))
-    if leaf in table().beside_bias and siblings & {"bias", "beta"}:
+    if leaf in table().beside_bias and siblings & _SHIFTS:
         role = "weight"
     numbered = leaf[-1:].isdigit() and any(
         s != leaf and s.rstrip("0123456789") == leaf.rstrip("0123456789") for s in siblings
     )
     if role is not None and head and not numbered:
-        if (
-            role == "bias"
-            and leaf not in ("bias",)
-            and not {s.lower() for s in siblings} & {"weight", "gamma", "scale", "kernel", "w", "a_2"}
-        ):
+        if role == "bias" and leaf not in ("bias",) and not {s.lower() for s in siblings} & _FACTORS:
             return path, "weight"  # a parameter that is alone is no bias of anything
         return head, role
     if {"q_bias", "v_bias"} <= siblings and leaf in ("q_bias", "k_bias", "v_bias"):

@@ -39,7 +39,7 @@ class Fused:
 
     Attributes:
         parts: what it holds, in the order in which it does.
-        fixed: torch itself lays it out so.
+        fixed: it is the leaf of a module of torch, which lays it out so.
         sure: the name says that one part follows the other.
         ordered: all code that has this name keeps the order.
         grouped: the name says nothing where keys and values have fewer heads than queries.

@@ -47,7 +47,7 @@ def _grouped(key: str, shape: tuple[int, ...]) -> dict[str, Any]:
     return {"layout": ("grouped", (shape[0] // HEAD, HEAD))} if ".attn." in key else {}
 
 
-@pytest.mark.parametrize("name", ["qkv", "qkv_proj", "c_attn", "in_proj", "to_qkv"])
+@pytest.mark.parametrize("name", ["qkv", "qkv_proj", "c_attn", "to_qkv"])
 def test_one_part_follows_the_other_where_the_name_says_so(name: str) -> None:
     source = fused(name)
     made = worked_out(source, apart())
@@ -78,6 +78,13 @@ def test_what_torch_itself_lays_out_is_no_doubt_whatever_the_order_of_the_model(
     shapes = {k.replace(".weight", "_weight") if "in_proj" in k else k: v.shape for k, v in fused("in_proj").items()}
     mapping = port(signature(shapes), wanted(apart("kvq")))
     assert {entry.status for entry in mapping.entries} == {"mapped"}
+
+
+def test_a_layer_that_is_only_called_as_torch_calls_its_own_parameter_may_be_laid_out_by_heads() -> None:
+    source = signature({k: v.shape for k, v in fused("in_proj").items()})
+    entry = found(port(source, with_heads(apart())), "blocks.1.attn.v_proj.weight")
+    assert entry.status == "guessed"
+    assert any(rival.op == "of_heads" for rival in entry.rivals)
 
 
 @given(groups=st.sampled_from([1, 2, 4]), name=st.sampled_from(["query_key_value", "linear_qkv", "wqkv", "qkv_proj"]))

@@ -66,6 +66,17 @@ def test_square_matrices_of_another_name_are_guesses_where_no_size_tells() -> No
     assert len(mapping.entries[0].rivals) == 1
 
 
+@pytest.mark.parametrize(("name", "likely"), [("W_key", "transpose(W_key)"), ("key_weight", "key_weight")])
+def test_a_square_parameter_is_most_likely_multiplied_with_from_the_right_unless_it_is_called_weight(
+    name: str, likely: str
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 6, bias=False))
+    made = transfer({name: torch.randn(6, 6)}, model).entries[0]
+    assert made.status == "guessed"
+    assert str(made.expr) == likely
+    assert {str(made.expr), *map(str, made.rivals)} == {name, f"transpose({name})"}
+
+
 def test_square_matrices_of_linear_layers_are_turned_for_a_model_that_multiplies_with_the_same_names() -> None:
     class Turned(torch.nn.Module):
         def __init__(self, *sizes: int) -> None:
@@ -334,7 +345,7 @@ def test_squares_under_a_single_letter_are_turned_for_convolutions_of_size_1_whe
         assert "transpose" in str(weight.expr)
     else:
         assert weight.status == "guessed"
-        assert any("transpose" in str(expr) for expr in weight.rivals)
+        assert {"transpose" in str(expr) for expr in (weight.expr, *weight.rivals)} == {True, False}
 
 
 def test_kernels_with_height_and_width_first_are_turned_where_most_sizes_say_so() -> None:
@@ -344,6 +355,71 @@ def test_kernels_with_height_and_width_first_are_turned_where_most_sizes_say_so(
     made = worked_out(values, target)
     for key, value in zip(target, values.values(), strict=True):
         np.testing.assert_array_equal(made[key].values, value.transpose(3, 2, 0, 1))
+
+
+class Bank(torch.nn.Module):
+    """All experts at once; the first equation makes of one input what heads of attention would."""
+
+    def __init__(self, sizes: tuple[int, ...], experts: int) -> None:
+        super().__init__()
+        for place, (into, out) in enumerate(pairwise(sizes), 1):
+            self.register_parameter(f"kernel{place}", torch.nn.Parameter(torch.randn(experts, into, out)))
+            self.register_parameter(f"bias{place}", torch.nn.Parameter(torch.randn(experts, out)))
+
+    def forward(self, x: Any) -> Any:
+        x = torch.einsum("bi,eio->beo", x, self.kernel1) + self.bias1
+        return torch.einsum("bei,eio->beo", x.relu(), self.kernel2) + self.bias2
+
+
+@pytest.mark.parametrize("sizes", [(6, 8, 5), (6, 5, 6), (6, 6, 6)])
+def test_experts_in_a_bank_are_the_layers_of_a_list(sizes: tuple[int, int, int]) -> None:
+    import ckptool
+
+    a, b, c = sizes
+    experts = torch.nn.ModuleList(
+        torch.nn.Sequential(torch.nn.Linear(a, b), torch.nn.ReLU(), torch.nn.Linear(b, c)) for _ in range(3)
+    )
+    model = Bank(sizes, 3)
+    ckptool.load_into(model, {f"experts.{key}": value for key, value in experts.state_dict().items()})
+    x = torch.randn(4, a)
+    torch.testing.assert_close(model(x), torch.stack([expert(x) for expert in experts], 1))
+
+
+class Inside(torch.nn.Module):
+    """A first order term as a module that holds a table, and a bias beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias, self.fc = torch.nn.Parameter(torch.randn(1)), torch.nn.Embedding(30, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.fc(x).sum(1) + self.bias
+
+
+class Wide(torch.nn.Module):
+    """A model of a table and a network, with a first order term of one form or the other."""
+
+    def __init__(self, *, inside: bool) -> None:
+        super().__init__()
+        self.table, self.score = torch.nn.Embedding(30, 6), torch.nn.Linear(6, 1)
+        if inside:
+            self.linear = Inside()
+        else:
+            self.wide, self.wide_bias = torch.nn.Embedding(30, 1), torch.nn.Parameter(torch.randn(1))
+
+    def forward(self, x: Any) -> Any:
+        y = self.score(self.table(x).sum(1))
+        return y + (self.linear(x) if hasattr(self, "linear") else self.wide(x).sum(1) + self.wide_bias)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_bias_of_a_table_may_stand_beside_it_or_beside_the_module_that_holds_it(inside: bool) -> None:
+    import ckptool
+
+    theirs, own = Wide(inside=inside), Wide(inside=not inside)
+    ckptool.load_into(own, theirs.state_dict())
+    x = torch.randint(0, 30, (4, 3))
+    torch.testing.assert_close(own(x), theirs(x))
 
 
 class Grouped(torch.nn.Module):

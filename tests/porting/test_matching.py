@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sides import pairing, signature, wanted
+from sides import found, pairing, signature, wanted
 
 from ckptool.porting.port import port
 from ckptool.porting.words import table
@@ -317,3 +318,24 @@ def test_a_head_for_another_purpose_is_left_alone(theirs: str, own: str) -> None
     mapping = port(signature(source), wanted(target))
     assert {e.target for e in mapping.having("unmapped")} == {f"{own}.weight", f"{own}.bias"}
     assert len(mapping.having("mapped")) == len(layers)
+
+
+@pytest.mark.parametrize(("own", "theirs"), [("cls_token", "mask_token"), ("query_bias", "value_bias")])
+def test_what_excludes_the_only_free_name_among_equal_ones_is_a_gap_wherever_it_stands(own: str, theirs: str) -> None:
+    blocks = {f"blocks.{n}.fc{i}.weight": (4, 4) for n in range(3) for i in (1, 2)}
+    mapping = port(signature({theirs: (1, 1, 6), **blocks}), wanted({own: (1, 1, 6), **blocks}))
+    assert pairing(mapping) == {key: key for key in blocks}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_norm_weights_around_0_are_those_of_code_that_adds_1_unless_there_is_a_bias(bias: bool) -> None:
+    leaves = ("weight", "bias") if bias else ("weight",)
+    source = {f"layers.{n}.norm.{leaf}": (8,) for n in range(3) for leaf in leaves}
+    target = {f"blocks.{n}.norm.{leaf}": (8,) for n in range(3) for leaf in leaves}
+    rng = np.random.default_rng(0)
+    mapping = port(signature(source), wanted(target), values=lambda key: rng.standard_normal(8) / 4)
+    for n in range(3):
+        entry = found(mapping, f"blocks.{n}.norm.weight")
+        ways = [str(entry.expr), *map(str, entry.rivals)]
+        assert entry.status == "guessed"
+        assert ways == sorted((f"layers.{n}.norm.weight", f"shift(layers.{n}.norm.weight, 1.0)"), reverse=not bias)

@@ -210,6 +210,28 @@ def test_what_a_parametrization_computes_from_a_tensor_is_not_known_and_said_so(
 # -- roles
 
 
+_NORMS = [("gamma", "beta"), ("shift", "gain"), ("g", "b"), ("beta", "alpha"), ("a_2", "b_2"), ("offset", "scale")]
+
+
+@pytest.mark.parametrize("theirs", _NORMS)
+@pytest.mark.parametrize("own", [("weight", "bias"), *_NORMS])
+def test_factors_and_shifts_of_norms_are_told_whatever_they_are_called_and_in_any_order(
+    own: tuple[str, str], theirs: tuple[str, str]
+) -> None:
+    is_shift = {"bias", "beta", "shift", "b", "b_2", "offset"}.__contains__
+    source = {f"layers.{n}.{key}": s for n in (0, 1) for key, s in _with_norm(theirs).items()}
+    target = {f"blocks.{n}.{key}": s for n in (0, 1) for key, s in _with_norm(own).items()}
+    made = pairing(port(signature(source), wanted(target)))
+    for n in (0, 1):
+        for leaf in own:
+            same = next(name for name in theirs if is_shift(name) == is_shift(leaf))
+            assert made[f"blocks.{n}.norm.{leaf}"] == f"layers.{n}.norm.{same}"
+
+
+def _with_norm(leaves: tuple[str, str]) -> dict[str, tuple[int, ...]]:
+    return {"fc.weight": (8, 6), "fc.bias": (8,), **{f"norm.{leaf}": (8,) for leaf in leaves}, "out.weight": (6, 8)}
+
+
 def test_means_spreads_and_noise_of_noisy_layers_are_told_apart() -> None:
     kinds = {"mu": "mean", "sigma": "spread"}
     source = {f"value.{of}_{k}": s for of, s in {"weight": (6, 9), "bias": (6,)}.items() for k in ("epsilon", *kinds)}
@@ -402,3 +424,26 @@ def test_names_that_count_nothing_stay_whole() -> None:
     assert divided({("stage1_unit2_conv1",), ("fc1",)})["stage1_unit2_conv1",] == ("stage", "1", "unit", "2", "conv1")
     assert divided({("stage1_unit2_conv1",), ("a", "b")}) == {}
     assert divided({("conv_dw_1_bn",)})["conv_dw_1_bn",] == ("conv_dw", "1", "bn")
+
+
+# -- layers that the other side holds in another form
+
+
+def test_transposed_convolutions_over_one_pixel_are_linear_layers_turned_as_their_biases_say() -> None:
+    source = {"mid.weight": (16, 16, 1, 1), "mid.bias": (16,)}
+    target = {"mid.weight": (16, 16), "mid.bias": (16,)}
+    for n, (inputs, outputs) in enumerate([(32, 16), (16, 16), (16, 8)]):
+        source |= {f"up.{n}.conv.weight": (inputs, outputs, 1, 1), f"up.{n}.conv.bias": (outputs,)}
+        target |= {f"rise.{n}.linear.weight": (outputs, inputs), f"rise.{n}.linear.bias": (outputs,)}
+    source |= {"out.weight": (16, 8, 1, 1), "out.bias": (16,)}
+    target |= {"out.weight": (16, 8), "out.bias": (16,)}
+    mapping = port(signature(source), wanted(target))
+    assert mapping.is_sure
+    made = pairing(mapping)
+    for n, rows in enumerate((32, 16, 16)):
+        assert made[f"rise.{n}.linear.weight"] == f"transpose(reshape(up.{n}.conv.weight, {rows}, {(16, 16, 8)[n]}))"
+    assert made["mid.weight"] == "reshape(mid.weight, 16, 16)"
+    assert made["out.weight"] == "reshape(out.weight, 16, 8)"
+    back = port(signature(target), wanted(source))
+    assert back.is_sure
+    assert pairing(back)["up.2.conv.weight"] == "reshape(transpose(rise.2.linear.weight), 16, 8, 1, 1)"
