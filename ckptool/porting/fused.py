@@ -93,6 +93,8 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
             not enough and theirs[weight.shape] >= (own[weight.shape] if any(apart) else 1)
         )
         if sizes is None or (whole and not _conflicting_layout(one, other, weight, kind)):
+            if whole and not one.is_target and _may_alternate(other, weight, kind):
+                _doubted(one, weight)
             continue
         alike = all(
             theirs[_of_rows(size, rest)] or rows[label][_of_rows(size, rest)]
@@ -239,6 +241,22 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
         if layout_of(target.entry, len(source_kind.parts))[0] == "heads" and source_kind.sure:
             return True
     return False
+
+
+def _may_alternate(target: Canon, weight: Piece, kind: Fused) -> bool:
+    """Whether a projection may alternate by head, by its name, where the model calls it otherwise and has blocks."""
+    rivals = [p for p in target.pieces.values() if p.role == "weight" and p.shape == weight.shape and fused_kind(p)]
+    other_name = bool(rivals) and all(p.path[-1:] != weight.path[-1:] for p in rivals)
+    blocks = any(layout_of(p.entry, len(kind.parts))[0] == "block" for p in rivals)
+    return "q" in kind.parts and not kind.sure and not kind.fixed and other_name and blocks
+
+
+def _doubted(canon: Canon, weight: Piece) -> None:
+    """Doubt a projection that is taken as it stands."""
+    for role in ("weight", "bias"):
+        piece = canon.pieces.get(".".join(weight.path) + "|" + role)
+        if piece is not None and not any(doubt.reason == _BY_HEADS for doubt in piece.doubts):
+            canon.pieces[piece.name] = replace(piece, doubts=(*piece.doubts, Doubt(_BY_HEADS)))
 
 
 def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:

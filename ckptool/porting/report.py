@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from ..errors import counted, printable
 from ..keys import collapse
 from ..reports.render import count_text, parameters_text
+from .divergence import divergence_table
 from .mapping import Entry, Mapping, different
 from .mapping_file import folded
 
@@ -93,43 +93,10 @@ def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
             yield f"    … and {len(shown) - _FEW:,} more lines (-v lists all)"
     if mapping.proof is not None:
         yield ""
-        yield f"  proof: {printable(str(mapping.proof.get('text', '')), 300)}"
-        yield from _layers(mapping.proof.get("layers") or (), width)
+        said = f"proof: {printable(str(mapping.proof.get('text', '')), 600)}"
+        yield from textwrap.wrap(said, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+        yield from divergence_table(mapping.proof.get("layers") or (), width)
 
-
-def _layers(rows: Sequence[MappingOf[str, Any]], width: int) -> Iterator[str]:
-    """What comes out of the layers around the first that gives something else, in the order in which they run."""
-    first = next((n for n, row in enumerate(rows) if row["first"]), None)
-    if first is None:
-        return
-    start, stop = max(first - _BEFORE, 0), min(first + _AFTER + 1, len(rows))
-    half = max(width // 2 - 14, 16)
-    told = [
-        (printable(str(r["layer"]), half), printable(str(r["source"] or "-"), half), _difference(r["difference"]), r)
-        for r in rows[start:stop]
-    ]
-    left, right = (max(len(head), *(len(row[n]) for row in told)) for n, head in ((0, "layer"), (1, "of the source")))
-    yield ""
-    yield f"      {'layer':<{left}}  {'of the source':<{right}}  differs by, relative to the largest"
-    if start:
-        yield f"      … {counted(start, 'layer')} before, up to {_difference(_most(rows[:start]))}"
-    for layer, source, difference, row in told:
-        mark, said = (">", "   here first") if row["first"] else (" ", "")
-        yield f"    {mark} {layer:<{left}}  {source:<{right}}  {difference}{said}"
-    if stop < len(rows):
-        yield f"      … {counted(len(rows) - stop, 'layer')} after, up to {_difference(_most(rows[stop:]))}"
-
-
-def _most(rows: Sequence[MappingOf[str, Any]]) -> float | None:
-    return max((row["difference"] for row in rows if row["difference"] is not None), default=None)
-
-
-def _difference(value: float | None) -> str:
-    return "other sizes" if value is None else f"{value:.1g}"
-
-
-#: Layers that are shown before the first that gives something else, and after it.
-_BEFORE, _AFTER = 3, 5
 
 _FEW = 12
 

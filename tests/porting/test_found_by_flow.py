@@ -405,3 +405,33 @@ def test_a_model_is_given_what_the_whole_source_takes_if_that_agrees_nearly_as_f
     assert mapping.proof is not None
     assert mapping.proof["equal"], mapping.proof
     assert str(mapping["shift"].expr) == "mean"
+
+
+class Seeing(nn.Module):
+    """A model behind a norm, itself behind an encoder whose blocks take the same sizes as the norm does."""
+
+    def __init__(self, encoder: bool, norm: str, last: int) -> None:
+        super().__init__()
+        if encoder:
+            self.words = nn.Embedding(20, 6)
+            self.encoder = nn.Sequential(
+                *(nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6), nn.Tanh()) for _ in range(2))
+            )
+        setattr(self, norm, nn.LayerNorm(6))
+        self.one, self.two, self.begin = nn.Linear(6, 6), nn.Linear(6, last), norm
+
+    def forward(self, x: Any) -> Any:
+        x = self.encoder(self.words(x)) if hasattr(self, "encoder") else x
+        return self.two(self.one(getattr(self, self.begin)(x)).tanh())
+
+
+def test_a_part_that_begins_with_a_layer_is_given_what_that_layer_takes() -> None:
+    source, own = Seeing(True, "norm", 5), Seeing(False, "norm", 7)
+    torch.manual_seed(1)
+    for p in source.parameters():
+        nn.init.uniform_(p, 0.5, 1.5) if p.ndim == 1 else nn.init.normal_(p, std=0.4)
+    mapping = ckptool.transfer(source.state_dict(), own, source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"], mapping.proof
+    assert mapping["norm.weight"].sources == ["norm.weight"]
+    assert "all before two.weight, which has no source" in mapping.proof["text"]

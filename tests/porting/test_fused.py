@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,29 @@ def test_a_layer_that_is_only_called_as_torch_calls_its_own_parameter_may_be_lai
     entry = found(port(source, with_heads(apart())), "blocks.1.attn.v_proj.weight")
     assert entry.status == "guessed"
     assert any(rival.op == "of_heads" for rival in entry.rivals)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own", "expected"),
+    [
+        ("query_key_value", "qkv", "guessed"),
+        ("in_proj", "c_attn", "guessed"),
+        ("query_key_value", "query_key_value", "mapped"),
+        ("c_attn", "qkv", "mapped"),
+    ],
+)
+def test_what_may_alternate_by_head_is_taken_in_doubt_by_a_model_that_calls_it_otherwise_and_has_blocks(
+    theirs: str, own: str, expected: str
+) -> None:
+    shapes = {key.replace("layers", "blocks"): value.shape for key, value in fused(own).items()}
+    target = wanted(shapes, used=shapes)
+    entries = {
+        key: replace(entry, how="linear", notes={"layout": ("block", ())} if own in key else {})
+        for key, entry in target.entries.items()
+    }
+    mapping = port(signature({k: v.shape for k, v in fused(theirs).items()}), replace(target, entries=entries))
+    entry = found(mapping, f"blocks.1.attn.{own}.weight")
+    assert (str(entry.expr), entry.status) == (f"layers.1.attn.{theirs}.weight", expected)
 
 
 @given(groups=st.sampled_from([1, 2, 4]), name=st.sampled_from(["query_key_value", "linear_qkv", "wqkv", "qkv_proj"]))

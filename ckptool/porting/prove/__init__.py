@@ -15,6 +15,7 @@ from ...errors import CannotCarry, counted
 from ...files import StrPath
 from ..mapping import Mapping
 from ..sources import open_source
+from .colours import doubt_colours
 from .flow import Flow
 from .progress import PATIENCE, Progress, Tell
 from .recorder import follow
@@ -78,7 +79,7 @@ def prove(
 
     told.say("looking for inputs that both models take")
     try:
-        both = same_inputs(theirs, own, inputs, source_inputs, judged)
+        both = same_inputs(theirs, own, inputs, source_inputs, judged, code.modules_of(mapping))
     except CannotCarry as error:
         if inputs is not None or source_inputs is not None:
             raise
@@ -89,7 +90,8 @@ def prove(
     more = [values for seed in _MORE_SEEDS if (values := both.made(seed)) is not None]
     flows = ((follow(theirs, a, bare=True), b) for a, b in more)
     others = ((None if flow is None else code.seen(flow), b) for flow, b in flows)
-    return settle(mapping, trial, code.seen(both.flow), both.shown, others, code.copies)
+    flow = code.seen(both.flow)
+    return doubt_colours(settle(mapping, trial, flow, both.shown, others, code.copies), theirs, own, flow)
 
 
 def prove_against(

@@ -152,6 +152,10 @@ class Ground:
                 parts += [ex.part(entry.expr, 0, at, start)] if start > at else []
                 parts.append(value)
                 at = stop
+            rest = self._going_on(parts[-1], entry.shape[0] - at) if at < entry.shape[0] else None
+            if rest is not None:
+                parts[-1] = rest
+                at += ex.shape_of(rest, self.shapes)[0] - (piece[3] - piece[2])  # type: ignore[index]
             parts += [ex.part(entry.expr, 0, at, entry.shape[0])] if at < entry.shape[0] else []
             made = ex.cat(0, *parts)
         if made is None:
@@ -164,6 +168,15 @@ class Ground:
         if have != entry.shape:
             return ex.reshape(made, entry.shape) if prod(have) == prod(entry.shape) else None
         return made
+
+    def _going_on(self, rows: Expr, more: int) -> Expr | None:
+        """Rows of a table that are looked up with as many MORE of it as it has: those of longer texts."""
+        rows = ex.simplified(rows, self.shapes)
+        if rows.op != "slice" or rows.params[0] != 0 or not rows.args[0].is_copy:
+            return None
+        table, (_, start, stop) = rows.args[0], rows.params
+        end = min(int(stop) + more, self.shapes[table.key][0])
+        return ex.part(table, 0, int(start), end) if end > int(stop) else None
 
     # -- what takes the same
 

@@ -68,9 +68,18 @@ def by_itself_alone(
 
 
 def taken_back(entries: dict[str, Entry], mapping: Mapping, keys: set[str]) -> dict[str, Entry]:
-    """What had no source before trials found one, and of which nothing that follows shows that it is that, has none."""
+    """What had no source before trials found one, and of which nothing that follows shows that it is that, has none.
+
+    Unless it is called as the layer is that was found: then it stays a guess.
+    """
     open_before = {e.target: e for e in mapping.entries if e.expr is None and not e.default}
-    return {key: open_before[key] if key in keys and key in open_before else e for key, e in entries.items()}
+    back = {key for key in keys & open_before.keys() if not _called_alike(entries[key])}
+    return {key: open_before[key] if key in back else e for key, e in entries.items()}
+
+
+def _called_alike(entry: Entry) -> bool:
+    own = module_of(entry).rpartition(".")[2]
+    return bool(own) and any(own in key.split(".")[:-1] for key in entry.sources)
 
 
 def _shows(use: Use, expected: Flow) -> bool:
@@ -199,6 +208,43 @@ def _stepped(expr: Expr, old: str, new: str, shapes: MappingOf[str, Shape], shap
         return made if ex.shape_of(made, shapes) == shape else None
     except RuleError:
         return None
+
+
+def doubt_unseen_rows(
+    entries: dict[str, Entry], mapping: Mapping, seen: Flow, shapes: MappingOf[str, Shape]
+) -> dict[str, Entry]:
+    """A table that is put together of several pieces is a guess where rows of one were not looked up in any run."""
+    used: dict[str, list[tuple[int, int]] | None] = {}
+    for held in (held for use in seen.uses for held in use.held.values()):
+        for key in held.keys:
+            rows = _rows_of(held.expr, key)
+            known = used.setdefault(key, [])
+            used[key] = None if rows is None or known is None else [*known, rows]
+    before = {e.target: e for e in mapping.entries}
+    out = dict(entries)
+    for key, seen_rows in used.items():
+        entry = entries.get(key)
+        if entry is None or entry.expr is None or not seen_rows:
+            continue
+        certain = before[key].status == "mapped" and before[key].expr == entry.expr
+        if certain or entry.expr.op != "cat" or entry.expr.params != (0,):
+            continue
+        at = 0
+        for piece in entry.expr.args:
+            start, at = at, at + ex.shape_of(piece, shapes)[0]
+            if piece.keys() and not any(first < at and start < last for first, last in seen_rows):
+                doubt = f"the proof looked at none of its rows {start:,} to {at - 1:,}"
+                out[key] = replace(entry, status="guessed", doubts=(doubt,))
+    return out
+
+
+def _rows_of(expr: Expr | None, key: str) -> tuple[int, int] | None:
+    """The rows of a key that are used, where these are known to be a part of it."""
+    while expr is not None and expr.op == "reshape":
+        expr = expr.args[0]
+    if expr is None or expr.op != "slice" or expr.params[0] != 0 or expr.args[0] != ex.of(key):
+        return None
+    return int(expr.params[1]), int(expr.params[2])
 
 
 def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[str]) -> dict[str, Entry]:

@@ -22,8 +22,8 @@ from .verdict import NOTHING, Verdict
 _SEED = 20
 #: Inputs of the source's code that are tried, those of the model for each, ways to link them, seconds of CPU time.
 _THEIRS, _OWN, _WAYS, _PATIENCE = 4, 3, 8, 20.0
-#: Inputs of modules of the source's code that the model may take.
-_PARTS = 24
+#: Inputs of modules of the source's code that the model may take, and of the first with weights that it has.
+_PARTS, _BEGINS = 24, 3
 
 #: What agreement counts where the model is given what a module inside of the source's code takes: it skips what may
 #: be wrong before that.
@@ -82,7 +82,7 @@ class SameInputs:
         own = [t for _, t in leaves(made(self.own, generator=torch.Generator().manual_seed(seed + 1)))]
         inner: dict[str, torch.Tensor] = {}
         if any(link.how == "part" for link in self.links):
-            inner = parts(self.code, values)
+            inner = parts(self.code, values, frozenset(link.module for link in self.links))
         for place, link in enumerate(self.links):
             if link.how == "part":
                 if link.module not in inner:
@@ -105,6 +105,7 @@ def same_inputs(
     inputs: Any,
     source_inputs: Any,
     judged: Callable[[Flow, Any], Judged],
+    known: frozenset[str] = frozenset(),
 ) -> SameInputs:
     """Inputs that both models take, with the same values: of several those on which they agree most.
 
@@ -114,6 +115,7 @@ def same_inputs(
         inputs: for the model; worked out if None.
         source_inputs: for the source's code, if it takes them in another form.
         judged: runs the model on inputs and holds it against the source's code.
+        known: modules of the source's code whose weights the model has; where it is a part of that, it begins there.
 
     Raises:
         CannotCarry: none are found that both take.
@@ -121,7 +123,7 @@ def same_inputs(
     best: tuple[tuple[Any, ...], SameInputs] | None = None
     until = time.thread_time() + _PATIENCE
     ran = False
-    for candidate in _candidates(theirs, own, inputs, source_inputs):
+    for candidate in _candidates(theirs, own, inputs, source_inputs, known):
         if best is not None and time.thread_time() > until:
             break
         found = _tried(candidate, judged)
@@ -198,7 +200,9 @@ def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tupl
     return verdict, SameInputs(candidate.theirs, candidate.own, candidate.links, candidate.code, flow, values[1])
 
 
-def _candidates(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[SameInputs]:
+def _candidates(
+    theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, source_inputs: Any, known: frozenset[str]
+) -> Iterator[SameInputs]:
     """Pairs of inputs, the likeliest first."""
     done: set[str] = set()
 
@@ -227,7 +231,7 @@ def _candidates(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, sour
                 for other in islice(working_inputs(theirs, like=like), 2):
                     yield from linked(other, wanted)
     if firsts:
-        yield from _inside(theirs, own, firsts[0], inputs)
+        yield from _inside(theirs, own, firsts[0], inputs, known)
 
 
 def _specs_of(theirs: torch.nn.Module, inputs: Any, source_inputs: Any) -> Iterator[Any]:
@@ -394,8 +398,8 @@ def _told(value: Any) -> tuple[str, tuple[int, ...], bool]:
 # -------------------------------------------------------------------------------- what flows inside the source
 
 
-def parts(code: torch.nn.Module, values: Any) -> dict[str, torch.Tensor]:
-    """The first input of every module inside of the source's code."""
+def parts(code: torch.nn.Module, values: Any, wanted: frozenset[str] = frozenset()) -> dict[str, torch.Tensor]:
+    """The first input of modules inside of the source's code that hold others, and of those WANTED, as they run."""
     found: dict[str, torch.Tensor] = {}
     hooks = []
 
@@ -407,7 +411,7 @@ def parts(code: torch.nn.Module, values: Any) -> dict[str, torch.Tensor]:
         return hook
 
     for path, module in code.named_modules():
-        if path and any(True for _ in module.children()):
+        if path and (path in wanted or any(True for _ in module.children())):
             hooks.append(module.register_forward_pre_hook(note(path)))
     training = code.training
     code.eval()
@@ -423,13 +427,18 @@ def parts(code: torch.nn.Module, values: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-def _inside(theirs: torch.nn.Module, own: torch.nn.Module, spec: Any, inputs: Any) -> Iterator[SameInputs]:
+def _inside(
+    theirs: torch.nn.Module, own: torch.nn.Module, spec: Any, inputs: Any, known: frozenset[str]
+) -> Iterator[SameInputs]:
     """What modules inside of the source's code take, for a model that is such a part."""
     values = made(spec, generator=torch.Generator().manual_seed(_SEED))
     seen: set[tuple[int, ...]] = set()
-    for path, tensor in parts(theirs, values).items():
+    found = parts(theirs, values, known)
+    begins = [path for path in found if path in known][:_BEGINS]
+    for path in dict.fromkeys([*begins, *(path for path in found if path not in known)]):
+        tensor = found[path]
         shape = tuple(tensor.shape)
-        if shape in seen:
+        if shape in seen and path not in begins:
             continue
         seen.add(shape)
         if len(seen) > _PARTS:

@@ -12,7 +12,7 @@ from ...errors import counted, printable
 from ...keys import collapse
 from ..mapping import Entry, Mapping
 from .flow import Flow
-from .influence import by_itself_alone, carried_along, felt, taken_back, unfelt_keys, unseen
+from .influence import by_itself_alone, carried_along, doubt_unseen_rows, felt, taken_back, unfelt_keys, unseen
 from .layers import layers
 from .search import search
 from .trial import Trial
@@ -59,6 +59,7 @@ def settle(
             open_still |= {key for use in seen.uses if not fine[use.index] for key in use.keys}
         entries = felt(entries, mapping, trial, open_still)
         entries = carried_along(entries, mapping, open_still, trial.shapes)
+        entries = doubt_unseen_rows(entries, mapping, seen, trial.shapes)
     if seen is not None:
         alone = by_itself_alone(seen, expected, entries, mapping, verdict)
         entries = taken_back(entries, mapping, alone)

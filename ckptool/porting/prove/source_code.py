@@ -43,6 +43,11 @@ class OwnCode:
     copies: dict[str, list[str]] = field(default_factory=dict)
     missing: frozenset[str] = frozenset()
 
+    def modules_of(self, mapping: Mapping) -> frozenset[str]:
+        """The modules of the code that hold what the model is filled with."""
+        used = {key for entry in mapping.entries for key in entry.sources}
+        return frozenset(key.rpartition(".")[0] for key, expr in self.made_of.items() if used & set(expr.keys()))
+
     def seen(self, flow: Flow) -> Flow:
         """What flows through it, over keys of the file; without outputs made with keys that the file does not have."""
         made = flow.renamed(self.made_of)

@@ -1,0 +1,184 @@
+"""One forward pass on inputs that may not fit: how far it gets, what stops it, and what flowed into that."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..inputs import leaves, made
+
+#: Does an operation on tensors without values, where it can say what comes out; else gives None.
+Shortcut = Callable[[str, Any, Any], "torch.Tensor | None"]
+
+#: Elements that any intermediate result may have.
+_MOST_MADE = 1 << 25
+
+
+@dataclass(slots=True)
+class Stop:
+    """Where a try stopped.
+
+    Attributes:
+        message: what the error says.
+        furthest: how far it got.
+        name, args: the operation that could not be done; "" where it was none, and then that before.
+        blamed: the inputs that its arguments are made of, by their place.
+        picked: inputs of which single elements were taken, and how many.
+        asked: inputs of which an entry was taken by name, and the name.
+        touched: inputs that were looked at.
+        error: the name of the error's class.
+        whole: its arguments that are inputs as they were given: which input, and which of its tensors.
+    """
+
+    message: str
+    error: str
+    furthest: float
+    name: str
+    args: Any
+    blamed: list[int]
+    picked: dict[int, int]
+    asked: dict[int, str]
+    touched: frozenset[int]
+    whole: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A try that came to its end: how many weights it used, inputs that mattered, rows of the tables they look up."""
+
+    used: int
+    touched: frozenset[int]
+    tables: dict[int, int]
+
+
+def attempt(model: torch.nn.Module, spec: Any, shortcut: Shortcut | None) -> Stop | Done:
+    """Run MODEL."""
+    device = next((str(t.device) for t in itertools.chain(model.parameters(), model.buffers())), "cpu")
+    given = made(spec, device, torch.Generator().manual_seed(0))
+    watch = _Watch(model, [t for _, t in leaves(given)], shortcut)
+    training, fast, state = model.training, torch.backends.mha.get_fastpath_enabled(), torch.get_rng_state()
+    model.eval()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with warnings.catch_warnings(), torch.no_grad(), torch.device(device), watch:
+            warnings.simplefilter("ignore")
+            if isinstance(given, Mapping):
+                model(**given)
+            else:
+                model(*given)
+    except Exception as error:
+        return watch.stopped(error)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        model.train(training)
+        torch.set_rng_state(state)
+    return Done(watch.used, frozenset(watch.touched), watch.tables)
+
+
+class _Watch(TorchFunctionMode):  # type: ignore[misc]
+    """Follows which inputs flow where, and what could not be done."""
+
+    def __init__(self, model: torch.nn.Module, given: Sequence[torch.Tensor], shortcut: Shortcut | None) -> None:
+        super().__init__()
+        self._weights = {id(t) for t in itertools.chain(model.parameters(), model.buffers())}
+        self._given = {id(t): place for place, t in enumerate(given)}
+        self._from = {id(t): frozenset([place]) for place, t in enumerate(given)}
+        self._shortcut = shortcut
+        self._alive: list[Any] = []  # so that ids stay their own
+        self._used: set[int] = set()
+        self._calls = 0
+        self._last: tuple[str, Any, frozenset[int]] = ("", (), frozenset())
+        self._failed = False
+        self._picked: dict[int, int] = {}
+        self._asked: dict[int, str] = {}
+        self.touched: set[int] = set()
+        self.tables: dict[int, int] = {}
+        self._parameters = {id(p) for p in model.parameters()}
+
+    @property
+    def used(self) -> int:
+        """How many parameters were used."""
+        return len(self._used & self._parameters)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        taken = [t for t in flat((args, kwargs)) if isinstance(t, torch.Tensor)]
+        origin = frozenset(itertools.chain.from_iterable(self._from.get(id(t), ()) for t in taken))
+        self._last, self._failed = (name, (args, kwargs), origin), True
+        if name not in _LOOKS:
+            self.touched |= origin
+        if name == "embedding" and len(taken) == 2:
+            ids, table = taken if taken[1].ndim == 2 and taken[1].is_floating_point() else taken[::-1]
+            if id(ids) in self._given:
+                at = self._given[id(ids)]
+                self.tables[at] = min(self.tables.get(at, len(table)), len(table))
+        if name == "__getitem__" and id(args[0]) in self._given:
+            if isinstance(args[1], int):
+                place = self._given[id(args[0])]
+                self._picked[place] = max(self._picked.get(place, 0), args[1] + 1, 2)
+            elif isinstance(args[1], str):
+                self._asked[self._given[id(args[0])]] = args[1]
+        elif name in ("unbind", "__iter__") and args and id(args[0]) in self._given:
+            self._picked.setdefault(self._given[id(args[0])], 3)
+        result = self._shortcut(name, args, kwargs) if self._shortcut is not None else None
+        if result is None:
+            result = func(*args, **kwargs)
+        if any(isinstance(one, torch.Tensor) and _stored(one) > _MOST_MADE for one in flat(result)):
+            raise MemoryError("makes too much of its inputs")
+        self._failed = False
+        self._calls += not (name in _PICKS and id(args[0]) in self._given)
+        self._used.update(id(t) for t in taken if id(t) in self._weights)
+        self._alive.append((args, kwargs, result))
+        if origin:
+            for one in flat(result):
+                if isinstance(one, torch.Tensor) and id(one) not in self._given and id(one) not in self._weights:
+                    self._from[id(one)] = origin
+        return result
+
+    def stopped(self, error: Exception) -> Stop:
+        name, args, origin = self._last
+        return Stop(
+            str(error),
+            type(error).__name__,
+            len(self._used) + min(self._calls, 5000) * 1e-4,
+            name if self._failed else "",
+            args,
+            sorted(origin),
+            self._picked,
+            self._asked,
+            frozenset(self.touched),
+            {self._given[id(t)]: i for i, t in enumerate(flat(args)) if id(t) in self._given},
+        )
+
+
+def _stored(tensor: torch.Tensor) -> int:
+    """How many elements a result has that take memory."""
+    return 0 if tensor.is_meta else math.prod(n for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s)
+
+
+_PICKS = frozenset({"__getitem__", "unbind"})
+
+_LOOKS = frozenset("__get__ size dim numel stride __len__".split())
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """What is in lists, tuples and dicts in each other, in order."""
+    if isinstance(value, tuple | list):
+        for item in value:
+            yield from flat(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from flat(item)
+    else:
+        yield value
+
+
+__all__ = ["Done", "Shortcut", "Stop", "attempt", "flat"]

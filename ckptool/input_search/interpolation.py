@@ -1,0 +1,59 @@
+"""Inputs between two tries that got to the same place: what is there depends on one size of one input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..inputs import leaves, with_leaves
+from .attempt import Stop, flat
+from .wanted import wanted_sizes
+
+
+class Sizes:
+    """Sizes that were wanted at one place, and those that inputs of several sizes gave there.
+
+    Two tries that differ in one size of one input, and got to the same place, tell how what is there depends on it.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Any, ...], list[tuple[Any, int]]] = {}
+
+    def fitting(self, spec: Any, stop: Stop) -> Iterator[Any]:
+        """Inputs between or beyond those that were tried here, of the size that is wanted."""
+        args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
+        if not stop.name or len(args) < 2:
+            return
+        for have, want in wanted_sizes(stop, args[0], args[1])[:1]:
+            before = self._seen.setdefault((stop.name, int(stop.furthest), want), [])
+            for other, gave in before[-12:]:
+                yield from _between(spec, have, other, gave, want)
+            before.append((spec, have))
+
+
+def _between(spec: Any, have: int, other: Any, gave: int, want: int) -> Iterator[Any]:
+    here, there = leaves(spec), leaves(other)
+    if have == gave or [path for path, _ in here] != [path for path, _ in there]:
+        return
+    apart = [
+        (at, d)
+        for at, ((_, a), (_, b)) in enumerate(zip(here, there, strict=True))
+        for d in (range(len(a.shape)) if len(a.shape) == len(b.shape) else [-1])
+        if d < 0 or a.shape[d] != b.shape[d]
+    ]
+    if len(apart) != 1 or apart[0][1] < 0:
+        return
+    (at, d) = apart[0]
+    a, b = here[at][1].shape[d], there[at][1].shape[d]
+    size = a + (want - have) * (b - a) / (gave - have)
+    for n in dict.fromkeys((math.floor(size), math.ceil(size))):
+        if n > 0:
+            new = replace(here[at][1], shape=tuple(n if i == d else m for i, m in enumerate(here[at][1].shape)))
+            yield with_leaves(spec, [new if i == at else one for i, (_, one) in enumerate(here)])
+
+
+__all__ = ["Sizes"]

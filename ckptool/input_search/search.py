@@ -1,0 +1,210 @@
+"""The search: tries by how far they get, until the time is up."""
+
+from __future__ import annotations
+
+import heapq
+import inspect
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..hollow import shape_only, without_memory
+from ..inputs import InputSpec, guess_inputs, inputs_for, leaves, with_leaves
+from .attempt import Done, Shortcut, Stop, attempt
+from .interpolation import Sizes
+from .suggestions import suggestions
+
+#: Seconds of CPU time that a search may take, forward passes that it may try, and most elements of one input.
+_PATIENCE, _TRIES, _MOST = 8.0, 160, 1 << 21
+
+#: Different kinds of first guesses.
+_SEEDS = 12
+
+
+def find_inputs(
+    model: torch.nn.Module,
+    *,
+    like: Sequence[Any] = (),
+    shortcut: Shortcut | None = None,
+    patience: float = _PATIENCE,
+) -> Iterator[Any]:
+    """Inputs on which the forward pass of MODEL runs, the likeliest first.
+
+    Args:
+        model: the model; its weights need no values.
+        like: inputs to begin with, before any guess.
+        shortcut: does operations of which only shapes matter.
+        patience: seconds of CPU time, so that a busy machine finds the same.
+    """
+    found = False
+    for memory in (1.0, 0.5):
+        for spec in _searched(model, like, shortcut, patience / 2, memory):
+            found = True
+            yield spec
+        if found:
+            return
+
+
+def _searched(
+    model: torch.nn.Module, like: Sequence[Any], shortcut: Shortcut | None, patience: float, memory: float
+) -> Iterator[Any]:
+    """One search. MEMORY says how much counts of what led to a try: little means to follow the latest message."""
+    until = time.thread_time() + patience
+    count = itertools.count()
+    queue: list[tuple[float, float, int, Any]] = []
+    waiting: dict[int, Any] = {}  # in the order in which they were thought of
+    seen: set[str] = set()
+
+    def push(furthest: float, rank: float, spec: Any) -> None:
+        spec = _smaller(spec)
+        told = repr(spec)
+        if told not in seen and _is_small(spec):
+            seen.add(told)
+            number = next(count)
+            waiting[number] = spec
+            heapq.heappush(queue, (-furthest, rank, number, spec))
+
+    asked = {repr(one) for one in like}
+    for place, spec in enumerate(itertools.chain(like, _seeds(model))):
+        push(math.inf, 0.2 * place, spec)
+    told_sizes = Sizes()
+    partial: list[tuple[int, int, Any]] = []  # what runs, and leaves some weights unused
+    since = 0
+    wanted = len({id(p) for p in model.parameters()})
+    for turn in range(_TRIES):
+        if not waiting or time.thread_time() > until or (partial and since > _LONGER):
+            break
+        since += bool(partial)
+        if turn % 6 == 5:  # so that nothing that looks good for a while keeps all else from being tried
+            number = next(iter(waiting))
+            spec, rank = waiting[number], float(number)
+        else:
+            _, rank, number, spec = heapq.heappop(queue)
+            if number not in waiting:
+                continue
+        del waiting[number]
+        done = attempt(model, spec, shortcut)
+        if isinstance(done, Stop):
+            for number, other in enumerate(
+                itertools.chain(told_sizes.fitting(spec, done), suggestions(model, spec, done))
+            ):
+                odd = any(one.dtype == "int64" and len(one.shape) > 3 for _, one in leaves(other))
+                push(done.furthest - 4 * odd, memory * rank + 0.25 * number + 0.1, other)
+            continue
+        if repr(spec) not in asked:
+            spec, done = _fuller(model, spec, done, shortcut)
+        if done.used >= 0.95 * wanted:
+            yield spec
+        else:
+            partial.append((-done.used, next(count), spec))
+    yield from (spec for _, _, spec in sorted(partial, key=lambda one: one[:2]))
+
+
+def _smaller(spec: Any) -> Any:
+    """Inputs that have too many elements with all their pictures halved, so that those of several sizes still fit."""
+    while not _is_small(spec):
+        told = [one for _, one in leaves(spec)]
+        halved = [
+            replace(one, shape=(*one.shape[:2], *(n // 2 for n in one.shape[2:]))) if len(one.shape) > 3 else one
+            for one in told
+        ]
+        if halved == told or any(n % 2 for one in told if len(one.shape) > 3 for n in one.shape[2:]):
+            break
+        spec = with_leaves(spec, halved)
+    return spec
+
+
+def _is_small(spec: Any) -> bool:
+    """Whether inputs have elements, and not so many that code which compares each with each takes much memory."""
+    return all(
+        all(0 < n <= _MOST for n in one.shape)
+        and math.prod(one.shape) <= _MOST
+        and (len(one.shape) > 3 or math.prod(one.shape[:-1]) <= _MOST_ROWS)
+        for _, one in leaves(spec)
+    )
+
+
+#: Rows of inputs that are no pictures (nodes of a graph, places of a text).
+_MOST_ROWS = 4096
+
+#: Further tries for inputs that use more of the weights than those that were found.
+_LONGER = 24
+
+
+def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | None) -> tuple[Any, Done]:
+    """Inputs that show more: none that nobody looks at, all words, pictures of more than one element."""
+
+    def tried(other: Any) -> bool:
+        nonlocal spec, done
+        if repr(other) == repr(spec) or not _is_small(other):
+            return False
+        found = attempt(model, other, shortcut)
+        if isinstance(found, Stop) or found.used < done.used:
+            return False
+        spec, done = other, found
+        return True
+
+    if isinstance(spec, list):
+        while len(spec) > 1 and len(leaves(spec)) == len(spec) and len(spec) - 1 not in done.touched:
+            if not tried(spec[:-1]):
+                break
+    told = [one for _, one in leaves(spec)]
+    for at, rows in done.tables.items():
+        if at < len(told) and told[at].high < rows:
+            tried(with_leaves(spec, [replace(o, high=rows) if i == at else o for i, o in enumerate(told)]))
+            told = [one for _, one in leaves(spec)]
+    small = [one for one in told if len(one.shape) > 2 and min(one.shape[2:]) < 8 and one.dtype.startswith("float")]
+    for times in (8, 4, 2) if small else ():
+        grown = [
+            replace(one, shape=(*one.shape[:2], *(n * times for n in one.shape[2:]))) if len(one.shape) > 3 else one
+            for one in told
+        ]
+        if tried(with_leaves(spec, grown)):
+            break
+    return spec, done
+
+
+def working_inputs(model: torch.nn.Module, *, like: Sequence[Any] = ()) -> Iterator[Any]:
+    """`find_inputs`, tried on a copy without values where the model has one that runs."""
+    small = sum(p.numel() for p in model.parameters()) < _SMALL
+    for one in () if small else without_memory(model):
+        found = False
+        for spec in find_inputs(one, like=like, shortcut=shape_only):
+            found = True
+            yield spec
+        if found:
+            return
+    yield from find_inputs(model, like=like)
+
+
+#: Up to so many parameters a forward pass costs next to nothing.
+_SMALL = 50_000_000
+
+
+def _seeds(model: torch.nn.Module) -> Iterator[Any]:
+    """First guesses, one of every kind: types and numbers of dimensions."""
+    kinds = set()
+    for spec in itertools.islice(guess_inputs(model), 150):
+        kind = tuple((path, one.dtype, len(one.shape)) for path, one in leaves(spec))
+        if kind not in kinds:
+            kinds.add(kind)
+            yield spec
+            if len(kinds) == _SEEDS:
+                break
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except (TypeError, ValueError):
+        return
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    yield from ([InputSpec("float32", shape) for _ in needed] for shape in ((2, 12), (2, 12, 16)) if needed)
+    if [p.kind for p in parameters if p.kind != p.VAR_KEYWORD] == [inspect.Parameter.VAR_POSITIONAL]:
+        for one in itertools.islice(inputs_for(model, parameters[0].name, 2), 3):
+            yield from ([one] * n for n in (5, 1))
+
+
+__all__ = ["find_inputs", "working_inputs"]

@@ -1,0 +1,143 @@
+"""What to try next: all inputs together, changed as what stopped a try suggests, the likeliest first."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..inputs import Fields, InputSpec, inputs_for, leaves, with_leaves
+from .attempt import Stop, flat
+from .changes import changes, deeper
+from .wanted import BY_ELEMENT, wanted_dimensions, wanted_sizes
+
+
+def suggestions(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
+    """Other inputs that what stopped a try suggests, the likeliest first."""
+    told = leaves(spec)
+    specs = [one for _, one in told]
+    blamed = stop.blamed or list(range(len(specs)))
+    yield from _named(model, spec, stop)
+    for place, key in stop.asked.items():
+        yield _put(spec, told[place][0], Fields({key: _first(model, key, specs[place])}))
+    if not stop.name and isinstance(spec, list) and stop.touched and max(stop.touched) + 1 < len(spec):
+        yield spec[: max(stop.touched) + 1]
+    for place, count in stop.picked.items():  # a list, of which a tensor has the first dimension
+        one = specs[place]
+        if len(one.shape) > 2 and one.dtype.startswith("float") and 2 <= count <= 6:
+            for n in dict.fromkeys((max(count, 3), 4, 2, 5)):
+                yield _put(spec, told[place][0], [one] * n)
+    if len(blamed) > 1 and stop.name not in BY_ELEMENT:
+        for rank in wanted_dimensions(stop):
+            yield with_leaves(spec, [deeper(one, rank) if at in blamed else one for at, one in enumerate(specs)])
+    yield from (with_leaves(spec, new) for new in _beside(specs, stop))
+    yield from (with_leaves(spec, new) for new in _together(specs, blamed, stop))
+    for at in [*blamed, *(at for at in range(len(specs)) if at not in blamed)]:
+        for new in changes(specs[at], stop):
+            yield with_leaves(spec, [new if place == at else one for place, one in enumerate(specs)])
+
+
+def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
+    """An input that is joined with, or added to, something of other sizes takes these."""
+    if stop.name not in BY_ELEMENT | {"cat", "concat"}:
+        return
+    args, named = stop.args if len(stop.args) == 2 else ((), {})
+    every = list(flat(stop.args))
+    dim = named.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else 0)
+    for place, at in stop.whole.items():
+        own = every[at]
+        for other in every:
+            if not isinstance(other, torch.Tensor) or other is own or other.ndim != own.ndim:
+                continue
+            kept = dim % own.ndim if stop.name not in BY_ELEMENT else -1
+            shape = tuple(n if d == kept else m for d, (n, m) in enumerate(zip(own.shape, other.shape, strict=True)))
+            if shape != specs[place].shape:
+                yield [replace(one, shape=shape) if i == place else one for i, one in enumerate(specs)]
+
+
+def _together(specs: Sequence[InputSpec], blamed: Sequence[int], stop: Stop) -> Iterator[list[InputSpec]]:
+    """All of several inputs with another size, which they share or which is the sum of theirs."""
+    args = [a for a in flat(stop.args) if isinstance(a, torch.Tensor)]
+    x, weight = (args[0] if args else None), (args[1] if len(args) > 1 else None)
+    groups: dict[tuple[int, int], list[int]] = {}
+    for at in blamed:
+        for d, n in enumerate(specs[at].shape):
+            groups.setdefault((d, n), []).append(at)
+    for have, want in wanted_sizes(stop, x, weight):
+        for (d, n), members in groups.items():
+            more, rest = divmod(want - have, len(members))
+            size = want if n == have else n + more if not rest and have > n else 0
+            if len(members) < 2 or size < 1:
+                continue
+            yield [
+                replace(one, shape=tuple(size if i == d else m for i, m in enumerate(one.shape)))
+                if at in members
+                else one
+                for at, one in enumerate(specs)
+            ]
+
+
+def _put(spec: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """SPEC with something else at a path."""
+    if not path:
+        return value
+    if isinstance(spec, Mapping):
+        made_ = {k: _put(v, path[1:], value) if k == path[0] else v for k, v in spec.items()}
+        return Fields(made_) if isinstance(spec, Fields) else made_
+    return [_put(v, path[1:], value) if k == path[0] else v for k, v in enumerate(spec)]
+
+
+def _first(model: torch.nn.Module, name: str, like: InputSpec) -> InputSpec:
+    return next(iter(inputs_for(model, name, 2)), like)
+
+
+def _named(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
+    """Arguments and entries that the message asks for by name."""
+    key = re.fullmatch(r"'(\w+)'", stop.message) if stop.error == "KeyError" else None
+    attribute = re.search(r"object has no attribute '(\w+)'", stop.message)
+    attribute = attribute if attribute and re.search("'(Fields|Tensor|dict)'", stop.message) else None
+    name = (key or attribute)[1] if key or attribute else None  # type: ignore[index]
+    items = list(spec.items()) if isinstance(spec, Mapping) else list(enumerate(spec))
+    if name is not None:
+        for at, value in items:
+            if isinstance(value, Fields) and name not in value:
+                like = next(iter(value.values()))
+                yield _put(spec, (at,), Fields({**value, name: _first(model, name, like)}))
+            elif isinstance(value, InputSpec) and not hasattr(torch.Tensor, name):
+                yield _put(spec, (at,), Fields({name: _first(model, name, value)}))
+    try:
+        parameters = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return
+    open_ = [
+        p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is None
+    ]
+    if isinstance(spec, Mapping):
+        by_name = dict(spec)
+    else:
+        names = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        if len(names) < len(spec):
+            return
+        by_name = dict(zip(names, spec, strict=False))
+    open_ = [one for one in open_ if one not in by_name]
+    said = [one for one in open_ if re.search(rf"\b{re.escape(one)}\b", stop.message)]
+    if not said and "NoneType" in stop.message:
+        said = sorted((one for one in open_ if not _UNLIKELY.search(one)), key=lambda one: bool(_LATE.search(one)))[:6]
+    for one in said[:6]:
+        for option in itertools.islice(inputs_for(model, one, 2), 2):
+            yield by_name | {one: option}
+    if len(said) > 1 and "NoneType" not in stop.message:
+        yield by_name | {one: _first(model, one, next(iter(inputs_for(model, one, 2)))) for one in said[:3]}
+
+
+_UNLIKELY = re.compile(r"^return_|cache|past|^output_|^use_|loss|training|kwargs")
+
+_LATE = re.compile(r"embeds$|^labels$|rewards|mask")
+
+
+__all__ = ["suggestions"]

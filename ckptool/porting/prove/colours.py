@@ -1,0 +1,50 @@
+"""The order of colours, which no run shows: both models are given the same numbers, whatever these stand for."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import replace
+
+import torch
+
+from .. import expression as ex
+from ..mapping import Entry, Mapping
+from .flow import Flow
+
+_ORDERS = re.compile(r"(?<![a-z])(rgb|bgr)(?![a-z])", re.IGNORECASE)
+
+
+def doubt_colours(mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Module, flow: Flow) -> Mapping:
+    """Doubt the layers that pictures go into, where one code speaks of RGB only and the other of BGR only."""
+    said, other = _order(theirs), _order(own)
+    if said is None or other is None or said == other:
+        return mapping
+    first = {key for use in flow.uses if not use.before and use.kind == "conv" for key in use.held["weight"].keys}
+    doubt = (
+        f"the code of the source speaks of {said}, that of the model of {other}; outputs on equal numbers do not tell"
+    )
+    return mapping.with_entries([_doubted(entry, first, doubt) for entry in mapping.entries])
+
+
+def _doubted(entry: Entry, first: set[str], doubt: str) -> Entry:
+    if entry.expr is None or first.isdisjoint(entry.sources) or len(entry.shape) != 4 or entry.shape[1] != 3:
+        return entry
+    turned = ex.cat(1, *(ex.part(entry.expr, 1, i, i + 1) for i in (2, 1, 0)))
+    rivals = (turned, *entry.rivals)
+    return replace(entry, status="guessed", doubts=(*entry.doubts, doubt), rivals=rivals)
+
+
+def _order(model: torch.nn.Module) -> str | None:
+    """RGB or BGR, if the code of a model, its comments included, speaks of that one alone."""
+    found: set[str] = set()
+    for kind in {type(module) for module in model.modules()}:
+        if kind.__module__.partition(".")[0] != "torch":
+            try:
+                found |= {word.upper() for word in _ORDERS.findall(inspect.getsource(kind))}
+            except (OSError, TypeError):
+                continue
+    return found.pop() if len(found) == 1 else None
+
+
+__all__ = ["doubt_colours"]
