@@ -79,9 +79,21 @@ def signature_of(
         entries,
         traced=bool(found.uses),
         inputs=found.inputs,
-        rotary=found.rotary,
+        rotary=found.rotary if found.uses or not trace else _rotary_by_parts(model),
         metadata={path: dict(value) for path, value in metadata.items()} if metadata else None,
     )
+
+
+def _rotary_by_parts(model: torch.nn.Module) -> str | None:
+    """That queries and keys are turned in some way, where the model could not be followed and says so by its parts."""
+    classes = {type(module).__name__.lower() for module in model.modules()}
+    buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
+    said = any("rotary" in name or name.startswith("rope") for name in classes) or not _FREQUENCIES.isdisjoint(buffers)
+    return "unknown" if said else None
+
+
+#: Buffers that hold the frequencies of rotary embeddings.
+_FREQUENCIES = frozenset({"inv_freq", "freqs_cis", "freqs_cos"})
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ the middle, and what is fused on both comes out as a copy.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +31,7 @@ from .roles import components, counted_by_letters, divided, numbered, role_of
 from .scanned import divide_layers
 from .sides import cut_sides
 from .stacked import unstack, unstack_together
-from .words import label, table, words_of
+from .words import cut, label, table, words_of
 
 #: What is merged or derived rather than matched.
 _COUNTER = "num_batches_tracked"
@@ -38,7 +39,7 @@ _COUNTER = "num_batches_tracked"
 
 def canonical(source: Signature, target: Signature, *, lora_scale: float | None = None) -> tuple[Canon, Canon]:
     """Two sides in the common form, and in the same granularity: (source, target)."""
-    s, t = _named(source, is_target=False), _named(target, is_target=True)
+    s, t = _named(source, is_target=False), _named(target, is_target=True, counted=_counted_otherwise(target, source))
     name_exported(s, t)
     divide_layers(s, t)
     general_dense(s, t)
@@ -50,8 +51,44 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
     return s, t
 
 
-def _named(signature: Signature, *, is_target: bool) -> Canon:
-    """One side with roles in place of the names of leaves, and names without wrappers."""
+def _counted_otherwise(one: Signature, other: Signature) -> dict[str, int]:
+    """Names of layers that one side counts from 1 (`norm1`, `norm2`) and the other from 0, wherever they stand.
+
+    Returns:
+        name -> what to add to the numbers of ONE.
+    """
+
+    def bases(signature: Signature) -> dict[str, set[int]]:
+        found: dict[tuple[str, str], set[int]] = defaultdict(set)
+        for key in signature.entries:
+            path = components(key)[:-1]
+            for at, component in enumerate(path):
+                if (counted := _COUNTED.match(component)) is not None:
+                    found[".".join(path[:at]), counted[1]].add(int(counted[2]))
+        told: dict[str, set[int]] = defaultdict(set)
+        for (_, stem), numbers in found.items():
+            told[stem].add(min(numbers) if len(numbers) > 1 else -1)
+        return told
+
+    own, theirs = bases(one), bases(other)
+    bases_of = {stem: (base, theirs.get(stem)) for stem, base in own.items()}
+    return {
+        stem: n for n, told in ((-1, ({1}, {0})), (1, ({0}, {1}))) for stem, both in bases_of.items() if both == told
+    }
+
+
+#: The name of one of several layers, with its number.
+_COUNTED = re.compile(r"([A-Za-z][A-Za-z_]*?_?)(\d)\Z")
+
+
+def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] | None = None) -> Canon:
+    """One side with roles in place of the names of leaves, and names without wrappers.
+
+    Args:
+        signature: of that side.
+        is_target: which one it is.
+        counted: names of layers that are counted from another number here -> what to add.
+    """
     kept = _kept_raw(signature)
     canon = Canon(signature, is_target, dropped=kept)
     entries = [e for e in signature.entries.values() if e.tied is None and e.key not in kept.values()]
@@ -64,7 +101,7 @@ def _named(signature: Signature, *, is_target: bool) -> Canon:
         path = components(short[kept.get(entry.key, entry.key)])
         if collections and len(path) > 1:
             path = path[1:]
-        split[entry.key] = path
+        split[entry.key] = tuple(_moved(component, counted) for component in path) if counted else path
     if any("/" in entry.key for entry in entries):
         split = dict(zip(split, numbered(split.values()), strict=True))
     for path in split.values():
@@ -107,6 +144,12 @@ def _around_layers(entries: Sequence[Entry], split: Mapping[str, tuple[str, ...]
         if len(squeezed(entry.shape)) > 1:
             found.update(module[:at] for at in range(1, len(module)))
     return found
+
+
+def _moved(component: str, by: Mapping[str, int]) -> str:
+    """The name of one of several layers with its number moved."""
+    found = _COUNTED.match(component)
+    return f"{found[1]}{int(found[2]) + by[found[1]]}" if found is not None and found[1] in by else component
 
 
 def _path_and_role(
@@ -166,6 +209,8 @@ def _counted_from_one(path: tuple[str, ...], siblings: Mapping[tuple[str, ...], 
     Of three layers or more that are counted, `fc1` is no first of two.
     """
     last = path[-1] if path else ""
+    if (behind := _norm_of_what_it_is_behind(last, siblings.get(path[:-1], ()))) is not None:
+        return words_of((*path[:-1], behind))
     stem = last.rstrip("0123456789") if last else ""
     if not stem or stem == last:
         return words_of(path)
@@ -188,6 +233,17 @@ def _count_letters(canon: Canon) -> None:
         canon.become(piece, [(replace(piece, path=found[piece.path]), unchanged)], unchanged)
     moved = {".".join(old): ".".join(new) for old, new in found.items()}
     canon.counters.update((key, moved[path]) for key, path in canon.counters.items() if path in moved)
+
+
+def _norm_of_what_it_is_behind(name: str, beside: Collection[str]) -> str | None:
+    """`post_attention_norm` as `attention_norm`, in a block whose norms are behind its parts; else None.
+
+    Alone it is the norm between the attention and the next part, and mostly that part's. Beside `post_mlp_norm`, with
+    none before the first part, it is the attention's.
+    """
+    after = {one for one in beside if cut(one)[:1] == ("post",) and label(table().group("purpose"), cut(one)) == "norm"}
+    before = {one for one in beside if cut(one)[:1] in (("pre",), ("input",))}
+    return name.partition("_")[2] or None if name in after and len(after) > 1 and not before else None
 
 
 def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:

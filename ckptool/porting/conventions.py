@@ -73,7 +73,10 @@ def _rotary(filling: Filling) -> None:
     seen = any("rotary" in entry.notes for entry in filling.target.signature.entries.values())
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
-        kind = t.main.entry.notes.get("rotary") if seen else anywhere
+        followed = seen and t.main.entry.used is not None
+        kind = t.main.entry.notes.get("rotary") if followed else anywhere
+        if kind == "unknown" and (own := _rotary_by_name(t.path)) is not None and own.sure:
+            kind = own.kind
         if kind is None:
             continue  # other parts of the model turn theirs
         which = part_label(t.path) or part_label(s.path)

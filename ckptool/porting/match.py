@@ -244,7 +244,11 @@ class Matcher:
             for t, s in strangers
             if hard_conflict(t.words, s.words)
             or (similarity(t, s) <= SOME and not related(t, s))
-            or (id(s) not in ends and not shared(_of_no_head(t), _of_no_head(s)))
+            or (
+                id(s) not in ends
+                and not shared(_of_no_head(t), _of_no_head(s))
+                and (self.sequences.ordered or not related(t, s))  # which is last is not known of sorted keys
+            )
         ]
 
     def _heads_of_others(

@@ -87,6 +87,11 @@ class Canon:
         self.pieces[piece.name] = piece
         return piece
 
+    def has(self, piece: Piece) -> bool:
+        """Whether this side has a tensor of the other by its name and with its sizes, so that nothing is to be done."""
+        own = self.pieces.get(piece.name)
+        return own is not None and own.shape == piece.shape
+
     def become(self, old: Piece, new: Sequence[tuple[Piece, Callable[[Expr], Expr]]], up: Callable[..., Expr]) -> None:
         """Replace OLD by NEW pieces: each with what makes it from OLD; UP makes OLD from them."""
         del self.pieces[old.name]

@@ -38,6 +38,8 @@ def divide_layers(source: Canon, target: Canon) -> None:
         for head, pieces in sorted(below.items(), key=lambda item: len(item[0])):
             if len(pieces) < _FEWEST or any(head[: len(one)] == one or one[: len(head)] == head for one in done):
                 continue
+            if any(target.has(piece) for piece in pieces):
+                continue
             for dim in (0, 1):
                 counts = {p.shape[dim] if len(p.shape) > dim else 1 for p in pieces}
                 n = counts.pop() if len(counts) == 1 else 1

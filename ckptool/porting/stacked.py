@@ -36,6 +36,7 @@ def unstack(one: Canon, other: Canon) -> None:
         if (
             len(piece.shape) >= 2
             and piece.shape[0] in lists
+            and not other.has(piece)
             and (piece.shape[0] in stacks or theirs[squeezed(piece.shape)] < own[squeezed(piece.shape)])
         ):
             groups[(piece.path[:-1], piece.shape[0])].append(piece)

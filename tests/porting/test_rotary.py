@@ -100,3 +100,25 @@ def test_a_few_equal_names_in_other_surroundings_are_no_evidence_of_the_same_cod
     mapping = match_signature(source, signature_of(SeesAndSpeaks("interleaved"), inputs=(torch.zeros(2, 3, 8),)))
     doubted = {entry.target for entry in mapping.entries if any("rotary" in doubt for doubt in entry.doubts)}
     assert doubted == {f"language.block.attn.{name}_proj.weight" for name in "qk"}
+
+
+class Sees(nn.Module):
+    """Its attention is turned by a part that says so, and no input is found for it."""
+
+    class RotaryEmbedding(nn.Module):
+        def forward(self, x: Any) -> Any:
+            raise NotImplementedError
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.block, self.positions = Block(None, names), self.RotaryEmbedding()
+
+    def forward(self, x: Any) -> Any:
+        return self.block(self.positions(x))
+
+
+def test_of_a_model_that_cannot_be_followed_its_parts_say_that_queries_and_keys_are_turned() -> None:
+    made = match_signature(Sees(OTHER).state_dict(), signature_of(Sees(FUSED)))
+    doubted = {entry.target for entry in made.entries if any("rotary" in doubt for doubt in entry.doubts)}
+    assert doubted == {f"block.attn.{name}_proj.weight" for name in "qk"}
+    assert {entry.status for entry in entries(Sees(FUSED), Sees(FUSED), "model.").values()} == {"mapped"}

@@ -1,0 +1,76 @@
+"""Names that mean what they do by what stands beside them, and tensors that both sides have as they are."""
+
+from __future__ import annotations
+
+import pytest
+from sides import found, pairing, signature, wanted
+
+from ckptool.porting.port import port
+
+
+def block(*norms: str, attention: str = "attn", layers: tuple[str, str] = ("up", "down")) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for i in range(2):
+        shapes |= {f"layers.{i}.{attention}.{name}.weight": (8, 8) for name in ("query", "key", "value", "out")}
+        shapes |= {f"layers.{i}.{layers[0]}.weight": (16, 8), f"layers.{i}.{layers[1]}.weight": (8, 16)}
+        shapes |= {f"layers.{i}.{norm}.{leaf}": (8,) for norm in norms for leaf in ("weight", "bias")}
+    return shapes
+
+
+@pytest.mark.parametrize("theirs", [("attn_ln", "mlp_ln"), ("norm1", "norm2")])
+def test_beside_the_norm_behind_the_second_part_the_one_behind_the_attention_is_the_first(
+    theirs: tuple[str, str],
+) -> None:
+    source, target = block(*theirs), block("post_attention_layernorm", "post_mlp_layernorm", attention="self_attn")
+    mapping = port(signature(source), wanted(target))
+    for own, other in zip(("post_attention_layernorm", "post_mlp_layernorm"), theirs, strict=True):
+        assert str(found(mapping, f"layers.1.{own}.weight").expr) == f"layers.1.{other}.weight"
+
+
+def test_alone_with_one_before_the_block_the_norm_behind_the_attention_is_the_second() -> None:
+    source = block("attention_norm", "ffn_norm", attention="attention")
+    mapping = port(signature(source), wanted(block("input_layernorm", "post_attention_layernorm")))
+    assert str(found(mapping, "layers.0.post_attention_layernorm.weight").expr) == "layers.0.ffn_norm.weight"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_layers_that_one_side_counts_from_0_and_the_other_from_1_are_counted_alike(first: int) -> None:
+    """`norm1` is in both, and is another one."""
+    own, theirs = (tuple(f"norm{n + base}" for n in range(2)) for base in (first, 1 - first))
+    mapping = port(signature(block(*theirs)), wanted(block(*own, attention="self_attn")))
+    for mine, other in zip(own, theirs, strict=True):
+        entry = found(mapping, f"layers.0.{mine}.weight")
+        assert (str(entry.expr), entry.status) == (f"layers.0.{other}.weight", "mapped")
+
+
+def test_a_gate_of_one_row_beside_experts_is_no_table_of_words() -> None:
+    source = {f"layers.{i}.mlp.{name}": shape for i in range(2) for name, shape in _EXPERTS.items()}
+    source |= {f"layers.{i}.norm.weight": (8,) for i in range(2)}
+    mapping = port(signature(source), wanted(source))
+    assert pairing(mapping) == {key: key for key in source}
+
+
+_EXPERTS = {
+    "gate.weight": (4, 8),
+    "shared_expert.up.weight": (12, 8),
+    "shared_expert.down.weight": (8, 12),
+    "shared_expert_gate.weight": (1, 8),
+}
+
+
+def test_what_both_sides_have_by_name_and_size_is_not_divided_into_layers() -> None:
+    """Two heads of two classes look like layers scanned over; the model has them as they are."""
+    shapes = {f"heads.{i}.{leaf}": size for i in range(2) for leaf, size in (("weight", (2, 8)), ("bias", (2,)))}
+    shapes |= {f"body.{i}.{leaf}": size for i in range(2) for leaf, size in (("weight", (8,)), ("bias", (8,)))}
+    shapes |= {"embed.weight": (2, 8)}
+    mapping = port(signature(shapes), wanted(shapes))
+    assert pairing(mapping) == {key: key for key in shapes}
+
+
+def test_an_output_layer_is_no_new_head_because_sorted_names_put_it_first() -> None:
+    source = {"body.embed_in.weight": (31, 8), "embed_out.weight": (31, 8)}
+    source |= {f"body.layers.{i}.{name}.weight": (8, 8) for i in range(3) for name in ("dense", "other")}
+    own = {key.replace("embed_out", "lm_head"): shape for key, shape in source.items()}
+    used = [key for key in own if "lm_head" not in key] + ["lm_head.weight"]
+    mapping = port(signature(dict(sorted(source.items())), ordered=False), wanted(own, used=used))
+    assert str(found(mapping, "lm_head.weight").expr) == "embed_out.weight"
