@@ -147,7 +147,7 @@ class _Form:
 #: How far the parts of a projection stand from each other: less than the members of a list that was in one tensor.
 _STEP = 1e-7
 #: Why it is not certain how a projection is taken apart.
-_BY_HEADS = "the name does not say whether the parts of this projection alternate by attention head"
+BY_HEADS = "the name does not say whether the parts of this projection alternate by attention head"
 _TAKE_TURNS = "whether the rows of gate and up stand one after the other or take turns is in the code only"
 _WHICH_HALF = "which half of this projection is the gate is in the code only"
 _OTHER_ORDER = "the name says {}, and the model holds them as {}: in which order they stand is in the code only"
@@ -178,8 +178,8 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
     if one_group or (kind.sure and (len(set(size)) == 1 or not kind.grouped)):
         return _Form(parts, size)
     if kind.by_heads and heads and not (kind.ungated and len(set(size)) > 1 and _gate_and_up(one)):
-        return _Form(parts, size, heads, _BY_HEADS, (parts, size, 0))
-    return _Form(parts, size, 0, _BY_HEADS, (parts, size, heads) if heads else None)
+        return _Form(parts, size, heads, BY_HEADS, (parts, size, 0))
+    return _Form(parts, size, 0, BY_HEADS, (parts, size, heads) if heads else None)
 
 
 def _gate_and_up(one: Canon) -> bool:
@@ -255,8 +255,8 @@ def _doubted(canon: Canon, weight: Piece) -> None:
     """Doubt a projection that is taken as it stands."""
     for role in ("weight", "bias"):
         piece = canon.pieces.get(".".join(weight.path) + "|" + role)
-        if piece is not None and not any(doubt.reason == _BY_HEADS for doubt in piece.doubts):
-            canon.pieces[piece.name] = replace(piece, doubts=(*piece.doubts, Doubt(_BY_HEADS)))
+        if piece is not None and not any(doubt.reason == BY_HEADS for doubt in piece.doubts):
+            canon.pieces[piece.name] = replace(piece, doubts=(*piece.doubts, Doubt(BY_HEADS)))
 
 
 def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from math import gcd
 from . import expression as ex
 from .doubts import Doubt
 from .expression import Expr, Shape
-from .fused import fused_kind
+from .fused import BY_HEADS, fused_kind
 from .pieces import Canon, Piece, squeezed, unchanged
 from .units import template
 from .words import common_start, cut, table
@@ -268,7 +268,10 @@ def _join_families(one: Canon, other: Canon) -> bool:
             wholes = [p for p in other.pieces.values() if squeezed(p.shape) == squeezed(whole)]
             spelled = _spelled(family.parts, {p.path[-1] for p in wholes if p.path})
             if spelled is not None:
+                by_heads = join.dim == 0 and len(set(join.sizes)) > 1 and all(_label(p.words) for p in spelled)
                 family, join = replace(family, parts=spelled, numbered=True), _join_in_order(join, family, spelled)
+                if by_heads:  # a name says what comes first, in the whole or in each head
+                    family = replace(family, doubt=Doubt(BY_HEADS))
             _join_family(one, parent, family, join)
             joined = True
     return joined
@@ -303,12 +306,21 @@ def _spelled(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | No
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Parts of one thing by their names: in order, what the names have in common, and whether names say the order."""
+    """Parts of one thing by their names.
+
+    Attributes:
+        parts: them, in order.
+        stem: what their names have in common.
+        numbered: whether names say the order.
+        turns: whether they may take turns.
+        doubt: about how they stand, or None.
+    """
 
     parts: tuple[Piece, ...]
     stem: _Path
     numbered: bool
     turns: bool = False
+    doubt: Doubt | None = None
 
 
 def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
@@ -404,7 +416,9 @@ def _join_family(one: Canon, parent: _Path, family: _Family, join: _Join) -> Non
         if role == "bias" and (join.dim != 0 or tuple(m.shape[0] for m in found) != join.sizes):
             continue
         new = replace(found[0], path=(*parent, *stem), role=leaf or role, words=words)
-        if not family.numbered:
+        if family.doubt is not None:
+            new = replace(new, doubts=(family.doubt,))
+        elif not family.numbered:
             new = replace(new, doubts=(_doubt(one, found, new, join),))
         _merge(one, found, new, join)
 

@@ -74,3 +74,15 @@ def test_an_output_layer_is_no_new_head_because_sorted_names_put_it_first() -> N
     used = [key for key in own if "lm_head" not in key] + ["lm_head.weight"]
     mapping = port(signature(dict(sorted(source.items())), ordered=False), wanted(own, used=used))
     assert str(found(mapping, "lm_head.weight").expr) == "embed_out.weight"
+
+
+@pytest.mark.parametrize(("values", "status"), [(6, "guessed"), (8, "mapped")])
+def test_keys_and_values_of_other_sizes_may_stand_in_each_head_whatever_their_name_spells(
+    values: int, status: str
+) -> None:
+    own = {f"layers.{i}.attn.{n}_b.weight": (size, 5) for i in range(2) for n, size in (("k", 8), ("v", values))}
+    source = {f"layers.{i}.attn.kv_b.weight": (8 + values, 5) for i in range(2)}
+    out = {f"layers.{i}.attn.out.weight": (8, values) for i in range(2)}
+    mapping = port(signature(source | out), wanted(own | out))
+    entry = found(mapping, "layers.1.attn.v_b.weight")
+    assert (entry.status, str(entry.expr)) == (status, f"slice(layers.1.attn.kv_b.weight, 0, 8, {8 + values})")
