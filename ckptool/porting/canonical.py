@@ -54,27 +54,37 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
 def _counted_otherwise(one: Signature, other: Signature) -> dict[str, int]:
     """Names of layers that one side counts from 1 (`norm1`, `norm2`) and the other from 0, wherever they stand.
 
+    As many have to be there: `layer0` beside `layer1` to `layer4` may be something else.
+
     Returns:
         name -> what to add to the numbers of ONE.
     """
+    own, theirs = _numbers(one), _numbers(other)
+    found = {}
+    for stem, rows in own.items():
+        if max(map(len, rows)) < 2:
+            continue
+        for n in (-1, 1):
+            if (
+                all(min(row) == (n < 0) for row in rows)
+                and {frozenset(at + n for at in row) for row in rows} == theirs[stem]
+            ):
+                found[stem] = n
+    return found
 
-    def bases(signature: Signature) -> dict[str, set[int]]:
-        found: dict[tuple[str, str], set[int]] = defaultdict(set)
-        for key in signature.entries:
-            path = components(key)[:-1]
-            for at, component in enumerate(path):
-                if (counted := _COUNTED.match(component)) is not None:
-                    found[".".join(path[:at]), counted[1]].add(int(counted[2]))
-        told: dict[str, set[int]] = defaultdict(set)
-        for (_, stem), numbers in found.items():
-            told[stem].add(min(numbers) if len(numbers) > 1 else -1)
-        return told
 
-    own, theirs = bases(one), bases(other)
-    bases_of = {stem: (base, theirs.get(stem)) for stem, base in own.items()}
-    return {
-        stem: n for n, told in ((-1, ({1}, {0})), (1, ({0}, {1}))) for stem, both in bases_of.items() if both == told
-    }
+def _numbers(signature: Signature) -> dict[str, set[frozenset[int]]]:
+    """The numbers of layers of one name that stand beside each other: name -> every such set of numbers."""
+    rows: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for key in signature.entries:
+        path = components(key)[:-1]
+        for at, component in enumerate(path):
+            if (counted := _COUNTED.match(component)) is not None:
+                rows[".".join(path[:at]), counted[1]].add(int(counted[2]))
+    found: dict[str, set[frozenset[int]]] = defaultdict(set)
+    for (_, stem), numbers in rows.items():
+        found[stem].add(frozenset(numbers))
+    return found
 
 
 #: The name of one of several layers, with its number.

@@ -43,6 +43,15 @@ def test_layers_that_one_side_counts_from_0_and_the_other_from_1_are_counted_ali
         assert (str(entry.expr), entry.status) == (f"layers.0.{other}.weight", "mapped")
 
 
+def test_a_layer_0_that_the_other_side_calls_otherwise_moves_no_names() -> None:
+    """All four are alike: `layer1` is `layer1`, and what stands before it is the stem."""
+    own = {"stem.weight": (8, 8)} | {f"layer{n}.conv.weight": (8, 8) for n in range(1, 5)}
+    theirs = {f"layer{n}.conv.weight": (8, 8) for n in range(5)}
+    mapping = port(signature(theirs), wanted(own))
+    for n in range(1, 5):
+        assert str(found(mapping, f"layer{n}.conv.weight").expr) == f"layer{n}.conv.weight"
+
+
 def test_a_gate_of_one_row_beside_experts_is_no_table_of_words() -> None:
     source = {f"layers.{i}.mlp.{name}": shape for i in range(2) for name, shape in _EXPERTS.items()}
     source |= {f"layers.{i}.norm.weight": (8,) for i in range(2)}
