@@ -73,8 +73,9 @@ def _rotary(filling: Filling) -> None:
     seen = any("rotary" in entry.notes for entry in filling.target.signature.entries.values())
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
-        followed = seen and t.main.entry.used is not None
-        kind = t.main.entry.notes.get("rotary") if followed else anywhere
+        kind: str | None = anywhere
+        if seen:  # what the model turns is known of what was followed, and nothing of the rest
+            kind = "unknown" if t.main.entry.used is None else t.main.entry.notes.get("rotary")
         if kind == "unknown" and (own := _rotary_by_name(t.path)) is not None and own.sure:
             kind = own.kind
         if kind is None:

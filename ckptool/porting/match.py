@@ -328,11 +328,12 @@ def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[
 
 
 def _as_plain(units: list[Unit], others: list[Unit]) -> None:
-    """See biases that stand alone as any parameter, where the other side has none alone and more parameters."""
+    """See biases that stand alone, and tables of one row, as any parameter, where the other side has none so called and
+    more parameters."""
     theirs, own = (Counter(u.colour for u in side) for side in (others, units))
     for unit in units:
         shape, family = unit.colour
-        if family == "bias" and not theirs[unit.colour] and theirs[shape, ""] > own[shape, ""]:
+        if family in ("bias", "row") and not theirs[unit.colour] and theirs[shape, ""] > own[shape, ""]:
             unit.colour = shape, ""
 
 

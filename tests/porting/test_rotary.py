@@ -122,3 +122,16 @@ def test_of_a_model_that_cannot_be_followed_its_parts_say_that_queries_and_keys_
     doubted = {entry.target for entry in made.entries if any("rotary" in doubt for doubt in entry.doubts)}
     assert doubted == {f"block.attn.{name}_proj.weight" for name in "qk"}
     assert {entry.status for entry in entries(Sees(FUSED), Sees(FUSED), "model.").values()} == {"mapped"}
+
+
+class SeesAtTimes(SeesAndSpeaks):
+    """What sees is not used for inputs without pictures."""
+
+    def forward(self, x: Any) -> Any:
+        return self.language["block"](x)
+
+
+def test_what_was_not_followed_is_not_said_to_be_turned_as_other_parts_are() -> None:
+    made = entries(SeesAtTimes("interleaved"), SeesAtTimes("interleaved"), "model.")
+    doubted = {key for key, entry in made.items() if any("rotary" in doubt for doubt in entry.doubts)}
+    assert doubted == {f"language.block.attn.{name}_proj.weight" for name in "qk"}

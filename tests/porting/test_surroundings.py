@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sides import found, pairing, signature, wanted
 
@@ -65,6 +67,17 @@ _EXPERTS = {
     "shared_expert.down.weight": (8, 12),
     "shared_expert_gate.weight": (1, 8),
 }
+
+
+def test_a_table_of_one_row_is_found_though_only_the_model_says_that_it_is_a_table() -> None:
+    source = {f"tracker.layers.{i}.norm.{leaf}": (8,) for i in range(2) for leaf in ("weight", "bias")}
+    source |= {"tracker.score_token.weight": (1, 8), "tracker.point_token.weight": (1, 8)}
+    model = wanted({key.removeprefix("tracker."): shape for key, shape in source.items()})
+    entries = {
+        key: replace(entry, module="Embedding") if "token" in key else entry for key, entry in model.entries.items()
+    }
+    mapping = port(signature(source), replace(model, entries=entries))
+    assert pairing(mapping) == {key.removeprefix("tracker."): key for key in source}
 
 
 def test_what_both_sides_have_by_name_and_size_is_not_divided_into_layers() -> None:
