@@ -171,7 +171,7 @@ def _tied_sources(filling: Filling) -> None:
 def _tied_heads(filling: Filling) -> None:
     """An output layer that the source does not have, of the sizes of its word embedding: tied, most likely.
 
-    One with a bias that the source has not either is a new one.
+    One with a bias that the source has not either is a new one, unless it is called after the words.
     """
     pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}
     tokens = [
@@ -186,7 +186,8 @@ def _tied_heads(filling: Filling) -> None:
         hole = t.main.name
         if hole in filling.holes or len(t.main.shape) != 2 or t.main.role != "weight":
             continue
-        if any(p.name not in filling.holes for p in t.pieces.values() if p.role != "weight"):
+        biased = any(p.name not in filling.holes for p in t.pieces.values() if p.role != "weight")
+        if biased and table().vocabulary.isdisjoint(t.words):
             continue
         if label_of(t, "purpose") != "head" and (t.main.entry.how != "linear" or t.used != last):
             continue

@@ -140,6 +140,7 @@ class Words:
     whole: frozenset[str]
     after: frozenset[str]
     endings: tuple[str, ...]
+    vocabulary: frozenset[str]
     glued: frozenset[str]
     glued_to: frozenset[str]
 
@@ -212,6 +213,7 @@ def table() -> Words:
         frozenset(raw["whole"]),
         frozenset(raw["after"]),
         tuple(raw["endings"]),
+        frozenset(raw["vocabulary"]),
         frozenset(raw["glued"]["letters"]),
         frozenset(raw["glued"]["also"]),
     )
