@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ from .match import Matcher, Matching
 from .pieces import Canon, Piece, squeezed, substituted
 from .units import Unit, hard_conflict, label_of, related, similarity
 
+#: Sorted behind whatever a key may go on with.
+_LAST = "\U0010ffff"
 #: What stands this many components above a tensor is the block around its module; so many equal names below it, and
 #: such a share of them, tell that it is the same code: a library may have joined the experts in it.
 _AROUND, _ENOUGH, _MOST = 3, 6, 0.66
@@ -52,6 +55,7 @@ class Filling:
         self.unit_of: dict[str, tuple[Unit, Unit]] = {}
         self.same_names = self._same_names()
         self._compared: dict[tuple[str, str], bool] = {}
+        self._sorted = [sorted(side.signature.entries) for side in (target, source)]  # each block is asked about once
 
     def fill(self, t: Unit, s: Unit, doubts: Sequence[Doubt] = ()) -> None:
         """Fill the holes of the unit T with the pieces of S, doubted for DOUBTS and whatever those doubt themselves."""
@@ -158,8 +162,8 @@ class Filling:
         prefixes = ".".join(own) + ".", ".".join(theirs) + "."
         if prefixes not in self._compared:
             below, beside = (
-                {key[len(prefix) :] for key in side.signature.entries if key.startswith(prefix)}
-                for side, prefix in zip((self.target, self.source), prefixes, strict=True)
+                {key[len(prefix) :] for key in keys[bisect_left(keys, prefix) : bisect_left(keys, prefix + _LAST)]}
+                for keys, prefix in zip(self._sorted, prefixes, strict=True)
             )
             self._compared[prefixes] = len(below & beside) >= max(_ENOUGH, _MOST * len(below))
         return self._compared[prefixes]
