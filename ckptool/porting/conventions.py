@@ -11,7 +11,7 @@ from . import expression as ex
 from .doubts import About, Doubt
 from .expression import Expr, Shape
 from .filling import Filling, Values
-from .fused import heads_of, part_label
+from .fused import heads_of, other_arrangement, part_label
 from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare
 from .pieces import Piece, squeezed
 from .units import label_of
@@ -27,7 +27,7 @@ _JOINED = (
 
 def doubt_conventions(filling: Filling) -> None:
     """Doubt, or turn, what code on the two sides may take in different ways."""
-    for step in (_bare_squares, _rotary, _flatten, _concatenated, _modulated, _centred_norms, _equalised):
+    for step in (_bare_squares, _arranged, _rotary, _flatten, _concatenated, _modulated, _centred_norms, _equalised):
         step(filling)
 
 
@@ -63,6 +63,19 @@ def _bare_squares(filling: Filling) -> None:
                 # as a rule, code multiplies with its own parameters from the right; `F.linear` takes a `weight`
                 filled.expr, turned = turned, filled.expr
             filled.rivals.append(turned)
+
+
+def _arranged(filling: Filling) -> None:
+    """What is several projections in one on both sides, under names that do not say how it is arranged."""
+    if filling.same_names:
+        return
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        if not _AS_IT_IS.union({"transpose"}).issuperset(filled.expr.operations()):
+            continue
+        reason = other_arrangement(t.main, s.main)
+        if reason and all(doubt.reason != reason for doubt in filled.doubts):
+            filled.doubts.append(Doubt(reason))
 
 
 def _rotary(filling: Filling) -> None:

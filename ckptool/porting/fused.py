@@ -13,7 +13,7 @@ from ..signature import Entry
 from . import expression as ex
 from .doubts import About, Doubt
 from .expression import Expr, Shape
-from .pieces import Canon, Piece
+from .pieces import Canon, Piece, squeezed
 from .roles import role_of
 from .words import Fused, cut, label, table
 
@@ -21,7 +21,9 @@ from .words import Fused, cut, label, table
 def fused_kind(piece: Piece) -> Fused | None:
     """What the name of a piece says that it holds: several projections, or nothing of the kind."""
     own = table().fused.get(cut(piece.leaf))  # a module may have the name of what torch has as a parameter
-    return own if own is not None and own.fixed else _said(piece.path, table().fused)
+    kind = own if own is not None and own.fixed else _said(piece.path, table().fused)
+    convolution = len(piece.shape) > 2 and not squeezed(piece.shape[2:])
+    return replace(kind, sure=False) if kind is not None and kind.linear and convolution else kind
 
 
 def fused_by_name(key: str) -> bool:
@@ -80,21 +82,18 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
     fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := fused_kind(p))]
     if not fused:
         return
-    theirs = Counter(p.shape for p in other.pieces.values() if p.role == "weight")
-    own = Counter(p.shape for p in one.pieces.values() if p.role == "weight")
+    theirs = Counter(_flat(p.shape) for p in other.pieces.values() if p.role == "weight")
+    own = Counter(_flat(p.shape) for p in one.pieces.values() if p.role == "weight")
     rows = _rows_of_parts(other)
     theirs_by_name = _Parts(other)
     for weight, kind in fused:
-        rest = weight.shape[1:]
+        shape = _flat(weight.shape)
+        rest = shape[1:]
         sizes = _part_sizes(weight, kind, rows)
         apart = [rows[label][_of_rows(size, rest)] for label, size in zip(kind.parts, sizes or (), strict=False)]
-        enough = bool(apart) and min(apart) >= own[weight.shape]  # then what has this shape is something else
-        whole = weight.shape in both or (
-            not enough and theirs[weight.shape] >= (own[weight.shape] if any(apart) else 1)
-        )
+        enough = bool(apart) and min(apart) >= own[shape]  # then what has this shape is something else
+        whole = weight.shape in both or (not enough and theirs[shape] >= (own[shape] if any(apart) else 1))
         if sizes is None or (whole and not _conflicting_layout(one, other, weight, kind)):
-            if whole and not one.is_target and _may_alternate(other, weight, kind):
-                _doubted(one, weight)
             continue
         alike = all(
             theirs[_of_rows(size, rest)] or rows[label][_of_rows(size, rest)]
@@ -117,11 +116,11 @@ def _rows_of_parts(canon: Canon) -> dict[str, Counter[Shape]]:
             continue
         label = part_label(p.path)
         if label:
-            rows[label][p.shape] += 1
+            rows[label][_flat(p.shape)] += 1
         kind = fused_kind(p)
         if kind is not None and len(kind.parts) == 2 and p.shape[0] % 2 == 0:
             for part in kind.parts:
-                rows[part][_of_rows(p.shape[0] // 2, p.shape[1:])] += 1
+                rows[part][_of_rows(p.shape[0] // 2, _flat(p.shape)[1:])] += 1
     return rows
 
 
@@ -175,6 +174,7 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
         doubt = _OTHER_ORDER.format(", ".join(parts), ", ".join(order))
         return _Form(parts, size, 0, doubt, (order, tuple(size[parts.index(p)] for p in order), 0))
     one_group = heads == 0 and not one.is_target and len(set(size)) > 1 and other.groups(size[-1]) == 1
+    one_group = one_group or (kind.linear and heads == 0 and not one.is_target and other.whole(size[-1]))
     if one_group or (kind.sure and (len(set(size)) == 1 or not kind.grouped)):
         return _Form(parts, size)
     if kind.by_heads and heads and not (kind.ungated and len(set(size)) > 1 and _gate_and_up(one)):
@@ -228,6 +228,11 @@ class _Parts:
             self._groups[rows] = found.most_common(1)[0][0] if found else 0
         return self._groups[rows]
 
+    def whole(self, rows: int) -> bool:
+        """Whether the code of a model was followed, and makes no heads of keys of so many ROWS."""
+        keys = [p for label, p in self._labelled if label == "k" and p.role == "weight" and p.shape[0] == rows]
+        return bool(keys) and all(p.entry.used is not None and not heads_of(p.entry) for p in keys)
+
 
 def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) -> bool:
     """Whether a projection that is fused on both sides is known to be laid out differently."""
@@ -243,20 +248,22 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
     return False
 
 
-def _may_alternate(target: Canon, weight: Piece, kind: Fused) -> bool:
-    """Whether a projection may alternate by head, by its name, where the model calls it otherwise and has blocks."""
-    rivals = [p for p in target.pieces.values() if p.role == "weight" and p.shape == weight.shape and fused_kind(p)]
-    other_name = bool(rivals) and all(p.path[-1:] != weight.path[-1:] for p in rivals)
-    blocks = any(layout_of(p.entry, len(kind.parts))[0] == "block" for p in rivals)
-    return "q" in kind.parts and not kind.sure and not kind.fixed and other_name and blocks
+def other_arrangement(target: Piece, source: Piece) -> str:
+    """Why what is several projections in one on both sides may be arranged otherwise in the model, or an empty text.
 
-
-def _doubted(canon: Canon, weight: Piece) -> None:
-    """Doubt a projection that is taken as it stands."""
-    for role in ("weight", "bias"):
-        piece = canon.pieces.get(".".join(weight.path) + "|" + role)
-        if piece is not None and not any(doubt.reason == BY_HEADS for doubt in piece.doubts):
-            canon.pieces[piece.name] = replace(piece, doubts=(*piece.doubts, Doubt(BY_HEADS)))
+    A layer that has the same name on both sides is taken to be arranged alike, unless one of them is a convolution.
+    """
+    own, theirs = fused_kind(target), fused_kind(source)
+    kind = theirs or own
+    same = target.path[-1:] == source.path[-1:] and len(target.shape) == len(source.shape)
+    if kind is None or same:
+        return ""
+    if "q" in kind.parts:
+        block = layout_of(target.entry, len(kind.parts))[0] == "block"
+        return BY_HEADS if own and theirs and block and not theirs.sure else ""
+    if "gate" not in kind.parts or (own and theirs and own.sure and theirs.sure):
+        return ""
+    return _TAKE_TURNS if len(squeezed(target.entry.shape)) > 2 else _WHICH_HALF
 
 
 def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:
@@ -283,7 +290,7 @@ def heads_of(entry: Entry) -> int:
 
 
 def _part_sizes(weight: Piece, kind: Fused, rows: dict[str, Counter[tuple[int, ...]]]) -> list[int] | None:
-    total, rest = weight.shape[0], weight.shape[1:]
+    total, rest = weight.shape[0], _flat(weight.shape)[1:]
     n = len(kind.parts)
     if n == 3 and rows:
         found = {label: [s[0] for s in rows[label] if s[1:] == rest] for label in kind.parts}
@@ -296,6 +303,11 @@ def _part_sizes(weight: Piece, kind: Fused, rows: dict[str, Counter[tuple[int, .
 
 def _of_rows(size: int, rest: Shape) -> Shape:
     return (size, *rest)
+
+
+def _flat(shape: Shape) -> Shape:
+    """SHAPE as that of a matrix, if it is a convolution over one pixel."""
+    return (*shape[:2], *squeezed(shape[2:]))
 
 
 def _block(e: Expr, *, start: int, stop: int) -> Expr:

@@ -45,6 +45,7 @@ class Fused:
         grouped: the name says nothing where keys and values have fewer heads than queries.
         by_heads: most code that has this name alternates the parts by attention head.
         ungated: unless keys have fewer heads than queries, and gate and up are one layer.
+        linear: the name says what it says of linear layers, and nothing of convolutions.
     """
 
     parts: tuple[str, ...]
@@ -54,6 +55,7 @@ class Fused:
     grouped: bool = False
     by_heads: bool = False
     ungated: bool = False
+    linear: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +164,11 @@ def table() -> Words:
 
     fused = {}
     for one in raw["fused"]:
-        for said in ("fixed", "sure", "grouped", "open", "doubt", "by_heads", "ungated"):
-            sure = said in ("fixed", "sure", "grouped", "open")
-            ordered = said in ("fixed", "sure", "grouped")
+        for said in ("fixed", "sure", "linear", "grouped", "open", "doubt", "by_heads", "ungated"):
+            sure = said in ("fixed", "sure", "linear", "grouped", "open")
+            ordered = said in ("fixed", "sure", "linear", "grouped")
             own = {"fixed": said == "fixed", "grouped": said == "grouped", "ungated": said == "ungated"}
+            own["linear"] = said == "linear"
             own["by_heads"] = said in ("by_heads", "ungated")
             kind = Fused(tuple(one["parts"]), sure=sure, ordered=ordered, **own)
             fused.update({cut(phrase): kind for phrase in one.get(said, ())})

@@ -111,6 +111,56 @@ def test_what_may_alternate_by_head_is_taken_in_doubt_by_a_model_that_calls_it_o
     assert (str(entry.expr), entry.status) == (f"layers.1.attn.{theirs}.weight", expected)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "own", "expected"),
+    [
+        ("w13", "gate_up_proj", "guessed"),
+        ("gate_up_proj", "w13", "guessed"),
+        ("w1", "gate_up_proj", "guessed"),
+        ("gate_up", "gate_up_proj", "mapped"),
+        ("w13", "w13", "mapped"),
+    ],
+)
+@pytest.mark.parametrize("experts", [0, 4])
+def test_gate_and_up_in_one_under_two_names_are_in_doubt_unless_both_say_how_they_stand(
+    theirs: str, own: str, expected: str, experts: int
+) -> None:
+    stack = (experts,) if experts else ()
+
+    def named(fused: str, inner: str, outer: str) -> dict[str, tuple[int, ...]]:
+        leaf = "" if experts else ".weight"
+        return {
+            f"{outer}.{n}.mlp.{name}{leaf}": (*stack, *shape)
+            for n in range(2)
+            for name, shape in ((fused, (24, 8)), (inner, (8, 12)))
+        } | {f"{outer}.{n}.norm.weight": (8,) for n in range(2)}
+
+    target = named(own, "down_proj", "layers")
+    mapping = port(signature(named(theirs, "w2", "blocks")), wanted(target, used=target))
+    key = next(key for key in target if own in key)
+    assert found(mapping, key).status == expected, found(mapping, key)
+    assert str(found(mapping, key).expr).startswith("blocks.0.mlp." + theirs)
+
+
+@pytest.mark.parametrize(("heads", "expected"), [(4, "guessed"), (0, "mapped")])
+@pytest.mark.parametrize("pixels", [(1,), (1, 1)])
+def test_what_a_convolution_gives_may_be_cut_into_heads_first(
+    heads: int, expected: str, pixels: tuple[int, ...]
+) -> None:
+    source = {
+        key: value.reshape(*value.shape, *pixels) if "qkv" in key else value for key, value in fused("qkv").items()
+    }
+    target = with_heads(apart())
+    if not heads:
+        entries = {key: replace(entry, notes={}) for key, entry in target.entries.items()}
+        target = replace(target, entries=entries)
+    entry = found(port(signature({k: v.shape for k, v in source.items()}), target), "blocks.1.attn.v_proj.weight")
+    assert entry.status == expected
+    assert str(entry.expr) == "reshape(slice(layers.1.attn.qkv.weight, 0, 24, 36), 12, 12)"
+    if heads:
+        assert any("of_heads" in rival.operations() for rival in entry.rivals)
+
+
 @given(groups=st.sampled_from([1, 2, 4]), name=st.sampled_from(["query_key_value", "linear_qkv", "wqkv", "qkv_proj"]))
 def test_fewer_keys_than_queries_stand_in_blocks_or_in_groups(groups: int, name: str) -> None:
     keys = groups * HEAD
