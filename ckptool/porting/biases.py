@@ -13,7 +13,7 @@ from .expression import Expr, Shape
 from .fused import fused_kind, part_label
 from .layouts import is_bare, turn
 from .pieces import Canon, Piece, squeezed, unchanged
-from .words import numbers
+from .words import label, numbers, table
 
 
 def attach_biases(one: Canon, other: Canon) -> None:
@@ -21,12 +21,13 @@ def attach_biases(one: Canon, other: Canon) -> None:
 
     That a matrix stands with its inputs first, if it is a parameter of its own, is seen by its bias.
     """
-    lone = _lone_biases(one)
-    if _lone_biases(other):
-        for piece in lone:
-            if piece.role != "bias":
-                one.become(piece, [(replace(piece, role="bias"), unchanged)], unchanged)
-        return
+    apart = {squeezed(piece.shape) for piece in _lone_biases(other)}
+    lone = []
+    for piece in _lone_biases(one):
+        if squeezed(piece.shape) not in apart:
+            lone.append(piece)
+        elif piece.role != "bias":
+            one.become(piece, [(replace(piece, role="bias"), unchanged)], unchanged)
     matrices = [
         p
         for p in one.pieces.values()
@@ -34,7 +35,7 @@ def attach_biases(one: Canon, other: Canon) -> None:
     ]
     together = _layers(other)
     for piece in lone:
-        fitting = [m for m in matrices if squeezed(m.shape)[:1] == squeezed(piece.shape) or _gives(m, piece)]
+        fitting = [m for m in matrices if _rows(m) == _rows(piece) or _gives(m, piece)]
         if not fitting:  # a table may be a layer over words that are 0 or 1, and the other side has its bias with it
             fitting = [m for m in matrices if (m.shape, piece.shape) in together]
         same = [m for m in fitting if numbers(m.path) == numbers(piece.path)]
@@ -43,12 +44,24 @@ def attach_biases(one: Canon, other: Canon) -> None:
         if len(same) != 1 and piece.used is not None:
             same = sorted((m for m in fitting if m.used is not None and m.used < piece.used), key=lambda m: m.used or 0)
             same = same[-1:]
+        if len(same) != 1 and _of_output(piece):
+            same = [m for m in fitting if _of_output(m)]
         owner = same[0] if len(same) == 1 else fitting[0] if len(fitting) == 1 else None
         if owner is not None:
             matrices.remove(owner)
-            if squeezed(owner.shape)[:1] != squeezed(piece.shape):
+            if _rows(owner) != _rows(piece):
                 turn(one, owner)
             one.become(piece, [(replace(piece, path=owner.path, role="bias"), unchanged)], unchanged)
+
+
+def _rows(piece: Piece) -> int:
+    """How many values a matrix gives, or a bias adds to."""
+    return next(iter(squeezed(piece.shape) if len(piece.shape) != 2 else piece.shape), 1)
+
+
+def _of_output(piece: Piece) -> bool:
+    """Whether the name of a piece says that it is of the output layer."""
+    return label(table().group("purpose"), piece.words) == "head" or not table().vocabulary.isdisjoint(piece.words)
 
 
 def _gives(matrix: Piece, bias: Piece) -> bool:

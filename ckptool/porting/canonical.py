@@ -31,6 +31,7 @@ from .roles import components, counted_by_letters, divided, numbered, role_of
 from .scanned import divide_layers
 from .sides import cut_sides
 from .stacked import unstack, unstack_together
+from .units import template
 from .words import cut, label, table, words_of
 
 #: What is merged or derived rather than matched.
@@ -117,6 +118,7 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
     for path in split.values():
         for at, component in enumerate(path):
             siblings[path[:at]].add(component)
+    more = _with_more(siblings)
     aliases: dict[str, list[str]] = defaultdict(list)
     for entry in signature.entries.values():
         if entry.tied is not None:
@@ -135,7 +137,7 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
         if role == _COUNTER:
             canon.counters[entry.key] = ".".join(path)
             continue
-        words = _counted_from_one(path, siblings)  # without the leaf: two things with a mean are not alike
+        words = _counted_from_one(path, siblings, more)  # without the leaf: two things with a mean are not alike
         words = (*_other_name(entry.key, words, aliases), *words)
         piece = Piece(path, role, entry.shape, ex.of(entry.key), order, entry.used, words, entry)
         piece = canon.put(piece)
@@ -213,8 +215,12 @@ def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]])
     return next((other for other in others if label(group, other) is not None), ())
 
 
-def _counted_from_one(path: tuple[str, ...], siblings: Mapping[tuple[str, ...], Collection[str]]) -> tuple[str, ...]:
-    """The words of a path; `ln0` beside `ln1` is the first of its kind, and called so.
+def _counted_from_one(
+    path: tuple[str, ...],
+    siblings: Mapping[tuple[str, ...], Collection[str]],
+    more: Collection[tuple[tuple[str, ...], str]],
+) -> tuple[str, ...]:
+    """The words of a path; `ln0` beside `ln1` is the first of its kind, and called so, unless others count from 1.
 
     Of three layers or more that are counted, `fc1` is no first of two.
     """
@@ -225,7 +231,7 @@ def _counted_from_one(path: tuple[str, ...], siblings: Mapping[tuple[str, ...], 
     if not stem or stem == last:
         return words_of(path)
     beside = {name for name in siblings.get(path[:-1], ()) if name.rstrip("0123456789") == stem != name}
-    if f"{stem}0" in beside:
+    if f"{stem}0" in beside and (template(path[:-1]), stem) not in more:
         path = (*path[:-1], f"{stem}{int(last[len(stem) :]) + 1}")
     words = words_of(path)
     if len(beside) > 2:
@@ -234,6 +240,17 @@ def _counted_from_one(path: tuple[str, ...], siblings: Mapping[tuple[str, ...], 
         if label(neck, words) != label(neck, plain):
             return plain
     return words
+
+
+def _with_more(siblings: Mapping[tuple[str, ...], Collection[str]]) -> set[tuple[tuple[str, ...], str]]:
+    """Names that some of the blocks that are alike count from 1, so that a 0 in another is something more: (of which
+    blocks, name)."""
+    return {
+        (template(path), stem)
+        for path, held in siblings.items()
+        for name in held
+        if (stem := name.rstrip("0123456789")) and stem != name and f"{stem}0" not in held
+    }
 
 
 def _count_letters(canon: Canon) -> None:

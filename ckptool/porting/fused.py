@@ -96,8 +96,9 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         if sizes is None or (whole and not _conflicting_layout(one, other, weight, kind)):
             continue
         alike = all(
-            theirs[_of_rows(size, rest)] or rows[label][_of_rows(size, rest)]
+            theirs[_of_rows(n, rest)] or rows[label][_of_rows(n, rest)]
             for label, size in zip(kind.parts, sizes, strict=True)
+            for n in (size if size == sizes[0] or theirs[_of_rows(size, rest)] else sizes[0],)
         )
         if not alike and not whole:
             continue
@@ -298,6 +299,10 @@ def _part_sizes(weight: Piece, kind: Fused, rows: dict[str, Counter[tuple[int, .
             for k in found["k"]:
                 if q + 2 * k == total and k in found["v"]:
                     return [q, k, k]
+        for q in found["q"]:  # keys and values of fewer heads than the other side has
+            k, odd = divmod(total - q, 2)
+            if not odd and 0 < k < q and q % k == 0 and q in found["k"] and q in found["v"]:
+                return [q, k, k]
     return [total // n] * n if total % n == 0 else None
 
 

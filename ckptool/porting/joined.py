@@ -17,7 +17,7 @@ from math import gcd
 from . import expression as ex
 from .doubts import Doubt
 from .expression import Expr, Shape
-from .fused import BY_HEADS, fused_kind
+from .fused import BY_HEADS, fused_kind, part_label
 from .pieces import Canon, Piece, squeezed, unchanged
 from .units import template
 from .words import common_start, cut, table
@@ -242,11 +242,22 @@ def _merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
 def _siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
     """Weights of one side that the other has not under their names, by what they are parts of."""
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
+    labelled = {(label, p.shape) for p in other.pieces.values() if (label := part_label(p.path)) and len(p.shape) > 1}
     for piece in one.pieces.values():
         namesake = other.pieces.get(piece.name)
-        if piece.role == "weight" and piece.path and (namesake is None or namesake.shape != piece.shape):
+        missing = piece.role == "weight" and piece.path and (namesake is None or namesake.shape != piece.shape)
+        if missing and not _of_fewer_heads(piece, labelled):
             siblings[piece.path[:-1]].append(piece)
     return siblings
+
+
+def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
+    """Whether keys or values may be those of fewer heads than the other side has: no parts of one layer."""
+    which = part_label(piece.path)
+    return which in ("k", "v") and any(
+        label == which and shape[1:] == piece.shape[1:] and shape[0] > piece.shape[0] and shape[0] % piece.shape[0] == 0
+        for label, shape in labelled
+    )
 
 
 def _join_families(one: Canon, other: Canon) -> bool:
@@ -260,13 +271,19 @@ def _join_families(one: Canon, other: Canon) -> bool:
             if join is not None and not taken & {p.name for p in family.parts}:
                 taken |= {p.name for p in family.parts}
                 plans.append((parent, family, join))
-    made = Counter(squeezed(join.shape(family.parts[0].shape)) for _, family, join in plans)
-    joined = False
+    wholes: dict[Shape, set[str]] = defaultdict(set)
+    for piece in other.pieces.values():
+        if piece.path:
+            wholes[squeezed(piece.shape)].add(piece.path[-1])
+    made: dict[Shape, list[tuple[_Path, _Family, _Join, tuple[Piece, ...] | None]]] = defaultdict(list)
     for parent, family, join in plans:
-        whole = join.shape(family.parts[0].shape)
-        if made[squeezed(whole)] <= sizes.wanted(whole):
-            wholes = [p for p in other.pieces.values() if squeezed(p.shape) == squeezed(whole)]
-            spelled = _spelled(family.parts, {p.path[-1] for p in wholes if p.path})
+        whole = squeezed(join.shape(family.parts[0].shape))
+        made[whole].append((parent, family, join, _spelled(family.parts, wholes[whole])))
+    joined = False
+    for whole, found in made.items():
+        if len(found) > sizes.wanted(whole):
+            found = [one for one in found if one[-1] is not None]  # of more than there can be, those that a name spells
+        for parent, family, join, spelled in found if len(found) <= sizes.wanted(whole) else ():
             if spelled is not None:
                 by_heads = join.dim == 0 and len(set(join.sizes)) > 1 and all(_label(p.words) for p in spelled)
                 family, join = replace(family, parts=spelled, numbered=True), _join_in_order(join, family, spelled)
@@ -286,11 +303,13 @@ def _join_in_order(join: _Join, family: _Family, parts: Sequence[Piece]) -> _Joi
 def _spelled(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | None:
     """The parts in the order in which the name of the whole spells them: `conv_z` and `conv_r` in `conv_zr`.
 
-    What the names of the parts begin and end with alike is in that of the whole once.
+    What the names of the parts begin and end with alike is in that of the whole once, or something else is: `mix_rkv`
+    for `time_mix_r`, `time_mix_k` and `time_mix_v`.
     """
     if len(parts) > _MOST_SPELLED:
         return None
     names = [part.path[-1] for part in parts]
+    ends = {name.rpartition("_")[2] for name in wholes}
     head, tail = common_start(names), common_start([name[::-1] for name in names])
     found = []
     for order in permutations(parts):
@@ -298,7 +317,8 @@ def _spelled(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | No
             own = [part.path[-1] for part in order]
             inner = [name[a : len(name) - b] for name in own]
             texts = {f"{own[0][:a]}{between.join(inner)}{own[0][len(own[0]) - b :]}" for between in ("", "_", "_and_")}
-            if all(inner) and texts & wholes:
+            alone = "".join(inner) if a == head and b == tail else ""
+            if all(inner) and (texts & wholes or (len(alone) > 1 and alone in ends)):
                 found.append(order)
                 break
     return found[0] if len(found) == 1 else None
@@ -340,6 +360,7 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
                 ordered = tuple(members[k] for k in sorted(members, key=int if place else None))
                 if known is not _letter or _counts(members, ordered):
                     found.append(_Family(ordered, stem, place and _in_a_row([int(k) for k in members])))
+    found[:0] = _of_one_stem(pieces)
     for kinds in table().together:
         labelled = {part: p for p in pieces if (part := kinds.label(cut(p.path[-1]))) is not None}
         if len(labelled) > 1:
@@ -352,9 +373,21 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
     for (dim, rest), group in alike.items():
         if dim == 1 and rest[0] == 1:  # of a table of positions, one row for a token stands in front
             group.sort(key=lambda p: p.shape[1] != 1)
+        elif dim == 1 and all(p.used is not None for p in group):  # inputs: what is computed first is named first
+            group.sort(key=lambda p: p.used or 0)
         if len(group) > 1:
             found.append(_Family(tuple(group), (), numbered=False))
     return found
+
+
+def _of_one_stem(pieces: list[Piece]) -> list[_Family]:
+    """Three parts or more of equal sizes whose names differ in their last word: `mix_r`, `mix_k`, `mix_v`."""
+    groups: dict[tuple[_Path, Shape], list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        words = cut(piece.path[-1])
+        if len(words) > 1 and not words[-1].isdigit():
+            groups[words[:-1], piece.shape].append(piece)
+    return [_Family(tuple(group), stem, numbered=False) for (stem, _), group in groups.items() if len(group) > 2]
 
 
 def _in_a_row(numbers: Sequence[int]) -> bool:
@@ -413,7 +446,7 @@ def _join_family(one: Canon, parent: _Path, family: _Family, join: _Join) -> Non
             _merge_sum(one, found, replace(found[0], path=(*parent, *stem), words=words))
         if len(found) != len(family.parts):
             continue
-        if role == "bias" and (join.dim != 0 or tuple(m.shape[0] for m in found) != join.sizes):
+        if role == "bias" and not _fits_bias(join, [m.shape for m in found]):
             continue
         new = replace(found[0], path=(*parent, *stem), role=leaf or role, words=words)
         if family.doubt is not None:
@@ -421,6 +454,13 @@ def _join_family(one: Canon, parent: _Path, family: _Family, join: _Join) -> Non
         elif not family.numbered:
             new = replace(new, doubts=(_doubt(one, found, new, join),))
         _merge(one, found, new, join)
+
+
+def _fits_bias(join: _Join, shapes: Sequence[Shape]) -> bool:
+    """Whether biases are joined as the weights beside them are: by rows, or as a stack."""
+    if join.dim is None:
+        return len(set(shapes)) == 1
+    return join.dim == 0 and tuple(shape[0] for shape in shapes) == join.sizes
 
 
 def _doubt(one: Canon, parts: Sequence[Piece], new: Piece, join: _Join) -> Doubt:

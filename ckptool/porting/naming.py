@@ -203,7 +203,18 @@ class Naming:
                 id(s), (id(t), id(s))
             ) != (id(t), id(s)):
                 labels[id(t)] = labels[id(s)] = None
-        return self.cells.split("named after what it stands with", partial(of, labels), mode="one")
+        if not self.cells.split("named after what it stands with", partial(of, labels), mode="one"):
+            return False
+        named = [
+            t for cell, (t, s) in self.cells.pair_of.items() if t.cell == cell and labels.get(id(t)) == (id(t), id(s))
+        ]
+        for t in named:
+            kinds = ("named after a part", t.path[:-1], t.colour)
+            t.settled[kinds] = t.path
+            for other in self.cells.targets:
+                if other.path[:-1] == t.path[:-1] and other.colour == t.colour:
+                    other.settled.setdefault(kinds, ())
+        return True
 
     @staticmethod
     def _layer(unit: Unit) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -45,8 +45,26 @@ class Owners:
             return None
         there = paths[0][: common_start(paths)] if len(paths) > 1 else paths[0][:-1]
         near = [common_start([other.path, there]) for other in others]
-        best = max(near)
-        return others[near.index(best)] if near.count(best) == 1 else None
+        tied = [other for other, at in zip(others, near, strict=True) if at == max(near)]
+        if len(tied) == 1:
+            return tied[0]
+        return None if of_target else self._beside_in_use(tied, [t for t, s in known if not t.doubts])
+
+    def _beside_in_use(self, norms: Sequence[Unit], part: Sequence[Unit]) -> Unit | None:
+        """The norm of the target that works on what a part of its block takes, or in a block that begins with a part,
+        on what that gives."""
+        block = norms[0].path[:-1]
+        inside = [(u.used, u) for u in self._cells.targets if u.path[: len(block)] == block and u.used is not None]
+        turns = [u.used for u in part if u.used is not None]
+        if not block or not turns or len(turns) < len(part) or any(u.used is None for u in norms):
+            return None
+        if any(norm.path[:-1] != block for norm in norms) or any(u.path[: len(block)] != block for u in part):
+            return None
+        begins_with_norm = len(min(inside, key=lambda item: item[0])[1].main.shape) == 1
+        first, last = min(turns), max(turns)
+        if begins_with_norm:
+            return max((u for u in norms if (u.used or 0) < first), key=lambda u: u.used or 0, default=None)
+        return min((u for u in norms if (u.used or 0) > last), key=lambda u: u.used or 0, default=None)
 
     def _part(self, unit: Unit, beside: dict[str, list[Unit]]) -> list[Unit] | None:
         """What is in the part beside a norm that it is named after, if it is after one of them."""

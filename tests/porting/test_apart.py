@@ -364,3 +364,10 @@ def test_what_the_model_holds_in_another_form_as_often_as_the_file_is_no_copy() 
     assert all(entry.expr is not None for entry in port(signature(source), wanted(target)).entries)
     once = port(signature(source), wanted({"rows.weight": (2, 4, 6), "rows.bias": (2, 4)}))
     assert found(once, "rows.weight").status == "guessed"
+
+
+def test_a_bias_of_one_value_is_that_of_the_output_that_is_called_so_whatever_other_bias_stands_apart() -> None:
+    source = {"lm_output_learned_bias": (1,), "tokens.weight": (1, 8), "far.weight": (1, 4), "embed_out.weight": (1, 8)}
+    target = {"tokens": (1, 8), "far_bias": (1, 4), "out.weight": (1, 8), "out.bias": (1,)}
+    entry = found(port(signature(source), wanted(target)), "out.bias")
+    assert str(entry.expr) == "lm_output_learned_bias"

@@ -288,3 +288,27 @@ def test_one_fused_projection_among_parts_goes_to_parts_among_fused_ones() -> No
     ]
     assert str(found(mapping, "pool.q.weight").expr) == "slice(head.attention.in_proj_weight, 0, 0, 8)"
     assert str(found(mapping, "pool.kv.weight").expr) == "slice(head.attention.in_proj_weight, 0, 8, 24)"
+
+
+@pytest.mark.parametrize("name", ["", "qkv_proj", "wqkv"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_heads_of_keys_that_several_queries_share_are_repeated_in_place_in_doubt(name: str, groups: int) -> None:
+    keys = groups * HEAD
+    shapes = apart(keys=keys) if not name else {key: value.shape for key, value in fused(name, keys=keys).items()}
+    source = {key: RANDOM.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
+    target = with_heads({key.replace("blocks", "h"): shape for key, shape in apart().items()})
+    mapping = port(signature(shapes), target)
+    tensors = {key: lazy_tensor(value) for key, value in source.items()}
+    for n in range(2):
+        for place, part in enumerate("kv"):
+            entry = found(mapping, f"h.{n}.attn.{part}_proj.weight")
+            assert entry.status == ("guessed" if groups > 1 else "mapped")
+            if name:
+                whole = source[f"layers.{n}.attn.{name}.weight"]
+                few = np.split(whole[WIDTH:], 2)[place]
+            else:
+                few = source[f"blocks.{n}.attn.{part}_proj.weight"]
+            expected = few.reshape(groups, 1, HEAD, WIDTH).repeat(WIDTH // keys, 1).reshape(WIDTH, WIDTH)
+            ways = [lazy(expr, tensors).numpy() for expr in (entry.expr, *entry.rivals)]
+            np.testing.assert_array_equal(ways[0], expected)
+    assert found(mapping, "h.1.attn.q_proj.weight").expr is not None

@@ -79,3 +79,40 @@ def test_of_two_halves_that_one_is_called_which_comes_first_is_known_by_that_wor
     mapping = port(signature(theirs), wanted(target, used=target))
     key = f"layers.1.{own.format(n=1)}.up.weight"
     assert pairing(mapping)[key] == "encoders.1.feed_forward_macaron.w_1.weight"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_norm_that_is_named_after_a_part_is_the_one_that_the_model_uses_before_or_behind_it(before: bool) -> None:
+    sizes = {"mixer.q.weight": (8, 8), "mixer.o.weight": (8, 8), "n1.weight": (8,), "n2.weight": (8,)}
+    sizes |= {"feed.x.weight": (24, 8), "feed.y.weight": (8, 24)}
+    parts = [["mixer.q.weight", "mixer.o.weight"], ["feed.x.weight", "feed.y.weight"]]
+    order = [
+        key
+        for part, norm in zip(parts, ("n1.weight", "n2.weight"), strict=True)
+        for key in ([norm, *part] if before else [*part, norm])
+    ]
+    target = {f"body.{n}.{key}": shape for n in range(2) for key, shape in sizes.items()}
+    used = [f"body.{n}.{key}" for n in range(2) for key in order]
+    theirs = {"n1.weight": "mixer_layer_norm.weight", "n2.weight": "final_layer_norm.weight"}
+    stored = ["n2.weight", *parts[0], *parts[1], "n1.weight"]
+    source = {f"layers.{n}.{theirs.get(key, key)}": sizes[key] for n in range(2) for key in stored}
+    mapping = port(signature(source), wanted(target, used=used))
+    for n in range(2):
+        assert pairing(mapping)[f"body.{n}.n1.weight"] == f"layers.{n}.mixer_layer_norm.weight"
+        assert pairing(mapping)[f"body.{n}.n2.weight"] == f"layers.{n}.final_layer_norm.weight"
+
+
+def test_a_norm_that_one_block_has_more_than_the_others_is_not_the_first_of_them() -> None:
+    layers = {"attn.weight": (8, 8), "up.weight": (16, 8), "down.weight": (8, 16)}
+    target = {"input_norm.weight": (8,)}
+    source: dict[str, tuple[int, ...]] = {}
+    for n in range(2):
+        target |= {f"layers.{n}.norm1.weight": (8,), f"layers.{n}.norm2.weight": (8,)}
+        target |= {f"layers.{n}.{key}": shape for key, shape in layers.items()}
+        source |= {f"blocks.{n}.ln{i}.weight": (8,) for i in ((1, 2, 0) if n == 0 else (1, 2))}
+        source |= {f"blocks.{n}.{key}": shape for key, shape in layers.items()}
+    made = port(signature(source), wanted(target))
+    for n in range(2):
+        for i in (1, 2):
+            assert pairing(made)[f"layers.{n}.norm{i}.weight"] == f"blocks.{n}.ln{i}.weight"
+    assert pairing(made)["input_norm.weight"] == "blocks.0.ln0.weight"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sides import lazy_tensor, pairing, signature, wanted
+from sides import found, lazy_tensor, pairing, signature, wanted
 
 from ckptool.porting import expression as ex
 from ckptool.porting.joined import _Join
@@ -447,3 +447,52 @@ def test_transposed_convolutions_over_one_pixel_are_linear_layers_turned_as_thei
     back = port(signature(target), wanted(source))
     assert back.is_sure
     assert pairing(back)["up.2.conv.weight"] == "reshape(transpose(rise.2.linear.weight), 16, 8, 1, 1)"
+
+
+def test_parts_that_differ_in_their_last_word_are_joined_in_the_order_that_the_name_of_the_whole_spells() -> None:
+    shapes = {"attend.mix": "krvg", "feed.mix": "kr"}
+    source = {
+        f"blocks.{n}.{stem}_{part}": (1, 1, 6) for n in range(2) for stem, parts in shapes.items() for part in parts
+    }
+    source |= {
+        f"blocks.{n}.{norm}.{leaf}": (6,) for n in range(2) for norm in ("n1", "n2") for leaf in ("weight", "bias")
+    }
+    target = {key.replace("blocks", "layers"): shape for key, shape in source.items() if ".n" in key}
+    target |= {f"layers.{n}.{name}": (rows, 6) for n in range(2) for name, rows in (("one.rkvg", 4), ("two.mix_rk", 2))}
+    mapping = port(signature(source), wanted(target))
+    for n in range(2):
+        for key, stem, order in (("one.rkvg", "attend", "rkvg"), ("two.mix_rk", "feed", "rk")):
+            entry = found(mapping, f"layers.{n}.{key}")
+            assert entry.status == "mapped", entry
+            assert [key.rpartition("_")[2] for key in entry.sources] == list(order)
+            assert all(key.startswith(f"blocks.{n}.{stem}.mix") for key in entry.sources)
+
+
+def test_biases_of_parts_that_are_stacked_are_a_stack_too() -> None:
+    source = {
+        f"blocks.{n}.up.{leaf}": shape for n in range(2) for leaf, shape in (("w", (2, 6, 9)), ("b", (2, 1, 1, 9)))
+    }
+    source |= {f"blocks.{n}.down.weight": (6, 9) for n in range(2)}
+    target = {
+        f"layers.{n}.{name}.{leaf}": shape
+        for n in range(2)
+        for name in ("gate_proj", "up_proj")
+        for leaf, shape in (("weight", (9, 6)), ("bias", (9,)))
+    } | {f"layers.{n}.down_proj.weight": (6, 9) for n in range(2)}
+    mapping = port(signature(source), wanted(target))
+    for n in range(2):
+        for place, name in enumerate(("gate_proj", "up_proj")):
+            entry = found(mapping, f"layers.{n}.{name}.bias")
+            assert entry.status == "guessed"  # in which order they stand is in the code only
+            assert f"select(blocks.{n}.up.b, 0, {place})" in str(entry.expr)
+
+
+def test_parts_over_two_inputs_are_cut_in_the_order_in_which_the_model_takes_those() -> None:
+    target = {"right.weight": (6, 4), "left.weight": (6, 5), "left.bias": (6,), "out.weight": (3, 6)}
+    used = ["left.weight", "left.bias", "right.weight", "out.weight"]
+    mapping = port(
+        signature({"both.weight": (6, 9), "both.bias": (6,), "last.weight": (3, 6)}), wanted(target, used=used)
+    )
+    assert pairing(mapping)["left.weight"] == "slice(both.weight, 1, 0, 5)"
+    assert pairing(mapping)["right.weight"] == "slice(both.weight, 1, 5, 9)"
+    assert {found(mapping, key).status for key in ("left.weight", "right.weight")} == {"guessed"}
