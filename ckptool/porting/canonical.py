@@ -18,7 +18,7 @@ from .adapters import merge_adapters
 from .affine import join_affine
 from .biases import attach_biases, divide_biases
 from .exported import name_exported
-from .fused import fused_alike, missing_key_bias, split_fused
+from .fused import fused_alike, missing_key_bias, split_by_initials, split_fused
 from .gates import join_gates, of_recurrent_kernels
 from .heads import flat_heads
 from .implied import imply
@@ -292,6 +292,8 @@ def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:
     both = fused_alike(source, target)
     for one, other in ((source, target), (target, source)):
         split_fused(one, other, both)
+    for one, other in ((source, target), (target, source)):
+        split_by_initials(one, other)
     for one, other in ((source, target), (target, source)):
         unstack(one, other)
         unstack_together(one, other)

@@ -109,6 +109,62 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
             _take_apart(one, bias, form)
 
 
+def split_by_initials(one: Canon, other: Canon) -> None:
+    """Take apart layers in whose names one word has the first letters of what the other side has side by side, in their
+    order: `qkvg_proj`, of `q_proj`, `k_proj`, `v_proj` and `gate_proj`."""
+    words = {id(p): [w for w in cut(p.path[-1]) if _spells(w)] for p in one.pieces.values() if p.path}
+    wholes = [p for p in one.pieces.values() if words.get(id(p)) and p.role == "weight" and len(p.shape) > 1]
+    wholes = [p for p in wholes if fused_kind(p) is None and not other.has(p)]
+    if not wholes:
+        return
+    modules = _initials(other)
+    for weight in wholes:
+        form = next((f for word in words[id(weight)] if (f := _spelled_form(word, weight, modules)) is not None), None)
+        if form is not None:
+            _take_apart(one, weight, form)
+            bias = one.pieces.get(".".join(weight.path) + "|bias")
+            if bias is not None and bias.shape == weight.shape[:1]:
+                _take_apart(one, bias, form)
+
+
+#: The parts of one module by the first letters of what is their own in their names.
+_Initials = dict[str, list[Piece]]
+
+
+def _spells(word: str) -> bool:
+    return len(word) > 2 and len(set(word)) == len(word)
+
+
+def _initials(canon: Canon) -> list[_Initials]:
+    """What stands side by side, by the first letters of words that most of it has not in common."""
+    siblings: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for p in canon.pieces.values():
+        if p.path and p.role == "weight" and len(p.shape) > 1:
+            siblings[p.path[:-1]].append(p)
+    found: list[_Initials] = []
+    for pieces in siblings.values():
+        common = Counter(word for p in pieces for word in set(cut(p.path[-1])))
+        letters: _Initials = defaultdict(list)
+        for p in pieces:
+            own = [word for word in cut(p.path[-1]) if 2 * common[word] <= len(pieces)]
+            if own:
+                letters[own[0][0]].append(p)
+        found.append(letters)
+    return found
+
+
+def _spelled_form(word: str, whole: Piece, modules: Sequence[_Initials]) -> _Form | None:
+    """How a layer is taken apart as a word of its name says, if all modules that have such parts say the same."""
+    forms = set()
+    for letters in modules:
+        parts = [letters[letter][0] for letter in word if len(letters.get(letter, ())) == 1]
+        sizes = tuple(p.shape[0] for p in parts)
+        alike = all(_flat(p.shape)[1:] == _flat(whole.shape)[1:] for p in parts)
+        if alike and len(parts) == len(word) and sum(sizes) == whole.shape[0]:
+            forms.add(_Form(tuple(p.path[-1] for p in parts), sizes))
+    return forms.pop() if len(forms) == 1 else None
+
+
 def _rows_of_parts(canon: Canon) -> dict[str, Counter[Shape]]:
     """The sizes of what is a part by its name, or by that of a smaller projection that holds it."""
     rows: dict[str, Counter[Shape]] = defaultdict(Counter)
@@ -343,7 +399,7 @@ def _take_apart(canon: Canon, piece: Piece, form: _Form) -> None:
             shape=(size, *piece.shape[1:]),
             order=piece.order + index * _STEP,
             used=None if piece.used is None else piece.used + index * _STEP,
-            words=(*piece.words, name),
+            words=(*piece.words, *cut(name)),
             doubts=doubts,
         )
         new.append((made, partial(_nth, form=form, index=index)))

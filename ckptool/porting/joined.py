@@ -248,6 +248,10 @@ def _siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
         missing = piece.role == "weight" and piece.path and (namesake is None or namesake.shape != piece.shape)
         if missing and not _of_fewer_heads(piece, labelled):
             siblings[piece.path[:-1]].append(piece)
+    for parent, held in siblings.items():  # what is called by its module alone: `words.weight` beside `words.more`
+        own = one.pieces.get(".".join(parent) + "|weight")
+        if own is not None and all(len(p.shape) > 1 for p in (own, *held)):
+            held.append(own)
     return siblings
 
 

@@ -312,3 +312,36 @@ def test_heads_of_keys_that_several_queries_share_are_repeated_in_place_in_doubt
             ways = [lazy(expr, tensors).numpy() for expr in (entry.expr, *entry.rivals)]
             np.testing.assert_array_equal(ways[0], expected)
     assert found(mapping, "h.1.attn.q_proj.weight").expr is not None
+
+
+@pytest.mark.parametrize("order", ["qkvg", "gqkv", "kqgv"])
+@pytest.mark.parametrize("back", [False, True])
+def test_a_name_of_first_letters_says_which_parts_a_layer_has_and_in_which_order(order: str, back: bool) -> None:
+    names = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "g": "gate_proj"}
+    rows = {"q": 8, "k": 8, "v": 16, "g": 16}
+    one = {
+        f"h.{n}.mix.{name}.{leaf}": (rows[c], *((8,) if leaf == "weight" else ()))
+        for n in range(2)
+        for c, name in names.items()
+        for leaf in ("weight", "bias")
+    } | {f"h.{n}.mix.o_proj.weight": (8, 16) for n in range(2)}
+    other = {
+        f"blocks.{n}.mixer.{order}_proj.{leaf}": (48, *((8,) if leaf == "weight" else ()))
+        for n in range(2)
+        for leaf in ("weight", "bias")
+    } | {f"blocks.{n}.mixer.out.weight": (8, 16) for n in range(2)}
+    source, target = (one, other) if back else (other, one)
+    mapping = port(signature(source), wanted(target))
+    starts = dict(zip(order, np.cumsum([0, *(rows[c] for c in order)]), strict=False))
+    for n in range(2):
+        for leaf in ("weight", "bias"):
+            if back:
+                entry = found(mapping, f"blocks.{n}.mixer.{order}_proj.{leaf}")
+                parts = ", ".join(f"h.{n}.mix.{names[c]}.{leaf}" for c in order)
+                assert (str(entry.expr), entry.status) == (f"cat(0, {parts})", "mapped")
+            else:
+                for c, name in names.items():
+                    entry = found(mapping, f"h.{n}.mix.{name}.{leaf}")
+                    rows_of = f"{starts[c]}, {starts[c] + rows[c]}"
+                    whole = f"blocks.{n}.mixer.{order}_proj.{leaf}"
+                    assert (str(entry.expr), entry.status) == (f"slice({whole}, 0, {rows_of})", "mapped")

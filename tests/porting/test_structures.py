@@ -496,3 +496,10 @@ def test_parts_over_two_inputs_are_cut_in_the_order_in_which_the_model_takes_tho
     assert pairing(mapping)["left.weight"] == "slice(both.weight, 1, 0, 5)"
     assert pairing(mapping)["right.weight"] == "slice(both.weight, 1, 5, 9)"
     assert {found(mapping, key).status for key in ("left.weight", "right.weight")} == {"guessed"}
+
+
+def test_rows_that_were_added_to_a_table_beside_it_are_joined_to_it_in_doubt() -> None:
+    source = {"words.embedding": (20, 8), "words.new_embedding": (4, 8), "up.weight": (16, 8), "out.weight": (24, 16)}
+    target = {"tokens.weight": (24, 8), "hidden.weight": (16, 8), "head.weight": (24, 16)}
+    entry = found(port(signature(source), wanted(target)), "tokens.weight")
+    assert (str(entry.expr), entry.status) == ("cat(0, words.embedding, words.new_embedding)", "guessed")
