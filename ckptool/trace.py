@@ -361,6 +361,10 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         if kind == "flat":
             return (kind, what) if result.shape == first.shape else None
         if kind == "part":
+            if name in ("reshape", "view", "unflatten") and result.ndim == first.ndim + 1 and what[0] in self.uses:
+                heads, width = result.shape[-2:]
+                if heads * width == first.shape[-1]:
+                    self.uses[what[0]].notes.setdefault("heads", heads)
             return (kind, what) if name in _PLACES and result.numel() == first.numel() else None
         if kind == "fused":
             if name in ("reshape", "view", "unflatten", "rearrange") and result.ndim > first.ndim:

@@ -29,6 +29,7 @@ from .pieces import Canon, Piece, squeezed, unchanged
 from .reparametrized import merge_masks, merge_norms, name_unknown
 from .roles import components, counted_by_letters, divided, numbered, role_of
 from .scanned import divide_layers
+from .shared_heads import add_key_biases, repeat_shared_heads
 from .sides import cut_sides
 from .stacked import unstack, unstack_together
 from .units import template
@@ -290,8 +291,14 @@ def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:
     for one, other in ((target, source), (source, target)):
         flat_heads(one, other)
     both = fused_alike(source, target)
-    for one, other in ((source, target), (target, source)):
+    for one, other in (
+        (source, target),
+        (target, source),
+        (source, target),
+    ):  # what one is in shows in what the other is
         split_fused(one, other, both)
+    repeat_shared_heads(source, target)
+    add_key_biases(source, target)
     for one, other in ((source, target), (target, source)):
         split_by_initials(one, other)
     for one, other in ((source, target), (target, source)):

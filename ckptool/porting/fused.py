@@ -93,12 +93,13 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         apart = [rows[label][_of_rows(size, rest)] for label, size in zip(kind.parts, sizes or (), strict=False)]
         enough = bool(apart) and min(apart) >= own[shape]  # then what has this shape is something else
         whole = weight.shape in both or (not enough and theirs[shape] >= (own[shape] if any(apart) else 1))
+        shared = sizes is not None and _of_shared_heads(kind, sizes, rest, rows)
+        whole = whole and not (shared and weight.shape not in both)
         if sizes is None or (whole and not _conflicting_layout(one, other, weight, kind)):
             continue
-        alike = all(
-            theirs[_of_rows(n, rest)] or rows[label][_of_rows(n, rest)]
+        alike = shared or all(
+            theirs[_of_rows(size, rest)] or rows[label][_of_rows(size, rest)]
             for label, size in zip(kind.parts, sizes, strict=True)
-            for n in (size if size == sizes[0] or theirs[_of_rows(size, rest)] else sizes[0],)
         )
         if not alike and not whole:
             continue
@@ -107,6 +108,16 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         bias = one.pieces.get(".".join(weight.path) + "|bias")
         if bias is not None and bias.shape == weight.shape[:1]:
             _take_apart(one, bias, form)
+
+
+def _of_shared_heads(kind: Fused, sizes: Sequence[int], rest: Shape, rows: Mapping[str, Counter[Shape]]) -> bool:
+    """Whether keys and values are of fewer heads than those that the other side has apart."""
+    own = dict(zip(kind.parts, sizes, strict=True))
+    return own.keys() >= {"k", "v"} and all(
+        any(shape[1:] == rest and shape[0] > own[part] and shape[0] % own[part] == 0 for shape in rows.get(part, ()))
+        and not rows[part][_of_rows(own[part], rest)]
+        for part in "kv"
+    )
 
 
 def split_by_initials(one: Canon, other: Canon) -> None:
@@ -118,8 +129,13 @@ def split_by_initials(one: Canon, other: Canon) -> None:
     if not wholes:
         return
     modules = _initials(other)
+    forms: dict[tuple[str, Shape], _Form | None] = {}
     for weight in wholes:
-        form = next((f for word in words[id(weight)] if (f := _spelled_form(word, weight, modules)) is not None), None)
+        asked = [(word, _flat(weight.shape)) for word in words[id(weight)]]
+        for word, shape in asked:
+            if (word, shape) not in forms:
+                forms[word, shape] = _spelled_form(word, shape, modules)
+        form = next((forms[one] for one in asked if forms[one] is not None), None)
         if form is not None:
             _take_apart(one, weight, form)
             bias = one.pieces.get(".".join(weight.path) + "|bias")
@@ -153,14 +169,14 @@ def _initials(canon: Canon) -> list[_Initials]:
     return found
 
 
-def _spelled_form(word: str, whole: Piece, modules: Sequence[_Initials]) -> _Form | None:
-    """How a layer is taken apart as a word of its name says, if all modules that have such parts say the same."""
+def _spelled_form(word: str, whole: Shape, modules: Sequence[_Initials]) -> _Form | None:
+    """How a layer of sizes WHOLE is taken apart as a word of its name says, if all modules with such parts agree."""
     forms = set()
     for letters in modules:
         parts = [letters[letter][0] for letter in word if len(letters.get(letter, ())) == 1]
         sizes = tuple(p.shape[0] for p in parts)
-        alike = all(_flat(p.shape)[1:] == _flat(whole.shape)[1:] for p in parts)
-        if alike and len(parts) == len(word) and sum(sizes) == whole.shape[0]:
+        alike = all(_flat(p.shape)[1:] == whole[1:] for p in parts)
+        if alike and len(parts) == len(word) and sum(sizes) == whole[0]:
             forms.add(_Form(tuple(p.path[-1] for p in parts), sizes))
     return forms.pop() if len(forms) == 1 else None
 
@@ -343,7 +359,8 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
 def heads_of(entry: Entry) -> int:
     """How many attention heads the forward pass makes of what a projection gives, or 0."""
     kind, inner = entry.notes.get("layout", ("", ()))
-    return inner[0] if kind == "grouped" and len(inner) == 2 else 0
+    heads: int = entry.notes.get("heads", 0)  # of each part, where it is cut into blocks first
+    return inner[0] if kind == "grouped" and len(inner) == 2 else heads if kind == "block" else 0
 
 
 def _part_sizes(weight: Piece, kind: Fused, rows: dict[str, Counter[tuple[int, ...]]]) -> list[int] | None:

@@ -1,6 +1,6 @@
 """What is left when all is matched: layers that hold several of the other side, and one that stands for several.
 
-Hardly anything of it is certain: what is proposed here ends as a guess, unless nothing else could be meant.
+None of it is certain: everything here is a proposal that ends as a guess.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from . import expression as ex
 from .expression import Expr, Shape
-from .fused import heads_of, part_label
 from .places import around
 from .units import Unit, hard_conflict, template
 from .words import label, table
@@ -20,7 +19,6 @@ from .words import label, table
 _MOST_PARTS = 4
 _PARTS = "which part of {} comes first is in the code only"
 _NO_SEGMENTS = "the source has no table of segments; zeros are put here"
-_HEADS = "the source has {} heads of keys and values; each is put in the place of {} that follow each other"
 _SHARED = "the source has one of these for {} of the model, which all get it"
 
 
@@ -32,7 +30,7 @@ class Proposal:
         target, source: the units.
         role: which tensor of the target's unit.
         expr: what goes there.
-        doubt: why that is not certain; empty where it is.
+        doubt: why that is not certain.
         rivals: what else may go there.
     """
 
@@ -122,42 +120,6 @@ def _joined(whole: Unit, held: Sequence[Unit], dim: int) -> Iterator[Proposal]:
     for role in whole.pieces:
         exprs = [u.pieces[role].expr for u in held]
         yield Proposal(whole, held[0], role, ex.cat(dim, *exprs), doubt, (ex.cat(dim, *exprs[::-1]),))
-
-
-def heads(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
-    """Keys and values of fewer heads than the model has: each of them, as often as queries share it.
-
-    Queries of one group stand together as a rule (Ainslie et al., "GQA", 2023), so that a head is repeated in place;
-    code in which they take turns repeats all heads one after the other.
-
-    Args:
-        pairs: what was matched.
-        targets: units without a source.
-        sources: all units of the source.
-    """
-    matched = {id(s) for _, s in pairs}
-    queries = {t.path[:-1]: (t, s) for t, s in pairs if part_label(t.path) == "q"}
-    free = {(s.path[:-1], part_label(s.path)): s for s in sources if id(s) not in matched}
-    for unit in targets:
-        which = part_label(unit.path)
-        beside = queries.get(unit.path[:-1])
-        if which not in ("k", "v") or beside is None:
-            continue
-        query, theirs = beside
-        own = free.get((theirs.path[:-1], which))
-        n = heads_of(unit.main.entry) or heads_of(query.main.entry)
-        rows, fewer = unit.main.shape[0], own.main.shape[0] if own is not None else 0
-        if own is None or n == 0 or rows % n or fewer == 0 or fewer % (rows // n) or rows % fewer or rows == fewer:
-            continue
-        groups, times = fewer * n // rows, rows // fewer
-        doubt = _HEADS.format(groups, times) if groups > 1 else ""  # one for all stands in the place of each
-        for role, piece in unit.pieces.items():
-            few = own.pieces.get(role)
-            if few is None or few.shape[:1] != (fewer,) or few.shape[1:] != piece.shape[1:]:
-                continue
-            each = (few.expr,) * times
-            made = Expr("by_heads", each, (groups,)) if groups > 1 else ex.cat(0, *each)
-            yield Proposal(unit, own, role, made, doubt, (ex.cat(0, *each),) if doubt else ())
 
 
 def segments(

@@ -52,8 +52,8 @@ def _fold_norms(filling: Filling) -> None:
 
 
 def _leftovers(filling: Filling) -> None:
-    """What several layers of one side are in one of the other, or one in several: mostly guesses."""
-    for propose in (leftovers.heads, leftovers.parts, leftovers.segments, leftovers.shared):
+    """What several layers of one side are in one of the other, or one in several: always guesses."""
+    for propose in (leftovers.parts, leftovers.segments, leftovers.shared):
         used = {key for filled in filling.holes.values() for key in filled.expr.keys()}  # noqa: SIM118
         cells = filling.matcher.cells
         targets = [u for u in cells.targets if not any(p.name in filling.holes for p in u.pieces.values())]
@@ -62,9 +62,7 @@ def _leftovers(filling: Filling) -> None:
         everything = propose is not leftovers.parts
         for one in propose(pairs, targets, cells.sources if everything else sources):
             hole = one.target.pieces[one.role].name
-            filling.holes[hole] = Filled(
-                one.expr, "left over", [Doubt(one.doubt)] if one.doubt else [], list(one.rivals)
-            )
+            filling.holes[hole] = Filled(one.expr, "left over", [Doubt(one.doubt)], list(one.rivals))
             filling.unit_of[hole] = (one.target, one.source)
 
 

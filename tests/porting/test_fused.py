@@ -345,3 +345,47 @@ def test_a_name_of_first_letters_says_which_parts_a_layer_has_and_in_which_order
                     rows_of = f"{starts[c]}, {starts[c] + rows[c]}"
                     whole = f"blocks.{n}.mixer.{order}_proj.{leaf}"
                     assert (str(entry.expr), entry.status) == (f"slice({whole}, 0, {rows_of})", "mapped")
+
+
+@pytest.mark.parametrize("target_fused", [True, False])
+def test_keys_without_a_bias_beside_queries_and_values_with_one_have_one_of_zeros(target_fused: bool) -> None:
+    source = {key: RANDOM.standard_normal(shape).astype(np.float32) for key, shape in apart().items()}
+    for n in range(2):
+        for part in "qv":
+            source[f"blocks.{n}.attn.{part}_proj.bias"] = RANDOM.standard_normal(WIDTH).astype(np.float32)
+    shapes = {k: v.shape for k, v in fused("c_attn").items()} if target_fused else apart(suffix="")
+    for key, shape in list(shapes.items()):
+        if ".attn." in key:
+            shapes[key.replace("weight", "bias")] = shape[:1]
+    made = worked_out(source, shapes)
+    for n in range(2):
+        whole = [source[f"blocks.{n}.attn.q_proj.bias"], np.zeros(WIDTH), source[f"blocks.{n}.attn.v_proj.bias"]]
+        keys = [f"layers.{n}.attn.c_attn.bias"] if target_fused else [f"blocks.{n}.attn.{p}.bias" for p in "qkv"]
+        np.testing.assert_array_equal(np.concatenate([made[key].values for key in keys]), np.concatenate(whole))
+        assert {made[key].status for key in keys} == {"mapped"}
+
+
+def test_shared_heads_are_repeated_for_a_model_that_holds_all_in_one_and_for_keys_and_values_in_one() -> None:
+    source = {
+        f"blocks.{n}.attn.{name}.weight": (rows, WIDTH)
+        for n in range(2)
+        for name, rows in (("q_proj", WIDTH), ("kv_proj", 2 * 2 * HEAD))
+    }
+    source |= {f"blocks.{n}.out.weight": (5, WIDTH) for n in range(2)}
+    entries = {
+        key: Entry(
+            key,
+            shape,
+            parameter=True,
+            used=at,
+            how="linear",
+            notes={"layout": ("block", ()), "heads": WIDTH // HEAD} if ".attn." in key else {},
+        )
+        for at, (key, shape) in enumerate({k: v.shape for k, v in fused("c_attn").items()}.items())
+    }
+    mapping = port(signature(source), Signature("Net", entries, traced=True))
+    for n in range(2):
+        entry = found(mapping, f"layers.{n}.attn.c_attn.weight")
+        key, value = (f"slice(blocks.{n}.attn.kv_proj.weight, 0, {at}, {at + 6})" for at in (0, 6))
+        both = f"by_heads(2, {key}, {key}), by_heads(2, {value}, {value})"
+        assert (str(entry.expr), entry.status) == (f"cat(0, blocks.{n}.attn.q_proj.weight, {both})", "guessed")
