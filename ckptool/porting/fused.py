@@ -148,7 +148,7 @@ _Initials = dict[str, list[Piece]]
 
 
 def _spells(word: str) -> bool:
-    return len(word) > 2 and len(set(word)) == len(word)
+    return len(word) > 1 and len(set(word)) == len(word)
 
 
 def _initials(canon: Canon) -> list[_Initials]:
@@ -176,6 +176,8 @@ def _spelled_form(word: str, whole: Shape, modules: Sequence[_Initials]) -> _For
         parts = [letters[letter][0] for letter in word if len(letters.get(letter, ())) == 1]
         sizes = tuple(p.shape[0] for p in parts)
         alike = all(_flat(p.shape)[1:] == whole[1:] for p in parts)
+        if len(word) < 3 and not all(letter in cut(p.path[-1]) for letter, p in zip(word, parts, strict=False)):
+            continue  # two first letters are a word too often: `zr` is said of `conv_z` and `conv_r` only
         if alike and len(parts) == len(word) and sum(sizes) == whole[0]:
             forms.add(_Form(tuple(p.path[-1] for p in parts), sizes))
     return forms.pop() if len(forms) == 1 else None

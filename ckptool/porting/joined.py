@@ -381,7 +381,17 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
             group.sort(key=lambda p: p.used or 0)
         if len(group) > 1:
             found.append(_Family(tuple(group), (), numbered=False))
+            found += _of_one_word(group)
     return found
+
+
+def _of_one_word(group: Sequence[Piece]) -> list[_Family]:
+    """Some of a group whose names have a word in common that those of the others do not have."""
+    having: dict[str, list[Piece]] = defaultdict(list)
+    for piece in group:
+        for word in {*cut(piece.path[-1])}:
+            having[word].append(piece)
+    return [_Family(tuple(some), (), numbered=False) for some in having.values() if 1 < len(some) < len(group)]
 
 
 def _of_one_stem(pieces: list[Piece]) -> list[_Family]:

@@ -37,6 +37,10 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
         doubt = "a linear layer over patches seen as a convolution; the order of pixels in a patch is in the code only"
         return ex.reshape(expr, wanted), doubt, ()
     narrow, other = (tuple(n for n in shape if n != 1) for shape in (wanted, have))
+    groups = _of_groups(wanted, narrow, have, expr)
+    if groups:
+        doubt = "blocks of a layer by groups, one below the other: how they stand is in the code only"
+        return groups[0], doubt, groups[1:]
     if len(narrow) == 2 and narrow == other[::-1] and narrow != other and len(wanted) != len(have):
         doubt = "a linear layer is seen turned, as what a transposed convolution does"
         return ex.reshape(ex.transpose(ex.reshape(expr, other, have)), wanted, narrow), doubt, ()
@@ -55,6 +59,23 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
         doubt = f"the kernels of {have[2]} frames are summed to one of pictures"
         return ex.reshape(Expr("sum", (expr,), (2,)), wanted), doubt, ()
     return None
+
+
+def _of_groups(wanted: Shape, narrow: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
+    """The ways in which a stack of matrices may be one layer by groups: as rows, the outputs of one after the other.
+
+    Args:
+        wanted, narrow: the sizes of that layer, and those that are not 1.
+        have: the sizes of the stack.
+        expr: the stack.
+    """
+    if len(have) != 3 or len(wanted) < 2:
+        return ()
+    ways = [
+        ((have[0] * have[2], have[1]), ex.reshape(ex.transpose(expr), wanted)),
+        ((have[0] * have[1], have[2]), ex.reshape(expr, wanted)),
+    ]
+    return tuple(way for sizes, way in ways if sizes == narrow)
 
 
 def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from . import expression as ex
 from . import leftovers
 from .doubts import Doubt
@@ -96,8 +98,10 @@ def _near_misses(filling: Filling) -> None:
         filling.matcher.cells.join(t, s)
         joined.append(t)
         for role, piece in t.pieces.items():
-            if piece is not t.main and role in s.pieces and s.pieces[role].shape == piece.shape:
-                filling.holes[piece.name] = Filled(s.pieces[role].expr, "similar names", list(doubts))
+            other = s.pieces.get(role)
+            if piece is not t.main and other is not None and prod(other.shape) == prod(piece.shape):
+                same = ex.reshape(other.expr, piece.shape, other.shape)
+                filling.holes[piece.name] = Filled(same, "similar names", list(doubts))
                 filling.unit_of[piece.name] = (t, s)
         if kind == "token":
             _other_vocabulary(filling, t.main.shape, s.main.shape)

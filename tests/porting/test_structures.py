@@ -503,3 +503,66 @@ def test_rows_that_were_added_to_a_table_beside_it_are_joined_to_it_in_doubt() -
     target = {"tokens.weight": (24, 8), "hidden.weight": (16, 8), "head.weight": (24, 16)}
     entry = found(port(signature(source), wanted(target)), "tokens.weight")
     assert (str(entry.expr), entry.status) == ("cat(0, words.embedding, words.new_embedding)", "guessed")
+
+
+def test_some_of_several_that_share_a_word_are_joined_and_the_others_stay() -> None:
+    source = {"cls_token": (1, 1, 8), "cls_pos": (1, 1, 8), "patch_pos": (1, 16, 8), "patch.weight": (8, 3, 2, 2)}
+    target = {"where": (1, 17, 8), "cls": (1, 1, 8), "embed.weight": (8, 3, 2, 2)}
+    mapping = port(signature(source), wanted(target))
+    assert pairing(mapping)["where"] == "cat(1, cls_pos, patch_pos)"
+    assert pairing(mapping)["cls"] == "cls_token"
+
+
+def test_two_of_three_gates_are_joined_as_two_letters_spell_them() -> None:
+    source = {
+        f"conv_{gate}.{leaf}": (4, *rest) for gate in "zrq" for leaf, rest in (("weight", (10, 3, 3)), ("bias", ()))
+    }
+    target = {
+        "conv_rz.weight": (8, 10, 3, 3),
+        "conv_rz.bias": (8,),
+        "conv_n.weight": (4, 10, 3, 3),
+        "conv_n.bias": (4,),
+    }
+    for entry in port(signature(source), wanted(target)).entries:
+        leaf = entry.target.rpartition(".")[2]
+        joined = f"cat(0, conv_r.{leaf}, conv_z.{leaf})"
+        assert (str(entry.expr), entry.status) == (joined if "rz" in entry.target else f"conv_q.{leaf}", "mapped")
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_vectors_of_all_layers_in_one_matrix_are_one_of_each_layer(back: bool) -> None:
+    one = {"scales": (3, 8)} | {f"layers.{n}.fc.{leaf}": shape for n in range(3) for leaf, shape in LAYER.items()}
+    other = {
+        f"blocks.{n}.{name}": shape
+        for n in range(3)
+        for name, shape in (("scale", (8,)), ("lin.weight", (8, 8)), ("lin.bias", (8,)))
+    }
+    source, target = (other, one) if back else (one, other)
+    mapping = port(signature(source), wanted(target))
+    if back:
+        assert pairing(mapping)["scales"] == "stack(blocks.0.scale, blocks.1.scale, blocks.2.scale)"
+    else:
+        assert [pairing(mapping)[f"blocks.{n}.scale"] for n in range(3)] == [
+            f"select(scales, 0, {n})" for n in range(3)
+        ]
+
+
+LAYER = {"weight": (8, 8), "bias": (8,)}
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"),
+    [
+        ((3, 4, 4), ["reshape(transpose(mix.w), 12, 4, 1)", "reshape(mix.w, 12, 4, 1)"]),
+        ((3, 2, 4), ["reshape(transpose(mix.w), 12, 2, 1)"]),
+        ((3, 4, 2), ["reshape(mix.w, 12, 2, 1)"]),
+    ],
+)
+def test_a_stack_of_blocks_is_a_convolution_by_groups_in_doubt(stack: tuple[int, ...], expected: list[str]) -> None:
+    source = {"first.weight": (6, 5), "mix.w": stack, "mix.b": (3, 4), "last.weight": (7, 12)}
+    inputs = int(expected[0].split(", ")[-2])
+    target = {"first.weight": (6, 5), "mix.weight": (12, inputs, 1), "mix.bias": (12,), "last.weight": (7, 12)}
+    entry = found(port(signature(source), wanted(target)), "mix.weight")
+    assert [str(expr) for expr in (entry.expr, *entry.rivals)] == expected
+    assert entry.status == "guessed"
+    assert pairing(port(signature(source), wanted(target)))["mix.bias"] == "reshape(mix.b, 12)"
