@@ -21,7 +21,8 @@ from .words import Fused, cut, label, table
 def fused_kind(piece: Piece) -> Fused | None:
     """What the name of a piece says that it holds: several projections, or nothing of the kind."""
     own = table().fused.get(cut(piece.leaf))  # a module may have the name of what torch has as a parameter
-    kind = own if own is not None and own.fixed else _said(piece.path, table().fused)
+    whole = own is not None and own.fixed and piece.path[-1] not in own.parts  # and was not taken apart
+    kind = own if whole else _said(piece.path, table().fused)
     convolution = len(piece.shape) > 2 and not squeezed(piece.shape[2:])
     return replace(kind, sure=False) if kind is not None and kind.linear and convolution else kind
 
