@@ -362,8 +362,7 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
 def heads_of(entry: Entry) -> int:
     """How many attention heads the forward pass makes of what a projection gives, or 0."""
     kind, inner = entry.notes.get("layout", ("", ()))
-    heads: int = entry.notes.get("heads", 0)  # of each part, where it is cut into blocks first
-    return inner[0] if kind == "grouped" and len(inner) == 2 else heads if kind == "block" else 0
+    return inner[0] if kind == "grouped" and len(inner) == 2 else 0
 
 
 def _part_sizes(weight: Piece, kind: Fused, rows: dict[str, Counter[tuple[int, ...]]]) -> list[int] | None:
