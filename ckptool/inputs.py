@@ -160,7 +160,9 @@ _LENGTHS = re.compile(r"(^|_)(lengths?|lens?)$")
 _MASKS = re.compile(r"mask")
 #: What a model is conditioned on: one vector, a sequence of them, a number, or where each place of a sequence lies.
 _VECTORS = re.compile(r"(^|_)(pooled|pool|vec|vectors?|global)($|_)")
-_SEQUENCES = re.compile(r"(^|_)(encoder_hidden_states|context|memory|prompt|(text|prompt|caption)_(embeds|states))($|_)")
+_SEQUENCES = re.compile(
+    r"(^|_)(encoder_hidden_states|context|memory|prompt|(text|prompt|caption)_(embeds|states))($|_)"
+)
 _NUMBERS = re.compile(r"(^|_)(guidance(_scale)?|strength|cfg|fps)$")
 _COORDINATES = re.compile(r"(^|_)(ids|coords|coordinates)$")
 _PLACES = re.compile(r"pos|type|seg|time|rel|wpe")

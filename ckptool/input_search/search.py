@@ -159,7 +159,9 @@ def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | 
         if at < len(told) and told[at].high < rows:
             tried(with_leaves(spec, [replace(o, high=rows) if i == at else o for i, o in enumerate(told)]))
             told = [one for _, one in leaves(spec)]
-    small = [one for one in told if len(one.shape) > 2 and min(one.shape[2:][-2:]) < 8 and one.dtype.startswith("float")]
+    small = [
+        one for one in told if len(one.shape) > 2 and min(one.shape[2:][-2:]) < 8 and one.dtype.startswith("float")
+    ]
     for times in (8, 4, 2) if small else ():
         grown = [
             replace(one, shape=(*one.shape[:2], *(n * times for n in one.shape[2:]))) if len(one.shape) > 3 else one
@@ -216,9 +218,10 @@ def _said_to_be_tensors(model: torch.nn.Module) -> Iterator[Any]:
     except (TypeError, ValueError):
         return
     said = [p for p in parameters if p.kind != p.KEYWORD_ONLY and _TENSOR.fullmatch(_annotation(p))]
-    if 1 < len(said) < _MOST_ARGUMENTS and any(p.default is None for p in said):
-        if all(p in said for p in parameters if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD):
-            yield {p.name: one for p in said for one in itertools.islice(inputs_for(model, p.name, len(said)), 1)}
+    needed = [p for p in parameters if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD]
+    some_are_open = 1 < len(said) < _MOST_ARGUMENTS and any(p.default is None for p in said)
+    if some_are_open and all(p in said for p in needed):
+        yield {p.name: one for p in said for one in itertools.islice(inputs_for(model, p.name, len(said)), 1)}
 
 
 def _annotation(parameter: inspect.Parameter) -> str:

@@ -28,7 +28,16 @@ _JOINED = (
 
 def doubt_conventions(filling: Filling) -> None:
     """Doubt, or turn, what code on the two sides may take in different ways."""
-    for step in (_bare_squares, _rotary, _flatten, _concatenated, doubt_modulation, doubt_gates, _centred_norms, _equalised):
+    for step in (
+        _bare_squares,
+        _rotary,
+        _flatten,
+        _concatenated,
+        doubt_modulation,
+        doubt_gates,
+        _centred_norms,
+        _equalised,
+    ):
         step(filling)
 
 

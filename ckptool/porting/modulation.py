@@ -54,11 +54,11 @@ def doubt_modulation(filling: Filling) -> None:
             _turn(filling, t, len(taken), _ORDERS)
         elif own == "scale" or len(taken) == 2:
             _turn(filling, t, len(taken), _WHICH, kept=said in ("", own))
-    if not filling.target.signature.traced:
-        for t, s in filling.matching.pairs:
-            parts = _parts_of(t)
-            if parts and (_first_by_name(t) or _first_by_name(s)) and not (filling.same_code(t, s) or t.path[-2:] == s.path[-2:]):
-                _turn(filling, t, parts, _NOT_SEEN, kept=True)
+    for t, s in () if filling.target.signature.traced else filling.matching.pairs:
+        parts = _parts_of(t)
+        named = _first_by_name(t) or _first_by_name(s)
+        if parts and named and t.path[-2:] != s.path[-2:] and not filling.same_code(t, s):
+            _turn(filling, t, parts, _NOT_SEEN, kept=True)
 
 
 def doubt_gates(filling: Filling) -> None:
@@ -115,9 +115,7 @@ def _first_by_name(unit: Unit) -> tuple[str, bool] | None:
     """Which of shift and scale a layer gives first by its name, and whether all code with that name does so."""
     known = table().modulation
     words = words_of(unit.path[-3:])
-    spans = sorted(
-        (words[a:b] for a in range(len(words)) for b in range(a + 1, len(words) + 1)), key=len, reverse=True
-    )
+    spans = sorted((words[a:b] for a in range(len(words)) for b in range(a + 1, len(words) + 1)), key=len, reverse=True)
     return next((known[one] for one in spans if one in known), None)
 
 
