@@ -15,6 +15,7 @@ from .doubts import Doubt
 from .expression import Expr
 from .filling import Filling
 from .fused import fused_kind
+from .pieces import Piece
 from .units import Unit
 from .words import table, words_of
 
@@ -77,8 +78,10 @@ def doubt_gates(filling: Filling) -> None:
             _turn(filling, t, 2, None)
         if theirs is not None or filling.same_code(t, s):
             continue
-        weight = s.pieces.get("weight")
-        kind = fused_kind(weight) if weight is not None else None
+        weight = _whole(s)
+        if weight is None:
+            continue  # put together of parts with names
+        kind = fused_kind(weight)
         named = kind is not None and kind.parts[0] == "gate"
         first = 0 if named or gate[1] == "silu" else 1
         if not (kind is not None and named and kind.sure and gate[0] == first):
@@ -87,15 +90,21 @@ def doubt_gates(filling: Filling) -> None:
 
 def _taken(unit: Unit) -> tuple[str, ...]:
     """What the code of a side does with the parts of a layer that gives scale and shift, or nothing."""
-    piece = unit.pieces.get("weight")
+    piece = _whole(unit)
     taken = tuple(piece.entry.notes.get("modulates") or ()) if piece is not None else ()
     return taken if {*taken[:2]} == {"add", "mul"} else ()
 
 
 def _gate(unit: Unit) -> tuple[int, str] | None:
     """Which half of a layer's outputs the code of a side multiplies with the other, through which activation."""
-    piece = unit.pieces.get("weight")
+    piece = _whole(unit)
     return piece.entry.notes.get("gate") if piece is not None else None
+
+
+def _whole(unit: Unit) -> Piece | None:
+    """The matrix of a layer, as its side has it: no part of one that was taken apart."""
+    piece = unit.pieces.get("weight")
+    return piece if piece is not None and piece.shape == piece.entry.shape else None
 
 
 def _is_filled(filling: Filling, unit: Unit) -> bool:
