@@ -365,7 +365,9 @@ def other_arrangement(target: Piece, source: Piece) -> str:
         return BY_HEADS if own and theirs and block and not theirs.sure else ""
     if "gate" not in kind.parts or (own and theirs and own.sure and theirs.sure):
         return ""
-    return _TAKE_TURNS if len(squeezed(target.entry.shape)) > 2 else _WHICH_HALF
+    if len(squeezed(target.entry.shape)) > 2:
+        return _TAKE_TURNS
+    return _WHICH_HALF if target.entry.notes.get("gate") is None else ""  # where code shows the half, it is asked there
 
 
 def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:
