@@ -51,9 +51,7 @@ def unstack(one: Canon, other: Canon) -> None:
         fitting = [p for p in members if fits_inside(p, inside)]
         big = [p for p in fitting if len(p.shape) >= 3]
         if not big:
-            fitting = [p for p in fitting if _missing_vectors(p, own, theirs)]
-            if not fitting:
-                continue
+            continue
         if len(fitting) == 1 and fitting[0].path == path:
             fitting = [_beside_others(one, fitting[0])]
             path = fitting[0].path
@@ -62,13 +60,6 @@ def unstack(one: Canon, other: Canon) -> None:
             if len(piece.shape) == 3:
                 piece = _laid_out(one, piece, inside, votes or everywhere)
             _unstacked(one, piece, n, len(path), first, place, len(fitting))
-
-
-def _missing_vectors(piece: Piece, own: Counter[Shape], theirs: Counter[Shape]) -> bool:
-    """Whether a matrix that the other side lacks may hold a vector for each layer: that has so many more of those."""
-    if len(piece.shape) != 2 or theirs[squeezed(piece.shape)]:
-        return False
-    return theirs[squeezed(piece.shape[1:])] - own[squeezed(piece.shape[1:])] >= piece.shape[0] > 1
 
 
 def _with_those_of_its_module(groups: dict[tuple[tuple[str, ...], int], list[Piece]]) -> None:

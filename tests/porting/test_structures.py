@@ -464,7 +464,7 @@ def test_parts_that_differ_in_their_last_word_are_joined_in_the_order_that_the_n
         for key, stem, order in (("one.rkvg", "attend", "rkvg"), ("two.mix_rk", "feed", "rk")):
             entry = found(mapping, f"layers.{n}.{key}")
             assert entry.status == "mapped", entry
-            assert [key.rpartition("_")[2] for key in entry.sources] == list(order)
+            assert [k.rpartition("_")[2] for k in entry.sources] == list(order)
             assert all(key.startswith(f"blocks.{n}.{stem}.mix") for key in entry.sources)
 
 
@@ -527,27 +527,6 @@ def test_two_of_three_gates_are_joined_as_two_letters_spell_them() -> None:
         leaf = entry.target.rpartition(".")[2]
         joined = f"cat(0, conv_r.{leaf}, conv_z.{leaf})"
         assert (str(entry.expr), entry.status) == (joined if "rz" in entry.target else f"conv_q.{leaf}", "mapped")
-
-
-@pytest.mark.parametrize("back", [False, True])
-def test_vectors_of_all_layers_in_one_matrix_are_one_of_each_layer(back: bool) -> None:
-    one = {"scales": (3, 8)} | {f"layers.{n}.fc.{leaf}": shape for n in range(3) for leaf, shape in LAYER.items()}
-    other = {
-        f"blocks.{n}.{name}": shape
-        for n in range(3)
-        for name, shape in (("scale", (8,)), ("lin.weight", (8, 8)), ("lin.bias", (8,)))
-    }
-    source, target = (other, one) if back else (one, other)
-    mapping = port(signature(source), wanted(target))
-    if back:
-        assert pairing(mapping)["scales"] == "stack(blocks.0.scale, blocks.1.scale, blocks.2.scale)"
-    else:
-        assert [pairing(mapping)[f"blocks.{n}.scale"] for n in range(3)] == [
-            f"select(scales, 0, {n})" for n in range(3)
-        ]
-
-
-LAYER = {"weight": (8, 8), "bias": (8,)}
 
 
 @pytest.mark.parametrize(
