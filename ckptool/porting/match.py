@@ -99,6 +99,7 @@ class Matcher:
             names.by_words_beside,
             names.by_roles,
             names.by_owners,
+            orders.by_said_places,
             orders.by_numbers,
             orders.by_neighbours,
             names.by_similar_names,
@@ -160,7 +161,8 @@ class Matcher:
         strong = [
             e
             for e in t.evidence
-            if e in ("name", "similar names", "other blocks") or e.startswith(("between", "follows"))
+            if e in ("name", "similar names", "other blocks", "named after what it stands with")
+            or e.startswith(("between", "follows"))
         ]
         if strong or s.path[-len(t.path) :] == t.path or t.path[-len(s.path) :] == s.path:
             return True

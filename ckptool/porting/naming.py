@@ -274,7 +274,11 @@ def _counted_alike(
         for row, members in own.items()
         if row in theirs and (_moved(sorted(members), sorted(theirs[row])) or turned(members, theirs[row]))
     }
-    moved |= {row for row, members in own.items() if len(members) < len(theirs.get(row, ())) and _continued(row, below_t, below_s)}
+    moved |= {
+        row
+        for row, members in own.items()
+        if len(members) < len(theirs.get(row, ())) and _continued(row, below_t, below_s)
+    }
     if unlike and () in own:
         moved.add(())
     if not moved:
@@ -306,7 +310,8 @@ def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path,
 def _continued(row: _Path, below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]) -> bool:
     """Whether what stands beside a list in its module is what a longer list of that name holds in the source."""
     held_t, held_s = (
-        {path: unit.colour for path, unit in side.items() if path[: len(row) - 1] == row[:-1]} for side in (below_t, below_s)
+        {path: unit.colour for path, unit in side.items() if path[: len(row) - 1] == row[:-1]}
+        for side in (below_t, below_s)
     )
     beside = [path for path in held_t if path[: len(row)] != row]
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sides import pairing, signature, wanted
+from sides import found, pairing, signature, wanted
 
 from ckptool.porting.port import port
 
@@ -79,3 +79,37 @@ def test_of_two_halves_that_one_is_called_which_comes_first_is_known_by_that_wor
     mapping = port(signature(theirs), wanted(target, used=target))
     key = f"layers.1.{own.format(n=1)}.up.weight"
     assert pairing(mapping)[key] == "encoders.1.feed_forward_macaron.w_1.weight"
+
+
+@pytest.mark.parametrize("norm", ["norm", "bn"])
+def test_a_norm_within_a_layer_stands_beside_the_partner_of_that_layer(norm: str) -> None:
+    """The sizes of all norms are equal, and no name and no number of theirs is that of the model."""
+    theirs: dict[str, tuple[int, ...]] = {}
+    own: dict[str, tuple[int, ...]] = {}
+    parts = [("lateral", "across", (8, 5, 1, 1)), ("output", "after", (8, 8, 3, 3)), ("extra", "more", (8, 6, 2, 2))]
+    for name, other, size in sorted(parts):
+        theirs |= {f"neck.{name}.weight": size, f"neck.{name}.{norm}.weight": (8,), f"neck.{name}.{norm}.bias": (8,)}
+    for _, other, size in parts:
+        own |= {f"fpn.{other}.0.weight": size, f"fpn.{other}.1.weight": (8,), f"fpn.{other}.1.bias": (8,)}
+    mapping = port(signature(theirs, ordered=False), wanted(own, used=own))
+    for name, other, _ in parts:
+        assert pairing(mapping)[f"fpn.{other}.1.bias"] == f"neck.{name}.{norm}.bias"
+        assert found(mapping, f"fpn.{other}.1.bias").status == "mapped"
+
+
+@pytest.mark.parametrize("order", [("inner", "outer"), ("outer", "inner")])
+def test_names_that_count_the_norms_of_a_block_speak_of_the_order_in_which_they_are_used(
+    order: tuple[str, str],
+) -> None:
+    theirs = {
+        "block.attention.dense.weight": (8, 8),
+        "block.input_layernorm.weight": (8,),
+        "block.mlp.dense.weight": (24, 8),
+        "block.post_attention_layernorm.weight": (8,),
+    }
+    own = {f"{name}.ln.weight": (8,) for name in ("inner", "outer")}
+    own |= {"inner.out.weight": (8, 8), "outer.up.weight": (24, 8)}
+    used = [f"{order[0]}.ln.weight", "inner.out.weight", f"{order[1]}.ln.weight", "outer.up.weight"]
+    mapping = port(signature(theirs, ordered=False), wanted(own, used=used))
+    assert pairing(mapping)[f"{order[0]}.ln.weight"] == "block.input_layernorm.weight"
+    assert pairing(mapping)[f"{order[1]}.ln.weight"] == "block.post_attention_layernorm.weight"
