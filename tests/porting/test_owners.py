@@ -87,7 +87,7 @@ def test_a_norm_within_a_layer_stands_beside_the_partner_of_that_layer(norm: str
     theirs: dict[str, tuple[int, ...]] = {}
     own: dict[str, tuple[int, ...]] = {}
     parts = [("lateral", "across", (8, 5, 1, 1)), ("output", "after", (8, 8, 3, 3)), ("extra", "more", (8, 6, 2, 2))]
-    for name, other, size in sorted(parts):
+    for name, _, size in sorted(parts):
         theirs |= {f"neck.{name}.weight": size, f"neck.{name}.{norm}.weight": (8,), f"neck.{name}.{norm}.bias": (8,)}
     for _, other, size in parts:
         own |= {f"fpn.{other}.0.weight": size, f"fpn.{other}.1.weight": (8,), f"fpn.{other}.1.bias": (8,)}
