@@ -79,15 +79,18 @@ def test_equal_names_in_a_list_that_is_counted_from_the_other_end_are_not_equal(
 
 def test_a_shorter_list_beside_layers_of_their_own_does_not_keep_the_numbers_of_a_longer_one() -> None:
     """`layers.1` of three is the only one of a list that stands between a first and a last layer."""
-    source: Shapes = {f"heads.{h}.layers.{n}.weight": (4 if n == 2 else 8, 8) for h in range(2) for n in range(3)}
-    target: Shapes = {}
+    body: Shapes = {f"body.{n}.{part}.weight": (8, 9 + n, 3) for n in range(3) for part in "ab"}
+    source: Shapes = {
+        f"heads.{h}.layers.{n}.weight": (4 if n == 2 else 8, 8) for h in range(2) for n in range(3)
+    } | body
+    target: Shapes = {**body}
     for h in range(2):
         target |= {
             f"heads.{h}.enter.weight": (8, 8),
             f"heads.{h}.leave.weight": (4, 8),
             f"heads.{h}.layers.0.weight": (8, 8),
         }
-    used = [f"heads.{h}.{name}.weight" for h in range(2) for name in ("enter", "layers.0", "leave")]
+    used = [*body, *(f"heads.{h}.{name}.weight" for h in range(2) for name in ("enter", "layers.0", "leave"))]
     for model in (wanted(target), wanted(target, used=used)):
         mapping = port(signature(source, ordered=False), model)
         assert pairing(mapping)["heads.1.enter.weight"] == "heads.1.layers.0.weight"
