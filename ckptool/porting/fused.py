@@ -361,7 +361,8 @@ def other_arrangement(target: Piece, source: Piece) -> str:
     if kind is None or same:
         return ""
     if "q" in kind.parts:
-        block = layout_of(target.entry, len(kind.parts))[0] == "block"
+        layout = layout_of(target.entry, len(kind.parts))[0]
+        block = layout == "block" or (not layout and own is not None and own.sure)  # as its name says, if not followed
         return BY_HEADS if own and theirs and block and not theirs.sure else ""
     if "gate" not in kind.parts or (own and theirs and own.sure and theirs.sure):
         return ""
