@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from .words import cut, table
 
@@ -31,7 +31,12 @@ def components(key: str) -> tuple[str, ...]:
             continue
         counted = _COUNTED.match(component) if any(other != component for other in path[place + 1 :]) else None
         found += counted.groups() if counted else [component]
-    return (*found, table().slashed.get(leaf, leaf))
+    return (*found, "weight" if leaf == "weights" and _is_table(found) else table().slashed.get(leaf, leaf))
+
+
+def _is_table(path: Sequence[str]) -> bool:
+    """Whether names by scopes say that what is held there is looked up, and stands with its rows first."""
+    return bool(path) and not {"embedding", "embeddings", "embed"}.isdisjoint(cut(path[-1])[-1:])
 
 
 def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
