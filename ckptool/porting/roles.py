@@ -169,8 +169,10 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
     suffix = _SUFFIX.match(leaf)
     if suffix:
         return (*head, suffix[1]), table().leaves[cut(suffix[2])]
-    if leaf.endswith("_scale") and f"{leaf[:-6]}_bias" in siblings:
+    if leaf.endswith("_scale") and {f"{leaf[:-6]}_bias", f"{leaf[:-6]}_shift"} & siblings:
         return (*head, leaf[:-6]), "weight"
+    if leaf.endswith("_shift") and f"{leaf[:-6]}_scale" in siblings:
+        return (*head, leaf[:-6]), "bias"
     of, _, what = leaf.rpartition("_")
     if of in siblings and table().leaves.get((what,)) == "bias":  # `projection_shift` beside `projection`
         return (*head, of), "bias"

@@ -19,6 +19,7 @@ from ..tensor import LazyTensor, Storage, contiguous_stride
 from ..tree import Dict, names_in, walk
 from . import expression as ex
 from .doubles import doubles
+from .nameless import named_by_position
 from .mapping import Entry, Mapping
 from .own_code import named_alike
 from .port import port
@@ -239,6 +240,8 @@ def _ported(
     scale: float | None,
 ) -> Mapping:
     renamed, back = _hinted(signature, hints)
+    if not hints:
+        renamed, back = named_by_position(renamed, target)
     original = {new: old for old, new in back.items()} if back else {}
 
     def values(key: str) -> Any:

@@ -43,7 +43,7 @@ def unstack(one: Canon, other: Canon) -> None:
         ):
             groups[(piece.path[:-1], piece.shape[0])].append(piece)
     _with_those_of_its_module(groups)
-    groups = _listed_alone(groups, lists_of(other))
+    groups, alone = _listed_alone(groups, lists_of(other))
     called = _called(other)
     turned = {key: _turned(members, lists[key[1]], called) for key, members in groups.items()}
     everywhere: Counter[bool] = sum(turned.values(), Counter())
@@ -52,7 +52,7 @@ def unstack(one: Canon, other: Canon) -> None:
         inside = lists[n]
         fitting = [p for p in members if fits_inside(p, inside)]
         big = [p for p in fitting if len(p.shape) >= 3]
-        if not big:
+        if not big and (path not in alone or len(fitting) < len(members)):
             continue
         if len(fitting) == 1 and fitting[0].path == path:
             fitting = [_beside_others(one, fitting[0])]
@@ -75,9 +75,14 @@ def _with_those_of_its_module(groups: dict[tuple[tuple[str, ...], int], list[Pie
 
 def _listed_alone(
     groups: dict[tuple[tuple[str, ...], int], list[Piece]], lists: Sequence[List]
-) -> dict[tuple[tuple[str, ...], int], list[Piece]]:
-    """See stacks beside each other as a list each, where the other side has lists of such layers and nothing else."""
+) -> tuple[dict[tuple[tuple[str, ...], int], list[Piece]], set[tuple[str, ...]]]:
+    """See stacks beside each other as a list each, where the other side has lists of such layers and nothing else.
+
+    Returns:
+        The stacks, and the paths of those of vectors that are a list each: of norms, where each has a weight and a bias.
+    """
     found: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
+    vectors: set[tuple[str, ...]] = set()
     for (path, n), members in groups.items():
         layers = [one for one in lists if one.length == n and one.role == "weight"]
         alone = {squeezed(one.shape) for one in layers if not one.below}
@@ -86,7 +91,13 @@ def _listed_alone(
         apart = len(big) > 1 and {*big} <= alone | {shape[::-1] for shape in alone} and among.isdisjoint(big)
         for piece in members:
             found[piece.path if apart else path, n].append(piece)
-    return found
+        held = Counter(p.path for p in members if len(p.shape) == 2 and squeezed(p.shape[1:]) in alone)
+        vectors |= {one for one, count in held.items() if apart and count == _FACTORS}
+    return found, vectors
+
+
+#: A norm has so many: a scale and a shift.
+_FACTORS = 2
 
 
 def _beside_others(one: Canon, piece: Piece) -> Piece:
