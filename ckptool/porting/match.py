@@ -170,6 +170,9 @@ class Matcher:
             return True
         if self.orders.between(t, s):
             return True
+        own, theirs = self._alike[t.colour]
+        if own == theirs and t.pieces.keys() == s.pieces.keys() and self.orders.goes_on(t, s):
+            return True
         alone = self._alike[t.colour] == (1, 1) or any(e in RANKS for e in t.evidence)
         return alone and self.orders.at_the_end(t, s)
 

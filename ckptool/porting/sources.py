@@ -19,8 +19,8 @@ from ..tensor import LazyTensor, Storage, contiguous_stride
 from ..tree import Dict, names_in, walk
 from . import expression as ex
 from .doubles import doubles
-from .nameless import named_by_position
 from .mapping import Entry, Mapping
+from .nameless import named_by_position
 from .own_code import named_alike
 from .port import port
 from .ranks import joined_ranks
