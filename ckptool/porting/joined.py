@@ -120,7 +120,6 @@ class _Sizes:
         """How many the other side has more."""
         return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
 
-
     def only_whole(self, part: Shape, whole: Shape, count: int) -> bool:
         """Whether this side has nothing but parts of these sizes, so many for each whole, and the other only wholes."""
         part, whole = squeezed(part), squeezed(whole)

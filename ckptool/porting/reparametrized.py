@@ -12,7 +12,6 @@ from .expression import Expr
 from .layouts import turn
 from .pieces import Canon, Piece, unchanged
 
-
 _GAIN = "by their names, {} is the gain of weight norm on this matrix: what it is, is in the code only"
 
 
@@ -28,9 +27,7 @@ def _name_gains(one: Canon, other: Canon) -> None:
         named = _LAST.match(path[-1]) if path else None
         if named is None or named[2][0] != "w" or len(matrix.shape) != 2:
             continue
-        gain, shift = (
-            held.get((*path[:-1], f"{named[1]}{letter}{named[2][1:]}{named[3]}")) for letter in ("g", "b")
-        )
+        gain, shift = (held.get((*path[:-1], f"{named[1]}{letter}{named[2][1:]}{named[3]}")) for letter in ("g", "b"))
         if gain is not None and len(gain.shape) == 1 and shift is None and f"g{named[2][1:]}" not in theirs:
             found.append((gain, matrix))
     outputs_last = all(g.shape == w.shape[1:] for g, w in found)

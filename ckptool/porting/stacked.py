@@ -79,7 +79,7 @@ def _listed_alone(
     """See stacks beside each other as a list each, where the other side has lists of such layers and nothing else.
 
     Returns:
-        The stacks, and the paths of those of vectors that are a list each: of norms, where each has a weight and a bias.
+        The stacks, and the paths of those of vectors that are a list each: norms, with a weight and a bias each.
     """
     found: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
     vectors: set[tuple[str, ...]] = set()
