@@ -175,7 +175,7 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
         doubt = _OTHER_ORDER.format(", ".join(parts), ", ".join(order))
         return _Form(parts, size, 0, doubt, (order, tuple(size[parts.index(p)] for p in order), 0))
     one_group = heads == 0 and not one.is_target and len(set(size)) > 1 and other.groups(size[-1]) == 1
-    if one_group or (kind.sure and (len(set(size)) == 1 or not kind.grouped)):
+    if one_group or kind.sure:
         return _Form(parts, size)
     if kind.by_heads and heads and not (kind.ungated and len(set(size)) > 1 and _gate_and_up(one)):
         return _Form(parts, size, heads, BY_HEADS, (parts, size, 0))

@@ -42,7 +42,6 @@ class Fused:
         fixed: it is the leaf of a module of torch, which lays it out so.
         sure: the name says that one part follows the other.
         ordered: all code that has this name keeps the order.
-        grouped: the name says nothing where keys and values have fewer heads than queries.
         by_heads: most code that has this name alternates the parts by attention head.
         ungated: unless keys have fewer heads than queries, and gate and up are one layer.
     """
@@ -51,7 +50,6 @@ class Fused:
     fixed: bool = False
     sure: bool = False
     ordered: bool = False
-    grouped: bool = False
     by_heads: bool = False
     ungated: bool = False
 
@@ -162,10 +160,10 @@ def table() -> Words:
 
     fused = {}
     for one in raw["fused"]:
-        for said in ("fixed", "sure", "grouped", "open", "doubt", "by_heads", "ungated"):
-            sure = said in ("fixed", "sure", "grouped", "open")
-            ordered = said in ("fixed", "sure", "grouped")
-            own = {"fixed": said == "fixed", "grouped": said == "grouped", "ungated": said == "ungated"}
+        for said in ("fixed", "sure", "open", "doubt", "by_heads", "ungated"):
+            sure = said in ("fixed", "sure", "open")
+            ordered = said in ("fixed", "sure")
+            own = {"fixed": said == "fixed", "ungated": said == "ungated"}
             own["by_heads"] = said in ("by_heads", "ungated")
             kind = Fused(tuple(one["parts"]), sure=sure, ordered=ordered, **own)
             fused.update({cut(phrase): kind for phrase in one.get(said, ())})
@@ -293,9 +291,21 @@ def label(group: Group, words: Sequence[str]) -> str | None:
                 end -= size - 1
                 break
             if found is not None:
-                return found
+                return _without_number(group, words[:end], size) or found
         end -= 1
     return None
+
+
+def _without_number(group: Group, words: Sequence[str], size: int) -> str | None:
+    """What the words before a number say that a phrase of SIZE words ends with, if they reach further to the front.
+
+    Where a name spells what it is, a number only counts: the `attn2` of `self_attn2` is no attention across.
+    """
+    if not words[-1].isdigit():
+        return None
+    before = words[:-1]
+    spans = (tuple(before[-n:]) for n in range(min(group.longest, len(before)), size - 1, -1))
+    return next((said for span in spans if (said := group.phrases.get(span)) not in (None, _NOTHING)), None)
 
 
 @cache
