@@ -121,9 +121,10 @@ class _Sizes:
         return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
 
     def only_whole(self, part: Shape, whole: Shape, count: int) -> bool:
-        """Whether this side has nothing but parts of these sizes, so many for each whole, and the other only wholes."""
+        """Whether this side has so many parts of these sizes and no whole, and the other one whole and no part."""
         part, whole = squeezed(part), squeezed(whole)
-        return not self._theirs[part] and not self._own[whole] and self._own[part] == count * self._theirs[whole] > 0
+        own, theirs = (self._own[part], self._own[whole]), (self._theirs[part], self._theirs[whole])
+        return own == (count, 0) and theirs == (0, 1)
 
 
 def _counted(canon: Canon) -> Counter[Shape]:

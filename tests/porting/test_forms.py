@@ -37,6 +37,17 @@ def test_a_layer_over_all_blocks_is_cut_into_one_for_each() -> None:
             np.testing.assert_array_equal(made[f"steps.{n}.filter.{leaf}"].values, values)
 
 
+def test_layers_that_each_block_holds_together_are_not_cut_into_one_for_each_block() -> None:
+    rest = {"a.weight": (7, 6), "b.weight": (4, 6), "c.weight": (6, 4)}
+    source = {f"layers.{n}.{key}": size for n in range(2) for key, size in {"in_proj.weight": (12, 5), **rest}.items()}
+    parts = {"to_x.weight": (6, 5), "to_z.weight": (6, 5)}
+    target = {f"stack.{n}.{key}": size for n in range(2) for key, size in {**parts, **rest}.items()}
+    made = pairing(port(signature(source), wanted(target)))
+    for n in range(2):
+        assert made[f"stack.{n}.to_x.weight"] == f"slice(layers.{n}.in_proj.weight, 0, 0, 6)"
+        assert made[f"stack.{n}.to_z.weight"] == f"slice(layers.{n}.in_proj.weight, 0, 6, 12)"
+
+
 def test_a_matrix_whose_name_spells_the_layers_in_it_is_turned_and_cut_in_that_order() -> None:
     source = arrays({f"layers.{n}._vqk": (10, 24) for n in range(2)} | {"out.weight": (3, 10)})
     rows = {"value_v": (0, 12), "key_k": (18, 24), "query_q": (12, 18)}
