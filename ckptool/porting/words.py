@@ -124,6 +124,7 @@ class Words:
     empty: frozenset[str]
     copies: tuple[str, ...]
     rotary: dict[tuple[str, ...], Rotary]
+    modulation: dict[tuple[str, ...], tuple[str, bool]]
     experts: frozenset[str]
     cells: tuple[Cell, ...]
     cell_sides: dict[str, str]
@@ -188,6 +189,12 @@ def table() -> Words:
             for one in raw["rotary"]
             for sure in ("sure", "doubt")
             for phrase in one[sure]
+        },
+        {
+            cut(phrase): (first, sure == "sure")
+            for first, said in raw["modulation"].items()
+            for sure in ("doubt", "sure")
+            for phrase in said[sure]
         },
         frozenset(raw["experts"]),
         tuple(
