@@ -180,7 +180,7 @@ def _unfold(one: Canon, other: Canon) -> None:
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     kernels: dict[tuple[int, int], set[Shape]] = defaultdict(set)
     for found in lists_of(other):
-        if found.role == "weight" and len(found.shape) > 2:
+        if found.role == "weight" and len(found.shape) > 2 and len(squeezed(found.shape)) > 1:
             kernels[found.length, prod(found.shape)].add(found.shape)
     for piece in list(one.pieces.values()):
         shapes = kernels.get(piece.shape, set()) if len(piece.shape) == 2 and piece.role == "weight" else set()
