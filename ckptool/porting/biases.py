@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -41,6 +42,9 @@ def attach_biases(one: Canon, other: Canon) -> None:
         same = [m for m in fitting if numbers(m.path) == numbers(piece.path)]
         if len(same) != 1:
             same = _nearest(piece, same or fitting)
+        if len(same) != 1:  # which of them the other side has with a bias
+            with_bias = [m for m in same or fitting if (m.shape, piece.shape) in together]
+            same = with_bias if len(with_bias) == 1 else same
         if len(same) != 1 and piece.used is not None:
             same = sorted((m for m in fitting if m.used is not None and m.used < piece.used), key=lambda m: m.used or 0)
             same = same[-1:]
@@ -82,13 +86,28 @@ def _together(a: tuple[str, ...], b: tuple[str, ...]) -> int:
 
 def _lone_biases(canon: Canon) -> list[Piece]:
     together = Counter(piece.path for piece in canon.pieces.values())
+    matrices = {piece.path for piece in canon.pieces.values() if len(piece.shape) > 1}
     return [
         piece
         for piece in canon.pieces.values()
         if len(squeezed(piece.shape)) <= 1
         and together[piece.path] == 1
-        and ({"bias", "biases", "intercept"} & {*piece.words, piece.role} or _own_name(piece.path) == "b")
+        and (
+            {"bias", "biases", "intercept"} & {*piece.words, piece.role}
+            or _own_name(piece.path) == "b"
+            or _after_matrices(piece, matrices)
+        )
     ]
+
+
+_B = re.compile(r"(.*_)b(?::\d+)?\Z")
+
+
+def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
+    """Whether what is called `cell_b` stands beside matrices that are called `cell_wx` and so on, all in one name."""
+    found = _B.match(piece.path[-1]) if piece.path else None
+    start = () if found is None else (*piece.path[:-1], f"{found[1]}w")
+    return bool(start) and any(path[:-1] == start[:-1] and path[-1].startswith(start[-1]) for path in matrices if path)
 
 
 def _own_name(path: tuple[str, ...]) -> str:

@@ -74,12 +74,24 @@ def backwards(pairs: Collection[tuple[Unit, Unit]]) -> set[tuple[Row, Row]]:
         for row, number in rows(t.path):
             for other, place in theirs:
                 lists[row, other][number, place][t.colour] += 1
-    found = set()
+    found, alike = set(), set()
+    beside: dict[tuple[Row, Row], Counter[int]] = defaultdict(Counter)
     for both, members in lists.items():
-        couples = combinations(list(members)[:: max(len(members) // _MOST, 1)], 2)
-        if direction((a, b) for a, b in couples if members[a] != members[b]) < 0:
+        couples = list(combinations(list(members)[:: max(len(members) // _MOST, 1)], 2))
+        shown = direction((a, b) for a, b in couples if members[a] != members[b])
+        beside[_around(both)][shown] += 1
+        if shown < 0:
             found.add(both)
-    return found
+        elif not shown and direction(couples) < 0:
+            alike.add(both)
+    # of members that all look alike, what several lists beside it show
+    return found | {both for both in alike if beside[_around(both)][-1] > 1 and not beside[_around(both)][1]}
+
+
+def _around(both: tuple[Row, Row]) -> tuple[Row, Row]:
+    """Where two lists stand."""
+    own, theirs = (row.rstrip(".").rpartition(".")[0] for row in both)
+    return own, theirs
 
 
 def of_unlike_sizes(pairs: Collection[tuple[Unit, Unit]]) -> set[int]:

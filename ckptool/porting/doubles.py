@@ -8,17 +8,23 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import takewhile
 
+from ..signature import Signature
 from ..tensor import LazyTensor
 
 #: So many bytes from the start tell most tensors apart.
 _SAMPLE = 64
+#: A layer of vectors alone (a norm) is one with another if so many of them, that are not one value, are equal.
+_VECTORS = 3
 
 
 def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[str, str]:
     """Keys of layers that hold what an earlier layer holds, each with the key there.
 
-    Only layers with a matrix or a kernel of unequal values count: vectors of ones are not one vector. What holds a
+    Only layers with a matrix or a kernel of unequal values count, or with several such vectors, as the statistics and
+    the factors of a norm are: vectors of ones are not one vector. What holds a
     matrix alone (a table of words) may be one with that of a layer that holds a bias, too.
 
     Args:
@@ -40,7 +46,9 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
     found: dict[str, str] = {}
     first: dict[object, str] = {}
     for path, inside in layers.items():
-        if any(key not in content for key in inside) or not any(_tells(tensors[key]) for key in inside):
+        if any(key not in content for key in inside):
+            continue
+        if not any(_tells(tensors[key]) for key in inside) and sum(_varies(tensors[key]) for key in inside) < _VECTORS:
             continue
         look = frozenset((key.rpartition(".")[2], content[key]) for key in inside)
         earlier = first.setdefault(look, path)
@@ -73,6 +81,41 @@ def _digest(tensor: LazyTensor) -> bytes:
 
 def _tells(tensor: LazyTensor) -> bool:
     """Whether a tensor has two dimensions and is not the same everywhere, as far as its start shows."""
+    return sum(n > 1 for n in tensor.shape) > 1 and _varies(tensor)
+
+
+def _varies(tensor: LazyTensor) -> bool:
+    """Whether a tensor is not the same everywhere, as far as its start shows."""
     start = _start(tensor)
     size = tensor.dtype.itemsize
-    return sum(n > 1 for n in tensor.shape) > 1 and start != start[:size] * (len(start) // size)
+    return start != start[:size] * (len(start) // size)
+
+
+def called_as_in(source: Signature, target: Signature) -> Signature:
+    """The source with layers of one block that are one under that of their names which the target has, too.
+
+    Code registers a norm as a part of the block, and once more in the list of layers that it stands in. The first name
+    is no better than the second.
+    """
+    ends = {(tuple(key.split(".")[-_END:]), entry.shape) for key, entry in target.entries.items()}
+    entries = dict(source.entries)
+    for key, entry in source.entries.items():
+        first = entry.tied
+        if first is None or entries[first].tied is not None or not _in_one_block(key, first):
+            continue
+        own, earlier = ((tuple(name.split(".")[-_END:]), entry.shape) in ends for name in (key, first))
+        if own and not earlier:
+            entries |= {k: replace(e, tied=key) for k, e in entries.items() if e.tied == first}
+            entries |= {key: replace(entry, tied=None), first: replace(entries[first], tied=key)}
+    return replace(source, entries=entries)
+
+
+#: So many last components of a key are the name of a layer in its block.
+_END = 3
+
+
+def _in_one_block(one: str, other: str) -> bool:
+    """Whether two keys are of one block, which has a number: they differ in the names of layers only."""
+    a, b = one.split("."), other.split(".")
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    return any(component.isdigit() for component in a[:same]) and max(len(a), len(b)) - same <= _END

@@ -21,6 +21,7 @@ _Held = dict[tuple[str, str], Piece]  # (side, gate) -> matrix
 #: Words that say no more than that something is a layer.
 _NOISE = frozenset("linear lin weight fc layer gate gates proj dense net kernel".split())
 _SIDES = ("ih", "hh")
+_BIAS = ("b", "bias")
 #: Why it is not certain how a matrix of a cell is laid out.
 INPUT_FIRST = "whether this matrix takes the input or the hidden state first is in the code only"
 _WHICH_WAY = "whether these matrices stand with their inputs or their outputs first is in the code only"
@@ -95,9 +96,19 @@ def _divide_letters(one: Canon, other: Canon) -> bool:
                 if set(gates) == _all_of(cell) and len(gates) == len(set(gates)) and len(rows) == 1:
                     for piece, (side, letters) in known:
                         _divide(one, scope, piece, side, letters)
+                    for piece in [p for p in pieces if len(p.shape) == 1]:
+                        letters = _spelled_after_bias(_tokens(piece.path[-1:]), cell)
+                        if letters and piece.shape[0] == len(letters) * int(min(rows)):
+                            _divide(one, scope, piece, "b", letters)
                     found = True
                     break
     return found
+
+
+def _spelled_after_bias(tokens: tuple[str, ...], cell: Cell) -> tuple[str, ...]:
+    """The gates whose letters make up the name of a bias: `bias_ifgo`."""
+    gates = tuple(cell.words.get(letter, "") for letter in tokens[1]) if len(tokens) == 2 and tokens[0] in _BIAS else ()
+    return gates if set(gates) == set(cell.gates) and len(gates) == len(cell.gates) else ()
 
 
 _Gates = tuple[str, tuple[str, ...]]  # (side, gates)
@@ -110,6 +121,8 @@ def _alone(key: tuple[str, str] | None) -> _Gates | None:
 def _several_gates(tokens: tuple[str, ...], cell: Cell) -> _Gates | None:
     """The side and the gates of a matrix that is called by their letters: `ioux`, `W_iou`, `h_rz`."""
     word = tokens[0] if len(tokens) == 1 else ""
+    if len(word) == len(cell.gates) == len({cell.words.get(letter) for letter in word} - {None}):
+        return "ih", tuple(cell.words[letter] for letter in word)  # of all gates: what the side is, the other one says
     ways = [(word[-1:], word[:-1]), (word[:1], word[1:])] if word else [tokens, tokens[::-1]]
     for way in ways:
         if len(way) == 2 and way[0] in table().cell_sides and len(way[1]) > 1:
@@ -269,7 +282,7 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
         for p in pieces
         if len(p.shape) == 1
         and len(tokens := _tokens(p.path[-depth:])) == 2
-        and tokens[0] in ("b", "bias")
+        and tokens[0] in _BIAS
         and tokens[1] in cell.words
     }
     first = held["ih", cell.gates[0]]

@@ -52,7 +52,7 @@ def _third_norm(canon: Canon) -> None:
     group = table().group("purpose")
     blocks: dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in canon.pieces.values():
-        if piece.path and len(piece.shape) == 1 and label(group, cut(piece.path[-1])) == "norm":
+        if piece.path and len(piece.shape) == 1 and label(group, _singular(piece.path)) == "norm":
             path = piece.path
             at = next((at + 1 for at in range(len(path) - 2, -1, -1) if path[at].isdigit()), len(path) - 1)
             blocks[path[:at]][path[at:]].append(piece)
@@ -62,6 +62,12 @@ def _third_norm(canon: Canon) -> None:
                 if set(words_of(path)) & _FEED_FORWARD:
                     for piece in pieces:
                         _add(canon, piece, "norm3")
+
+
+def _singular(path: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of the last name of a path; of a list that a number is in (`norms.1`), those of one of its members."""
+    words = cut(next((component for component in reversed(path) if not component.isdigit()), ""))
+    return (*words[:-1], words[-1].removesuffix("s")) if path[-1].isdigit() and words else words
 
 
 _FEED_FORWARD = frozenset({"ffn", "mlp", "ff", "ffw", "fc"})

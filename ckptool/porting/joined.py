@@ -18,9 +18,10 @@ from . import expression as ex
 from .doubts import Doubt
 from .expression import Expr, Shape
 from .fused import BY_HEADS, fused_kind, part_label
+from .layouts import is_bare, turn
 from .pieces import Canon, Piece, squeezed, unchanged
 from .units import template
-from .words import common_start, cut, table
+from .words import common_start, cut, label, table
 
 _Path = tuple[str, ...]
 
@@ -79,9 +80,29 @@ class _Join:
 
 def join_parts(one: Canon, other: Canon) -> None:
     """Join what stands apart on one side, where the other side has it in one tensor."""
+    _turn_spelled(one, other)
     _join_lists(one, other)
     while _join_families(one, other):  # what was joined is no longer among the tensors of its parts' sizes
         pass
+
+
+def _turn_spelled(one: Canon, other: Canon) -> None:
+    """Turn parameters of the other side whose name spells those of layers beside each other, and whose sizes show that
+    they hold these with their inputs first."""
+    wholes = [p for p in other.pieces.values() if is_bare(p) and len(p.shape) == 2 and p.shape[0] != p.shape[1]]
+    turned: set[str] = set()
+    for pieces in _siblings(one, other).values() if wholes else ():
+        rows: dict[int, list[Piece]] = defaultdict(list)
+        for piece in pieces:
+            if len(piece.shape) == 2:
+                rows[piece.shape[1]].append(piece)
+        for inputs, parts in rows.items():
+            shape = (inputs, sum(p.shape[0] for p in parts))
+            names = {p.path[-1] for p in wholes if p.shape == shape}
+            if 1 < len(parts) <= _MOST_SPELLED and names and _spelled(parts, names) is not None:
+                turned |= {p.name for p in wholes if p.shape == shape and _spelled(parts, {p.path[-1]}) is not None}
+    for name in turned:
+        turn(other, other.pieces[name])
 
 
 class _Sizes:
@@ -98,6 +119,12 @@ class _Sizes:
     def wanted(self, shape: Shape) -> int:
         """How many the other side has more."""
         return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
+
+    def only_whole(self, part: Shape, whole: Shape, count: int) -> bool:
+        """Whether this side has so many parts of these sizes and no whole, and the other one whole and no part."""
+        part, whole = squeezed(part), squeezed(whole)
+        own, theirs = (self._own[part], self._own[whole]), (self._theirs[part], self._theirs[whole])
+        return own == (count, 0) and theirs == (0, 1)
 
 
 def _counted(canon: Canon) -> Counter[Shape]:
@@ -120,6 +147,9 @@ def _join_lists(one: Canon, other: Canon) -> None:
             plan = _plan_of_list(inner, sizes)
             if plan is not None and not _families_elsewhere(head, inner, parents):
                 plans[head] = plan
+            elif (plan := _plan_of_layer(inner, sizes)) is not None:
+                plans[head] = plan
+                lists[head] = {key: inner[key] for key in plan}
         made = Counter(
             squeezed(join.shape(next(iter(lists[head][key].values())).shape))
             for head, plan in plans.items()
@@ -167,6 +197,26 @@ def _plan_of_list(inner: _Inner, sizes: _Sizes) -> _Plan | None:
     return plan
 
 
+def _plan_of_layer(inner: _Inner, sizes: _Sizes) -> _Plan | None:
+    """How to join one layer of each member of a list, of which the other side has no part, and one over all of them.
+
+    As where one layer computes the filters of all blocks, and all else is in each of them on both sides.
+    """
+    plan: _Plan = {}
+    for (path, role), members in inner.items():
+        shapes = {p.shape for p in members.values()}
+        if role != "weight" or len(members) < 2 or len(shapes) > 1 or len(squeezed(next(iter(shapes)))) < 2:
+            continue
+        shape = next(iter(shapes))
+        join = _Join((shape[0],) * len(members), 0)
+        if sizes.only_whole(shape, join.shape(shape), len(members)):
+            plan[path, role] = join
+            bias = inner.get((path, "bias"), {})
+            if bias.keys() == members.keys() and {p.shape for p in bias.values()} == {shape[:1]}:
+                plan[path, "bias"] = join
+    return plan or None
+
+
 def _parents(one: Canon, other: Canon, sizes: _Sizes) -> dict[_Path, set[_Path]]:
     """Names of tensors that can be joined with each other -> where they stand beside each other."""
     found: dict[_Path, set[_Path]] = defaultdict(set)
@@ -200,7 +250,8 @@ def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
     if not one.is_target:
         for key, place in list(one.counters.items()):
             below = tuple(place.split("."))
-            if below[: len(head)] == head and below[len(head) : len(head) + 1] == ("0",):
+            in_list = below[: len(head)] == head and (below[len(head) + 1 :], "running_mean") in inner
+            if in_list and below[len(head) : len(head) + 1] == ("0",):
                 one.counters[key] = ".".join((*head, *below[len(head) + 1 :]))
 
 
@@ -308,10 +359,12 @@ def _spelled(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | No
     """The parts in the order in which the name of the whole spells them: `conv_z` and `conv_r` in `conv_zr`.
 
     What the names of the parts begin and end with alike is in that of the whole once, or something else is: `mix_rkv`
-    for `time_mix_r`, `time_mix_k` and `time_mix_v`.
+    for `time_mix_r`, `time_mix_k` and `time_mix_v`; or it holds one word of each, as `uqk` does of `gate_u`, `query_q`
+    and `key_k`.
     """
     if len(parts) > _MOST_SPELLED:
         return None
+    spoken = {word for whole in wholes if len(word := "".join(cut(whole))) >= len(parts)}
     names = [part.path[-1] for part in parts]
     ends = {name.rpartition("_")[2] for name in wholes}
     head, tail = common_start(names), common_start([name[::-1] for name in names])
@@ -325,6 +378,10 @@ def _spelled(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | No
             if all(inner) and (texts & wholes or (len(alone) > 1 and alone in ends)):
                 found.append(order)
                 break
+        else:
+            words = [cut(part.path[-1]) for part in order]
+            if spoken & {"".join(word[at] for word in words if word) for at in (0, -1)}:
+                found.append(order)
     return found[0] if len(found) == 1 else None
 
 
@@ -382,6 +439,10 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
         if len(group) > 1:
             found.append(_Family(tuple(group), (), numbered=False))
             found += _of_one_word(group)
+        tables = [p for p in group if label(table().group("embedding"), p.words) == "position"]
+        if 1 < len(tables) < len(group):  # beside a token for the class, which the other side has apart, too
+            token = tables[0].shape[1] == 1 and not {"cls", "class", "token"}.isdisjoint(tables[0].words)
+            found.append(_Family(tuple(tables), (), numbered=dim == 1 and token))
     return found
 
 

@@ -22,7 +22,7 @@ from .counting import of_unlike_sizes
 from .doubts import Doubt
 from .naming import Naming
 from .orders import RANKS, Orders
-from .pieces import STATISTICS, Canon
+from .pieces import STATISTICS, Canon, squeezed
 from .scopes import Scopes
 from .sequences import Sequences
 from .units import SOME, Unit, hard_conflict, natural, related, similarity, units_of
@@ -175,6 +175,9 @@ class Matcher:
             return True
         if self.orders.between(t, s):
             return True
+        own, theirs = self._alike[t.colour]
+        if own == theirs and t.pieces.keys() == s.pieces.keys() and self.orders.goes_on(t, s):
+            return True
         alone = self._alike[t.colour] == (1, 1) or any(e in RANKS for e in t.evidence)
         return alone and self.orders.at_the_end(t, s)
 
@@ -243,7 +246,8 @@ class Matcher:
         if len(strangers) > 0.2 * len(pairs):
             strangers = counted
         last = max((u.order for u in self.cells.sources), default=0.0)
-        ends = {id(s) for _, s in strangers if s.order == last}  # the last layer is the output, whatever its name
+        # the last layer is the output, whatever its name; a norm is none
+        ends = {id(s) for _, s in strangers if s.order == last and not s.pieces.keys() & STATISTICS}
         return [
             (t, s)
             for t, s in strangers
@@ -282,7 +286,21 @@ class Matcher:
         others = [t for t, _ in pairs if id(t) not in inside]
         renamed = any(self._naming.renamed(t) for t in others)
         last = max((_turn(t) for t in others), default=0)
-        return [(t, s) for t, s in strangers if (_turn(t) > last and not renamed) or hard_conflict(t.words, s.words)]
+        paired = {id(u) for pair in pairs for u in pair}
+        return [
+            (t, s)
+            for t, s in strangers
+            if (_turn(t) > last and (not renamed or self._behind_new(t, s, paired))) or hard_conflict(t.words, s.words)
+        ]
+
+    def _behind_new(self, t: Unit, s: Unit, paired: set[int]) -> bool:
+        """Whether a vector is that of a layer without a partner on both sides: the norm of a head that is trained anew
+        has the sizes of the old one's."""
+        if len(squeezed(t.main.shape)) != 1:
+            return False
+        before = max((u for u in self.cells.targets if _turn(u) < _turn(t)), key=_turn, default=None)
+        earlier = max((u for u in self.cells.sources if u.order < s.order), key=lambda u: u.order, default=None)
+        return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
         """Queries, keys, values and output by the names of one side that the other does not use in that order."""

@@ -12,11 +12,12 @@ from .counting import turned
 from .doubts import Doubt
 from .levels import Levels
 from .owners import Owners
+from .pieces import STATISTICS
 from .relation import Relation
 from .series import Series, Ways, common
 from .telling import translation
 from .units import Pair, Unit, similarity, template
-from .words import cut, table
+from .words import Group, cut, table
 
 #: A prefix of the target, one of the source, and the path below both.
 Exact = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
@@ -117,7 +118,7 @@ class Naming:
         changed = False
         for group in table().groups:
             if group.hard is hard:
-                changed |= self.cells.split("words", partial(said, group), mode="some" if hard else "fair")
+                changed |= self.cells.split("words", partial(_said, group), mode="some" if hard else "fair")
         return changed
 
     def by_other_blocks(self) -> bool:
@@ -244,6 +245,12 @@ class Naming:
             if best:
                 changed |= self.cells.split("similar names", partial(of, best), mode="one", cells=[(targets, sources)])
         return changed
+
+
+def _said(group: Group, unit: Unit, is_target: bool) -> str | None:
+    """What a group calls a unit; that a norm with statistics is one, its tensors say, and `bn2` no more than those."""
+    found = said(group, unit, is_target)
+    return None if found == "norm" and group.name == "purpose" and unit.pieces.keys() & STATISTICS else found
 
 
 _Path = tuple[str, ...]

@@ -243,6 +243,20 @@ class Orders:
         """Whether in some order both follow a pair, and only the end differs."""
         return any(self._is_last(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
+    def goes_on(self, t: Unit, s: Unit) -> bool:
+        """Whether both are registered, and T is used, directly behind a pair, and S is the next in the row of layers
+        that the source of that pair is in (`stem.1`, `stem.2`)."""
+        if not self.sequences.ordered or not s.path[-1].isdigit():
+            return False
+        for _, targets, sources in self.sequences.all():
+            before, earlier = neighbours(targets)[0].get(id(t)), neighbours(sources)[0].get(id(s))
+            if not isinstance(before, Unit) or not isinstance(earlier, Unit):
+                return False
+            in_row = earlier.path[:-1] == s.path[:-1] and earlier.path[-1] == str(int(s.path[-1]) - 1)
+            if before.cell != earlier.cell or before.cell not in self.cells.pair_of or before.doubts or not in_row:
+                return False
+        return True
+
     def _fits_between(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         before_t, after_t = neighbours(targets)
         before_s, after_s = neighbours(sources)

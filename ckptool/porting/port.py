@@ -14,6 +14,7 @@ from .background import doubt_background
 from .canonical import canonical
 from .conventions import doubt_conventions
 from .copies import copies, doubt_copies
+from .doubles import called_as_in
 from .doubts import About
 from .expression import Shape
 from .filling import Filling, Values
@@ -43,6 +44,7 @@ def port(
         lora_scale: factor of low-rank adapters, if the file says it.
     """
     shapes = {key: entry.shape for key, entry in source.entries.items()}
+    source = called_as_in(source, target)
     copied, others = copies(source, target)
     kept = replace(source, entries={k: e for k, e in source.entries.items() if k not in copied and k not in others})
     s, t = canonical(kept, target, lora_scale=lora_scale)

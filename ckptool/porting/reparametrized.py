@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from functools import partial
 
+from . import expression as ex
 from .doubts import Doubt
 from .expression import Expr
-from .pieces import Canon, unchanged
+from .layouts import turn
+from .pieces import Canon, Piece, unchanged
+
+_GAIN = "by their names, {} is the gain of weight norm on this matrix: what it is, is in the code only"
+
+
+def _name_gains(one: Canon, other: Canon) -> None:
+    """Vectors called `gx` beside matrices called `wx`, as many as those have outputs, as the gains of weight norm.
+
+    Where a shift is beside them (`bx`), they are those of a norm of what the matrix gives.
+    """
+    held = {p.path: p for p in one.pieces.values() if p.role == "weight"}
+    theirs = {named[2] for p in other.pieces.values() if p.path and (named := _LAST.match(p.path[-1]))}
+    found: list[tuple[Piece, Piece]] = []
+    for path, matrix in held.items():
+        named = _LAST.match(path[-1]) if path else None
+        if named is None or named[2][0] != "w" or len(matrix.shape) != 2:
+            continue
+        gain, shift = (held.get((*path[:-1], f"{named[1]}{letter}{named[2][1:]}{named[3]}")) for letter in ("g", "b"))
+        if gain is not None and len(gain.shape) == 1 and shift is None and f"g{named[2][1:]}" not in theirs:
+            found.append((gain, matrix))
+    outputs_last = all(g.shape == w.shape[1:] for g, w in found)
+    if not found or not (outputs_last or all(g.shape == w.shape[:1] for g, w in found)):
+        return
+    for gain, matrix in found:
+        doubt = Doubt(_GAIN.format(gain.entry.key), rival=matrix.expr)
+        v = replace(matrix, role="weight_v", doubts=(*matrix.doubts, doubt))
+        one.become(matrix, [(v, unchanged)], unchanged)
+        rows = gain.shape[0]
+        g = replace(gain, path=matrix.path, role="weight_g", shape=(rows, 1), words=matrix.words)
+        one.become(gain, [(g, partial(ex.reshape, shape=(rows, 1)))], partial(ex.reshape, shape=(rows,)))
+        if outputs_last:
+            turn(one, one.pieces[v.name])
+
+
+#: The last word of a name, in small letters; the number of an output may stand behind it.
+_LAST = re.compile(r"(.*?)([a-z]+)((?::\d+)?)\Z")
 
 
 def merge_norms(one: Canon, other: Canon) -> None:
     """Weight norm and spectral norm as a plain weight, where the other side has no such thing, or none of that size."""
+    if not one.is_target:
+        _name_gains(one, other)
     roles = {piece.role for piece in other.pieces.values()}
     normed, plain = ({p.shape for p in other.pieces.values() if p.role == role} for role in ("weight_v", "weight"))
     for g in [p for p in one.pieces.values() if p.role == "weight_g"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from .words import cut, table
 
@@ -31,7 +31,12 @@ def components(key: str) -> tuple[str, ...]:
             continue
         counted = _COUNTED.match(component) if any(other != component for other in path[place + 1 :]) else None
         found += counted.groups() if counted else [component]
-    return (*found, table().slashed.get(leaf, leaf))
+    return (*found, "weight" if leaf == "weights" and _is_table(found) else table().slashed.get(leaf, leaf))
+
+
+def _is_table(path: Sequence[str]) -> bool:
+    """Whether names by scopes say that what is held there is looked up, and stands with its rows first."""
+    return bool(path) and not {"embedding", "embeddings", "embed"}.isdisjoint(cut(path[-1])[-1:])
 
 
 def numbered(paths: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -164,8 +169,10 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
     suffix = _SUFFIX.match(leaf)
     if suffix:
         return (*head, suffix[1]), table().leaves[cut(suffix[2])]
-    if leaf.endswith("_scale") and f"{leaf[:-6]}_bias" in siblings:
+    if leaf.endswith("_scale") and {f"{leaf[:-6]}_bias", f"{leaf[:-6]}_shift"} & siblings:
         return (*head, leaf[:-6]), "weight"
+    if leaf.endswith("_shift") and f"{leaf[:-6]}_scale" in siblings:
+        return (*head, leaf[:-6]), "bias"
     of, _, what = leaf.rpartition("_")
     if of in siblings and table().leaves.get((what,)) == "bias":  # `projection_shift` beside `projection`
         return (*head, of), "bias"

@@ -15,7 +15,7 @@ from .sequences import Sequences
 from .series import Ways, common, series_of
 from .telling import translation
 from .units import Unit, number_ranks, same_numbers
-from .words import labels, numbers, shared, table, telling_words, words_of
+from .words import alike, common_start, labels, numbers, shared, table, telling_words, words_of
 
 _Path = tuple[str, ...]
 
@@ -365,10 +365,48 @@ def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Pa
     fitting = {t: [s for s, there in sides[1].items() if shared(said, there)] for t, said in sides[0].items()}
     found = {t: partners[0] for t, partners in fitting.items() if len(partners) == 1}
     if sum(map(len, fitting.values())) > len(found) or len(set(found.values())) < len(found) or not found:
-        return {}
+        return _phrased_alike(own, theirs)
     left, free = [t for t in own if t not in found], [s for s in theirs if s not in found.values()]
     alone = not left or len(own) == len(theirs) == 2
     return found | dict(zip(left, free, strict=True)) if alone and len(left) == len(free) else {}
+
+
+def _phrased_alike(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
+    """What each of some paths is on the other side by the order of its words, where that says so of all; else nothing.
+
+    `text_to_image` and `image_to_text` have the same words.
+    """
+    phrases = [_phrases(paths) for paths in (own, theirs)]
+    scores = {(t, s): _in_a_row(a, b) for t, a in phrases[0].items() for s, b in phrases[1].items()}
+    found = {}
+    for t in own:
+        best = max(theirs, key=lambda s: scores[t, s])
+        others = [scores[t, s] for s in theirs if s != best] + [scores[o, best] for o in own if o != t]
+        if scores[t, best] < _HALF or scores[t, best] <= max(others, default=0.0) + _MARGIN:
+            return {}
+        found[t] = best
+    return found
+
+
+#: How much of two phrases has to be alike, and how much more than of any other.
+_HALF, _MARGIN = 0.5, 0.2
+
+
+def _phrases(paths: Sequence[_Path]) -> dict[_Path, tuple[str, ...]]:
+    """The words of each path, from the first component on that is not that of all."""
+    start = common_start(paths)
+    return {path: tuple(w for w in words_of(path[start:]) if w not in table().empty) for path in paths}
+
+
+def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:
+    """The share of the words of two phrases that come in the same order in both."""
+    longest = [0] * (len(b) + 1)
+    for word in a:
+        row = [0]
+        for at, other in enumerate(b):
+            row.append(longest[at] + 1 if alike(word, other) else max(longest[at + 1], row[at]))
+        longest = row
+    return longest[-1] / max(len(a), len(b), 1)
 
 
 def _said(path: _Path) -> frozenset[str]:

@@ -20,6 +20,7 @@ from ..tree import Dict, names_in, walk
 from . import expression as ex
 from .doubles import doubles
 from .mapping import Entry, Mapping
+from .nameless import doubt_order, named_by_position
 from .own_code import named_alike
 from .port import port
 from .ranks import joined_ranks
@@ -239,6 +240,10 @@ def _ported(
     scale: float | None,
 ) -> Mapping:
     renamed, back = _hinted(signature, hints)
+    by_place = False
+    if not hints:
+        renamed, back = named_by_position(renamed, target)
+        by_place = bool(back)
     original = {new: old for old, new in back.items()} if back else {}
 
     def values(key: str) -> Any:
@@ -256,6 +261,8 @@ def _ported(
             other = port(replace(renamed, entries=ties), target, values=values, lora_scale=scale)
             if _open(other) < _open(mapping):
                 mapping = other
+    if by_place:
+        mapping = doubt_order(mapping, target)
     return _renamed(mapping, original) if back else mapping
 
 

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 
 from . import expression as ex
 from .doubts import About, Doubt
@@ -29,6 +30,7 @@ def unstack(one: Canon, other: Canon) -> None:
     if not lists:
         return
     _stand_up(one, other)
+    _unfold(one, other)
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
     own = Counter(squeezed(p.shape) for p in one.pieces.values())
     groups: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
@@ -41,7 +43,7 @@ def unstack(one: Canon, other: Canon) -> None:
         ):
             groups[(piece.path[:-1], piece.shape[0])].append(piece)
     _with_those_of_its_module(groups)
-    groups = _listed_alone(groups, lists_of(other))
+    groups, alone = _listed_alone(groups, lists_of(other))
     called = _called(other)
     turned = {key: _turned(members, lists[key[1]], called) for key, members in groups.items()}
     everywhere: Counter[bool] = sum(turned.values(), Counter())
@@ -50,7 +52,7 @@ def unstack(one: Canon, other: Canon) -> None:
         inside = lists[n]
         fitting = [p for p in members if fits_inside(p, inside)]
         big = [p for p in fitting if len(p.shape) >= 3]
-        if not big:
+        if not big and (path not in alone or len(fitting) < len(members)):
             continue
         if len(fitting) == 1 and fitting[0].path == path:
             fitting = [_beside_others(one, fitting[0])]
@@ -73,9 +75,14 @@ def _with_those_of_its_module(groups: dict[tuple[tuple[str, ...], int], list[Pie
 
 def _listed_alone(
     groups: dict[tuple[tuple[str, ...], int], list[Piece]], lists: Sequence[List]
-) -> dict[tuple[tuple[str, ...], int], list[Piece]]:
-    """See stacks beside each other as a list each, where the other side has lists of such layers and nothing else."""
+) -> tuple[dict[tuple[tuple[str, ...], int], list[Piece]], set[tuple[str, ...]]]:
+    """See stacks beside each other as a list each, where the other side has lists of such layers and nothing else.
+
+    Returns:
+        The stacks, and the paths of those of vectors that are a list each: norms, with a weight and a bias each.
+    """
     found: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
+    vectors: set[tuple[str, ...]] = set()
     for (path, n), members in groups.items():
         layers = [one for one in lists if one.length == n and one.role == "weight"]
         alone = {squeezed(one.shape) for one in layers if not one.below}
@@ -84,7 +91,13 @@ def _listed_alone(
         apart = len(big) > 1 and {*big} <= alone | {shape[::-1] for shape in alone} and among.isdisjoint(big)
         for piece in members:
             found[piece.path if apart else path, n].append(piece)
-    return found
+        held = Counter(p.path for p in members if len(p.shape) == 2 and squeezed(p.shape[1:]) in alone)
+        vectors |= {one for one, count in held.items() if apart and count == _FACTORS}
+    return found, vectors
+
+
+#: A norm has so many: a scale and a shift.
+_FACTORS = 2
 
 
 def _beside_others(one: Canon, piece: Piece) -> Piece:
@@ -134,10 +147,45 @@ def _stand_up(one: Canon, other: Canon) -> None:
         for n, shapes in inside.items():
             rows, columns = piece.shape[0] // n, piece.shape[1]
             if piece.shape[0] == n * rows and {(rows, columns), (columns, rows)} & shapes:
-                shape = (n, rows, columns)
-                flat = partial(ex.reshape, shape=piece.shape)
-                one.become(piece, [(replace(piece, shape=shape), partial(ex.reshape, shape=shape))], flat)
+                _as_stack(one, piece, (n, rows, columns))
                 break
+            if piece.shape[1] % n == 0 and (piece.shape[0], columns // n) in shapes:
+                _side_by_side(one, piece, n)  # of what gives the results, which are added
+                break
+
+
+def _as_stack(one: Canon, piece: Piece, shape: Shape) -> None:
+    flat = partial(ex.reshape, shape=piece.shape)
+    one.become(piece, [(replace(piece, shape=shape), partial(ex.reshape, shape=shape))], flat)
+
+
+def _side_by_side(one: Canon, piece: Piece, n: int) -> None:
+    """See a matrix [rows, n * columns] as so many beside each other, [n, rows, columns]."""
+    rows, columns = piece.shape[0], piece.shape[1] // n
+
+    def down(e: Expr) -> Expr:
+        return ex.permute(ex.reshape(e, (rows, n, columns)), 1, 0, 2)
+
+    def up(e: Expr) -> Expr:
+        return ex.reshape(ex.permute(e, 1, 0, 2), piece.shape)
+
+    one.become(piece, [(replace(piece, shape=(n, rows, columns)), down)], up)
+
+
+def _unfold(one: Canon, other: Canon) -> None:
+    """See matrices of which each row holds a whole kernel, [n, out * in * height * width], as a stack of kernels.
+
+    Where the other side has a list of as many kernels of one such size, and nothing of these sizes.
+    """
+    theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
+    kernels: dict[tuple[int, int], set[Shape]] = defaultdict(set)
+    for found in lists_of(other):
+        if found.role == "weight" and len(found.shape) > 2 and len(squeezed(found.shape)) > 1:
+            kernels[found.length, prod(found.shape)].add(found.shape)
+    for piece in list(one.pieces.values()):
+        shapes = kernels.get(piece.shape, set()) if len(piece.shape) == 2 and piece.role == "weight" else set()
+        if len(shapes) == 1 and not theirs[piece.shape]:
+            _as_stack(one, piece, (piece.shape[0], *next(iter(shapes))))
 
 
 def _turned(members: list[Piece], inside: set[Shape], called: dict[str, set[Shape]]) -> Counter[bool]:

@@ -85,10 +85,18 @@ def _leftovers(filling: Filling) -> None:
 
 def _near_misses(filling: Filling) -> None:
     """Tensors with the same name or place whose sizes differ in a way that has a known remedy. Always guesses."""
+    joined: list[Unit] = []
+    while _near_misses_once(filling, joined):  # what was joined is a neighbour of what comes before it
+        pass
+
+
+def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
+    """One pass through what has no source. JOINED are layers of other sizes that were filled. Whether more was."""
     new = set(map(id, filling.matching.new))
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]
-    free_s = list(filling.matching.free_sources)
-    joined: list[Unit] = []
+    used = {id(s) for _, s in filling.unit_of.values()}
+    free_s = [s for s in filling.matching.free_sources if id(s) not in used]
+    before = len(joined)
     for t in free_t:
         near = [s for s in free_s if filling.alike(t, s)]
         if len(near) != 1:
@@ -98,7 +106,8 @@ def _near_misses(filling: Filling) -> None:
             if similarity(t, s) > SOME or related(t, s):
                 filling.fill(t, s)
             elif joined:
-                filling.fill(t, s, [Doubt("nothing but its sizes and its place beside such a layer speak for it")])
+                why = Doubt("nothing but its sizes and its place beside such a layer speak for it")
+                filling.fill(t, s, [why] if any(filling.holes[one.main.name].doubts for one in joined) else [])
             continue
         kind = label_of(t, "embedding") or label_of(s, "embedding") or ("token" if _is_looked_up(filling, t) else None)
         found = remedy(t.main.shape, s.main.shape, s.main.expr, kind)
@@ -120,6 +129,7 @@ def _near_misses(filling: Filling) -> None:
                 filling.unit_of[piece.name] = (t, s)
         if kind == "token":
             _other_vocabulary(filling, t.main.shape, s.main.shape)
+    return len(joined) > before
 
 
 def _is_looked_up(filling: Filling, t: Unit) -> bool:

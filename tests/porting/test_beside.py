@@ -1,0 +1,138 @@
+"""What stands beside a tensor says which one it is, where its own name and sizes do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sides import found, lazy_tensor, pairing, signature, wanted
+
+from ckptool.porting.doubles import called_as_in, doubles
+from ckptool.porting.port import port
+
+
+@pytest.mark.parametrize("order", [("text_to_image", "image_to_text"), ("image_to_text", "text_to_image")])
+def test_the_order_of_words_tells_parts_apart_that_are_called_by_the_same(order: tuple[str, str]) -> None:
+    leaves = {"first.weight": (6, 6), "second.weight": (6, 6)}
+    source = {f"cross.{part}.{leaf}": size for part in order for leaf, size in leaves.items()}
+    target = {
+        f"{part}_look.{leaf}": size for part in ("text_to_image", "image_to_text") for leaf, size in leaves.items()
+    }
+    made = pairing(port(signature(source), wanted(target)))
+    assert made == {key: f"cross.{key.replace('_look', '')}" for key in target}
+
+
+def test_a_bias_tells_which_of_two_is_which_whatever_order_they_are_used_in() -> None:
+    source, target, used = {}, {}, []
+    for n in range(2):
+        source |= {f"convs.{n}.a.weight": (6, 6), f"convs.{n}.a.bias": (6,), f"convs.{n}.b.weight": (6, 6)}
+        target |= {f"layers.{n}.own.weight": (6, 6), f"layers.{n}.near.weight": (6, 6), f"layers.{n}.near.bias": (6,)}
+        used += [f"layers.{n}.own.weight", f"layers.{n}.near.weight", f"layers.{n}.near.bias"]
+    made = port(signature(source), wanted(target, used=used))
+    for n in range(2):
+        for key, expected in (("own.weight", "b.weight"), ("near.weight", "a.weight"), ("near.bias", "a.bias")):
+            entry = found(made, f"layers.{n}.{key}")
+            assert (str(entry.expr), entry.status) == (f"convs.{n}.{expected}", "mapped")
+
+
+def test_the_norm_of_the_feed_forward_part_is_the_third_beside_a_list_of_two() -> None:
+    names = {"norms.0": "norm1", "norms.1": "norm2", "ff_norm": "norm3"}
+    source = {f"blocks.{n}.{name}.{leaf}": (6,) for n in range(2) for name in names for leaf in ("weight", "bias")}
+    target = {
+        f"blocks.{n}.{name}.{leaf}": (6,) for n in range(2) for name in names.values() for leaf in ("weight", "bias")
+    }
+    made = pairing(port(signature(source), wanted(target)))
+    for n in range(2):
+        assert {made[f"blocks.{n}.{own}.weight"] for own in names.values()} == {f"blocks.{n}.{k}.weight" for k in names}
+        assert all(made[f"blocks.{n}.{own}.weight"] == f"blocks.{n}.{k}.weight" for k, own in names.items())
+
+
+NORM = {"weight": (6,), "bias": (6,), "running_mean": (6,), "running_var": (6,)}
+
+
+def test_a_norm_with_statistics_is_one_whatever_it_is_called() -> None:
+    """That one is called `bn` and the other is in a list says nothing of which is which: their orders do."""
+    source = {"conv1.weight": (6, 3, 3, 3)} | {f"bn1.{leaf}": size for leaf, size in NORM.items()}
+    source |= {"up.0.weight": (6, 6, 4, 4)} | {f"up.1.{leaf}": size for leaf, size in NORM.items()}
+    target = {"rise.weight": (6, 6, 4, 4)} | {f"rise_norm.{leaf}": size for leaf, size in NORM.items()}
+    target |= {"trunk.0.weight": (6, 3, 3, 3)} | {f"trunk.1.{leaf}": size for leaf, size in NORM.items()}
+    used = [
+        "trunk.0.weight",
+        *(f"trunk.1.{leaf}" for leaf in NORM),
+        "rise.weight",
+        *(f"rise_norm.{leaf}" for leaf in NORM),
+    ]
+    made = pairing(port(signature(source), wanted(target, used=used)))
+    assert made["trunk.1.weight"] == "bn1.weight"
+    assert made["rise_norm.weight"] == "up.1.weight"
+
+
+def test_a_norm_before_a_layer_of_other_sizes_is_known_by_its_place() -> None:
+    source = {"a.weight": (6, 3, 3, 3), "a.bias": (6,)} | {f"n.{leaf}": size for leaf, size in NORM.items()}
+    source |= {"fc1.weight": (8, 24), "fc1.bias": (8,), "fc2.weight": (5, 8), "fc2.bias": (5,)}
+    target = {"t.0.weight": (6, 3, 3, 3), "t.0.bias": (6,)} | {f"t.2.{leaf}": size for leaf, size in NORM.items()}
+    target |= {"window.weight": (8, 6, 2, 2), "window.bias": (8,), "score.weight": (5, 8, 1, 1), "score.bias": (5,)}
+    made = pairing(port(signature(source), wanted(target, used=list(target))))
+    assert made["window.weight"] == "reshape(fc1.weight, 8, 6, 2, 2)"
+    assert {leaf: made[f"t.2.{leaf}"] for leaf in NORM} == {leaf: f"n.{leaf}" for leaf in NORM}
+
+
+def test_what_is_next_in_a_row_of_layers_is_next_in_the_model() -> None:
+    body = {"body.0.weight": (6, 6, 3, 3), "body.1.weight": (6,)}
+    source = {"stem.0.weight": (6, 3, 3, 3), "stem.1.weight": (6,), "extra.t": (1,), "extra.u": (1,)} | body
+    target = {"first.weight": (6, 3, 3, 3), "act.weight": (6,), "mix.weight": (6, 6, 3, 3), "late.weight": (6,)}
+    made = port(signature(source), wanted(target, used=list(target)))
+    assert found(made, "act.weight").expr is not None
+    assert str(found(made, "act.weight").expr) == "stem.1.weight"
+
+
+def test_the_norm_of_a_new_head_is_not_that_of_the_old_one() -> None:
+    names = [f"conv{n}" for n in range(1, 5)]
+    trunk = {f"{name}.weight": (6, 6, 3) for name in names} | {f"{name}.bias": (6,) for name in names}
+    source = {f"encoder.{key}": size for key, size in trunk.items()}
+    source |= {"fc1.weight": (8, 6), "fc1.bias": (8,)} | {f"bn1.{leaf}": (8,) for leaf in NORM}
+    target = {f"backbone.{key}": size for key, size in trunk.items()}
+    target |= {"rise1.weight": (8, 12, 1), "rise1.bias": (8,)} | {f"rise_bn1.{leaf}": (8,) for leaf in NORM}
+    made = port(signature(source), wanted(target, used=list(target)))
+    assert all(found(made, f"rise_bn1.{leaf}").status == "unmapped" for leaf in NORM)
+    assert found(made, "backbone.conv2.weight").status == "mapped"
+
+
+def test_lists_beside_it_tell_from_which_end_one_of_equal_members_is_counted() -> None:
+    source, target = {}, {}
+    for level, width in ((4, 9), (3, 7), (2, 5)):
+        source |= {f"deconv{level}.weight": (width, 4, 4, 4), f"predict{level}.weight": (2, width, 3, 3)}
+        place = 4 - level
+        target |= {f"rises.{place}.weight": (width, 4, 4, 4), f"flows.{place}.weight": (2, width, 3, 3)}
+    source |= {f"up{level + 1}_to_{level}.weight": (2, 2, 4, 4) for level in (4, 3, 2)}
+    target |= {f"lifts.{place}.weight": (2, 2, 4, 4) for place in range(3)}
+    used = [f"{name}.{place}.weight" for place in range(3) for name in ("rises", "flows", "lifts")]
+    made = port(signature(source), wanted(target, used=used))
+    assert [str(found(made, f"lifts.{n}.weight").expr) for n in range(3)] == [
+        f"up{n + 1}_to_{n}.weight" for n in (4, 3, 2)
+    ]
+    assert {found(made, f"lifts.{n}.weight").status for n in range(3)} == {"mapped"}
+
+
+# -- one layer under two names
+
+
+def test_a_norm_is_one_with_another_where_its_statistics_are() -> None:
+    rng = np.random.default_rng(0)
+    values = {leaf: rng.standard_normal(6).astype("float32") for leaf in NORM}
+    held = {f"{path}.{leaf}": lazy_tensor(v) for path in ("norm3", "down.1") for leaf, v in values.items()}
+    assert doubles(held, list(held)) == {f"down.1.{leaf}": f"norm3.{leaf}" for leaf in NORM}
+    ones = {f"{path}.{leaf}": lazy_tensor(np.ones(6, "float32")) for path in ("a", "b") for leaf in NORM}
+    assert doubles(ones, list(ones)) == {}
+
+
+def test_of_two_names_of_one_layer_in_a_block_that_counts_which_the_model_has() -> None:
+    source = signature({"layers.0.norm3.weight": (6,), "layers.0.down.1.weight": (6,), "head.weight": (3, 6)})
+    tied = replace(source.entries["layers.0.down.1.weight"], tied="layers.0.norm3.weight")
+    source = replace(source, entries={**source.entries, tied.key: tied})
+    model = wanted({"blocks.0.down.1.weight": (6,), "head.weight": (3, 6)})
+    made = called_as_in(source, model)
+    assert made.entries["layers.0.down.1.weight"].tied is None
+    assert made.entries["layers.0.norm3.weight"].tied == "layers.0.down.1.weight"
+    assert called_as_in(source, wanted({"head.weight": (3, 6)})) == source
