@@ -19,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .channels import Channels
+from .gating import Gating
 from .hollow import shape_only, without_memory
 from .input_search import find_inputs, flat
 from .inputs import InputSpec, guess_inputs, inputs_text, made
@@ -204,6 +205,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         self._whole = frozenset(keys)  # the parameters themselves
         self._turned: set[int] = set()  # transposed views of parameters
         self._channels = Channels(buffers)
+        self._gating = Gating()
         self._outputs: dict[int, frozenset[str]] = {}  # id of a tensor -> the matrices that made what it holds
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -228,6 +230,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             self._members(args, result)
         self._learn(name, args, kwargs, result)
         self._channels.see(name, args, kwargs, result, self._keys)
+        self._gating.see(name, args, kwargs, result, self._keys)
         self._credit(name, args, kwargs, result)
         return result
 
@@ -254,6 +257,10 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         for key, parts in self._channels.joined.items():
             if key in self.uses:
                 self.uses[key].notes["joined"] = parts
+        for kind, found in (("gated", self._gating.roles), ("gate half", self._gating.halves)):
+            for key, role in found.items():
+                if key in self.uses:
+                    self.uses[key].notes[kind] = role
         for key, before in self._channels.before.items():
             if key in self.uses:
                 self.uses[key].notes["flow"] = (self._channels.bit[key], before)

@@ -225,7 +225,7 @@ def _counted_from_one(path: tuple[str, ...], siblings: Mapping[tuple[str, ...], 
     if not stem or stem == last:
         return words_of(path)
     beside = {name for name in siblings.get(path[:-1], ()) if name.rstrip("0123456789") == stem != name}
-    if f"{stem}0" in beside:
+    if f"{stem}0" in beside and cut(last) not in table().parts:  # whose numbers are names
         path = (*path[:-1], f"{stem}{int(last[len(stem) :]) + 1}")
     words = words_of(path)
     if len(beside) > 2:

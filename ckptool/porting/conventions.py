@@ -71,7 +71,8 @@ def _rotary(filling: Filling) -> None:
     if anywhere is None or filling.same_names:
         return
     seen = any("rotary" in entry.notes for entry in filling.target.signature.entries.values())
-    for hole, filled in filling.holes.items():
+    settled: set[tuple[tuple[str, ...], str]] = set()  # projections about which there is no doubt
+    for hole, filled in sorted(filling.holes.items(), key=lambda item: len(filling.unit_of[item[0]][0].main.shape) < 2):
         t, s = filling.unit_of[hole]
         kind: str | None = anywhere
         if seen:  # what the model turns is known of what was followed, and nothing of the rest
@@ -83,14 +84,17 @@ def _rotary(filling: Filling) -> None:
         which = part_label(t.path) or part_label(s.path)
         if which not in ("q", "k") or hole.endswith(("norm|weight", "norm|bias")):
             continue
+        if len(t.main.shape) < 2 and (t.path[:-1], which) in settled:
+            continue  # norms of queries are turned as those are
         piece = t.pieces[hole.rpartition("|")[2]]
+        if kind == "unknown" and _are_queries(piece):
+            continue
         heads = heads_of(t.main.entry)
         theirs = _rotary_by_name(s.path)
         otherwise = kind != "unknown" and theirs is not None and theirs.kind != kind
         same_code = filling.same_code(t, s)
-        if theirs is not None and theirs.sure and theirs.kind == kind:
-            continue
-        if same_code and not otherwise:
+        if (theirs is not None and theirs.sure and theirs.kind == kind) or (same_code and not otherwise):
+            settled.add((t.path[:-1], which))
             continue
         turned = None
         if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
@@ -105,6 +109,12 @@ def _rotary(filling: Filling) -> None:
         elif turned is not None:
             filled.rivals.append(turned)
         filled.doubts.append(doubt)
+
+
+def _are_queries(piece: Piece) -> bool:
+    """Whether a parameter is a row for each query that a model has learned, not a layer that makes queries."""
+    bare = piece.path[-1] == piece.entry.key.split(".")[-1] in ("query", "queries")
+    return bare and squeezed(piece.shape)[:1] != squeezed(piece.shape)[1:]
 
 
 def _flatten(filling: Filling) -> None:
@@ -317,6 +327,8 @@ def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:
 def _rotary_by_name(path: Sequence[str]) -> Rotary | None:
     """How queries and keys are paired by rotary embeddings in code that uses this name, the longest that is known."""
     for end in (len(path), len(path) - 1):  # what was taken out of a fused projection has its name behind it
+        if (spelled := tuple(path[end - 1 : end])) in table().rotary:
+            return table().rotary[spelled]
         words = words_of(path[max(end - 2, 0) : end])
         for start in range(len(words)):
             if words[start:] in table().rotary:

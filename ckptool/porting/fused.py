@@ -44,6 +44,8 @@ def _said(path: Sequence[str], phrases: Mapping[tuple[str, ...], _Meaning]) -> _
     That of a list, for what is numbered in it. What kind of convolution it is says nothing: `qkv_dwconv`.
     """
     name = next((component for component in reversed(path) if not component.isdigit()), "")
+    if (name,) in phrases:
+        return phrases[name,]  # in this spelling, or one word in lower case
     every = cut(name)
     words = tuple(word for word in every if not word.isdigit())
     if len(words) > 1 and words[-1] in _CONVOLUTIONS:
@@ -156,6 +158,8 @@ _OTHER_ORDER = "the name says {}, and the model holds them as {}: in which order
 def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
     """How a projection is taken apart: as code shows, as its name says, or most likely."""
     parts, size = kind.parts, tuple(sizes)
+    if one.is_target and (half := weight.entry.notes.get("gate half")) is not None and "gate" in parts:
+        return _Form(parts, size) if half == 0 else _Form(parts[::-1], size[::-1])
     if one.is_target:
         layout, heads = layout_of(weight.entry, len(parts), size)
         if layout or kind.fixed or weight.entry.module == "MultiheadAttention":
@@ -170,6 +174,8 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
         return _Form(parts, size) if kind.sure else _Form(parts, size, 0, _WHICH_HALF, swapped)
     heads = other.groups(size[-1]) if not one.is_target else 0
     heads = heads if _divides(heads, size) and heads > 1 else 0
+    if kind.alternates and heads:
+        return _Form(parts, size, heads)
     order = other.order(parts)
     if order != parts and not one.is_target and not kind.ordered:
         doubt = _OTHER_ORDER.format(", ".join(parts), ", ".join(order))

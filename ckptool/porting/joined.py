@@ -17,7 +17,7 @@ from math import gcd
 from . import expression as ex
 from .doubts import Doubt
 from .expression import Expr, Shape
-from .fused import BY_HEADS, fused_kind
+from .fused import BY_HEADS, fused_kind, part_label
 from .pieces import Canon, Piece, squeezed, unchanged
 from .units import template
 from .words import common_start, cut, table
@@ -266,7 +266,7 @@ def _join_families(one: Canon, other: Canon) -> bool:
         whole = join.shape(family.parts[0].shape)
         if made[squeezed(whole)] <= sizes.wanted(whole):
             wholes = [p for p in other.pieces.values() if squeezed(p.shape) == squeezed(whole)]
-            spelled = _spelled(family.parts, {p.path[-1] for p in wholes if p.path})
+            spelled = _spelled(family.parts, {p.path[-1] for p in wholes if p.path}) or _by_gate(family.parts, wholes)
             if spelled is not None:
                 by_heads = join.dim == 0 and len(set(join.sizes)) > 1 and all(_label(p.words) for p in spelled)
                 family, join = replace(family, parts=spelled, numbered=True), _join_in_order(join, family, spelled)
@@ -302,6 +302,15 @@ def _spelled(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | No
                 found.append(order)
                 break
     return found[0] if len(found) == 1 else None
+
+
+def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ...] | None:
+    """A gate and what it is multiplied with in the order in which the forward pass takes them out of the whole."""
+    halves = {piece.entry.notes.get("gate half") for piece in wholes}
+    said = {part_label(part.path): part for part in parts}
+    if len(parts) != 2 or said.keys() != {"gate", "up"} or len(halves) != 1 or halves == {None}:
+        return None
+    return (said["gate"], said["up"]) if halves == {0} else (said["up"], said["gate"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class Fused:
         grouped: the name says nothing where keys and values have fewer heads than queries.
         by_heads: most code that has this name alternates the parts by attention head.
         ungated: unless keys have fewer heads than queries, and gate and up are one layer.
+        alternates: all code that has this name alternates the parts by attention head.
     """
 
     parts: tuple[str, ...]
@@ -54,6 +55,7 @@ class Fused:
     grouped: bool = False
     by_heads: bool = False
     ungated: bool = False
+    alternates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +164,14 @@ def table() -> Words:
 
     fused = {}
     for one in raw["fused"]:
-        for said in ("fixed", "sure", "grouped", "open", "doubt", "by_heads", "ungated"):
-            sure = said in ("fixed", "sure", "grouped", "open")
-            ordered = said in ("fixed", "sure", "grouped")
+        for said in ("fixed", "sure", "grouped", "spelled", "open", "doubt", "by_heads", "ungated", "sure_by_heads"):
+            sure = said in ("fixed", "sure", "grouped", "spelled", "open")
+            ordered = said in ("fixed", "sure", "grouped", "spelled")
             own = {"fixed": said == "fixed", "grouped": said == "grouped", "ungated": said == "ungated"}
-            own["by_heads"] = said in ("by_heads", "ungated")
+            own["by_heads"] = said in ("by_heads", "ungated", "sure_by_heads")
+            own["alternates"] = said == "sure_by_heads"
             kind = Fused(tuple(one["parts"]), sure=sure, ordered=ordered, **own)
-            fused.update({cut(phrase): kind for phrase in one.get(said, ())})
+            fused.update({(phrase,) if said == "spelled" else cut(phrase): kind for phrase in one.get(said, ())})
     return Words(
         turned(raw["leaves"]),
         frozenset(raw["beside_bias"]),
@@ -186,10 +189,10 @@ def table() -> Words:
         frozenset(map(str, raw["empty"])),
         tuple(raw["copies"]),
         {
-            cut(phrase): Rotary(one["kind"], sure == "sure")
+            (phrase,) if said == "spelled" else cut(phrase): Rotary(one["kind"], said != "doubt")
             for one in raw["rotary"]
-            for sure in ("sure", "doubt")
-            for phrase in one[sure]
+            for said in ("sure", "spelled", "doubt")
+            for phrase in one.get(said, ())
         },
         frozenset(raw["experts"]),
         tuple(

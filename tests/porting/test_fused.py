@@ -128,6 +128,9 @@ def test_fewer_keys_than_queries_stand_in_blocks_or_in_groups(groups: int, name:
         if groups == 1 or name == "qkv_proj" or (name == "wqkv" and keys == WIDTH):
             assert entry.status == "mapped"
             np.testing.assert_array_equal(ways[0], likely[0])
+        elif name == "linear_qkv":  # all code that has this name has groups
+            assert entry.status == "mapped"
+            np.testing.assert_array_equal(ways[0], likely[1])
         else:
             first = likely if name == "wqkv" else likely[::-1]
             assert entry.status == "guessed"
@@ -153,8 +156,22 @@ def test_code_that_joins_gate_and_up_has_fewer_keys_than_queries_in_blocks_most_
         target |= {f"blocks.{n}.mlp.{part}.weight": (10, WIDTH) for part in parts}
         target |= {f"blocks.{n}.mlp.down_proj.weight": (WIDTH, 10)}
     entry = found(port(signature(source), with_heads(target)), "blocks.1.attn.k_proj.weight")
-    assert entry.status == "guessed"
+    assert entry.status == ("mapped" if name == "linear_qkv" else "guessed")
     assert (str(entry.expr) == f"slice(layers.1.attn.{name}.weight, 0, {WIDTH}, {WIDTH + keys})") is blocks
+
+
+@pytest.mark.parametrize(("name", "status"), [("Wqkv", "mapped"), ("wqkv", "guessed"), ("W_qkv", "guessed")])
+def test_a_name_may_say_in_one_spelling_that_fewer_keys_than_queries_stand_in_blocks(name: str, status: str) -> None:
+    keys = 2 * HEAD
+    source = {key: value.shape for key, value in fused(name, keys=keys).items()}
+    entry = found(port(signature(source), with_heads(apart(keys=keys))), "blocks.1.attn.k_proj.weight")
+    assert str(entry.expr) == f"slice(layers.1.attn.{name}.weight, 0, {WIDTH}, {WIDTH + keys})"
+    assert entry.status == status
+
+
+def test_parts_that_all_code_of_a_name_alternates_are_a_guess_where_the_model_was_not_followed() -> None:
+    source = {key: value.shape for key, value in fused("linear_qkv").items()}
+    assert found(port(signature(source), wanted(apart())), "blocks.1.attn.k_proj.weight").status == "guessed"
 
 
 def test_queries_and_fused_keys_and_values_come_out_of_one_projection() -> None:
