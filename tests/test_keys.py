@@ -1,7 +1,7 @@
 import re
-import time
 
 import pytest
+from effort import calls
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -239,11 +239,10 @@ def test_any_rule_is_either_refused_or_gives_a_name(rule, key):
     assert renamed is None or renamed
 
 
+@pytest.mark.timeout(60)  # a hundredth of a second, or for ever
 def test_a_made_up_key_does_not_take_long_to_match():
-    start = time.perf_counter()
     assert not Pattern.parse("{...}.x").matches("a." * 100_000 + "b")
     assert not Pattern.parse("{}_x").matches("_" * 100_000)
-    assert time.perf_counter() - start < 2
 
 
 # ---------------------------------------------------------------------------------------------------- prefixes
@@ -417,14 +416,15 @@ def test_unwrapping_does_not_recurse():
     assert unwrap([deep]) == {deep: "w"}
 
 
-def test_fifty_thousand_keys_are_unwrapped_and_collapsed_quickly():
-    keys = [f"module.a.b.module.layers.{i}.experts.{j}._orig_mod.w" for i in range(500) for j in range(100)]
-    start = time.perf_counter()
-    assert set(unwrap(keys)) == set(keys)
-    (one,) = collapse((key, 0) for key in keys)
-    # About a second on an ordinary machine; a mistake that makes either of them quadratic takes minutes.
-    assert time.perf_counter() - start < 20
-    assert one.pattern == "module.a.b.module.layers.{0..499}.experts.{0..99}._orig_mod.w"
+@pytest.mark.timeout(300)  # a second; what is quadratic without calling anything takes minutes
+def test_unwrapping_and_collapsing_fifty_thousand_keys_costs_five_times_as_much_as_ten_thousand():
+    def cost(layers):
+        keys = [f"module.a.b.module.layers.{i}.experts.{j}._orig_mod.w" for i in range(layers) for j in range(100)]
+        return calls(lambda: (unwrap(keys), found.append(collapse((key, 0) for key in keys))))
+
+    found = []
+    assert cost(500) < 6 * cost(100)
+    assert [one.pattern for one in found[0]] == ["module.a.b.module.layers.{0..499}.experts.{0..99}._orig_mod.w"]
 
 
 # -------------------------------------------------------------------------------------------------- for people
@@ -504,9 +504,7 @@ def test_a_line_stands_for_exactly_its_keys(points):
 
 def test_a_name_made_of_numbers_does_not_take_long_to_collapse():
     keys = [".".join(str((i * j) % 7) for j in range(2000)) for i in range(100)]
-    start = time.perf_counter()
-    collapse((key, None) for key in keys)
-    assert time.perf_counter() - start < 5
+    assert calls(lambda: collapse((key, None) for key in keys)) < 10 * 100 * 2000
 
 
 @pytest.mark.parametrize(
@@ -524,11 +522,10 @@ def test_did_you_mean_finds_the_right_one_among_very_many_and_gives_at_most_n():
     assert len(closest("layers.1999.attn.k.weigth", names)) == 3
 
 
+@pytest.mark.timeout(60)  # half a second, or hours
 def test_did_you_mean_is_not_slow_for_names_made_to_be_slow():
-    start = time.perf_counter()
     closest("a" * 10**6, ["a" * (200 - i % 7) + "b" * (i % 7) for i in range(1000)] + ["a" * 10**6] * 10)
     closest("a" * 199, ["a" * (199 - i % 7) + "b" * (i % 7) for i in range(1000)])
-    assert time.perf_counter() - start < 10
 
 
 def test_a_star_at_the_end_means_all_below_and_is_refused_elsewhere():

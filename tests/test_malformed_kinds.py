@@ -1,11 +1,11 @@
 """Tensors of other kinds that contradict themselves, or would take for ever, are refused as their file is opened."""
 
 import struct
-import time
 import zipfile
 
 import numpy as np
 import pytest
+from effort import calls
 from formats.assemble import Call, Name, Ordered, Stored, body, pickled
 
 import ckptool
@@ -126,9 +126,8 @@ def test_what_many_tensors_are_made_of_is_looked_at_once(tmp_path):
         again = b"h" + bytes([level])
         opcodes += wrapped(b"}(" + body("a") + again + body("b") + again + b"u") + b"q" + bytes([level + 1]) + b"0"
     pickle = b"\x80\x02" + opcodes + body(Ordered()) + body("w") + b"h" + bytes([28]) + b"s."
-    start = time.monotonic()
-    describe(ckptool.open(zip_of(tmp_path, Raw(pickle))))
-    assert time.monotonic() - start < 5
+    path = zip_of(tmp_path, Raw(pickle))
+    assert calls(lambda: describe(ckptool.open(path))) < 1_000_000
 
 
 def test_tensors_within_tensors_without_end_are_refused(tmp_path):
@@ -146,10 +145,8 @@ def test_the_indices_that_many_sparse_tensors_share_are_checked_once(tmp_path):
     layout = body(Name("torch.sparse_coo"))
     one = body(Name("torch._utils._rebuild_sparse_tensor")) + b"(" + layout + b"(h\x00h\x01" + body((10,)) + b"ttR"
     pickle = b"\x80\x02" + shared + b"}(" + b"".join(body(f"s{n}") + one for n in range(2000)) + b"u."
-    start = time.monotonic()
     ckpt = ckptool.open(zip_of(tmp_path, Raw(pickle), {"0": struct.pack("<q", 3), "1": bytes(4)}))
-    assert time.monotonic() - start < 5
-    assert not ckpt.warnings
+    assert not ckpt.warnings, "2,000 times 8 MB would be more than is checked on opening"
 
 
 def test_indices_are_checked_on_opening_up_to_a_limit_for_the_whole_file(tmp_path):
@@ -167,9 +164,8 @@ def test_nested_sizes_are_checked_in_one_sweep(tmp_path):
     count = 2_000_000
     expanded = tensor((count, 1), (0, 0), "LongStorage", 1, "1"), tensor((count,), (0,), "LongStorage", 1, "1")
     made = Call("torch._utils._rebuild_nested_tensor", tensor(), expanded[0], expanded[0], expanded[1])
-    start = time.monotonic()
-    ckptool.open(zip_of(tmp_path, made, {"0": bytes(16), "1": struct.pack("<q", 1)}))
-    assert time.monotonic() - start < 5
+    path = zip_of(tmp_path, made, {"0": bytes(16), "1": struct.pack("<q", 1)})
+    assert calls(lambda: ckptool.open(path)) < count / 10
 
 
 @pytest.mark.parametrize("size", [5, 1 << 61, (1 << 63) - 1, -1])

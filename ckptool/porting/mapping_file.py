@@ -13,7 +13,7 @@
 
 A line stands for as many keys as its ranges; `{}` on the right is the number on the left, `{1}`, `{2}` where there are
 several. Of several lines for one key the last counts, so that uncommenting a rival settles a doubt; so does taking
-`guess( )` away. Keys under `left` keep the model's own values.
+`guess( )` away. Keys under `left` keep the model's own values. A brace that is in a key itself is written twice.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def text_of(mapping: Mapping) -> str:
     left = [e.target for e in mapping.entries if e.status == "unmapped"]
     if left:
         lines.append("left:")
-        lines += [f"  - {_yaml_key(c.pattern)}" for c in collapse([(key, None) for key in left])]
+        lines += [f"  - {_yaml_key(c.pattern)}" for c in collapse([(_with_braces(key), None) for key in left])]
     return "\n".join(lines) + "\n"
 
 
@@ -103,15 +103,15 @@ def folded(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
     templates: dict[str, str] = {}
     for members in groups.values():
         templates.update(_templates(members))
-    by_target = {e.target: e for e in entries}
+    by_target = {_with_braces(e.target): e for e in entries}
     lines = []
-    for found in collapse([(e.target, templates[e.target]) for e in entries]):
-        numbers = [c for c in found.pattern.split(".") if _is_number(c) or c.startswith("{")]
-        ranged = [i for i, c in enumerate(numbers, 1) if c.startswith("{")]
+    for found in collapse([(target, templates[e.target]) for target, e in by_target.items()]):
+        numbers = [c for c in found.pattern.split(".") if _is_number(c) or _is_range(c)]
+        ranged = [i for i, c in enumerate(numbers, 1) if _is_range(c)]
         text = str(found.signature)
         for i, component in enumerate(numbers, 1):
             hole = component if i not in ranged else "{}" if len(ranged) == 1 else f"{{{ranged.index(i) + 1}}}"
-            text = text.replace(f"{{#{i}}}", hole)
+            text = re.sub(rf"(?<!\{{)\{{#{i}\}}", hole, text)
         lines.append((found.pattern, text, [by_target[key] for key in found.keys]))
     return lines
 
@@ -128,7 +128,7 @@ def _templates(members: Sequence[Entry]) -> dict[str, str]:
     keys = [e.expr.keys() for e in members if e.expr is not None]
     count = len(keys[0]) if keys else 0
     if any(len(k) != count for k in keys):
-        return {e.target: str(e.expr) for e in members}
+        return {e.target: _text(e.expr, {}) for e in members if e.expr is not None}
     holes: list[dict[int, int]] = []  # for each key: place of a component -> number of the target
     for place in range(count):
         split = [k[place].split(".") for k in keys]
@@ -147,7 +147,7 @@ def _templates(members: Sequence[Entry]) -> dict[str, str]:
     for entry, own in zip(members, keys, strict=True):
         names = {}
         for place, key in enumerate(own):
-            parts = key.split(".")
+            parts = _with_braces(key).split(".")
             for at, i in holes[place].items():
                 parts[at] = f"{{#{i + 1}}}"
             names[key] = ".".join(parts)
@@ -159,11 +159,21 @@ def _templates(members: Sequence[Entry]) -> dict[str, str]:
 def _text(expr: Expr, names: dict[str, str]) -> str:
     """An expression with some keys shown under other names, which may have holes."""
     if expr.op == "key":
-        name = names.get(expr.key, expr.key)
-        return name if re.fullmatch(r"[\w.\-{}#/]+", name) else json.dumps(name)
+        name = names.get(expr.key) or _with_braces(expr.key)
+        return name if re.fullmatch(r"[\w.\-/]+", expr.key) else json.dumps(name)
     words = ex.OPERATIONS[expr.op].first
     params, args = list(map(str, expr.params)), [_text(arg, names) for arg in expr.args]
     return f"{expr.op}({', '.join(params[:words] + args + params[words:])})"
+
+
+def _with_braces(key: str) -> str:
+    """A key with its own braces written twice: single ones stand for ranges and holes."""
+    return key.replace("{", "{{").replace("}", "}}")
+
+
+def _is_range(component: str) -> bool:
+    """Whether `collapse` made this component of several numbers."""
+    return component.startswith("{") and not component.startswith("{{")
 
 
 def _is_number(component: str) -> bool:
@@ -256,14 +266,19 @@ def _mapping(document: dict[Any, Any], path: StrPath) -> Mapping:
     )
 
 
-_RANGE = re.compile(r"\{([^{}]*)\}")
+_BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 _MOST_KEYS = 1_000_000
 
 
 def _expanded(pattern: str, value: str, path: StrPath) -> Iterator[tuple[str, str]]:
     """The keys that a line stands for, each with its expression."""
-    ranges = [_numbers(found[1], pattern, path) for found in _RANGE.finditer(pattern)]
-    pieces = _RANGE.split(pattern)[::2]
+    ranges, pieces = [], [""]
+    for text, inner in _pieces(pattern):
+        if inner is None:
+            pieces[-1] += text
+        else:
+            ranges.append(_numbers(inner, pattern, path))
+            pieces.append("")
     total = 1
     for one in ranges:
         total *= len(one)
@@ -271,17 +286,27 @@ def _expanded(pattern: str, value: str, path: StrPath) -> Iterator[tuple[str, st
         raise Malformed(f"{printable(pattern)} stands for {counted(total, 'key')}", where=path)
     for numbers in itertools.product(*ranges):
         key = pieces[0] + "".join(f"{n}{piece}" for n, piece in zip(numbers, pieces[1:], strict=True))
-        text = value
-        if numbers:
-            if len(numbers) == 1:
-                text = text.replace("{}", str(numbers[0]))
-            for place, n in enumerate(numbers, 1):
-                text = text.replace(f"{{{place}}}", str(n))
-        if re.search(r"\{\d*\}", text):
-            raise Malformed(
-                f"{printable(pattern)}: {printable(value)} has a hole that the left side does not fill", where=path
-            )
-        yield key, text
+        holes = {str(place): str(n) for place, n in enumerate(numbers, 1)}
+        if len(numbers) == 1:
+            holes[""] = str(numbers[0])
+        filled = ""
+        for text, hole in _pieces(value):
+            if hole is not None and hole not in holes:
+                raise Malformed(
+                    f"{printable(pattern)}: {printable(value)} has a hole that the left side does not fill", where=path
+                )
+            filled += text if hole is None else holes[hole]
+        yield key, filled
+
+
+def _pieces(text: str) -> Iterator[tuple[str, str | None]]:
+    """What a text is made of: (literal text, None), with double braces as single ones, or ("", what is in braces)."""
+    at = 0
+    for found in _BRACES.finditer(text):
+        yield text[at : found.start()], None
+        yield (found[0][0], None) if found[1] is None else ("", found[1])
+        at = found.end()
+    yield text[at:], None
 
 
 def _numbers(text: str, pattern: str, path: StrPath) -> list[int]:

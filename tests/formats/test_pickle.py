@@ -14,7 +14,6 @@ import random
 import struct
 import subprocess
 import sys
-import time
 import uuid
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
@@ -694,11 +693,10 @@ def test_a_container_that_no_one_sets_attributes_on_has_none():
     assert read(b"\x80\x02}.").attributes is ABSENT
 
 
+@pytest.mark.timeout(60)  # a tenth of a second, or minutes
 def test_a_large_tuple_that_is_a_key_many_times_is_looked_at_once():
     keys = b"\x80\x02(" + b"N" * 9000 + b"tq\x000}(" + b"h\0\x85N" * 30_000 + b"u."
-    began = time.process_time()
     assert len(Reader(keys, "x", lambda pid: None).load().entries) == 30_000
-    assert time.process_time() - began < 10
 
 
 def test_a_tuple_that_grows_by_doubling_is_no_key():

@@ -88,12 +88,22 @@ def test_every_dtype_is_what_safetensors_says_it_is(tmp_path, dtype, shape):
 def test_torch_tensors_go_through_safetensors_and_come_back(tmp_path, value):
     tensors = {key: item for key, item in value.items() if isinstance(item, torch.Tensor)}
     ckptool.save(tensors, tmp_path / "x.safetensors", overwrite=True)
+    ours, theirs = ckptool.load(tmp_path / "x.safetensors"), loaded(tmp_path / "x.safetensors")
+    assert values(ours) == values(theirs)
+    flipped = {key for key, item in tensors.items() if item.is_conj() or item.is_neg()}
     expected = {key: item.detach().resolve_conj().resolve_neg() for key, item in tensors.items()}
-    assert (
-        values(ckptool.load(tmp_path / "x.safetensors"))
-        == values(loaded(tmp_path / "x.safetensors"))
-        == values(expected)
-    )
+    assert values(signless(theirs, flipped)) == values(signless(expected, flipped))
+
+
+def signless(tensors, flipped):
+    """With one NaN and one zero in the FLIPPED ones: torch does not agree with itself on what a flip makes of these."""
+
+    def settled(tensor):
+        if tensor.is_complex():
+            return torch.complex(settled(tensor.real), settled(tensor.imag))
+        return torch.where(tensor.isnan(), torch.nan, tensor + 0)
+
+    return {key: settled(tensor) if key in flipped else tensor for key, tensor in tensors.items()}
 
 
 def test_tied_weights_that_safetensors_dropped_stay_dropped(tmp_path):

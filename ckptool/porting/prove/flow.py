@@ -12,6 +12,7 @@ from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from math import prod
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ import torch
 from ..expression import Expr, Shape
 from ..pieces import substituted
 from .fingerprints import Known
+
+#: Kinds of uses that make each channel of all, and kinds that go channel by channel.
+MATRICES = frozenset({"linear", "conv"})
+VECTORS = frozenset({"norm", "scale", "shift", "depthwise"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,15 @@ class Use:
         """Channels that come out."""
         return len(self.given)
 
+    @property
+    def family(self) -> str:
+        """Kinds whose weights could stand for each other's are one family."""
+        return "matrix" if self.kind in MATRICES else "vector" if self.kind in VECTORS else self.kind
+
+    def is_like(self, other: Use) -> bool:
+        """Whether it does the same as another, as far as the weights of one may be those of the other as they are."""
+        return self.kind == other.kind or (self.kind in MATRICES and other.kind in MATRICES)
+
 
 @dataclass(slots=True)
 class Flow:
@@ -118,6 +132,21 @@ class Flow:
             every = chain(self.uses, *self.repeated.values())
             self._entries = Known(use.taken for use in every if use.taken is not None)
         return self._entries
+
+    def bias(self, use: Use) -> Held | None:
+        """The bias of a use, also where it is added afterwards."""
+        if "bias" in use.held or use.kind not in MATRICES:
+            return use.held.get("bias")
+        for other in self.uses[use.index + 1 : use.index + 16]:
+            if other.kind == "shift" and other.before == frozenset({use.index}) and "bias" in other.held:
+                held = other.held["bias"]
+                return held if prod(held.shape) == use.rows else None
+        return None
+
+    def after(self, use: Use) -> frozenset[int]:
+        """What only adds something to the result of a use."""
+        near = self.uses[use.index + 1 : use.index + 4]
+        return frozenset(u.index for u in near if u.kind == "shift" and u.before == frozenset({use.index}))
 
     def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
         """The same over other keys: those that the keys of the code are made of."""
@@ -167,4 +196,4 @@ def _together(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     )
 
 
-__all__ = ["Flow", "Held", "Use"]
+__all__ = ["MATRICES", "VECTORS", "Flow", "Held", "Use"]

@@ -9,10 +9,13 @@ from itertools import islice
 from ...errors import counted
 from ..expression import Expr
 from ..mapping import Entry
+from .arrangements import twice
 from .blocks import in_other_blocks
 from .conventions import changes
 from .flow import Flow
-from .hypotheses import Ground
+from .goes_in import at_once
+from .ground import Ground
+from .hypotheses import for_use
 from .trial import Trial
 from .verdict import Verdict, judge
 
@@ -46,9 +49,9 @@ def _better(
 ) -> _State | None:
     ground = Ground(entries, seen, expected, trial.shapes, trial.factors)
     fronts = verdict.front if expected.uses else ()
-    guesses = [*ground.at_once(fronts)] if len(fronts) > 1 else []
-    guesses += [change for use in fronts for change in islice(ground.for_use(use), _GUESSES)]
-    guesses += [change for use in fronts[:2] for change in islice(ground.twice(use), 2 * _GUESSES)]
+    guesses = [*at_once(ground, fronts)] if len(fronts) > 1 else []
+    guesses += [change for use in fronts for change in islice(for_use(ground, use), _GUESSES)]
+    guesses += [change for use in fronts[:2] for change in islice(twice(ground, use), 2 * _GUESSES)]
     for label, new in sorted(_once(guesses), key=lambda change: change[0] not in changed):
         found = _tried(label, entries, new, verdict, trial, expected)
         if found is not None:

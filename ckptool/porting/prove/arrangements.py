@@ -1,0 +1,153 @@
+"""Rows of what comes before a use in another arrangement, which the channels that it takes do not show.
+
+Parts exchanged, heads that alternate, gates of recurrent layers, pairs of rotary embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, combinations, islice, permutations
+
+from ..expression import Expr
+from ..fused import part_label
+from .flow import MATRICES, Held, Use
+from .ground import Change, Ground
+from .rows import Rows, Turn, by_heads, joined, like, place_of
+
+_HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4, 2, 12, 24, 6)
+_HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32, 1, 5, 10)
+
+
+def twice(ground: Ground, f: Use) -> Iterator[Change]:
+    """Rows before F in another order, and paired otherwise as well, where neither alone shows anything."""
+    for group in _groups_before(ground, f):
+        rows = [ground.current(u) for u in group]
+        if any(r.weight is None for r in rows):
+            continue
+        for label, turn in _turned(ground, group):
+            for other, new in _orders(ground, rows):
+                yield from _rearranged(ground, f"{other}; {label}", group, turn(new))
+
+
+def arrangements(ground: Ground, f: Use) -> Iterator[Change]:
+    """Rows of what comes before F in another order, which the set of channels does not show."""
+    groups = [g for g in _groups_before(ground, f) if all(ground.now(u.held["weight"]) is not None for u in g)]
+    yield from _gates(ground, f, groups)
+    for group in groups:
+        rows = [ground.current(u) for u in group]
+        for label, new in _orders(ground, rows):
+            yield from _rearranged(ground, label, group, new)
+        for label, turn in _turned(ground, group):
+            yield from _rearranged(ground, label, group, turn(rows))
+
+
+def _gates(ground: Ground, f: Use, groups: Sequence[Sequence[Use]]) -> Iterator[Change]:
+    """Gates of a recurrent layer in another order, in what they make of the input and of the state alike."""
+    direct = [u for group in groups for u in group if u.index in f.before or f.before & ground.own.after(u)]
+    for n in (4, 3):
+        members = [u for u in direct if u.rows % n == 0 and u.rows == direct[0].rows]
+        members = list({u.told: u for u in members}.values())
+        if len(members) < 2:
+            continue
+        for order in islice(permutations(range(n)), 1, None):
+            pairs: list[tuple[Held | None, Expr | None]] = []
+            for u in members:
+                now, size = ground.current(u), u.rows // n
+                new = joined([now.part(i * size, (i + 1) * size) for i in order])
+                pairs += [(u.held["weight"], new.weight), (ground.own.bias(u), new.bias)]
+            yield from ground.change(f"gates in the order {order}", pairs)
+
+
+def _groups_before(ground: Ground, f: Use) -> list[list[Use]]:
+    """The matrices whose results F takes, over norms and the like, those that take the same together."""
+    found: list[Use] = []
+    open_ = set(f.before)
+    for _ in range(4):
+        uses = [ground.own.uses[i] for i in sorted(open_)]
+        found += [u for u in uses if u.kind in MATRICES and u not in found and "weight" in u.held]
+        through = [u for u in uses if u.kind not in MATRICES]
+        open_ = set(chain.from_iterable(u.before for u in through))
+    found += [t for u in list(found) for t in ground.twins(u) if t not in found]
+    by_input: dict[frozenset[int], list[Use]] = {}
+    for u in sorted(found, key=lambda u: u.index):
+        if len(by_input.setdefault(u.before, [])) < 8:
+            by_input[u.before].append(u)
+    return list(by_input.values())[:4]
+
+
+def _rearranged(ground: Ground, label: str, group: Sequence[Use], rows: Sequence[Rows] | None) -> Iterator[Change]:
+    if rows is None or [r.rows for r in rows] != [u.rows for u in group]:
+        return
+    pairs: list[tuple[Held | None, Expr | None]] = []
+    for u, r in zip(group, rows, strict=True):
+        pairs += [(u.held["weight"], r.weight), (ground.own.bias(u), r.bias)]
+    yield from ground.change(label, pairs)
+
+
+def _orders(ground: Ground, rows: Sequence[Rows]) -> Iterator[tuple[str, list[Rows]]]:
+    """Parts in another order; parts that alternate by head, or do not."""
+    sizes = [r.rows for r in rows]
+    if 2 <= len(rows) <= 4 and len(set(sizes)) == 1:
+        for order in islice(permutations(range(len(rows))), 1, None):
+            yield f"parts in the order {order}", [rows[i] for i in order]
+    whole = joined(sorted(rows, key=place_of))
+    if 2 <= len(rows) <= 4 and len(set(sizes)) > 1:
+        for order in islice(permutations(range(len(rows))), 1, None):
+            ends = dict(zip(order, accumulate(sizes[i] for i in order), strict=True))
+            yield f"parts cut in the order {order}", [whole.part(ends[i] - n, ends[i]) for i, n in enumerate(sizes)]
+    if len(rows) > 2 and len(set(sizes)) > 1:
+        for i, j in combinations(range(len(rows)), 2):
+            if sizes[i] == sizes[j]:
+                swapped = list(rows)
+                swapped[i], swapped[j] = rows[j], rows[i]
+                yield f"parts {i} and {j} exchanged", swapped
+    for n in (3, 2, 4):
+        if whole.rows % n or (len(rows) > 1 and (len(rows) != n or len(set(sizes)) > 1)):
+            continue
+        size = whole.rows // n
+        cut = [whole.part(i * size, (i + 1) * size) for i in range(n)]
+        every = list(permutations(range(n)))
+        if len(rows) == 1:
+            for order in every[1:]:
+                yield f"{n} parts in the order {order}", like(rows, [cut[i] for i in order])
+        for heads in _HEAD_COUNTS if n < 4 else ():
+            if size % heads or heads == 1:
+                continue
+            apart = [whole.of_heads(heads, n, i) for i in range(n)]
+            for order in every:
+                yield f"{n} parts by {heads} heads, {order}", like(rows, [apart[i] for i in order])
+            if len(rows) == 1:
+                for order in every:
+                    together = by_heads(heads, [cut[i] for i in order])
+                    yield f"{n} parts to {heads} heads, {order}", [together]
+    if len(rows) == 3 and sizes[1] == sizes[2] and sizes[0] > sizes[1] and sizes[0] % sizes[1] == 0:
+        times = sizes[0] // sizes[1]
+        for heads in _HEAD_COUNTS:
+            if sizes[1] % heads:
+                continue
+            blocks = [whole.of_heads(heads, times + 2, i) for i in range(times + 2)]
+            yield (
+                f"groups of {times} queries by {heads} heads",
+                [by_heads(heads, blocks[:times]), blocks[times], blocks[times + 1]],
+            )
+
+
+def _turned(ground: Ground, group: Sequence[Use]) -> Iterator[tuple[str, Turn]]:
+    """Rows of queries and keys paired otherwise, as rotary embeddings take them."""
+    said = [part_label(tuple(u.keys[0].split(".")[:-1])) if u.keys else None for u in group]
+    named = [i for i, part in enumerate(said) if part in ("q", "k")]
+    sizes = [u.rows for u in group]
+    choices: list[tuple[int, ...]] = [tuple(named)] if len(named) == 2 else []
+    choices += [pair for pair in combinations(range(len(group)), 2) if pair not in choices] if len(group) < 5 else []
+    if len(group) == 1 and sizes[0] % 3 == 0:
+        choices.append(())
+    for chosen in choices:
+        for head in _HEAD_SIZES:
+            widths = [sizes[i] for i in chosen] or [sizes[0] // 3]
+            if any(w % head for w in widths):
+                continue
+            for kind in ("half", "interleaved"):
+                yield f"pairs of rotary embeddings of {head} {kind} {chosen}", Turn(chosen, head, kind)
+
+
+__all__ = ["arrangements", "twice"]

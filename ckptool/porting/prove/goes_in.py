@@ -1,0 +1,166 @@
+"""Weights of uses in the source that take what a use in the model takes.
+
+Where a use of weights takes what some use in the source's code takes, its weights are those, with channels in the order
+in which they come: a forward pass shows that, whatever the names are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, permutations
+
+from .. import expression as ex
+from ..expression import Expr
+from .fingerprints import pairing
+from .flow import MATRICES, VECTORS, Held, Use
+from .ground import Change, Ground
+from .rows import Rows, columns
+
+
+def takes_the_same(ground: Ground, f: Use) -> list[tuple[Use, list[int]]]:
+    """The uses in the source that take the channels that F takes, and the order in which they come there."""
+    if f.taken is None:
+        return []
+    found: dict[object, tuple[Use, list[int]]] = {}
+    again = [u for u in ground.own.uses if u.told == f.told] if f.told in ground.own.repeated else [f]
+    mine = [u.taken for u in (f, *ground.own.repeated.get(f.told, ()), *again[:1]) if u.taken is not None]
+    for s in chain(ground.theirs.uses, *ground.theirs.repeated.values()):
+        if s.taken is None or not f.is_like(s):
+            continue
+        order = next((o for taken in mine if (o := pairing(taken, s.taken)) is not None), None)
+        if order is not None:
+            found.setdefault((s.keys, s.held["weight"].expr if "weight" in s.held else None), (s, order))
+    return list(found.values())
+
+
+def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
+    """What goes in shows for all of FRONTS, where one alone shows nothing, as the members of a stack."""
+    by_keys: dict[tuple[str, ...], list[tuple[Held | None, Expr | None]]] = {}
+    for f in fronts:
+        fitting = [(u, order) for u, order in takes_the_same(ground, f) if "weight" in u.held and u.rows == f.rows]
+        if f.kind in MATRICES and "weight" in f.held and len(fitting) == 1:
+            ((u, order),) = fitting
+            pairs = by_keys.setdefault(f.held["weight"].keys, [])
+            pairs.append((f.held["weight"], columns(ground.theirs_of(u.held["weight"]), order, 1)))
+            if (bias := ground.own.bias(f)) is not None:
+                theirs = ground.theirs_of(ground.theirs.bias(u))
+                pairs.append((bias, Expr("zeros", (), bias.shape) if theirs is None else theirs))
+    new: dict[str, Expr] = {}
+    for pairs in by_keys.values():
+        new |= ground.put(pairs) or {}
+    if any(ground.entries[key].expr != expr for key, expr in new.items()):
+        yield "the same goes in at several places", new
+
+
+def from_what_goes_in(ground: Ground, f: Use, matched: list[tuple[Use, list[int]]]) -> Iterator[Change]:
+    """The weights of the uses MATCHED, which take what F takes, for those of F and of others that take the same."""
+    if f.kind == "table":
+        yield from tables(ground, f, [s for s, _ in matched])
+        return
+    for u, order in matched:
+        if order == sorted(order):
+            yield from _key_by_key(ground, f, u)
+    if f.kind in VECTORS:
+        for u, order in matched:
+            pairs = [(f.held[role], columns(ground.theirs_of(held), order, 0)) for role, held in u.held.items()
+                     if role in f.held]  # fmt: skip
+            yield from ground.change("the same goes in", pairs)
+        return
+    sources = [
+        Rows(columns(ground.theirs_of(u.held["weight"]), order, 1), ground.theirs_of(ground.theirs.bias(u)), u.rows)
+        for u, order in matched
+        if "weight" in u.held
+    ]
+    sources = [s for s in sources if s.weight is not None]
+    twins = ground.twins(f)
+    if len(twins) > 1 and len(twins) == len(sources) and [t.rows for t in twins] == [s.rows for s in sources]:
+        yield from ground.rows("the same goes in, in the order of use", twins, sources)
+    taken = {key for t in twins if t is not f for e in [ground.now(t.held["weight"])] if e for key in e.keys()}  # noqa: SIM118
+    fitting = [s for s in sources if s.rows == f.rows]
+    for s in sorted(fitting, key=lambda s: s.weight is not None and set(s.weight.keys()) <= taken):
+        yield from ground.rows("the same goes in", [f], [s])
+    if sum(t.rows for t in twins) == sum(s.rows for s in sources):
+        yield from ground.rows("the same goes in, rows in the order of use", twins, sources)
+    for first in range(len(sources)):
+        for last in range(first + 2, min(first + 8, len(sources)) + 1):
+            if sum(s.rows for s in sources[first:last]) == f.rows:
+                yield from ground.rows("the same goes into several", [f], sources[first:last])
+    for s in sources:
+        parts = [s.part(k, k + f.rows) for k in range(0, s.rows - f.rows + 1, f.rows)] if s.rows > f.rows else []
+        for k, part in enumerate(sorted(parts, key=lambda part: ground.is_used(part.weight))):
+            yield from ground.rows(f"the same goes in, part {k}", [f], [part])
+        if s.rows > f.rows and s.rows % f.rows:
+            yield from ground.rows("the same goes in, the last rows", [f], [s.part(s.rows - f.rows, s.rows)])
+
+
+def _key_by_key(ground: Ground, f: Use, s: Use) -> Iterator[Change]:
+    """The keys of S for those of F, where both compute what they use from several."""
+    if not any(held.expr is None for held in f.held.values()):
+        return
+    new: dict[str, Expr] = {}
+    for role in dict.fromkeys([*f.held, "bias"]):
+        held = f.held.get(role) if role != "bias" else ground.own.bias(f)
+        other = s.held.get(role) if role != "bias" else ground.theirs.bias(s)
+        if held is None:
+            continue
+        if other is None or len(other.keys) != len(held.keys):
+            return
+        for own, key in zip(sorted(held.keys), sorted(other.keys), strict=True):
+            if own not in ground.entries or ground.shapes.get(key) != ground.entries[own].shape:
+                return
+            new[own] = ex.of(key)
+    if any(ground.entries[own].expr != expr for own, expr in new.items()):
+        yield "the same goes in", new
+
+
+def tables(ground: Ground, f: Use, matched: Sequence[Use]) -> Iterator[Change]:
+    """Tables of words or places, of which the model may have fewer rows."""
+    own = f.held["weight"]
+    for s in matched:
+        x = ground.theirs_of(s.held.get("weight"))
+        if x is not None and s.rows > f.rows and s.rows % f.rows == 0 and s.held["weight"].shape[0] == own.shape[0]:
+            cut = [ex.part(x, 1, k, k + f.rows) for k in range(0, s.rows, f.rows)]
+            for part in sorted(cut, key=ground.is_used):
+                yield from ground.change("columns of a table", [(own, part)])
+        if x is None or s.rows != f.rows:
+            continue
+        have, want = s.held["weight"].shape[0], own.shape[0]
+        for start in dict.fromkeys([0, have - want, 1, 2] if have > want else [0]):
+            if have >= want + start:
+                yield from ground.change(
+                    f"table from row {start} on", [(own, x if have == want else ex.part(x, 0, start, start + want))]
+                )
+
+
+def made_together(ground: Ground, f: Use) -> Iterator[Change]:
+    """What both codes compute of weights alone, of which some are known: the others are each other's."""
+    if all(held.expr is not None for held in f.held.values()):
+        return
+    made = {own: set(ground.entries[own].sources) for own in f.keys if own in ground.entries}
+    for s in ground.theirs.uses:
+        shared = {key for keys in made.values() for key in keys & set(s.keys)}
+        own = [key for key, keys in made.items() if not keys & shared]
+        theirs = [key for key in s.keys if key not in shared and key in ground.shapes]
+        if shared and len(own) == len(theirs) <= 4:
+            for order in permutations(theirs):
+                for turned in (False, True):
+                    new = _each_for_each(ground, own, order, turned)
+                    if new and any(ground.entries[key].expr != expr for key, expr in new.items()):
+                        yield "computed with the same", new
+
+
+def _each_for_each(ground: Ground, own: Sequence[str], theirs: Sequence[str], turned: bool) -> dict[str, Expr] | None:
+    """Keys of the source for keys of the model; square matrices as they are, or TURNED."""
+    new: dict[str, Expr] = {}
+    for key, other in zip(own, theirs, strict=True):
+        wanted, have = ground.entries[key].shape, ground.shapes[other]
+        if wanted == have and not (turned and len(have) == 2 and have[0] == have[1]):
+            new[key] = ex.of(other)
+        elif len(have) == 2 and wanted == have[::-1]:
+            new[key] = ex.transpose(ex.of(other))
+        else:
+            return None
+    return new
+
+
+__all__ = ["at_once", "from_what_goes_in", "made_together", "tables", "takes_the_same"]

@@ -1,0 +1,193 @@
+"""What hypotheses stand on: the mapping so far, and what flows through both models with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+
+import torch
+
+from ...errors import RuleError
+from .. import expression as ex
+from ..expression import Expr, Shape
+from ..mapping import Entry
+from ..pieces import squeezed, substituted
+from .flow import Flow, Held, Use
+from .rows import Rows
+
+#: A name for a kind of change, which may work in other blocks too, and the expressions that it changes.
+Change = tuple[str, dict[str, Expr]]
+
+
+@dataclass(slots=True)
+class Ground:
+    """What hypotheses are made from.
+
+    Attributes:
+        entries: the mapping so far, by key of the model.
+        own: what flows through the model with it.
+        theirs: what flows through the source's code.
+        shapes: of the source.
+        factors: what low-rank adapters may be multiplied with.
+    """
+
+    entries: dict[str, Entry]
+    own: Flow
+    theirs: Flow
+    shapes: MappingOf[str, Shape]
+    factors: Sequence[float] = ()
+
+    def now(self, held: Held | None) -> Expr | None:
+        """What a weight of the model is made of now, as it is used."""
+        if held is None or held.expr is None:
+            return None
+        values = {}
+        for key in held.keys:
+            entry = self.entries.get(key)
+            if entry is None or entry.expr is None:
+                return None
+            values[key] = entry.expr
+        try:
+            return ex.simplified(substituted(held.expr, values), self.shapes)
+        except RuleError:
+            return None
+
+    def put(self, pairs: Sequence[tuple[Held | None, Expr | None]]) -> dict[str, Expr] | None:
+        """The entries that make these weights of the model these expressions, or None where that cannot be said."""
+        own_shapes = {key: entry.shape for key, entry in self.entries.items()}
+        pieces: dict[str, list[tuple[Expr, object]]] = {}
+        for held, value in pairs:
+            if held is None or value is None:
+                continue
+            if held.expr is None:
+                return None
+            try:
+                value = ex.reshape(value, held.shape, ex.shape_of(value, self.shapes))
+                found = ex.inverted(value, held.expr, own_shapes)
+            except RuleError:
+                return None
+            for key, parts in (found or {}).items():
+                pieces.setdefault(key, []).extend(parts)
+            if found is None:
+                return None
+        out = {}
+        for key, parts in pieces.items():
+            made = self._whole(key, parts)
+            if made is None:
+                return None
+            out[key] = made
+        return out
+
+    def _whole(self, key: str, pieces: list[tuple[Expr, object]]) -> Expr | None:
+        """A key from its pieces; what they leave out stays what it is."""
+        entry = self.entries[key]
+        made = ex.reassembled(pieces, entry.shape)
+        kind = pieces[0][1]
+        if made is None and entry.expr is not None and isinstance(kind, tuple) and kind[:2] == ("slice", 0):
+            parts, at = [], 0
+            for value, piece in sorted(pieces, key=lambda p: p[1][2]):  # type: ignore[index]
+                start, stop = piece[2], piece[3]  # type: ignore[index]
+                parts += [ex.part(entry.expr, 0, at, start)] if start > at else []
+                parts.append(value)
+                at = stop
+            rest = self._going_on(parts[-1], entry.shape[0] - at) if at < entry.shape[0] else None
+            if rest is not None:
+                parts[-1] = rest
+                at += ex.shape_of(rest, self.shapes)[0] - (piece[3] - piece[2])  # type: ignore[index]
+            parts += [ex.part(entry.expr, 0, at, entry.shape[0])] if at < entry.shape[0] else []
+            made = ex.cat(0, *parts)
+        if made is None:
+            return None
+        try:
+            made = ex.simplified(made, self.shapes)
+            have = ex.shape_of(made, self.shapes)
+        except RuleError:
+            return None
+        if have != entry.shape:
+            return ex.reshape(made, entry.shape) if prod(have) == prod(entry.shape) else None
+        return made
+
+    def _going_on(self, rows: Expr, more: int) -> Expr | None:
+        """Rows of a table that are looked up with as many MORE of it as it has: those of longer texts."""
+        rows = ex.simplified(rows, self.shapes)
+        if rows.op != "slice" or rows.params[0] != 0 or not rows.args[0].is_copy:
+            return None
+        table, (_, start, stop) = rows.args[0], rows.params
+        end = min(int(stop) + more, self.shapes[table.key][0])
+        return ex.part(table, 0, int(start), end) if end > int(stop) else None
+
+    def theirs_of(self, held: Held | None) -> Expr | None:
+        """A weight as the source's code uses it; where that is computed, as the mapping computes it already."""
+        if held is None:
+            return None
+        if held.expr is not None:
+            return held.expr
+        keys = set(held.keys)
+        if len(keys) == 2 and all(key in self.shapes for key in keys):
+            g, v = sorted(keys, key=lambda key: prod(self.shapes[key]))
+            if self.shapes[v] == held.shape and self.shapes[g] == (held.shape[0],) + (1,) * (len(held.shape) - 1):
+                return Expr("weight_norm", (ex.of(g), ex.of(v)))
+        return next(
+            (e.expr for e in self.entries.values() if e.expr is not None and set(e.sources) == keys and len(keys) > 1
+             and squeezed(e.shape) == squeezed(held.shape)),
+            None,
+        )  # fmt: skip
+
+    def is_used(self, x: Expr | None) -> bool:
+        """Whether some key of the model is made of this already."""
+        plain = None if x is None else ex.simplified(x, self.shapes)
+        return any(e.expr == plain for e in self.entries.values())
+
+    def change(self, label: str, pairs: Sequence[tuple[Held | None, Expr | None]]) -> Iterator[Change]:
+        """A change that makes these weights of the model these expressions, if it can be said and changes anything."""
+        new = self.put(pairs)
+        if new and any(self.entries[key].expr != expr for key, expr in new.items()):
+            yield label, new
+
+    def twins(self, f: Use) -> list[Use]:
+        """F and the other matrices that take what it takes."""
+        if f.taken is None:
+            return [f]
+        return [
+            u
+            for u in self.own.uses
+            if u.kind == f.kind
+            and u.before == f.before
+            and "weight" in u.held
+            and u.taken is not None
+            and torch.equal(u.taken, f.taken)
+        ]
+
+    def current(self, u: Use) -> Rows:
+        """What the rows of a use are made of now."""
+        return Rows(self.now(u.held["weight"]), self.now(self.own.bias(u)), u.rows)
+
+    def rows(self, label: str, uses: Sequence[Use], sources: Sequence[Rows]) -> Iterator[Change]:
+        """The rows of SOURCES, one after the other, as those of USES."""
+        weights = [s.weight for s in sources if s.weight is not None]
+        some = any(s.bias is not None for s in sources)
+        biases = [s.bias if s.bias is not None else Expr("zeros", (), (s.rows,)) for s in sources]
+        edges = [0, *accumulate(u.rows for u in uses)]
+        if [u.rows for u in uses] == [s.rows for s in sources]:
+            split: list[tuple[Expr, Expr]] = list(zip(weights, biases, strict=True))
+        else:
+            try:
+                sizes = [ex.shape_of(w, self.shapes) for w in weights]
+                flat = [ex.reshape(w, (n[0], prod(n[1:])), n) for w, n in zip(weights, sizes, strict=True)]
+            except RuleError:
+                return
+            w, b = ex.cat(0, *flat), ex.cat(0, *biases)
+            split = [(ex.part(w, 0, i, j), ex.part(b, 0, i, j)) for i, j in pairwise(edges)]
+        pairs: list[tuple[Held | None, Expr | None]] = []
+        for u, (w, b) in zip(uses, split, strict=True):
+            own_bias = self.own.bias(u)
+            pairs.append((u.held["weight"], w))
+            if own_bias is not None:
+                pairs.append((own_bias, b if some else Expr("zeros", (), own_bias.shape)))
+        yield from self.change(label, pairs)
+
+
+__all__ = ["Change", "Ground"]

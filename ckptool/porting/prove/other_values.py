@@ -1,0 +1,129 @@
+"""Other tensors of the source for a use of weights: rivals, other offsets and factors, any of these sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice, permutations
+from math import prod
+
+from .. import expression as ex
+from ..expression import Expr, Shape
+from ..pieces import squeezed
+from .flow import VECTORS, Held, Use
+from .goes_in import tables
+from .ground import Change, Ground
+
+_FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 0.125, 16.0, 0.0625, 32.0)
+
+
+def rivals(ground: Ground, f: Use) -> Iterator[Change]:
+    """What the mapping says fits as well, for F and for what comes before it."""
+    near = [f, *(ground.own.uses[i] for i in sorted(f.before)[-8:])]
+    keys = list(dict.fromkeys(key for u in near for key in u.keys if key in ground.entries))
+    doubtful = [ground.entries[key] for key in keys if ground.entries[key].rivals]
+    for number in range(max((len(e.rivals) for e in doubtful), default=0)):
+        fitting = {e.target: e.rivals[number] for e in doubtful if len(e.rivals) > number}
+        yield f"rival {number}", fitting
+        by_module: dict[str, dict[str, Expr]] = {}
+        for key, expr in fitting.items():
+            by_module.setdefault(key.rpartition(".")[0], {})[key] = expr
+        if len(by_module) > 1:
+            for new in by_module.values():
+                yield f"rival {number} of one", new
+        for new in by_module.values():  # whoever had it gets that instead
+            back = {
+                key: ground.entries[own].expr
+                for own, expr in new.items()
+                for key, e in ground.entries.items()
+                if e.expr == expr and key not in new
+            }
+            if back:
+                yield f"exchanged with rival {number}", new | {k: x for k, x in back.items() if x is not None}
+
+
+def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
+    """Weights that one code keeps around 0 and the other around 1."""
+    own = [ground.entries[key] for key in f.keys if key in ground.entries and ground.entries[key].expr is not None]
+    for e in own:
+        assert e.expr is not None
+        inner = e.expr.args[0] if e.expr.op == "shift" else e.expr
+        if len(squeezed(e.shape)) == 1 and f.kind in VECTORS:
+            for amount in (1.0, -1.0):
+                yield f"{amount:+g}", {e.target: Expr("shift", (inner,), (amount,))}
+
+
+def adapters(ground: Ground, f: Use) -> Iterator[Change]:
+    """Low-rank adapters with another factor, all of them: what comes of one alone is not seen."""
+    near = {key for u in (f, *(ground.own.uses[i] for i in f.before)) for key in u.keys}
+    adapted = {k: e.expr for k, e in ground.entries.items() if e.expr is not None and "lora" in e.expr.operations()}
+    if near & adapted.keys():
+        for factor in dict.fromkeys([*ground.factors, *_FACTORS]):
+            yield f"adapters times {factor:g}", {key: _with_factor(expr, factor) for key, expr in adapted.items()}
+
+
+def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
+    """Any weight of these sizes in the source, the nearest in the order of execution first."""
+    own = f.held.get("weight") or f.held.get("bias")
+    if own is None:
+        return
+    place = f.index / max(len(ground.own.uses), 1)
+    length = max(len(ground.theirs.uses), 1)
+    seen = set()
+    count = 0
+    for s in sorted(ground.theirs.uses, key=lambda s: abs(s.index / length - place)):
+        have = s.held.get("weight") or s.held.get("bias")
+        if have is None or (s.family != f.family and f.kind != "table") or s.keys in seen:
+            continue
+        if f.kind == "table" and s.kind == "table":
+            seen.add(s.keys)
+            yield from tables(ground, f, [s])
+            continue
+        if sorted(squeezed(have.shape)) != sorted(squeezed(own.shape)) and prod(have.shape) != prod(own.shape):
+            continue
+        seen.add(s.keys)
+        count += 1
+        if count > 16:
+            return
+        bias = (ground.own.bias(f), ground.theirs_of(ground.theirs.bias(s)))
+        for label, x in _in_other_sizes(ground, ground.theirs_of(have), have.shape, own.shape):
+            pairs: list[tuple[Held | None, Expr | None]] = [(own, x)]
+            if own is f.held.get("weight"):
+                pairs.append(bias)
+            yield from ground.change(label, pairs)
+
+
+def _in_other_sizes(ground: Ground, x: Expr | None, have: Shape, own: Shape) -> Iterator[tuple[str, Expr]]:
+    if x is None:
+        return
+    a, b = squeezed(have), squeezed(own)
+    if a == b:
+        yield "of these sizes", x
+    elif prod(a) != prod(b):
+        return
+    if len(a) == len(b) <= 5 and sorted(a) == sorted(b):
+        for order in islice(permutations(range(len(a))), 1, None):
+            if tuple(a[i] for i in order) == b:
+                yield f"dimensions in the order {order}", ex.permute(ex.reshape(x, a, have), *order)
+    elif a[:1] == b[:1]:
+        if 3 <= len(a) <= 4:
+            for order in permutations(range(1, len(a))):
+                moved = ex.permute(ex.reshape(x, a, have), 0, *order)
+                yield f"as rows, dimensions in the order {order}", ex.reshape(moved, own)
+        elif 3 <= len(b) <= 4:
+            for order in permutations(range(1, len(b))):
+                # laid out as (rows, …) in that order, and put back
+                back = [0] * len(b)
+                for new, old in enumerate((0, *order)):
+                    back[old] = new
+                laid = ex.reshape(x, tuple(b[i] for i in (0, *order)))
+                yield f"from rows, dimensions in the order {order}", ex.reshape(ex.permute(laid, *back), own, b)
+
+
+def _with_factor(x: Expr, factor: float) -> Expr:
+    if x.op == "lora":
+        return replace(x, params=(factor,))
+    return replace(x, args=tuple(_with_factor(arg, factor) for arg in x.args))
+
+
+__all__ = ["adapters", "any_of_these_sizes", "around_zero_or_one", "rivals"]
