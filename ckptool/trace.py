@@ -82,7 +82,26 @@ def signature_of(
         inputs=found.inputs,
         rotary=found.rotary if found.uses or not trace else _rotary_by_parts(model),
         metadata={path: dict(value) for path, value in metadata.items()} if metadata else None,
+        cuts=found.cuts | frozenset(_kept_numbers(model)),
     )
+
+
+def _kept_numbers(model: torch.nn.Module) -> Iterator[tuple[int, ...]]:
+    """Rows of numbers that modules keep, as tables of several fields do of where each begins."""
+    for module in model.modules():
+        for value in vars(module).values():
+            if (
+                getattr(value, "ndim", 0) == 1
+                and 1 < len(value) <= _MOST_NUMBERS
+                and not getattr(value, "is_meta", False)
+            ):
+                value = value.tolist()  # a tensor, or an array of numpy
+            if isinstance(value, tuple | list) and 1 < len(value) <= _MOST_NUMBERS and {*map(type, value)} == {int}:
+                yield tuple(value)
+
+
+#: Longer rows of numbers are no sizes of parts.
+_MOST_NUMBERS = 256
 
 
 def _rotary_by_parts(model: torch.nn.Module) -> str | None:
@@ -109,6 +128,7 @@ class _Followed:
     uses: dict[str, _Use]
     inputs: str = ""
     rotary: str | None = None
+    cuts: frozenset[tuple[int, ...]] = frozenset()
 
 
 _Nothing = _Followed({})
@@ -175,7 +195,7 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
         model.train(training)
         torch.set_rng_state(state)
     mode.finish()
-    return _Followed(mode.uses, inputs_text(inputs), mode.rotary)
+    return _Followed(mode.uses, inputs_text(inputs), mode.rotary, frozenset(mode.cuts))
 
 
 def _hollow(value: Any, device: str) -> Any:
@@ -199,6 +219,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         self._keys = keys
         self.uses: dict[str, _Use] = {}
         self.rotary: str | None = None
+        self.cuts: set[tuple[int, ...]] = set()
         self._alive: list[Any] = []
         self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
         self._negated: set[int] = set()
@@ -320,6 +341,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             self._rotates("interleaved", args[0] if args else None)
         if not isinstance(result, torch.Tensor):
             if isinstance(result, tuple | list):
+                self._cut(name, result)
                 first = args[0] if args else None
                 kind, what = self._from.get(id(first), ("", None))
                 if kind == "fused" and name in ("chunk", "split", "tensor_split", "unsafe_chunk", "unbind"):
@@ -352,6 +374,12 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             made = self._after(kind, what, name, args, first, result)
             if made is not None:
                 self._from[id(result)] = made
+
+    def _cut(self, name: str, parts: Sequence[Any]) -> None:
+        """Note the sizes of unequal parts that a tensor is cut into."""
+        shapes = [tuple(part.shape) for part in parts if isinstance(part, torch.Tensor)]
+        if name in ("split", "split_with_sizes", "tensor_split") and len(set(shapes)) > 1:
+            self.cuts.update(sizes for sizes in zip(*shapes, strict=False) if len(set(sizes)) > 1)
 
     def _after(self, kind: str, what: Any, name: str, args: Any, first: Any, result: Any) -> tuple[str, Any] | None:
         if kind == "features":

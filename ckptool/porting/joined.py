@@ -266,7 +266,11 @@ def _join_families(one: Canon, other: Canon) -> bool:
         whole = join.shape(family.parts[0].shape)
         if made[squeezed(whole)] <= sizes.wanted(whole):
             wholes = [p for p in other.pieces.values() if squeezed(p.shape) == squeezed(whole)]
-            spelled = _spelled(family.parts, {p.path[-1] for p in wholes if p.path}) or _by_gate(family.parts, wholes)
+            spelled = (
+                _spelled(family.parts, {p.path[-1] for p in wholes if p.path})
+                or _by_gate(family.parts, wholes)
+                or _by_cuts(family, join, other)
+            )
             if spelled is not None:
                 by_heads = join.dim == 0 and len(set(join.sizes)) > 1 and all(_label(p.words) for p in spelled)
                 family, join = replace(family, parts=spelled, numbered=True), _join_in_order(join, family, spelled)
@@ -311,6 +315,34 @@ def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ..
     if len(parts) != 2 or said.keys() != {"gate", "up"} or len(halves) != 1 or halves == {None}:
         return None
     return (said["gate"], said["up"]) if halves == {0} else (said["up"], said["gate"])
+
+
+def _by_cuts(family: _Family, join: _Join, other: Canon) -> tuple[Piece, ...] | None:
+    """Parts of several sizes in the order in which the model's code has these sizes, if it has them in one order alone.
+
+    Those of one size stand as they are registered, if all others do, too.
+    """
+    if join.dim != 0 or join.turns > 1 or len(set(join.sizes)) < 2 or not other.is_target:
+        return None
+    rows = sum(join.sizes)
+    told = {sizes for row in other.signature.cuts if (sizes := _as_sizes(row, rows)) is not None}
+    told = {sizes for sizes in told if sorted(sizes) == sorted(join.sizes)}
+    if len(told) != 1:
+        return None
+    sizes = next(iter(told))
+    if len(set(sizes)) < len(sizes):
+        return family.parts if sizes == join.sizes else None
+    return tuple(family.parts[join.sizes.index(size)] for size in sizes)
+
+
+def _as_sizes(row: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
+    """Numbers as the sizes of parts of so many ROWS together: they are, or they say where each begins, and the end."""
+    if sum(row) == rows and min(row) > 0:
+        return row
+    ends = row if row[-1] == rows else (*row, rows)
+    ends = ends if ends[0] == 0 else (0, *ends)
+    sizes = tuple(b - a for a, b in pairwise(ends))
+    return sizes if min(sizes) > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
