@@ -21,7 +21,7 @@ from .exported import name_exported
 from .fused import fused_alike, missing_key_bias, split_fused
 from .gates import join_gates, of_recurrent_kernels
 from .heads import flat_heads
-from .implied import imply
+from .implied import forget_plain_words, imply
 from .joined import join_parts
 from .kernels import channels_first, lay_down, turn_transposed
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
@@ -45,6 +45,8 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
     general_dense(s, t)
     for canon in (s, t):
         _laid_out(canon)
+    forget_plain_words(s, t)
+    forget_plain_words(t, s)
     _reconcile(s, t, lora_scale)
     for canon in (s, t):
         _count_letters(canon)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import replace
 
-from .fused import fused_kind
+from .fused import fused_kind, part_label
 from .pieces import Canon, Piece
 from .words import cut, label, table, words_of
 
@@ -38,6 +38,30 @@ def _seen_gates(canon: Canon) -> None:
         for one in [p for p in canon.pieces.values() if p.path == piece.path]:
             if label(attention, one.words) is None:
                 _add(canon, one, f"{piece.entry.notes['gated']}_proj")
+
+
+def forget_plain_words(one: Canon, other: Canon) -> None:
+    """Take words for what expands and what contracts from two layers that are a gate and what it is multiplied with.
+
+    The other side shows that layers of these sizes are; `fc1` and `fc2` of one size beside each other then say by their
+    numbers which was registered first, and no more.
+    """
+    gated = {p.shape for p in other.pieces.values() if "gated" in p.entry.notes and p.role == "weight"}
+    neck = table().group("neck")
+    beside: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for piece in one.pieces.values():
+        if piece.role == "weight" and piece.shape in gated and "gated" not in piece.entry.notes and piece.path:
+            beside[piece.path[:-1]].append(piece)
+    for pieces in beside.values():
+        said = {label(neck, p.words) for p in pieces} | {part_label(p.path) for p in pieces} - {None}
+        if len(pieces) != 2 or "gate" in said or any(part_label(p.path) == "up" for p in pieces):
+            continue
+        for path in [p.path for p in pieces]:
+            for piece in [p for p in one.pieces.values() if p.path == path]:
+                words = piece.words
+                while words and label(neck, words) is not None:
+                    words = words[:-1]
+                one.pieces[piece.name] = replace(piece, words=words)
 
 
 def _listed_attention(canon: Canon) -> None:

@@ -87,10 +87,24 @@ def test_which_of_two_layers_without_a_meaning_is_the_gate_is_a_guess_though_the
     assert made["gate_proj.weight"].status == made["up_proj.weight"].status == "guessed"
 
 
-def test_words_of_a_plain_block_tell_no_gate_of_a_gated_one() -> None:
+@pytest.mark.parametrize("gate", [0, 1])
+@pytest.mark.parametrize("target", [NAMED, ("one", "other", "back")])
+@pytest.mark.parametrize(
+    "names",
+    [("fc_1", "fc_2", "proj"), ("dense_in", "dense_out", "last"), ("expand", "act", "out"), ("lin1", "lin2", "o")],
+)
+def test_words_of_a_plain_block_tell_no_gate_of_a_gated_one(
+    names: tuple[str, str, str], target: tuple[str, str, str], gate: int
+) -> None:
     """`fc_1` and `fc_2` are up and down elsewhere; two layers of one size beside a third are neither."""
-    made = entries(Apart(("fc_1", "fc_2", "proj"), 0), Apart(NAMED, 0))
-    assert made["gate_proj.weight"].status == made["up_proj.weight"].status == "guessed"
+    made = entries(Apart(names, 0), Apart(target, gate))
+    assert made[f"{target[0]}.weight"].status == made[f"{target[1]}.weight"].status == "guessed"
+
+
+def test_one_layer_that_is_called_as_what_a_gate_is_multiplied_with_tells_the_other() -> None:
+    made = entries(Apart(("act", "up", "out"), 0), Apart(("one", "other", "back"), 1))
+    assert str(made["one.weight"].expr) == "block.up.weight"
+    assert made["one.weight"].status == made["other.weight"].status == "mapped"
 
 
 @pytest.mark.parametrize("sliced", [False, True])
