@@ -16,7 +16,7 @@ from ckptool.porting.sources import match_signature
 
 
 class Table(nn.Module):
-    """One table for several things; KEPT are numbers that the module keeps, CUT the sizes that it cuts the table into."""
+    """One table for several things; KEPT are numbers that the module keeps, CUT the sizes of what it is cut into."""
 
     def __init__(self, rows: int, *, kept: Any = None, cut: Any = None) -> None:
         super().__init__()
