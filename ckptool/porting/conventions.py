@@ -327,8 +327,6 @@ def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:
 def _rotary_by_name(path: Sequence[str]) -> Rotary | None:
     """How queries and keys are paired by rotary embeddings in code that uses this name, the longest that is known."""
     for end in (len(path), len(path) - 1):  # what was taken out of a fused projection has its name behind it
-        if (spelled := tuple(path[end - 1 : end])) in table().rotary:
-            return table().rotary[spelled]
         words = words_of(path[max(end - 2, 0) : end])
         for start in range(len(words)):
             if words[start:] in table().rotary:

@@ -44,8 +44,6 @@ def _said(path: Sequence[str], phrases: Mapping[tuple[str, ...], _Meaning]) -> _
     That of a list, for what is numbered in it. What kind of convolution it is says nothing: `qkv_dwconv`.
     """
     name = next((component for component in reversed(path) if not component.isdigit()), "")
-    if (name,) in phrases:
-        return phrases[name,]  # in this spelling, or one word in lower case
     every = cut(name)
     words = tuple(word for word in every if not word.isdigit())
     if len(words) > 1 and words[-1] in _CONVOLUTIONS:

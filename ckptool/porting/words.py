@@ -164,14 +164,14 @@ def table() -> Words:
 
     fused = {}
     for one in raw["fused"]:
-        for said in ("fixed", "sure", "grouped", "spelled", "open", "doubt", "by_heads", "ungated", "sure_by_heads"):
-            sure = said in ("fixed", "sure", "grouped", "spelled", "open")
-            ordered = said in ("fixed", "sure", "grouped", "spelled")
+        for said in ("fixed", "sure", "grouped", "open", "doubt", "by_heads", "ungated", "sure_by_heads"):
+            sure = said in ("fixed", "sure", "grouped", "open")
+            ordered = said in ("fixed", "sure", "grouped")
             own = {"fixed": said == "fixed", "grouped": said == "grouped", "ungated": said == "ungated"}
             own["by_heads"] = said in ("by_heads", "ungated", "sure_by_heads")
             own["alternates"] = said == "sure_by_heads"
             kind = Fused(tuple(one["parts"]), sure=sure, ordered=ordered, **own)
-            fused.update({(phrase,) if said == "spelled" else cut(phrase): kind for phrase in one.get(said, ())})
+            fused.update({cut(phrase): kind for phrase in one.get(said, ())})
     return Words(
         turned(raw["leaves"]),
         frozenset(raw["beside_bias"]),
@@ -189,10 +189,10 @@ def table() -> Words:
         frozenset(map(str, raw["empty"])),
         tuple(raw["copies"]),
         {
-            (phrase,) if said == "spelled" else cut(phrase): Rotary(one["kind"], said != "doubt")
+            cut(phrase): Rotary(one["kind"], sure == "sure")
             for one in raw["rotary"]
-            for said in ("sure", "spelled", "doubt")
-            for phrase in one.get(said, ())
+            for sure in ("sure", "doubt")
+            for phrase in one[sure]
         },
         frozenset(raw["experts"]),
         tuple(

@@ -160,15 +160,6 @@ def test_code_that_joins_gate_and_up_has_fewer_keys_than_queries_in_blocks_most_
     assert (str(entry.expr) == f"slice(layers.1.attn.{name}.weight, 0, {WIDTH}, {WIDTH + keys})") is blocks
 
 
-@pytest.mark.parametrize(("name", "status"), [("Wqkv", "mapped"), ("wqkv", "guessed"), ("W_qkv", "guessed")])
-def test_a_name_may_say_in_one_spelling_that_fewer_keys_than_queries_stand_in_blocks(name: str, status: str) -> None:
-    keys = 2 * HEAD
-    source = {key: value.shape for key, value in fused(name, keys=keys).items()}
-    entry = found(port(signature(source), with_heads(apart(keys=keys))), "blocks.1.attn.k_proj.weight")
-    assert str(entry.expr) == f"slice(layers.1.attn.{name}.weight, 0, {WIDTH}, {WIDTH + keys})"
-    assert entry.status == status
-
-
 def test_parts_that_all_code_of_a_name_alternates_are_a_guess_where_the_model_was_not_followed() -> None:
     source = {key: value.shape for key, value in fused("linear_qkv").items()}
     assert found(port(signature(source), wanted(apart())), "blocks.1.attn.k_proj.weight").status == "guessed"
