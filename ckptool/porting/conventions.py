@@ -11,11 +11,11 @@ from . import expression as ex
 from .doubts import About, Doubt
 from .expression import Expr, Shape
 from .filling import Filling, Values
-from .fused import heads_of, part_label
-from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare
+from .fused import heads_of, of_library, part_label
+from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare, is_turned, kin
 from .pieces import Piece, squeezed
 from .units import label_of
-from .words import Rotary, table, words_of
+from .words import Rotary, label, table, words_of
 
 #: What a matrix that is taken as it stands may have been through.
 _AS_IT_IS = frozenset({"select", "reshape"})
@@ -27,7 +27,16 @@ _JOINED = (
 
 def doubt_conventions(filling: Filling) -> None:
     """Doubt, or turn, what code on the two sides may take in different ways."""
-    for step in (_bare_squares, _rotary, _flatten, _concatenated, _modulated, _centred_norms, _equalised):
+    for step in (
+        _bare_squares,
+        _turned_squares,
+        _rotary,
+        _flatten,
+        _concatenated,
+        _modulated,
+        _centred_norms,
+        _equalised,
+    ):
         step(filling)
 
 
@@ -59,10 +68,43 @@ def _bare_squares(filling: Filling) -> None:
         elif not votes[False] and not any(doubt.about is About.TURNED for doubt in filled.doubts):
             filled.doubts.append(TURNED_IN_CODE)
             turned = ex.transpose(filled.expr)
-            if len(own.shape) == 2 and not own.leaf.endswith("_weight"):
-                # as a rule, code multiplies with its own parameters from the right; `F.linear` takes a `weight`
+            if len(own.shape) != 3 and not own.leaf.endswith("_weight"):
+                # as a rule, code multiplies with its own parameters from the right; `F.linear` takes a `weight`, and
+                # those of experts are as often taken by it, one after the other
                 filled.expr, turned = turned, filled.expr
             filled.rivals.append(turned)
+
+
+def _turned_squares(filling: Filling) -> None:
+    """Square matrices of a layer, which most layers hold with their outputs first.
+
+    Not all do: graph convolutions and layers after those of TF hold their inputs first, as the others of their name
+    show whose sizes differ. Where there is none, it is open whether what the model takes the other way round is turned.
+    """
+    votes: dict[str, Counter[bool]] = defaultdict(Counter)
+    square = []
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece = t.pieces.get(hole.rpartition("|")[2])
+        own = next((p for p in s.pieces.values() if p.expr == filled.expr), None)
+        if piece is None or own is None or len(own.shape) < 2:
+            continue
+        turned = is_turned(filling.target, piece)
+        if own.shape[-1] != own.shape[-2]:
+            votes[kin(own)][turned != (own.expr.op == "transpose")] += 1
+        elif own.expr.op == "key" and own.leaf not in table().inputs_first and not is_bare(own):
+            unseen = piece.entry.used is None and is_bare(piece) and piece.entry.module != "Embedding"
+            square.append((filled, own, turned, turned or unseen))
+    for filled, own, turned, is_open in square:
+        said = votes[kin(own)]
+        if said[not turned] and not said[turned]:
+            filled.expr = ex.transpose(filled.expr)
+        elif is_open and not said and not any(doubt.about is About.TURNED for doubt in filled.doubts):
+            filled.doubts.append(TURNED_IN_CODE)
+            other = ex.transpose(filled.expr)
+            if turned and label(table().group("purpose"), own.words) == "conv":  # no layer of torch: a graph's, mostly
+                filled.expr, other = other, filled.expr
+            filled.rivals.append(other)
 
 
 def _rotary(filling: Filling) -> None:
@@ -90,7 +132,8 @@ def _rotary(filling: Filling) -> None:
         if kind == "unknown" and _are_queries(piece):
             continue
         heads = heads_of(t.main.entry)
-        theirs = _rotary_by_name(s.path)
+        library = of_library(filling.source, s.path)
+        theirs = _rotary_by_name(s.path) if library is None else library.rotary
         otherwise = kind != "unknown" and theirs is not None and theirs.kind != kind
         same_code = filling.same_code(t, s)
         if (theirs is not None and theirs.sure and theirs.kind == kind) or (same_code and not otherwise):
@@ -310,7 +353,7 @@ def _as_matrix(piece: Piece) -> Shape | None:
     how, module = piece.entry.how, piece.entry.module
     if len(piece.shape) > 2 and (how.startswith("conv") or module.startswith("Conv")):
         return piece.shape[:2] if not squeezed(piece.shape[2:]) else None
-    return piece.shape if (how in PRODUCTS or module == "Linear") and len(piece.shape) in (2, 3) else None
+    return piece.shape if (how in PRODUCTS or module == "Linear") and len(piece.shape) > 1 else None
 
 
 def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:

@@ -98,10 +98,10 @@ def turn_by_vote(canon: Canon) -> None:
         matrices.append(piece)
         rows, columns = (n == bias.shape[-1] for n in piece.shape[-2:])
         if rows != columns:
-            votes[_held(piece), _kin(piece)][columns] += 1
+            votes[_held(piece), kin(piece)][columns] += 1
             everywhere[_held(piece)][columns] += 1
     for piece in matrices:
-        vote = votes.get((_held(piece), _kin(piece))) or everywhere[_held(piece)]
+        vote = votes.get((_held(piece), kin(piece))) or everywhere[_held(piece)]
         if vote[True] > vote[False]:
             turn(canon, piece)
 
@@ -117,8 +117,9 @@ def _unseen(entry: Entry) -> bool:
     return not told and entry.module not in ("Linear", "Embedding", "NonDynamicallyQuantizableLinear")
 
 
-def _kin(piece: Piece) -> str:
-    return re.sub(r"\d+", "", piece.path[-1]) if piece.path else ""
+def kin(piece: Piece) -> str:
+    """The name of a layer without its number: what has it is laid out in one way."""
+    return next((re.sub(r"\d+", "", c) for c in reversed(piece.path) if not c.isdigit()), "")
 
 
 #: Why a square matrix is not certain.
@@ -140,7 +141,7 @@ def follow_names(source: Canon, target: Canon) -> None:
                 ends[piece.path[at:]].append(piece)
     same, votes = [], Counter[bool]()
     for piece in target.pieces.values():
-        if target.assembly.get(piece.entry.key) != ex.transpose(ex.of(piece.name)):
+        if not is_turned(target, piece):
             continue
         found = _namesakes(piece, ends)
         if len(found) == 1:
@@ -158,6 +159,11 @@ def follow_names(source: Canon, target: Canon) -> None:
         else:
             doubt = replace(TURNED_IN_CODE, rival=ex.transpose(own.expr))
             source.pieces[own.name] = replace(own, doubts=(*own.doubts, doubt))
+
+
+def is_turned(target: Canon, piece: Piece) -> bool:
+    """Whether the model holds a matrix with its inputs first."""
+    return target.assembly.get(piece.entry.key) == ex.transpose(ex.of(piece.name))
 
 
 def _namesakes(piece: Piece, ends: dict[tuple[str, ...], list[Piece]]) -> list[Piece]:
@@ -186,6 +192,10 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
     Nothing in a file says so but how they lie in the order of the model: both ways are laid beside it.
     """
     wanted = {squeezed(p.shape) for p in target.pieces.values()}
+    turned_there = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
+    for p in list(source.pieces.values()):  # what is in a layer is laid out as in torch, as a rule; the sizes say not
+        if p.role == "weight" and p.expr.op == "key" and p.shape in turned_there and squeezed(p.shape) not in wanted:
+            turn(source, p)
     bare = [
         p
         for p in source.pieces.values()

@@ -19,7 +19,11 @@ def substitute(filling: Filling) -> None:
 
 
 def _fold_norms(filling: Filling) -> None:
-    """Batch norms of the source that the target does not have, folded into what stands before them."""
+    """Batch norms of the source that the target does not have, folded into what stands before them.
+
+    Whatever comes after a norm that is left out gets other values than it was trained with, so that a layer before one
+    is never certain: where it has no bias to fold into, that is said.
+    """
     free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
     if not free:
         return
@@ -35,7 +39,14 @@ def _fold_norms(filling: Filling) -> None:
         w = before.pieces["weight"]
         if not w.shape or w.shape[0] != norm.pieces["running_mean"].shape[0] or len(w.shape) < 2:
             continue
-        if "bias" not in t.pieces or "bias" in before.pieces:
+        if any(u.colour == norm.colour for u in filling.matching.free_targets):  # it may be what has no source
+            continue
+        if "bias" not in t.pieces:
+            doubt = Doubt(
+                "the source has a batch norm behind it, {}, and nothing reads that", named=".".join(norm.path)
+            )
+            for piece in t.pieces.values():
+                filling.holes[piece.name].doubts.append(doubt)
             continue
         gamma, var = norm.pieces["weight"].expr, norm.pieces["running_var"].expr
         mean = norm.pieces["running_mean"].expr
@@ -44,9 +55,13 @@ def _fold_norms(filling: Filling) -> None:
         hole = t.pieces["weight"].name
         plain = filling.holes[hole].expr
         filling.holes[hole] = Filled(Expr("fold_weight", (plain, gamma, var), (1e-05,)), "folded", [doubt], [plain])
-        zero = Expr("zeros", (), norm.pieces["weight"].shape)
+        own = filling.holes.get(t.pieces["bias"].name) if "bias" in before.pieces else None
+        bias = Expr("zeros", (), norm.pieces["weight"].shape) if own is None else own.expr
         filling.holes[t.pieces["bias"].name] = Filled(
-            Expr("fold_bias", (zero, gamma, beta, mean, var), (1e-05,)), "folded", [doubt], [beta]
+            Expr("fold_bias", (bias, gamma, beta, mean, var), (1e-05,)),
+            "folded",
+            [doubt],
+            [beta if own is None else bias],
         )
         filling.unit_of[t.pieces["bias"].name] = (t, norm)
 

@@ -42,20 +42,16 @@ class Fused:
         fixed: it is the leaf of a module of torch, which lays it out so.
         sure: the name says that one part follows the other.
         ordered: all code that has this name keeps the order.
-        grouped: the name says nothing where keys and values have fewer heads than queries.
         by_heads: most code that has this name alternates the parts by attention head.
         ungated: unless keys have fewer heads than queries, and gate and up are one layer.
-        alternates: all code that has this name alternates the parts by attention head.
     """
 
     parts: tuple[str, ...]
     fixed: bool = False
     sure: bool = False
     ordered: bool = False
-    grouped: bool = False
     by_heads: bool = False
     ungated: bool = False
-    alternates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +82,21 @@ class Rotary:
 
     kind: str
     sure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OfLibrary:
+    """What a library does with what it calls by a name.
+
+    Attributes:
+        beside: what has to stand beside it, so that it is that library's.
+        by_heads: the parts of a fused projection alternate by attention head, or by group of them.
+        rotary: how its rows are paired.
+    """
+
+    beside: str
+    by_heads: bool
+    rotary: Rotary
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +139,7 @@ class Words:
     empty: frozenset[str]
     copies: tuple[str, ...]
     rotary: dict[tuple[str, ...], Rotary]
+    of_library: dict[str, OfLibrary]
     experts: frozenset[str]
     cells: tuple[Cell, ...]
     cell_sides: dict[str, str]
@@ -164,12 +176,11 @@ def table() -> Words:
 
     fused = {}
     for one in raw["fused"]:
-        for said in ("fixed", "sure", "grouped", "open", "doubt", "by_heads", "ungated", "sure_by_heads"):
-            sure = said in ("fixed", "sure", "grouped", "open")
-            ordered = said in ("fixed", "sure", "grouped")
-            own = {"fixed": said == "fixed", "grouped": said == "grouped", "ungated": said == "ungated"}
-            own["by_heads"] = said in ("by_heads", "ungated", "sure_by_heads")
-            own["alternates"] = said == "sure_by_heads"
+        for said in ("fixed", "sure", "open", "doubt", "by_heads", "ungated"):
+            sure = said in ("fixed", "sure", "open")
+            ordered = said in ("fixed", "sure")
+            own = {"fixed": said == "fixed", "ungated": said == "ungated"}
+            own["by_heads"] = said in ("by_heads", "ungated")
             kind = Fused(tuple(one["parts"]), sure=sure, ordered=ordered, **own)
             fused.update({cut(phrase): kind for phrase in one.get(said, ())})
     return Words(
@@ -193,6 +204,10 @@ def table() -> Words:
             for one in raw["rotary"]
             for sure in ("sure", "doubt")
             for phrase in one[sure]
+        },
+        {
+            name: OfLibrary(one["beside"], one["by_heads"], Rotary(one["rotary"], True))
+            for name, one in raw["of_library"].items()
         },
         frozenset(raw["experts"]),
         tuple(
@@ -296,9 +311,21 @@ def label(group: Group, words: Sequence[str]) -> str | None:
                 end -= size - 1
                 break
             if found is not None:
-                return found
+                return _without_number(group, words[:end], size) or found
         end -= 1
     return None
+
+
+def _without_number(group: Group, words: Sequence[str], size: int) -> str | None:
+    """What the words before a number say that a phrase of SIZE words ends with, if they reach further to the front.
+
+    Where a name spells what it is, a number only counts: the `attn2` of `self_attn2` is no attention across.
+    """
+    if not words[-1].isdigit():
+        return None
+    before = words[:-1]
+    spans = (tuple(before[-n:]) for n in range(min(group.longest, len(before)), size - 1, -1))
+    return next((said for span in spans if (said := group.phrases.get(span)) not in (None, _NOTHING)), None)
 
 
 @cache

@@ -125,12 +125,9 @@ def test_fewer_keys_than_queries_stand_in_blocks_or_in_groups(groups: int, name:
         entry = found(mapping, f"blocks.0.attn.{part}_proj.weight")
         ways = [lazy(expr, tensors).numpy() for expr in (entry.expr, *entry.rivals)]
         likely = [blocks[place], alternating[place].reshape(blocks[place].shape)]
-        if groups == 1 or name == "qkv_proj" or (name == "wqkv" and keys == WIDTH):
+        if groups == 1 or name == "qkv_proj":
             assert entry.status == "mapped"
             np.testing.assert_array_equal(ways[0], likely[0])
-        elif name == "linear_qkv":  # all code that has this name has groups
-            assert entry.status == "mapped"
-            np.testing.assert_array_equal(ways[0], likely[1])
         else:
             first = likely if name == "wqkv" else likely[::-1]
             assert entry.status == "guessed"
@@ -156,13 +153,25 @@ def test_code_that_joins_gate_and_up_has_fewer_keys_than_queries_in_blocks_most_
         target |= {f"blocks.{n}.mlp.{part}.weight": (10, WIDTH) for part in parts}
         target |= {f"blocks.{n}.mlp.down_proj.weight": (WIDTH, 10)}
     entry = found(port(signature(source), with_heads(target)), "blocks.1.attn.k_proj.weight")
-    assert entry.status == ("mapped" if name == "linear_qkv" else "guessed")
+    assert entry.status == "guessed"
     assert (str(entry.expr) == f"slice(layers.1.attn.{name}.weight, 0, {WIDTH}, {WIDTH + keys})") is blocks
 
 
-def test_parts_that_all_code_of_a_name_alternates_are_a_guess_where_the_model_was_not_followed() -> None:
-    source = {key: value.shape for key, value in fused("linear_qkv").items()}
-    assert found(port(signature(source), wanted(apart())), "blocks.1.attn.k_proj.weight").status == "guessed"
+@pytest.mark.parametrize(("beside", "status"), [("linear_proj", "mapped"), ("proj", "guessed")])
+@pytest.mark.parametrize("keys", [HEAD * 2, WIDTH])
+def test_a_name_that_a_library_has_says_what_that_does_where_more_of_it_stands_beside(
+    keys: int, beside: str, status: str
+) -> None:
+    source = {key: value.shape for key, value in fused("linear_qkv", keys=keys).items()}
+    target = apart(keys=keys)
+    for n in range(2):
+        source[f"layers.{n}.attn.{beside}.weight"] = target[f"blocks.{n}.attn.o_proj.weight"] = (WIDTH, WIDTH + 1)
+    followed, blind = (
+        found(port(signature(source), one), "blocks.1.attn.k_proj.weight")
+        for one in (with_heads(target), wanted(target))
+    )
+    assert (followed.status, blind.status) == (status, "guessed")
+    assert "of_heads" in str(followed.expr)
 
 
 def test_queries_and_fused_keys_and_values_come_out_of_one_projection() -> None:

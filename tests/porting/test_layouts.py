@@ -95,6 +95,59 @@ def test_square_matrices_of_linear_layers_are_turned_for_a_model_that_multiplies
     assert len(mapping.having("mapped")) == 6
 
 
+class Propagating(torch.nn.Module):
+    """Layers that multiply with bare matrices from the right, between linear layers."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.encode = torch.nn.Linear(9, sizes[0])
+        for place, (into, out) in enumerate(pairwise(sizes)):
+            self.register_parameter(f"theta_{place}", torch.nn.Parameter(torch.randn(into, out)))
+        self.steps = len(sizes) - 1
+
+    def forward(self, x: Any) -> Any:
+        x = self.encode(x)
+        for place in range(self.steps):
+            x = torch.relu(x @ getattr(self, f"theta_{place}"))
+        return x
+
+
+@pytest.mark.parametrize("inputs_first", [True, False])
+@pytest.mark.parametrize(("sizes", "status"), [((6, 6, 6), "guessed"), ((6, 6, 8), "mapped")])
+def test_square_weights_of_a_layer_stand_as_the_others_of_its_name_whose_sizes_tell(
+    sizes: tuple[int, ...], status: str, inputs_first: bool
+) -> None:
+    model = Propagating(*sizes)
+    source = {"fcs.0.weight": torch.randn(6, 9), "fcs.0.bias": torch.randn(6)}
+    for place, (into, out) in enumerate(pairwise(sizes)):
+        source[f"convs.{place}.weight"] = torch.randn(into, out) if inputs_first else torch.randn(out, into)
+    mapping = transfer(source, model, 9)
+    entries = [found(mapping, f"theta_{n}") for n in range(2)]
+    assert {entry.status for entry in entries} == {status}
+    for n, entry in enumerate(entries):
+        copy = f"convs.{n}.weight"
+        if status == "mapped":
+            assert str(entry.expr) == (copy if inputs_first else f"transpose({copy})")
+        else:
+            assert {str(entry.expr), *map(str, entry.rivals)} == {copy, f"transpose({copy})"}
+
+
+def test_matrices_of_heads_that_are_parameters_on_both_sides_are_copied_with_a_doubt() -> None:
+    class Heads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.edge_message = torch.nn.Parameter(torch.randn(3, 2, 4, 4))
+            self.out = torch.nn.Linear(8, 5)
+
+        def forward(self, x: Any) -> Any:
+            x = torch.einsum("nhd,rhde->nhe", self.out.weight[:1].reshape(1, 2, 4) * x.mean(), self.edge_message)
+            return self.out(x.flatten(1))
+
+    source = {"relation_msg": torch.randn(3, 2, 4, 4), "out.weight": torch.randn(5, 8), "out.bias": torch.randn(5)}
+    entry = found(transfer(source, Heads()), "edge_message")
+    assert (entry.status, str(entry.expr)) == ("guessed", "relation_msg")
+
+
 class Attending(torch.nn.Module):
     """Attends with a square matrix, and with one column where WITH_COLUMN."""
 

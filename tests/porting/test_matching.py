@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sides import found, pairing, signature, wanted
 
 from ckptool.porting.port import port
-from ckptool.porting.words import table
+from ckptool.porting.words import label, table, words_of
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -304,6 +304,20 @@ def test_matching_a_thousand_layers_costs_four_times_as_much_as_matching_a_quart
         return calls(match)
 
     assert cost(1000) < 5 * cost(250)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("layers.0.self_attn2", "self"),
+        ("layers.0.multihead_attn1", "cross"),
+        ("blocks.0.attn2", "cross"),
+        ("blocks.0.cross_attend", "cross"),
+        ("blocks.0.mlp", None),
+    ],
+)
+def test_a_number_counts_only_where_the_name_spells_what_it_is(name: str, said: str | None) -> None:
+    assert label(table().group("crossing"), words_of(tuple(name.split(".")))) == said
 
 
 def test_the_table_of_words_names_no_model() -> None:

@@ -110,7 +110,7 @@ def _orders(ground: Ground, rows: Sequence[Rows]) -> Iterator[tuple[str, list[Ro
         if len(rows) == 1:
             for order in every[1:]:
                 yield f"{n} parts in the order {order}", like(rows, [cut[i] for i in order])
-        for heads in _HEAD_COUNTS if n < 4 else ():
+        for heads in dict.fromkeys((*_HEAD_COUNTS, size)) if n < 4 else ():  # by single rows, too
             if size % heads or heads == 1:
                 continue
             apart = [whole.of_heads(heads, n, i) for i in range(n)]

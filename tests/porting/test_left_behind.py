@@ -1,0 +1,60 @@
+"""Norms of the source that the model does not have."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from sides import Made, worked_out
+
+
+def layers(bias: bool, norm: bool, first: str = "blocks", layer: str = "linear") -> dict[str, np.ndarray]:
+    values = np.random.default_rng(0)
+    made: dict[str, np.ndarray] = {}
+    sizes = (12, 32, 24)
+    for n, (width, rows) in enumerate(pairwise(sizes)):
+        made[f"{first}.{n}.{layer}.weight"] = values.normal(size=(rows, width))
+        if bias:
+            made[f"{first}.{n}.{layer}.bias"] = values.normal(size=rows)
+        if norm:
+            for leaf in ("weight", "bias", "running_mean"):
+                made[f"{first}.{n}.bn.{leaf}"] = values.normal(size=rows)
+            made[f"{first}.{n}.bn.running_var"] = values.uniform(1, 2, size=rows)
+    made["head.weight"] = values.normal(size=(3, sizes[-1]))
+    made["head.bias"] = values.normal(size=3)
+    return {key: value.astype(np.float32) for key, value in made.items()}
+
+
+def into(source: dict[str, np.ndarray], model: dict[str, np.ndarray]) -> dict[str, Made]:
+    return worked_out(source, {key: value.shape for key, value in model.items()})
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_batch_norm_behind_a_layer_is_folded_into_its_weight_and_its_bias(bias: bool) -> None:
+    source = layers(bias, norm=True)
+    made = into(source, layers(bias=True, norm=False, first="fc"))
+    x = np.random.default_rng(1).normal(size=12)
+    for n in range(2):
+        before = source[f"blocks.{n}.linear.weight"] @ x + (source[f"blocks.{n}.linear.bias"] if bias else 0)
+        norm = {leaf: source[f"blocks.{n}.bn.{leaf}"] for leaf in ("weight", "bias", "running_mean", "running_var")}
+        scaled = (before - norm["running_mean"]) / np.sqrt(norm["running_var"] + 1e-5)
+        expected = scaled * norm["weight"] + norm["bias"]
+        weight, own = made[f"fc.{n}.linear.weight"], made[f"fc.{n}.linear.bias"]
+        assert (weight.status, own.status) == ("guessed", "guessed")
+        assert np.allclose(weight.values @ x + own.values, expected, atol=1e-5)
+        x = expected
+    assert made["head.weight"].status == "mapped"
+
+
+def test_a_layer_without_a_bias_cannot_take_its_batch_norm_in_and_is_doubted() -> None:
+    made = into(layers(bias=False, norm=True), layers(bias=False, norm=False, first="fc"))
+    assert made["fc.0.linear.weight"].status == "guessed"
+    assert "blocks.0.bn" in made["fc.0.linear.weight"].entry.doubts[0]
+
+
+def test_a_model_with_norms_of_its_own_has_nothing_folded() -> None:
+    model = layers(bias=True, norm=True, first="fc")
+    made = into(layers(bias=True, norm=True), model)
+    assert {one.status for one in made.values()} == {"mapped"}
+    assert all(one.entry.expr.is_copy for one in made.values())
