@@ -318,21 +318,15 @@ def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ..
 
 
 def _by_cuts(family: _Family, join: _Join, other: Canon) -> tuple[Piece, ...] | None:
-    """Parts of several sizes in the order in which the model's code has these sizes, if it has them in one order alone.
-
-    Those of one size stand as they are registered, if all others do, too.
-    """
-    if join.dim != 0 or join.turns > 1 or len(set(join.sizes)) < 2 or not other.is_target:
+    """Parts of a size each in the order in which the model's code has these sizes, if it has them in one order alone."""
+    if join.dim != 0 or join.turns > 1 or len(set(join.sizes)) < len(join.sizes) or not other.is_target:
         return None
     rows = sum(join.sizes)
     told = {sizes for row in other.signature.cuts if (sizes := _as_sizes(row, rows)) is not None}
     told = {sizes for sizes in told if sorted(sizes) == sorted(join.sizes)}
     if len(told) != 1:
         return None
-    sizes = next(iter(told))
-    if len(set(sizes)) < len(sizes):
-        return family.parts if sizes == join.sizes else None
-    return tuple(family.parts[join.sizes.index(size)] for size in sizes)
+    return tuple(family.parts[join.sizes.index(size)] for size in next(iter(told)))
 
 
 def _as_sizes(row: tuple[int, ...], rows: int) -> tuple[int, ...] | None:

@@ -38,7 +38,8 @@ def entry(sizes: dict[str, int], model: nn.Module) -> Any:
 
 
 TWO = {"readers": 7, "books": 11}
-FOUR = {"age": 3, "city": 9, "day": 7, "kind": 9}
+FOUR = {"age": 3, "city": 9, "day": 7, "kind": 6}
+TWINS = {**FOUR, "kind": 9}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ FOUR = {"age": 3, "city": 9, "day": 7, "kind": 9}
         (TWO, Table(18, cut=(11, 7)), "books readers"),
         (TWO, Table(18, kept=[11, 7]), "books readers"),
         (TWO, Table(18, kept=np.array([0, 11])), "books readers"),
-        (FOUR, Table(28, kept=(0, 3, 12, 19)), "age city day kind"),
+        (FOUR, Table(25, kept=(0, 3, 12, 19)), "age city day kind"),
     ],
 )
 def test_parts_stand_in_the_order_in_which_the_code_of_the_model_has_their_sizes(
@@ -66,9 +67,9 @@ def test_parts_stand_in_the_order_in_which_the_code_of_the_model_has_their_sizes
         (TWO, Table(18, kept=[9, 9])),
         (TWO, Table(18, kept=[11, 7], cut=(7, 11))),
         ({"readers": 9, "books": 9}, Table(18, cut=(9, 9))),
-        (FOUR, Table(28, kept=(9, 9, 7, 3))),
+        (TWINS, Table(28, kept=(3, 9, 7, 9))),
     ],
-    ids=["nothing is known", "other sizes", "two orders", "equal sizes", "equal ones among others, in another order"],
+    ids=["nothing is known", "other sizes", "two orders", "equal sizes", "equal ones among others"],
 )
 def test_parts_stand_in_any_order_where_the_code_of_the_model_does_not_tell_them_apart(
     sizes: dict[str, int], model: nn.Module
