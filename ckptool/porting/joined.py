@@ -318,7 +318,7 @@ def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ..
 
 
 def _by_cuts(family: _Family, join: _Join, other: Canon) -> tuple[Piece, ...] | None:
-    """Parts of a size each in the order in which the model's code has these sizes, if it has them in one order alone."""
+    """Parts of a size each in the order in which the code of the model has these sizes, if it has them in one alone."""
     if join.dim != 0 or join.turns > 1 or len(set(join.sizes)) < len(join.sizes) or not other.is_target:
         return None
     rows = sum(join.sizes)
