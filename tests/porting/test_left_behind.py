@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from sides import Made, worked_out
+from sides import Made, port, signature, wanted, worked_out
 
 
 def layers(bias: bool, norm: bool, first: str = "blocks", layer: str = "linear") -> dict[str, np.ndarray]:
@@ -58,3 +58,33 @@ def test_a_model_with_norms_of_its_own_has_nothing_folded() -> None:
     made = into(layers(bias=True, norm=True), model)
     assert {one.status for one in made.values()} == {"mapped"}
     assert all(one.entry.expr.is_copy for one in made.values())
+
+
+def residual(prefix: str, conv: str, norm: str, again: bool) -> dict[str, tuple[int, ...]]:
+    """Two blocks of convolutions and norms, the first with a downsampling whose norm may be there AGAIN as norm3."""
+    made: dict[str, tuple[int, ...]] = {}
+
+    def layer(name: str, *shape: int) -> None:
+        made[f"{prefix}.{name}.weight"], made[f"{prefix}.{name}.bias"] = shape, shape[:1]
+        if len(shape) == 1:
+            made[f"{prefix}.{name}.running_mean"], made[f"{prefix}.{name}.running_var"] = shape, shape
+
+    for block, width in enumerate((8, 12)):
+        layers = {(conv, n): (12, width if n == 1 else 12, 3, 3) for n in (1, 2)} | {(norm, n): (12,) for n in (1, 2)}
+        for name, n in sorted(layers, key=lambda one: one if "{}" not in conv else (str(one[1]), one[0])):
+            layer(f"{block}.{name.format(n) if '{}' in name else f'{name}{n}'}", *layers[name, n])
+        if again and block == 0:
+            layer("0.norm3", 12)
+        if block == 0:
+            layer("0.downsample.0", 12, 8, 1, 1)
+            layer("0.downsample.1", 12)
+    return made
+
+
+def test_a_norm_that_fits_two_places_is_doubted_where_one_of_them_is_left_open() -> None:
+    target = residual("enc.layer2", "unit{}.0", "unit{}.1", again=False)
+    mapping = port(signature(residual("net.layer2", "conv", "norm", again=True)), wanted(target, used=target))
+    for entry in mapping.entries:
+        _, _, block, layer, place, _ = entry.target.split(".")
+        if entry.status == "mapped" and layer.startswith("unit"):
+            assert entry.sources[0].startswith(f"net.layer2.{block}.{'norm' if place == '1' else 'conv'}{layer[-1]}.")

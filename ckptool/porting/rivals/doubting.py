@@ -97,7 +97,8 @@ _LEFT = "it fits {} as well, which is left without a source"
 def left_over(matching: Matching) -> None:
     """Doubt pairs whose source would go as well to a target that is left without one, in the same block."""
     free: dict[object, list[Unit]] = defaultdict(list)
-    for unit in matching.free_targets:
+    undecided = (unit for targets, _ in matching.undecided for unit in targets)
+    for unit in (*matching.free_targets, *undecided):
         free[(unit.colour, block_of(unit.path))].append(unit)
     for t, s in matching.pairs:
         if "name" in t.evidence or t.doubts:
