@@ -158,6 +158,13 @@ _EDGES = re.compile(r"(^|_)edges?(_index)?$")
 _ADJACENT = re.compile(r"(^|_)adj(acency)?(_|$)")
 _LENGTHS = re.compile(r"(^|_)(lengths?|lens?)$")
 _MASKS = re.compile(r"mask")
+#: What a model is conditioned on: one vector, a sequence of them, a number, or where each place of a sequence lies.
+_VECTORS = re.compile(r"(^|_)(pooled|pool|vec|vectors?|global)($|_)")
+_SEQUENCES = re.compile(
+    r"(^|_)(encoder_hidden_states|context|memory|prompt|(text|prompt|caption)_(embeds|states))($|_)"
+)
+_NUMBERS = re.compile(r"(^|_)(guidance(_scale)?|strength|cfg|fps)$")
+_COORDINATES = re.compile(r"(^|_)(ids|coords|coordinates)$")
 _PLACES = re.compile(r"pos|type|seg|time|rel|wpe")
 _SIZES = (32, 64, 16, 224, 28, 24, 8, 128, 96, 48, 256, 299, 384, 512, 12, 20, 40)
 
@@ -340,6 +347,14 @@ def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputS
         yield from (InputSpec("int64", (2,), n + 1, n) for n in (12, 64))
     elif _MASKS.search(name) and among > 1:
         yield from (InputSpec("bool", (2, 12)), InputSpec("int64", (2, 12), 2), InputSpec("bool", (12, 12), 1))
+    states = name == "hidden_states" and not found.convolutions
+    if among > 1 and (states or _VECTORS.search(name) or _SEQUENCES.search(name)):
+        dims = 2 if _VECTORS.search(name) else 3
+        yield from sorted(plain, key=lambda one: len(one.shape) != dims)
+    elif among > 1 and _NUMBERS.search(name):
+        yield InputSpec("float32", (2,))
+    elif among > 1 and not tokens and _COORDINATES.search(name):
+        yield from (InputSpec("float32", shape) for shape in ((12, 3), (12, 4), (12, 2), (2, 12, 3), (2, 12, 4)))
     if _LABELS.search(name) and labels:
         yield from (*labels, *tokens, *plain)
     elif _TIMES.search(name):

@@ -395,8 +395,12 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             return None
         if kind == "flat":
             return (kind, what) if result.shape == first.shape else None
-        if kind == "part":
+        if kind in ("part", "active"):
+            if name in _ACTIVATIONS and kind == "part":
+                return "active", (*what, name)
             return (kind, what) if name in _PLACES and result.numel() == first.numel() else None
+        if kind == "fused" and name in _ONES and result.numel() == first.numel():
+            return kind, what
         if kind == "fused":
             if name in ("reshape", "view", "unflatten", "rearrange") and result.ndim > first.ndim:
                 self._reshaped(what, first, result)
@@ -414,6 +418,10 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             if kind != "part" or what[0] not in self.uses:
                 continue
             key, place, count = what
+            beside, of = self._from.get(id(other), ("", None))
+            if beside == "active" and of[0] == key and count == 2 and name in _MULTIPLIES:
+                self.uses[key].notes.setdefault("gate", (of[1], of[3]))
+                continue
             if not isinstance(other, torch.Tensor) or other.ndim == 0:
                 self._from[id(result)] = kind, what  # such as 1 + scale
                 continue
@@ -457,6 +465,9 @@ _VIEWS = frozenset(
 _PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm grouped_mm _grouped_mm".split())
 _ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 _MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
+#: Functions that may put a dimension of one element somewhere, and those that a gate goes through.
+_ONES = frozenset({"__getitem__", "unsqueeze", "squeeze"})
+_ACTIVATIONS = frozenset("silu gelu sigmoid relu mish tanh hardswish elu softplus leaky_relu hardsigmoid".split())
 #: Functions that only move what they take in their dimensions.
 _PLACES = frozenset("__getitem__ unsqueeze squeeze view reshape expand to contiguous type float".split())
 #: What more matrices than this made together is nobody's output.

@@ -114,9 +114,36 @@ class Mel(nn.Module):
         return self.conv(input_features).transpose(1, 2) + self.places
 
 
+class Conditioned(nn.Module):
+    """Takes a sequence, another one and a vector to condition it on, the time, a number, and where its places lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time, self.vector, self.strength = nn.Linear(32, 6), nn.Linear(14, 6), nn.Linear(1, 6)
+        self.own, self.other, self.norm = nn.Linear(10, 6), nn.Linear(18, 6), nn.LayerNorm(6)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor = None,
+        pooled_projections: torch.Tensor = None,
+        timestep: torch.LongTensor = None,
+        img_ids: torch.Tensor = None,
+        guidance: torch.Tensor = None,
+        return_dict: bool = True,
+    ) -> Any:
+        assert timestep.ndim == 1, "Timesteps should be a 1d-array"
+        waves = timestep[:, None] * torch.ones(32)
+        condition = self.time(waves) + self.vector(pooled_projections) + self.strength(guidance[:, None])
+        x = torch.cat([self.other(encoder_hidden_states), self.own(hidden_states)], dim=1)
+        angles = [img_ids[:, axis].outer(torch.ones(2)) for axis in range(4)]
+        assert len(img_ids) == hidden_states.shape[1]
+        return self.norm(x) * condition[:, None] + torch.cat(angles, -1).sum()
+
+
 @pytest.mark.parametrize(
     "model",
-    [MapsApart, MapsInAList, ABatch, Graph, OptionalNeeded, Film, OneRow, Recurrent, Mel],
+    [Conditioned, MapsApart, MapsInAList, ABatch, Graph, OptionalNeeded, Film, OneRow, Recurrent, Mel],
     ids=lambda kind: kind.__name__,
 )
 def test_inputs_are_found_that_use_every_weight(model: Any) -> None:

@@ -6,6 +6,7 @@ import heapq
 import inspect
 import itertools
 import math
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -158,7 +159,9 @@ def _fuller(model: torch.nn.Module, spec: Any, done: Done, shortcut: Shortcut | 
         if at < len(told) and told[at].high < rows:
             tried(with_leaves(spec, [replace(o, high=rows) if i == at else o for i, o in enumerate(told)]))
             told = [one for _, one in leaves(spec)]
-    small = [one for one in told if len(one.shape) > 2 and min(one.shape[2:]) < 8 and one.dtype.startswith("float")]
+    small = [
+        one for one in told if len(one.shape) > 2 and min(one.shape[2:][-2:]) < 8 and one.dtype.startswith("float")
+    ]
     for times in (8, 4, 2) if small else ():
         grown = [
             replace(one, shape=(*one.shape[:2], *(n * times for n in one.shape[2:]))) if len(one.shape) > 3 else one
@@ -189,6 +192,7 @@ _SMALL = 50_000_000
 def _seeds(model: torch.nn.Module) -> Iterator[Any]:
     """First guesses, one of every kind: types and numbers of dimensions."""
     kinds = set()
+    yield from _said_to_be_tensors(model)
     for spec in itertools.islice(guess_inputs(model), 150):
         kind = tuple((path, one.dtype, len(one.shape)) for path, one in leaves(spec))
         if kind not in kinds:
@@ -205,6 +209,29 @@ def _seeds(model: torch.nn.Module) -> Iterator[Any]:
     if [p.kind for p in parameters if p.kind != p.VAR_KEYWORD] == [inspect.Parameter.VAR_POSITIONAL]:
         for one in itertools.islice(inputs_for(model, parameters[0].name, 2), 3):
             yield from ([one] * n for n in (5, 1))
+
+
+def _said_to_be_tensors(model: torch.nn.Module) -> Iterator[Any]:
+    """All arguments that are annotated as tensors, where some of them have None as their default all the same."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except (TypeError, ValueError):
+        return
+    said = [p for p in parameters if p.kind != p.KEYWORD_ONLY and _TENSOR.fullmatch(_annotation(p))]
+    needed = [p for p in parameters if p.default is p.empty and p.kind == p.POSITIONAL_OR_KEYWORD]
+    some_are_open = 1 < len(said) < _MOST_ARGUMENTS and any(p.default is None for p in said)
+    if some_are_open and all(p in said for p in needed):
+        yield {p.name: one for p in said for one in itertools.islice(inputs_for(model, p.name, len(said)), 1)}
+
+
+def _annotation(parameter: inspect.Parameter) -> str:
+    own = parameter.annotation
+    return own if isinstance(own, str) else getattr(own, "__name__", "")
+
+
+_TENSOR = re.compile(r"(torch\.)?(Float|Long|Int)?Tensor")
+#: Models that take more than this have some of them for special cases.
+_MOST_ARGUMENTS = 9
 
 
 __all__ = ["find_inputs", "working_inputs"]

@@ -106,6 +106,9 @@ def wanted_sizes(stop: Stop, x: torch.Tensor | None, weight: torch.Tensor | None
             found.append((a, b))
             if not named:
                 found.append((b, a))
+    beyond = re.search(r"index (\d+) is out of bounds for dimension \d+ with size (\d+)", said)
+    if beyond:
+        found.append((int(beyond[2]), int(beyond[1]) + 1))
     view = re.search(r"shape '\[([-\d, ]+)\]' is invalid for input of size (\d+)", said)
     if view:
         known = math.prod(n for n in map(int, re.findall(r"-?\d+", view[1])) if n > 0)

@@ -13,6 +13,7 @@ from .expression import Expr, Shape
 from .filling import Filling, Values
 from .fused import heads_of, of_library, part_label
 from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare, is_turned, kin
+from .modulation import doubt_gates, doubt_modulation
 from .pieces import Piece, squeezed
 from .units import label_of
 from .words import Rotary, label, table, words_of
@@ -33,7 +34,8 @@ def doubt_conventions(filling: Filling) -> None:
         _rotary,
         _flatten,
         _concatenated,
-        _modulated,
+        doubt_modulation,
+        doubt_gates,
         _centred_norms,
         _equalised,
     ):
@@ -218,45 +220,6 @@ def _concatenated(filling: Filling) -> None:
         filled.doubts.append(Doubt(_JOINED))
         filled.rivals.append(filled.expr if own == sorted(own) else moved)
         filled.expr = moved if own == sorted(own) else filled.expr
-
-
-def _modulated(filling: Filling) -> None:
-    """Layers that give scale and shift at once: which comes first is in the code of the source only.
-
-    As a rule one model has one order. A layer of the target whose outputs are taken in another order than those of
-    most of its layers may come from code that has one order for all of them.
-    """
-    layers = []
-    for t, s in filling.matching.pairs:
-        piece = t.pieces.get("weight")
-        taken = piece.entry.notes.get("modulates") if piece is not None else None
-        if piece is not None and taken and {"add", "mul"} <= {*taken[:2]} and piece.name in filling.holes:
-            layers.append((t, s, tuple(taken)))
-    first = Counter(taken[0] for *_, taken in layers)
-    if len(first) < 2 or filling.same_names:
-        return
-    usual = max(first, key=first.__getitem__)
-    for t, s, taken in layers:
-        own = s.pieces.get("weight")
-        theirs = own.entry.notes.get("modulates") if own is not None else None
-        if taken[0] == usual or "name" in t.evidence or (theirs and theirs[0] == taken[0]):
-            continue
-        for piece in t.pieces.values():
-            filled = filling.holes.get(piece.name)
-            if filled is None or piece.shape[0] % len(taken):
-                continue
-            size = piece.shape[0] // len(taken)
-            parts = [ex.part(filled.expr, 0, size * n, size * (n + 1)) for n in range(len(taken))]
-            turned = ex.cat(0, parts[1], parts[0], *parts[2:])
-            if not theirs:
-                filled.rivals.append(filled.expr)
-                filled.doubts.append(
-                    Doubt(
-                        "the model takes scale and shift from it in another order than elsewhere; the source may have "
-                        "one order everywhere"
-                    )
-                )
-            filled.expr = turned
 
 
 def _centred_norms(filling: Filling) -> None:

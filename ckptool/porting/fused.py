@@ -92,7 +92,8 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         whole = weight.shape in both or (
             not enough and theirs[weight.shape] >= (own[weight.shape] if any(apart) else 1)
         )
-        if sizes is None or (whole and not _conflicting_layout(one, other, weight, kind)):
+        conflict = sizes is not None and whole and _conflicting_layout(one, other, weight, kind)
+        if sizes is None or (whole and not conflict):
             if whole and not one.is_target and _may_alternate(other, weight, kind):
                 _doubted(one, weight)
             continue
@@ -103,6 +104,9 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         if not alike and not whole:
             continue
         form = _form(one, theirs_by_name, weight, kind, sizes)
+        if conflict and not one.is_target and not form.doubt and kind.by_heads is False and not kind.fixed:
+            heads = _alternating(other, weight, len(kind.parts))
+            form = replace(form, doubt=BY_HEADS, rival=(form.parts, form.sizes, heads))
         _take_apart(one, weight, form)
         bias = one.pieces.get(".".join(weight.path) + "|bias")
         if bias is not None and bias.shape == weight.shape[:1]:
@@ -248,13 +252,35 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
     rivals = [p for p in other.pieces.values() if p.role == "weight" and p.shape == weight.shape]
     for rival in rivals:
         theirs = fused_kind(rival)
-        if theirs is None or rival.path == weight.path:
+        if theirs is None or rival.path == weight.path or _same_module(one, other, weight, rival):
             return False
         target = weight if one.is_target else rival
         source_kind = theirs if one.is_target else kind
         if layout_of(target.entry, len(source_kind.parts))[0] == "heads" and source_kind.sure:
             return True
     return False
+
+
+def _same_module(one: Canon, other: Canon, weight: Piece, rival: Piece) -> bool:
+    """Whether the modules around two projections hold the same, and more than the projections of any attention."""
+    if weight.path[-2:] != rival.path[-2:]:
+        return False
+    own, theirs = (
+        {p.name.removeprefix(start) for p in canon.pieces.values() if p.name.startswith(start)}
+        for canon, start in ((one, ".".join(weight.path[:-1]) + "."), (other, ".".join(rival.path[:-1]) + "."))
+    )
+    leaves = {name.partition("|")[0] for name in own}
+    return own == theirs and len(leaves) > _PLAIN_ATTENTION
+
+
+#: Layers that every attention with one projection for queries, keys and values has.
+_PLAIN_ATTENTION = 2
+
+
+def _alternating(target: Canon, weight: Piece, parts: int) -> int:
+    """In how many heads the model has the parts of a projection of this size alternate."""
+    rivals = (p for p in target.pieces.values() if p.role == "weight" and p.shape == weight.shape and fused_kind(p))
+    return next((n for p in rivals for kind, n in [layout_of(p.entry, parts)] if kind == "heads"), 0)
 
 
 def _may_alternate(target: Canon, weight: Piece, kind: Fused) -> bool:

@@ -139,6 +139,7 @@ class Words:
     empty: frozenset[str]
     copies: tuple[str, ...]
     rotary: dict[tuple[str, ...], Rotary]
+    modulation: dict[tuple[str, ...], tuple[str, bool]]
     of_library: dict[str, OfLibrary]
     experts: frozenset[str]
     cells: tuple[Cell, ...]
@@ -204,6 +205,12 @@ def table() -> Words:
             for one in raw["rotary"]
             for sure in ("sure", "doubt")
             for phrase in one[sure]
+        },
+        {
+            cut(phrase): (first, sure == "sure")
+            for first, said in raw["modulation"].items()
+            for sure in ("doubt", "sure")
+            for phrase in said[sure]
         },
         {
             name: OfLibrary(one["beside"], one["by_heads"], Rotary(one["rotary"], True))

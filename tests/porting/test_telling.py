@@ -95,3 +95,28 @@ def test_a_step_is_never_one_of_the_parts_that_all_steps_have(order: list[str], 
     for entry in mapping.having("mapped"):
         _, step, part, _ = entry.target.split(".")
         assert str(entry.expr) == f"{part}_net.{step}.weight"
+
+
+def test_the_layers_of_an_added_stream_are_those_of_the_context() -> None:
+    """Two streams of equal sizes share an attention; the source has a module for each, the model has names for one."""
+    own: dict[str, tuple[int, ...]] = {}
+    for place in range(2):
+        at = f"blocks.{place}."
+        own |= {f"{at}attn.to_{one}.weight": (8, 8) for one in "qkv"}
+        own |= {f"{at}attn.add_{one}_proj.weight": (8, 8) for one in "qkv"}
+        own |= {f"{at}attn.to_out.weight": (8, 8), f"{at}attn.to_add_out.weight": (8, 8)}
+        own |= {f"{at}ff.up.weight": (20, 8), f"{at}ff_context.up.weight": (20, 8)}
+    parts = {"qkv": (24, 8), "proj": (8, 8)}
+    theirs = {
+        f"joint.{place}.{stream}.attn.{part}.weight": shape
+        for place in range(2)
+        for stream in ("context_block", "x_block")
+        for part, shape in parts.items()
+    }
+    theirs |= {f"joint.{n}.{s}.mlp.fc1.weight": (20, 8) for n in range(2) for s in ("context_block", "x_block")}
+    mapping = port(signature(theirs, ordered=False), wanted(own))
+    assert mapping.is_sure
+    assert str(found(mapping, "blocks.1.attn.add_k_proj.weight").expr) == (
+        "slice(joint.1.context_block.attn.qkv.weight, 0, 8, 16)"
+    )
+    assert str(found(mapping, "blocks.0.attn.to_out.weight").expr) == "joint.0.x_block.attn.proj.weight"
