@@ -61,7 +61,7 @@ class Signature:
         rotary: how the code turns queries and keys ("half", "interleaved", "unknown"), or None if it does not.
         metadata: the `_metadata` of the model's own state dict.
         ties: whether the code, not only the initial values, makes entries one.
-        cuts: sizes in which the code cuts tensors, and numbers that its modules keep: sizes, or where parts begin.
+        cuts: sizes in which the forward pass cuts tensors into unequal parts.
     """
 
     name: str

@@ -82,26 +82,8 @@ def signature_of(
         inputs=found.inputs,
         rotary=found.rotary if found.uses or not trace else _rotary_by_parts(model),
         metadata={path: dict(value) for path, value in metadata.items()} if metadata else None,
-        cuts=found.cuts | frozenset(_kept_numbers(model)),
+        cuts=found.cuts,
     )
-
-
-def _kept_numbers(model: torch.nn.Module) -> Iterator[tuple[int, ...]]:
-    """Rows of numbers that modules keep, as tables of several fields do of where each begins."""
-    for module in model.modules():
-        for value in vars(module).values():
-            if (
-                getattr(value, "ndim", 0) == 1
-                and 1 < len(value) <= _MOST_NUMBERS
-                and not getattr(value, "is_meta", False)
-            ):
-                value = value.tolist()  # a tensor, or an array of numpy
-            if isinstance(value, tuple | list) and 1 < len(value) <= _MOST_NUMBERS and {*map(type, value)} == {int}:
-                yield tuple(value)
-
-
-#: Longer rows of numbers are no sizes of parts.
-_MOST_NUMBERS = 256
 
 
 def _rotary_by_parts(model: torch.nn.Module) -> str | None:

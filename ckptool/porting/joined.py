@@ -321,22 +321,10 @@ def _by_cuts(family: _Family, join: _Join, other: Canon) -> tuple[Piece, ...] | 
     """Parts of a size each in the order in which the code of the model has these sizes, if it has them in one alone."""
     if join.dim != 0 or join.turns > 1 or len(set(join.sizes)) < len(join.sizes) or not other.is_target:
         return None
-    rows = sum(join.sizes)
-    told = {sizes for row in other.signature.cuts if (sizes := _as_sizes(row, rows)) is not None}
-    told = {sizes for sizes in told if sorted(sizes) == sorted(join.sizes)}
+    told = {sizes for sizes in other.signature.cuts if sorted(sizes) == sorted(join.sizes)}
     if len(told) != 1:
         return None
     return tuple(family.parts[join.sizes.index(size)] for size in next(iter(told)))
-
-
-def _as_sizes(row: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
-    """Numbers as the sizes of parts of so many ROWS together: they are, or they say where each begins, and the end."""
-    if sum(row) == rows and min(row) > 0:
-        return row
-    ends = row if row[-1] == rows else (*row, rows)
-    ends = ends if ends[0] == 0 else (0, *ends)
-    sizes = tuple(b - a for a, b in pairwise(ends))
-    return sizes if min(sizes) > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

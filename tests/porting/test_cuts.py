@@ -1,10 +1,9 @@
-"""Parts of one tensor, whose order the model's code shows by the sizes in which it cuts it, or that it keeps."""
+"""Parts of one tensor, whose order the model's code shows by the sizes in which it cuts it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -16,13 +15,13 @@ from ckptool.porting.sources import match_signature
 
 
 class Table(nn.Module):
-    """One table for several things; KEPT are numbers that the module keeps, CUT the sizes of what it is cut into."""
+    """One table for several things; CUT are the sizes that it is cut into."""
 
-    def __init__(self, rows: int, *, kept: Any = None, cut: Any = None) -> None:
+    def __init__(self, rows: int, *, cut: Any = None) -> None:
         super().__init__()
         self.everything = nn.Embedding(rows, 6)
         self.last = nn.Linear(6, 4)
-        self.kept, self.cut = kept, cut
+        self.cut = cut
 
     def forward(self, x: Any) -> Any:
         nodes = self.everything.weight * 2
@@ -47,9 +46,6 @@ TWINS = {**FOUR, "kind": 9}
     [
         (TWO, Table(18, cut=(7, 11)), "readers books"),
         (TWO, Table(18, cut=(11, 7)), "books readers"),
-        (TWO, Table(18, kept=[11, 7]), "books readers"),
-        (TWO, Table(18, kept=np.array([0, 11])), "books readers"),
-        (FOUR, Table(25, kept=(0, 3, 12, 19)), "age city day kind"),
     ],
 )
 def test_parts_stand_in_the_order_in_which_the_code_of_the_model_has_their_sizes(
@@ -64,12 +60,10 @@ def test_parts_stand_in_the_order_in_which_the_code_of_the_model_has_their_sizes
     ("sizes", "model"),
     [
         (TWO, Table(18)),
-        (TWO, Table(18, kept=[9, 9])),
-        (TWO, Table(18, kept=[11, 7], cut=(7, 11))),
         ({"readers": 9, "books": 9}, Table(18, cut=(9, 9))),
-        (TWINS, Table(28, kept=(3, 9, 7, 9))),
+        (TWINS, Table(28, cut=(3, 9, 7, 9))),
     ],
-    ids=["nothing is known", "other sizes", "two orders", "equal sizes", "equal ones among others"],
+    ids=["nothing is known", "equal sizes", "equal ones among others"],
 )
 def test_parts_stand_in_any_order_where_the_code_of_the_model_does_not_tell_them_apart(
     sizes: dict[str, int], model: nn.Module
