@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import combinations, pairwise
 
-from .series import NUMBER
+from .series import NUMBER, series_of
 from .units import Unit
 
 #: The number of something in a list; where lists stand in lists, all numbers around it.
@@ -24,6 +24,8 @@ Row = str
 
 #: So many members of a list are compared each with each.
 _MOST = 24
+#: So many members of other sizes make a list that is known by them.
+_UNLIKE = 3
 
 
 def direction(couples: Iterable[tuple[Member, Member]]) -> int:
@@ -77,6 +79,29 @@ def backwards(pairs: Collection[tuple[Unit, Unit]]) -> set[tuple[Row, Row]]:
         couples = combinations(list(members)[:: max(len(members) // _MOST, 1)], 2)
         if direction((a, b) for a, b in couples if members[a] != members[b]) < 0:
             found.add(both)
+    return found
+
+
+def of_unlike_sizes(pairs: Collection[tuple[Unit, Unit]]) -> set[int]:
+    """The targets (ids) in lists of which all members have other sizes, and go to those of one list, number by number.
+
+    That three sizes or more come in one order in two lists by chance is not to be expected.
+
+    Args:
+        pairs: (target, source) that could be each other, whatever speaks for it.
+    """
+    lists: dict[tuple[str, str], list[tuple[int, int, Unit]]] = defaultdict(list)
+    for t, s in pairs:
+        theirs = list(series_of(s.path))
+        for own, number in series_of(t.path):
+            for other, place in theirs:
+                lists[own, other].append((number, place, t))
+    found: set[int] = set()
+    for members in lists.values():
+        numbers = {(number, place) for number, place, _ in members}
+        steps = {place - number for number, place in numbers}
+        if len(steps) == 1 and min(len(members), len({t.colour for *_, t in members})) >= _UNLIKE:
+            found |= {id(t) for *_, t in members}
     return found
 
 

@@ -284,10 +284,15 @@ def _alternating(target: Canon, weight: Piece, parts: int) -> int:
 
 
 def _may_alternate(target: Canon, weight: Piece, kind: Fused) -> bool:
-    """Whether a projection may alternate by head, by its name, where the model calls it otherwise and has blocks."""
-    rivals = [p for p in target.pieces.values() if p.role == "weight" and p.shape == weight.shape and fused_kind(p)]
-    other_name = bool(rivals) and all(p.path[-1:] != weight.path[-1:] for p in rivals)
-    blocks = any(layout_of(p.entry, len(kind.parts))[0] == "block" for p in rivals)
+    """Whether a projection may alternate by head, by its name, where the model calls it otherwise and has blocks.
+
+    That it has blocks, its forward pass shows, or its name where that was not followed.
+    """
+    found = [p for p in target.pieces.values() if p.role == "weight" and p.shape == weight.shape]
+    rivals = [(p, theirs) for p in found if (theirs := fused_kind(p)) is not None]
+    other_name = bool(rivals) and all(p.path[-1:] != weight.path[-1:] for p, _ in rivals)
+    layouts = [(layout_of(p.entry, len(kind.parts))[0], theirs) for p, theirs in rivals]
+    blocks = any(layout == "block" or (not layout and theirs.sure) for layout, theirs in layouts)
     return "q" in kind.parts and not kind.sure and not kind.fixed and other_name and blocks
 
 

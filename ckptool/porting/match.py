@@ -18,6 +18,7 @@ from ..signature import Entry
 from .branches import flows_into
 from .cells import Cells
 from .classes import Classes
+from .counting import of_unlike_sizes
 from .doubts import Doubt
 from .naming import Naming
 from .orders import RANKS, Orders
@@ -98,6 +99,7 @@ class Matcher:
             names.by_words_beside,
             names.by_roles,
             names.by_owners,
+            orders.by_said_places,
             orders.by_numbers,
             orders.by_neighbours,
             names.by_similar_names,
@@ -118,10 +120,12 @@ class Matcher:
         groups = self.cells.groups()
         pairs, undecided, free_t, free_s, lone = [], [], [], [], []
         complete = all(len(t) == len(s) for t, s in groups.values())
+        alone = [(t[0], s[0]) for t, s in groups.values() if len(t) == len(s) == 1]
+        growing = set() if complete else of_unlike_sizes(alone)
         for targets, sources in groups.values():
             if len(targets) == len(sources) == 1:
                 t, s = targets[0], sources[0]
-                if complete or self._supported(t, s):
+                if complete or id(t) in growing or self._supported(t, s):
                     pairs.append((t, s))
                 elif self._only_so(t, s):
                     lone.append((t, s))
@@ -157,7 +161,8 @@ class Matcher:
         strong = [
             e
             for e in t.evidence
-            if e in ("name", "similar names", "other blocks") or e.startswith(("between", "follows"))
+            if e in ("name", "similar names", "other blocks", "named after what it stands with")
+            or e.startswith(("between", "follows"))
         ]
         if strong or s.path[-len(t.path) :] == t.path or t.path[-len(s.path) :] == s.path:
             return True

@@ -265,7 +265,7 @@ def _counted_alike(
     """AGREED without those of lists that one side counts from another number on, or from the other end.
 
     `blocks.1` of a list from 1 to 4 is not the `blocks.1` of one from 0 to 3, and not that of one of which the last
-    has the sizes of this one's first.
+    has the sizes of this one's first. Nor is the `layers.0` of `first, layers.0, last` that of `layers.0, 1, 2`.
     """
     both = {template(path) for path in below_t} & {template(path) for path in below_s}
     own, theirs = _lists(below_t, both), _lists(below_s, both)
@@ -273,6 +273,11 @@ def _counted_alike(
         row
         for row, members in own.items()
         if row in theirs and (_moved(sorted(members), sorted(theirs[row])) or turned(members, theirs[row]))
+    }
+    moved |= {
+        row
+        for row, members in own.items()
+        if len(members) < len(theirs.get(row, ())) and _continued(row, below_t, below_s)
     }
     if unlike and () in own:
         moved.add(())
@@ -300,6 +305,21 @@ def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path,
             if template(path) in named:
                 members.add((path[len(row) + 1 :], unit.colour))
     return {row: {n: frozenset(held) for n, held in members.items()} for row, members in found.items()}
+
+
+def _continued(row: _Path, below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]) -> bool:
+    """Whether what stands beside a list in its module is what a longer list of that name holds in the source."""
+    held_t, held_s = (
+        {path: unit.colour for path, unit in side.items() if path[: len(row) - 1] == row[:-1]}
+        for side in (below_t, below_s)
+    )
+    beside = [path for path in held_t if path[: len(row)] != row]
+    return (
+        bool(row)
+        and bool(beside)
+        and all(path not in held_s for path in beside)
+        and Counter(held_t.values()) == Counter(held_s.values())
+    )
 
 
 def _moved(own: Sequence[int], theirs: Sequence[int]) -> bool:

@@ -12,7 +12,7 @@ from .doubts import About, Doubt
 from .scopes import AGAINST_LEVELS, Scopes
 from .sequences import Around, Sequences, neighbours
 from .series import common
-from .units import SOME, Unit, number_ranks, related, same_numbers, series, similarity, tables_of_words
+from .units import SOME, Unit, label_of, number_ranks, related, same_numbers, series, similarity, tables_of_words
 
 #: Evidence that is a place among those that look alike, of which both sides have as many.
 RANKS = ("execution order of both", "execution order", "registration order", "numbers")
@@ -21,6 +21,8 @@ _LITTLE = 0.6
 #: Share of pairs decided otherwise that must lie in one order on both sides for that order to decide.
 _ORDERED = 0.75
 _MOST_COMPARED = 48
+#: Words for which norm of a block one is, in the order in which they are used.
+_PLACES = ("first", "second", "third")
 
 
 class Orders:
@@ -94,6 +96,22 @@ class Orders:
             return False
         stored = sorted(sources, key=lambda u: u.order)
         return [ranks[id(u)] for u in used] != [ranks[id(u)] for u in stored]
+
+    def by_said_places(self) -> bool:
+        """What names of the source say is the first, second or third norm of a block, and the model uses so."""
+        changed = False
+        for targets, sources in self.cells.open():
+            said = {label_of(s, "position"): s for s in sources}
+            if not (
+                len(targets) == len(sources) == len(said) and list(_PLACES)[: len(said)] == sorted(filter(None, said))
+            ):
+                continue
+            if any(t.used is None or label_of(t, "position") for t in targets):
+                continue
+            ranks = {id(t): n for n, t in enumerate(sorted(targets, key=lambda t: t.used or 0.0))}
+            ranks |= {id(s): _PLACES.index(place) for place, s in said.items() if place}
+            changed |= self.cells.split("execution order", partial(of, ranks), mode="all", cells=[(targets, sources)])
+        return changed
 
     def by_neighbours(self) -> bool:
         """What comes directly before and after it, where those are decided."""

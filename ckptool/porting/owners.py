@@ -1,5 +1,5 @@
 """Norms that are named after a part beside them (`norm_attn`, `pre_mlp_norm`), where the other side has them in the
-module of that part."""
+module of that part, and norms within a layer (`lateral.weight`, `lateral.norm`), which stand beside it there."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ class Owners:
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
         self._parts: dict[bool, dict[_Path, dict[str, list[Unit]]]] = {}
+        self._layers = {
+            side: {u.path: u for u in units} for side, units in ((True, cells.targets), (False, cells.sources))
+        }
         for is_target, units in ((True, cells.targets), (False, cells.sources)):
             inside = self._parts[is_target] = defaultdict(lambda: defaultdict(list))
             for unit in units:
@@ -36,7 +39,9 @@ class Owners:
 
     def _nearest(self, unit: Unit, others: Sequence[Unit], *, of_target: bool) -> Unit | None:
         """That of some units of the other side that stands nearest to the part that a unit is named after."""
-        part = self._part(unit, self._parts[of_target].get(unit.path[:-1], {}))
+        layer = self._layers[of_target].get(unit.path[:-1])
+        within = layer is not None and not set(cut(unit.path[-1])).isdisjoint(_norms())
+        part = [layer] if within and layer else self._part(unit, self._parts[of_target].get(unit.path[:-1], {}))
         if part is None:
             return None
         known = [self._cells.pair_of[u.cell] for u in part if u.cell in self._cells.pair_of]

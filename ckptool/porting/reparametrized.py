@@ -10,11 +10,12 @@ from .pieces import Canon, unchanged
 
 
 def merge_norms(one: Canon, other: Canon) -> None:
-    """Weight norm and spectral norm as a plain weight, where the other side has no such thing."""
+    """Weight norm and spectral norm as a plain weight, where the other side has no such thing, or none of that size."""
     roles = {piece.role for piece in other.pieces.values()}
+    normed, plain = ({p.shape for p in other.pieces.values() if p.role == role} for role in ("weight_v", "weight"))
     for g in [p for p in one.pieces.values() if p.role == "weight_g"]:
         v = one.pieces.get(".".join(g.path) + "|weight_v")
-        if v is None or "weight_g" in roles:
+        if v is None or ("weight_g" in roles and (v.shape in normed or v.shape not in plain)):
             continue
         new = replace(v, role="weight")
         one.merge([g, v], new, lambda a, b: Expr("weight_norm", (a, b)), [lambda e: Expr("norm", (e,)), lambda e: e])

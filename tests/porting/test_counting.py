@@ -75,3 +75,41 @@ def test_equal_names_in_a_list_that_is_counted_from_the_other_end_are_not_equal(
     for key in target:
         place, inner = key.removeprefix("up.").split(".", 1)
         assert pairing(mapping)[key] == f"up.{2 - int(place)}.{inner}"
+
+
+def test_a_shorter_list_beside_layers_of_their_own_does_not_keep_the_numbers_of_a_longer_one() -> None:
+    """`layers.1` of three is the only one of a list that stands between a first and a last layer."""
+    body: Shapes = {f"body.{n}.{part}.weight": (8, 9 + n, 3) for n in range(3) for part in "ab"}
+    source: Shapes = {
+        f"heads.{h}.layers.{n}.weight": (4 if n == 2 else 8, 8) for h in range(2) for n in range(3)
+    } | body
+    target: Shapes = {**body}
+    for h in range(2):
+        target |= {
+            f"heads.{h}.enter.weight": (8, 8),
+            f"heads.{h}.leave.weight": (4, 8),
+            f"heads.{h}.layers.0.weight": (8, 8),
+        }
+    used = [*body, *(f"heads.{h}.{name}.weight" for h in range(2) for name in ("enter", "layers.0", "leave"))]
+    for model in (wanted(target), wanted(target, used=used)):
+        mapping = port(signature(source, ordered=False), model)
+        assert pairing(mapping)["heads.1.enter.weight"] == "heads.1.layers.0.weight"
+        assert pairing(mapping)["heads.1.layers.0.weight"] == "heads.1.layers.1.weight"
+    kept = port(
+        signature({**source, "extra.weight": (5, 5)}), wanted({k: v for k, v in source.items() if ".2." not in k})
+    )
+    assert pairing(kept)["heads.1.layers.0.weight"] == "heads.1.layers.0.weight"
+
+
+def test_a_list_of_sizes_that_all_differ_is_found_whatever_it_is_called() -> None:
+    sizes = (6, 12, 18, 24)
+    body: Shapes = {f"body.stages.{n}.conv.weight": (size, 3, 1, 1) for n, size in enumerate(sizes)}
+    source: Shapes = {**body, **{f"body.norm{n}.weight": (size,) for n, size in enumerate(sizes)}}
+    target: Shapes = {**body, **{f"after.level{n + 1}.weight": (size,) for n, size in enumerate(sizes)}}
+    target["new.weight"] = (7, 24)
+    mapping = port(signature(source, ordered=False), wanted(target))
+    for n in range(4):
+        assert pairing(mapping)[f"after.level{n + 1}.weight"] == f"body.norm{n}.weight"
+    two = {key: shape for key, shape in source.items() if "norm2" not in key and "norm3" not in key}
+    fewer = {key: shape for key, shape in target.items() if "level3" not in key and "level4" not in key}
+    assert "after.level1.weight" not in pairing(port(signature(two, ordered=False), wanted(fewer)))

@@ -111,6 +111,16 @@ def test_what_may_alternate_by_head_is_taken_in_doubt_by_a_model_that_calls_it_o
     assert (str(entry.expr), entry.status) == (f"layers.1.attn.{theirs}.weight", expected)
 
 
+@pytest.mark.parametrize(("own", "expected"), [("c_attn", "guessed"), ("attention_qkv", "mapped")])
+def test_a_name_under_which_all_code_has_blocks_stands_for_a_forward_pass_that_does_not_show_it(
+    own: str, expected: str
+) -> None:
+    shapes = {key.replace("layers", "blocks"): value.shape for key, value in fused(own).items()}
+    source = {k: v.shape for k, v in fused("query_key_value").items()}
+    entry = found(port(signature(source), wanted(shapes, used=shapes)), f"blocks.1.attn.{own}.weight")
+    assert (str(entry.expr), entry.status) == ("layers.1.attn.query_key_value.weight", expected)
+
+
 @given(groups=st.sampled_from([1, 2, 4]), name=st.sampled_from(["query_key_value", "linear_qkv", "wqkv", "qkv_proj"]))
 def test_fewer_keys_than_queries_stand_in_blocks_or_in_groups(groups: int, name: str) -> None:
     keys = groups * HEAD

@@ -239,6 +239,22 @@ def test_old_and_new_weight_norms_meet() -> None:
     assert pairing(plain)["conv.weight"] == "weight_norm(conv.weight_g, conv.weight_v)"
 
 
+def test_weight_norms_that_a_model_took_off_some_of_its_layers_are_plain_weights_there_alone() -> None:
+    old = {
+        f"{part}.weight_{leaf}": (8, 1, 1) if leaf == "g" else shape
+        for part, shape in (("post.conv", (8, 4, 3)), ("dec.conv", (8, 6, 5)))
+        for leaf in "gv"
+    }
+    new = {
+        "post.conv.parametrizations.weight.original0": (8, 1, 1),
+        "post.conv.parametrizations.weight.original1": (8, 4, 3),
+        "decoder.conv.weight": (8, 6, 5),
+    }
+    found = pairing(port(signature(old), wanted(new)))
+    assert found["post.conv.parametrizations.weight.original0"] == "post.conv.weight_g"
+    assert found["decoder.conv.weight"] == "weight_norm(dec.conv.weight_g, dec.conv.weight_v)"
+
+
 def test_stacked_experts_are_taken_apart_and_put_together() -> None:
     apart = {f"experts.{n}.w.weight": (6, 4) for n in range(3)} | {"router.weight": (3, 4)}
     stacked = {"experts.w.weight": (3, 6, 4), "router.weight": (3, 4)}

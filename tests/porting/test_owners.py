@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sides import pairing, signature, wanted
+from sides import found, pairing, signature, wanted
 
 from ckptool.porting.port import port
 
@@ -79,3 +79,46 @@ def test_of_two_halves_that_one_is_called_which_comes_first_is_known_by_that_wor
     mapping = port(signature(theirs), wanted(target, used=target))
     key = f"layers.1.{own.format(n=1)}.up.weight"
     assert pairing(mapping)[key] == "encoders.1.feed_forward_macaron.w_1.weight"
+
+
+@pytest.mark.parametrize("norm", ["norm", "bn"])
+def test_a_norm_within_a_layer_stands_beside_the_partner_of_that_layer(norm: str) -> None:
+    """All norms are of one size, and the model uses and counts them in another order than the file does."""
+    theirs: dict[str, tuple[int, ...]] = {}
+    own: dict[str, tuple[int, ...]] = {}
+    layers = {"layer_4": "stem"}
+    for n in range(3):
+        layers |= {f"adapter_{3 - n}": f"layers.{n}.proj", f"layer_{3 - n}": f"layers.{n}.block"}
+    for name, other in layers.items():
+        size = (8, 5 + len(own), 1, 1)
+        own |= {f"fpn.{other}.0.weight": size, f"fpn.{other}.1.weight": (8,), f"fpn.{other}.1.bias": (8,)}
+        theirs |= {f"head.{name}.weight": size, f"head.{name}.{norm}.weight": (8,), f"head.{name}.{norm}.bias": (8,)}
+    theirs = dict(sorted(theirs.items()))
+    mapping = port(signature(theirs, ordered=False), wanted(own, used=own))
+    for name, other in layers.items():
+        assert pairing(mapping)[f"fpn.{other}.1.bias"] == f"head.{name}.{norm}.bias"
+        assert found(mapping, f"fpn.{other}.1.bias").status == "mapped"
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_names_that_count_the_norms_of_a_block_speak_of_the_order_in_which_they_are_used(swapped: bool) -> None:
+    theirs: dict[str, tuple[int, ...]] = {}
+    own: dict[str, tuple[int, ...]] = {}
+    used: list[str] = []
+    for n in range(2):
+        theirs |= {
+            f"transformer.layers.{n}.attention.dense.weight": (8, 8),
+            f"transformer.layers.{n}.input_layernorm.weight": (8,),
+            f"transformer.layers.{n}.mlp.dense.weight": (24, 8),
+            f"transformer.layers.{n}.post_attention_layernorm.weight": (8,),
+        }
+        block = f"encoder.layer.{n}"
+        norms = [f"{block}.attention.ln.weight", f"{block}.ln.weight"]
+        own |= dict.fromkeys(norms, (8,)) | {f"{block}.attention.out.weight": (8, 8), f"{block}.up.weight": (24, 8)}
+        first, second = norms[::-1] if swapped else norms
+        used += [first, f"{block}.attention.out.weight", second, f"{block}.up.weight"]
+    mapping = port(signature(theirs, ordered=False), wanted(own, used=used))
+    for n in range(2):
+        said = [f"transformer.layers.{n}.{name}.weight" for name in ("input_layernorm", "post_attention_layernorm")]
+        norms = [f"encoder.layer.{n}.attention.ln.weight", f"encoder.layer.{n}.ln.weight"]
+        assert [pairing(mapping)[key] for key in norms] == said[:: -1 if swapped else 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sides import found, signature, wanted
@@ -11,6 +12,8 @@ from sides import found, signature, wanted
 from ckptool.porting.port import port
 from ckptool.porting.roles import counted_by_letters
 from ckptool.porting.telling import translation
+from ckptool.porting.units import hard_conflict
+from ckptool.porting.words import words_of
 
 WORDS = ("fine", "mid", "coarse", "deepest")
 
@@ -95,6 +98,21 @@ def test_a_step_is_never_one_of_the_parts_that_all_steps_have(order: list[str], 
     for entry in mapping.having("mapped"):
         _, step, part, _ = entry.target.split(".")
         assert str(entry.expr) == f"{part}_net.{step}.weight"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own"),
+    [
+        ("crossattention.self.query", "crossattention.attention.query"),
+        ("decoder.encoders.0.w_1", "decoder.layers.0.conv1"),
+        ("text2mel.postnet.conv", "speech_postnet.conv"),
+    ],
+)
+def test_words_that_stand_within_the_name_of_something_else_speak_of_nothing(theirs: str, own: str) -> None:
+    assert hard_conflict(words_of(own.split(".")), words_of(theirs.split("."))) is None
+    assert hard_conflict(words_of(["decoder", "layers"]), words_of(["encoder", "encoders"])) is not None
+    assert hard_conflict(words_of(["crossattention", "q"]), words_of(["attention", "self", "q"])) is not None
+    assert hard_conflict(words_of(["text", "proj"]), words_of(["audio", "2", "mel"])) is not None
 
 
 def test_the_layers_of_an_added_stream_are_those_of_the_context() -> None:
