@@ -61,6 +61,7 @@ class Signature:
         rotary: how the code turns queries and keys ("half", "interleaved", "unknown"), or None if it does not.
         metadata: the `_metadata` of the model's own state dict.
         ties: whether the code, not only the initial values, makes entries one.
+        cuts: sizes in which the forward pass cuts tensors into unequal parts.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Signature:
     inputs: str = ""
     rotary: str | None = None
     metadata: Mapping[str, Any] | None = None
+    cuts: frozenset[tuple[int, ...]] = frozenset()
 
     @property
     def parameters(self) -> int:

@@ -19,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .channels import Channels
+from .gating import Gating
 from .hollow import shape_only, without_memory
 from .input_search import find_inputs, flat
 from .inputs import InputSpec, guess_inputs, inputs_text, made
@@ -81,6 +82,7 @@ def signature_of(
         inputs=found.inputs,
         rotary=found.rotary if found.uses or not trace else _rotary_by_parts(model),
         metadata={path: dict(value) for path, value in metadata.items()} if metadata else None,
+        cuts=found.cuts,
     )
 
 
@@ -108,6 +110,7 @@ class _Followed:
     uses: dict[str, _Use]
     inputs: str = ""
     rotary: str | None = None
+    cuts: frozenset[tuple[int, ...]] = frozenset()
 
 
 _Nothing = _Followed({})
@@ -174,7 +177,7 @@ def _attempt(model: torch.nn.Module, inputs: Any) -> _Followed | None:
         model.train(training)
         torch.set_rng_state(state)
     mode.finish()
-    return _Followed(mode.uses, inputs_text(inputs), mode.rotary)
+    return _Followed(mode.uses, inputs_text(inputs), mode.rotary, frozenset(mode.cuts))
 
 
 def _hollow(value: Any, device: str) -> Any:
@@ -198,12 +201,14 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         self._keys = keys
         self.uses: dict[str, _Use] = {}
         self.rotary: str | None = None
+        self.cuts: set[tuple[int, ...]] = set()
         self._alive: list[Any] = []
         self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
         self._negated: set[int] = set()
         self._whole = frozenset(keys)  # the parameters themselves
         self._turned: set[int] = set()  # transposed views of parameters
         self._channels = Channels(buffers)
+        self._gating = Gating()
         self._outputs: dict[int, frozenset[str]] = {}  # id of a tensor -> the matrices that made what it holds
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -228,6 +233,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             self._members(args, result)
         self._learn(name, args, kwargs, result)
         self._channels.see(name, args, kwargs, result, self._keys)
+        self._gating.see(name, args, kwargs, result, self._keys)
         self._credit(name, args, kwargs, result)
         return result
 
@@ -254,6 +260,10 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         for key, parts in self._channels.joined.items():
             if key in self.uses:
                 self.uses[key].notes["joined"] = parts
+        for kind, found in (("gated", self._gating.roles), ("gate half", self._gating.halves)):
+            for key, role in found.items():
+                if key in self.uses:
+                    self.uses[key].notes[kind] = role
         for key, before in self._channels.before.items():
             if key in self.uses:
                 self.uses[key].notes["flow"] = (self._channels.bit[key], before)
@@ -313,6 +323,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             self._rotates("interleaved", args[0] if args else None)
         if not isinstance(result, torch.Tensor):
             if isinstance(result, tuple | list):
+                self._cut(name, result)
                 first = args[0] if args else None
                 kind, what = self._from.get(id(first), ("", None))
                 if kind == "fused" and name in ("chunk", "split", "tensor_split", "unsafe_chunk", "unbind"):
@@ -345,6 +356,12 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             made = self._after(kind, what, name, args, first, result)
             if made is not None:
                 self._from[id(result)] = made
+
+    def _cut(self, name: str, parts: Sequence[Any]) -> None:
+        """Note the sizes of unequal parts that a tensor is cut into."""
+        shapes = [tuple(part.shape) for part in parts if isinstance(part, torch.Tensor)]
+        if name in ("split", "split_with_sizes", "tensor_split") and len(set(shapes)) > 1:
+            self.cuts.update(sizes for sizes in zip(*shapes, strict=False) if len(set(sizes)) > 1)
 
     def _after(self, kind: str, what: Any, name: str, args: Any, first: Any, result: Any) -> tuple[str, Any] | None:
         if kind == "features":

@@ -33,6 +33,7 @@ FLOORS = [
     ["model", "distributed", "inputs", "channels"],
     ["hollow"],
     ["input_search"],
+    ["gating"],
     ["trace"],
     ["architecture"],
     ["reports", "train"],

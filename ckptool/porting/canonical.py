@@ -21,7 +21,7 @@ from .exported import name_exported
 from .fused import fused_alike, missing_key_bias, split_by_initials, split_fused
 from .gates import join_gates, of_recurrent_kernels
 from .heads import flat_heads
-from .implied import imply
+from .implied import forget_plain_words, imply
 from .joined import join_parts
 from .kernels import channels_first, lay_down, turn_transposed
 from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
@@ -47,6 +47,8 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
     general_dense(s, t)
     for canon in (s, t):
         _laid_out(canon)
+    forget_plain_words(s, t)
+    forget_plain_words(t, s)
     _reconcile(s, t, lora_scale)
     for canon in (s, t):
         _count_letters(canon)
@@ -232,7 +234,8 @@ def _counted_from_one(
     if not stem or stem == last:
         return words_of(path)
     beside = {name for name in siblings.get(path[:-1], ()) if name.rstrip("0123456789") == stem != name}
-    if f"{stem}0" in beside and (template(path[:-1]), stem) not in more:
+    numbered = f"{stem}0" in beside and (template(path[:-1]), stem) not in more
+    if numbered and cut(last) not in table().parts:  # whose numbers are names
         path = (*path[:-1], f"{stem}{int(last[len(stem) :]) + 1}")
     words = words_of(path)
     if len(beside) > 2:

@@ -11,7 +11,7 @@ from . import expression as ex
 from .doubts import About, Doubt
 from .expression import Expr, Shape
 from .filling import Filling, Values
-from .fused import heads_of, other_arrangement, part_label
+from .fused import heads_of, of_library, other_arrangement, part_label
 from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare, is_turned, kin
 from .modulation import doubt_gates, doubt_modulation
 from .pieces import Piece, squeezed
@@ -129,7 +129,8 @@ def _rotary(filling: Filling) -> None:
     if anywhere is None or filling.same_names:
         return
     seen = any("rotary" in entry.notes for entry in filling.target.signature.entries.values())
-    for hole, filled in filling.holes.items():
+    settled: set[tuple[tuple[str, ...], str]] = set()  # projections about which there is no doubt
+    for hole, filled in sorted(filling.holes.items(), key=lambda item: len(filling.unit_of[item[0]][0].main.shape) < 2):
         t, s = filling.unit_of[hole]
         kind: str | None = anywhere
         if seen:  # what the model turns is known of what was followed, and nothing of the rest
@@ -141,14 +142,18 @@ def _rotary(filling: Filling) -> None:
         which = part_label(t.path) or part_label(s.path)
         if which not in ("q", "k") or hole.endswith(("norm|weight", "norm|bias")):
             continue
+        if len(t.main.shape) < 2 and (t.path[:-1], which) in settled:
+            continue  # norms of queries are turned as those are
         piece = t.pieces[hole.rpartition("|")[2]]
+        if kind == "unknown" and _are_queries(piece):
+            continue
         heads = heads_of(t.main.entry)
-        theirs = _rotary_by_name(s.path)
+        library = of_library(filling.source, s.path)
+        theirs = _rotary_by_name(s.path) if library is None else library.rotary
         otherwise = kind != "unknown" and theirs is not None and theirs.kind != kind
         same_code = filling.same_code(t, s)
-        if theirs is not None and theirs.sure and theirs.kind == kind:
-            continue
-        if same_code and not otherwise:
+        if (theirs is not None and theirs.sure and theirs.kind == kind) or (same_code and not otherwise):
+            settled.add((t.path[:-1], which))
             continue
         turned = None
         if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
@@ -163,6 +168,12 @@ def _rotary(filling: Filling) -> None:
         elif turned is not None:
             filled.rivals.append(turned)
         filled.doubts.append(doubt)
+
+
+def _are_queries(piece: Piece) -> bool:
+    """Whether a parameter is a row for each query that a model has learned, not a layer that makes queries."""
+    bare = piece.path[-1] == piece.entry.key.split(".")[-1] in ("query", "queries")
+    return bare and squeezed(piece.shape)[:1] != squeezed(piece.shape)[1:]
 
 
 def _flatten(filling: Filling) -> None:

@@ -133,9 +133,21 @@ class Filling:
             reason = top > 0.15 or related(t, chosen) or self.matcher.scopes.same(t, chosen)
             if not reason or hard_conflict(t.words, chosen.words):
                 continue
-            t.rivals = [s for s in sources if s is not chosen][:8]
             free.remove(chosen)
+            if t.main.entry.parameter is False and self._equal(sources):
+                self.fill(t, chosen)
+                continue
+            t.rivals = [s for s in sources if s is not chosen][:8]
             self.fill(t, chosen, [Doubt(f"{len(sources)} tensors of the source fit as well")])
+
+    def _equal(self, sources: Sequence[Unit]) -> bool:
+        """Whether units of the source hold the same values, as buffers do that code computes alike in each layer."""
+        if self.values is None or any(len(u.pieces) > 1 or not u.main.expr.is_copy for u in sources):
+            return False
+        first, *others = (self.values(u.main.expr.key) for u in sources)
+        return first is not None and all(
+            one is not None and one.shape == first.shape and bool((one == first).all()) for one in others
+        )
 
     def _same_names(self) -> bool:
         """Whether the file's keys are the model's, so that nothing speaks for other code."""

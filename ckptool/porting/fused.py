@@ -15,7 +15,7 @@ from .doubts import About, Doubt
 from .expression import Expr, Shape
 from .pieces import Canon, Piece, squeezed
 from .roles import role_of
-from .words import Fused, cut, label, table
+from .words import Fused, OfLibrary, cut, label, table
 
 
 def fused_kind(piece: Piece) -> Fused | None:
@@ -235,6 +235,8 @@ _OTHER_ORDER = "the name says {}, and the model holds them as {}: in which order
 def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
     """How a projection is taken apart: as code shows, as its name says, or most likely."""
     parts, size = kind.parts, tuple(sizes)
+    if one.is_target and (half := weight.entry.notes.get("gate half")) is not None and "gate" in parts:
+        return _Form(parts, size) if half == 0 else _Form(parts[::-1], size[::-1])
     if one.is_target:
         layout, heads = layout_of(weight.entry, len(parts), size)
         if layout or kind.fixed or weight.entry.module == "MultiheadAttention":
@@ -249,6 +251,9 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
         return _Form(parts, size) if kind.sure else _Form(parts, size, 0, _WHICH_HALF, swapped)
     heads = other.groups(size[-1]) if not one.is_target else 0
     heads = heads if _divides(heads, size) and heads > 1 else 0
+    library = of_library(one, weight.path)
+    if library is not None and library.by_heads and heads:
+        return _Form(parts, size, heads)
     order = other.order(parts)
     if order != parts and not one.is_target and not kind.ordered:
         doubt = _OTHER_ORDER.format(", ".join(parts), ", ".join(order))
@@ -260,6 +265,15 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
     if kind.by_heads and heads and not (kind.ungated and len(set(size)) > 1 and _gate_and_up(one)):
         return _Form(parts, size, heads, BY_HEADS, (parts, size, 0))
     return _Form(parts, size, 0, BY_HEADS, (parts, size, heads) if heads else None)
+
+
+def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
+    """What is known of a module, or of a part of it, by its name and what stands beside it; None where nothing is."""
+    for end in (len(path), len(path) - 1):
+        known = table().of_library.get(path[end - 1]) if end else None
+        if known is not None and ".".join((*path[: end - 1], known.beside)) + "|weight" in canon.pieces:
+            return known
+    return None
 
 
 def _gate_and_up(one: Canon) -> bool:

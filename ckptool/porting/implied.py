@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import replace
 
+from .fused import fused_kind, part_label
 from .pieces import Canon, Piece
 from .words import cut, label, table, words_of
 
@@ -14,7 +15,9 @@ _GATED = {"w1": "gate", "w2": "down", "w3": "up"}
 def imply(canon: Canon) -> None:
     """Add words that follow from what stands together."""
     _gated(canon)
+    _seen_gates(canon)
     _listed_attention(canon)
+    _norm_of_layer(canon)
     _third_norm(canon)
 
 
@@ -26,6 +29,39 @@ def _gated(canon: Canon) -> None:
     for piece in list(canon.pieces.values()):
         if piece.path and piece.path[-1] in _GATED and heads[piece.path[:-1]] == 3:
             _add(canon, piece, _GATED[piece.path[-1]])
+
+
+def _seen_gates(canon: Canon) -> None:
+    """What the forward pass showed to be a gate, or what a gate is multiplied with, is that, whatever it is called."""
+    attention = table().group("attention")
+    for piece in [p for p in canon.pieces.values() if "gated" in p.entry.notes]:
+        for one in [p for p in canon.pieces.values() if p.path == piece.path]:
+            if label(attention, one.words) is None:
+                _add(canon, one, f"{piece.entry.notes['gated']}_proj")
+
+
+def forget_plain_words(one: Canon, other: Canon) -> None:
+    """Take words for what expands and what contracts from two layers that are a gate and what it is multiplied with.
+
+    The other side shows that layers of these sizes are; `fc1` and `fc2` of one size beside each other then say by their
+    numbers which was registered first, and no more.
+    """
+    gated = {p.shape for p in other.pieces.values() if "gated" in p.entry.notes and p.role == "weight"}
+    neck = table().group("neck")
+    beside: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for piece in one.pieces.values():
+        if piece.role == "weight" and piece.shape in gated and "gated" not in piece.entry.notes and piece.path:
+            beside[piece.path[:-1]].append(piece)
+    for pieces in beside.values():
+        said = {label(neck, p.words) for p in pieces} | {part_label(p.path) for p in pieces} - {None}
+        if len(pieces) != 2 or "gate" in said or any(part_label(p.path) == "up" for p in pieces):
+            continue
+        for path in [p.path for p in pieces]:
+            for piece in [p for p in one.pieces.values() if p.path == path]:
+                words = piece.words
+                while words and label(neck, words) is not None:
+                    words = words[:-1]
+                one.pieces[piece.name] = replace(piece, words=words)
 
 
 def _listed_attention(canon: Canon) -> None:
@@ -45,6 +81,31 @@ def _listed_attention(canon: Canon) -> None:
 
 
 _ATTENTION = frozenset({"attn", "attention", "mha", "att"})
+
+
+def _norm_of_layer(canon: Canon) -> None:
+    """A norm that a layer itself holds (`qkv.layer_norm_weight` beside `qkv.weight`) is the one before it.
+
+    Transformer Engine's `LayerNormLinear` holds its norm so.
+    """
+    layers = {p.entry.key.removesuffix("weight"): p for p in canon.pieces.values() if len(p.shape) == 2}
+    for piece in [p for p in canon.pieces.values() if len(p.shape) == 1]:
+        module, _, leaf = piece.entry.key.rpartition(".")
+        layer = layers.get(f"{module}.")
+        if (
+            layer is None
+            or not leaf.startswith(_NORM_OF_LAYER)
+            or label(table().group("crossing"), piece.words) == "cross"
+        ):
+            continue
+        kind = fused_kind(layer)
+        if kind is not None and "q" in kind.parts:
+            _add(canon, piece, "attn_norm")
+        elif label(table().group("neck"), layer.words) == "up" or (kind is not None and "up" in kind.parts):
+            _add(canon, piece, "ffn_norm")
+
+
+_NORM_OF_LAYER = ("layer_norm_", "layernorm_")
 
 
 def _third_norm(canon: Canon) -> None:

@@ -339,6 +339,8 @@ def _join_families(one: Canon, other: Canon) -> bool:
         if len(found) > sizes.wanted(whole):
             found = [one for one in found if one[-1] is not None]  # of more than there can be, those that a name spells
         for parent, family, join, spelled in found if len(found) <= sizes.wanted(whole) else ():
+            there = [p for p in other.pieces.values() if squeezed(p.shape) == whole]
+            spelled = spelled or _by_gate(family.parts, there) or _by_cuts(family, join, other)
             if spelled is not None:
                 by_heads = join.dim == 0 and len(set(join.sizes)) > 1 and all(_label(p.words) for p in spelled)
                 family, join = replace(family, parts=spelled, numbered=True), _join_in_order(join, family, spelled)
@@ -383,6 +385,25 @@ def _spelled(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | No
             if spoken & {"".join(word[at] for word in words if word) for at in (0, -1)}:
                 found.append(order)
     return found[0] if len(found) == 1 else None
+
+
+def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ...] | None:
+    """A gate and what it is multiplied with in the order in which the forward pass takes them out of the whole."""
+    halves = {piece.entry.notes.get("gate half") for piece in wholes}
+    said = {part_label(part.path): part for part in parts}
+    if len(parts) != 2 or said.keys() != {"gate", "up"} or len(halves) != 1 or halves == {None}:
+        return None
+    return (said["gate"], said["up"]) if halves == {0} else (said["up"], said["gate"])
+
+
+def _by_cuts(family: _Family, join: _Join, other: Canon) -> tuple[Piece, ...] | None:
+    """Parts of a size each in the order in which the code of the model has these sizes, if it has them in one alone."""
+    if join.dim != 0 or join.turns > 1 or len(set(join.sizes)) < len(join.sizes) or not other.is_target:
+        return None
+    told = {sizes for sizes in other.signature.cuts if sorted(sizes) == sorted(join.sizes)}
+    if len(told) != 1:
+        return None
+    return tuple(family.parts[join.sizes.index(size)] for size in next(iter(told)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from .orders import RANKS, Orders
 from .pieces import STATISTICS, Canon, squeezed
 from .scopes import Scopes
 from .sequences import Sequences
-from .units import SOME, Unit, hard_conflict, natural, related, similarity, units_of
+from .units import SOME, Pair, Unit, hard_conflict, natural, related, similarity, units_of
 from .words import common_start, cut, label, shared, table, telling_words, words_of
 
 
@@ -248,7 +248,7 @@ class Matcher:
         last = max((u.order for u in self.cells.sources), default=0.0)
         # the last layer is the output, whatever its name; a norm is none
         ends = {id(s) for _, s in strangers if s.order == last and not s.pieces.keys() & STATISTICS}
-        return [
+        found = [
             (t, s)
             for t, s in strangers
             if hard_conflict(t.words, s.words)
@@ -259,6 +259,9 @@ class Matcher:
                 and (self.sequences.ordered or not related(t, s))  # which is last is not known of sorted keys
             )
         ]
+        odd = {id(t) for t, _ in found}
+        known = [(t, s) for t, s in pairs if id(t) not in odd and not t.doubts]
+        return [(t, s) for t, s in found if hard_conflict(t.words, s.words) or not _explained(t, s, known)]
 
     def _heads_of_others(
         self, pairs: list[tuple[Unit, Unit]], undecided: list[tuple[list[Unit], list[Unit]]]
@@ -321,6 +324,26 @@ class Matcher:
 def _turn(unit: Unit) -> float:
     """The place of a unit in the order of use, or of registration where that is not known."""
     return unit.order if unit.turn is None else unit.turn
+
+
+def _explained(t: Unit, s: Unit, known: list[Pair]) -> bool:
+    """Whether it is known why two units have two names, though all else has the same on both sides."""
+    return _of_one_role(t, s) or _in_a_renamed_module(t, s, known)
+
+
+def _of_one_role(t: Unit, s: Unit) -> bool:
+    """Whether two parameters in modules of one name are called by two words for the same, as `offset` and `b` are."""
+    own, theirs = (table().leaves.get(cut(u.path[-1])) if u.path else None for u in (t, s))
+    return own is not None and own == theirs and t.path[:-1] == s.path[:-1]
+
+
+def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
+    """Whether two units have one name in modules of two names, of which more is known to be in each other."""
+    same = common_start([t.path[::-1], s.path[::-1]])
+    own, theirs = t.path[: len(t.path) - same], s.path[: len(s.path) - same]
+    if not same or not own or not theirs:
+        return False
+    return any(a.path[: len(own)] == own and b.path[: len(theirs)] == theirs for a, b in known)
 
 
 def _of_no_head(unit: Unit) -> set[str]:

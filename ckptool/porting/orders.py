@@ -12,7 +12,7 @@ from .doubts import About, Doubt
 from .scopes import AGAINST_LEVELS, Scopes
 from .sequences import Around, Sequences, neighbours
 from .series import common
-from .units import SOME, Unit, label_of, number_ranks, related, same_numbers, series, similarity
+from .units import SOME, Unit, label_of, number_ranks, related, same_numbers, series, similarity, tables_of_words
 
 #: Evidence that is a place among those that look alike, of which both sides have as many.
 RANKS = ("execution order of both", "execution order", "registration order", "numbers")
@@ -212,7 +212,7 @@ class Orders:
                 if isinstance(b, Unit) and self.cells.pair_of[b.cell][1].path[:-1] != s.path[:-1]:
                     continue  # the list that it would go on is at its end
                 goes_on = isinstance(b, Unit) and series(b) == series(t)
-                named = similarity(t, s) > SOME or related(t, s)
+                named = similarity(t, s) > SOME or related(t, s) or tables_of_words(t, s)
                 doubt = None if goes_on or named else Doubt("it only follows the one before it", About.ORDER)
                 cell = next((c for c in self.cells.open() if any(u is t for u in c[0])), None)
                 if cell is not None and self.cells.split(

@@ -223,9 +223,24 @@ def _tied_heads(filling: Filling) -> None:
         for own, s in tokens:
             if own.main.shape == t.main.shape and t.main.entry.how != "embedding":
                 tied = any(e.tied == s.main.entry.key for e in filling.source.signature.entries.values())
+                tied = tied or _was_beside(filling, t, own, s)
                 doubts = [] if tied else [Doubt("the source has no such layer; its word embedding is put here")]
                 table_of_words = filling.holes[own.main.name]
                 doubts += [d for d in table_of_words.doubts if table_of_words.expr != s.main.expr]
                 filling.holes[hole] = Filled(table_of_words.expr, "tied to the embedding", doubts)
                 filling.unit_of[hole] = (t, s)
                 break
+
+
+def _was_beside(filling: Filling, t: Unit, own: Unit, s: Unit) -> bool:
+    """Whether the file is of a model that held something beside the body with its table of words, and has no key of it.
+
+    The model has the same body under the same name, and beside it nothing but the output layer. What the body alone was
+    saved as has no such name in front; a model with another head has keys of that.
+    """
+    first, *more = own.main.entry.key.split(".")
+    if not more or s.main.entry.key.split(".")[0] != first:
+        return False
+    theirs = {key.split(".")[0] for key in filling.source.signature.entries}
+    ours = {key.split(".")[0] for key in filling.target.signature.entries}
+    return theirs == {first} and ours == {first, t.main.entry.key.split(".")[0]} and len(ours) == 2

@@ -218,3 +218,9 @@ def related(t: Unit, s: Unit) -> bool:
 def label_of(unit: Unit, group: str) -> str | None:
     """What a unit's name says in the group of that name."""
     return label(table().group(group), unit.words)
+
+
+def tables_of_words(t: Unit, s: Unit) -> bool:
+    """Whether the model looks rows up in a table that the source calls one of words, and it nothing else."""
+    looked_up = t.main.entry.how == "embedding" and label_of(t, "embedding") in (None, "token")
+    return looked_up and label_of(s, "embedding") == "token"

@@ -87,6 +87,21 @@ class Rotary:
 
 
 @dataclass(frozen=True, slots=True)
+class OfLibrary:
+    """What a library does with what it calls by a name.
+
+    Attributes:
+        beside: what has to stand beside it, so that it is that library's.
+        by_heads: the parts of a fused projection alternate by attention head, or by group of them.
+        rotary: how its rows are paired.
+    """
+
+    beside: str
+    by_heads: bool
+    rotary: Rotary
+
+
+@dataclass(frozen=True, slots=True)
 class Together:
     """Things that code computes by one layer.
 
@@ -127,6 +142,7 @@ class Words:
     copies: tuple[str, ...]
     rotary: dict[tuple[str, ...], Rotary]
     modulation: dict[tuple[str, ...], tuple[str, bool]]
+    of_library: dict[str, OfLibrary]
     experts: frozenset[str]
     cells: tuple[Cell, ...]
     cell_sides: dict[str, str]
@@ -197,6 +213,10 @@ def table() -> Words:
             for first, said in raw["modulation"].items()
             for sure in ("doubt", "sure")
             for phrase in said[sure]
+        },
+        {
+            name: OfLibrary(one["beside"], one["by_heads"], Rotary(one["rotary"], True))
+            for name, one in raw["of_library"].items()
         },
         frozenset(raw["experts"]),
         tuple(

@@ -217,6 +217,23 @@ def test_code_that_joins_gate_and_up_has_fewer_keys_than_queries_in_blocks_most_
     assert (str(entry.expr) == f"slice(layers.1.attn.{name}.weight, 0, {WIDTH}, {WIDTH + keys})") is blocks
 
 
+@pytest.mark.parametrize(("beside", "status"), [("linear_proj", "mapped"), ("proj", "guessed")])
+@pytest.mark.parametrize("keys", [HEAD * 2, WIDTH])
+def test_a_name_that_a_library_has_says_what_that_does_where_more_of_it_stands_beside(
+    keys: int, beside: str, status: str
+) -> None:
+    source = {key: value.shape for key, value in fused("linear_qkv", keys=keys).items()}
+    target = apart(keys=keys)
+    for n in range(2):
+        source[f"layers.{n}.attn.{beside}.weight"] = target[f"blocks.{n}.attn.o_proj.weight"] = (WIDTH, WIDTH + 1)
+    followed, blind = (
+        found(port(signature(source), one), "blocks.1.attn.k_proj.weight")
+        for one in (with_heads(target), wanted(target))
+    )
+    assert (followed.status, blind.status) == (status, "guessed")
+    assert "of_heads" in str(followed.expr)
+
+
 def test_queries_and_fused_keys_and_values_come_out_of_one_projection() -> None:
     source = fused("query_key_value", keys=HEAD)
     shapes = {

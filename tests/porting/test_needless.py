@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from sides import found, pairing, signature, wanted
 
@@ -254,3 +255,134 @@ def test_a_norm_that_is_called_after_a_layer_is_the_one_that_is_used_next_to_it(
         assert status(mapping, f"features.{n}.conv.1.weight") == expected
         if expected == "mapped":
             assert pairing(mapping)[f"features.{n}.conv.1.weight"] == f"stages.{n}.bn_expand.weight"
+
+
+# -- a name that differs in what is around it, or says the same in another word
+
+
+NET: Shapes = {f"stages.{n}.weight": (6, 6, 3, 3) for n in range(40)}
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "expected"),
+    [
+        # a module of two names, of which more is known
+        (
+            {"time.emb.weight": (9, 6), "time.lin.weight": (5, 9)},
+            {"ada.emb.weight": (9, 6), "ada.lin.weight": (5, 9)},
+            1,
+        ),
+        (
+            {"time.emb.weight": (9, 6), "other.lin.weight": (5, 9)},
+            {"ada.emb.weight": (9, 6), "ada.out.weight": (5, 9)},
+            0,
+        ),
+        # two words of the table for one role
+        ({"offset": (5,)}, {"b": (5,)}, 1),
+        ({"odd": (5,)}, {"b": (5,)}, 0),
+    ],
+)
+def test_a_stranger_among_namesakes_is_certain_where_its_names_say_the_same(
+    own: Shapes, theirs: Shapes, expected: int
+) -> None:
+    mapping = port(signature({**NET, **theirs}, ordered=False), wanted({**NET, **own}, used=[*NET, *own]))
+    assert (status(mapping, list(own)[-1]) == "mapped") == bool(expected)
+
+
+def test_layers_of_a_head_do_not_vouch_for_each_other() -> None:
+    own: Shapes = {"head_bn1": (6,), "head_fc1": (9, 6), "head_bn2": (9,), "head_fc2": (5, 9)}
+    theirs = {f"1.{n}.weight": size for n, size in zip((2, 4, 6, 8), own.values(), strict=True)}
+    target = {**NET, **{f"{key}.weight": size for key, size in own.items()}}
+    mapping = port(signature({**NET, **theirs}), wanted(target, used=target))
+    assert all(status(mapping, f"{key}.weight") != "mapped" for key in own)
+
+
+# -- layers that the file does not have
+
+
+LANGUAGE: Shapes = {"body.words.weight": (30, 8), "body.layers.0.weight": (8, 8), "body.norm.weight": (8,)}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        (LANGUAGE, "mapped"),
+        ({key.removeprefix("body."): size for key, size in LANGUAGE.items()}, "guessed"),
+        ({**LANGUAGE, "score.weight": (2, 8)}, "guessed"),
+        ({key.replace("body.", "encoder."): size for key, size in LANGUAGE.items()}, "guessed"),
+    ],
+    ids=["all of it below the same name", "the body alone", "another head", "below another name"],
+)
+def test_an_output_layer_that_is_missing_beside_its_body_was_the_table_of_words(theirs: Shapes, expected: str) -> None:
+    target = {**LANGUAGE, "lm_head.weight": (30, 8)}
+    mapping = port(signature(theirs), _looking_up(target))
+    assert pairing(mapping)["lm_head.weight"] == next(key for key in theirs if "words" in key)
+    assert status(mapping, "lm_head.weight") == expected
+
+
+def _looking_up(shapes: Shapes) -> Any:
+    model = wanted(shapes, used=shapes)
+    hows = {key: "embedding" if "words" in key or "look" in key else "linear" for key in shapes}
+    return replace(model, entries={key: replace(e, how=hows[key]) for key, e in model.entries.items()})
+
+
+@pytest.mark.parametrize(("look", "expected"), [("look_up", "mapped"), ("positions", "guessed")])
+def test_a_table_of_words_is_that_in_which_the_model_looks_rows_up(look: str, expected: str) -> None:
+    """The other of its size is the output layer, which the source has tied to it."""
+    own: Shapes = {f"{look}.weight": (30, 8), "body.0.weight": (8, 8), "lm_head.weight": (30, 8)}
+    source = signature({"shared.weight": (30, 8), "layers.0.weight": (8, 8), "lm_head.weight": (30, 8)})
+    tied = replace(source.entries["lm_head.weight"], tied="shared.weight")
+    source = replace(source, entries={**source.entries, "lm_head.weight": tied})
+    mapping = port(source, _looking_up(own))
+    entry = found(mapping, f"{look}.weight")
+    assert (entry.status == "mapped" and str(entry.expr) == "shared.weight") == (expected == "mapped")
+
+
+# -- names with numbers, norms inside of layers, buffers
+
+
+@pytest.mark.parametrize(("numbers", "expected"), [("01", "mapped"), ("ab", "guessed")])
+def test_numbers_that_belong_to_a_name_are_not_counted(numbers: str, expected: str) -> None:
+    target: Shapes = {"ff.gate.weight": (9, 6), "ff.up.weight": (9, 6), "ff.down.weight": (6, 9)}
+    source: Shapes = {f"block.wi_{n}.weight": (9, 6) for n in numbers} | {"block.wo.weight": (6, 9)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert status(mapping, "ff.gate.weight") == expected
+    if expected == "mapped":
+        assert pairing(mapping)["ff.gate.weight"] == "block.wi_0.weight"
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"), [(("linear_qkv", "linear_fc1"), "mapped"), (("one", "two"), "guessed")]
+)
+def test_a_norm_that_a_layer_holds_is_the_one_before_it(layers: tuple[str, str], expected: str) -> None:
+    source: Shapes = {}
+    target: Shapes = {}
+    for n in range(2):
+        own, own_two = f"blocks.{n}.attention", f"blocks.{n}.mlp"
+        source |= {f"{own}.proj.weight": (8, 8), f"{own}.{layers[0]}.layer_norm_weight": (8,)}
+        source |= {f"{own}.{layers[0]}.weight": (24, 8), f"{own_two}.{layers[1]}.layer_norm_weight": (8,)}
+        source |= {f"{own_two}.{layers[1]}.weight": (20, 8), f"{own_two}.linear_fc2.weight": (8, 20)}
+        target |= {f"layers.{n}.attn.{part}_proj.weight": (8, 8) for part in "qkvo"}
+        target |= {f"layers.{n}.mlp.up_proj.weight": (20, 8), f"layers.{n}.mlp.down_proj.weight": (8, 20)}
+        target |= {f"layers.{n}.{norm}.weight": (8,) for norm in ("input_layernorm", "post_attention_layernorm")}
+    mapping = port(signature(source), wanted(target))
+    assert status(mapping, "layers.1.input_layernorm.weight") == expected
+    if expected == "mapped":
+        held = f"blocks.1.mlp.{layers[1]}.layer_norm_weight"
+        assert pairing(mapping)["layers.1.post_attention_layernorm.weight"] == held
+
+
+@pytest.mark.parametrize(("equal", "expected"), [(True, "mapped"), (False, "guessed")])
+def test_a_buffer_of_which_the_file_has_several_is_any_of_them_if_they_are_equal(equal: bool, expected: str) -> None:
+    source = {f"layers.{n}.self_attn.rot_emb.inv_freq": np.arange(6.0) + n * (not equal) for n in range(2)}
+    source |= {"words.weight": np.zeros((9, 6)), **{f"layers.{n}.fc.weight": np.full((6, 4), n) for n in range(2)}}
+    body = {"words.weight": (9, 6), **{f"blocks.{n}.fc.weight": (6, 4) for n in range(2)}}
+    wanted_so = wanted({**body, "rotary_embeddings.inv_freq": (6,)})
+    entries = dict(wanted_so.entries)
+    entries["rotary_embeddings.inv_freq"] = replace(entries["rotary_embeddings.inv_freq"], parameter=False)
+    mapping = port(
+        signature({key: value.shape for key, value in source.items()}),
+        replace(wanted_so, entries=entries),
+        values=source.get,
+    )
+    assert status(mapping, "rotary_embeddings.inv_freq") == expected

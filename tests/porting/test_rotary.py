@@ -102,6 +102,59 @@ def test_a_few_equal_names_in_other_surroundings_are_no_evidence_of_the_same_cod
     assert doubted == {f"language.block.attn.{name}_proj.weight" for name in "qk"}
 
 
+class Normed(SeesAndSpeaks):
+    """Queries and keys have norms of their own, under these names."""
+
+    def __init__(self, turned: str, norms: tuple[str, str], names: tuple[str, ...] = FUSED) -> None:
+        super().__init__(turned, names)
+        for norm in norms:
+            for tower in (self.vision, self.language):
+                tower["block"].attn.add_module(norm, nn.LayerNorm(8))
+
+    def forward(self, x: Any) -> Any:
+        raise NotImplementedError  # so that nothing is known of what is turned
+
+    class RotaryEmbedding(nn.Module):
+        pass
+
+
+@pytest.mark.parametrize("names", [FUSED, OTHER])
+def test_norms_of_queries_are_turned_as_those_are(names: tuple[str, ...]) -> None:
+    source, model = Normed("half", ("q_norm", "k_norm"), names), Normed("half", ("norm_q", "norm_k"))
+    for one in (source, model):
+        one.positions = Normed.RotaryEmbedding()
+    made = entries(source, model, "model.")
+    doubted = {key for key, entry in made.items() if any("rotary" in doubt for doubt in entry.doubts)}
+    beside = {key for key in doubted if "norm_" in key}
+    assert bool(beside) == bool(doubted - beside) == (names is OTHER)
+
+
+@pytest.mark.parametrize("name", ["Wqkv", "qkv", "query_key_value", "to_qkv"])
+@pytest.mark.parametrize("turned", ["half", "interleaved"])
+def test_names_of_fused_projections_that_code_of_both_kinds_has_do_not_say_how_rows_are_paired(
+    name: str, turned: str
+) -> None:
+    model = SeesAndSpeaks(turned)
+    source = dict(model.state_dict())
+    for tower in ("vision", "language"):
+        parts = [source.pop(f"{tower}.block.attn.{part}_proj.weight") for part in "qkv"]
+        source[f"{tower}.block.attn.{name}.weight"] = torch.cat(parts)
+    mapping = match_signature(source, signature_of(model, inputs=(torch.zeros(2, 3, 8),)))
+    entry = next(e for e in mapping.entries if e.target == "language.block.attn.q_proj.weight")
+    assert any("rotary" in doubt for doubt in entry.doubts)
+
+
+def test_learned_queries_are_not_turned() -> None:
+    class Asks(Sees):
+        def __init__(self, names: tuple[str, ...]) -> None:
+            super().__init__(names)
+            self.pool = nn.ParameterDict({"query": nn.Parameter(torch.randn(5, 8))})
+
+    made = entries(Asks(OTHER), Asks(FUSED), "model.")
+    assert made["pool.query"].status == "mapped"
+    assert made["block.attn.q_proj.weight"].status == "guessed"
+
+
 class Sees(nn.Module):
     """Its attention is turned by a part that says so, and no input is found for it."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..doubts import About, Doubt
 from ..match import Matching
 from ..places import Path, block_of, parts_around
-from ..units import Pair, Unit
+from ..units import Pair, Unit, tables_of_words
 from .alike import MOST, by_look
 from .company import Certain, crossed, in_company
 from .names import own_words, soft_words
@@ -104,6 +104,8 @@ def left_over(matching: Matching) -> None:
         if "name" in t.evidence or t.doubts:
             continue
         for other in free.get((t.colour, block_of(t.path)), ()):
+            if tables_of_words(t, s) and not tables_of_words(other, s):
+                continue  # an output layer may be tied to it
             ours, theirs = own_words(t, s, other, other), own_words(other, s, t, t)
             if theirs > ours or (theirs == ours and soft_words(other, s) >= soft_words(t, s)):
                 t.doubts.append(Doubt(_LEFT, named=".".join(other.path)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ..counting import row_of
+from ..fused import part_label
 from ..units import Pair, Unit, hard_conflict, label_of, series
 from ..words import labels, shared, table, telling_words, words_of
 
@@ -19,6 +20,8 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
         soft: words that do not exclude each other count, too.
     """
     if "name" in one[0].evidence and "name" in other[0].evidence:
+        return "sure"
+    if _parts_of_one(one, other):
         return "sure"
     if any(place != other[0].settled.get(kinds, place) for kinds, place in one[0].settled.items()):
         return "sure"
@@ -50,6 +53,15 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
     if said == 0:
         said = _counted_out(t, s) + _counted_out(t2, s2) - _counted_out(t, s2) - _counted_out(t2, s)
     return "for" if said > 0 else "against" if said < 0 else "nothing"
+
+
+def _parts_of_one(one: Pair, other: Pair) -> bool:
+    """Whether two pairs are parts of what one tensor holds, by names that say so: orders inside of it are our own."""
+    (t, s), (t2, s2) = one, other
+    if t.main.entry.key != t2.main.entry.key and s.main.entry.key != s2.main.entry.key:
+        return False
+    said = part_label(t.path), part_label(t2.path)
+    return None not in said and said[0] != said[1] and said == (part_label(s.path), part_label(s2.path))
 
 
 def _agreed(t: Unit, s: Unit) -> int:

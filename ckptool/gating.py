@@ -1,0 +1,104 @@
+"""Which layers of a model are gates: of two that work on the same, that of which an activation is multiplied in.
+
+`down(silu(a(x)) * b(x))` has a gate, a, and what is gated, b, whatever it calls them; and a layer that computes both at
+once has one of them in each half of its outputs (Shazeer, "GLU Variants Improve Transformer", 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .input_search import flat
+
+#: Functions that only torch's own activations have the names of.
+_ACTIVATIONS = frozenset(
+    "silu silu_ gelu sigmoid sigmoid_ tanh relu relu_ relu6 elu selu celu leaky_relu mish softplus hardswish "
+    "hardsigmoid logsigmoid softsign hardtanh".split()
+)
+_MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
+_PRODUCTS = frozenset("linear einsum matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm grouped_mm _grouped_mm".split())
+_CUTS = frozenset("chunk split tensor_split unsafe_chunk".split())
+
+#: What a tensor comes from: the key of a weight, and which half of its outputs, if one.
+_Origin = tuple[str, int | None]
+
+
+class Gating:
+    """Follows what comes out of each weight until it is multiplied with what comes out of another.
+
+    Attributes:
+        roles: key of a weight -> "gate" or "up", where two layers of one size and one input are gate and gated.
+        halves: key of a weight -> which half of its outputs is the gate, 0 or 1.
+    """
+
+    def __init__(self) -> None:
+        self.roles: dict[str, str] = {}
+        self.halves: dict[str, int] = {}
+        self._origin: dict[int, _Origin] = {}
+        self._active: set[int] = set()  # tensors that went through an activation
+        self._taken: dict[str, tuple[int, tuple[int, ...]]] = {}  # what a weight works on, and its sizes
+
+    def see(self, name: str, args: Any, kwargs: Any, result: Any, keys: Mapping[int, str]) -> None:
+        """Learn from one call of a function; arguments as those of `Channels.see`."""
+        tensors = [value for value in flat([args, kwargs]) if hasattr(value, "ndim")]
+        if name in _PRODUCTS or name.startswith("conv"):
+            self._begin(tensors, result, keys)
+            return
+        origins = {self._origin[id(t)] for t in tensors if id(t) in self._origin}
+        if name in _MULTIPLIES and len(tensors) == 2:
+            self._judge(tensors[0], tensors[1])
+        if len(origins) != 1:
+            return
+        (key, half), *_ = origins
+        if name == "glu" and half is None:
+            self.halves.setdefault(key, 1)  # as torch has it: the first half times the sigmoid of the second
+            return
+        if half is None and name in _CUTS and isinstance(result, tuple | list):
+            if len(result) == 2 and result[0].shape == result[1].shape:
+                self._origin.update((id(part), (key, place)) for place, part in enumerate(result))
+            return
+        if not hasattr(result, "ndim"):
+            return
+        if half is None and name == "__getitem__" and (place := _half(args)) is not None:
+            half = place
+        self._origin[id(result)] = key, half
+        if name in _ACTIVATIONS or any(id(t) in self._active for t in tensors):
+            self._active.add(id(result))
+
+    def _begin(self, tensors: list[Any], result: Any, keys: Mapping[int, str]) -> None:
+        weights = [t for t in tensors if id(t) in keys and t.ndim > 1]
+        data = [t for t in tensors if id(t) not in keys]
+        if len(weights) == len(data) == 1 and hasattr(result, "ndim"):
+            key = keys[id(weights[0])]
+            self._origin[id(result)] = key, None
+            self._taken[key] = id(data[0]), tuple(weights[0].shape)
+
+    def _judge(self, one: Any, other: Any) -> None:
+        """Two tensors are multiplied: if an activation made exactly one of them, that is the gate."""
+        if (id(one) in self._active) == (id(other) in self._active):
+            return
+        gate, up = (one, other) if id(one) in self._active else (other, one)
+        own, theirs = self._origin.get(id(gate)), self._origin.get(id(up))
+        if own is None or theirs is None:
+            return
+        if own[0] == theirs[0]:
+            if own[1] is not None and theirs[1] is not None and own[1] != theirs[1]:
+                self.halves.setdefault(own[0], own[1])
+        elif own[1] is theirs[1] is None and self._taken[own[0]] == self._taken[theirs[0]]:
+            self.roles.setdefault(own[0], "gate")
+            self.roles.setdefault(theirs[0], "up")
+
+
+def _half(args: Any) -> int | None:
+    """Which half of the last dimension a slice takes, or None."""
+    index = args[1] if len(args) > 1 else None
+    if not isinstance(index, tuple) or not index:
+        return None
+    last = index[-1]
+    if not isinstance(last, slice) or last.step not in (None, 1) or args[0].shape[-1] % 2:
+        return None
+    if len(index) < args[0].ndim and Ellipsis not in index[:-1]:
+        return None
+    middle = args[0].shape[-1] // 2
+    return {(0, middle): 0, (middle, 2 * middle): 1}.get(last.indices(args[0].shape[-1])[:2])
