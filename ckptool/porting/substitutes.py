@@ -41,7 +41,7 @@ def _fold_norms(filling: Filling) -> None:
         w = before.pieces["weight"]
         if not w.shape or w.shape[0] != norm.pieces["running_mean"].shape[0] or len(w.shape) < 2:
             continue
-        if any(u.colour == norm.colour for u in filling.matching.free_targets):  # it may be what has no source
+        if any(u.main.shape == norm.main.shape for u in filling.matching.free_targets):  # it may be what has no source
             continue
         if "bias" not in t.pieces:
             doubt = Doubt(

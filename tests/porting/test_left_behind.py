@@ -53,6 +53,13 @@ def test_a_layer_without_a_bias_cannot_take_its_batch_norm_in_and_is_doubted() -
     assert "blocks.0.bn" in made["fc.0.linear.weight"].entry.doubts[0]
 
 
+def test_norms_of_which_the_model_has_no_statistics_are_not_folded() -> None:
+    source = layers(bias=True, norm=True)
+    model = {key: value for key, value in source.items() if "running" not in key}
+    made = into(source, {key.replace("blocks", "fc"): value for key, value in model.items()})
+    assert all(one.entry.expr.is_copy for one in made.values())
+
+
 def test_a_model_with_norms_of_its_own_has_nothing_folded() -> None:
     model = layers(bias=True, norm=True, first="fc")
     made = into(layers(bias=True, norm=True), model)
