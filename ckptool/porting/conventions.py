@@ -16,7 +16,7 @@ from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare, is_turned, kin
 from .modulation import doubt_gates, doubt_modulation
 from .pieces import Piece, squeezed
 from .units import label_of
-from .words import Rotary, label, table, words_of
+from .words import Rotary, cut, label, table, words_of
 
 #: What a matrix that is taken as it stands may have been through.
 _AS_IT_IS = frozenset({"select", "reshape"})
@@ -105,7 +105,8 @@ def _turned_squares(filling: Filling) -> None:
         elif is_open and not said and not any(doubt.about is About.TURNED for doubt in filled.doubts):
             filled.doubts.append(TURNED_IN_CODE)
             other = ex.transpose(filled.expr)
-            if turned and label(table().group("purpose"), own.words) == "conv":  # no layer of torch: a graph's, mostly
+            name = cut(kin(own).removesuffix("s"))
+            if turned and label(table().group("purpose"), name) == "conv":  # no layer of torch: a graph's, mostly
                 filled.expr, other = other, filled.expr
             filled.rivals.append(other)
 
