@@ -37,6 +37,8 @@ def attach_biases(one: Canon, other: Canon) -> None:
     together = _layers(other)
     for piece in lone:
         fitting = [m for m in matrices if _rows(m) == _rows(piece) or _gives(m, piece)]
+        if not squeezed(piece.shape):  # of one value, as much else is
+            fitting = [m for m in fitting if (m.shape, piece.shape) in together]
         if not fitting:  # a table may be a layer over words that are 0 or 1, and the other side has its bias with it
             fitting = [m for m in matrices if (m.shape, piece.shape) in together]
         same = [m for m in fitting if numbers(m.path) == numbers(piece.path)]

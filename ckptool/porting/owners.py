@@ -77,6 +77,8 @@ class Owners:
         if not set(cut(name)) & _norms() or not table().after.isdisjoint(cut(name)):
             return None
         said, meant = frozenset(cut(name)) - _norms() - _BEFORE, labels(cut(name), hard=True)
+        if all(word.isdigit() for word in said) and not meant:
+            return None  # `norm_0` beside `attention_0` and `feed_forward_0`
         fitting: list[tuple[int, str]] = []
         for part in beside:
             words = cut(part)

@@ -371,3 +371,9 @@ def test_a_bias_of_one_value_is_that_of_the_output_that_is_called_so_whatever_ot
     target = {"tokens": (1, 8), "far_bias": (1, 4), "out.weight": (1, 8), "out.bias": (1,)}
     entry = found(port(signature(source), wanted(target)), "out.bias")
     assert str(entry.expr) == "lm_output_learned_bias"
+
+
+def test_a_bias_of_one_value_stays_a_parameter_where_the_model_has_no_such_layer_with_a_bias() -> None:
+    source = {"first.weight": (6, 5), "out.bias": (1,), "deep.weight": (1, 6)}
+    target = {"lift.weight": (6, 5), "offset": (1,), "last.weight": (1, 6)}
+    assert str(found(port(signature(source), wanted(target)), "offset").expr) == "out.bias"

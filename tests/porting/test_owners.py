@@ -159,3 +159,25 @@ def test_names_that_count_the_norms_of_a_block_speak_of_the_order_in_which_they_
         said = [f"transformer.layers.{n}.{name}.weight" for name in ("input_layernorm", "post_attention_layernorm")]
         norms = [f"encoder.layer.{n}.attention.ln.weight", f"encoder.layer.{n}.ln.weight"]
         assert [pairing(mapping)[key] for key in norms] == said[:: -1 if swapped else 1]
+
+
+def test_numbers_alone_name_no_norm_after_a_part() -> None:
+    sizes = {"attn.q.weight": (8, 8), "attn.o.weight": (8, 8), "mlp.x.weight": (24, 8), "mlp.y.weight": (8, 24)}
+    target: dict[str, tuple[int, ...]] = {}
+    source: dict[str, tuple[int, ...]] = {}
+    used: list[str] = []
+    for n in range(2):
+        block = {f"b.{n}.norm{i}.weight": (8,) for i in (1, 2)} | {
+            f"b.{n}.{key}": shape for key, shape in sizes.items()
+        }
+        target |= block
+        keys = list(block)
+        used += [keys[0], *keys[2:4], keys[1], *keys[4:]]
+        source |= {f"e.{n}.LayerNorm_{i}.scale": (8,) for i in (0, 1)}
+        source |= {
+            f"e.{n}.{key.replace('attn', 'Attention_1').replace('mlp', 'MlpBlock_0')}": shape
+            for key, shape in sizes.items()
+        }
+    made = pairing(port(signature(source, ordered=False), wanted(target, used=used)))
+    for n in range(2):
+        assert [made[f"b.{n}.norm{i}.weight"] for i in (1, 2)] == [f"e.{n}.LayerNorm_{i}.scale" for i in (0, 1)]
