@@ -38,9 +38,6 @@ class Contents:
             return True
         if _made_of(one[0]) == _made_of(one[1]) != _made_of(other[0]) == _made_of(other[1]):
             return True
-        (t, s), (t2, s2) = one, other
-        if t.pieces.keys() == s.pieces.keys() != t2.pieces.keys() == s2.pieces.keys():
-            return True  # the swap would leave a bias out and have none for the other, both at once
         return self._equal_only_so([[_list(unit.path) for unit in pair] for pair in (one, other)])
 
     def _equal_only_so(self, paths: list[list[Path]]) -> bool:
