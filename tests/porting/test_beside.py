@@ -23,7 +23,8 @@ def test_the_order_of_words_tells_parts_apart_that_are_called_by_the_same(order:
     assert made == {key: f"cross.{key.replace('_look', '')}" for key in target}
 
 
-def test_a_bias_tells_which_of_two_is_which_whatever_order_they_are_used_in() -> None:
+def test_which_of_two_holds_the_bias_is_a_guess_where_the_order_of_use_speaks_for_the_other() -> None:
+    """Code that adds what two layers give has the bias in either."""
     source, target, used = {}, {}, []
     for n in range(2):
         source |= {f"convs.{n}.a.weight": (6, 6), f"convs.{n}.a.bias": (6,), f"convs.{n}.b.weight": (6, 6)}
@@ -33,7 +34,7 @@ def test_a_bias_tells_which_of_two_is_which_whatever_order_they_are_used_in() ->
     for n in range(2):
         for key, expected in (("own.weight", "b.weight"), ("near.weight", "a.weight"), ("near.bias", "a.bias")):
             entry = found(made, f"layers.{n}.{key}")
-            assert (str(entry.expr), entry.status) == (f"convs.{n}.{expected}", "mapped")
+            assert (str(entry.expr), entry.status) == (f"convs.{n}.{expected}", "guessed")
 
 
 def test_the_norm_of_the_feed_forward_part_is_the_third_beside_a_list_of_two() -> None:

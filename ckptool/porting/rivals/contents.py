@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 
-from ..branches import beside
 from ..match import Matching
 from ..places import Path, nearness
 from ..units import Pair, Unit
@@ -39,9 +38,6 @@ class Contents:
             return True
         if _made_of(one[0]) == _made_of(one[1]) != _made_of(other[0]) == _made_of(other[1]):
             return True
-        (t, s), (t2, s2) = one, other
-        if t.pieces.keys() == s.pieces.keys() != t2.pieces.keys() == s2.pieces.keys() and not beside(t, t2):
-            return True  # the swap would leave a bias out and have none for the other; of a sum, either may hold it
         return self._equal_only_so([[_list(unit.path) for unit in pair] for pair in (one, other)])
 
     def _equal_only_so(self, paths: list[list[Path]]) -> bool:
