@@ -122,3 +122,17 @@ def test_names_that_count_the_norms_of_a_block_speak_of_the_order_in_which_they_
         said = [f"transformer.layers.{n}.{name}.weight" for name in ("input_layernorm", "post_attention_layernorm")]
         norms = [f"encoder.layer.{n}.attention.ln.weight", f"encoder.layer.{n}.ln.weight"]
         assert [pairing(mapping)[key] for key in norms] == said[:: -1 if swapped else 1]
+
+
+def test_numbers_of_norms_speak_of_no_order_of_use() -> None:
+    """Code that registers the norm of its cross attention first calls it `norm1`, and uses it second."""
+    theirs: dict[str, tuple[int, ...]] = {}
+    own: dict[str, tuple[int, ...]] = {}
+    for n in range(2):
+        theirs |= {f"layers.{n}.{name}.weight": size for name, size in (("mix", (16, 8)), ("norm1", (8,)))}
+        theirs |= {f"layers.{n}.{name}.weight": size for name, size in (("attn", (24, 8)), ("norm2", (8,)))}
+        own |= {f"blocks.{n}.{name}.weight": size for name, size in (("attn", (24, 8)), ("own_norm", (8,)))}
+        own |= {f"blocks.{n}.{name}.weight": size for name, size in (("mix", (16, 8)), ("mix_norm", (8,)))}
+    mapping = port(signature(theirs), wanted(own, used=own))
+    for n in range(2):
+        assert pairing(mapping)[f"blocks.{n}.own_norm.weight"] == f"layers.{n}.norm2.weight"
