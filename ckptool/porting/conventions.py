@@ -94,7 +94,8 @@ def _turned_squares(filling: Filling) -> None:
             continue
         turned = is_turned(filling.target, piece)
         if own.shape[-1] != own.shape[-2]:
-            votes[kin(own)][turned != (own.expr.op == "transpose")] += 1
+            if not is_bare(own):  # a parameter of its own is laid out as its code likes, and no kin of a layer
+                votes[kin(own)][turned != (own.expr.op == "transpose")] += 1
         elif own.expr.op == "key" and own.leaf not in table().inputs_first and not is_bare(own):
             unseen = piece.entry.used is None and is_bare(piece) and piece.entry.module != "Embedding"
             square.append((filled, own, turned, turned or unseen))

@@ -13,6 +13,7 @@ from .scopes import AGAINST_LEVELS, Scopes
 from .sequences import Around, Sequences, neighbours
 from .series import common
 from .units import SOME, Unit, label_of, number_ranks, related, same_numbers, series, similarity, tables_of_words
+from .words import label, table
 
 #: Evidence that is a place among those that look alike, of which both sides have as many.
 RANKS = ("execution order of both", "execution order", "registration order", "numbers")
@@ -99,9 +100,10 @@ class Orders:
 
     def by_said_places(self) -> bool:
         """What names of the source say is the first, second or third norm of a block, and the model uses so."""
-        changed = False
+        changed, place = False, table().group("position")
         for targets, sources in self.cells.open():
-            said = {label_of(s, "position"): s for s in sources}
+            # numbers may count what is registered: `norm1` of some code is used second
+            said = {label(place, [w for w in s.words if not w.isdigit()]): s for s in sources}
             if not (
                 len(targets) == len(sources) == len(said) and list(_PLACES)[: len(said)] == sorted(filter(None, said))
             ):
@@ -109,7 +111,7 @@ class Orders:
             if any(t.used is None or label_of(t, "position") for t in targets):
                 continue
             ranks = {id(t): n for n, t in enumerate(sorted(targets, key=lambda t: t.used or 0.0))}
-            ranks |= {id(s): _PLACES.index(place) for place, s in said.items() if place}
+            ranks |= {id(s): _PLACES.index(where) for where, s in said.items() if where}
             changed |= self.cells.split("execution order", partial(of, ranks), mode="all", cells=[(targets, sources)])
         return changed
 

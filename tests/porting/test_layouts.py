@@ -505,3 +505,10 @@ def test_a_stack_of_experts_that_takes_groups_of_rows_is_seen_to_have_inputs_or_
     stack = found(match_signature(apart, signature_of(model)), "experts")  # no inputs are given: they are found
     joined = f"stack({', '.join(f'experts.{i}.weight' for i in range(4))})"
     assert (str(stack.expr), stack.status) == (f"transpose({joined})" if inputs_first else joined, "mapped")
+
+
+def test_a_parameter_that_stands_turned_says_nothing_of_layers_of_its_name() -> None:
+    body = {"body.proj.weight": (8, 8), "body.proj.bias": (8,), "body.fc.weight": (12, 8)}
+    mapping = port(signature({**body, "tower.proj": (8, 5)}), wanted({**body, "tower_projection.weight": (5, 8)}))
+    assert pairing(mapping)["tower_projection.weight"] == "transpose(tower.proj)"
+    assert pairing(mapping)["body.proj.weight"] == "body.proj.weight"

@@ -181,3 +181,17 @@ def test_numbers_alone_name_no_norm_after_a_part() -> None:
     made = pairing(port(signature(source, ordered=False), wanted(target, used=used)))
     for n in range(2):
         assert [made[f"b.{n}.norm{i}.weight"] for i in (1, 2)] == [f"e.{n}.LayerNorm_{i}.scale" for i in (0, 1)]
+
+
+def test_numbers_of_norms_speak_of_no_order_of_use() -> None:
+    """Code that registers the norm of its cross attention first calls it `norm1`, and uses it second."""
+    theirs: dict[str, tuple[int, ...]] = {}
+    own: dict[str, tuple[int, ...]] = {}
+    for n in range(2):
+        theirs |= {f"layers.{n}.{name}.weight": size for name, size in (("mix", (16, 8)), ("norm1", (8,)))}
+        theirs |= {f"layers.{n}.{name}.weight": size for name, size in (("attn", (24, 8)), ("norm2", (8,)))}
+        own |= {f"blocks.{n}.{name}.weight": size for name, size in (("attn", (24, 8)), ("own_norm", (8,)))}
+        own |= {f"blocks.{n}.{name}.weight": size for name, size in (("mix", (16, 8)), ("mix_norm", (8,)))}
+    mapping = port(signature(theirs), wanted(own, used=own))
+    for n in range(2):
+        assert pairing(mapping)[f"blocks.{n}.own_norm.weight"] == f"layers.{n}.norm2.weight"
