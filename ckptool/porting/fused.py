@@ -183,6 +183,8 @@ def _spelled_form(word: str, whole: Shape, modules: Sequence[_Initials]) -> _For
         alike = all(_flat(p.shape)[1:] == whole[1:] for p in parts)
         if len(word) < 3 and not all(letter in cut(p.path[-1]) for letter, p in zip(word, parts, strict=False)):
             continue  # two first letters are a word too often: `zr` is said of `conv_z` and `conv_r` only
+        if len(word) < 3 and len(set(sizes)) > 1:
+            continue  # keys and values of other sizes may stand in each head
         if alike and len(parts) == len(word) and sum(sizes) == whole[0]:
             forms.add(_Form(tuple(p.path[-1] for p in parts), sizes))
     return forms.pop() if len(forms) == 1 else None

@@ -395,7 +395,9 @@ _HALF, _MARGIN = 0.5, 0.2
 def _phrases(paths: Sequence[_Path]) -> dict[_Path, tuple[str, ...]]:
     """The words of each path, from the first component on that is not that of all."""
     start = common_start(paths)
-    return {path: tuple(w for w in words_of(path[start:]) if w not in table().empty) for path in paths}
+    return {
+        path: tuple(w for w in words_of(path[start:]) if w not in table().empty and not w.isdigit()) for path in paths
+    }
 
 
 def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:

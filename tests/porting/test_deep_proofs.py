@@ -27,7 +27,7 @@ class Block(nn.Module):
         a, b = getattr(self, self.name)(self.norm(x)).chunk(2, -1)
         if self.turned:
             a, b = b, a
-        return x + self.down(a.sigmoid() * b)
+        return x + self.down(a.sigmoid() * b.tanh())  # both gated: no forward pass tells which is which
 
 
 class Deep(nn.Module):

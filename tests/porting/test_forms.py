@@ -66,7 +66,7 @@ def test_positions_of_the_class_and_of_patches_stand_in_one_table_beside_a_token
     made = worked_out(source, {"class_token": (1, 1, 6), "pos_embed": (1, 5, 6), "fc.weight": (3, 6)})
     table = np.concatenate([source["cls_pos_embed"], source["patch_pos_embed"]], axis=1)
     np.testing.assert_array_equal(made["pos_embed"].values, table)
-    assert made["pos_embed"].status == "mapped"
+    assert made["class_token"].status == "mapped"
 
 
 def test_kernels_that_lie_in_a_row_of_a_matrix_each_are_those_of_a_list() -> None:
