@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -123,7 +124,11 @@ def test_one_file_is_spread_over_two_gpus_and_comes_to_the_cpu_whole(tmp_path):
 
 
 def test_making_them_again_gives_the_same_but_for_rounding(tmp_path):
-    """The same keys, types, tags and objects, exactly; values within 1e-4, since processors round differently."""
+    """The same keys, types, tags and objects, exactly; values within 1e-4, since processors round differently.
+
+    A bias before a batch norm has no gradient but rounding, and Adam makes full steps of whatever it is given:
+    which way it walks, and with it the mean that the norm keeps, is the processor's own.
+    """
     torch = pytest.importorskip("torch")
     if torch.__version__.partition("+")[0] != MANIFEST["torch"]:
         pytest.skip(f"made with torch {MANIFEST['torch']}")
@@ -147,7 +152,7 @@ def test_making_them_again_gives_the_same_but_for_rounding(tmp_path):
 def assert_alike(torch, one, other):
     left, right = ckptool.open(one), ckptool.open(other)
     assert list(map(without_values, graph(left.root))) == list(map(without_values, graph(right.root))), one.name
-    assert_close(torch, ckptool.load(one, "cpu"), ckptool.load(other, "cpu"))
+    assert_close(torch, ckptool.load(one, "cpu"), ckptool.load(other, "cpu"), adam=one.name.startswith("cnn-ddp"))
 
 
 def without_values(entry):
@@ -159,22 +164,29 @@ def without_values(entry):
     return entry
 
 
-def assert_close(torch, one, other):
+WALKS = re.compile(r"conv\d\.bias|bn\d\.running_mean|test_loss")
+STEPS, RATE = 12, 0.01
+
+
+def assert_close(torch, one, other, *, adam=False, within=1e-4):
     assert type(one) is type(other)
     if isinstance(one, torch.Tensor):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4, equal_nan=True)
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=within, equal_nan=True)
     elif isinstance(one, dict):
         assert list(one) == list(other)
         for key in one:
-            assert_close(torch, one[key], other[key])
+            walks = adam and isinstance(key, str) and WALKS.search(key)
+            assert_close(torch, one[key], other[key], adam=adam, within=2 * STEPS * RATE if walks else within)
     elif isinstance(one, list | tuple):
         assert len(one) == len(other)
         for a, b in zip(one, other, strict=True):
-            assert_close(torch, a, b)
+            assert_close(torch, a, b, adam=adam, within=within)
     elif isinstance(one, float):
-        assert one == pytest.approx(other, rel=1e-4, abs=1e-4)
+        assert one == pytest.approx(other, rel=1e-4, abs=within)
     elif isinstance(one, ckptool.Inert):
         assert one.class_name == other.class_name
-        assert_close(torch, [one.args, one.state, one.items], [other.args, other.state, other.items])
+        assert_close(
+            torch, [one.args, one.state, one.items], [other.args, other.state, other.items], adam=adam, within=within
+        )
     else:
         assert one == other
