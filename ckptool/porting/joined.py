@@ -19,6 +19,7 @@ from .doubts import Doubt
 from .expression import Expr, Shape
 from .fused import BY_HEADS, fused_kind, part_label
 from .layouts import is_bare, turn
+from .namesakes import namesakes
 from .pieces import Canon, Piece, squeezed, unchanged
 from .units import template
 from .words import common_start, cut, label, table
@@ -294,10 +295,9 @@ def _siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
     """Weights of one side that the other has not under their names, by what they are parts of."""
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     labelled = {(label, p.shape) for p in other.pieces.values() if (label := part_label(p.path)) and len(p.shape) > 1}
+    there = namesakes(one, other)
     for piece in one.pieces.values():
-        namesake = other.pieces.get(piece.name)
-        missing = piece.role == "weight" and piece.path and (namesake is None or namesake.shape != piece.shape)
-        if missing and not _of_fewer_heads(piece, labelled):
+        if piece.role == "weight" and piece.path and piece.name not in there and not _of_fewer_heads(piece, labelled):
             siblings[piece.path[:-1]].append(piece)
     for parent, held in siblings.items():  # what is called by its module alone: `words.weight` beside `words.more`
         own = one.pieces.get(".".join(parent) + "|weight")

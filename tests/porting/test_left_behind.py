@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from sides import Made, port, signature, wanted, worked_out
+from sides import Made, pairing, port, signature, wanted, worked_out
 
 
 def layers(bias: bool, norm: bool, first: str = "blocks", layer: str = "linear") -> dict[str, np.ndarray]:
@@ -95,3 +95,27 @@ def test_a_norm_that_fits_two_places_is_doubted_where_one_of_them_is_left_open()
         _, _, block, layer, place, _ = entry.target.split(".")
         if entry.status == "mapped" and layer.startswith("unit"):
             assert entry.sources[0].startswith(f"net.layer2.{block}.{'norm' if place == '1' else 'conv'}{layer[-1]}.")
+
+
+@pytest.mark.parametrize("prefix", ["encoder", "backbone", "net"])
+def test_a_new_layer_takes_no_layers_that_the_model_has_under_their_names(prefix: str) -> None:
+    """Two convolutions of a block, one beside the other, have the sizes of the new one before the head."""
+
+    def trunk(name: str) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.conv1.weight": (8, 3, 7, 7)}
+        for stage, (inputs, width) in enumerate(((8, 8), (8, 16), (16, 32), (32, 64)), 1):
+            for block in range(2):
+                first = inputs if block == 0 else width
+                shapes[f"{name}.layer{stage}.{block}.conv1.weight"] = (width, first, 3, 3)
+                shapes[f"{name}.layer{stage}.{block}.conv2.weight"] = (width, width, 3, 3)
+        return shapes
+
+    theirs = trunk("encoder") | {
+        "decoder.blocks.0.conv1.0.weight": (32, 96, 3, 3),
+        "decoder.blocks.0.conv2.0.weight": (32, 32, 3, 3),
+    }
+    ours = trunk(prefix) | {"neck.conv1.weight": (32, 64, 3, 3), "head.weight": (6, 32)}
+    mapping = port(signature(theirs), wanted(ours, used=ours))
+    expected = {key: key.replace(prefix, "encoder", 1) for key in trunk(prefix)}
+    assert pairing(mapping) == expected
+    assert {e.status for e in mapping.entries if e.target in expected} == {"mapped"}
