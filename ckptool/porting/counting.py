@@ -39,7 +39,7 @@ def direction(couples: Iterable[tuple[Member, Member]]) -> int:
 
 
 def counted(own: Collection[Number], theirs: Collection[Number], known: Collection[Member] = ()) -> int:
-    """How as many members of two lists are counted: from one end (1), from opposite ends (-1), or neither fits (0).
+    """How members of two lists are counted: from one end (1), from opposite ends (-1), or neither fits (0).
 
     The first is the first unless what is known excludes it.
 
@@ -49,6 +49,8 @@ def counted(own: Collection[Number], theirs: Collection[Number], known: Collecti
     """
     if not known:
         return 1
+    if len(own) != len(theirs):  # which of them are each other is open
+        return direction(pairwise(sorted(known))) or 1
     for sign in (1, -1):
         pairs = sorted([*known, *zip(sorted(own), sorted(theirs, reverse=sign < 0), strict=True)])
         if direction(pairwise(pairs)) == sign:
