@@ -22,6 +22,7 @@ _LITTLE = 0.6
 #: Share of pairs decided otherwise that must lie in one order on both sides for that order to decide.
 _ORDERED = 0.75
 _MOST_COMPARED = 48
+_SHIFTED = Doubt("one side has more of these in a row, and nothing but their order tells which of them are left out")
 #: Words for which norm of a block one is, in the order in which they are used.
 _PLACES = ("first", "second", "third")
 
@@ -215,8 +216,10 @@ class Orders:
                     continue  # the list that it would go on is at its end
                 goes_on = isinstance(b, Unit) and series(b) == series(t)
                 named = similarity(t, s) > SOME or related(t, s) or tables_of_words(t, s)
-                doubt = None if goes_on or named else Doubt("it only follows the one before it", About.ORDER)
                 cell = next((c for c in self.cells.open() if any(u is t for u in c[0])), None)
+                doubt = None if goes_on or named else Doubt("it only follows the one before it", About.ORDER)
+                if cell is not None and not doubt and not named and self._left_in_the_middle(t, s, cell, targets):
+                    doubt = _SHIFTED
                 if cell is not None and self.cells.split(
                     f"follows the one before it in {name}",
                     partial(of, {id(t): 1, id(s): 1}),
@@ -226,6 +229,16 @@ class Orders:
                 ):
                     return True
         return False
+
+    def _left_in_the_middle(self, t: Unit, s: Unit, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]) -> bool:
+        """Whether one side has more of what looks like these, and both go on with a pair of other looks: then any of the
+        longer row may be the one without a partner, and not only the last."""
+        if len(cell[0]) == len(cell[1]):
+            return False
+        behind = targets[targets.index(t) + 1 :]
+        pairs = (self.cells.pair_of.get(u.cell) for u in behind if u.colour != t.colour)
+        last = max(u.order for u in cell[1])
+        return any(pair is not None and pair[1].order > last for pair in pairs)
 
     def _is_last(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
         """Whether they follow a pair, and nothing after them has a partner on either side: only the end differs."""
