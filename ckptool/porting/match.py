@@ -29,6 +29,9 @@ from .units import SOME, Pair, Unit, hard_conflict, natural, related, similarity
 from .words import common_start, cut, label, shared, table, telling_words, words_of
 
 
+_BESIDE = Doubt("one of the two is called an auxiliary part, and the other is not")
+
+
 @dataclass(slots=True)
 class Matching:
     """What was found.
@@ -228,6 +231,8 @@ class Matcher:
             conflict = hard_conflict(t.words, s.words)
             if conflict and "name" not in t.evidence:
                 t.doubts.append(Doubt(conflict))
+            if "name" not in t.evidence and table().beside.isdisjoint(t.words) != table().beside.isdisjoint(s.words):
+                t.doubts.append(_BESIDE)
             t.doubts += [d for d in self.scopes.doubts_of(t, s) if d not in t.doubts]
 
     def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:

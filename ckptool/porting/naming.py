@@ -16,8 +16,8 @@ from .pieces import STATISTICS
 from .relation import Relation
 from .series import Series, Ways, common
 from .telling import translation
-from .units import Pair, Unit, similarity, template
-from .words import Group, cut, table
+from .units import Pair, Unit, hard_conflict, similarity, template
+from .words import Group, cut, table, words_of
 
 #: A prefix of the target, one of the source, and the path below both.
 Exact = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
@@ -76,6 +76,8 @@ class Naming:
                         votes[(t.path[:at], s.path[: len(s.path) - (len(t.path) - at)])] += 1
                     break
         for (own, theirs), _ in votes.most_common(12):
+            if hard_conflict(words_of(own), words_of(theirs)):
+                continue  # what `text.` and `image.` hold may have one name, and is not one
             below_t = {u.path[len(own) :]: u for u in targets if u.path[: len(own)] == own}
             below_s = {u.path[len(theirs) :]: u for u in sources if u.path[: len(theirs)] == theirs}
             agreed = [

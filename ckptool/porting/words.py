@@ -154,6 +154,7 @@ class Words:
     ordinals: dict[str, int]
     derived: frozenset[str]
     averages: frozenset[str]
+    beside: frozenset[str]
     whole: frozenset[str]
     after: frozenset[str]
     endings: tuple[str, ...]
@@ -237,6 +238,7 @@ def table() -> Words:
         {word: place for place, words in raw["ordinals"].items() for word in words},
         frozenset(raw["derived"]),
         frozenset(raw["averages"]),
+        frozenset(raw["beside"]),
         frozenset(raw["whole"]),
         frozenset(raw["after"]),
         tuple(raw["endings"]),

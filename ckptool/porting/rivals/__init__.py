@@ -45,7 +45,7 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
         doubt_both(one, other, "what is around it comes from where {} is")
     spread(matching.pairs)
     in_both_directions(matching.pairs)
-    left_over(matching)
+    left_over(matching, swaps)
 
 
 def _count_backwards(pairs: list[Pair]) -> None:

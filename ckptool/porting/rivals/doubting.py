@@ -10,6 +10,7 @@ from ..match import Matching
 from ..places import Path, block_of, parts_around
 from ..units import Pair, Unit, tables_of_words
 from .alike import MOST, by_look
+from .belief import BELIEVED
 from .company import Certain, crossed, in_company
 from .names import own_words, soft_words
 from .swaps import Swaps
@@ -94,7 +95,16 @@ def in_both_directions(pairs: list[Pair]) -> None:
 _LEFT = "it fits {} as well, which is left without a source"
 
 
-def left_over(matching: Matching) -> None:
+_OUT_OF_ORDER = "it stands elsewhere than what is around it, where {}, which is left over, would not"
+
+
+def left_over(matching: Matching, swaps: Swaps) -> None:
+    """Doubt pairs in place of which something would fit as well that is left without a partner."""
+    _wanted_elsewhere(matching)
+    _out_of_order(matching, swaps)
+
+
+def _wanted_elsewhere(matching: Matching) -> None:
     """Doubt pairs whose source would go as well to a target that is left without one, in the same block."""
     free: dict[object, list[Unit]] = defaultdict(list)
     undecided = (unit for targets, _ in matching.undecided for unit in targets)
@@ -110,3 +120,30 @@ def left_over(matching: Matching) -> None:
             if theirs > ours or (theirs == ours and soft_words(other, s) >= soft_words(t, s)):
                 t.doubts.append(Doubt(_LEFT, named=".".join(other.path)))
                 break
+
+
+#: Of so many others a pair is held against, and the share of them that a pair out of its place, and one in it, crosses.
+_ANCHORS, _OUT, _IN = 100, 0.3, 0.05
+
+
+def _out_of_order(matching: Matching, swaps: Swaps) -> None:
+    """Doubt pairs that cross what is certain, in an order that both sides keep, where one that is left over would not."""
+    orders = [order for order in swaps.orders if swaps.overall[order.name] >= BELIEVED]
+    left: tuple[dict[object, list[Unit]], ...] = (defaultdict(list), defaultdict(list))
+    for side, units in enumerate((matching.free_targets, matching.free_sources)):
+        for unit in (*units, *(u for cell in matching.undecided for u in cell[side])):
+            left[side][unit.colour].append(unit)
+    certain = [pair for pair in matching.pairs if not pair[0].doubts]
+    certain = certain[:: max(len(certain) // _ANCHORS, 1)]
+
+    def crossed(pair: Pair) -> float:
+        votes = [v for o in orders for a in certain if a[0].colour != pair[0].colour and (v := o.vote(pair, a))]
+        return sum(v < 0 for v in votes) / max(len(votes), 1)
+
+    for t, s in matching.pairs:
+        others = [(u, (u, s)) for u in left[0][t.colour]] + [(u, (t, u)) for u in left[1][t.colour]]
+        if not others or "name" in t.evidence or t.doubts or crossed((t, s)) < _OUT:
+            continue
+        better = next((u for u, pair in others if crossed(pair) < _IN), None)
+        if better is not None:
+            t.doubts.append(Doubt(_OUT_OF_ORDER, named=".".join(better.path)))
