@@ -13,6 +13,8 @@ from typing import Any
 #: Parts of a row of channels: (key of the weight that made them, how many).
 Parts = tuple[tuple[str, int], ...]
 
+#: What gives channels in the last dimension.
+_ROWS = frozenset("linear embedding embedding_bag".split())
 _JOINS = frozenset("cat concat concatenate".split())
 
 
@@ -59,8 +61,8 @@ class Channels:
         first = args[0] if args else kwargs.get("input")
         held = self._of.get(id(first))
         weight = keys.get(id(args[1])) if len(args) > 1 else None
-        if weight is not None and (name.startswith("conv") or name == "linear"):
-            last = name == "linear"
+        if weight is not None and (name.startswith("conv") or name in _ROWS):
+            last = name in _ROWS
             if held is not None and held[0] is last and sum(n for _, n in held[1]) == args[1].shape[1]:
                 self._join(weight, held[1])
             self._of[id(result)] = last, ((weight, shape[-1 if last else 1]),)

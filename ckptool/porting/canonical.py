@@ -248,12 +248,12 @@ def _counted_from_one(
 
 def _with_more(siblings: Mapping[tuple[str, ...], Collection[str]]) -> set[tuple[tuple[str, ...], str]]:
     """Names that some of the blocks that are alike count from 1, so that a 0 in another is something more: (of which
-    blocks, name)."""
+    blocks, name). One alone is not counted from 1: what is before it is left out there."""
     return {
         (template(path), stem)
         for path, held in siblings.items()
         for name in held
-        if (stem := name.rstrip("0123456789")) and stem != name and f"{stem}0" not in held
+        if (stem := name.rstrip("0123456789")) and stem != name and f"{stem}0" not in held and f"{stem}2" in held
     }
 
 

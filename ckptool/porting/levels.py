@@ -17,6 +17,7 @@ from .cells import Cells
 from .counting import Row, direction, rows
 from .series import NUMBER, Series
 from .units import Unit
+from .words import table, words_of
 
 #: Lists with more members than this are no levels.
 _MOST = 12
@@ -62,6 +63,8 @@ class Levels:
         members, others = self._lists[True].get(own, {}), self._lists[False].get(theirs, {})
         if not 2 <= len(members) <= _MOST:
             return 0
+        if own in self._apart and _of_sizes(own) != _of_sizes(theirs):
+            return 1  # `scale0` may be the smallest, and `discriminators.0` sees the whole picture
         against = [
             levels
             for row, levels in self._apart.items()
@@ -83,6 +86,11 @@ class Levels:
             if len(members) <= _MOST
             and not any(a.before & b.own or b.before & a.own for a, b in combinations(members.values(), 2))
         }
+
+
+def _of_sizes(row: Row) -> bool:
+    """Whether the name of a list says that its numbers are sizes."""
+    return not table().sizes.isdisjoint(w.removesuffix("s") for w in words_of(row.rstrip(".").split("."))[-1:])
 
 
 def _kind(row: Row) -> Row:

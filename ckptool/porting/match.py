@@ -25,7 +25,7 @@ from .orders import RANKS, Orders
 from .pieces import STATISTICS, Canon, squeezed
 from .scopes import Scopes
 from .sequences import Sequences
-from .units import SOME, Pair, Unit, hard_conflict, natural, related, similarity, units_of
+from .units import SOME, Pair, Unit, hard_conflict, natural, of_one_name, related, similarity, units_of
 from .words import common_start, cut, label, shared, table, telling_words, words_of
 
 
@@ -93,6 +93,7 @@ class Matcher:
         names, orders = self._naming, self.orders
         evidence: list[Callable[[], bool]] = [
             names.by_exact_names,
+            names.by_roles,
             self.scopes.split,
             names.by_hard_words,
             names.by_parts,
@@ -100,7 +101,6 @@ class Matcher:
             names.by_other_blocks,
             names.by_series,
             names.by_words_beside,
-            names.by_roles,
             names.by_owners,
             orders.by_numbers,
             orders.by_neighbours,
@@ -109,7 +109,7 @@ class Matcher:
             orders.by_rank,
             orders.by_chain,
         ]
-        strong = evidence[:3]
+        strong = evidence[:4]
         for _ in range(400):
             self.scopes.pair(in_order=False)
             if any(step() for step in strong) or self._classes.split():
@@ -171,7 +171,10 @@ class Matcher:
             return True
         if hard_conflict(t.words, s.words):
             return False
-        if self.scopes.same(t, s) or similarity(t, s) > SOME or related(t, s):
+        if self.scopes.same(t, s) or of_one_name(t, s):
+            return True
+        weak = {*t.evidence} <= {"scope"} and self._in_unused_parts(t, s)
+        if not weak and (similarity(t, s) > SOME or related(t, s)):
             return True
         same_form = t.pieces.keys() == s.pieces.keys() and len(t.main.shape) == len(s.main.shape)
         if same_form and shared(telling_words(t.path), telling_words(s.path)):
@@ -183,6 +186,15 @@ class Matcher:
             return True
         alone = self._alike[t.colour] == (1, 1) or any(e in RANKS for e in t.evidence)
         return alone and self.orders.at_the_end(t, s)
+
+    def _in_unused_parts(self, t: Unit, s: Unit) -> bool:
+        """Whether one of two is in a part of its side of which nothing else has a partner: a new neck, a tower that the
+        model does not have."""
+        for unit, units in ((t, self.cells.targets), (s, self.cells.sources)):
+            beside = [u for u in units if u is not unit and len(unit.path) > 1 and u.path[:1] == unit.path[:1]]
+            if beside and not any(u.cell in self.cells.pair_of for u in beside):
+                return True
+        return False
 
     def _only_so(self, t: Unit, s: Unit) -> bool:
         """Whether these are no plain vectors or squares, and all else on both sides that looks like them is paired.

@@ -208,6 +208,23 @@ def similarity(t: Unit, s: Unit) -> float:
     return score + (0.05 if t.numbers == s.numbers and t.numbers else 0.0)
 
 
+def of_one_name(t: Unit, s: Unit) -> bool:
+    """Whether two names say the same in more than what kind of layer it is: a norm, or a convolution."""
+    kinds = {phrase for phrase, said in table().group("purpose").phrases.items() if said in _KINDS}
+    generic = {word for phrase in kinds for word in phrase} | {f"purpose:{said}" for said in _KINDS}
+    own, theirs = labels(t.words, hard=False), labels(s.words, hard=False)
+    alike = {f"{group}:{said}" for group, said in own.items() if theirs.get(group) == said}
+    if labels(t.words, hard=True).items() & labels(s.words, hard=True).items() or alike - generic:
+        return True
+    if part_label(t.path) is not None and part_label(t.path) == part_label(s.path):
+        return True
+    return similarity(t, s) > SOME and not (_meaningful(t) & _meaningful(s)) <= generic
+
+
+#: What a name says of most layers of a model.
+_KINDS = ("norm", "conv")
+
+
 def related(t: Unit, s: Unit) -> bool:
     """Whether a group of words calls both the same."""
     if any(labels(t.words, hard=hard).items() & labels(s.words, hard=hard).items() for hard in (True, False)):

@@ -155,6 +155,7 @@ class Words:
     derived: frozenset[str]
     averages: frozenset[str]
     beside: frozenset[str]
+    sizes: frozenset[str]
     whole: frozenset[str]
     after: frozenset[str]
     endings: tuple[str, ...]
@@ -239,6 +240,7 @@ def table() -> Words:
         frozenset(raw["derived"]),
         frozenset(raw["averages"]),
         frozenset(raw["beside"]),
+        frozenset(raw["sizes"]),
         frozenset(raw["whole"]),
         frozenset(raw["after"]),
         tuple(raw["endings"]),

@@ -21,7 +21,7 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
     """
     if "name" in one[0].evidence and "name" in other[0].evidence:
         return "sure"
-    if _parts_of_one(one, other):
+    if _parts_of_one(one, other) or _held_so(one, other):
         return "sure"
     if any(place != other[0].settled.get(kinds, place) for kinds, place in one[0].settled.items()):
         return "sure"
@@ -62,6 +62,13 @@ def _parts_of_one(one: Pair, other: Pair) -> bool:
         return False
     said = part_label(t.path), part_label(t2.path)
     return None not in said and said[0] != said[1] and said == (part_label(s.path), part_label(s2.path))
+
+
+def _held_so(one: Pair, other: Pair) -> bool:
+    """Whether both sides hold the same tensors in each of two pairs, and others in the one than in the other: a layer
+    with a bias does not become one without."""
+    (t, s), (t2, s2) = one, other
+    return t.pieces.keys() == s.pieces.keys() != t2.pieces.keys() == s2.pieces.keys()
 
 
 def _agreed(t: Unit, s: Unit) -> int:
