@@ -77,7 +77,7 @@ def _side(name: str) -> str | None:
 
 def _target_names_one(prefixes: Sequence[tuple[str, ...]], target: Signature) -> bool:
     """Whether the target's own names speak of one of the copies."""
-    own = {_role_word(component) for key in target.entries for component in key.split(".")[:2]} - {None}
+    own = {_role_word(component) for key in target.entries for component in key.split(".")[:-1]} - {None}
     return bool(own & {_role_word(p[-1]) for p in prefixes})
 
 
