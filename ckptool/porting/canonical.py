@@ -107,7 +107,7 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
     canon = Canon(signature, is_target, dropped=kept)
     entries = [e for e in signature.entries.values() if e.tied is None and e.key not in kept.values()]
     short = names.unwrap([*(entry.key for entry in entries), *kept.values()])
-    tops = {key.split(".")[0] for key in short.values()}
+    tops = {components(key)[0] for key in short.values()}
     collections = table().collections if tops <= table().collections else frozenset()
     split = {}
     siblings: dict[tuple[str, ...], set[str]] = defaultdict(set)

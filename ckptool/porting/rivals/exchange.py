@@ -12,7 +12,7 @@ from .alike import MOST, by_look
 from .belief import BELIEVED
 from .company import ANCHORS, Certain, crossed, in_company
 from .doubting import doubt_both
-from .names import by_names, by_numbers, soft_words
+from .names import by_names, by_numbers, in_equal_places, soft_words
 from .swaps import Swaps
 
 
@@ -69,7 +69,8 @@ def rearrange(swaps: Swaps) -> None:
         for i, j in exchanged:
             one, other = pairs[i], pairs[j]
             within = all(block_of(one[side].path) == block_of(other[side].path) for side in (0, 1))
-            if by_names(one, other) != "sure" and not (within and swaps.reason_in_row(one, other) is None):
+            settled = by_names(one, other) == "sure" or in_equal_places(one, other)
+            if not settled and not (within and swaps.reason_in_row(one, other) is None):
                 doubt_both(one, other, "all but the numbers spoke for the swap with {}")
 
 
