@@ -146,3 +146,24 @@ def test_towers_of_linear_layers_are_branches_too() -> None:
     assert found["last.weight"].status == "guessed"
     moved = "cat(1, slice(net.last.weight, 1, 4, 18), slice(net.last.weight, 1, 0, 4))"
     assert str(found["last.weight"].expr) == moved
+
+
+class Tables(nn.Module):  # type: ignore[misc]
+    """Rows of two tables side by side."""
+
+    def __init__(self, names: str, joined: str) -> None:
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.Embedding(20 + SIZES[name], 4))
+        self.last, self.joined = nn.Linear(8, 2), joined
+
+    def forward(self, x: Any) -> Any:
+        rows = x.long().clamp(0, 9)[:, 0]
+        return self.last(torch.cat([getattr(self, name)(rows) for name in self.joined], -1))
+
+
+def test_rows_of_tables_are_branches_too() -> None:
+    kept = mapping(Tables("ab", "ab"), Tables("ab", "ab"), inputs=(2, 4))
+    assert {e.status for e in kept.entries} == {"mapped"}
+    found = mapping(Tables("ab", "ab"), Tables("ba", "ba"), inputs=(2, 4))
+    assert found["last.weight"].status == "guessed"

@@ -93,3 +93,17 @@ def test_blocks_of_unlike_sizes_show_how_they_are_counted() -> None:
     for n in range(3):
         assert pairing(mapping)[f"layers.{n}.mix.weight"] == f"refine{n}.mix.weight"
     assert mapping.is_sure
+
+
+def test_numbers_that_are_sizes_on_one_side_and_not_on_the_other_are_a_guess() -> None:
+    """`scale.0` may see the smallest picture; `discriminators.0` of the model sees the whole one."""
+
+    def side(name: str) -> Shapes:
+        return {f"{name}.{n}.{leaf}": (8, 8, 3, 3) for n in range(3) for leaf in ("first.weight", "last.weight")}
+
+    own = side("discriminators")
+    place = {key: n for n, key in enumerate(own)}
+    made = wanted(own, used=own)
+    target = replace(made, entries={k: replace(e, notes={"flow": (place[k], 0)}) for k, e in made.entries.items()})
+    assert {e.status for e in port(signature(side("scales")), target).entries} == {"guessed"}
+    assert {e.status for e in port(signature(side("critics")), target).entries} == {"mapped"}

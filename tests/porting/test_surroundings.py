@@ -108,3 +108,88 @@ def test_keys_and_values_of_other_sizes_may_stand_in_each_head_whatever_their_na
     mapping = port(signature(source | out), wanted(own | out))
     entry = found(mapping, "layers.1.attn.v_b.weight")
     assert (entry.status, str(entry.expr)) == (status, f"slice(layers.1.attn.kv_b.weight, 0, 8, {8 + values})")
+
+
+def test_a_layer_with_a_bias_is_none_without_one_whatever_the_modules_around_them_hold() -> None:
+    """Two of three matrices stand together on both sides, and not the same two."""
+    source, target = {}, {}
+    for n in range(2):
+        source |= {
+            f"interactions.{n}.conv.lin1.weight": (8, 8),
+            f"interactions.{n}.conv.lin2.weight": (8, 8),
+            f"interactions.{n}.conv.lin2.bias": (8,),
+            f"interactions.{n}.lin.weight": (8, 8),
+            f"interactions.{n}.lin.bias": (8,),
+        }
+        target |= {
+            f"steps.{n}.enter.weight": (8, 8),
+            f"steps.{n}.leave.0.weight": (8, 8),
+            f"steps.{n}.leave.0.bias": (8,),
+            f"steps.{n}.leave.1.weight": (8, 8),
+            f"steps.{n}.leave.1.bias": (8,),
+        }
+    mapping = port(signature(source), wanted(target, used=target))
+    assert pairing(mapping) == dict(zip(target, source, strict=True))
+    assert {e.status for e in mapping.entries} == {"mapped"}
+
+
+def test_a_norm_that_is_counted_as_second_is_so_too_in_the_block_that_has_no_first() -> None:
+    source, target = {}, {}
+    for n in range(3):
+        norms = {} if n == 0 else {f"layers.{n}.norm0.weight": (8,)}
+        source |= {f"layers.{n}.attention.out.weight": (8, 8), f"layers.{n}.linear0.weight": (16, 8)} | norms
+        source |= {f"layers.{n}.linear1.weight": (8, 16), f"layers.{n}.norm1.weight": (8,)}
+        target |= {} if n == 0 else {f"blocks.{n}.attn_norm.weight": (8,)}
+        target |= {f"blocks.{n}.out.weight": (8, 8), f"blocks.{n}.ffn_norm.weight": (8,)}
+        target |= {f"blocks.{n}.ffn_in.weight": (16, 8), f"blocks.{n}.ffn_out.weight": (8, 16)}
+    mapping = port(signature(source), wanted(target, used=target))
+    for n in (1, 2):
+        assert pairing(mapping)[f"blocks.{n}.attn_norm.weight"] == f"layers.{n}.norm0.weight"
+        assert pairing(mapping)[f"blocks.{n}.ffn_norm.weight"] == f"layers.{n}.norm1.weight"
+    assert pairing(mapping)["blocks.0.ffn_norm.weight"] == "layers.0.norm1.weight"
+
+
+@pytest.mark.parametrize("between", [".", "/"])
+def test_statistics_in_a_collection_of_their_own_are_those_of_the_norm_whatever_stands_between_names(
+    between: str,
+) -> None:
+    source, target = {"params.conv_init.kernel": (3, 3, 3, 8)}, {"conv1.weight": (8, 3, 3, 3)}
+    for own, norm in (
+        ("bn1", "bn_init"),
+        ("layer1.0.bn1", "Block_0.BatchNorm_0"),
+        ("layer1.0.bn2", "Block_0.BatchNorm_1"),
+    ):
+        source |= {f"params.{norm}.{leaf}": (8,) for leaf in ("scale", "bias")}
+        source |= {f"batch_stats.{norm}.{leaf}": (8,) for leaf in ("mean", "var")}
+        target |= {f"{own}.{leaf}": (8,) for leaf in ("weight", "bias", "running_mean", "running_var")}
+    for n in range(2):
+        source[f"params.Block_0.Conv_{n}.kernel"] = (3, 3, 8, 8)
+        target[f"layer1.0.conv{n + 1}.weight"] = (8, 8, 3, 3)
+    used = [
+        key
+        for part in ("conv1", "bn1", "layer1.0.conv1", "layer1.0.bn1", "layer1.0.conv2", "layer1.0.bn2")
+        for key in target
+        if key.rpartition(".")[0] == part
+    ]
+    mapping = port(
+        signature({key.replace(".", between): size for key, size in source.items()}), wanted(target, used=used)
+    )
+    assert {e.status for e in mapping.entries} == {"mapped"}
+    assert pairing(mapping)["layer1.0.bn2.running_var"].strip('"') == "batch_stats.Block_0.BatchNorm_1.var".replace(
+        ".", between
+    )
+
+
+def test_heads_in_a_dimension_of_their_own_are_flat_where_the_model_holds_all_projections_in_one() -> None:
+    source, target = {}, {}
+    for n in range(2):
+        source |= {f"layers.{n}.attn.W_{name}": (4, 16, 4) for name in ("query", "key", "val")}
+        source |= {f"layers.{n}.attn.W_out": (4, 4, 16), f"layers.{n}.fc.weight": (24, 16)}
+        target |= {f"blocks.{n}.attn.in_proj_weight": (48, 16), f"blocks.{n}.attn.out_proj.weight": (16, 16)}
+        target |= {f"blocks.{n}.fc1.weight": (24, 16)}
+    mapping = port(signature(source), wanted(target, used=target))
+    flat = "reshape(permute(layers.1.attn.W_{}, 0, 2, 1), 16, 16)"
+    assert pairing(mapping)["blocks.1.attn.in_proj_weight"] == "cat(0, {}, {}, {})".format(
+        *(flat.format(name) for name in ("query", "key", "val"))
+    )
+    assert pairing(mapping)["blocks.1.attn.out_proj.weight"] == "reshape(permute(layers.1.attn.W_out, 2, 0, 1), 16, 16)"
