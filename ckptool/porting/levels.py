@@ -63,7 +63,7 @@ class Levels:
         members, others = self._lists[True].get(own, {}), self._lists[False].get(theirs, {})
         if not 2 <= len(members) <= _MOST:
             return 0
-        if own in self._apart and _of_sizes(own) != _of_sizes(theirs):
+        if len(members) == len(others) and own in self._apart and _of_sizes(own) != _of_sizes(theirs):
             return 1  # `scale0` may be the smallest, and `discriminators.0` sees the whole picture
         against = [
             levels

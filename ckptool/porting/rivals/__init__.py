@@ -21,7 +21,7 @@ from .belief import Belief
 from .company import crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
 from .exchange import rearrange, take_up
-from .names import by_names
+from .names import by_names, held_so
 from .swaps import Swaps
 
 
@@ -64,7 +64,9 @@ def _weigh_in_blocks(swaps: Swaps) -> None:
         for one, other, reason in found:
             if reason and not swaps.contents.fit_only_so(one, other) and not in_company(one, other, anchors, least=2):
                 doubt_both(one, other, reason)
-            elif not reason and by_names(one, other) != "sure" and in_company(*crossed(one, other), anchors):
+            elif reason or by_names(one, other) == "sure" or held_so(one, other):
+                continue
+            elif in_company(*crossed(one, other), anchors):
                 doubt_both(one, other, COMPANY)
 
 

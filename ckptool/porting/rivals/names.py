@@ -21,7 +21,7 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
     """
     if "name" in one[0].evidence and "name" in other[0].evidence:
         return "sure"
-    if _parts_of_one(one, other) or _held_so(one, other):
+    if _parts_of_one(one, other):
         return "sure"
     if any(place != other[0].settled.get(kinds, place) for kinds, place in one[0].settled.items()):
         return "sure"
@@ -51,6 +51,8 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
     if not soft:
         return "nothing"
     if said == 0:
+        said = int(held_so(one, other))
+    if said == 0:
         said = _counted_out(t, s) + _counted_out(t2, s2) - _counted_out(t, s2) - _counted_out(t2, s)
     return "for" if said > 0 else "against" if said < 0 else "nothing"
 
@@ -64,7 +66,7 @@ def _parts_of_one(one: Pair, other: Pair) -> bool:
     return None not in said and said[0] != said[1] and said == (part_label(s.path), part_label(s2.path))
 
 
-def _held_so(one: Pair, other: Pair) -> bool:
+def held_so(one: Pair, other: Pair) -> bool:
     """Whether both sides hold the same tensors in each of two pairs, and others in the one than in the other: a layer
     with a bias does not become one without."""
     (t, s), (t2, s2) = one, other
