@@ -28,7 +28,6 @@ from .sequences import Sequences
 from .units import SOME, Pair, Unit, hard_conflict, natural, of_one_name, related, similarity, units_of
 from .words import common_start, cut, label, shared, table, telling_words, words_of
 
-
 _BESIDE = Doubt("one of the two is called an auxiliary part, and the other is not")
 
 

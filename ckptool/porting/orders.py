@@ -231,8 +231,10 @@ class Orders:
         return False
 
     def _left_in_the_middle(self, t: Unit, s: Unit, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]) -> bool:
-        """Whether one side has more of what looks like these, and both go on with a pair of other looks: then any of the
-        longer row may be the one without a partner, and not only the last."""
+        """Whether one side has more of what looks like these, and both go on with a pair of other looks.
+
+        Then any of the longer row may be the one without a partner, and not only the last.
+        """
         if len(cell[0]) == len(cell[1]):
             return False
         behind = targets[targets.index(t) + 1 :]

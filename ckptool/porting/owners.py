@@ -61,7 +61,13 @@ class Owners:
         block = norms[0].path[:-1]
         inside = [(u.used, u) for u in self._cells.targets if u.path[: len(block)] == block and u.used is not None]
         turns = [u.used for u in part if u.used is not None]
-        if not block or not any(c.isdigit() for c in block[-1]) or not turns or len(turns) < len(part) or any(u.used is None for u in norms):
+        if (
+            not block
+            or not any(c.isdigit() for c in block[-1])
+            or not turns
+            or len(turns) < len(part)
+            or any(u.used is None for u in norms)
+        ):
             return None
         if any(norm.path[:-1] != block for norm in norms) or any(u.path[: len(block)] != block for u in part):
             return None

@@ -9,6 +9,8 @@ from . import leftovers
 from .doubts import Doubt
 from .expression import Expr, Shape
 from .filling import Filled, Filling
+from .match import is_average
+from .pieces import substituted
 from .remedies import of_rows, remedy
 from .units import SOME, Unit, label_of, related, similarity
 from .words import table
@@ -16,8 +18,27 @@ from .words import table
 
 def substitute(filling: Filling) -> None:
     """Fill what has no partner of equal shape. Most of it ends as a guess."""
-    for step in (_fold_norms, _near_misses, _tied_sources, _leftovers, _tied_heads, _of_other_sizes):
+    for step in (_averages, _fold_norms, _near_misses, _tied_sources, _leftovers, _tied_heads, _of_other_sizes):
         step(filling)
+
+
+def _averages(filling: Filling) -> None:
+    """Averages that training keeps of a tensor, where the source keeps one beside what fills that tensor."""
+    entries, made = filling.source.signature.entries, filling.target.assembly
+    kept = [key for key in entries if is_average((key.rpartition(".")[2],))]
+    pieces = list(filling.target.pieces.values()) if kept else []
+    for piece in [p for p in pieces if is_average(p.path) and p.name not in filling.holes and p.expr.is_copy]:
+        beside = [p for p in pieces if p.path[:-1] == piece.path[:-1] and p.entry.shape == piece.shape]
+        of = [p for p in beside if p.name in filling.holes]
+        own = list(filling.holes[of[0].name].expr.keys()) if len(of) == 1 else []
+        theirs = [k for k in kept if own and own[0].startswith(k.rpartition(".")[0])]
+        theirs = [k for k in theirs if entries[k].shape == entries[own[0]].shape]
+        if len(own) == len(theirs) == 1:
+            filled = filling.holes[of[0].name]
+            expr = substituted(made[of[0].entry.key], {of[0].name: filled.expr})
+            expr = substituted(expr, {own[0]: ex.of(theirs[0])})
+            filling.holes[piece.name] = Filled(expr, "the average of what is beside it", list(filled.doubts))
+            filling.unit_of[piece.name] = filling.unit_of[of[0].name]
 
 
 def _fold_norms(filling: Filling) -> None:

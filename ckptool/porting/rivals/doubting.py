@@ -127,7 +127,7 @@ _ANCHORS, _OUT, _IN = 100, 0.3, 0.05
 
 
 def _out_of_order(matching: Matching, swaps: Swaps) -> None:
-    """Doubt pairs that cross what is certain, in an order that both sides keep, where one that is left over would not."""
+    """Doubt pairs that cross what is certain in an order of both sides, where one that is left over would not."""
     orders = [order for order in swaps.orders if swaps.overall[order.name] >= BELIEVED]
     left: tuple[dict[object, list[Unit]], ...] = (defaultdict(list), defaultdict(list))
     for side, units in enumerate((matching.free_targets, matching.free_sources)):

@@ -1,0 +1,47 @@
+"""Averages that training keeps of a tensor, which a model holds beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+
+class Codebook(nn.Module):  # type: ignore[misc]
+    """Codes in rows that are looked up, with the sums that training keeps of what fell on each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(5, 12)
+        self._embedding = nn.Embedding(40, 12)
+        self._ema_w = nn.Parameter(torch.randn(40, 12))
+
+    def forward(self, x: Any) -> Any:
+        return self._embedding(torch.cdist(self.enter(x), self._embedding.weight).argmin(1))
+
+
+class Turned(nn.Module):  # type: ignore[misc]
+    """The same, with a code in each column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start = nn.Linear(5, 12)
+        self.register_buffer("embed", torch.randn(12, 40))
+        self.register_buffer("embed_avg", torch.randn(12, 40))
+
+    def forward(self, x: Any) -> Any:
+        x = self.start(x)
+        nearest = (self.embed.pow(2).sum(0) - 2 * x @ self.embed).argmin(1)
+        return nn.functional.embedding(nearest, self.embed.transpose(0, 1))
+
+
+def test_an_average_comes_from_beside_what_fills_the_tensor_of_which_it_is_and_is_turned_like_it() -> None:
+    import ckptool
+
+    account = ckptool.transfer(Codebook().state_dict(), Turned(), inputs=["float32[3,5]"])
+    assert str(account["embed"].expr) == "transpose(_embedding.weight)"
+    assert str(account["embed_avg"].expr) == "transpose(_ema_w)"
+    assert {entry.status for entry in account.entries} == {"mapped"}
