@@ -242,7 +242,7 @@ class Matcher:
             conflict = hard_conflict(t.words, s.words)
             if conflict and "name" not in t.evidence:
                 t.doubts.append(Doubt(conflict))
-            if "name" not in t.evidence and table().beside.isdisjoint(t.words) != table().beside.isdisjoint(s.words):
+            if not whole and "name" not in t.evidence and _is_beside(t) != _is_beside(s):
                 t.doubts.append(_BESIDE)
             t.doubts += [d for d in self.scopes.doubts_of(t, s) if d not in t.doubts]
 
@@ -335,6 +335,11 @@ class Matcher:
             if len(said) > 1 and said != sorted(said, key="qkvo".index):
                 for name, t, _ in members:
                     t.doubts.append(Doubt(f"{name} is not where queries, keys and values are computed as a rule"))
+
+
+def _is_beside(unit: Unit) -> bool:
+    """Whether a name says that something is there beside the main thing, in training only."""
+    return not table().beside.isdisjoint(unit.words)
 
 
 def _turn(unit: Unit) -> float:

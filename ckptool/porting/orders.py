@@ -46,7 +46,7 @@ class Orders:
             if ranks is None:
                 continue
             against = self._order_conflict(targets, sources, ranks)
-            if against and not same_numbers(targets, sources):
+            if against and (not same_numbers(targets, sources) or _of_several_rows(targets)):
                 continue
             levels = not self._known(targets[0], sources[0]) and self._against_levels(targets, sources)
             doubt = AGAINST_LEVELS if levels else None
@@ -352,6 +352,11 @@ class Orders:
             if not alike or (a[2] == b[2] and a[3] == b[3])
         ]
         return sum(compared) / len(compared) if compared else 1.0
+
+
+def _of_several_rows(units: list[Unit]) -> bool:
+    """Whether these are layers of several rows of layers, by their places there: `down.4` and `up.2`."""
+    return all(u.path[-1].isdigit() for u in units) and len({u.path[:-1] for u in units}) > 1
 
 
 def _counted_as_stored(sources: list[Unit]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ..branches import flows_into
 from ..counting import row_of
 from ..fused import part_label
 from ..units import Pair, Unit, hard_conflict, label_of, series
@@ -68,8 +69,13 @@ def _parts_of_one(one: Pair, other: Pair) -> bool:
 
 def held_so(one: Pair, other: Pair) -> bool:
     """Whether both sides hold the same tensors in each of two pairs, and others in the one than in the other: a layer
-    with a bias does not become one without."""
+    with a bias does not become one without.
+
+    Of two that are added, any may hold the bias: what one gives has to flow into the other.
+    """
     (t, s), (t2, s2) = one, other
+    if not (flows_into(t, t2) or flows_into(t2, t)):
+        return False
     return t.pieces.keys() == s.pieces.keys() != t2.pieces.keys() == s2.pieces.keys()
 
 
