@@ -24,7 +24,7 @@ from .heads import flat_heads
 from .implied import forget_plain_words, imply
 from .joined import join_parts
 from .kernels import channels_first, lay_down, turn_transposed
-from .layouts import follow_names, general_dense, torch_layout, turn_by_vote
+from .layouts import follow_names, general_dense, is_bare, torch_layout, turn_by_vote
 from .pieces import Canon, Piece, squeezed, unchanged
 from .reparametrized import merge_masks, merge_norms, name_unknown
 from .roles import components, counted_by_letters, divided, numbered, role_of
@@ -45,8 +45,8 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
     name_exported(s, t)
     divide_layers(s, t)
     general_dense(s, t)
-    for canon in (s, t):
-        _laid_out(canon)
+    for canon, other in ((s, t), (t, s)):
+        _laid_out(canon, other)
     forget_plain_words(s, t)
     forget_plain_words(t, s)
     _reconcile(s, t, lora_scale)
@@ -197,10 +197,11 @@ def _kept_raw(signature: Signature) -> dict[str, str]:
     return found
 
 
-def _laid_out(canon: Canon) -> None:
-    """One side in the layouts of torch, as far as they can be had without looking at the other."""
+def _laid_out(canon: Canon, other: Canon) -> None:
+    """One side in the layouts of torch. Of the other only the sizes of what it holds as bare parameters are asked."""
+    bare = {p.shape for p in other.pieces.values() if is_bare(p)}
     for piece in list(canon.pieces.values()):
-        torch_layout(canon, piece)
+        torch_layout(canon, piece, bare)
     if not canon.is_target:
         of_recurrent_kernels(canon)
     turn_by_vote(canon)

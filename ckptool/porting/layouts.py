@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -23,8 +24,14 @@ PRODUCTS = frozenset("linear matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm 
 _TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
 
 
-def torch_layout(canon: Canon, piece: Piece) -> None:
-    """Weights that stand with the inputs first, as their name or their use says, in the layout of torch."""
+def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
+    """Weights that stand with the inputs first, as their name or their use says, in the layout of torch.
+
+    Args:
+        canon: the side that it is of, which is changed.
+        piece: it.
+        bare: sizes of what the other side holds as parameters of their own. What has these is no kernel of a layer.
+    """
     rank = len(piece.shape)
     if canon.is_target:
         of_heads = rank > 2 and {*piece.entry.notes.get("dims", ())} == {"input", "output"}
@@ -41,6 +48,8 @@ def torch_layout(canon: Canon, piece: Piece) -> None:
         if multiplier != 1:
             flat = (inputs * multiplier, 1, *size)
             canon.become(made, [(replace(made, shape=flat), partial(ex.reshape, shape=flat))], unchanged)
+    elif rank > 2 and piece.shape in bare:
+        return
     elif piece.leaf in table().inputs_first and rank in _TURNED:
         if piece.role == "weight" and of_cell:
             piece = _renamed(canon, piece, "weight_ih")

@@ -242,7 +242,8 @@ class Matcher:
             conflict = hard_conflict(t.words, s.words)
             if conflict and "name" not in t.evidence:
                 t.doubts.append(Doubt(conflict))
-            if not whole and "name" not in t.evidence and _is_beside(t) != _is_beside(s):
+            beside = _is_beside(s) and not _is_beside(t)
+            if (beside or (not whole and _is_beside(t) and not _is_beside(s))) and "name" not in t.evidence:
                 t.doubts.append(_BESIDE)
             t.doubts += [d for d in self.scopes.doubts_of(t, s) if d not in t.doubts]
 

@@ -194,6 +194,14 @@ def _lettered(leaf: str, siblings: set[str]) -> tuple[str, str] | None:
         return matrix, "bias"
     if last in ("w", "b") and len(stem) > 1 and {stem + "w", stem + "b"} <= siblings:
         return stem.rstrip("_"), "weight" if last == "w" else "bias"
+    before, between, own = leaf.rpartition("_")
+    before += between
+    # `self_Wk` beside `self_bk`, in names without modules; beside a gain, a shift is as likely that of a norm
+    if before and len(own) > 1 and f"{before}g{own[1:]}" not in siblings:
+        if own[0] in "wW" and {f"{before}b{own[1:]}", f"{before}B{own[1:]}"} & siblings:
+            return leaf, "weight"
+        if own[0] in "bB" and (found := next((n for x in "Ww" if (n := before + x + own[1:]) in siblings), None)):
+            return found, "bias"
     return None
 
 

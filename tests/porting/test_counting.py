@@ -113,3 +113,21 @@ def test_a_list_of_sizes_that_all_differ_is_found_whatever_it_is_called() -> Non
     two = {key: shape for key, shape in source.items() if "norm2" not in key and "norm3" not in key}
     fewer = {key: shape for key, shape in target.items() if "level3" not in key and "level4" not in key}
     assert "after.level1.weight" not in pairing(port(signature(two, ordered=False), wanted(fewer)))
+
+
+def test_places_in_rows_of_layers_of_their_own_are_no_numbers_of_one_kind() -> None:
+    """`down.4` and `up.2` are places; that the file has norms 4 and 2 of that size says nothing of which is which."""
+    sizes = [(8, 3), (16, 8), (32, 16), (16, 32), (8, 16)]
+    source: Shapes = {}
+    for n, (width, before) in enumerate(sizes, 1):
+        source |= {f"conv{n}.weight": (width, before, 3, 3), f"in{n}.weight": (width,), f"in{n}.bias": (width,)}
+    target: Shapes = {}
+    for row, members in (("down", range(3)), ("up", range(3, 5))):
+        for place, n in enumerate(members):
+            width, before = sizes[n]
+            first = place * 3 if row == "down" else place * 4 + 1
+            target[f"{row}.{first}.weight"] = (width, before, 3, 3)
+            target |= {f"{row}.{first + 1}.{leaf}": (width,) for leaf in ("weight", "bias")}
+    assert {"down.4.weight", "up.2.weight"} <= set(target)
+    mapping = port(signature(source), wanted(target, used=target))
+    assert pairing(mapping) == dict(zip(target, source, strict=True))

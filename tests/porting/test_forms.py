@@ -143,6 +143,45 @@ def test_gains_beside_shifts_are_those_of_norms() -> None:
     assert "weight_norm" not in pairing(made)["x.weight"]
 
 
+@pytest.mark.parametrize("row", [(), (1,)])
+def test_weights_and_biases_in_names_without_modules_are_told_by_a_letter(row: tuple[int, ...]) -> None:
+    source, target = {}, {}
+    for n in (1, 2):
+        for name in ("Wq", "Wk", "Wo"):
+            source[f"encoder_l{n}_self_{name}"] = (8, 8)
+            source[f"encoder_l{n}_self_b{name[1:]}"] = (*row, 8)
+        source |= {f"encoder_l{n}_ffn_W1": (8, 16), f"encoder_l{n}_ffn_b1": (*row, 16)}
+        source |= {f"encoder_l{n}_ffn_W2": (16, 8), f"encoder_l{n}_ffn_b2": (*row, 8)}
+        for name, shape in {
+            "q_proj": (8, 8),
+            "k_proj": (8, 8),
+            "out_proj": (8, 8),
+            "fc1": (16, 8),
+            "fc2": (8, 16),
+        }.items():
+            target |= {f"layers.{n - 1}.{name}.weight": shape, f"layers.{n - 1}.{name}.bias": shape[:1]}
+    values = arrays(source)
+    made = worked_out(values, target)
+    assert {one.status for one in made.values()} == {"mapped"}
+    for key, name in (("layers.1.k_proj", "self_{}k"), ("layers.1.out_proj", "self_{}o"), ("layers.1.fc2", "ffn_{}2")):
+        np.testing.assert_array_equal(made[f"{key}.weight"].values, values["encoder_l2_" + name.format("W")].T)
+        np.testing.assert_array_equal(made[f"{key}.bias"].values, values["encoder_l2_" + name.format("b")].reshape(-1))
+
+
+def test_a_kernel_of_three_dimensions_that_the_model_holds_so_is_no_convolution() -> None:
+    source, target = {}, {}
+    for n in range(2):
+        for name in "qkvor":
+            source[f"model/layer_{n}/rel_attn/{name}/kernel"] = (16, 4, 6)
+            target[f"layer.{n}.rel_attn.{name}"] = (16, 4, 6)
+        source[f"model/layer_{n}/ff/layer_1/kernel"] = (16, 32)
+        target[f"layer.{n}.ff.layer_1.weight"] = (32, 16)
+    mapping = port(signature(source), wanted(target, used=target))
+    assert {e.status for e in mapping.entries} == {"mapped"}
+    assert pairing(mapping)["layer.1.rel_attn.k"] == '"model/layer_1/rel_attn/k/kernel"'.strip('"')
+    assert pairing(mapping)["layer.1.ff.layer_1.weight"] == "transpose(model/layer_1/ff/layer_1/kernel)"
+
+
 # -- tables and lists without names
 
 
