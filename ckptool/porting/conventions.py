@@ -214,6 +214,8 @@ def _concatenated(filling: Filling) -> None:
         joined = piece.entry.notes.get("joined") if piece is not None else None
         if piece is None or not joined or not all(key in weights for key, _ in joined):
             continue
+        if not told and filling.same_code(t, s):
+            continue
         units = [filling.unit_of[weights[key].name] for key, _ in joined]
         dim = 1 if len(piece.shape) > 1 else 0
         sizes = [n for _, n in joined]

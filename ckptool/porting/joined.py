@@ -443,6 +443,7 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
                 if known is not _letter or _counts(members, ordered):
                     found.append(_Family(ordered, stem, place and _in_a_row([int(k) for k in members])))
     found[:0] = _of_one_stem(pieces)
+    found += _of_gates(pieces)
     for kinds in table().together:
         labelled = {part: p for p in pieces if (part := kinds.label(cut(p.path[-1]))) is not None}
         if len(labelled) > 1:
@@ -484,6 +485,13 @@ def _of_one_stem(pieces: list[Piece]) -> list[_Family]:
         if len(words) > 1 and not words[-1].isdigit():
             groups[words[:-1], piece.shape].append(piece)
     return [_Family(tuple(group), stem, numbered=False) for (stem, _), group in groups.items() if len(group) > 2]
+
+
+def _of_gates(pieces: list[Piece]) -> list[_Family]:
+    """The two gates of a unit that begin with one input, beside what is not one of them: `convz` and `convr`."""
+    named = {piece.path[-1]: piece for piece in pieces}
+    both = [(one, named.get(f"{name[:-1]}r")) for name, one in named.items() if name[-1:] == "z"]
+    return [_Family((one, other), (), numbered=False) for one, other in both if other and one.shape == other.shape]
 
 
 def _in_a_row(numbers: Sequence[int]) -> bool:

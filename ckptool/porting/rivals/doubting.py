@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..doubts import About, Doubt
 from ..match import Matching
 from ..places import Path, block_of, parts_around
-from ..units import Pair, Unit, tables_of_words
+from ..units import Pair, Unit, hard_conflict, tables_of_words
 from .alike import MOST, by_look
 from .belief import BELIEVED
 from .company import Certain, crossed, in_company
@@ -116,6 +116,8 @@ def _wanted_elsewhere(matching: Matching) -> None:
         for other in free.get((t.colour, block_of(t.path)), ()):
             if tables_of_words(t, s) and not tables_of_words(other, s):
                 continue  # an output layer may be tied to it
+            if hard_conflict(other.words, s.words) and not hard_conflict(t.words, s.words):
+                continue
             ours, theirs = own_words(t, s, other, other), own_words(other, s, t, t)
             if theirs > ours or (theirs == ours and soft_words(other, s) >= soft_words(t, s)):
                 t.doubts.append(Doubt(_LEFT, named=".".join(other.path)))
