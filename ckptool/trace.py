@@ -11,6 +11,7 @@ import itertools
 import math
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -202,6 +203,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         self.uses: dict[str, _Use] = {}
         self.rotary: str | None = None
         self.cuts: set[tuple[int, ...]] = set()
+        self._slices: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
         self._alive: list[Any] = []
         self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
         self._negated: set[int] = set()
@@ -335,6 +337,8 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         if name in _ADDS | _MULTIPLIES:
             self._modulated(name, args, result)
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if first is not None and name == "__getitem__":
+            self._sliced(first, args[1])
         if name in ("neg", "__neg__", "negative"):
             self._negated.add(id(result))
         elif (
@@ -362,6 +366,29 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         shapes = [tuple(part.shape) for part in parts if isinstance(part, torch.Tensor)]
         if name in ("split", "split_with_sizes", "tensor_split") and len(set(shapes)) > 1:
             self.cuts.update(sizes for sizes in zip(*shapes, strict=False) if len(set(sizes)) > 1)
+
+    def _sliced(self, whole: Any, index: Any) -> None:
+        """Note the sizes of slices along one dimension, once they are all of a tensor."""
+        places = list(index) if isinstance(index, tuple) else [index]
+        if not all(one is Ellipsis or isinstance(one, slice) for one in places):
+            return
+        if Ellipsis in places:
+            at = places.index(Ellipsis)
+            places[at : at + 1] = [slice(None)] * (whole.ndim - len(places) + 1)
+        taken = [(dim, one) for dim, one in enumerate(places) if one != slice(None)]
+        if len(taken) != 1 or not all(isinstance(n, int | None) for n in (taken[0][1].start, taken[0][1].stop)):
+            return
+        dim, one = taken[0]
+        start, stop, step = one.indices(whole.shape[dim])
+        if step != 1 or start >= stop:
+            return
+        self._slices[id(whole), dim].add((start, stop))
+        parts = sorted(self._slices[id(whole), dim])
+        edges = [0, *(stop for _, stop in parts)]
+        if [start for start, _ in parts] == edges[:-1] and edges[-1] == whole.shape[dim]:
+            sizes = tuple(stop - start for start, stop in parts)
+            if len(set(sizes)) > 1:
+                self.cuts.add(sizes)
 
     def _after(self, kind: str, what: Any, name: str, args: Any, first: Any, result: Any) -> tuple[str, Any] | None:
         if kind == "features":

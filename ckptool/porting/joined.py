@@ -340,7 +340,9 @@ def _join_families(one: Canon, other: Canon) -> bool:
             found = [one for one in found if one[-1] is not None]  # of more than there can be, those that a name spells
         for parent, family, join, spelled in found if len(found) <= sizes.wanted(whole) else ():
             there = [p for p in other.pieces.values() if squeezed(p.shape) == whole]
-            spelled = spelled or _by_gate(family.parts, there) or _by_cuts(family, join, other)
+            spelled = spelled or _by_gate(family.parts, there)
+            if spelled is None and (spelled := _by_cuts(family, join, other)) is not None:
+                join = replace(join, turns=1)
             if spelled is not None:
                 by_heads = join.dim == 0 and len(set(join.sizes)) > 1 and all(_label(p.words) for p in spelled)
                 family, join = replace(family, parts=spelled, numbered=True), _join_in_order(join, family, spelled)
@@ -398,7 +400,7 @@ def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ..
 
 def _by_cuts(family: _Family, join: _Join, other: Canon) -> tuple[Piece, ...] | None:
     """Parts of a size each in the order in which the code of the model has these sizes, if it has them in one alone."""
-    if join.dim != 0 or join.turns > 1 or len(set(join.sizes)) < len(join.sizes) or not other.is_target:
+    if join.dim != 0 or len(set(join.sizes)) < len(join.sizes) or not other.is_target:
         return None
     told = {sizes for sizes in other.signature.cuts if sorted(sizes) == sorted(join.sizes)}
     if len(told) != 1:

@@ -25,7 +25,10 @@ class Table(nn.Module):
 
     def forward(self, x: Any) -> Any:
         nodes = self.everything.weight * 2
-        parts = nodes.split(list(self.cut)) if self.cut else [nodes, nodes]
+        if isinstance(self.cut, int):
+            parts = [nodes[: self.cut], nodes[self.cut :, ...]]
+        else:
+            parts = nodes.split(list(self.cut)) if self.cut else [nodes, nodes]
         return self.last(parts[0]).sum() + self.last(parts[1]).sum() + x.sum()
 
 
@@ -46,6 +49,8 @@ TWINS = {**FOUR, "kind": 9}
     [
         (TWO, Table(18, cut=(7, 11)), "readers books"),
         (TWO, Table(18, cut=(11, 7)), "books readers"),
+        (TWO, Table(18, cut=7), "readers books"),
+        (TWO, Table(18, cut=11), "books readers"),
     ],
 )
 def test_parts_stand_in_the_order_in_which_the_code_of_the_model_has_their_sizes(
@@ -69,3 +74,25 @@ def test_parts_stand_in_any_order_where_the_code_of_the_model_does_not_tell_them
     sizes: dict[str, int], model: nn.Module
 ) -> None:
     assert entry(sizes, model).status == "guessed"
+
+
+class Detector(nn.Module):
+    """Boxes and classes of all anchors in one layer, the one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.predict = nn.Conv2d(8, 15, 1)
+
+    def forward(self, x: Any) -> Any:
+        made = self.predict(x)
+        return made[:, :3], made[:, 3:]
+
+
+def test_parts_that_could_take_turns_do_not_where_the_code_cuts_them_off_whole() -> None:
+    tensors = {
+        f"head.{name}.weight": torch.randn(rows, 8, 1, 1) for name, rows in (("bbox_pred", 12), ("cls_logits", 3))
+    }
+    mapping = match_signature(tensors, signature_of(Detector(), inputs=(torch.zeros(1, 8, 4, 4),)))
+    found = next(e for e in mapping.entries if e.target == "predict.weight")
+    assert str(found.expr) == "cat(0, head.cls_logits.weight, head.bbox_pred.weight)"
+    assert found.status == "mapped"
