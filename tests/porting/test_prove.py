@@ -297,3 +297,31 @@ def test_inputs_of_the_source_in_another_form_are_given_beside_those_of_the_mode
         )  # fmt: skip
     with pytest.raises(CannotCarry, match="the model cannot be run on float32"):
         ckptool.transfer(source.state_dict(), own, source_model=source, prove=True, inputs=["float32[2,5,7]"])
+
+
+class Enlarge(nn.Module):
+    """Pictures of twice the size; which channel goes to which pixel is the caller's."""
+
+    def __init__(self, *, depth_first: bool, scale: float = 1.0) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 12, 3, padding=1)
+        self.depth_first, self.scale = depth_first, scale
+
+    def forward(self, x: Any) -> Any:
+        made = self.last(torch.relu(self.first(x)))
+        if not self.depth_first:
+            return nn.functional.pixel_shuffle(made, 2) * self.scale
+        n, _, h, w = made.shape
+        return made.view(n, 2, 2, 3, h, w).permute(0, 3, 4, 1, 5, 2).reshape(n, 3, 2 * h, 2 * w)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "equal"), [({"depth_first": True}, False), ({"depth_first": False, "scale": 2.0}, True)]
+)
+def test_outputs_that_hold_the_same_values_in_another_order_are_not_equal(theirs: dict[str, Any], equal: bool) -> None:
+    """A factor behind the last layer is no matter of weights; which channel goes to which pixel is one."""
+    torch.manual_seed(0)
+    source, own = Enlarge(**theirs).eval(), Enlarge(depth_first=False).eval()
+    mapping = ckptool.transfer(source.state_dict(), own, inputs=["float32[1,3,4,4]"], source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"] is equal
