@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from .channels import Channels
 from .gating import Gating
 from .hollow import shape_only, without_memory
-from .input_search import find_inputs, flat
+from .input_search import Budget, find_inputs, flat
 from .inputs import InputSpec, guess_inputs, inputs_text, made
 from .signature import Entry, Signature
 
@@ -205,6 +205,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         self.cuts: set[tuple[int, ...]] = set()
         self._slices: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
         self._alive: list[Any] = []
+        self._budget = Budget()
         self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
         self._negated: set[int] = set()
         self._whole = frozenset(keys)  # the parameters themselves
@@ -223,7 +224,9 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
                 self._use(key, name, place, args, value)
         result = shape_only(name, args, kwargs)
         if result is None:
+            self._budget.before(name, args)
             result = func(*args, **kwargs)
+        self._budget.after(result)
         self._alive.append(result)
         if name in _VIEWS and args and id(args[0]) in self._keys and isinstance(result, torch.Tensor):
             self._keys.setdefault(id(result), self._keys[id(args[0])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 from ckptool.errors import RuleError
-from ckptool.input_search import find_inputs, working_inputs
+from ckptool.input_search import Budget, find_inputs, working_inputs
 from ckptool.inputs import Fields, inputs_text, leaves, made, nested, parse_inputs
 
 F = nn.functional
@@ -321,3 +322,33 @@ def test_code_that_compares_each_with_each_is_not_tried_on_thousands() -> None:
 
     next(find_inputs(Pairs(), patience=4.0), None)
     assert max(sizes) <= 4096
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "much"),
+    [
+        ("cdist", ((2, 9000, 3), (2, 9000, 3)), True),
+        ("cdist", ((2, 900, 3), (2, 900, 3)), False),
+        ("matmul", ((8, 5000, 4), (4, 5000)), True),
+        ("matmul", ((8, 50, 4), (4, 50)), False),
+        ("__getitem__", ((1000, 224), (400, 400)), True),
+        ("__getitem__", ((1000, 2), (400, 40)), False),
+    ],
+)
+def test_what_would_make_too_much_of_its_inputs_is_refused_before_it_is_done(
+    name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], much: bool
+) -> None:
+    kind = torch.int64 if name == "__getitem__" else torch.float32
+    args = torch.zeros(()).expand(shapes[0]), torch.zeros((), dtype=kind).expand(shapes[1])
+    with pytest.raises(MemoryError) if much else contextlib.nullcontext():
+        Budget().before(name, args)
+
+
+def test_all_that_a_try_keeps_is_counted_once_and_has_a_limit() -> None:
+    budget, part = Budget(), torch.empty(1 << 25)
+    for _ in range(100):
+        budget.after([part.view(2, -1), part[:7]])
+    others = [torch.empty(1 << 25) for _ in range(15)]
+    budget.after(others)
+    with pytest.raises(MemoryError):
+        budget.after(torch.empty(1 << 25))

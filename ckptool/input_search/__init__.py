@@ -7,7 +7,7 @@ others, of which the one that gets furthest is taken up first.
 
 from __future__ import annotations
 
-from .attempt import flat
+from .attempt import Budget, flat
 from .search import find_inputs, working_inputs
 
-__all__ = ["find_inputs", "flat", "working_inputs"]
+__all__ = ["Budget", "find_inputs", "flat", "working_inputs"]

@@ -17,8 +17,8 @@ from ..inputs import leaves, made
 #: Does an operation on tensors without values, where it can say what comes out; else gives None.
 Shortcut = Callable[[str, Any, Any], "torch.Tensor | None"]
 
-#: Elements that any intermediate result may have.
-_MOST_MADE = 1 << 25
+#: Elements that any intermediate result may have, and bytes that all together may take.
+_MOST_MADE, _MOST_BYTES = 1 << 25, 1 << 31
 
 
 @dataclass(slots=True)
@@ -92,6 +92,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         self._from = {id(t): frozenset([place]) for place, t in enumerate(given)}
         self._shortcut = shortcut
         self._alive: list[Any] = []  # so that ids stay their own
+        self._budget = Budget()
         self._used: set[int] = set()
         self._calls = 0
         self._last: tuple[str, Any, frozenset[int]] = ("", (), frozenset())
@@ -130,9 +131,9 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
             self._picked.setdefault(self._given[id(args[0])], 3)
         result = self._shortcut(name, args, kwargs) if self._shortcut is not None else None
         if result is None:
+            self._budget.before(name, args)
             result = func(*args, **kwargs)
-        if any(isinstance(one, torch.Tensor) and _stored(one) > _MOST_MADE for one in flat(result)):
-            raise MemoryError("makes too much of its inputs")
+        self._budget.after(result)
         self._failed = False
         self._calls += not (name in _PICKS and id(args[0]) in self._given)
         self._used.update(id(t) for t in taken if id(t) in self._weights)
@@ -157,6 +158,49 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
             frozenset(self.touched),
             {self._given[id(t)]: i for i, t in enumerate(flat(args)) if id(t) in self._given},
         )
+
+
+class Budget:
+    """The memory that a try may take, all of whose results are kept, so that ids stay their own.
+
+    Raises MemoryError for what makes too much of its inputs, before memory is asked for where that can be told.
+    """
+
+    def __init__(self) -> None:
+        self._counted: set[int] = set()
+        self._left = _MOST_BYTES
+
+    def before(self, name: str, args: Any) -> None:
+        """Refuse an operation whose arguments say that its result is too big."""
+        pair = [one for one in args[-2:] if isinstance(one, torch.Tensor) and one.ndim > 1 and not one.is_meta]
+        if name in _OF_PAIRS and len(pair) == 2:
+            a, b = pair
+            batch = max(a.shape[:-2], b.shape[:-2], key=math.prod)
+            _refuse(math.prod(batch) * a.shape[-2] * b.shape[-2 if name == "cdist" else -1] > _MOST_MADE)
+        elif name == "__getitem__" and isinstance(args[0], torch.Tensor) and not args[0].is_meta:
+            rows = args[1] if isinstance(args[1], torch.Tensor) else None
+            if rows is not None and not rows.is_floating_point() and rows.dtype is not torch.bool:
+                _refuse(rows.numel() * math.prod(args[0].shape[1:]) > _MOST_MADE)
+
+    def after(self, result: Any) -> None:
+        """Refuse a result that is too big, or the last of too many."""
+        for one in flat(result):
+            if isinstance(one, torch.Tensor) and not one.is_meta:
+                _refuse(_stored(one) > _MOST_MADE)
+                memory = one.untyped_storage()
+                if memory._cdata not in self._counted:
+                    self._counted.add(memory._cdata)
+                    self._left -= memory.nbytes()
+        _refuse(self._left < 0)
+
+
+def _refuse(much: bool) -> None:
+    if much:
+        raise MemoryError("makes too much of its inputs")
+
+
+#: Functions of pairs of rows, of which the result is as long as one argument times the other.
+_OF_PAIRS = frozenset("cdist matmul __matmul__ bmm mm baddbmm".split())
 
 
 def _stored(tensor: torch.Tensor) -> int:
