@@ -194,6 +194,10 @@ def _same_default_device(device: str) -> Iterator[None]:
         yield
 
 
+#: What features are when their dimensions are put in this order.
+_LAID_OUT = {(0, 2, 3, 1): "nhwc", (0, -2, -1, 1): "nhwc", (0, 3, 2, 1): "nwhc", (0, -1, -2, 1): "nwhc"}
+
+
 class _Follower(TorchFunctionMode):  # type: ignore[misc]
     """Notes which parameter is used when, by which function, and what is done with the result."""
 
@@ -397,11 +401,12 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         if kind == "features":
             if result.ndim == 4 and name == "permute":
                 dims = tuple(args[1] if isinstance(args[1], tuple | list | torch.Size) else args[1:])
-                return (kind, "nhwc") if dims in ((0, 2, 3, 1), (0, -2, -1, 1)) and what == "nchw" else None
+                return (kind, _LAID_OUT[dims]) if dims in _LAID_OUT and what == "nchw" else None
             if result.ndim == 4:
                 return kind, what
             if name in ("flatten", "reshape", "view") and result.ndim == 2 and first.ndim == 4:
-                c, h, w = first.shape[1:] if what == "nchw" else (first.shape[3], first.shape[1], first.shape[2])
+                sizes = dict(zip(what, first.shape, strict=True))
+                c, h, w = sizes["c"], sizes["h"], sizes["w"]
                 if h * w > 1 and result.shape[1] == c * h * w:
                     return "flat", (what, c, h, w)
             return None

@@ -193,7 +193,12 @@ def _flatten(filling: Filling) -> None:
         theirs = "nhwc" if leaf in table().inputs_first else "nchw"
         if layout != theirs and squeezed(piece.shape)[-1] == c * h * w:
             filled.rivals.append(filled.expr)
-            filled.expr = Expr("flatten", (filled.expr,), (c, h, w, layout))
+            if layout == "nwhc":
+                sizes = {"c": c, "h": h, "w": w}
+                apart = ex.reshape(filled.expr, (piece.shape[0], *(sizes[letter] for letter in theirs[1:])))
+                filled.expr = ex.reshape(ex.permute(apart, *map(theirs.index, layout)), piece.shape)
+            else:
+                filled.expr = Expr("flatten", (filled.expr,), (c, h, w, layout))
             own, other = layout.upper(), theirs.upper()
             filled.doubts.append(Doubt(f"the model flattens features as {own}; the source most likely does as {other}"))
 

@@ -15,6 +15,7 @@ _GATED = {"w1": "gate", "w2": "down", "w3": "up"}
 def imply(canon: Canon) -> None:
     """Add words that follow from what stands together."""
     _gated(canon)
+    _embedded(canon)
     _seen_gates(canon)
     _listed_attention(canon)
     _norm_of_layer(canon)
@@ -29,6 +30,23 @@ def _gated(canon: Canon) -> None:
     for piece in list(canon.pieces.values()):
         if piece.path and piece.path[-1] in _GATED and heads[piece.path[:-1]] == 3:
             _add(canon, piece, _GATED[piece.path[-1]])
+
+
+#: What papers on non-local blocks call queries, keys and values.
+_EMBEDDED = {"theta": "q", "phi": "k", "g": "v"}
+
+
+def _embedded(canon: Canon) -> None:
+    """Where theta, phi and g stand together, they are queries, keys and values."""
+    beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for piece in canon.pieces.values():
+        for at, name in enumerate(piece.path):
+            if name in _EMBEDDED:
+                beside[piece.path[:at]].add(name)
+    for piece in list(canon.pieces.values()):
+        for at, name in enumerate(piece.path):
+            if name in _EMBEDDED and beside[piece.path[:at]] == _EMBEDDED.keys():
+                _add(canon, piece, _EMBEDDED[name])
 
 
 def _seen_gates(canon: Canon) -> None:

@@ -28,6 +28,7 @@ from .sequences import Sequences
 from .units import SOME, Pair, Unit, hard_conflict, natural, of_one_name, related, similarity, units_of
 from .words import common_start, cut, label, shared, table, telling_words, words_of
 
+_UNNAMED = Doubt("which of these are queries, keys and values is in no name of one side")
 _BESIDE = Doubt("one of the two is called an auxiliary part, and the other is not")
 
 
@@ -234,6 +235,7 @@ class Matcher:
 
     def _contradictions(self, pairs: list[tuple[Unit, Unit]], *, whole: bool) -> None:
         self._unusual_attention(pairs)
+        self._parts_without_names(pairs)
         for t, s in self._strangers_among_namesakes(pairs):
             on_the_way = any(b.order > s.order and self._comes_before(t, a) for a, b in pairs if not a.doubts)
             if not (whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)):
@@ -321,6 +323,17 @@ class Matcher:
         before = max((u for u in self.cells.targets if _turn(u) < _turn(t)), key=_turn, default=None)
         earlier = max((u for u in self.cells.sources if u.order < s.order), key=lambda u: u.order, default=None)
         return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
+
+    def _parts_without_names(self, pairs: list[tuple[Unit, Unit]]) -> None:
+        """Queries, keys and values that are one tensor on one side, where no name of the other says which is which."""
+        group = table().group("attention")
+        for side in (0, 1):
+            held = Counter(pair[side].main.entry.key for pair in pairs)
+            for pair in pairs:
+                own, others = (label(group, pair[n].words) for n in (side, 1 - side))
+                apart = held[pair[side].main.entry.key] > 1 and own in ("q", "k", "v") and others is None
+                if apart and "name" not in pair[0].evidence:
+                    pair[0].doubts.append(_UNNAMED)
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
         """Queries, keys, values and output by the names of one side that the other does not use in that order."""

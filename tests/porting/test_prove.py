@@ -325,3 +325,27 @@ def test_outputs_that_hold_the_same_values_in_another_order_are_not_equal(theirs
     mapping = ckptool.transfer(source.state_dict(), own, inputs=["float32[1,3,4,4]"], source_model=source, prove=True)
     assert mapping.proof is not None
     assert mapping.proof["equal"] is equal
+
+
+class Turned(nn.Module):
+    """Feature maps flattened by columns, channels last, as code that came from MATLAB does; or as all other does."""
+
+    def __init__(self, *, columns: bool) -> None:
+        super().__init__()
+        self.conv, self.fc, self.columns = nn.Conv2d(3, 4, 3, 2), nn.Linear(4 * 12, 5), columns
+
+    def forward(self, x: Any) -> Any:
+        x = self.conv(x)
+        return self.fc((x.permute(0, 3, 2, 1) if self.columns else x).flatten(1))
+
+
+def test_features_that_the_model_flattens_by_columns_are_a_guess_that_is_right() -> None:
+    torch.manual_seed(0)
+    source, own = Turned(columns=False).eval(), Turned(columns=True).eval()
+    theirs = {key.replace("conv", "first").replace("fc", "last"): value for key, value in source.state_dict().items()}
+    mapping = ckptool.transfer(theirs, own, inputs=["float32[2,3,7,9]"])
+    assert mapping["fc.weight"].status == "guessed"
+    ckptool.load_into(own, theirs, mapping=mapping, accept_guesses=True)
+    with torch.no_grad():
+        x = torch.randn(2, 3, 7, 9)
+        torch.testing.assert_close(own(x), source(x))

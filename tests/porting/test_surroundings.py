@@ -193,3 +193,20 @@ def test_heads_in_a_dimension_of_their_own_are_flat_where_the_model_holds_all_pr
         *(flat.format(name) for name in ("query", "key", "val"))
     )
     assert pairing(mapping)["blocks.1.attn.out_proj.weight"] == "reshape(permute(layers.1.attn.W_out, 2, 0, 1), 16, 16)"
+
+
+@pytest.mark.parametrize(("names", "status"), [(("g", "theta", "phi"), "mapped"), (("a", "b", "c"), "guessed")])
+def test_queries_keys_and_values_in_one_tensor_are_no_three_layers_that_merely_come_in_a_row(
+    names: tuple[str, str, str], status: str
+) -> None:
+    source: dict[str, tuple[int, ...]] = {"enter.weight": (8, 3, 1, 1)}
+    target: dict[str, tuple[int, ...]] = {"start.weight": (8, 3, 1, 1)}
+    for n in range(2):
+        source |= {f"nl{n}.{name}.weight": (4, 8, 1, 1) for name in names} | {f"nl{n}.W.weight": (8, 4, 1, 1)}
+        target |= {f"attn{n}.to_qkv.weight": (12, 8, 1, 1), f"attn{n}.out.weight": (8, 4, 1, 1)}
+    mapping = port(signature(source), wanted(target, used=target))
+    for n in range(2):
+        assert found(mapping, f"attn{n}.to_qkv.weight").status == status
+    if status == "mapped":
+        joined = "cat(0, nl1.theta.weight, nl1.phi.weight, nl1.g.weight)"
+        assert pairing(mapping)["attn1.to_qkv.weight"] == joined
