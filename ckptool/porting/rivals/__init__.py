@@ -20,7 +20,7 @@ from .alike import COMPANY, MOST, across_blocks, by_block, in_doubt, look_alikes
 from .belief import Belief
 from .company import crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
-from .exchange import rearrange, take_up
+from .exchange import keep_together, rearrange, take_up
 from .names import by_names, held_so
 from .swaps import Swaps
 
@@ -37,6 +37,7 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
     swaps = Swaps(matching, sequences)
     elsewhere.settle(matching.pairs, in_doubt(swaps))
     rearrange(swaps)
+    keep_together(swaps.pairs)
     swaps.see_branches()
     _weigh_in_blocks(swaps)
     _weigh_across_blocks(swaps)

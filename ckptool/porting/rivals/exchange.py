@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from itertools import combinations
 
 from ..doubts import About, Doubt
 from ..match import Matching
 from ..places import block_of, nearness, without_digits
-from ..units import Pair, Unit, hard_conflict, similarity
+from ..units import Pair, Unit, hard_conflict, series, similarity
 from .alike import MOST, by_look
 from .belief import BELIEVED
 from .company import ANCHORS, Certain, crossed, in_company
@@ -72,6 +73,32 @@ def rearrange(swaps: Swaps) -> None:
             settled = by_names(one, other) == "sure" or in_equal_places(one, other)
             if not settled and not (within and swaps.reason_in_row(one, other) is None):
                 doubt_both(one, other, "all but the numbers spoke for the swap with {}")
+
+
+def keep_together(pairs: list[Pair]) -> None:
+    """Fill the members of one tensor of the target from one layer of the source: `members.0.fc.2` of all of them, where
+    most come from that one."""
+    held: dict[str, list[int]] = defaultdict(list)
+    for at, (t, _) in enumerate(pairs):
+        held[t.main.entry.key].append(at)
+    for places in held.values():
+        rows = {(series(pairs[at][1]), len(pairs[at][1].numbers)) for at in places}
+        if len(places) < _SEVERAL or len(rows) > 1:
+            continue
+        columns = [Counter(column) for column in zip(*(pairs[at][1].numbers for at in places), strict=True)]
+        kept = {
+            n: value for n, column in enumerate(columns) for value, times in column.items() if 2 * times > len(places)
+        }
+        for at in places:
+            t, s = pairs[at]
+            wanted = tuple(kept.get(n, number) for n, number in enumerate(s.numbers))
+            other = next((n for n, (_, u) in enumerate(pairs) if u.numbers == wanted and series(u) == series(s)), None)
+            if wanted != s.numbers and other is not None and pairs[other][0].colour == t.colour:
+                pairs[at], pairs[other] = crossed(pairs[at], pairs[other])
+
+
+#: So many members of one tensor say from which layer of the source they come.
+_SEVERAL = 3
 
 
 def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
