@@ -194,6 +194,8 @@ def _same_default_device(device: str) -> Iterator[None]:
         yield
 
 
+#: Of more slices of one tensor, they are no parts of it.
+_MOST_SLICES = 16
 #: What features are when their dimensions are put in this order.
 _LAID_OUT = {(0, 2, 3, 1): "nhwc", (0, -2, -1, 1): "nhwc", (0, 3, 2, 1): "nwhc", (0, -1, -2, 1): "nwhc"}
 
@@ -344,7 +346,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         if name in _ADDS | _MULTIPLIES:
             self._modulated(name, args, result)
         first = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        if first is not None and name == "__getitem__":
+        if first is not None and name == "__getitem__" and self._channels.learned(first):
             self._sliced(first, args[1])
         if name in ("neg", "__neg__", "negative"):
             self._negated.add(id(result))
@@ -389,8 +391,11 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         start, stop, step = one.indices(whole.shape[dim])
         if step != 1 or start >= stop:
             return
-        self._slices[id(whole), dim].add((start, stop))
-        parts = sorted(self._slices[id(whole), dim])
+        taken_before = self._slices[id(whole), dim]
+        if len(taken_before) >= _MOST_SLICES:
+            return
+        taken_before.add((start, stop))
+        parts = sorted(taken_before)
         edges = [0, *(stop for _, stop in parts)]
         if [start for start, _ in parts] == edges[:-1] and edges[-1] == whole.shape[dim]:
             sizes = tuple(stop - start for start, stop in parts)
@@ -400,7 +405,8 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
     def _after(self, kind: str, what: Any, name: str, args: Any, first: Any, result: Any) -> tuple[str, Any] | None:
         if kind == "features":
             if result.ndim == 4 and name == "permute":
-                dims = tuple(args[1] if isinstance(args[1], tuple | list | torch.Size) else args[1:])
+                given = args[1:] or ((),)
+                dims = tuple(given[0] if isinstance(given[0], tuple | list | torch.Size) else given)
                 return (kind, _LAID_OUT[dims]) if dims in _LAID_OUT and what == "nchw" else None
             if result.ndim == 4:
                 return kind, what

@@ -179,18 +179,23 @@ class Budget:
             _refuse(math.prod(batch) * a.shape[-2] * b.shape[-2 if name == "cdist" else -1] > _MOST_MADE)
         elif name == "__getitem__" and isinstance(args[0], torch.Tensor) and not args[0].is_meta:
             rows = args[1] if isinstance(args[1], torch.Tensor) else None
-            if rows is not None and not rows.is_floating_point() and rows.dtype is not torch.bool:
+            if rows is not None and rows.dtype in (torch.int32, torch.int64):
                 _refuse(rows.numel() * math.prod(args[0].shape[1:]) > _MOST_MADE)
 
     def after(self, result: Any) -> None:
         """Refuse a result that is too big, or the last of too many."""
         for one in flat(result):
-            if isinstance(one, torch.Tensor) and not one.is_meta:
-                _refuse(_stored(one) > _MOST_MADE)
-                memory = one.untyped_storage()
-                if memory._cdata not in self._counted:
-                    self._counted.add(memory._cdata)
-                    self._left -= memory.nbytes()
+            if not isinstance(one, torch.Tensor) or one.is_meta or one.layout is not torch.strided:
+                continue
+            try:
+                elements, memory = _stored(one), one.untyped_storage()
+                held = memory._cdata, memory.nbytes()
+            except (NotImplementedError, RuntimeError):  # what functions are mapped over has no memory of its own
+                continue
+            _refuse(elements > _MOST_MADE)
+            if held[0] not in self._counted:
+                self._counted.add(held[0])
+                self._left -= held[1]
         _refuse(self._left < 0)
 
 

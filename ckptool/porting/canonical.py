@@ -199,7 +199,9 @@ def _kept_raw(signature: Signature) -> dict[str, str]:
 
 def _laid_out(canon: Canon, other: Canon) -> None:
     """One side in the layouts of torch. Of the other only the sizes of what it holds as bare parameters are asked."""
-    bare = {p.shape for p in other.pieces.values() if is_bare(p)}
+    bare = {p.shape for p in other.pieces.values() if is_bare(p)} - {
+        p.shape[::-1] if len(p.shape) == 3 else () for p in other.pieces.values() if not is_bare(p)
+    }
     for piece in list(canon.pieces.values()):
         torch_layout(canon, piece, bare)
     if not canon.is_target:

@@ -219,9 +219,11 @@ def _concatenated(filling: Filling) -> None:
         joined = piece.entry.notes.get("joined") if piece is not None else None
         if piece is None or not joined or not all(key in weights for key, _ in joined):
             continue
-        if not told and filling.same_code(t, s):
-            continue
         units = [filling.unit_of[weights[key].name] for key, _ in joined]
+        named_so = all(a.path[-2:] == b.path[-2:] for a, b in (*units, (t, s)))
+        in_one_order = sorted(units, key=lambda u: u[0].order) == sorted(units, key=lambda u: u[1].order)
+        if not told and named_so and in_one_order and filling.same_code(t, s):
+            continue  # of one code, with the same branches in the same order
         dim = 1 if len(piece.shape) > 1 else 0
         sizes = [n for _, n in joined]
         if len(piece.shape) <= dim or piece.shape[dim] != sum(sizes):

@@ -50,7 +50,8 @@ def counted(own: Collection[Number], theirs: Collection[Number], known: Collecti
     if not known:
         return 1
     if len(own) != len(theirs):  # which of them are each other is open
-        return direction(pairwise(sorted(known))) or 1
+        couples = [(a, b) for a, b in pairwise(sorted(known)) if a[0] != b[0]]
+        return direction(couples) if couples else 1
     for sign in (1, -1):
         pairs = sorted([*known, *zip(sorted(own), sorted(theirs, reverse=sign < 0), strict=True)])
         if direction(pairwise(pairs)) == sign:

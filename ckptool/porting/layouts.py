@@ -30,7 +30,8 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
     Args:
         canon: the side that it is of, which is changed.
         piece: it.
-        bare: sizes of what the other side holds as parameters of their own. What has these is no kernel of a layer.
+        bare: sizes of what the other side holds as parameters of their own, and of no kernel of its layers turned.
+            What has these is no kernel of a layer.
     """
     rank = len(piece.shape)
     if canon.is_target:
@@ -48,7 +49,7 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
         if multiplier != 1:
             flat = (inputs * multiplier, 1, *size)
             canon.become(made, [(replace(made, shape=flat), partial(ex.reshape, shape=flat))], unchanged)
-    elif rank > 2 and piece.shape in bare:
+    elif rank == 3 and piece.shape in bare:
         return
     elif piece.leaf in table().inputs_first and rank in _TURNED:
         if piece.role == "weight" and of_cell:

@@ -51,7 +51,7 @@ class Levels:
 
         Returns:
             0: It does not; the numbers say which is which as far as this is concerned.
-            1: It does, and how the source does it is not known.
+            1: It does, or the source numbers sizes and it does not, and how the source does it is not known.
             -1: It does, and the source has names that count those levels as these, so that the first is the last.
         """
         both = own.partition("{}")[0], theirs.partition("{}")[0]
@@ -63,7 +63,8 @@ class Levels:
         members, others = self._lists[True].get(own, {}), self._lists[False].get(theirs, {})
         if not 2 <= len(members) <= _MOST:
             return 0
-        if len(members) == len(others) and own in self._apart and _of_sizes(own) != _of_sizes(theirs):
+        followed = all(part.own for part in members.values())
+        if followed and len(members) == len(others) and own in self._apart and _of_sizes(own) != _of_sizes(theirs):
             return 1  # `scale0` may be the smallest, and `discriminators.0` sees the whole picture
         against = [
             levels

@@ -191,9 +191,10 @@ class Matcher:
         """Whether one of two is in a part of its side of which nothing else has a partner: a new neck, a tower that the
         model does not have."""
         for unit, units in ((t, self.cells.targets), (s, self.cells.sources)):
-            beside = [u for u in units if u is not unit and len(unit.path) > 1 and u.path[:1] == unit.path[:1]]
-            if beside and not any(u.cell in self.cells.pair_of for u in beside):
-                return True
+            for depth in range(1, len(unit.path)):
+                beside = [u for u in units if u is not unit and u.path[:depth] == unit.path[:depth]]
+                if beside and not any(u.cell in self.cells.pair_of for u in beside):
+                    return True
         return False
 
     def _only_so(self, t: Unit, s: Unit) -> bool:

@@ -12,6 +12,8 @@ _Path = tuple[str, ...]
 
 #: How many matrices, and what share of those below a prefix, have to be there under another for the two to be one.
 _SEVERAL, _MOST = 4, 0.8
+#: So many prefixes may have the same name below them and count, each for one.
+_FEW = 4
 
 
 def namesakes(one: Canon, other: Canon) -> set[str]:
@@ -21,13 +23,16 @@ def namesakes(one: Canon, other: Canon) -> set[str]:
     """
     found = {name for name, piece in one.pieces.items() if _fits(piece, other.pieces.get(name))}
     below, there = _below(one), _below(other)
+    wanted: dict[_Path, list[_Path]] = defaultdict(list)
     for (own, theirs), n in _votes(one, other).items():
         if n >= _SEVERAL and n >= _MOST * min(below[own], there[theirs]):
-            for name, piece in one.pieces.items():
-                if piece.path[: len(own)] == own:
-                    renamed = ".".join((*theirs, *piece.path[len(own) :]))
-                    if _fits(piece, other.pieces.get(f"{renamed}|{piece.role}")):
-                        found.add(name)
+            wanted[own].append(theirs)
+    for name, piece in one.pieces.items():
+        for at in range(len(piece.path)):
+            for theirs in wanted.get(piece.path[:at], ()):
+                renamed = ".".join((*theirs, *piece.path[at:]))
+                if _fits(piece, other.pieces.get(f"{renamed}|{piece.role}")):
+                    found.add(name)
     return found
 
 
@@ -54,7 +59,7 @@ def _votes(one: Canon, other: Canon) -> Counter[tuple[_Path, _Path]]:
     for piece in _matrices(one):
         for at in range(len(piece.path)):
             found = endings.get((piece.path[at:], piece.shape))
-            if found:  # of more, the name says nothing
-                votes.update((piece.path[:at], theirs) for theirs in found[:_SEVERAL])
+            if found:
+                votes.update((piece.path[:at], theirs) for theirs in found[:_FEW])
                 break
     return votes

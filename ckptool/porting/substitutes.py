@@ -31,14 +31,20 @@ def _averages(filling: Filling) -> None:
         beside = [p for p in pieces if p.path[:-1] == piece.path[:-1] and p.entry.shape == piece.shape]
         of = [p for p in beside if p.name in filling.holes]
         own = list(filling.holes[of[0].name].expr.keys()) if len(of) == 1 else []
-        theirs = [k for k in kept if own and own[0].startswith(k.rpartition(".")[0])]
+        theirs = [k for k in kept if own and _holds(k.rpartition(".")[0], own[0])]
         theirs = [k for k in theirs if entries[k].shape == entries[own[0]].shape]
-        if len(own) == len(theirs) == 1:
+        alone = sum(is_average(p.path) and p.name not in filling.holes for p in beside) == 1
+        if len(own) == len(theirs) == 1 and alone:
             filled = filling.holes[of[0].name]
             expr = substituted(made[of[0].entry.key], {of[0].name: filled.expr})
             expr = substituted(expr, {own[0]: ex.of(theirs[0])})
             filling.holes[piece.name] = Filled(expr, "the average of what is beside it", list(filled.doubts))
             filling.unit_of[piece.name] = filling.unit_of[of[0].name]
+
+
+def _holds(module: str, key: str) -> bool:
+    """Whether a tensor is in a module, or is the weight of a layer in it."""
+    return module in (key.rpartition(".")[0], key.rpartition(".")[0].rpartition(".")[0])
 
 
 def _fold_norms(filling: Filling) -> None:

@@ -312,11 +312,16 @@ class Enlarge(nn.Module):
         if not self.depth_first:
             return nn.functional.pixel_shuffle(made, 2) * self.scale
         n, _, h, w = made.shape
-        return made.view(n, 2, 2, 3, h, w).permute(0, 3, 4, 1, 5, 2).reshape(n, 3, 2 * h, 2 * w)
+        return made.view(n, 2, 2, 3, h, w).permute(0, 3, 4, 1, 5, 2).reshape(n, 3, 2 * h, 2 * w) * self.scale
 
 
 @pytest.mark.parametrize(
-    ("theirs", "equal"), [({"depth_first": True}, False), ({"depth_first": False, "scale": 2.0}, True)]
+    ("theirs", "equal"),
+    [
+        ({"depth_first": True}, False),
+        ({"depth_first": True, "scale": 2.0}, False),
+        ({"depth_first": False, "scale": 2.0}, True),
+    ],
 )
 def test_outputs_that_hold_the_same_values_in_another_order_are_not_equal(theirs: dict[str, Any], equal: bool) -> None:
     """A factor behind the last layer is no matter of weights; which channel goes to which pixel is one."""

@@ -117,15 +117,15 @@ def shown_by(known: Sequence[bool], seen: Flow) -> list[bool]:
 
 
 def _rearranged(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> bool:
-    """Whether an output holds the values of another in another order.
+    """Whether an output holds the values of another in another order, also where a factor is between them.
 
     Code that lays out channels otherwise (depth to space, or a pixel shuffle) wants its last weights in another order.
     """
-    return any(
-        1 < a.numel() == b.numel() and _close(*(x.detach().double().reshape(-1).sort().values for x in (a, b)))
-        for a in expected
-        for b in seen
-    )
+    for a, b in ((a, b) for a in expected for b in seen if 1 < a.numel() == b.numel()):
+        one, other = (x / (float(x.abs().max()) or 1.0) for x in (y.detach().double().reshape(-1) for y in (a, b)))
+        if _close(one.sort().values, other.sort().values) and not _close(one, other):
+            return True
+    return False
 
 
 def _same_last(expected: Flow, seen: Flow) -> bool:

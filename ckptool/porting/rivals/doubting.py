@@ -138,14 +138,14 @@ def _out_of_order(matching: Matching, swaps: Swaps) -> None:
     certain = [pair for pair in matching.pairs if not pair[0].doubts]
     certain = certain[:: max(len(certain) // _ANCHORS, 1)]
 
-    def crossed(pair: Pair) -> float:
+    def share_crossed(pair: Pair) -> float:
         votes = [v for o in orders for a in certain if a[0].colour != pair[0].colour and (v := o.vote(pair, a))]
         return sum(v < 0 for v in votes) / max(len(votes), 1)
 
     for t, s in matching.pairs:
         others = [(u, (u, s)) for u in left[0][t.colour]] + [(u, (t, u)) for u in left[1][t.colour]]
-        if not others or "name" in t.evidence or t.doubts or crossed((t, s)) < _OUT:
+        if not others or "name" in t.evidence or t.doubts or share_crossed((t, s)) < _OUT:
             continue
-        better = next((u for u, pair in others if crossed(pair) < _IN), None)
+        better = next((u for u, pair in others if share_crossed(pair) < _IN), None)
         if better is not None:
             t.doubts.append(Doubt(_OUT_OF_ORDER, named=".".join(better.path)))
