@@ -45,3 +45,19 @@ def test_an_average_comes_from_beside_what_fills_the_tensor_of_which_it_is_and_i
     assert str(account["embed"].expr) == "transpose(_embedding.weight)"
     assert str(account["embed_avg"].expr) == "transpose(_ema_w)"
     assert {entry.status for entry in account.entries} == {"mapped"}
+
+
+def test_an_average_of_another_module_is_none_of_this_one() -> None:
+    import ckptool
+
+    class Tenth(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.vq10 = Turned()
+
+        def forward(self, x: Any) -> Any:
+            return self.vq10(x)
+
+    source = {f"vq10.{key}": value for key, value in Codebook().state_dict().items() if key != "_ema_w"}
+    account = ckptool.transfer(source | {"vq1._ema_w": torch.randn(40, 12)}, Tenth(), inputs=["float32[3,5]"])
+    assert account["vq10.embed_avg"].expr is None

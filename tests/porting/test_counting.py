@@ -28,6 +28,9 @@ def test_members_that_lie_in_order_are_counted_so_and_one_that_does_not_excludes
 def test_what_is_known_may_exclude_both_ends() -> None:
     assert counted([2, 3], [2, 3], [(0, 1), (1, 0)]) == 0
     assert counted([1, 2, 3], [0, 2, 3], [(0, 1)]) == 0
+    assert counted([5], [5, 6], [(1, 1), (2, 2), (3, 1)]) == 0
+    assert counted([5], [5, 6], [(1, 1)]) == 1
+    assert counted([5], [5, 6], [(1, 3), (2, 2)]) == -1
     assert direction([]) == 0
     assert direction([((1, 5), (2, 4)), ((1, 5), (3, 6))]) == 0
 

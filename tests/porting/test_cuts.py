@@ -96,3 +96,18 @@ def test_parts_that_could_take_turns_do_not_where_the_code_cuts_them_off_whole()
     found = next(e for e in mapping.entries if e.target == "predict.weight")
     assert str(found.expr) == "cat(0, head.cls_logits.weight, head.bbox_pred.weight)"
     assert found.status == "mapped"
+
+
+class Sliced(Table):
+    """A table that is never cut, and inputs that are."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(torch.cat([x[:, :11] * 2, x[:, 11:]], 1))
+
+
+def test_what_the_code_cuts_that_no_weight_made_says_nothing_of_parts() -> None:
+    model = Sliced(18)
+    tensors = {f"tables.{name}.weight": torch.randn(rows, 6) for name, rows in TWO.items()}
+    tensors |= {"out.weight": torch.randn(4, 6), "out.bias": torch.randn(4)}
+    mapping = match_signature(tensors, signature_of(model, inputs=(torch.zeros(2, 18),)))
+    assert next(e for e in mapping.entries if e.target == "everything.weight").status == "guessed"

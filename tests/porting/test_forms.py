@@ -178,8 +178,22 @@ def test_a_kernel_of_three_dimensions_that_the_model_holds_so_is_no_convolution(
         target[f"layer.{n}.ff.layer_1.weight"] = (32, 16)
     mapping = port(signature(source), wanted(target, used=target))
     assert {e.status for e in mapping.entries} == {"mapped"}
-    assert pairing(mapping)["layer.1.rel_attn.k"] == '"model/layer_1/rel_attn/k/kernel"'.strip('"')
+    assert pairing(mapping)["layer.1.rel_attn.k"] == "model/layer_1/rel_attn/k/kernel"
     assert pairing(mapping)["layer.1.ff.layer_1.weight"] == "transpose(model/layer_1/ff/layer_1/kernel)"
+
+
+@pytest.mark.parametrize("size", [(4, 4, 4), (3, 16, 16)])
+def test_kernels_of_layers_are_turned_though_a_parameter_of_the_model_has_their_sizes(size: tuple[int, ...]) -> None:
+    source = {f"enc/conv_{n}/kernel": size for n in range(3)} | {"enc/mixer": size}
+    source |= {f"enc/conv_{n}/bias": size[-1:] for n in range(3)}
+    target = {
+        f"enc.conv.{n}.{leaf}": size[::-1] if leaf == "weight" else size[-1:]
+        for n in range(3)
+        for leaf in ("weight", "bias")
+    }
+    mapping = port(signature(source), wanted(target | {"enc.mixer": size}))
+    for n in range(3):
+        assert pairing(mapping)[f"enc.conv.{n}.weight"] == f"permute(enc/conv_{n}/kernel, 2, 1, 0)"
 
 
 # -- tables and lists without names

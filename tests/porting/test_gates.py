@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sides import worked_out
+from sides import signature, wanted, worked_out
+
+from ckptool.porting.port import port
 
 IN, WIDTH = 5, 4
 RANDOM = np.random.default_rng(0)
@@ -179,3 +181,22 @@ def test_some_gates_in_one_matrix_and_the_others_apart_become_a_layer_of_torch()
     made = worked_out(source, {f"rnn.{k}": v.shape for k, v in held.items() if k.startswith("weight")})
     for side in ("ih", "hh"):
         np.testing.assert_array_equal(made[f"rnn.weight_{side}_l0"].values, held[f"weight_{side}_l0"])
+
+
+def test_update_and_reset_gates_are_joined_apart_from_the_candidate() -> None:
+    source = {
+        f"update.gru.conv{gate}.{leaf}": shape
+        for gate in "zrq"
+        for leaf, shape in (("weight", (6, 9, 3, 3)), ("bias", (6,)))
+    }
+    target = {
+        "gates.weight": (12, 9, 3, 3),
+        "gates.bias": (12,),
+        "candidate.weight": (6, 9, 3, 3),
+        "candidate.bias": (6,),
+    }
+    mapping = port(signature(source), wanted(target, used=target))
+    made = {e.target: (e.status, str(e.expr)) for e in mapping.entries}
+    joined = "cat(0, update.gru.convz.weight, update.gru.convr.weight)"
+    assert made["gates.weight"] == ("guessed", joined)
+    assert made["candidate.weight"][1] == "update.gru.convq.weight"

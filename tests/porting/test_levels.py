@@ -107,3 +107,6 @@ def test_numbers_that_are_sizes_on_one_side_and_not_on_the_other_are_a_guess() -
     target = replace(made, entries={k: replace(e, notes={"flow": (place[k], 0)}) for k, e in made.entries.items()})
     assert {e.status for e in port(signature(side("scales")), target).entries} == {"guessed"}
     assert {e.status for e in port(signature(side("critics")), target).entries} == {"mapped"}
+    assert {e.status for e in port(signature(side("scales")), made).entries} == {
+        "mapped"
+    }  # nothing is known of its use
