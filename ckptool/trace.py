@@ -196,8 +196,26 @@ def _same_default_device(device: str) -> Iterator[None]:
 
 #: Of more slices of one tensor, they are no parts of it.
 _MOST_SLICES = 16
-#: What features are when their dimensions are put in this order.
-_LAID_OUT = {(0, 2, 3, 1): "nhwc", (0, -2, -1, 1): "nhwc", (0, 3, 2, 1): "nwhc", (0, -1, -2, 1): "nwhc"}
+#: Functions that put dimensions in another order.
+_TURNS = frozenset("permute transpose swapaxes swapdims movedim moveaxis".split())
+
+
+def _turned_to(name: str, args: Any) -> list[int] | None:
+    """Where the four dimensions of a result come from, or None where the arguments do not say so by place."""
+    given = args[1] if len(args) == 2 and isinstance(args[1], tuple | list | torch.Size) else args[1:]
+    if not all(isinstance(dim, int) for dim in given):
+        return None
+    dims = [dim % 4 for dim in given]
+    if name == "permute":
+        return dims if sorted(dims) == [0, 1, 2, 3] else None
+    if len(dims) != 2:
+        return None
+    order = [0, 1, 2, 3]
+    if name.startswith("move"):
+        order.insert(dims[1], order.pop(dims[0]))
+    else:
+        order[dims[0]], order[dims[1]] = order[dims[1]], order[dims[0]]
+    return order
 
 
 class _Follower(TorchFunctionMode):  # type: ignore[misc]
@@ -404,13 +422,12 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
 
     def _after(self, kind: str, what: Any, name: str, args: Any, first: Any, result: Any) -> tuple[str, Any] | None:
         if kind == "features":
-            if result.ndim == 4 and name == "permute":
-                given = args[1:] or ((),)
-                dims = tuple(given[0] if isinstance(given[0], tuple | list | torch.Size) else given)
-                return (kind, _LAID_OUT[dims]) if dims in _LAID_OUT and what == "nchw" else None
+            if result.ndim == 4 and name in _TURNS:
+                order = _turned_to(name, args)
+                return None if order is None else (kind, "".join(what[dim] for dim in order))
             if result.ndim == 4:
                 return kind, what
-            if name in ("flatten", "reshape", "view") and result.ndim == 2 and first.ndim == 4:
+            if name in ("flatten", "reshape", "view") and result.ndim == 2 and first.ndim == 4 and what[0] == "n":
                 sizes = dict(zip(what, first.shape, strict=True))
                 c, h, w = sizes["c"], sizes["h"], sizes["w"]
                 if h * w > 1 and result.shape[1] == c * h * w:

@@ -193,7 +193,7 @@ def _flatten(filling: Filling) -> None:
         theirs = "nhwc" if leaf in table().inputs_first else "nchw"
         if layout != theirs and squeezed(piece.shape)[-1] == c * h * w:
             filled.rivals.append(filled.expr)
-            if layout == "nwhc":
+            if layout not in ("nchw", "nhwc"):
                 sizes = {"c": c, "h": h, "w": w}
                 apart = ex.reshape(filled.expr, (piece.shape[0], *(sizes[letter] for letter in theirs[1:])))
                 filled.expr = ex.reshape(ex.permute(apart, *map(theirs.index, layout)), piece.shape)

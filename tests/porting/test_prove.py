@@ -332,24 +332,33 @@ def test_outputs_that_hold_the_same_values_in_another_order_are_not_equal(theirs
     assert mapping.proof["equal"] is equal
 
 
-class Turned(nn.Module):
-    """Feature maps flattened by columns, channels last, as code that came from MATLAB does; or as all other does."""
+TURNS: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda x: x,
+    "columns": lambda x: x.permute(0, 3, 2, 1),
+    "columns in one step": lambda x: x.transpose(1, -1),
+    "columns of each map": lambda x: x.permute(0, 1, 3, 2),
+    "channels last": lambda x: x.movedim(1, -1),
+}
 
-    def __init__(self, *, columns: bool) -> None:
+
+class Turned(nn.Module):
+    """Feature maps flattened by rows, as most code does, or in another order."""
+
+    def __init__(self, turn: str) -> None:
         super().__init__()
-        self.conv, self.fc, self.columns = nn.Conv2d(3, 4, 3, 2), nn.Linear(4 * 12, 5), columns
+        self.conv, self.fc, self.turn = nn.Conv2d(3, 4, 3, 2), nn.Linear(4 * 12, 5), turn
 
     def forward(self, x: Any) -> Any:
-        x = self.conv(x)
-        return self.fc((x.permute(0, 3, 2, 1) if self.columns else x).flatten(1))
+        return self.fc(TURNS[self.turn](self.conv(x)).flatten(1))
 
 
-def test_features_that_the_model_flattens_by_columns_are_a_guess_that_is_right() -> None:
+@pytest.mark.parametrize("turn", TURNS)
+def test_features_that_the_model_flattens_in_another_order_are_a_guess_that_is_right(turn: str) -> None:
     torch.manual_seed(0)
-    source, own = Turned(columns=False).eval(), Turned(columns=True).eval()
+    source, own = Turned("rows").eval(), Turned(turn).eval()
     theirs = {key.replace("conv", "first").replace("fc", "last"): value for key, value in source.state_dict().items()}
     mapping = ckptool.transfer(theirs, own, inputs=["float32[2,3,7,9]"])
-    assert mapping["fc.weight"].status == "guessed"
+    assert mapping["fc.weight"].status == ("mapped" if turn == "rows" else "guessed")
     ckptool.load_into(own, theirs, mapping=mapping, accept_guesses=True)
     with torch.no_grad():
         x = torch.randn(2, 3, 7, 9)
