@@ -63,8 +63,8 @@ class Channels:
         weight = keys.get(id(args[1])) if len(args) > 1 else None
         if weight is not None and (name.startswith("conv") or name in _ROWS):
             last = name in _ROWS
-            takes = held is not None and not name.startswith("embedding")
-            if takes and held is not None and held[0] is last and sum(n for _, n in held[1]) == args[1].shape[1]:
+            fits = held is not None and held[0] is last and sum(n for _, n in held[1]) == args[1].shape[1]
+            if held is not None and fits and not name.startswith("embedding"):  # which takes rows, not channels
                 self._join(weight, held[1])
             self._of[id(result)] = last, ((weight, shape[-1 if last else 1]),)
         elif name in _JOINS and isinstance(first, tuple | list):

@@ -92,8 +92,10 @@ def keep_together(pairs: list[Pair]) -> None:
         for at in places:
             t, s = pairs[at]
             wanted = tuple(kept.get(n, number) for n, number in enumerate(s.numbers))
+            if wanted == s.numbers:
+                continue
             other = next((n for n, (_, u) in enumerate(pairs) if u.numbers == wanted and series(u) == series(s)), None)
-            if wanted != s.numbers and other is not None and pairs[other][0].colour == t.colour:
+            if other is not None and pairs[other][0].colour == t.colour:
                 pairs[at], pairs[other] = crossed(pairs[at], pairs[other])
 
 
