@@ -107,7 +107,7 @@ _B = re.compile(r"(.*_)b(?::\d+)?\Z")
 
 def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
     """Whether what is called `cell_b` stands beside matrices that are called `cell_wx` and so on, all in one name."""
-    found = _B.match(piece.path[-1]) if piece.path else None
+    found = _B.match(piece.last)
     start = () if found is None else (*piece.path[:-1], f"{found[1]}w")
     return bool(start) and any(path[:-1] == start[:-1] and path[-1].startswith(start[-1]) for path in matrices if path)
 

@@ -174,7 +174,7 @@ def _rotary(filling: Filling) -> None:
 
 def _are_queries(piece: Piece) -> bool:
     """Whether a parameter is a row for each query that a model has learned, not a layer that makes queries."""
-    bare = piece.path[-1] == piece.entry.key.split(".")[-1] in ("query", "queries")
+    bare = piece.last == piece.entry.key.split(".")[-1] in ("query", "queries")
     return bare and squeezed(piece.shape)[:1] != squeezed(piece.shape)[1:]
 
 

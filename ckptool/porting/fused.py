@@ -20,8 +20,10 @@ from .words import Fused, OfLibrary, cut, label, table
 
 def fused_kind(piece: Piece) -> Fused | None:
     """What the name of a piece says that it holds: several projections, or nothing of the kind."""
+    if not piece.shape:
+        return None
     own = table().fused.get(cut(piece.leaf))  # a module may have the name of what torch has as a parameter
-    whole = own is not None and own.fixed and piece.path[-1] not in own.parts  # and was not taken apart
+    whole = own is not None and own.fixed and piece.last not in own.parts  # and was not taken apart
     kind = own if whole else _said(piece.path, table().fused)
     convolution = len(piece.shape) > 2 and not squeezed(piece.shape[2:])
     return replace(kind, sure=False) if kind is not None and kind.linear and convolution else kind
@@ -75,7 +77,7 @@ def fused_alike(one: Canon, other: Canon) -> set[Shape]:
 
 
 def _fused_shapes(canon: Canon) -> Counter[Shape]:
-    return Counter(p.shape for p in canon.pieces.values() if p.role == "weight" and p.shape and fused_kind(p))
+    return Counter(p.shape for p in canon.pieces.values() if p.role == "weight" and fused_kind(p))
 
 
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
@@ -128,7 +130,7 @@ def _of_shared_heads(kind: Fused, sizes: Sequence[int], rest: Shape, rows: Mappi
 def split_by_initials(one: Canon, other: Canon) -> None:
     """Take apart layers in whose names one word has the first letters of what the other side has side by side, in their
     order: `qkvg_proj`, of `q_proj`, `k_proj`, `v_proj` and `gate_proj`."""
-    words = {id(p): [w for w in cut(p.path[-1]) if _spells(w)] for p in one.pieces.values() if p.path}
+    words = {id(p): [w for w in cut(p.last) if _spells(w)] for p in one.pieces.values()}
     wholes = [p for p in one.pieces.values() if words.get(id(p)) and p.role == "weight" and len(p.shape) > 1]
     wholes = [p for p in wholes if fused_kind(p) is None and not other.has(p)]
     if not wholes:
@@ -164,10 +166,10 @@ def _initials(canon: Canon) -> list[_Initials]:
             siblings[p.path[:-1]].append(p)
     found: list[_Initials] = []
     for pieces in siblings.values():
-        common = Counter(word for p in pieces for word in set(cut(p.path[-1])))
+        common = Counter(word for p in pieces for word in set(cut(p.last)))
         letters: _Initials = defaultdict(list)
         for p in pieces:
-            own = [word for word in cut(p.path[-1]) if 2 * common[word] <= len(pieces)]
+            own = [word for word in cut(p.last) if 2 * common[word] <= len(pieces)]
             if own:
                 letters[own[0][0]].append(p)
         found.append(letters)
@@ -181,12 +183,12 @@ def _spelled_form(word: str, whole: Shape, modules: Sequence[_Initials]) -> _For
         parts = [letters[letter][0] for letter in word if len(letters.get(letter, ())) == 1]
         sizes = tuple(p.shape[0] for p in parts)
         alike = all(_flat(p.shape)[1:] == whole[1:] for p in parts)
-        if len(word) < 3 and not all(letter in cut(p.path[-1]) for letter, p in zip(word, parts, strict=False)):
+        if len(word) < 3 and not all(letter in cut(p.last) for letter, p in zip(word, parts, strict=False)):
             continue  # two first letters are a word too often: `zr` is said of `conv_z` and `conv_r` only
         if len(word) < 3 and len(set(sizes)) > 1:
             continue  # keys and values of other sizes may stand in each head
         if alike and len(parts) == len(word) and sum(sizes) == whole[0]:
-            forms.add(_Form(tuple(p.path[-1] for p in parts), sizes))
+            forms.add(_Form(tuple(p.last for p in parts), sizes))
     return forms.pop() if len(forms) == 1 else None
 
 
@@ -484,7 +486,7 @@ def _with_zeros_between(q: Expr, v: Expr, *, n: int) -> Expr:
 def missing_key_bias(canon: Canon) -> None:
     """`q_bias` and `v_bias` beside a fused projection without a bias: its bias, with zeros for the keys."""
     for piece in list(canon.pieces.values()):
-        if piece.role != "bias" or piece.path[-1] != "q_bias" or len(piece.shape) != 1:
+        if piece.role != "bias" or piece.last != "q_bias" or len(piece.shape) != 1:
             continue
         base = piece.path[:-1]
         other = canon.pieces.get(".".join((*base, "v_bias")) + "|bias")
@@ -492,7 +494,7 @@ def missing_key_bias(canon: Canon) -> None:
             (
                 p
                 for p in canon.pieces.values()
-                if p.path[:-1] == base and p.role == "weight" and cut(p.path[-1]) in table().fused
+                if p.path[:-1] == base and p.role == "weight" and cut(p.last) in table().fused
             ),
             None,
         )

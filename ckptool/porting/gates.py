@@ -310,7 +310,7 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
 
 def _layer(piece: Piece) -> _Path:
     """The path of the layer that a matrix was cut from, where it was."""
-    return piece.path[:-1] if piece.path[-1] in _SIDES else piece.path
+    return piece.path[:-1] if piece.last in _SIDES else piece.path
 
 
 def _turned(one: Canon, piece: Piece) -> Piece:
@@ -338,7 +338,7 @@ def _name_sides(one: Canon) -> None:
     """Layers that hold all gates of one side each, as the two matrices of a cell; the order of the gates is a doubt."""
     scopes: dict[_Path, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in one.pieces.values():
-        side = table().cell_matrices.get(cut(piece.path[-1])) if piece.path else None
+        side = table().cell_matrices.get(cut(piece.last))
         if side is not None and piece.role in ("weight", "bias"):
             scopes[piece.path[:-1]][side].append(piece)
     for scope, sides in scopes.items():

@@ -24,12 +24,10 @@ def imply(canon: Canon) -> None:
 
 def _gated(canon: Canon) -> None:
     """Where w1, w2 and w3 stand together they are gate, down and up of a gated block."""
-    heads = Counter(
-        p.path[:-1] for p in canon.pieces.values() if p.path and p.path[-1] in _GATED and p.role == "weight"
-    )
+    heads = Counter(p.path[:-1] for p in canon.pieces.values() if p.last in _GATED and p.role == "weight")
     for piece in list(canon.pieces.values()):
-        if piece.path and piece.path[-1] in _GATED and heads[piece.path[:-1]] == 3:
-            _add(canon, piece, _GATED[piece.path[-1]])
+        if piece.last in _GATED and heads[piece.path[:-1]] == 3:
+            _add(canon, piece, _GATED[piece.last])
 
 
 #: What papers on non-local blocks call queries, keys and values.
@@ -86,16 +84,16 @@ def _listed_attention(canon: Canon) -> None:
     """Where an attention holds a list of four equal layers, they are those of queries, keys, values and outputs."""
     lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in canon.pieces.values():
-        if len(piece.path) > 1 and piece.path[-1].isdigit() and piece.role in ("weight", "bias"):
+        if len(piece.path) > 1 and piece.last.isdigit() and piece.role in ("weight", "bias"):
             lists[piece.path[:-1]].append(piece)
     for head, pieces in lists.items():
         matrices = [p for p in pieces if p.role == "weight"]
-        numbers = sorted(int(p.path[-1]) for p in matrices)
+        numbers = sorted(int(p.last) for p in matrices)
         alike = len({p.shape for p in matrices}) == 1 and len(matrices[0].shape) == 2
         if numbers != [0, 1, 2, 3] or not alike or not set(cut(head[-2] if len(head) > 1 else "")) & _ATTENTION:
             continue
         for piece in pieces:
-            _add(canon, piece, ("q", "k", "v", "o_proj")[int(piece.path[-1])])
+            _add(canon, piece, ("q", "k", "v", "o_proj")[int(piece.last)])
 
 
 _ATTENTION = frozenset({"attn", "attention", "mha", "att"})

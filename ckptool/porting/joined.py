@@ -99,9 +99,9 @@ def _turn_spelled(one: Canon, other: Canon) -> None:
                 rows[piece.shape[1]].append(piece)
         for inputs, parts in rows.items():
             shape = (inputs, sum(p.shape[0] for p in parts))
-            names = {p.path[-1] for p in wholes if p.shape == shape}
+            names = {p.last for p in wholes if p.shape == shape}
             if 1 < len(parts) <= _MOST_SPELLED and names and _spelled(parts, names) is not None:
-                turned |= {p.name for p in wholes if p.shape == shape and _spelled(parts, {p.path[-1]}) is not None}
+                turned |= {p.name for p in wholes if p.shape == shape and _spelled(parts, {p.last}) is not None}
     for name in turned:
         turn(other, other.pieces[name])
 
@@ -224,7 +224,7 @@ def _parents(one: Canon, other: Canon, sizes: _Sizes) -> dict[_Path, set[_Path]]
     for parent, pieces in _siblings(one, other).items():
         for family in _families(pieces, sizes):
             if _join_of_family(family, sizes) is not None:
-                found[tuple(sorted(p.path[-1] for p in family.parts))].add(parent)
+                found[tuple(sorted(p.last for p in family.parts))].add(parent)
     return found
 
 
@@ -329,7 +329,7 @@ def _join_families(one: Canon, other: Canon) -> bool:
     wholes: dict[Shape, set[str]] = defaultdict(set)
     for piece in other.pieces.values():
         if piece.path:
-            wholes[squeezed(piece.shape)].add(piece.path[-1])
+            wholes[squeezed(piece.shape)].add(piece.last)
     made: dict[Shape, list[tuple[_Path, _Family, _Join, tuple[Piece, ...] | None]]] = defaultdict(list)
     for parent, family, join in plans:
         whole = squeezed(join.shape(family.parts[0].shape))
@@ -369,13 +369,13 @@ def _spelled(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | No
     if len(parts) > _MOST_SPELLED:
         return None
     spoken = {word for whole in wholes if len(word := "".join(cut(whole))) >= len(parts)}
-    names = [part.path[-1] for part in parts]
+    names = [part.last for part in parts]
     ends = {name.rpartition("_")[2] for name in wholes}
     head, tail = common_start(names), common_start([name[::-1] for name in names])
     found = []
     for order in permutations(parts):
         for a, b in product(range(head + 1), range(tail + 1)):
-            own = [part.path[-1] for part in order]
+            own = [part.last for part in order]
             inner = [name[a : len(name) - b] for name in own]
             texts = {f"{own[0][:a]}{between.join(inner)}{own[0][len(own[0]) - b :]}" for between in ("", "_", "_and_")}
             alone = "".join(inner) if a == head and b == tail else ""
@@ -383,7 +383,7 @@ def _spelled(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | No
                 found.append(order)
                 break
         else:
-            words = [cut(part.path[-1]) for part in order]
+            words = [cut(part.last) for part in order]
             if spoken & {"".join(word[at] for word in words if word) for at in (0, -1)}:
                 found.append(order)
     return found[0] if len(found) == 1 else None
@@ -430,13 +430,13 @@ class _Family:
 def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
     """Groups of siblings that may be parts of one tensor; numbered names first, then those of a table, then all."""
     pieces = sorted((p for p in pieces if sizes.wanted(p.shape) < 0), key=lambda p: p.order)
-    listed = sorted((p for p in pieces if p.path[-1].isdigit()), key=lambda p: int(p.path[-1]))
-    pieces = [p for p in pieces if not p.path[-1].isdigit()]
+    listed = sorted((p for p in pieces if p.last.isdigit()), key=lambda p: int(p.last))
+    pieces = [p for p in pieces if not p.last.isdigit()]
     found = [_Family(tuple(listed), (), numbered=True)] if len({p.shape for p in listed}) > 1 else []
     for known, place in ((_number, True), (_letter, True), (_label, False)):
         groups: dict[_Path, dict[str, Piece]] = defaultdict(dict)
         for piece in pieces:
-            said = known(cut(piece.path[-1]))
+            said = known(cut(piece.last))
             if said is not None:
                 groups[said[1]][said[0]] = piece
         for stem, members in groups.items():
@@ -447,7 +447,7 @@ def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
     found[:0] = _of_one_stem(pieces)
     found += _of_gates(pieces)
     for kinds in table().together:
-        labelled = {part: p for p in pieces if (part := kinds.label(cut(p.path[-1]))) is not None}
+        labelled = {part: p for p in pieces if (part := kinds.label(cut(p.last))) is not None}
         if len(labelled) > 1:
             parts = tuple(labelled[k] for k in kinds.parts if k in labelled)
             found.append(_Family(parts, (), numbered=kinds.sure, turns=kinds.turns))
@@ -474,7 +474,7 @@ def _of_one_word(group: Sequence[Piece]) -> list[_Family]:
     """Some of a group whose names have a word in common that those of the others do not have."""
     having: dict[str, list[Piece]] = defaultdict(list)
     for piece in group:
-        for word in {*cut(piece.path[-1])}:
+        for word in {*cut(piece.last)}:
             having[word].append(piece)
     return [_Family(tuple(some), (), numbered=False) for some in having.values() if 1 < len(some) < len(group)]
 
@@ -483,7 +483,7 @@ def _of_one_stem(pieces: list[Piece]) -> list[_Family]:
     """Three parts or more of equal sizes whose names differ in their last word: `mix_r`, `mix_k`, `mix_v`."""
     groups: dict[tuple[_Path, Shape], list[Piece]] = defaultdict(list)
     for piece in pieces:
-        words = cut(piece.path[-1])
+        words = cut(piece.last)
         if len(words) > 1 and not words[-1].isdigit():
             groups[words[:-1], piece.shape].append(piece)
     return [_Family(tuple(group), stem, numbered=False) for (stem, _), group in groups.items() if len(group) > 2]
@@ -491,7 +491,7 @@ def _of_one_stem(pieces: list[Piece]) -> list[_Family]:
 
 def _of_gates(pieces: list[Piece]) -> list[_Family]:
     """The two gates of a unit that begin with one input, beside what is not one of them: `convz` and `convr`."""
-    named = {piece.path[-1]: piece for piece in pieces}
+    named = {piece.last: piece for piece in pieces}
     both = [(one, named.get(f"{name[:-1]}r")) for name, one in named.items() if name[-1:] == "z"]
     return [_Family((one, other), (), numbered=False) for one, other in both if other and one.shape == other.shape]
 
@@ -544,7 +544,7 @@ def _join_of_family(family: _Family, sizes: _Sizes) -> _Join | None:
 
 def _join_family(one: Canon, parent: _Path, family: _Family, join: _Join) -> None:
     leaf = table().leaves.get(family.stem)  # q_scale and q_shift are weight and bias of one thing
-    stem = ("parts",) if leaf is not None else family.stem or ("+".join(p.path[-1] for p in family.parts),)
+    stem = ("parts",) if leaf is not None else family.stem or ("+".join(p.last for p in family.parts),)
     words = tuple(word for component in (*parent, *family.stem) for word in cut(component))
     for role in ("weight", "bias"):
         found = [m for p in family.parts if (m := one.pieces.get(f"{'.'.join(p.path)}|{role}")) is not None]

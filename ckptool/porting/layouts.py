@@ -192,7 +192,7 @@ _OF_TORCH = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"
 def is_bare(piece: Piece) -> bool:
     """Whether a tensor is a parameter of its own, of which no name says that a layer of torch holds it."""
     leaf = piece.leaf
-    own = piece.path[-1] == leaf or leaf in ("W", "w") or (leaf.endswith("_weight") and leaf not in _OF_TORCH)
+    own = piece.last == leaf or leaf in ("W", "w") or (leaf.endswith("_weight") and leaf not in _OF_TORCH)
     return piece.role == "weight" and own
 
 
@@ -242,7 +242,7 @@ def _said(piece: Piece, target: Canon) -> bool | None:
     group = table().group("neck")
     word = label(group, piece.words)
     of_word = {p.shape for p in target.pieces.values() if word is not None and label(group, p.words) == word}
-    of_name = {p.shape for p in target.pieces.values() if p.path[-1] == piece.path[-1]}
+    of_name = {p.shape for p in target.pieces.values() if p.last == piece.last}
     for shapes in (of_name, of_word):
         as_is, turned = piece.shape in shapes, piece.shape[::-1] in shapes
         if as_is != turned:

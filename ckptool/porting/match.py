@@ -369,7 +369,7 @@ def _explained(t: Unit, s: Unit, known: list[Pair]) -> bool:
 
 def _of_one_role(t: Unit, s: Unit) -> bool:
     """Whether two parameters in modules of one name are called by two words for the same, as `offset` and `b` are."""
-    own, theirs = (table().leaves.get(cut(u.path[-1])) if u.path else None for u in (t, s))
+    own, theirs = (table().leaves.get(cut(u.last)) for u in (t, s))
     return own is not None and own == theirs and t.path[:-1] == s.path[:-1]
 
 

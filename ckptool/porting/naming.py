@@ -145,7 +145,7 @@ class Naming:
             (t, s)
             for t, s in decided
             if not t.doubts and min(len(t.path), len(s.path)) > 1
-            if not t.path[-1].isdigit() and not s.path[-1].isdigit()  # places in a list move
+            if not t.last.isdigit() and not s.last.isdigit()  # places in a list move
         ]
         own, theirs = (_last_names(side) for side in sides)
         yield [_last_names_in_company(sides[0]), theirs], sure
@@ -191,7 +191,7 @@ class Naming:
         order = sorted(self.cells.targets, key=lambda u: u.used if u.used is not None else u.order)
         follower = {id(a): b for a, b in pairwise(order) if len(b.main.shape) == 1}
         for s in self.cells.sources:
-            owner = layers.get((s.path[:-1], _without_norm(s.path[-1]))) if len(s.main.shape) == 1 else None
+            owner = layers.get((s.path[:-1], _without_norm(s.last))) if len(s.main.shape) == 1 else None
             pair = None if owner is None else self.cells.pair_of.get(owner.cell)
             t = None if pair is None else follower.get(id(pair[0]))
             if t is not None and t.cell == s.cell and pair is not None and not pair[0].doubts:
@@ -221,7 +221,7 @@ class Naming:
 
     @staticmethod
     def _layer(unit: Unit) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        path = unit.path[:-1] if unit.path[-1] in ("depthwise", "pointwise") else unit.path
+        path = unit.path[:-1] if unit.last in ("depthwise", "pointwise") else unit.path
         return path[:-1], cut(path[-1]) if path else ()
 
     def by_roles(self) -> bool:
@@ -264,15 +264,15 @@ def _open_paths(units: Iterable[Unit]) -> _Places:
 
 
 def _last_names(units: Iterable[Unit]) -> _Places:
-    return {id(unit): unit.path[-1] for unit in units}
+    return {id(unit): unit.last for unit in units}
 
 
 def _last_names_in_company(units: Iterable[Unit]) -> _Places:
     """The last name of each, with all those of its kind that stand beside it."""
     beside: dict[tuple[_Path, int], set[str]] = defaultdict(set)
     for unit in units:
-        beside[unit.path[:-1], len(unit.main.shape)].add(unit.path[-1])
-    return {id(unit): (unit.path[-1], frozenset(beside[unit.path[:-1], len(unit.main.shape)])) for unit in units}
+        beside[unit.path[:-1], len(unit.main.shape)].add(unit.last)
+    return {id(unit): (unit.last, frozenset(beside[unit.path[:-1], len(unit.main.shape)])) for unit in units}
 
 
 def _doubt_about(own: _Places, doubtful: Mapping[Hashable, Doubt], t: Unit, *_: object) -> Doubt | None:

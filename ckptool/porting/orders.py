@@ -263,13 +263,13 @@ class Orders:
     def goes_on(self, t: Unit, s: Unit) -> bool:
         """Whether both are registered, and T is used, directly behind a pair, and S is the next in the row of layers
         that the source of that pair is in (`stem.1`, `stem.2`)."""
-        if not self.sequences.ordered or not s.path[-1].isdigit():
+        if not self.sequences.ordered or not s.last.isdigit():
             return False
         for _, targets, sources in self.sequences.all():
             before, earlier = neighbours(targets)[0].get(id(t)), neighbours(sources)[0].get(id(s))
             if not isinstance(before, Unit) or not isinstance(earlier, Unit):
                 return False
-            in_row = earlier.path[:-1] == s.path[:-1] and earlier.path[-1] == str(int(s.path[-1]) - 1)
+            in_row = earlier.path[:-1] == s.path[:-1] and earlier.last == str(int(s.last) - 1)
             if before.cell != earlier.cell or before.cell not in self.cells.pair_of or before.doubts or not in_row:
                 return False
         return True
@@ -356,7 +356,7 @@ class Orders:
 
 def _of_several_rows(units: list[Unit]) -> bool:
     """Whether these are layers of several rows of layers, by their places there: `down.4` and `up.2`."""
-    return all(u.path[-1].isdigit() for u in units) and len({u.path[:-1] for u in units}) > 1
+    return all(u.last.isdigit() for u in units) and len({u.path[:-1] for u in units}) > 1
 
 
 def _counted_as_stored(sources: list[Unit]) -> bool:

@@ -40,7 +40,7 @@ class Owners:
     def _nearest(self, unit: Unit, others: Sequence[Unit], *, of_target: bool) -> Unit | None:
         """That of some units of the other side that stands nearest to the part that a unit is named after."""
         layer = self._layers[of_target].get(unit.path[:-1])
-        within = layer is not None and not set(cut(unit.path[-1])).isdisjoint(_norms())
+        within = layer is not None and not set(cut(unit.last)).isdisjoint(_norms())
         part = [layer] if within and layer else self._part(unit, self._parts[of_target].get(unit.path[:-1], {}))
         if part is None:
             return None
@@ -79,7 +79,7 @@ class Owners:
 
     def _part(self, unit: Unit, beside: dict[str, list[Unit]]) -> list[Unit] | None:
         """What is in the part beside a norm that it is named after, if it is after one of them."""
-        name = unit.path[-1]
+        name = unit.last
         if not set(cut(name)) & _norms() or not table().after.isdisjoint(cut(name)):
             return None
         said, meant = frozenset(cut(name)) - _norms() - _BEFORE, labels(cut(name), hard=True)

@@ -51,6 +51,11 @@ class Piece:
         return ".".join(self.path) + "|" + self.role
 
     @property
+    def last(self) -> str:
+        """The last component of its path; nothing for what the outermost module holds."""
+        return self.path[-1] if self.path else ""
+
+    @property
     def leaf(self) -> str:
         """The last component of its key."""
         return components(self.entry.key)[-1]

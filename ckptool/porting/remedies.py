@@ -16,13 +16,15 @@ _PADDING = 2
 
 
 def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None) -> Remedy | None:
-    """A known way from the sizes that a source has to those that a target wants, or None.
+    """A known way from the sizes that a source has to those that a target wants, or None, as where one has no elements.
 
     Args:
         wanted, have: the sizes.
         expr: what has the sizes HAVE.
         kind: "token" for a table of words, "position" for one of positions.
     """
+    if 0 in (*wanted, *have):
+        return None
     found = _of_kernel(wanted, have, expr)
     if found is None and kind == "token":
         found = of_rows(wanted, have, expr)
@@ -80,7 +82,9 @@ def _of_groups(wanted: Shape, narrow: Shape, have: Shape, expr: Expr) -> tuple[E
 
 def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
     """A table or an output layer of another vocabulary."""
-    if not wanted or len(wanted) != len(have) or wanted[1:] != have[1:] or wanted == have:
+    if 0 in (*wanted, *have) or not wanted or len(wanted) != len(have):
+        return None
+    if wanted[1:] != have[1:] or wanted == have:
         return None
     if wanted[0] < have[0]:
         return ex.part(expr, 0, 0, wanted[0]), f"the first {wanted[0]:,} of {have[0]:,} words", ()

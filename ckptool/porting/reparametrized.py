@@ -21,7 +21,7 @@ def _name_gains(one: Canon, other: Canon) -> None:
     Where a shift is beside them (`bx`), they are those of a norm of what the matrix gives.
     """
     held = {p.path: p for p in one.pieces.values() if p.role == "weight"}
-    theirs = {named[2] for p in other.pieces.values() if p.path and (named := _LAST.match(p.path[-1]))}
+    theirs = {named[2] for p in other.pieces.values() if (named := _LAST.match(p.last))}
     found: list[tuple[Piece, Piece]] = []
     for path, matrix in held.items():
         named = _LAST.match(path[-1]) if path else None

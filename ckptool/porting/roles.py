@@ -20,9 +20,10 @@ def components(key: str) -> tuple[str, ...]:
     layer twice, and count layers in their names: `block/layer_0/dense/dense/kernel:0`. Others give whole modules such
     names, and "." stands before the leaf: `block//norm.scale`.
     """
-    if "/" not in key:
+    named = [component for component in _SLOT.sub("", key).split("/") if component] if "/" in key else []
+    if not named:
         return tuple(key.split("."))
-    *path, leaf = (component for component in _SLOT.sub("", key).split("/") if component)
+    *path, leaf = named
     module, _, leaf = leaf.rpartition(".")
     path += [module] if module else []
     found: list[str] = []

@@ -20,7 +20,7 @@ def cut_sides(one: Canon, other: Canon) -> None:
     cells: dict[Shape, list[tuple[int, int]]] = defaultdict(list)
     for ih in other.pieces.values():
         hh = other.pieces.get(".".join(ih.path) + "|weight_hh") if ih.role == "weight_ih" else None
-        if hh is not None and ih.shape[0] == hh.shape[0] and ih.shape[2:] == hh.shape[2:]:
+        if hh is not None and min(len(ih.shape), len(hh.shape)) > 1 and _around(ih.shape) == _around(hh.shape):
             whole = (ih.shape[0], ih.shape[1] + hh.shape[1], *ih.shape[2:])
             cells[whole].append((ih.shape[1], hh.shape[1]))
     for whole, widths in cells.items():
@@ -29,6 +29,11 @@ def cut_sides(one: Canon, other: Canon) -> None:
         if len(set(widths)) == 1 and len(wholes) <= len(widths) and not apart:
             for piece in wholes:
                 _cut(one, piece, *widths[0])
+
+
+def _around(shape: Shape) -> Shape:
+    """All sizes but the inputs."""
+    return (shape[0], *shape[2:])
 
 
 def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:

@@ -392,7 +392,7 @@ def _in_a_row(canon: Canon, members: list[Piece]) -> None:
             doubt = Doubt(why, rival=None if canon.is_target else backwards[layer])
             made = replace(
                 piece,
-                path=(*piece.path[:-1], str(layer), piece.path[-1]),
+                path=(*piece.path[:-1], str(layer), piece.last),
                 shape=piece.shape[1:],
                 order=members[0].order + layer * 1e-6,
                 used=None if piece.used is None or members[0].used is None else members[0].used + layer * 1e-6,

@@ -52,6 +52,11 @@ class Unit:
     backwards: frozenset[str] = frozenset()
 
     @property
+    def last(self) -> str:
+        """The last component of its path; nothing for the outermost module."""
+        return self.path[-1] if self.path else ""
+
+    @property
     def numbers(self) -> tuple[int, ...]:
         """The numbers in its path."""
         return numbers(self.path)

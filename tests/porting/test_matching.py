@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sides import found, pairing, signature, wanted
 
+import ckptool
+from ckptool.porting import expression as ex
 from ckptool.porting.port import port
 from ckptool.porting.words import label, table, words_of
 
@@ -284,28 +288,64 @@ def test_words_that_exclude_each_other_are_never_paired_in_silence() -> None:
     assert port(source, target).having("mapped") == []
 
 
-@settings(max_examples=30)
-@given(st.data())
-def test_whatever_the_keys_every_entry_ends_in_one_of_three_ways(data: st.DataObject) -> None:
-    """Random names and shapes: each target key once, its shape right, no source key used that is not there."""
-    from ckptool.porting import expression as ex
-
-    component = st.sampled_from(["conv", "bn", "0", "1", "layers", "q", "weight", "bias", "running_mean", "x_y"])
-    keys = st.lists(component, min_size=1, max_size=4).map(".".join)
-    shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
-    source = signature(data.draw(st.dictionaries(keys, shapes, max_size=12)))
-    target = wanted(data.draw(st.dictionaries(keys, shapes, max_size=12)))
-    mapping = port(source, target)
-    known = {key: entry.shape for key, entry in source.entries.items()}
-    assert [e.target for e in mapping.entries] == list(target.entries)
+def check_account(ours: Shapes, theirs: Shapes) -> None:
+    """Each target key is there once, its sizes right, and no source key used that is not there."""
+    mapping = port(signature(ours), wanted(theirs))
+    assert [e.target for e in mapping.entries] == list(theirs)
     for entry in mapping.entries:
         assert entry.status in ("mapped", "guessed", "unmapped")
         if entry.expr is not None:
-            assert ex.shape_of(entry.expr, known) == entry.shape
+            assert ex.shape_of(entry.expr, ours) == entry.shape
         if entry.status == "guessed":
             assert entry.doubts
     used = {key for e in mapping.entries for key in e.sources}
-    assert set(mapping.unused) == set(known) - used
+    assert set(mapping.unused) == set(ours) - used
+
+
+#: All that the table of words knows, so that every rule about names is met, beside what no rule expects.
+WORDS = re.findall(r"[A-Za-z_]\w*", (Path(ckptool.__file__).parent / "porting" / "words.yaml").read_text("utf-8"))
+COMPONENTS = st.sampled_from(sorted(set(WORDS))) | st.sampled_from(["", "0", "1", "2", "10", "x_y", "a/b", "/", "ключ"])
+LEAVES = st.sampled_from(["weight", "bias", "running_mean", "weight_g", "kernel", "gamma"]) | COMPONENTS
+KEYS = st.builds(lambda path, leaf: ".".join([*path, leaf]), st.lists(COMPONENTS, max_size=3), LEAVES)
+SIZES = st.lists(st.sampled_from([0, 1, 2, 3, 4, 6, 8, 12]), max_size=5).map(tuple)
+
+
+def turned(shape: tuple[int, ...]) -> st.SearchStrategy[tuple[int, ...]]:
+    """Sizes that may come from a tensor of other code: turned, stacked, fused, flattened, of none."""
+    ways = [shape, shape, shape[::-1], shape[1:], (3, *shape), (*shape[:-1], 0)]
+    if len(shape) > 1:
+        ways += [(3 * shape[0], *shape[1:]), (shape[0] * shape[1], *shape[2:])]
+    return st.sampled_from(ways)
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_whatever_the_keys_every_entry_ends_in_one_of_three_ways(data: st.DataObject) -> None:
+    ours = data.draw(st.dictionaries(KEYS, SIZES, max_size=10))
+    theirs = {
+        key if data.draw(st.booleans()) else data.draw(KEYS): data.draw(turned(shape)) for key, shape in ours.items()
+    }
+    check_account(ours, theirs | data.draw(st.dictionaries(KEYS, SIZES, max_size=4)))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        pytest.param({"x.qkv.weight": ()}, {"x.qkv.weight": (1,)}, id="a projection of no dimension"),
+        pytest.param({"q.weight": (3, 0, 8)}, {"q.weight": (24, 0)}, id="heads of no width"),
+        pytest.param(
+            {"parametrizations.weight.original0": (4, 1), "parametrizations.weight.original1": (4, 2)},
+            {"weight": (4, 2)},
+            id="a layer that no module holds",
+        ),
+        pytest.param({"weight_ih_l0": (8,), "weight_hh_l0": (8,)}, {"a.weight": (8, 8)}, id="gates in a row"),
+        pytest.param({"/": (2, 3)}, {"a.weight": (2, 3)}, id="a key of nothing but slashes"),
+        pytest.param({"embed_tokens.weight": (16,)}, {"token_embed.weight": (0,)}, id="a vocabulary of nothing"),
+    ],
+)
+def test_no_name_and_no_size_makes_the_matching_raise(ours: Shapes, theirs: Shapes) -> None:
+    check_account(ours, theirs)
+    check_account(theirs, ours)
 
 
 def test_matching_a_thousand_layers_costs_four_times_as_much_as_matching_a_quarter_of_them() -> None:

@@ -57,7 +57,8 @@ def _held(units: Iterable[Unit]) -> dict[Path, Counter[Hashable]]:
 
 def _list(path: Path) -> Path:
     """A path without the number of its last component, as those beside it have it; itself where it has none."""
-    return (*path[:-1], "{}" + "".join(c for c in path[-1] if not c.isdigit())) if path[-1][-1:].isdigit() else path
+    last = path[-1] if path else ""
+    return (*path[:-1], "{}" + "".join(c for c in last if not c.isdigit())) if last[-1:].isdigit() else path
 
 
 def _made_of(unit: Unit) -> Hashable:

@@ -39,15 +39,11 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
     crossed = own_words(t, s2, t2, s) + own_words(t2, s, t, s2)
     if words != crossed and said * (words - crossed) >= 0:
         return "sure" if words > crossed else "against"
-    equal = (t.path[-1] == s.path[-1]) + (t2.path[-1] == s2.path[-1])
-    if (
-        not any(u.path[-1].isdigit() for u in (t, t2, s, s2))
-        and t.path[-1] != t2.path[-1]
-        and s.path[-1] != s2.path[-1]
-    ):
+    equal = (t.last == s.last) + (t2.last == s2.last)
+    if not any(u.last.isdigit() for u in (t, t2, s, s2)) and t.last != t2.last and s.last != s2.last:
         if equal:
             return "sure"
-        if t.path[-1] == s2.path[-1] or t2.path[-1] == s.path[-1]:
+        if t.last == s2.last or t2.last == s.last:
             return "against"
     if not soft:
         return "nothing"
