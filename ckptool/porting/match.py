@@ -26,6 +26,7 @@ from .pieces import STATISTICS, Canon, squeezed
 from .scopes import Scopes
 from .sequences import Sequences
 from .units import SOME, Pair, Unit, hard_conflict, natural, of_one_name, related, similarity, units_of
+from .unrolled import later_blocks
 from .words import common_start, cut, label, shared, table, telling_words, words_of
 
 _UNNAMED = Doubt("which of these are queries, keys and values is in no name of one side")
@@ -41,6 +42,7 @@ class Matching:
         free_targets, free_sources: units without a partner.
         undecided: cells that nothing could split: (targets, sources).
         new: units of the target, free ones, that stand in the place of another head.
+        later: units of the target in blocks that the source holds once, but for the first of these; in no other list.
     """
 
     pairs: list[tuple[Unit, Unit]]
@@ -48,6 +50,7 @@ class Matching:
     free_sources: list[Unit]
     undecided: list[tuple[list[Unit], list[Unit]]]
     new: list[Unit] = field(default_factory=list)
+    later: list[Unit] = field(default_factory=list)
 
 
 class Matcher:
@@ -70,6 +73,9 @@ class Matcher:
         wanted = {u.colour for u in targets}
         sources = [u for u in sources if u.colour in wanted or not _computed(u)]
         sources = _without_averages(sources, targets)
+        self._later = later_blocks(targets, sources)
+        later = {id(u) for u in self._later}
+        targets = [u for u in targets if id(u) not in later]
         ordered = source.signature.ordered and not _sorted_by_name(source)
         if not ordered:
             for place, unit in enumerate(sorted(sources, key=lambda u: natural(u.path))):
@@ -157,7 +163,7 @@ class Matcher:
                 t.doubts.append(Doubt("nothing but its shape speaks for it"))
         self._contradictions(pairs, whole=complete)
         pairs.sort(key=lambda pair: pair[0].order)
-        return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new)
+        return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
 
     def _supported(self, t: Unit, s: Unit) -> bool:
         """The last gate: a pair that only its shape made needs a name, a scope or neighbours that agree."""

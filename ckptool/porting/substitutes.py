@@ -100,7 +100,8 @@ def _leftovers(filling: Filling) -> None:
     for propose in (leftovers.parts, leftovers.segments, leftovers.shared):
         used = {key for filled in filling.holes.values() for key in filled.expr.keys()}  # noqa: SIM118
         cells = filling.matcher.cells
-        targets = [u for u in cells.targets if not any(p.name in filling.holes for p in u.pieces.values())]
+        every = (*cells.targets, *filling.matching.later)
+        targets = [u for u in every if not any(p.name in filling.holes for p in u.pieces.values())]
         sources = [u for u in cells.sources if not used & set(u.main.expr.keys())]
         pairs = [filling.unit_of[t.main.name] for t in cells.targets if t.main.name in filling.unit_of]
         everything = propose is not leftovers.parts
