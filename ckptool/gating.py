@@ -16,6 +16,7 @@ _ACTIVATIONS = frozenset(
     "silu silu_ gelu sigmoid sigmoid_ tanh relu relu_ relu6 elu selu celu leaky_relu mish softplus hardswish "
     "hardsigmoid logsigmoid softsign hardtanh".split()
 )
+_SIGMOIDS = frozenset("sigmoid sigmoid_ hardsigmoid".split())
 _MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
 _PRODUCTS = frozenset("linear einsum matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm grouped_mm _grouped_mm".split())
 _CUTS = frozenset("chunk split tensor_split unsafe_chunk".split())
@@ -36,7 +37,7 @@ class Gating:
         self.roles: dict[str, str] = {}
         self.halves: dict[str, int] = {}
         self._origin: dict[int, _Origin] = {}
-        self._active: set[int] = set()  # tensors that went through an activation
+        self._active: dict[int, str] = {}  # tensors that went through an activation, and which
         self._taken: dict[str, tuple[int, tuple[int, ...]]] = {}  # what a weight works on, and its sizes
 
     def see(self, name: str, args: Any, kwargs: Any, result: Any, keys: Mapping[int, str]) -> None:
@@ -63,8 +64,9 @@ class Gating:
         if half is None and name == "__getitem__" and (place := _half(args)) is not None:
             half = place
         self._origin[id(result)] = key, half
-        if name in _ACTIVATIONS or any(id(t) in self._active for t in tensors):
-            self._active.add(id(result))
+        active = name if name in _ACTIVATIONS else next(filter(None, map(self._active.get, map(id, tensors))), None)
+        if active is not None:
+            self._active[id(result)] = active
 
     def _begin(self, tensors: list[Any], result: Any, keys: Mapping[int, str]) -> None:
         weights = [t for t in tensors if id(t) in keys and t.ndim > 1]
@@ -75,10 +77,13 @@ class Gating:
             self._taken[key] = id(data[0]), tuple(weights[0].shape)
 
     def _judge(self, one: Any, other: Any) -> None:
-        """Two tensors are multiplied: if an activation made exactly one of them, that is the gate."""
-        if (id(one) in self._active) == (id(other) in self._active):
+        """Two tensors are multiplied: if an activation made exactly one of them, that is the gate; or a sigmoid, of two
+        that activations made (van den Oord et al., "WaveNet", 2016)."""
+        made = [self._active.get(id(tensor)) for tensor in (one, other)]
+        opens = [name is not None and (None in made or name in _SIGMOIDS) for name in made]
+        if opens[0] == opens[1]:
             return
-        gate, up = (one, other) if id(one) in self._active else (other, one)
+        gate, up = (one, other) if opens[0] else (other, one)
         own, theirs = self._origin.get(id(gate)), self._origin.get(id(up))
         if own is None or theirs is None:
             return

@@ -82,6 +82,7 @@ class _Join:
 def join_parts(one: Canon, other: Canon) -> None:
     """Join what stands apart on one side, where the other side has it in one tensor."""
     _turn_spelled(one, other)
+    _line_up(one, other)
     _join_lists(one, other)
     while _join_families(one, other):  # what was joined is no longer among the tensors of its parts' sizes
         pass
@@ -133,6 +134,44 @@ def _counted(canon: Canon) -> Counter[Shape]:
 
 
 # -- numbered lists
+
+
+def _line_up(one: Canon, other: Canon) -> None:
+    """See lists beside each other as one list of parts, where the other side has layers of the sizes of these together:
+    `filters.0` and `gates.0`, `filters.1` and `gates.1` of a code with a list for each kind of layer.
+    """
+    lists: dict[_Path, dict[str, dict[int, Piece]]] = defaultdict(lambda: defaultdict(dict))
+    for piece in one.pieces.values():
+        if piece.role == "weight" and len(piece.path) > 1 and piece.last.isdigit() and not piece.path[-2].isdigit():
+            lists[piece.path[:-2]][piece.path[-2]][int(piece.last)] = piece
+    sizes = _Sizes(one, other)
+    for parent, named in lists.items():
+        beside: dict[tuple[tuple[int, Shape], ...], list[str]] = defaultdict(list)
+        for name, members in named.items():
+            beside[tuple((n, members[n].shape) for n in sorted(members))].append(name)
+        for places, names in beside.items():
+            if 1 < len(names) <= _MOST_SPELLED and len(places) > 1:
+                blocks = {n: [named[name][n] for name in names] for n, _ in places}
+                if _are_wanted(list(blocks.values()), sizes):
+                    for n, parts in blocks.items():
+                        for name, part in zip(names, parts, strict=True):
+                            _move(one, part.path, (*parent, "+".join(names), str(n), name))
+
+
+def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: _Sizes) -> bool:
+    """Whether the other side has no such parts as some blocks hold, and all of what each of them is together."""
+    joins = [_join_of_family(_Family(tuple(parts), (), numbered=False), sizes) for parts in blocks]
+    parts = Counter(squeezed(part.shape) for block in blocks for part in block)
+    if None in joins or any(-sizes.wanted(shape) < count for shape, count in parts.items()):
+        return False
+    wholes = Counter(squeezed(j.shape(parts[0].shape)) for j, parts in zip(joins, blocks, strict=True) if j)
+    return all(count <= sizes.wanted(shape) for shape, count in wholes.items())
+
+
+def _move(one: Canon, old: _Path, new: _Path) -> None:
+    """Put what stands at one path at another."""
+    for piece in [p for p in one.pieces.values() if p.path == old]:
+        one.become(piece, [(replace(piece, path=new), unchanged)], unchanged)
 
 
 def _join_lists(one: Canon, other: Canon) -> None:
@@ -392,10 +431,10 @@ def _spelled(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | No
 def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ...] | None:
     """A gate and what it is multiplied with in the order in which the forward pass takes them out of the whole."""
     halves = {piece.entry.notes.get("gate half") for piece in wholes}
-    said = {part_label(part.path): part for part in parts}
-    if len(parts) != 2 or said.keys() != {"gate", "up"} or len(halves) != 1 or halves == {None}:
+    gates = [part for part in parts if part_label(part.path) == "gate" or {"gate", "gates"} & set(cut(part.last))]
+    if len(parts) != 2 or len(gates) != 1 or len(halves) != 1 or halves == {None}:
         return None
-    return (said["gate"], said["up"]) if halves == {0} else (said["up"], said["gate"])
+    return tuple(sorted(parts, key=lambda part: (part is gates[0]) != (halves == {0})))
 
 
 def _by_cuts(family: _Family, join: _Join, other: Canon) -> tuple[Piece, ...] | None:

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 from torch.nn import functional as F
 
+import ckptool
 from ckptool.architecture import signature_of
 from ckptool.porting.sources import match_signature
 
@@ -124,3 +125,58 @@ def test_which_half_is_the_gate_is_a_guess_where_the_model_was_not_followed() ->
 def test_which_half_of_a_source_is_the_gate_is_a_guess_though_the_model_shows_its_own() -> None:
     made = entries(Joined(0), Apart(NAMED, 0))
     assert made["gate_proj.weight"].status == made["up_proj.weight"].status == "guessed"
+
+
+class Dilated(nn.Module):
+    """Layers of which each adds what a tanh and a sigmoid give: with a list for each kind, or in blocks."""
+
+    def __init__(self, *, blocks: bool, gate: int = 1, names: tuple[str, str] = ("filters", "gates")) -> None:
+        super().__init__()
+        self.blocks, self.gate, self.names, depth = blocks, gate, names, 3
+        if blocks:
+            self.layers = nn.ModuleList(nn.ModuleDict({"both": nn.Conv1d(4, 12, 2)}) for _ in range(depth))
+        else:
+            for name in names:
+                self.add_module(name, nn.ModuleList(nn.Conv1d(4, 6, 2) for _ in range(depth)))
+        self.skips = nn.ModuleList(nn.Conv1d(6, 5, 1) for _ in range(depth))
+        self.backs = nn.ModuleList(nn.Conv1d(6, 4, 1) for _ in range(depth))
+
+    def forward(self, x: Any) -> Any:
+        total: Any = 0
+        for n, (skip, back) in enumerate(zip(self.skips, self.backs, strict=True)):
+            padded = F.pad(x, (1, 0))
+            if self.blocks:
+                halves = self.layers[n]["both"](padded).chunk(2, 1)
+                wave, gate = halves[1 - self.gate], halves[self.gate]
+            else:
+                wave, gate = (self.get_submodule(f"{name}.{n}")(padded) for name in ("filters", "gates"))
+            mixed = torch.tanh(wave) * torch.sigmoid(gate)
+            x, total = x + back(mixed), total + skip(mixed)
+        return total
+
+
+@pytest.mark.parametrize("names", [("filters", "gates"), ("gates", "filters")])
+@pytest.mark.parametrize("gate", [0, 1])
+def test_lists_beside_each_other_are_one_list_of_layers_in_which_the_sigmoid_takes_the_gate(
+    gate: int, names: tuple[str, str]
+) -> None:
+    source, target = Dilated(blocks=False, names=names), Dilated(blocks=True, gate=gate)
+    x = torch.randn(2, 4, 9)
+    mapping = match_signature(dict(source.state_dict()), signature_of(target, inputs=(torch.zeros(2, 4, 9),)))
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+    assert mapping.unused == ()
+    ckptool.load_into(target, source.state_dict(), mapping=mapping)
+    torch.testing.assert_close(target(x), source(x))
+
+
+@pytest.mark.parametrize("gate", [0, 1])
+def test_blocks_are_taken_apart_into_the_lists_of_a_model(gate: int) -> None:
+    source, target = Dilated(blocks=True), Dilated(blocks=False)
+    mapping = match_signature(dict(source.state_dict()), signature_of(target, inputs=(torch.zeros(2, 4, 9),)))
+    parts = {
+        entry.target: str(entry.expr) for entry in mapping.entries if entry.target.startswith(("filters", "gates"))
+    }
+    assert parts["filters.1.weight"] == "slice(layers.1.both.weight, 0, 0, 6)"
+    assert parts["gates.1.weight"] == "slice(layers.1.both.weight, 0, 6, 12)"
+    guessed = {entry.target for entry in mapping.having("guessed")}
+    assert guessed == set(parts), "which half is the gate is in the source's code only"

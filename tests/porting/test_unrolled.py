@@ -9,7 +9,7 @@ from ckptool.porting.port import port
 
 Shapes = dict[str, tuple[int, ...]]
 
-#: One layer, as the source names it -> as the model does: two norms, and four squares, that only their names tell apart.
+#: A layer as the source names it -> as the model does: two norms and four squares that only their names tell apart.
 NAMES = {
     "attention.query": "query",
     "attention.key": "key",
