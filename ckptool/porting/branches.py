@@ -9,11 +9,15 @@ the order, too.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import reduce
 from itertools import combinations
+from operator import and_
 
-from .units import Pair, Unit, template
+from .units import Pair, Unit, take_turns, template
 
+#: The number of what a layer gives, and as bits those of all that went into what it works on.
+Flow = tuple[int, int]
 #: For two pairs: 1 where both sides have them in one order, -1 where not, 0 where that is not known.
 Vote = Callable[[Pair, Pair], int]
 
@@ -35,6 +39,57 @@ def flows_into(one: Unit, other: Unit) -> bool:
     """Whether what one gives flows into the other, as far as the forward pass was followed."""
     a, b = one.main.entry.notes.get("flow"), other.main.entry.notes.get("flow")
     return a is not None and b is not None and a[0] != b[0] and bool(b[1] >> a[0] & 1)
+
+
+def in_channel_order(units: Sequence[Unit]) -> None:
+    """See branches that one layer takes side by side as used in the order in which it takes them.
+
+    In which order they are computed is free. In which their channels stand is in the weights of that layer, which both
+    sides share, and code registers branches in that order as a rule: the pooled features of an ASPP are computed first
+    in some code, and come last in all.
+    """
+    flows: dict[str, Flow] = {}
+    numbered: dict[int, Unit] = {}
+    for unit in units:
+        flow = unit.main.entry.notes.get("flow")
+        if unit.used is not None and flow is not None:
+            flows[unit.main.entry.key] = flow
+            numbered[flow[0]] = unit
+    for unit in units:
+        end = flows.get(unit.main.entry.key)
+        parts = [flows.get(key) for key, _ in unit.main.entry.notes.get("joined", ())]
+        if end is None or len(parts) < 2 or None in parts:
+            continue
+        branches = _branches([part for part in parts if part is not None], end, numbered)
+        places = sorted(u.used or 0.0 for branch in branches for u in branch)
+        members = [u for branch in branches for u in sorted(branch, key=lambda u: u.used or 0.0)]
+        for member, place in zip(members, places, strict=True):
+            member.used = place
+    take_turns(units)
+
+
+def _branches(parts: Sequence[Flow], end: Flow, numbered: Mapping[int, Unit]) -> list[list[Unit]]:
+    """What is in each branch alone: before what ends it, or behind that and before what takes them all.
+
+    Args:
+        parts: the layers that end the branches.
+        end: the layer that takes them.
+        numbered: all layers, by the numbers in their flows.
+    """
+    found: list[list[Unit]] = [[] for _ in parts]
+    before = [part[1] | 1 << part[0] for part in parts]
+    rest = end[1] & ~reduce(and_, before)
+    while rest:
+        number = (rest & -rest).bit_length() - 1
+        rest &= rest - 1
+        unit = numbered.get(number)
+        if unit is None:
+            continue
+        behind = unit.main.entry.notes["flow"][1]
+        inside = [at for at, part in enumerate(parts) if before[at] >> number & 1 or behind >> part[0] & 1]
+        if len(inside) == 1:
+            found[inside[0]].append(unit)
+    return found
 
 
 class Branches:

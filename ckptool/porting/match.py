@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..signature import Entry
-from .branches import flows_into
+from .branches import flows_into, in_channel_order
 from .cells import Cells
 from .classes import Classes
 from .counting import of_unlike_sizes
@@ -65,6 +65,7 @@ class Matcher:
 
     def __init__(self, source: Canon, target: Canon) -> None:
         sources, targets = units_of(source), units_of(target)
+        in_channel_order(targets)
         for one, other in ((sources, targets), (targets, sources)):
             _as_plain(one, other)
         self._constants = _constants(targets, sources, source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
@@ -94,9 +94,14 @@ def units_of(canon: Canon) -> list[Unit]:
         unit = Unit(path, pieces, ((), ""), min(p.order for p in pieces.values()), min(used, default=None), words)
         unit.colour = _colour(unit)
         found.append(unit)
-    for turn, unit in enumerate(sorted((u for u in found if u.used is not None), key=lambda u: u.used or 0.0)):
-        unit.turn = turn
+    take_turns(found)
     return sorted(found, key=lambda u: u.order)
+
+
+def take_turns(units: Iterable[Unit]) -> None:
+    """Count units in the order in which they are used."""
+    for turn, unit in enumerate(sorted((u for u in units if u.used is not None), key=lambda u: u.used or 0.0)):
+        unit.turn = turn
 
 
 def _colour(unit: Unit) -> tuple[Shape, str]:

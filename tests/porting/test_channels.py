@@ -67,6 +67,46 @@ def test_branches_that_the_source_registers_in_another_order_make_the_layer_over
     torch.testing.assert_close(target.eval()(x), source.eval()(x), rtol=1e-3, atol=1e-4)
 
 
+class Pyramid(nn.Module):  # type: ignore[misc]
+    """Equal branches, one of them over what all pixels have in common, in the order in which NAMES registers them."""
+
+    def __init__(self, names: str, *, pooled_first: bool) -> None:
+        super().__init__()
+        self.stem, self.first = nn.Conv2d(3, 4, 1), pooled_first
+        for name in names:
+            self.add_module(f"branch_{name}", nn.Sequential(nn.Conv2d(4, 5, 1, bias=False), nn.BatchNorm2d(5)))
+        self.last = nn.Conv2d(15, 6, 1)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x).relu()
+        pooled = self.branch_p(x.mean((2, 3), keepdim=True)) if self.first else None
+        parts = [self.branch_x(x), self.branch_y(x[..., :1, :])]
+        pooled = self.branch_p(x.mean((2, 3), keepdim=True)) if pooled is None else pooled
+        return self.last(torch.cat([part.expand(-1, -1, *x.shape[2:]) for part in (*parts, pooled)], 1))
+
+
+@pytest.mark.parametrize("names", ["pxy", "xyp"])
+def test_branches_are_counted_in_the_order_in_which_the_layer_over_them_takes_them(names: str) -> None:
+    """Pooled features are computed first in some code, and their channels come last in all."""
+    from ckptool.architecture import signature_of
+    from ckptool.porting.sources import apply, match_signature
+
+    source, target = Pyramid("xyp", pooled_first=False).eval(), Pyramid(names, pooled_first=True).eval()
+    for tensor in source.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.uniform_(0.5, 1.5)
+    state = {
+        key.replace("branch_", "convs.").translate(str.maketrans("xyp", "012"))
+        if "branch" in key
+        else f"net.{key}": value
+        for key, value in source.state_dict().items()
+    }
+    found = match_signature(state, signature_of(target, inputs=(torch.zeros(1, 3, 8, 8),)))
+    target.load_state_dict(_tensors(apply(found, state)))
+    x = torch.randn(1, 3, 8, 8)
+    torch.testing.assert_close(target(x), source(x))
+
+
 def _tensors(checkpoint: Any) -> dict[str, Any]:
     from ckptool.model import to_torch
 
