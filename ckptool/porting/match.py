@@ -194,14 +194,17 @@ class Matcher:
         alone = self._alike[t.colour] == (1, 1) or any(e in RANKS for e in t.evidence)
         return alone and self.orders.at_the_end(t, s)
 
-    def _in_unused_parts(self, t: Unit, s: Unit) -> bool:
-        """Whether one of two is in a part of its side of which nothing else has a partner: a new neck, a tower that the
-        model does not have."""
-        for unit, units in ((t, self.cells.targets), (s, self.cells.sources)):
-            for depth in range(1, len(unit.path)):
-                beside = [u for u in units if u is not unit and u.path[:depth] == unit.path[:depth]]
-                if beside and not any(u.cell in self.cells.pair_of for u in beside):
-                    return True
+    def _in_unused_parts(self, t: Unit, s: Unit, *, both: bool = False) -> bool:
+        """Whether one of two, or BOTH, is in a part of its side of which nothing else has a partner: a new neck, or
+        a tower that the model does not have."""
+        unused = (self._in_unused_part(t, self.cells.targets), self._in_unused_part(s, self.cells.sources))
+        return all(unused) if both else any(unused)
+
+    def _in_unused_part(self, unit: Unit, units: Sequence[Unit]) -> bool:
+        for depth in range(1, len(unit.path)):
+            beside = [u for u in units if u is not unit and u.path[:depth] == unit.path[:depth]]
+            if beside and not any(u.cell in self.cells.pair_of for u in beside):
+                return True
         return False
 
     def _only_so(self, t: Unit, s: Unit) -> bool:
@@ -320,7 +323,11 @@ class Matcher:
         return [
             (t, s)
             for t, s in strangers
-            if (_turn(t) > last and (not renamed or self._behind_new(t, s, paired))) or hard_conflict(t.words, s.words)
+            if hard_conflict(t.words, s.words)
+            or (
+                _turn(t) > last
+                and (not renamed or self._behind_new(t, s, paired) or self._in_unused_parts(t, s, both=True))
+            )
         ]
 
     def _behind_new(self, t: Unit, s: Unit, paired: set[int]) -> bool:

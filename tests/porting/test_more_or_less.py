@@ -189,3 +189,21 @@ def test_what_its_name_excludes_is_no_rival_that_was_left_without_a_source() -> 
         "mapped",
         "encoder.basis.weight",
     )
+
+
+@pytest.mark.parametrize("prefix", ["backbone.", "encoder."])
+def test_a_new_head_takes_nothing_of_one_that_the_model_does_not_have(prefix: str) -> None:
+    body: Shapes = {
+        f"layer{n}.{leaf}": (8, 8 + n, 3, 3) if leaf == "weight" else (8,) for n in range(6) for leaf in LEAVES
+    }
+    head: Shapes = {
+        "rpn.head.conv.weight": (8, 8, 1, 1),
+        "rpn.head.conv.bias": (8,),
+        "rpn.head.boxes.weight": (12, 8, 1, 1),
+    }
+    new: Shapes = {"keypoints.0.weight": (8, 8, 1, 1), "keypoints.0.bias": (8,), "keypoints.2.weight": (4, 8, 1, 1)}
+    source = {f"backbone.{key}": shape for key, shape in body.items()} | head
+    target = {prefix + key: shape for key, shape in body.items()} | new
+    mapping = port(signature(source), wanted(target, used=target))
+    assert {e.target for e in mapping.having("unmapped")} == set(new)
+    assert {e.status for e in mapping.entries if e.target not in new} == {"mapped"}
