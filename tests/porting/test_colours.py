@@ -64,3 +64,27 @@ def test_the_first_layer_is_a_guess_where_the_codes_speak_of_other_orders_of_col
 
 def test_code_that_speaks_of_no_order_of_colours_raises_no_doubt() -> None:
     assert not proved(Silent()).having("guessed")
+
+
+class Turned(nn.Module):
+    """Takes pictures in RGB and turns them before the layers that were trained on BGR."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 1))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x[:, [2, 1, 0]])
+
+
+def test_weights_are_turned_where_the_code_of_the_source_turns_its_pictures_first() -> None:
+    """The model is not given what the layers inside take: it takes the same pictures as that code."""
+    torch.manual_seed(0)
+    source, own = Turned(), Silent()
+    mapping = ckptool.transfer(source.state_dict(), own, source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+    assert str(mapping["stem.weight"].expr).startswith("cat(1, slice(layers.0.weight, 1, 2, 3)")
+    ckptool.load_into(own, source.state_dict(), mapping=mapping)
+    x = torch.randn(2, 3, 9, 9)
+    torch.testing.assert_close(own(x), source(x))

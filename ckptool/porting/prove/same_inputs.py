@@ -430,10 +430,19 @@ def parts(code: torch.nn.Module, values: Any, wanted: frozenset[str] = frozenset
 def _inside(
     theirs: torch.nn.Module, own: torch.nn.Module, spec: Any, inputs: Any, known: frozenset[str]
 ) -> Iterator[SameInputs]:
-    """What modules inside of the source's code take, for a model that is such a part."""
+    """What modules inside of the source's code take, for a model that is such a part.
+
+    Not where that is what the code itself takes with its channels in another order, say BGR for RGB: the model takes
+    the same pictures as that code, and where its weights do not stand in that order, they are to be turned.
+    """
     values = made(spec, generator=torch.Generator().manual_seed(_SEED))
     seen: set[tuple[int, ...]] = set()
-    found = parts(theirs, values, known)
+    given = [tensor for _, tensor in leaves(values)]
+    found = {
+        path: tensor
+        for path, tensor in parts(theirs, values, known).items()
+        if not any(_same_values(tensor, other) for other in given)
+    }
     begins = [path for path in found if path in known][:_BEGINS]
     for path in dict.fromkeys([*begins, *(path for path in found if path not in known)]):
         tensor = found[path]
@@ -448,6 +457,13 @@ def _inside(
             for spelled in islice(_spellings(own, [wanted]), 3):
                 if len(leaves(spelled)) == 1:
                     yield SameInputs(spec, spelled, (_Link(None, (), "part", path),), theirs)
+
+
+def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape hold the same values, in whatever order."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(torch.equal(one.flatten().sort().values, other.flatten().sort().values))
 
 
 __all__ = ["SameInputs", "same_inputs"]
