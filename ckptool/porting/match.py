@@ -160,7 +160,7 @@ class Matcher:
         free_t += new
         whole = not free_t and not undecided
         for t, s in lone:
-            if not (whole and self._in_its_place(t, s, pairs)):
+            if not (whole and self._in_its_place(t, s, pairs, nothing_left=not free_s)):
                 t.doubts.append(Doubt("nothing but its shape speaks for it"))
         self._contradictions(pairs, whole=complete)
         pairs.sort(key=lambda pair: pair[0].order)
@@ -218,11 +218,12 @@ class Matcher:
         own, theirs = self._alike[t.colour]
         return own == theirs == 1 or (own == theirs and ("scope" in t.evidence or t.pieces.keys() == s.pieces.keys()))
 
-    def _in_its_place(self, t: Unit, s: Unit, pairs: list[tuple[Unit, Unit]]) -> bool:
+    def _in_its_place(self, t: Unit, s: Unit, pairs: list[tuple[Unit, Unit]], *, nothing_left: bool) -> bool:
         """Whether a pair is on the way to others on both sides, or the end of both: what is trained anew, or was left
         out, is at the end of one of them, and something else is at that of the other.
 
-        The end of the source is that of the part of it in which all the others are.
+        The end of the source is that of the part of it in which all the others are; or what is left of it, if NOTHING
+        else is.
         """
         others = [(a, b) for a, b in pairs if a is not t]
         own, theirs = self._alike[t.colour]
@@ -237,7 +238,7 @@ class Matcher:
         inside = others[0][1].path[: len(part)] == part
         behind = [u for u in self.cells.sources if u.order > s.order and u.path[: len(part)] == part]
         last = t.turn is not None and all(a.turn is not None and a.turn < t.turn for a, _ in others)
-        return last and inside and not behind
+        return last and (nothing_left or (inside and not behind))
 
     def _comes_before(self, one: Unit, other: Unit) -> bool:
         """Whether what one unit of the model gives flows into another; or, where that was not followed, whether it is
@@ -263,7 +264,8 @@ class Matcher:
     def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
         """Where all else has the same name on both sides, a pair of two names may be something new that merely fits.
 
-        Equal numbers below two prefixes (`box_head.0`, `mask_head.0`) are no equal names, where most have no prefix.
+        Equal numbers below two prefixes (`box_head.0`, `mask_head.0`) are no equal names where most have no prefix; and
+        where several modules have other names, one more that has says nothing.
         """
         names = self._naming.exact
         named = [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
@@ -275,6 +277,7 @@ class Matcher:
         strangers = [(t, s) for t, s in pairs if id(t) not in inside]
         if len(strangers) > 0.2 * len(pairs):
             strangers = counted
+        several = len({names[id(t)][:2] for t, _ in renamed}) > 1
         last = max((u.order for u in self.cells.sources), default=0.0)
         # the last layer is the output, whatever its name; a norm is none
         ends = {id(s) for _, s in strangers if s.order == last and not s.pieces.keys() & STATISTICS}
@@ -282,9 +285,10 @@ class Matcher:
             (t, s)
             for t, s in strangers
             if hard_conflict(t.words, s.words)
-            or (similarity(t, s) <= SOME and not related(t, s))
+            or (similarity(t, s) <= SOME and not related(t, s) and not several)
             or (
-                id(s) not in ends
+                not several
+                and id(s) not in ends
                 and not shared(_of_no_head(t), _of_no_head(s))
                 and (self.sequences.ordered or not related(t, s))  # which is last is not known of sorted keys
             )
