@@ -363,3 +363,25 @@ def test_features_that_the_model_flattens_in_another_order_are_a_guess_that_is_r
     with torch.no_grad():
         x = torch.randn(2, 3, 7, 9)
         torch.testing.assert_close(own(x), source(x))
+
+
+class Scaling(nn.Module):
+    """Code that scales its pictures itself, around the layers that other code has alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers((x - 0.4) / 0.3)
+
+
+def test_a_proof_says_where_the_model_begins_if_that_is_inside_of_the_code_of_the_source() -> None:
+    torch.manual_seed(0)
+    source = Scaling()
+    own = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    mapping = ckptool.transfer(source.state_dict(), own, source_model=source, prove=True)
+    assert mapping.proof is not None
+    assert mapping.proof["equal"]
+    assert mapping.proof["text"].startswith("outputs are equal on float32[")
+    assert "as layers.0 of the source's code takes it" in mapping.proof["text"]

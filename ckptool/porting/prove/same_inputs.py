@@ -72,8 +72,10 @@ class SameInputs:
 
     @property
     def shown(self) -> str:
-        """What they are, as a person would type them."""
-        return inputs_text(self.theirs)
+        """What they are, as a person would type them; and where the model begins, if inside of the source's code."""
+        inside = [printable(link.module) for link in self.links if link.how == "part"]
+        begins = f", as {' and '.join(inside)} of the source's code takes it" if inside else ""
+        return inputs_text(self.theirs) + begins
 
     def made(self, seed: int) -> tuple[Any, Any] | None:
         """Values for the source's code, and the same for the model; None where its parts cannot be run."""
