@@ -259,7 +259,59 @@ class Context(nn.Module):
         return nn.functional.scaled_dot_product_attention(q, k, v)
 
 
-@pytest.mark.parametrize("kind", [Pyramid, Subsampled, Warped, Einsum, PutIn, Checked, Context])
+class Tables(nn.Module):
+    """A table for each column of an input, found by the number of the column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleDict({f"embed_{i}": nn.Embedding(9, 3) for i in range(7)})
+        self.out = nn.Linear(7 * 3 + 6, 1)
+
+    def forward(self, dense: Any, sparse: Any) -> Any:
+        looked_up = [self.tables[f"embed_{i}"](sparse[:, i]) for i in range(sparse.shape[1])]
+        return self.out(torch.cat([*looked_up, dense], -1))
+
+
+class TablesInAList(Tables):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(self.tables.values())
+
+    def forward(self, dense: Any, sparse: Any) -> Any:
+        looked_up = [self.tables[i](sparse[:, i]) for i in range(sparse.shape[1])]
+        return self.out(torch.cat([*looked_up, dense], -1))
+
+
+class Placed(nn.Module):
+    """Adds to features what says where they are, which has as many channels as they get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.layer = nn.Conv2d(20, 24, 1), nn.Linear(24, 24)
+
+    def forward(self, feats: Any, pos: Any) -> Any:
+        x, pos = (t.flatten(2).permute(2, 0, 1) for t in (self.project(feats), pos))
+        return self.layer(x + pos)
+
+
+class Shuffled(nn.Module):
+    """Takes the places that the smallest of some numbers have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.out = nn.Conv2d(3, 8, 8, 8), nn.Linear(8, 8)
+        self.places = nn.Parameter(torch.zeros(1, 16, 8))
+
+    def forward(self, pictures: Any, noise: Any) -> Any:
+        x = self.patches(pictures).flatten(2).mT + self.places
+        kept = torch.argsort(noise, dim=1)[:, : x.shape[1] // 2]
+        return self.out(torch.gather(x, 1, kept.unsqueeze(-1).repeat(1, 1, x.shape[2])))
+
+
+_SIZED = [Pyramid, Subsampled, Warped, Einsum, PutIn, Checked, Context, Tables, TablesInAList, Placed, Shuffled]
+
+
+@pytest.mark.parametrize("kind", _SIZED)
 def test_what_stops_a_try_and_what_other_tries_gave_there_lead_to_the_sizes(kind: Any) -> None:
     model = kind()
     found = next(find_inputs(model), None)

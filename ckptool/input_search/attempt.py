@@ -29,7 +29,7 @@ class Stop:
         message: what the error says.
         furthest: how far it got.
         name, args: the operation that could not be done; "" where it was none, and then that before.
-        blamed: the inputs that its arguments are made of, by their place.
+        blamed: the inputs that its arguments are made of, by their place; first those that came there without weights.
         picked: inputs of which single elements were taken, and how many.
         asked: inputs of which an entry was taken by name, and the name.
         touched: inputs that were looked at.
@@ -90,6 +90,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         self._weights = {id(t) for t in itertools.chain(model.parameters(), model.buffers())}
         self._given = {id(t): place for place, t in enumerate(given)}
         self._from = {id(t): frozenset([place]) for place, t in enumerate(given)}
+        self._bare = set(self._given)  # what was made of inputs alone
         self._shortcut = shortcut
         self._alive: list[Any] = []  # so that ids stay their own
         self._budget = Budget()
@@ -142,17 +143,21 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
             for one in flat(result):
                 if isinstance(one, torch.Tensor) and id(one) not in self._given and id(one) not in self._weights:
                     self._from[id(one)] = origin
+                    if all(id(t) in self._bare for t in taken):
+                        self._bare.add(id(one))
         return result
 
     def stopped(self, error: Exception) -> Stop:
         name, args, origin = self._last
+        bare = [self._from[id(t)] for t in flat(args) if id(t) in self._bare]
+        as_given = frozenset(itertools.chain.from_iterable(bare))  # the sizes of the others are those of weights, too
         return Stop(
             str(error),
             type(error).__name__,
             len(self._used) + min(self._calls, 5000) * 1e-4,
             name if self._failed else "",
             args,
-            sorted(origin),
+            sorted(origin, key=lambda place: (place not in as_given, place)),
             self._picked,
             self._asked,
             frozenset(self.touched),

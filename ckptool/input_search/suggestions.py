@@ -22,6 +22,7 @@ def suggestions(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
     told = leaves(spec)
     specs = [one for _, one in told]
     blamed = stop.blamed or list(range(len(specs)))
+    yield from (with_leaves(spec, new) for new in _counted(specs, stop))
     yield from _named(model, spec, stop)
     for place, key in stop.asked.items():
         yield _put(spec, told[place][0], Fields({key: _first(model, key, specs[place])}))
@@ -40,6 +41,23 @@ def suggestions(model: torch.nn.Module, spec: Any, stop: Stop) -> Iterator[Any]:
     for at in [*blamed, *(at for at in range(len(specs)) if at not in blamed)]:
         for new in changes(specs[at], stop):
             yield with_leaves(spec, [new if place == at else one for place, one in enumerate(specs)])
+
+
+#: What a container of modules says that has no layer of a number, or of a name that counts.
+_NO_SUCH_LAYER = re.compile(r"'[A-Za-z_]*(\d+)'|index (\d+) is out of range")
+
+
+def _counted(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:
+    """An input with as many columns as there are layers, where code that takes a layer for each column ran out of them:
+    it has no `embed_4` for a fifth one."""
+    found = _NO_SUCH_LAYER.fullmatch(stop.message) if stop.error in ("KeyError", "IndexError") else None
+    last = int(found[1] or found[2]) if found else 0
+    for size in (last, last - 1):  # those that count from one have the last one still
+        for at, one in enumerate(specs):
+            for d, n in enumerate(one.shape[1:], 1):
+                if 0 < size < n:
+                    shape = (*one.shape[:d], size, *one.shape[d + 1 :])
+                    yield [replace(one, shape=shape) if i == at else other for i, other in enumerate(specs)]
 
 
 def _beside(specs: Sequence[InputSpec], stop: Stop) -> Iterator[list[InputSpec]]:

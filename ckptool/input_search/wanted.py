@@ -56,7 +56,7 @@ def wanted_dimensions(stop: Stop) -> list[tuple[int, int]]:
         and 1 < min(x.ndim, weight.ndim) < max(x.ndim, weight.ndim)
     ):
         found.append((min(x.ndim, weight.ndim), max(x.ndim, weight.ndim)))
-    if "permute" in stop.name and x is not None:
+    if x is not None and ("permute" in stop.name or (stop.name == "repeat" and "repeat dims" in said)):
         found.append((x.ndim, len([a for a in flat(stop.args) if isinstance(a, int)])))
     return [(have, want) for have, want in dict.fromkeys(found) if have != want or have < 0]
 
