@@ -20,7 +20,7 @@ from .biases import attach_biases, divide_biases
 from .exported import name_exported
 from .fused import fused_alike, missing_key_bias, split_by_initials, split_fused
 from .gates import join_gates, of_recurrent_kernels
-from .heads import flat_heads
+from .heads import flat_heads, flat_vectors
 from .implied import forget_plain_words, imply
 from .joined import join_parts
 from .kernels import channels_first, lay_down, turn_transposed
@@ -296,6 +296,7 @@ def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:
     follow_names(source, target)
     for one, other in ((target, source), (source, target)):
         flat_heads(one, other)
+        flat_vectors(one, other)
     both = fused_alike(source, target)
     for one, other in (
         (source, target),

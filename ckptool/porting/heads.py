@@ -10,7 +10,7 @@ from math import prod
 
 from . import expression as ex
 from .expression import Expr, Shape
-from .layouts import matrices_wanted
+from .layouts import is_bare, matrices_wanted
 from .pieces import Canon, Piece, squeezed
 from .stacked import fits_inside, numbered_lists
 from .words import label, table
@@ -50,6 +50,23 @@ def flat_heads(one: Canon, other: Canon) -> None:
         if bias is not None and len(bias.shape) == 2 and prod(bias.shape) == flat[0]:
             row = partial(ex.reshape, shape=flat[:1])
             one.become(bias, [(replace(bias, shape=flat[:1]), row)], partial(ex.reshape, shape=bias.shape))
+
+
+def flat_vectors(one: Canon, other: Canon) -> None:
+    """See parameters by heads ([heads, width]) as the vectors over all of them that the other side has, where it has
+    none of their sizes and as many vectors more: what a relative attention adds to its queries (Dai et al.,
+    "Transformer-XL", 2019)."""
+    own, theirs = (Counter(squeezed(p.shape) for p in side.pieces.values()) for side in (one, other))
+    by_heads = Counter(
+        p.shape for p in one.pieces.values() if len(squeezed(p.shape)) == len(p.shape) == 2 and is_bare(p)
+    )
+    for shape, count in by_heads.items():
+        flat = (prod(shape),)
+        if count != own[shape] or theirs[shape] or theirs[flat] - own[flat] < count or 0 in shape:
+            continue
+        for piece in [p for p in one.pieces.values() if p.shape == shape]:
+            down, up = partial(ex.reshape, shape=flat), partial(ex.reshape, shape=shape)
+            one.become(piece, [(replace(piece, shape=flat), down)], up)
 
 
 def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], set[Shape]]:

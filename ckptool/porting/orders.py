@@ -9,6 +9,7 @@ from itertools import pairwise
 from .cells import Cells, of
 from .counting import counted, rows
 from .doubts import About, Doubt
+from .places import Path, block_of
 from .scopes import AGAINST_LEVELS, Scopes
 from .sequences import Around, Sequences, neighbours
 from .series import common
@@ -253,7 +254,8 @@ class Orders:
         return paired and not any(u.cell in self.cells.pair_of for u in rest)
 
     def between(self, t: Unit, s: Unit) -> bool:
-        """Whether in some order both stand between the same pairs."""
+        """Whether in some order both stand between the same pairs, or between the same blocks, which code may begin
+        and end with other layers."""
         return any(self._fits_between(t, s, ts, ss) for _, ts, ss in self.sequences.all())
 
     def at_the_end(self, t: Unit, s: Unit) -> bool:
@@ -279,9 +281,22 @@ class Orders:
         before_s, after_s = neighbours(sources)
 
         def same(a: object, b: object) -> bool:
-            if a == "edge" or b == "edge":
-                return a == b
-            return isinstance(a, Unit) and isinstance(b, Unit) and a.cell == b.cell and a.cell in self.cells.pair_of
+            if not isinstance(a, Unit) or not isinstance(b, Unit):
+                return a == b == "edge"
+            if a.cell == b.cell:
+                return a.cell in self.cells.pair_of
+            own, theirs = block_of(a.path), block_of(b.path)
+            if not own or not theirs or inside(t, own) or inside(s, theirs):
+                return False
+            return all(
+                u.cell in self.cells.pair_of
+                and inside(self.cells.pair_of[u.cell][0], own)
+                and inside(self.cells.pair_of[u.cell][1], theirs)
+                for u in (a, b)
+            )
+
+        def inside(unit: Unit, block: Path) -> bool:
+            return unit.path[: len(block)] == block
 
         return same(before_t.get(id(t)), before_s.get(id(s))) and same(after_t.get(id(t)), after_s.get(id(s)))
 

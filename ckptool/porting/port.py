@@ -89,7 +89,8 @@ class _Entries:
         return self._without_company(made.with_entries(entries))
 
     def _without_company(self, made: Mapping) -> Mapping:
-        """Doubt what is taken from a layer of which the source has more that nothing reads: adapters, masks, scales."""
+        """Doubt what is taken from a layer of which the source has more that nothing reads: adapters, masks, scales; or
+        what the model has beside something without a source, for which that is of the right size."""
         left: dict[str, list[str]] = defaultdict(list)
         for key in made.unused:
             entry = self._source.signature.entries.get(key)
@@ -99,10 +100,17 @@ class _Entries:
                 for at, letter in enumerate(key):
                     if letter == ".":
                         left[key[:at]].append(key)
+        gaps: dict[str, set[Shape]] = defaultdict(set)
+        for one in made.entries:
+            if one.status == "unmapped" and one.parameter is not False:
+                gaps[one.target.rpartition(".")[0]].add(squeezed(one.shape))
         entries: list[Entry] = []
         for one in made.entries:
             layers = [key.rpartition(".") for key in one.sources]
             found = next((rest for path, _, leaf in layers if (rest := _left_in(left, path, leaf))), None)
+            if found is None and (wanted := gaps.get(one.target.rpartition(".")[0])):
+                beside = (key for path, _, _ in layers for key in left.get(path, ()) if key.rpartition(".")[0] == path)
+                found = next((key for key in beside if squeezed(self._shapes[key]) in wanted), None)
             if found is not None:
                 doubt = f"{found} of the source belongs to the same layer, and nothing reads it"
                 one = replace(one, status="guessed", doubts=(*one.doubts, doubt))

@@ -37,7 +37,7 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
     """Kernels of other input channels or dimensions."""
     if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
         doubt = "a linear layer over patches seen as a convolution; the order of pixels in a patch is in the code only"
-        return ex.reshape(expr, wanted), doubt, ()
+        return ex.reshape(expr, wanted), doubt, _by_pixels(wanted, have, expr)
     narrow, other = (tuple(n for n in shape if n != 1) for shape in (wanted, have))
     groups = _of_groups(wanted, narrow, have, expr)
     if groups:
@@ -61,6 +61,17 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
         doubt = f"the kernels of {have[2]} frames are summed to one of pictures"
         return ex.reshape(Expr("sum", (expr,), (2,)), wanted), doubt, ()
     return None
+
+
+def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
+    """A linear layer and a convolution over patches, where the linear layer takes all channels of one pixel, then those
+    of the next."""
+    if len(have) == 2 < len(wanted):
+        pixels = ex.reshape(expr, (wanted[0], *wanted[2:], wanted[1]))
+        return (ex.permute(pixels, 0, len(wanted) - 1, *range(1, len(wanted) - 1)),)
+    if len(wanted) == 2 < len(have):
+        return (ex.reshape(ex.permute(expr, 0, *range(2, len(have)), 1), wanted),)
+    return ()
 
 
 def _of_groups(wanted: Shape, narrow: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:

@@ -122,7 +122,7 @@ _SUFFIX = re.compile(r"(.+)_(weight|bias|kernel|gamma|beta|(?:running|moving)_(?
 
 #: What a factor stands beside to be a weight, and what stands beside a factor to be a bias. That is not said of "a" and
 #: "b", which may be the two matrices of an adapter.
-_SHIFTS = frozenset("bias beta shift offset".split())
+_SHIFTS = frozenset("bias beta shift offset loc".split())
 _FACTORS = frozenset("weight gamma scale kernel w g a_2 gain alpha".split())
 
 

@@ -120,6 +120,8 @@ def test_in_which_order_a_linear_layer_takes_what_a_convolution_takes_is_a_guess
     target: Shapes = {"patch.weight": (10, 3, 2, 2, 2), "head.weight": (4, 10)}
     mapping = port(signature({**target, "patch.weight": (10, 24)}), wanted(target, used=target))
     assert status(mapping, "patch.weight") == "guessed"
+    rivals = [str(rival) for rival in found(mapping, "patch.weight").rivals]
+    assert rivals == ["permute(reshape(patch.weight, 10, 2, 2, 2, 3), 0, 4, 1, 2, 3)"]
     keras: Shapes = {"conv/kernel": (3, 3, 3, 6), "conv/bias": (6,), "fc/kernel": (24, 10), "fc/bias": (10,)}
     target = {"conv.weight": (6, 3, 3, 3), "conv.bias": (6,), "fc.weight": (10, 6, 2, 2), "fc.bias": (10,)}
     mapping = port(signature(keras), wanted(target, used=target))
@@ -384,3 +386,20 @@ def test_a_buffer_of_which_the_file_has_several_is_any_of_them_if_they_are_equal
         values=source.get,
     )
     assert status(mapping, "rotary_embeddings.inv_freq") == expected
+
+
+def test_a_norm_stands_between_blocks_that_code_begins_and_ends_with_other_layers() -> None:
+    """One code registers a norm before the layer it is for, the other behind it."""
+    norm = {"norm.weight": (8,), "norm.bias": (8,)}
+    fn = {"fn.0.weight": (6, 8), "fn.3.weight": (8, 6)}
+    source: Shapes = {"1.weight": (8, 30)}
+    target: Shapes = {"stem.weight": (8, 3, 5, 2)}
+    for n in range(3):
+        source |= {f"{n + 2}.{key}": size for key, size in (fn | norm).items()}
+        target |= {f"blocks.{n}.{key}": size for key, size in (norm | {"mlp.fc1.weight": (6, 8)}).items()}
+        target[f"blocks.{n}.mlp.fc2.weight"] = (8, 6)
+    source |= {"5.weight": (8,), "5.bias": (8,), "7.weight": (10, 8)}
+    target |= {"norm.weight": (8,), "norm.bias": (8,), "head.weight": (10, 8)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert pairing(mapping)["norm.weight"] == "5.weight"
+    assert (status(mapping, "norm.weight"), status(mapping, "stem.weight")) == ("mapped", "guessed")

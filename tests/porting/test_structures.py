@@ -210,7 +210,15 @@ def test_what_a_parametrization_computes_from_a_tensor_is_not_known_and_said_so(
 # -- roles
 
 
-_NORMS = [("gamma", "beta"), ("shift", "gain"), ("g", "b"), ("beta", "alpha"), ("a_2", "b_2"), ("offset", "scale")]
+_NORMS = [
+    ("gamma", "beta"),
+    ("shift", "gain"),
+    ("g", "b"),
+    ("beta", "alpha"),
+    ("a_2", "b_2"),
+    ("offset", "scale"),
+    ("loc", "scale"),
+]
 
 
 @pytest.mark.parametrize("theirs", _NORMS)
@@ -218,7 +226,7 @@ _NORMS = [("gamma", "beta"), ("shift", "gain"), ("g", "b"), ("beta", "alpha"), (
 def test_factors_and_shifts_of_norms_are_told_whatever_they_are_called_and_in_any_order(
     own: tuple[str, str], theirs: tuple[str, str]
 ) -> None:
-    is_shift = {"bias", "beta", "shift", "b", "b_2", "offset"}.__contains__
+    is_shift = {"bias", "beta", "shift", "b", "b_2", "offset", "loc"}.__contains__
     source = {f"layers.{n}.{key}": s for n in (0, 1) for key, s in _with_norm(theirs).items()}
     target = {f"blocks.{n}.{key}": s for n in (0, 1) for key, s in _with_norm(own).items()}
     made = pairing(port(signature(source), wanted(target)))
@@ -545,3 +553,28 @@ def test_a_stack_of_blocks_is_a_convolution_by_groups_in_doubt(stack: tuple[int,
     assert [str(expr) for expr in (entry.expr, *entry.rivals)] == expected
     assert entry.status == "guessed"
     assert pairing(port(signature(source), wanted(target)))["mix.bias"] == "reshape(mix.b, 12)"
+
+
+def test_what_is_added_by_heads_is_a_vector_over_all_of_them() -> None:
+    body = {"embed.weight": (40, 24), "layers.0.attn.q.weight": (24, 24), "norm.weight": (24,)}
+    apart = {"r_w_bias": (4, 6), "other_bias": (3, 8), **body}
+    flat = {"content_bias": (24,), "third": (3, 8), **body}
+    mapping = port(signature(apart), wanted(flat))
+    assert pairing(mapping)["content_bias"] == "reshape(r_w_bias, 24)"
+    back = port(signature(flat), wanted(apart))
+    assert pairing(back)["r_w_bias"] == "reshape(content_bias, 4, 6)"
+
+
+def test_what_has_the_sizes_of_heads_on_both_sides_stays_as_it_is() -> None:
+    source = {"scores": (4, 6), "embed.weight": (40, 24), "norm.weight": (24,)}
+    target = {"scores": (4, 6), "embed.weight": (40, 24), "norm.weight": (24,), "shift": (24,)}
+    mapping = port(signature(source), wanted(target))
+    assert pairing(mapping)["scores"] == "scores"
+    assert found(mapping, "shift").expr is None
+
+
+def test_what_fills_a_layer_in_part_is_a_guess_while_the_rest_may_be_beside_it() -> None:
+    source = {f"flows.{n}.{key}": s for n in range(3) for key, s in {"act.slope": (1, 8), "act.rate": (1, 8)}.items()}
+    target = {f"steps.{n}.act_{leaf}": (8,) for n in range(3) for leaf in ("scale", "bias")}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert "mapped" not in {entry.status for entry in mapping.entries}

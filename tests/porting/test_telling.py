@@ -138,3 +138,15 @@ def test_the_layers_of_an_added_stream_are_those_of_the_context() -> None:
         "slice(joint.1.context_block.attn.qkv.weight, 0, 8, 16)"
     )
     assert str(found(mapping, "blocks.0.attn.to_out.weight").expr) == "joint.0.x_block.attn.proj.weight"
+
+
+def test_the_layer_behind_an_attention_is_none_for_places_whatever_the_order() -> None:
+    """`o_net`, `r_net` of one code; `w_rel`, `w_out` of another, which uses them in the other order."""
+    theirs, own = {}, {}
+    for n in range(2):
+        at = f"layers.{n}."
+        theirs |= {f"{at}attn.{name}.weight": (8, 8) for name in ("q_net", "k_net", "v_net", "o_net", "r_net")}
+        own |= {f"{at}{name}.weight": (8, 8) for name in ("w_query", "w_key", "w_value", "w_rel", "w_out")}
+    mapping = port(signature(theirs), wanted(own, used=own))
+    assert str(found(mapping, "layers.1.w_out.weight").expr) == "layers.1.attn.o_net.weight"
+    assert str(found(mapping, "layers.1.w_rel.weight").expr) == "layers.1.attn.r_net.weight"
