@@ -150,3 +150,29 @@ def test_the_layer_behind_an_attention_is_none_for_places_whatever_the_order() -
     mapping = port(signature(theirs), wanted(own, used=own))
     assert str(found(mapping, "layers.1.w_out.weight").expr) == "layers.1.attn.o_net.weight"
     assert str(found(mapping, "layers.1.w_rel.weight").expr) == "layers.1.attn.r_net.weight"
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own"),
+    [
+        (("att_src", "att_dst"), ("attn_r", "attn_l")),
+        (("lin_l.weight", "lin_r.weight"), ("root.weight", "neigh.weight")),
+        (("decoder.embed.weight", "encoder.embed.weight"), ("source_embedding.weight", "target_embedding.weight")),
+    ],
+)
+def test_two_sides_are_told_by_what_the_field_calls_them(theirs: tuple[str, str], own: tuple[str, str]) -> None:
+    """The second name of one is the first of the other, whatever the order."""
+    layer = {"lin.weight": (12, 8), "bias": (12,)}
+    sides: list[dict[str, tuple[int, ...]]] = []
+    for stem, names in (("convs", theirs), ("layers", own)):
+        sides.append(
+            {
+                f"{stem}.{n}.{key}": size
+                for n in range(2)
+                for key, size in (layer | dict.fromkeys(names, (6, 8))).items()
+            }
+        )
+    mapping = port(signature(sides[0]), wanted(sides[1], used=sides[1]))
+    for n in range(2):
+        assert str(found(mapping, f"layers.{n}.{own[0]}").expr) == f"convs.{n}.{theirs[1]}"
+        assert str(found(mapping, f"layers.{n}.{own[1]}").expr) == f"convs.{n}.{theirs[0]}"
