@@ -81,9 +81,9 @@ def _change(one: tuple[str, ...], other: tuple[str, ...]) -> _Change | None:
     """The one word by which two names differ, which is no number: ("bn", "scale"), or ("", "scale") if added."""
     if len(one) == len(other):
         changes = [(a, b) for a, b in zip(one, other, strict=True) if a != b]
-        return changes[0] if len(changes) == 1 and not "".join(changes[0]).isdigit() else None
+        return changes[0] if len(changes) == 1 and not "".join(changes[0]).isdecimal() else None
     at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
-    return ("", other[at]) if one[at:] == other[at + 1 :] and not other[at].isdigit() else None
+    return ("", other[at]) if one[at:] == other[at + 1 :] and not other[at].isdecimal() else None
 
 
 def _next(path: _Path, free: set[_Path], layers: dict[_Path, dict[str, Piece]]) -> _Path | None:

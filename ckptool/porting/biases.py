@@ -114,7 +114,7 @@ def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
 
 def _own_name(path: tuple[str, ...]) -> str:
     """The last component of a path that is no number: a list of biases is called as one is."""
-    return next((component for component in reversed(path) if not component.isdigit()), "")
+    return next((component for component in reversed(path) if not component.isdecimal()), "")
 
 
 def _layers(canon: Canon) -> set[tuple[Shape, Shape]]:

@@ -168,7 +168,7 @@ class _Apart:
 def _kind(path: tuple[str, ...], held: Iterable[str]) -> Hashable:
     """What modules of one class have in common: the names in them, or their path where those are numbers."""
     names = frozenset(held)
-    return template(path) if all(name.isdigit() for name in names) else names
+    return template(path) if all(name.isdecimal() for name in names) else names
 
 
 def _first(pairs: list[Pair]) -> Pair | None:

@@ -73,7 +73,7 @@ def _places(units: list[Unit]) -> dict[int, dict[int, _Place]]:
         for at in range(1, len(unit.path)):
             inside[unit.path[:at]].add(unit.path[at:])
             ranks[unit.path[:at]].add(len(unit.main.shape))
-            if len(unit.path) - at > 1 or not unit.path[at].isdigit():
+            if len(unit.path) - at > 1 or not unit.path[at].isdecimal():
                 named.add(unit.path[:at])
     named |= {path for path, found in ranks.items() if len(found) > 1}
     classes = {path: frozenset(names) for path, names in inside.items() if len(names) > 2 and path in named}

@@ -29,7 +29,7 @@ def copies(source: Signature, target: Signature) -> tuple[dict[str, str], set[st
             below[parts[:depth]][parts[depth:]] = entry.shape
     groups: dict[Any, list[tuple[str, ...]]] = defaultdict(list)
     for prefix, inner in below.items():
-        if len(inner) >= 4 and not prefix[-1].isdigit():
+        if len(inner) >= 4 and not prefix[-1].isdecimal():
             groups[(len(prefix), prefix[:-1], frozenset(inner.items()))].append(prefix)
     size: dict[tuple[str, ...], int] = {prefix: len(inner) for prefix, inner in below.items()}
     size[()] = len(source.entries)

@@ -118,4 +118,4 @@ def _in_one_block(one: str, other: str) -> bool:
     """Whether two keys are of one block, which has a number: they differ in the names of layers only."""
     a, b = one.split("."), other.split(".")
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
-    return any(component.isdigit() for component in a[:same]) and max(len(a), len(b)) - same <= _END
+    return any(component.isdecimal() for component in a[:same]) and max(len(a), len(b)) - same <= _END

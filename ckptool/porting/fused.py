@@ -48,9 +48,9 @@ def _said(path: Sequence[str], phrases: Mapping[tuple[str, ...], _Meaning]) -> _
 
     That of a list, for what is numbered in it. What kind of convolution it is says nothing: `qkv_dwconv`.
     """
-    name = next((component for component in reversed(path) if not component.isdigit()), "")
+    name = next((component for component in reversed(path) if not component.isdecimal()), "")
     every = cut(name)
-    words = tuple(word for word in every if not word.isdigit())
+    words = tuple(word for word in every if not word.isdecimal())
     if len(words) > 1 and words[-1] in _CONVOLUTIONS:
         words = words[:-1]
     return next((phrases[one] for one in (every, words, words[-2:], words[-1:]) if one in phrases), None)

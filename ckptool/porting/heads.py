@@ -13,7 +13,7 @@ from .expression import Expr, Shape
 from .layouts import is_bare, matrices_wanted
 from .pieces import Canon, Piece, squeezed
 from .stacked import fits_inside, numbered_lists
-from .words import label, table
+from .words import cut, label, table
 
 
 def flat_heads(one: Canon, other: Canon) -> None:
@@ -53,10 +53,10 @@ def flat_heads(one: Canon, other: Canon) -> None:
 
 
 def flat_vectors(one: Canon, other: Canon) -> None:
-    """See parameters by heads ([heads, width]) as the vectors over all of them that the other side has, where it has
-    none of their sizes and as many vectors more: what a relative attention adds to its queries (Dai et al.,
+    """See biases by heads ([heads, width]) as the vectors over all of them that the other side has, where it has none
+    of their sizes and as many such vectors: what a relative attention adds to its queries (Dai et al.,
     "Transformer-XL", 2019)."""
-    own, theirs = (Counter(squeezed(p.shape) for p in side.pieces.values()) for side in (one, other))
+    own, theirs = (Counter(p.shape for p in side.pieces.values() if _is_bias(p)) for side in (one, other))
     by_heads = Counter(
         p.shape for p in one.pieces.values() if len(squeezed(p.shape)) == len(p.shape) == 2 and is_bare(p)
     )
@@ -67,6 +67,11 @@ def flat_vectors(one: Canon, other: Canon) -> None:
         for piece in [p for p in one.pieces.values() if p.shape == shape]:
             down, up = partial(ex.reshape, shape=flat), partial(ex.reshape, shape=shape)
             one.become(piece, [(replace(piece, shape=flat), down)], up)
+
+
+def _is_bias(piece: Piece) -> bool:
+    """Whether the name of a parameter says what it is a bias of: that of a layer is no more than its `bias`."""
+    return "bias" in cut(piece.leaf)[1:]
 
 
 def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], set[Shape]]:

@@ -84,7 +84,7 @@ def _listed_attention(canon: Canon) -> None:
     """Where an attention holds a list of four equal layers, they are those of queries, keys, values and outputs."""
     lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in canon.pieces.values():
-        if len(piece.path) > 1 and piece.last.isdigit() and piece.role in ("weight", "bias"):
+        if len(piece.path) > 1 and piece.last.isdecimal() and piece.role in ("weight", "bias"):
             lists[piece.path[:-1]].append(piece)
     for head, pieces in lists.items():
         matrices = [p for p in pieces if p.role == "weight"]
@@ -131,7 +131,7 @@ def _third_norm(canon: Canon) -> None:
     for piece in canon.pieces.values():
         if piece.path and len(piece.shape) == 1 and label(group, _singular(piece.path)) == "norm":
             path = piece.path
-            at = next((at + 1 for at in range(len(path) - 2, -1, -1) if path[at].isdigit()), len(path) - 1)
+            at = next((at + 1 for at in range(len(path) - 2, -1, -1) if path[at].isdecimal()), len(path) - 1)
             blocks[path[:at]][path[at:]].append(piece)
     for norms in blocks.values():
         if len(norms) == 3:
@@ -143,8 +143,8 @@ def _third_norm(canon: Canon) -> None:
 
 def _singular(path: tuple[str, ...]) -> tuple[str, ...]:
     """The words of the last name of a path; of a list that a number is in (`norms.1`), those of one of its members."""
-    words = cut(next((component for component in reversed(path) if not component.isdigit()), ""))
-    return (*words[:-1], words[-1].removesuffix("s")) if path[-1].isdigit() and words else words
+    words = cut(next((component for component in reversed(path) if not component.isdecimal()), ""))
+    return (*words[:-1], words[-1].removesuffix("s")) if path[-1].isdecimal() and words else words
 
 
 _FEED_FORWARD = frozenset({"ffn", "mlp", "ff", "ffw", "fc"})

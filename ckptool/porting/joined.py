@@ -142,7 +142,7 @@ def _line_up(one: Canon, other: Canon) -> None:
     """
     lists: dict[_Path, dict[str, dict[int, Piece]]] = defaultdict(lambda: defaultdict(dict))
     for piece in one.pieces.values():
-        if piece.role == "weight" and len(piece.path) > 1 and piece.last.isdigit() and not piece.path[-2].isdigit():
+        if piece.role == "weight" and len(piece.path) > 1 and piece.last.isdecimal() and not piece.path[-2].isdecimal():
             lists[piece.path[:-2]][piece.path[-2]][int(piece.last)] = piece
     sizes = _Sizes(one, other)
     for parent, named in lists.items():
@@ -175,12 +175,12 @@ def _move(one: Canon, old: _Path, new: _Path) -> None:
 
 
 def _join_lists(one: Canon, other: Canon) -> None:
-    for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdigit()}, reverse=True):
+    for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdecimal()}, reverse=True):
         sizes = _Sizes(one, other)
         parents = _parents(one, other, sizes)
         lists: dict[_Path, dict[tuple[_Path, str], dict[int, Piece]]] = defaultdict(lambda: defaultdict(dict))
         for piece in one.pieces.values():
-            if len(piece.path) > at and piece.path[at].isdigit():
+            if len(piece.path) > at and piece.path[at].isdecimal():
                 lists[piece.path[:at]][piece.path[at + 1 :], piece.role][int(piece.path[at])] = piece
         plans = {}
         for head, inner in lists.items():
@@ -302,7 +302,7 @@ def _by_channel(inner: _Inner, path: _Path) -> bool:
 
 
 def _without_number(piece: Piece) -> _Path:
-    return tuple(word for word in piece.words if not word.isdigit())
+    return tuple(word for word in piece.words if not word.isdecimal())
 
 
 def _merge(one: Canon, parts: Sequence[Piece], new: Piece, join: _Join) -> Piece:
@@ -469,8 +469,8 @@ class _Family:
 def _families(pieces: list[Piece], sizes: _Sizes) -> list[_Family]:
     """Groups of siblings that may be parts of one tensor; numbered names first, then those of a table, then all."""
     pieces = sorted((p for p in pieces if sizes.wanted(p.shape) < 0), key=lambda p: p.order)
-    listed = sorted((p for p in pieces if p.last.isdigit()), key=lambda p: int(p.last))
-    pieces = [p for p in pieces if not p.last.isdigit()]
+    listed = sorted((p for p in pieces if p.last.isdecimal()), key=lambda p: int(p.last))
+    pieces = [p for p in pieces if not p.last.isdecimal()]
     found = [_Family(tuple(listed), (), numbered=True)] if len({p.shape for p in listed}) > 1 else []
     for known, place in ((_number, True), (_letter, True), (_label, False)):
         groups: dict[_Path, dict[str, Piece]] = defaultdict(dict)
@@ -523,7 +523,7 @@ def _of_one_stem(pieces: list[Piece]) -> list[_Family]:
     groups: dict[tuple[_Path, Shape], list[Piece]] = defaultdict(list)
     for piece in pieces:
         words = cut(piece.last)
-        if len(words) > 1 and not words[-1].isdigit():
+        if len(words) > 1 and not words[-1].isdecimal():
             groups[words[:-1], piece.shape].append(piece)
     return [_Family(tuple(group), stem, numbered=False) for (stem, _), group in groups.items() if len(group) > 2]
 
@@ -541,14 +541,14 @@ def _in_a_row(numbers: Sequence[int]) -> bool:
 
 
 def _number(words: _Path) -> tuple[str, _Path] | None:
-    if len(words) < 2 or not words[-1].isdigit():
+    if len(words) < 2 or not words[-1].isdecimal():
         return None
     return words[-1], words[:-1]
 
 
 def _letter(words: _Path) -> tuple[str, _Path] | None:
     """The place in the alphabet of a letter behind a number: `conv1a` and `conv1b`."""
-    if len(words) < 3 or len(words[-1]) > 1 or words[-1] not in _LETTERS or not words[-2].isdigit():
+    if len(words) < 3 or len(words[-1]) > 1 or words[-1] not in _LETTERS or not words[-2].isdecimal():
         return None
     return str(_LETTERS.index(words[-1])), words[:-1]
 

@@ -129,7 +129,7 @@ def _unseen(entry: Entry) -> bool:
 
 def kin(piece: Piece) -> str:
     """The name of a layer without its number: what has it is laid out in one way."""
-    return next((re.sub(r"\d+", "", c) for c in reversed(piece.path) if not c.isdigit()), "")
+    return next((re.sub(r"\d+", "", c) for c in reversed(piece.path) if not c.isdecimal()), "")
 
 
 #: Why a square matrix is not certain.

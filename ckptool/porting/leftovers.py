@@ -156,7 +156,7 @@ def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources:
             known.setdefault((template(t.path), t.colour), (t, s))
     for unit in targets:
         found = known.get((template(unit.path), unit.colour))
-        if found is None or not any(component.isdigit() for component in unit.path):
+        if found is None or not any(component.isdecimal() for component in unit.path):
             continue
         t, s = found
         doubt = _SHARED.format(".".join(template(unit.path)))

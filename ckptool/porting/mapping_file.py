@@ -179,7 +179,7 @@ def _is_range(component: str) -> bool:
 def _is_number(component: str) -> bool:
     return (
         component.isascii()
-        and component.isdigit()
+        and component.isdecimal()
         and (component == "0" or component[0] != "0")
         and len(component) < 10
     )

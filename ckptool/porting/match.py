@@ -65,7 +65,8 @@ class Matcher:
 
     def __init__(self, source: Canon, target: Canon) -> None:
         sources, targets = units_of(source), units_of(target)
-        in_channel_order(targets)
+        for side in (sources, targets):
+            in_channel_order(side)
         for one, other in ((sources, targets), (targets, sources)):
             _as_plain(one, other)
         self._constants = _constants(targets, sources, source)
@@ -264,8 +265,8 @@ class Matcher:
     def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
         """Where all else has the same name on both sides, a pair of two names may be something new that merely fits.
 
-        Equal numbers below two prefixes (`box_head.0`, `mask_head.0`) are no equal names where most have no prefix; and
-        where several modules have other names, one more that has says nothing.
+        Equal numbers below two prefixes (`box_head.0`, `mask_head.0`) are no equal names where most have no prefix. And
+        where several modules have other names, so has the next layer of the row that one of them is.
         """
         names = self._naming.exact
         named = [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
@@ -278,6 +279,7 @@ class Matcher:
         if len(strangers) > 0.2 * len(pairs):
             strangers = counted
         several = len({names[id(t)][:2] for t, _ in renamed}) > 1
+        rows = {s.path[:-1] for _, s in renamed if s.last.isdecimal()} if several else set()
         last = max((u.order for u in self.cells.sources), default=0.0)
         # the last layer is the output, whatever its name; a norm is none
         ends = {id(s) for _, s in strangers if s.order == last and not s.pieces.keys() & STATISTICS}
@@ -285,9 +287,9 @@ class Matcher:
             (t, s)
             for t, s in strangers
             if hard_conflict(t.words, s.words)
-            or (similarity(t, s) <= SOME and not related(t, s) and not several)
+            or (similarity(t, s) <= SOME and not related(t, s) and s.path[:-1] not in rows)
             or (
-                not several
+                s.path[:-1] not in rows
                 and id(s) not in ends
                 and not shared(_of_no_head(t), _of_no_head(s))
                 and (self.sequences.ordered or not related(t, s))  # which is last is not known of sorted keys
@@ -439,7 +441,7 @@ def _as_plain(units: list[Unit], others: list[Unit]) -> None:
 
 def _in_block(unit: Unit) -> tuple[str, ...]:
     """The words of a unit's names in its numbered part: `v_layer.0.` says of no matrix that it gives values."""
-    inner = next((at + 1 for at in range(len(unit.path) - 2, -1, -1) if unit.path[at].isdigit()), 0)
+    inner = next((at + 1 for at in range(len(unit.path) - 2, -1, -1) if unit.path[at].isdecimal()), 0)
     return unit.words[len(words_of(unit.path[:inner])) :]
 
 

@@ -71,7 +71,7 @@ _ORDER = "the file has no names, and nothing but its order tells this from what 
 def _beside(one: Entry, other: Entry, *, traced: bool) -> bool:
     """Whether two layers may run beside each other: neither works on what the other gives, as far as that is known."""
     if not traced:
-        return components(one.key)[:-2] == components(other.key)[:-2] and not components(one.key)[-2].isdigit()
+        return components(one.key)[:-2] == components(other.key)[:-2] and not components(one.key)[-2].isdecimal()
     a, b = one.notes.get("flow"), other.notes.get("flow")
     return a is not None and b is not None and a[0] != b[0] and not (b[1] >> a[0] & 1 or a[1] >> b[0] & 1)
 

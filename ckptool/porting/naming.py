@@ -92,7 +92,7 @@ class Naming:
             if not agreed:
                 continue
             share = len(agreed) / max(min(len(below_t), len(below_s)), 1)
-            plain = sum(path[-1].isdigit() for path, t in below_t.items() if path) / max(len(below_t), 1)
+            plain = sum(path[-1].isdecimal() for path, t in below_t.items() if path) / max(len(below_t), 1)
             wanted = 0.9 if plain > 0.5 else 0.5
             rivals = [
                 pair
@@ -145,7 +145,7 @@ class Naming:
             (t, s)
             for t, s in decided
             if not t.doubts and min(len(t.path), len(s.path)) > 1
-            if not t.last.isdigit() and not s.last.isdigit()  # places in a list move
+            if not t.last.isdecimal() and not s.last.isdecimal()  # places in a list move
         ]
         own, theirs = (_last_names(side) for side in sides)
         yield [_last_names_in_company(sides[0]), theirs], sure
@@ -313,7 +313,7 @@ def _list(path: _Path) -> Series:
 
 def _rows(path: _Path) -> Iterator[_Path]:
     """What stands before each number of a path: the lists that it is in."""
-    return (path[:at] for at, component in enumerate(path) if component.isdigit())
+    return (path[:at] for at, component in enumerate(path) if component.isdecimal())
 
 
 def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path, dict[int, Hashable]]:

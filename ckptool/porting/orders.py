@@ -105,7 +105,7 @@ class Orders:
         changed, place = False, table().group("position")
         for targets, sources in self.cells.open():
             # numbers may count what is registered: `norm1` of some code is used second
-            said = {label(place, [w for w in s.words if not w.isdigit()]): s for s in sources}
+            said = {label(place, [w for w in s.words if not w.isdecimal()]): s for s in sources}
             if not (
                 len(targets) == len(sources) == len(said) and list(_PLACES)[: len(said)] == sorted(filter(None, said))
             ):
@@ -265,7 +265,7 @@ class Orders:
     def goes_on(self, t: Unit, s: Unit) -> bool:
         """Whether both are registered, and T is used, directly behind a pair, and S is the next in the row of layers
         that the source of that pair is in (`stem.1`, `stem.2`)."""
-        if not self.sequences.ordered or not s.last.isdigit():
+        if not self.sequences.ordered or not s.last.isdecimal():
             return False
         for _, targets, sources in self.sequences.all():
             before, earlier = neighbours(targets)[0].get(id(t)), neighbours(sources)[0].get(id(s))
@@ -371,7 +371,7 @@ class Orders:
 
 def _of_several_rows(units: list[Unit]) -> bool:
     """Whether these are layers of several rows of layers, by their places there: `down.4` and `up.2`."""
-    return all(u.last.isdigit() for u in units) and len({u.path[:-1] for u in units}) > 1
+    return all(u.last.isdecimal() for u in units) and len({u.path[:-1] for u in units}) > 1
 
 
 def _counted_as_stored(sources: list[Unit]) -> bool:

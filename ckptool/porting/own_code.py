@@ -94,7 +94,7 @@ def _words(key: str) -> tuple[str, ...]:
     out: list[str] = []
     for part in re.split(r"[./]", re.sub(r":\d+$", "", key)):
         word = _STATE.sub("", part)
-        if word and (not out or out[-1] != word or word.isdigit()):
+        if word and (not out or out[-1] != word or word.isdecimal()):
             out.append(word)
     return tuple(out)
 

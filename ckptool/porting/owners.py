@@ -63,7 +63,7 @@ class Owners:
         turns = [u.used for u in part if u.used is not None]
         if (
             not block
-            or not any(c.isdigit() for c in block[-1])
+            or not any(c.isdecimal() for c in block[-1])
             or not turns
             or len(turns) < len(part)
             or any(u.used is None for u in norms)
@@ -83,7 +83,7 @@ class Owners:
         if not set(cut(name)) & _norms() or not table().after.isdisjoint(cut(name)):
             return None
         said, meant = frozenset(cut(name)) - _norms() - _BEFORE, labels(cut(name), hard=True)
-        if all(word.isdigit() for word in said) and not meant:
+        if all(word.isdecimal() for word in said) and not meant:
             return None  # `norm_0` beside `attention_0` and `feed_forward_0`
         fitting: list[tuple[int, str]] = []
         for part in beside:

@@ -17,7 +17,7 @@ def block_of(path: Sequence[str]) -> Path:
 
 def parts_around(path: Sequence[str]) -> list[Path]:
     """The numbered parts of the model around a module, from the outermost on."""
-    return [tuple(path[: at + 1]) for at in range(len(path) - 1) if path[at].isdigit()]
+    return [tuple(path[: at + 1]) for at in range(len(path) - 1) if path[at].isdecimal()]
 
 
 def around(paths: Sequence[Path]) -> Path:
@@ -32,4 +32,4 @@ def nearness(one: Unit, other: Unit) -> int:
 
 def without_digits(path: Sequence[str]) -> Path:
     """The names of a path; those of blocks of one list are equal."""
-    return tuple("".join(c for c in component if not c.isdigit()) for component in path)
+    return tuple("".join(c for c in component if not c.isdecimal()) for component in path)

@@ -100,6 +100,7 @@ class _Entries:
                 for at, letter in enumerate(key):
                     if letter == ".":
                         left[key[:at]].append(key)
+        beside = {(key.rpartition(".")[0], squeezed(self._shapes[key])): key for keys in left.values() for key in keys}
         gaps: dict[str, set[Shape]] = defaultdict(set)
         for one in made.entries:
             if one.status == "unmapped" and one.parameter is not False:
@@ -109,8 +110,8 @@ class _Entries:
             layers = [key.rpartition(".") for key in one.sources]
             found = next((rest for path, _, leaf in layers if (rest := _left_in(left, path, leaf))), None)
             if found is None and (wanted := gaps.get(one.target.rpartition(".")[0])):
-                beside = (key for path, _, _ in layers for key in left.get(path, ()) if key.rpartition(".")[0] == path)
-                found = next((key for key in beside if squeezed(self._shapes[key]) in wanted), None)
+                fits = (beside.get((path, shape)) for path, _, _ in layers for shape in wanted)
+                found = next(filter(None, fits), None)
             if found is not None:
                 doubt = f"{found} of the source belongs to the same layer, and nothing reads it"
                 one = replace(one, status="guessed", doubts=(*one.doubts, doubt))

@@ -179,7 +179,7 @@ def _blocks_left(mapping: Mapping) -> Iterator[str]:
     for key in mapping.source_shapes:
         parts = key.split(".")
         for place, part in enumerate(parts[:-1]):
-            if part.isdigit():
+            if part.isdecimal():
                 blocks.setdefault(".".join(parts[:place]), {}).setdefault(part, []).append(key)
     for path, below in blocks.items():
         alike: dict[Any, list[tuple[str, bool]]] = {}

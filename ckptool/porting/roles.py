@@ -74,9 +74,9 @@ def _blocks(name: str) -> tuple[str, ...]:
     *blocks, last = name.rpartition(":")[2].split("_")
     found: list[str] = []
     words: list[str] = []
-    for block in () if last.isdigit() else blocks:
+    for block in () if last.isdecimal() else blocks:
         counted = _BLOCK.match(block)
-        if counted is None and not block.isdigit():
+        if counted is None and not block.isdecimal():
             words.append(block)
             continue
         word, number = counted.groups() if counted else ("", block)
@@ -156,7 +156,7 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
         role = "weight"
     if role == "running_mean" and cut(leaf) == ("mean",) and not _has_variance(siblings):
         return path, "weight"  # the mean of what is normalized otherwise
-    numbered = leaf[-1:].isdigit() and any(
+    numbered = leaf[-1:].isdecimal() and any(
         s != leaf and s.rstrip("0123456789") == leaf.rstrip("0123456789") for s in siblings
     )
     if role is not None and head and not numbered:

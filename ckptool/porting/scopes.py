@@ -313,7 +313,7 @@ def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequ
 
 def _outermost(path: _Path) -> tuple[_Path, int] | None:
     """The outermost list that a path is in, and the number of the member."""
-    return next(((path[:at], int(component)) for at, component in enumerate(path) if component.isdigit()), None)
+    return next(((path[:at], int(component)) for at, component in enumerate(path) if component.isdecimal()), None)
 
 
 def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
@@ -325,8 +325,8 @@ def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
     forms = []
     for scopes in (targets, sources):
         inner = [{u.path[len(s.path)] for u in s.units if len(u.path) > len(s.path)} for s in scopes]
-        listed = {s.path[-1].isdigit() for s in scopes if s.path}
-        lists = {name.isdigit() for names in inner for name in names}
+        listed = {s.path[-1].isdecimal() for s in scopes if s.path}
+        lists = {name.isdecimal() for names in inner for name in names}
         alike = len(listed) == len(lists) == 1 and all(len(names) == len(scopes) for names in inner)
         forms.append((listed.pop(), lists.pop()) if alike else None)
     return forms in ([(True, False), (False, True)], [(False, True), (True, False)])
@@ -396,7 +396,7 @@ def _phrases(paths: Sequence[_Path]) -> dict[_Path, tuple[str, ...]]:
     """The words of each path, from the first component on that is not that of all."""
     start = common_start(paths)
     return {
-        path: tuple(w for w in words_of(path[start:]) if w not in table().empty and not w.isdigit()) for path in paths
+        path: tuple(w for w in words_of(path[start:]) if w not in table().empty and not w.isdecimal()) for path in paths
     }
 
 

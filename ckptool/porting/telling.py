@@ -62,4 +62,4 @@ def _apart(paths: Sequence[Path]) -> dict[str, Path] | None:
 
 
 def _numbers(words: Iterable[str]) -> bool:
-    return all(word.isdigit() for word in words)
+    return all(word.isdecimal() for word in words)

@@ -133,14 +133,14 @@ def natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
     out: list[tuple[int, int, str]] = []
     for component in path:
         pieces = re.findall(r"\d+|\D+", component)
-        out += [(0, int(piece), "") if piece.isdigit() else (1, 0, piece) for piece in pieces]
+        out += [(0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces]
         out.append((-1, 0, ""))
     return out
 
 
 def template(path: Sequence[str]) -> tuple[str, ...]:
     """A path with its numbers left open."""
-    return tuple("{}" if component.isdigit() else component for component in path)
+    return tuple("{}" if component.isdecimal() else component for component in path)
 
 
 def series(unit: Unit) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> str | None:
 def _meaningful(unit: Unit) -> set[str]:
     """Words of a unit that say something, with those that mean the same made equal."""
     words = [w for w in unit.words if w not in table().empty and w not in ("weight", "bias", "proj", "layer")]
-    found = {w for w in words if not w.isdigit()}
+    found = {w for w in words if not w.isdecimal()}
     both = labels(unit.words, hard=True) | labels(unit.words, hard=False)
     return found | {f"{group}:{said}" for group, said in both.items()}
 

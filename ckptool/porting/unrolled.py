@@ -17,23 +17,35 @@ def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]
     """Units of all blocks but the first of lists whose content the source has once (Lan et al., "ALBERT", 2020).
 
     Held against one block, every layer of the source has one partner; against all of them it fits several, and no two
-    numbers agree.
+    numbers agree. A source that counts layers of such sizes beyond the first has a list of its own, of which blocks may
+    be missing; and where the model has them in two lists, sizes do not tell whose they are.
     """
     blocks: dict[Path, dict[int, list[Unit]]] = defaultdict(lambda: defaultdict(list))
     for unit in targets:
         for at, component in enumerate(unit.path[:-1]):
-            if component.isdigit():
+            if component.isdecimal():
                 blocks[unit.path[:at]][int(component)].append(unit)
     own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))
+    counted = {u.colour for u in sources if any(number != 0 for number in u.numbers)}
     later: list[Unit] = []
-    for found in blocks.values():
+    for path, found in blocks.items():
         held = [_colours(found[number]) for number in sorted(found)]
         if len(held) < 2 or held[0].total() < _LAYERS or any(colours != held[0] for colours in held):
+            continue
+        elsewhere = {
+            u.colour for other in blocks if not _inside(other, path) for us in blocks[other].values() for u in us
+        }
+        if held[0].keys() & (counted | elsewhere):
             continue
         if all(own[c] - (len(held) - 1) * n == theirs[c] for c, n in held[0].items()):
             later += [unit for number in sorted(found)[1:] for unit in found[number]]
             own.subtract(_colours([u for n in sorted(found)[1:] for u in found[n]]))
     return later
+
+
+def _inside(one: Path, other: Path) -> bool:
+    """Whether one list is in a block of the other, or around it."""
+    return one[: len(other)] == other or other[: len(one)] == one
 
 
 def _colours(units: Sequence[Unit]) -> Counter[tuple[Shape, str]]:

@@ -318,7 +318,7 @@ def label(group: Group, words: Sequence[str]) -> str | None:
     while end:
         for size in range(min(group.longest, end), 0, -1):
             found = group.phrases.get(tuple(words[end - size : end]))
-            if size == 1 == len(words[end - 1]) and "".join(words[end : end + 1]).isdigit():
+            if size == 1 == len(words[end - 1]) and "".join(words[end : end + 1]).isdecimal():
                 continue  # the "v" of "v2" is no value
             if found == _NOTHING:
                 end -= size - 1
@@ -334,7 +334,7 @@ def _without_number(group: Group, words: Sequence[str], size: int) -> str | None
 
     Where a name spells what it is, a number only counts: the `attn2` of `self_attn2` is no attention across.
     """
-    if not words[-1].isdigit():
+    if not words[-1].isdecimal():
         return None
     before = words[:-1]
     spans = (tuple(before[-n:]) for n in range(min(group.longest, len(before)), size - 1, -1))
@@ -356,7 +356,7 @@ _NOTHING = "nothing"
 def telling_words(path: tuple[str, ...]) -> frozenset[str]:
     """The words of a path that say what it is, and not only what kind of layer or container."""
     words = (word for component in path for word in _placed(words_of((component,))))
-    return frozenset(w for w in words if w not in table().empty and w not in _kinds() and not w.isdigit())
+    return frozenset(w for w in words if w not in table().empty and w not in _kinds() and not w.isdecimal())
 
 
 def _placed(words: tuple[str, ...]) -> Iterator[str]:
@@ -384,8 +384,8 @@ def numbers(path: tuple[str, ...]) -> tuple[int, ...]:
     """The numbers in a path, in order; "first" is one, too."""
     ordinals = table().ordinals
     return tuple(
-        int(word) if word.isdigit() else ordinals[word]
+        int(word) if word.isdecimal() else ordinals[word]
         for component in path
         for word in cut(component)
-        if (word.isdigit() and len(word) < 10) or word in ordinals
+        if (word.isdecimal() and len(word) < 10) or word in ordinals
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -403,3 +404,31 @@ def test_a_norm_stands_between_blocks_that_code_begins_and_ends_with_other_layer
     mapping = port(signature(source), wanted(target, used=target))
     assert pairing(mapping)["norm.weight"] == "5.weight"
     assert (status(mapping, "norm.weight"), status(mapping, "stem.weight")) == ("mapped", "guessed")
+
+
+def ranking(tables: str, bottom: str, top: str, last: str) -> Shapes:
+    made: Shapes = {f"{tables}.{n}.weight": (size, 8) for n, size in enumerate((30, 50, 50, 20))}
+    for name, sizes in ((bottom, (13, 16, 16, 8)), (top, (18, 16, 16))):
+        for n, (inputs, outputs) in enumerate(pairwise(sizes)):
+            made |= {f"{name}.{2 * n}.weight": (outputs, inputs), f"{name}.{2 * n}.bias": (outputs,)}
+    return made | {f"{last}.weight": (1, 16), f"{last}.bias": (1,)}
+
+
+def test_where_several_modules_were_renamed_the_next_layer_of_a_row_may_be_too() -> None:
+    source, target = ranking("emb_l", "bot_l", "top_l", "top_l.4"), ranking("tables", "bottom", "top", "click")
+    mapping = port(signature(source), wanted(target, used=target))
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+
+
+def test_a_new_head_is_none_of_another_name_though_other_modules_were_renamed() -> None:
+    def net(neck: str, head: str) -> Shapes:
+        made: Shapes = {}
+        for n in range(8):
+            made |= {f"body.{n}.fc1.weight": (64, 16), f"body.{n}.fc1.bias": (64,), f"body.{n}.fc2.weight": (16, 64)}
+        for part, width in (("a", 24), ("b", 40)):
+            made |= {f"{neck}{part}.lin1.weight": (width, 16), f"{neck}{part}.lin2.weight": (width + 1, width)}
+        return made | {f"{head}.weight": (7, 41), f"{head}.bias": (7,)}
+
+    source, target = net("neck_", "contrastive"), net("proj_", "regressor")
+    mapping = port(signature(source), wanted(target, used=target))
+    assert status(mapping, "regressor.weight") == "guessed"

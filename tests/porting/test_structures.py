@@ -578,3 +578,9 @@ def test_what_fills_a_layer_in_part_is_a_guess_while_the_rest_may_be_beside_it()
     target = {f"steps.{n}.act_{leaf}": (8,) for n in range(3) for leaf in ("scale", "bias")}
     mapping = port(signature(source), wanted(target, used=target))
     assert "mapped" not in {entry.status for entry in mapping.entries}
+
+
+def test_a_table_is_no_vector_of_as_many_elements() -> None:
+    body = {"embed.weight": (100, 64), "block.fc.weight": (64, 64), "head.weight": (5, 64)}
+    mapping = port(signature({"memory_tokens": (4, 16), **body}), wanted({"gamma": (64,), **body}))
+    assert found(mapping, "gamma").expr is None

@@ -69,3 +69,27 @@ def test_a_deeper_model_than_the_source_is_none_that_shares_its_layers() -> None
     mapping = port(signature(source), wanted(target, used=target))
     assert pairing(mapping) == {key: key for key in source}
     assert {e.target for e in mapping.having("unmapped")} == set(target) - set(source)
+
+
+@pytest.mark.parametrize(
+    ("kept", "of", "renamed"),
+    [
+        (("left.0", "left.1", "right.1"), "two lists", False),
+        (("left.0", "left.1", "right.1"), "two lists", True),
+        (("left.1",), "one list", False),
+    ],
+)
+def test_blocks_that_are_missing_of_a_list_do_not_shift_the_others(
+    kept: tuple[str, ...], of: str, renamed: bool
+) -> None:
+    names = list(NAMES.values())
+    target: Shapes = {"embed.weight": (30, 8)}
+    for block in ("left.0", "left.1", "right.0", "right.1") if of == "two lists" else ("left.0", "left.1"):
+        target |= layer(block, names)
+    source: Shapes = {"embed.weight": (30, 8)}
+    for block in kept:
+        source |= layer(block.replace("left", "first").replace("right", "second") if renamed else block, names)
+    mapping = port(signature(source), wanted(target, used=target))
+    for entry in mapping.having("mapped"):
+        own = str(entry.expr).replace("first", "left").replace("second", "right")
+        assert own == entry.target

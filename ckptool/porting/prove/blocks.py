@@ -16,12 +16,12 @@ def in_other_blocks(entries: MappingOf[str, Entry], new: MappingOf[str, Expr]) -
     """
     paths = [key.split(".") for key in new]
     shared = next((i for i in range(min(map(len, paths))) if len({path[i] for path in paths}) > 1), len(paths[0]) - 1)
-    places = [i for i in range(shared) if paths[0][i].isdigit()]
+    places = [i for i in range(shared) if paths[0][i].isdecimal()]
     out: dict[str, Expr] = {}
     for target in entries if places else ():
         path = target.split(".")
         numbers = {i: path[i] for i in places if i < len(path)}
-        if _at(paths[0], numbers) == path != paths[0] and all(number.isdigit() for number in numbers.values()):
+        if _at(paths[0], numbers) == path != paths[0] and all(number.isdecimal() for number in numbers.values()):
             out |= _in_block(entries, new, numbers) or {}
     return out
 

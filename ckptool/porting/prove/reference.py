@@ -66,7 +66,7 @@ def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any
     if "" in found and len(found) > 1:
         raise RuleError("some inputs have a name and some have none", where=path, hint="name all of them, or none")
     given: Any = found.get("") if "" in found else nested(found, path)
-    if isinstance(given, MappingOf) and "" not in found and all(name.isdigit() for name in given):
+    if isinstance(given, MappingOf) and "" not in found and all(name.isdecimal() for name in given):
         given = [given[name] for name in sorted(given, key=int)]
     if not isinstance(given, MappingOf | list | tuple):
         given = [given]

@@ -138,7 +138,7 @@ def strays(pairs: list[Pair]) -> Iterator[tuple[Pair, Pair]]:
             continue
         at = len(part)
         for t, s in members[0][own]:
-            if s.path[: at - 1] == part[:-1] and s.path[at - 1] != part[-1] and s.path[at - 1].isdigit():
+            if s.path[: at - 1] == part[:-1] and s.path[at - 1] != part[-1] and s.path[at - 1].isdecimal():
                 around = [s2.path[:at] == s.path[:at] for t2, s2 in members[0][own] if t2.path[:-1] == t.path[:-1]]
                 if len(around) > 1 and sum(around) > len(around) / 2:
                     continue  # the part of the block that it is in comes from there

@@ -58,7 +58,7 @@ def _held(units: Iterable[Unit]) -> dict[Path, Counter[Hashable]]:
 def _list(path: Path) -> Path:
     """A path without the number of its last component, as those beside it have it; itself where it has none."""
     last = path[-1] if path else ""
-    return (*path[:-1], "{}" + "".join(c for c in last if not c.isdigit())) if last[-1:].isdigit() else path
+    return (*path[:-1], "{}" + "".join(c for c in last if not c.isdecimal())) if last[-1:].isdecimal() else path
 
 
 def _made_of(unit: Unit) -> Hashable:

@@ -13,7 +13,7 @@ from .alike import MOST, by_look
 from .belief import BELIEVED
 from .company import ANCHORS, Certain, crossed, in_company
 from .doubting import doubt_both
-from .names import by_names, by_numbers, in_equal_places, soft_words
+from .names import by_names, by_numbers, in_equal_places
 from .swaps import Swaps
 
 
@@ -110,11 +110,6 @@ def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
     return bool(one[0].doubts or other[0].doubts or swaps.reason_in_row(one, other))
 
 
-def _shortcuts(*pairs: Pair) -> int:
-    """In how many pairs both names speak of a shortcut, or both of what it goes around, less those that differ."""
-    return sum(soft_words(t, s, "branch") for t, s in pairs)
-
-
 def _balance(one: Pair, other: Pair, swaps: Swaps, around: list[Pair]) -> float:
     """How much more speaks for two pairs than for their swap; below zero, the swap is better."""
     swap = crossed(one, other)
@@ -125,8 +120,6 @@ def _balance(one: Pair, other: Pair, swaps: Swaps, around: list[Pair]) -> float:
     score = {"sure": 4.0, "for": 1.5, "nothing": 0.0, "against": -0.25}[by_names(one, other)]
     if score < 0 and by_names(*swap) == "sure":
         score = -4.0
-    if score < 0 and _shortcuts(one, other) < _shortcuts(*swap):
-        score = -3.25  # they are registered first or last, and are called so
     score += 1.5 * by_numbers(one, other)
     weight = 1.0 if block_of(one[0].path) == block_of(other[0].path) else 3.0  # a block comes from one place
     score += weight * (in_company(one, other, around) - in_company(*swap, around))

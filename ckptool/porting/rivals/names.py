@@ -39,12 +39,6 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
     crossed = own_words(t, s2, t2, s) + own_words(t2, s, t, s2)
     if words != crossed and said * (words - crossed) >= 0:
         return "sure" if words > crossed else "against"
-    equal = (t.last == s.last) + (t2.last == s2.last)
-    if not any(u.last.isdigit() for u in (t, t2, s, s2)) and t.last != t2.last and s.last != s2.last:
-        if equal:
-            return "sure"
-        if t.last == s2.last or t2.last == s.last:
-            return "against"
     if not soft:
         return "nothing"
     if said == 0:
@@ -80,15 +74,10 @@ def _agreed(t: Unit, s: Unit) -> int:
     return len(labels(t.words, hard=True).items() & labels(s.words, hard=True).items())
 
 
-def soft_words(t: Unit, s: Unit, only: str = "") -> int:
-    """In how many groups of words that do not exclude each other both names say the same, less those of other words.
-
-    Args:
-        only: the group that counts; all, if it is empty.
-    """
+def soft_words(t: Unit, s: Unit) -> int:
+    """In how many groups of words that do not exclude each other both names say the same, less those of other words."""
     own, theirs = labels(t.words, hard=False), labels(s.words, hard=False)
-    both = [group for group in own.keys() & theirs.keys() if only in ("", group)]
-    return sum(1 if own[group] == theirs[group] else -1 for group in both)
+    return sum(1 if own[group] == theirs[group] else -1 for group in own.keys() & theirs.keys())
 
 
 def own_words(a: Unit, b: Unit, not_a: Unit, not_b: Unit) -> int:
@@ -106,10 +95,10 @@ def _counted_out(t: Unit, s: Unit) -> bool:
 def _which(unit: Unit) -> tuple[int | None, bool]:
     """Which of its kind a unit is by the last of its names, counted from one, and whether a word says so."""
     name = unit.words[-len(words_of(unit.path[-1:])) :]
-    said = next((word for word in reversed(name) if word.isdigit() or word in table().ordinals), None)
+    said = next((word for word in reversed(name) if word.isdecimal() or word in table().ordinals), None)
     if said is None:
         return None, False
-    return (int(said), False) if said.isdigit() else (table().ordinals[said], True)
+    return (int(said), False) if said.isdecimal() else (table().ordinals[said], True)
 
 
 def by_convention(one: Pair, other: Pair) -> bool:
@@ -149,4 +138,4 @@ def in_equal_places(one: Pair, other: Pair) -> bool:
 
 def list_places(unit: Unit) -> list[str]:
     """The places of a unit in the lists that it is in."""
-    return [component for component in unit.path if component.isdigit()]
+    return [component for component in unit.path if component.isdecimal()]
