@@ -77,8 +77,10 @@ class Gating:
             self._taken[key] = id(data[0]), tuple(weights[0].shape)
 
     def _judge(self, one: Any, other: Any) -> None:
-        """Two tensors are multiplied: if an activation made exactly one of them, that is the gate; or a sigmoid, of two
-        that activations made (van den Oord et al., "WaveNet", 2016)."""
+        """Two tensors are multiplied: if an activation made exactly one of them, that is the gate; of two halves that
+        activations made, that of the sigmoid is (van den Oord et al., "WaveNet", 2016). Layers of which each has an
+        activation are gates of a recurrent cell as well.
+        """
         made = [self._active.get(id(tensor)) for tensor in (one, other)]
         opens = [name is not None and (None in made or name in _SIGMOIDS) for name in made]
         if opens[0] == opens[1]:
@@ -90,7 +92,7 @@ class Gating:
         if own[0] == theirs[0]:
             if own[1] is not None and theirs[1] is not None and own[1] != theirs[1]:
                 self.halves.setdefault(own[0], own[1])
-        elif own[1] is theirs[1] is None and self._taken[own[0]] == self._taken[theirs[0]]:
+        elif None in made and own[1] is theirs[1] is None and self._taken[own[0]] == self._taken[theirs[0]]:
             self.roles.setdefault(own[0], "gate")
             self.roles.setdefault(theirs[0], "up")
 

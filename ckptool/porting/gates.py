@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,8 @@ def join_gates(source: Canon, target: Canon) -> None:
     both = any(lettered) and _has_gates(source) and _has_gates(target)
     for one, other in ((source, target), (target, source)):
         _join_all(one, other, layers=both or any(piece.role == "weight_ih" for piece in other.pieces.values()))
+    for one in (source, target):
+        _name_apart(one)
 
 
 def _join_all(one: Canon, other: Canon, *, layers: bool) -> None:
@@ -46,6 +48,19 @@ def _join_all(one: Canon, other: Canon, *, layers: bool) -> None:
             _join_scope(one, scope, pieces, depth, None if layers else wholes)
     if layers:
         _name_sides(one)
+
+
+def _name_apart(one: Canon) -> None:
+    """Say which gate each of those is that stay apart, where a module has a layer for all of them, and of one size."""
+    for pieces in _weights_in(one, 1).values():
+        sizes = Counter(p.shape for p in pieces if len(p.shape) > 1)
+        for cell in table().cells:
+            held = [p for p in pieces if sizes[p.shape] == len(cell.gates)]
+            said = {p.name: key[1] for p in held if (key := _gate_alone(_tokens(p.path[-1:]), cell)) is not None}
+            if len(said) == len(held) and sorted(said.values()) == sorted(cell.gates):
+                for name, gate in said.items():
+                    piece = one.pieces[name]
+                    one.pieces[name] = replace(piece, words=(*piece.words, "cell", "gate", gate))
 
 
 def _weights_in(one: Canon, depth: int) -> dict[_Path, list[Piece]]:

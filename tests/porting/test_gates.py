@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
-from sides import signature, wanted, worked_out
+from sides import pairing, signature, wanted, worked_out
 
 from ckptool.porting.port import port
 
@@ -200,3 +201,32 @@ def test_update_and_reset_gates_are_joined_apart_from_the_candidate() -> None:
     joined = "cat(0, update.gru.convz.weight, update.gru.convr.weight)"
     assert made["gates.weight"] == ("guessed", joined)
     assert made["candidate.weight"][1] == "update.gru.convq.weight"
+
+
+_LSTM = [
+    ("W_i", "W_f", "W_o", "W_c"),
+    ("input_gate", "forget_gate", "output_gate", "cell_gate"),
+    ("i", "f", "o", "g"),
+    ("linear_i", "linear_f", "linear_o", "linear_g"),
+    ("ig", "fg", "og", "candidate"),
+]
+_GRU = [("W_r", "W_z", "W_h"), ("reset_gate", "update_gate", "new_gate"), ("linear_r", "linear_z", "linear_n")]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own"),
+    [(a, b) for cell in (_LSTM, _GRU) for a, b in permutations(cell, 2)],
+)
+def test_gates_that_stay_apart_are_told_by_their_names_whatever_their_order(
+    theirs: tuple[str, ...], own: tuple[str, ...]
+) -> None:
+    body = {"embed.weight": (30, 8), "out.weight": (5, 12)}
+    source = body | {f"rnn.{name}.{leaf}": size for name in theirs[::-1] for leaf, size in _LAYER.items()}
+    target = body | {f"cell.{name}.{leaf}": size for name in own for leaf, size in _LAYER.items()}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+    for old, new in zip(theirs, own, strict=True):
+        assert pairing(mapping)[f"cell.{new}.weight"] == f"rnn.{old}.weight"
+
+
+_LAYER = {"weight": (12, 20), "bias": (12,)}
