@@ -321,7 +321,7 @@ class _Parts:
                 heads = heads_of(p.entry)
                 if heads and label == "k" and p.shape[0] == rows:
                     found[heads] += 2
-                elif heads and label == "q" and rows * heads % p.shape[0] == 0:
+                elif heads and label == "q" and p.shape[0] and rows * heads % p.shape[0] == 0:
                     found[rows * heads // p.shape[0]] += 1
             self._groups[rows] = found.most_common(1)[0][0] if found else 0
         return self._groups[rows]

@@ -349,7 +349,10 @@ def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
     """Whether keys or values may be those of fewer heads than the other side has: no parts of one layer."""
     which = part_label(piece.path)
     return which in ("k", "v") and any(
-        label == which and shape[1:] == piece.shape[1:] and shape[0] > piece.shape[0] and shape[0] % piece.shape[0] == 0
+        label == which
+        and shape[1:] == piece.shape[1:]
+        and 0 < piece.shape[0] < shape[0]
+        and shape[0] % piece.shape[0] == 0
         for label, shape in labelled
     )
 

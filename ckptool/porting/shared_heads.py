@@ -29,7 +29,7 @@ def repeat_shared_heads(source: Canon, target: Canon) -> None:
             continue
         rows, fewer, rest = parts["q"].shape[0], parts["k"].shape[0], parts["k"].shape[1:]
         heads = wanted.get((rows, *rest), 0)
-        if fewer >= rows or rows % fewer or heads == 0 or rows % heads or fewer % (rows // heads):
+        if not 0 < fewer < rows or rows % fewer or heads == 0 or rows % heads or fewer % (rows // heads):
             continue
         for piece in (parts["k"], parts["v"]):
             for role in ("weight", "bias"):

@@ -338,6 +338,11 @@ def test_whatever_the_keys_every_entry_ends_in_one_of_three_ways(data: st.DataOb
             {"weight": (4, 2)},
             id="a layer that no module holds",
         ),
+        pytest.param(
+            {f"attn.{n}.weight": (8 * (n == "q"), 8) for n in "qkv"},
+            {f"attn.{n}.weight": (8, 8) for n in "qkv"},
+            id="keys of no heads",
+        ),
         pytest.param({"weight_ih_l0": (8,), "weight_hh_l0": (8,)}, {"a.weight": (8, 8)}, id="gates in a row"),
         pytest.param({"/": (2, 3)}, {"a.weight": (2, 3)}, id="a key of nothing but slashes"),
         pytest.param({"embed_tokens.weight": (16,)}, {"token_embed.weight": (0,)}, id="a vocabulary of nothing"),
