@@ -22,11 +22,7 @@ def flat_heads(one: Canon, other: Canon) -> None:
     Which dimensions are inputs is in the equation by which the model multiplies, in the sizes of the bias or of others
     beside it, or in what the name says and the other side wants.
     """
-    deep = [
-        p
-        for p in one.pieces.values()
-        if p.role == "weight" and len(p.shape) == 3 and 1 not in p.shape and 0 not in p.shape
-    ]
+    deep = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) == 3 and min(p.shape) > 1]
     if not deep:
         return
     theirs = Counter(squeezed(p.shape) for p in other.pieces.values())

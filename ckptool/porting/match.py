@@ -223,8 +223,8 @@ class Matcher:
         """Whether a pair is on the way to others on both sides, or the end of both: what is trained anew, or was left
         out, is at the end of one of them, and something else is at that of the other.
 
-        The end of the source is that of the part of it in which all the others are; or what is left of it, if NOTHING
-        else is.
+        The end of the source is that of the part of it in which all the others are; or, with
+        NOTHING_LEFT, it itself wherever it stands: all else of the source has a partner.
         """
         others = [(a, b) for a, b in pairs if a is not t]
         own, theirs = self._alike[t.colour]

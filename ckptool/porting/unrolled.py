@@ -32,14 +32,16 @@ def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]
         held = [_colours(found[number]) for number in sorted(found)]
         if len(held) < 2 or held[0].total() < _LAYERS or any(colours != held[0] for colours in held):
             continue
+        if any(own[c] - (len(held) - 1) * n != theirs[c] for c, n in held[0].items()):
+            continue
+        # only of the few lists that come here: each is held against all others
         elsewhere = {
             u.colour for other in blocks if not _inside(other, path) for us in blocks[other].values() for u in us
         }
-        if held[0].keys() & (counted | elsewhere):
-            continue
-        if all(own[c] - (len(held) - 1) * n == theirs[c] for c, n in held[0].items()):
-            later += [unit for number in sorted(found)[1:] for unit in found[number]]
-            own.subtract(_colours([u for n in sorted(found)[1:] for u in found[n]]))
+        if not held[0].keys() & (counted | elsewhere):
+            rest = [unit for number in sorted(found)[1:] for unit in found[number]]
+            later += rest
+            own.subtract(_colours(rest))
     return later
 
 
