@@ -12,7 +12,7 @@ from .counting import counted, rows
 from .doubts import About, Doubt
 from .levels import Levels
 from .sequences import Sequences
-from .series import Ways, common, series_of
+from .series import Ways, common, members_of, series_of
 from .telling import translation
 from .units import Unit, number_ranks, same_numbers
 from .words import alike, common_start, labels, numbers, shared, table, telling_words, words_of
@@ -81,6 +81,7 @@ class Scopes:
             self.scopes[is_target] = found
         self.levels = Levels(cells)
         self._ways: Ways | None = None
+        self._members = members_of(s.path for s in self.scopes[True]), members_of(s.path for s in self.scopes[False])
         self._inner: dict[int, list[Scope]] = defaultdict(list)
         for scopes in self.scopes.values():
             for scope in sorted(scopes, key=lambda s: -len(s.path)):
@@ -252,7 +253,7 @@ class Scopes:
         """Its number in the source, as others of its list that are paired show it: so many more, or from the end."""
         if self._ways is None:
             paired = [(s.path, s.partner.path) for s in self.scopes[True] if s.partner is not None and not s.doubts]
-            self._ways = Ways(paired)
+            self._ways = Ways(paired, self._members)
         return self._ways.label(scope.path, is_target)
 
     def _scope_numbers(self, scope: Scope, is_target: bool) -> Hashable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .relation import Relation
@@ -26,6 +26,15 @@ def series_of(path: Sequence[str]) -> Iterator[tuple[Series, int]]:
     text = ".".join(path)
     for found in NUMBER.finditer(text):
         yield f"{text[: found.start()]}{{}}{text[found.end() :]}", int(found[0])
+
+
+def members_of(paths: Iterable[Sequence[str]]) -> dict[Series, set[int]]:
+    """The numbers that each series of some paths has."""
+    found: dict[Series, set[int]] = defaultdict(set)
+    for path in paths:
+        for series, number in series_of(path):
+            found[series].add(number)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +55,17 @@ class Ways:
 
     A series is known where at least two members went to one series of the source, all by one rule, and nothing else
     went there.
+
+    Args:
+        pairs: paths of what was matched.
+        members: the numbers that each series has on the two sides, where a rule has to hold for all of them.
     """
 
-    def __init__(self, pairs: Iterable[tuple[Sequence[str], Sequence[str]]]) -> None:
+    def __init__(
+        self,
+        pairs: Iterable[tuple[Sequence[str], Sequence[str]]],
+        members: tuple[Mapping[Series, Collection[int]], Mapping[Series, Collection[int]]] | None = None,
+    ) -> None:
         votes: dict[tuple[Series, Series], dict[int, int]] = defaultdict(dict)
         broken: set[tuple[Series, Series]] = set()
         for target, source in pairs:
@@ -58,6 +75,13 @@ class Ways:
                     if votes[(own, series)].setdefault(number, other) != other:
                         broken.add((own, series))
         ways = {both: way for both, numbers in votes.items() if both not in broken and (way := _rule(both[1], numbers))}
+        if members is not None:
+            held, there = members
+            ways = {
+                (own, series): way
+                for (own, series), way in ways.items()
+                if {way(number) for number in held[own]} <= {*there[series]}
+            }
         self._known = {own: ways[own, series] for own, series in Relation(ways).sure().items()}
         self._sources = {way.source for way in self._known.values()}
 

@@ -134,3 +134,29 @@ def test_places_in_rows_of_layers_of_their_own_are_no_numbers_of_one_kind() -> N
     assert {"down.4.weight", "up.2.weight"} <= set(target)
     mapping = port(signature(source), wanted(target, used=target))
     assert pairing(mapping) == dict(zip(target, source, strict=True))
+
+
+def test_a_list_of_blocks_is_not_counted_as_the_stages_that_the_other_side_has_them_in() -> None:
+    """`res.2` is `layer2.0` and `res.3` is `layer3.0`; `res.1` is `layer1.1` all the same."""
+    widths = (6, 6, 6, 12, 24)
+    names = [f"layer{stage}.{n}" for stage, depth in ((1, 2), (2, 1), (3, 1)) for n in range(depth)]
+
+    def block(parts: tuple[str, str, str, str], wide: int, width: int) -> Shapes:
+        first, norm, second, after = parts
+        found: Shapes = {}
+        for n, (given, taken) in enumerate(((width, wide), (width, width)), 1):
+            found |= {f"{first.format(n)}.weight": (given, taken, 1, 3, 3), f"{norm.format(n)}.weight": (given,)}
+            found |= {f"{norm.format(n)}.bias": (given,), f"{second.format(n)}.weight": (given, given, 3, 1, 1)}
+            found |= {f"{after.format(n)}.weight": (given,), f"{after.format(n)}.bias": (given,)}
+        return found
+
+    source: Shapes = {"stem.0.weight": (6, 3, 1, 7, 7)}
+    target: Shapes = {"stem.conv.weight": (6, 3, 1, 7, 7)}
+    for at, name in enumerate(names):
+        theirs = tuple(f"{name}.conv{{}}.{inner}" for inner in ("0.0", "0.1", "0.3", "1"))
+        own = tuple(f"res.{at}.{inner}" for inner in ("st{}.space", "st{}.bn", "st{}.time", "norm{}"))
+        source |= block((theirs[0], theirs[1], theirs[2], theirs[3]), widths[at], widths[at + 1])
+        target |= block((own[0], own[1], own[2], own[3]), widths[at], widths[at + 1])
+    mapping = port(signature(source), wanted(target, used=target))
+    assert list(pairing(mapping).items()) == list(zip(target, source, strict=True))
+    assert not mapping.having("guessed")
