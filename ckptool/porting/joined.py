@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise, permutations, product
+from itertools import accumulate, pairwise
 from math import gcd
 
 from . import expression as ex
@@ -21,16 +21,15 @@ from .fused import BY_HEADS, fused_kind, part_label
 from .layouts import is_bare, turn
 from .namesakes import namesakes
 from .pieces import Canon, Piece, squeezed, unchanged
+from .spelled import MOST_SPELLED, spelled
 from .units import template
-from .words import common_start, cut, label, table
+from .words import cut, label, table
 
 _Path = tuple[str, ...]
 
 _ORDER = "in which order the parts stand in one tensor is in the code only"
 _NORMS = "whether several norms are the same as one over all their channels is in the code only"
 _LETTERS = "abcdefgh"
-#: So many parts may be spelled in the name of the whole.
-_MOST_SPELLED = 4
 _TURNS = "whether the parts stand one after the other or take turns is in the code only"
 
 
@@ -101,8 +100,8 @@ def _turn_spelled(one: Canon, other: Canon) -> None:
         for inputs, parts in rows.items():
             shape = (inputs, sum(p.shape[0] for p in parts))
             names = {p.last for p in wholes if p.shape == shape}
-            if 1 < len(parts) <= _MOST_SPELLED and names and _spelled(parts, names) is not None:
-                turned |= {p.name for p in wholes if p.shape == shape and _spelled(parts, {p.last}) is not None}
+            if 1 < len(parts) <= MOST_SPELLED and names and _spelled_parts(parts, names) is not None:
+                turned |= {p.name for p in wholes if p.shape == shape and _spelled_parts(parts, {p.last}) is not None}
     for name in turned:
         turn(other, other.pieces[name])
 
@@ -150,7 +149,7 @@ def _line_up(one: Canon, other: Canon) -> None:
         for name, members in named.items():
             beside[tuple((n, members[n].shape) for n in sorted(members))].append(name)
         for places, names in beside.items():
-            if 1 < len(names) <= _MOST_SPELLED and len(places) > 1:
+            if 1 < len(names) <= MOST_SPELLED and len(places) > 1:
                 blocks = {n: [named[name][n] for name in names] for n, _ in places}
                 if _are_wanted(list(blocks.values()), sizes):
                     for n, parts in blocks.items():
@@ -375,19 +374,19 @@ def _join_families(one: Canon, other: Canon) -> bool:
     made: dict[Shape, list[tuple[_Path, _Family, _Join, tuple[Piece, ...] | None]]] = defaultdict(list)
     for parent, family, join in plans:
         whole = squeezed(join.shape(family.parts[0].shape))
-        made[whole].append((parent, family, join, _spelled(family.parts, wholes[whole])))
+        made[whole].append((parent, family, join, _spelled_parts(family.parts, wholes[whole])))
     joined = False
     for whole, found in made.items():
         if len(found) > sizes.wanted(whole):
             found = [one for one in found if one[-1] is not None]  # of more than there can be, those that a name spells
-        for parent, family, join, spelled in found if len(found) <= sizes.wanted(whole) else ():
+        for parent, family, join, named in found if len(found) <= sizes.wanted(whole) else ():
             there = [p for p in other.pieces.values() if squeezed(p.shape) == whole]
-            spelled = spelled or _by_gate(family.parts, there)
-            if spelled is None and (spelled := _by_cuts(family, join, other)) is not None:
+            order = named or _by_gate(family.parts, there)
+            if order is None and (order := _by_cuts(family, join, other)) is not None:
                 join = replace(join, turns=1)
-            if spelled is not None:
-                by_heads = join.dim == 0 and len(set(join.sizes)) > 1 and all(_label(p.words) for p in spelled)
-                family, join = replace(family, parts=spelled, numbered=True), _join_in_order(join, family, spelled)
+            if order is not None:
+                by_heads = join.dim == 0 and len(set(join.sizes)) > 1 and all(_label(p.words) for p in order)
+                family, join = replace(family, parts=order, numbered=True), _join_in_order(join, family, order)
                 if by_heads:  # a name says what comes first, in the whole or in each head
                     family = replace(family, doubt=Doubt(BY_HEADS))
             _join_family(one, parent, family, join)
@@ -401,34 +400,10 @@ def _join_in_order(join: _Join, family: _Family, parts: Sequence[Piece]) -> _Joi
     return replace(join, sizes=tuple(sizes[part.name] for part in parts))
 
 
-def _spelled(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | None:
-    """The parts in the order in which the name of the whole spells them: `conv_z` and `conv_r` in `conv_zr`.
-
-    What the names of the parts begin and end with alike is in that of the whole once, or something else is: `mix_rkv`
-    for `time_mix_r`, `time_mix_k` and `time_mix_v`; or it holds one word of each, as `uqk` does of `gate_u`, `query_q`
-    and `key_k`.
-    """
-    if len(parts) > _MOST_SPELLED:
-        return None
-    spoken = {word for whole in wholes if len(word := "".join(cut(whole))) >= len(parts)}
-    names = [part.last for part in parts]
-    ends = {name.rpartition("_")[2] for name in wholes}
-    head, tail = common_start(names), common_start([name[::-1] for name in names])
-    found = []
-    for order in permutations(parts):
-        for a, b in product(range(head + 1), range(tail + 1)):
-            own = [part.last for part in order]
-            inner = [name[a : len(name) - b] for name in own]
-            texts = {f"{own[0][:a]}{between.join(inner)}{own[0][len(own[0]) - b :]}" for between in ("", "_", "_and_")}
-            alone = "".join(inner) if a == head and b == tail else ""
-            if all(inner) and (texts & wholes or (len(alone) > 1 and alone in ends)):
-                found.append(order)
-                break
-        else:
-            words = [cut(part.last) for part in order]
-            if spoken & {"".join(word[at] for word in words if word) for at in (0, -1)}:
-                found.append(order)
-    return found[0] if len(found) == 1 else None
+def _spelled_parts(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | None:
+    """The parts in the order in which the name of the whole spells them."""
+    order = spelled([part.last for part in parts], wholes)
+    return None if order is None else tuple(parts[at] for at in order)
 
 
 def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ...] | None:
