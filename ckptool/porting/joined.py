@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise
 from math import gcd
 
 from . import expression as ex
@@ -30,6 +30,8 @@ _Path = tuple[str, ...]
 _ORDER = "in which order the parts stand in one tensor is in the code only"
 _NORMS = "whether several norms are the same as one over all their channels is in the code only"
 _LETTERS = "abcdefgh"
+#: Of so many modules beside each other some may be parts of one.
+_MOST_BESIDE = 8
 _TURNS = "whether the parts stand one after the other or take turns is in the code only"
 
 
@@ -82,6 +84,7 @@ def join_parts(one: Canon, other: Canon) -> None:
     """Join what stands apart on one side, where the other side has it in one tensor."""
     _turn_spelled(one, other)
     _line_up(one, other)
+    _count_spelled(one, other)
     _join_lists(one, other)
     while _join_families(one, other):  # what was joined is no longer among the tensors of its parts' sizes
         pass
@@ -171,6 +174,38 @@ def _move(one: Canon, old: _Path, new: _Path) -> None:
     """Put what stands at one path at another."""
     for piece in [p for p in one.pieces.values() if p.path == old]:
         one.become(piece, [(replace(piece, path=new), unchanged)], unchanged)
+
+
+def _count_spelled(one: Canon, other: Canon) -> None:
+    """See modules beside each other as a list, where one of the other side has the name of all of them and what they
+    hold together: `main_conv` and `short_conv`, each a layer with its norm, which are `main_short_conv` there.
+    """
+    spoken = {name for p in other.pieces.values() for name in p.path[:-1] if not name.isdecimal()}
+    held: dict[_Path, dict[str, _Content]] = defaultdict(lambda: defaultdict(dict))
+    for piece in one.pieces.values():
+        for at, name in enumerate(piece.path[:-1]):
+            if not name.isdecimal():
+                held[piece.path[:at]][name][piece.path[at + 1 :], piece.role] = piece
+    sizes = _Sizes(one, other)
+    for parent, named in held.items():
+        alike: dict[frozenset[tuple[tuple[_Path, str], Shape]], list[str]] = defaultdict(list)
+        for name, content in named.items():
+            alike[frozenset((key, p.shape) for key, p in content.items())].append(name)
+        for names in alike.values():
+            if len(names) > _MOST_BESIDE:
+                continue
+            for some in (some for n in range(2, MOST_SPELLED + 1) for some in combinations(names, n)):
+                order = spelled(some, spoken)
+                members = [some[at] for at in order or ()]
+                inner = {key: {at: named[name][key] for at, name in enumerate(members)} for key in named[some[0]]}
+                if members and _plan_of_list(inner, sizes) is not None:
+                    for at, name in enumerate(members):
+                        for path in dict.fromkeys(piece.path for piece in named[name].values()):
+                            _move(one, path, (*parent, "+".join(members), str(at), *path[len(parent) + 1 :]))
+                    break
+
+
+_Content = dict[tuple[_Path, str], Piece]
 
 
 def _join_lists(one: Canon, other: Canon) -> None:

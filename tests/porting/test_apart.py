@@ -13,6 +13,8 @@ from ckptool.porting.port import port
 from ckptool.porting.rivals.company import counted_alike
 from ckptool.porting.units import units_of
 
+Shapes = dict[str, tuple[int, ...]]
+
 RANDOM = np.random.default_rng(3)
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -377,3 +379,56 @@ def test_a_bias_of_one_value_stays_a_parameter_where_the_model_has_no_such_layer
     source = {"first.weight": (6, 5), "out.bias": (1,), "deep.weight": (1, 6)}
     target = {"lift.weight": (6, 5), "offset": (1,), "last.weight": (1, 6)}
     assert str(found(port(signature(source), wanted(target)), "offset").expr) == "out.bias"
+
+
+# -- modules side by side, each a layer and its norm, that the other side has in one
+
+
+def _csp(entry: dict[str, int], *, stages: int = 2) -> Shapes:
+    """Stages with an entry of some modules of so many channels, blocks, and a layer over all."""
+    found: Shapes = {}
+    for stage in range(stages):
+        width = 8 << stage
+        for name, times in entry.items():
+            found |= _with_norm(f"stage{stage}.1.{name}", width * times, 2 * width)
+        found |= _with_norm(f"stage{stage}.1.final_conv", 2 * width, 2 * width)
+        found |= _with_norm(f"stage{stage}.1.blocks.0.conv1", width, width)
+        found |= _with_norm(f"stage{stage + 1}.0", 4 * width, 2 * width)
+    return found
+
+
+def _with_norm(name: str, given: int, taken: int) -> Shapes:
+    norm = {f"{name}.bn.{leaf}": (given,) for leaf in ("weight", "bias", "running_mean", "running_var")}
+    return {f"{name}.conv.weight": (given, taken, 1, 1)} | norm
+
+
+@pytest.mark.parametrize("fused_source", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_modules_whose_names_one_module_of_the_other_side_spells_are_joined_in_its_order(
+    fused_source: bool, swapped: bool
+) -> None:
+    names = ("main_conv", "short_conv")
+    whole = "short_main_conv" if swapped else "main_short_conv"
+    apart, together = _csp(dict.fromkeys(names, 1)), _csp({whole: 2})
+    source, target = (together, apart) if fused_source else (apart, together)
+    made = worked_out({key: np.random.default_rng(0).normal(size=size) for key, size in source.items()}, target)
+    assert {one.status for one in made.values()} == {"mapped"}
+    values = {key: np.random.default_rng(0).normal(size=size) for key, size in source.items()}
+    order = names[::-1] if swapped else names
+    for stage in range(2):
+        for leaf in ("conv.weight", "bn.weight", "bn.bias", "bn.running_mean", "bn.running_var"):
+            parts = {name: f"stage{stage}.1.{name}.{leaf}" for name in names}
+            one = f"stage{stage}.1.{whole}.{leaf}"
+            if fused_source:
+                halves = dict(zip(order, np.split(values[one], 2), strict=True))
+                assert all(np.array_equal(made[parts[name]].values, halves[name]) for name in names)
+            else:
+                assert np.array_equal(made[one].values, np.concatenate([values[parts[name]] for name in order]))
+
+
+def test_a_norm_is_a_guess_that_stands_in_a_module_of_another_name_while_all_else_keeps_its_own() -> None:
+    """Both stages have an entry in two modules, and the model has it in one of a name that says nothing of it."""
+    source, target = _csp({"left_conv": 1, "right_conv": 1}), _csp({"wide_right_conv": 2})
+    mapping = port(signature(source), wanted(target, used=target))
+    crossing = [e for e in mapping.having("mapped") if e.target.split(".")[0] != e.sources[0].split(".")[0]]
+    assert not crossing

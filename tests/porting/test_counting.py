@@ -144,10 +144,10 @@ def test_a_list_of_blocks_is_not_counted_as_the_stages_that_the_other_side_has_t
     def block(parts: tuple[str, str, str, str], wide: int, width: int) -> Shapes:
         first, norm, second, after = parts
         found: Shapes = {}
-        for n, (given, taken) in enumerate(((width, wide), (width, width)), 1):
-            found |= {f"{first.format(n)}.weight": (given, taken, 1, 3, 3), f"{norm.format(n)}.weight": (given,)}
-            found |= {f"{norm.format(n)}.bias": (given,), f"{second.format(n)}.weight": (given, given, 3, 1, 1)}
-            found |= {f"{after.format(n)}.weight": (given,), f"{after.format(n)}.bias": (given,)}
+        for n, (out, taken) in enumerate(((width, wide), (width, width)), 1):
+            found |= {f"{first.format(n)}.weight": (out, taken, 1, 3, 3), f"{norm.format(n)}.weight": (out,)}
+            found |= {f"{norm.format(n)}.bias": (out,), f"{second.format(n)}.weight": (out, out, 3, 1, 1)}
+            found |= {f"{after.format(n)}.weight": (out,), f"{after.format(n)}.bias": (out,)}
         return found
 
     source: Shapes = {"stem.0.weight": (6, 3, 1, 7, 7)}

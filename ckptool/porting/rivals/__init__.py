@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..counting import backwards, rows
+from ..doubts import Doubt
 from ..match import Matching
 from ..places import block_of
 from ..sequences import Sequences
 from ..units import Pair
 from . import elsewhere
-from .alike import COMPANY, MOST, across_blocks, by_block, in_doubt, look_alikes, strays
+from .alike import COMPANY, MOST, across_blocks, by_block, in_doubt, look_alikes, out_of_place, strays
 from .belief import Belief
 from .company import crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
@@ -44,6 +45,8 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
     settle(matching, swaps)
     for one, other in strays(matching.pairs):
         doubt_both(one, other, "what is around it comes from where {} is")
+    for (t, _), module in out_of_place(matching.pairs):
+        t.doubts.append(Doubt("all else beside it comes from {} of the source", named=".".join(module)))
     spread(matching.pairs)
     in_both_directions(matching.pairs)
     left_over(matching, swaps)

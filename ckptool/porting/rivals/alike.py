@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from ..branches import beside
@@ -145,3 +145,29 @@ def strays(pairs: list[Pair]) -> Iterator[tuple[Pair, Pair]]:
                 rival = owner.get((*part, *s.path[at:]))
                 if rival is not None and rival[0].colour == t.colour:
                     yield (t, s), rival
+
+
+def out_of_place(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Path]]:
+    """Pairs of two modules of different names, of which each is on both sides and keeps all else that is in it; with
+    that of the target."""
+    held: tuple[dict[Path, list[int]], ...] = defaultdict(list), defaultdict(list)
+    for at, pair in enumerate(pairs):
+        for side, unit in enumerate(pair):
+            for depth in range(1, len(unit.path)):
+                held[side][unit.path[:depth]].append(at)
+
+    def home(at: int, side: int) -> Path | None:
+        path = pairs[at][side].path
+        around = next((path[:n] for n in range(len(path) - 1, 0, -1) if len(held[side][path[:n]]) > _SHOWN), None)
+        others = (pairs[i][1 - side].path for i in held[side][around or ()] if i != at)
+        return around if around and all(other[: len(around)] == around for other in others) else None
+
+    for at, (t, s) in enumerate(pairs):
+        if "name" in t.evidence or t.doubts or (own := home(at, 0)) is None or (theirs := home(at, 1)) is None:
+            continue
+        if s.path[: len(own)] != own and t.path[: len(theirs)] != theirs:
+            yield (t, s), own
+
+
+#: So much else in a module shows where what is in it comes from.
+_SHOWN = 3
