@@ -259,3 +259,34 @@ def test_what_is_in_doubt_about_one_direction_of_a_recurrent_layer_is_about_the_
     mapping = port(signature(source), wanted(target, used=target))
     for n in (2, 3):
         assert {e.status for e in mapping.entries if e.target.startswith(f"level{n}.gru")} == {"guessed"}
+
+
+def _points(*, lists: bool) -> dict[str, tuple[int, ...]]:
+    """A net over points and one in it, each with convolutions and layers and a norm behind each: as lists, or by kinds
+    with all norms at the end."""
+    found: dict[str, tuple[int, ...]] = {}
+    for own, theirs, last in (("tnet.", "feat.stn.", (9, 8)), ("", "feat.", (5, 12))):
+        layers: dict[str, tuple[int, ...]] = {}
+        norms: dict[str, tuple[int, ...]] = {}
+        for kind, sizes in (("conv", ((8, 3, 1), (16, 8, 1), (32, 16, 1))), ("fc", ((16, 32), (last[1], 16)))):
+            around = "" if (own, kind) == ("", "fc") else theirs
+            for n, size in enumerate(sizes):
+                listed = f"{own}{'points' if kind == 'conv' else 'head'}"
+                layer = f"{listed}.{3 * n}" if lists else f"{around}{kind}{n + 1}"
+                behind = 3 * (kind == "fc" and around == theirs)
+                norm = f"{listed}.{3 * n + 1}" if lists else f"{around}bn{n + 1 + behind}"
+                layers |= {f"{layer}.weight": size, f"{layer}.bias": size[:1]}
+                norms |= {f"{norm}.{leaf}": size[:1] for leaf in ("weight", "bias", "running_mean", "running_var")}
+        layers[f"{own}head.6.weight" if lists else f"{theirs if own else ''}fc3.weight"] = last
+        found |= layers | norms
+    return found
+
+
+def test_what_a_module_holds_does_not_come_from_outside_of_the_one_that_all_else_in_it_comes_from() -> None:
+    """The norms of a tower are counted as those of the net are, and some are as wide."""
+    source, target = _points(lists=False), _points(lists=True)
+    want = dict(zip(target, source, strict=True))
+    way = sorted(target, key=lambda key: (not key.startswith("tnet"), "head" in key, int(key.split(".")[-2])))
+    mapping = port(signature(source), wanted({key: target[key] for key in way}, used=way))
+    assert pairing(mapping) == want
+    assert doubted(mapping) == set()
