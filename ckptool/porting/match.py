@@ -25,7 +25,7 @@ from .orders import RANKS, Orders
 from .pieces import STATISTICS, Canon, squeezed
 from .scopes import Scopes
 from .sequences import Sequences
-from .units import SOME, Pair, Unit, hard_conflict, natural, of_one_name, related, similarity, units_of
+from .units import SOME, Pair, Unit, hard_conflict, label_of, natural, of_one_name, related, similarity, units_of
 from .unrolled import later_blocks
 from .words import common_start, cut, label, shared, table, telling_words, words_of
 
@@ -161,7 +161,12 @@ class Matcher:
         free_t += new
         whole = not free_t and not undecided
         for t, s in lone:
-            if not (whole and self._in_its_place(t, s, pairs, nothing_left=not free_s)):
+            if not (
+                whole
+                and self._in_its_place(
+                    t, s, pairs, nothing_left=all(label_of(u, "embedding") == "position" for u in free_s)
+                )
+            ):
                 t.doubts.append(Doubt("nothing but its shape speaks for it"))
         self._contradictions(pairs, whole=complete)
         pairs.sort(key=lambda pair: pair[0].order)
@@ -224,7 +229,7 @@ class Matcher:
         out, is at the end of one of them, and something else is at that of the other.
 
         The end of the source is that of the part of it in which all the others are; or, with
-        NOTHING_LEFT, it itself wherever it stands: all else of the source has a partner.
+        NOTHING_LEFT, it itself wherever it stands: all else of the source but positions has a partner.
         """
         others = [(a, b) for a, b in pairs if a is not t]
         own, theirs = self._alike[t.colour]

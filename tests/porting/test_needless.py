@@ -432,3 +432,28 @@ def test_a_new_head_is_none_of_another_name_though_other_modules_were_renamed() 
     source, target = net("neck_", "contrastive"), net("proj_", "regressor")
     mapping = port(signature(source), wanted(target, used=target))
     assert status(mapping, "regressor.weight") == "guessed"
+
+
+# -- the last layer under another name
+
+
+@pytest.mark.parametrize(("new", "certain"), [("classifier", True), ("codebook", False)])
+def test_a_layer_called_linear_may_be_the_classifier_where_all_else_keeps_its_name(new: str, certain: bool) -> None:
+    body: Shapes = {f"levels.{n}.weight": (9 + n, 8 + n) for n in range(6)}
+    source = {f"tcn.{key}": size for key, size in body.items()} | {"linear.weight": (5, 14)}
+    target = body | {f"{new}.weight": (5, 14)}
+    mapping = port(signature(source), flowing(target, way=list(target)))
+    assert (status(mapping, f"{new}.weight") == "mapped") == certain
+
+
+@pytest.mark.parametrize(
+    ("left", "certain"), [({"encoding.pos_embedding": (1, 9, 16)}, True), ({"table": (1, 9, 16)}, False)]
+)
+def test_an_output_that_is_registered_first_is_certain_where_only_positions_are_left_over(
+    left: Shapes, certain: bool
+) -> None:
+    source = {"last.weight": (7, 12), "last.bias": (7,)} | {f"s.{key}": size for key, size in BODY.items()} | left
+    target = BODY | {"whole.weight": (7, 12), "whole.bias": (7,)}
+    mapping = port(signature(source), flowing(target, way=list(target)))
+    assert pairing(mapping)["whole.weight"] == "last.weight"
+    assert (status(mapping, "whole.weight") == "mapped") == certain
