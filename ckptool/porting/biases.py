@@ -23,8 +23,11 @@ def attach_biases(one: Canon, other: Canon) -> None:
     That a matrix stands with its inputs first, if it is a parameter of its own, is seen by its bias.
     """
     apart = {squeezed(piece.shape) for piece in _lone_biases(other)}
+    tables = {piece.shape for piece in other.pieces.values() if piece.role == "weight" and piece.shape[1:] == (1,)}
     lone = []
     for piece in _lone_biases(one):
+        if piece.shape in tables:
+            continue  # of each user, say: the other side has it as a table of one column, too, whatever its name
         if squeezed(piece.shape) not in apart:
             lone.append(piece)
         elif piece.role != "bias":

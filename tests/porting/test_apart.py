@@ -432,3 +432,13 @@ def test_a_norm_is_a_guess_that_stands_in_a_module_of_another_name_while_all_els
     mapping = port(signature(source), wanted(target, used=target))
     crossing = [e for e in mapping.having("mapped") if e.target.split(".")[0] != e.sources[0].split(".")[0]]
     assert not crossing
+
+
+def test_tables_of_one_column_are_tables_on_both_sides_whatever_they_are_called() -> None:
+    source = {"user_factors": (40, 12), "item_factors": (56, 12), "user_biases": (40, 1), "item_biases": (56, 1)}
+    target = {"P": (40, 12), "Q": (56, 12), "b_u": (40, 1), "b_i": (56, 1)}
+    mapping = port(
+        *(side({f"{k}.weight": s for k, s in d.items()}) for side, d in ((signature, source), (wanted, target)))
+    )
+    assert list(pairing(mapping).values()) == [f"{name}.weight" for name in source]
+    assert not mapping.having("guessed")
