@@ -85,11 +85,11 @@ def _blocks(name: str) -> tuple[str, ...]:
     return (*found, "_".join((*words, last))) if found else (name.rpartition(":")[2],)
 
 
-_LETTERED = re.compile(r"(.*[A-Za-z0-9]_)([a-h])\Z")
+_LETTERED = re.compile(r"(.*[A-Za-z0-9]_)([a-h])\Z|(.*[A-Za-z0-9]_|.*[a-z0-9])([A-H])\Z")
 
 
 def counted_by_letters(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Paths of modules that letters count (`norm_a`, `norm_b`), as if they were numbered from one on.
+    """Paths of modules that letters count (`norm_a`, `norm_b`; `netA`, `netB`), as if they were numbered from one on.
 
     Only where the letters of all that are called so begin with a, and none is left out, and none is numbered.
     """
@@ -102,11 +102,12 @@ def counted_by_letters(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ..
         rows: dict[str, set[str]] = defaultdict(set)
         for component in components - table().adapters.keys():
             if found := _LETTERED.match(component):
-                rows[found[1]].add(found[2])
+                rows[found[1] or found[3]].add(found[2] or found[4])
         for stem, letters in rows.items():
             numbers = any(f"{stem}{n}" in components for n in range(len(letters) + 1))
-            if len(letters) > 1 and sorted(letters) == list("abcdefgh"[: len(letters)]) and not numbers:
-                places |= {(*around, stem + letter): ord(letter) - ord("a") + 1 for letter in letters}
+            counted = "".join(sorted(letters))
+            if len(letters) > 1 and "abcdefgh".startswith(counted.lower()) and not numbers:
+                places |= {(*around, stem + letter): at + 1 for at, letter in enumerate(counted)}
 
     def numbered(path: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(

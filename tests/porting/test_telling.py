@@ -7,13 +7,13 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sides import found, signature, wanted
+from sides import found, pairing, signature, wanted
 
 from ckptool.porting.port import port
 from ckptool.porting.roles import counted_by_letters
 from ckptool.porting.telling import translation
 from ckptool.porting.units import hard_conflict
-from ckptool.porting.words import words_of
+from ckptool.porting.words import cut, words_of
 
 WORDS = ("fine", "mid", "coarse", "deepest")
 
@@ -176,3 +176,33 @@ def test_two_sides_are_told_by_what_the_field_calls_them(theirs: tuple[str, str]
     for n in range(2):
         assert str(found(mapping, f"layers.{n}.{own[0]}").expr) == f"convs.{n}.{theirs[1]}"
         assert str(found(mapping, f"layers.{n}.{own[1]}").expr) == f"convs.{n}.{theirs[0]}"
+
+
+def test_capital_letters_count_as_small_ones_do() -> None:
+    assert counted_by_letters([("netD_A", "in"), ("netD_B",), ("blockA",), ("blockB",)]) == {
+        ("netD_A", "in"): ("netD_1", "in"),
+        ("netD_B",): ("netD_2",),
+        ("blockA",): ("block1",),
+        ("blockB",): ("block2",),
+    }
+    for names in (("lora_A", "lora_B"), ("A", "B"), ("netA", "netB", "net1"), ("to_a", "to_B"), ("xB", "xC")):
+        assert counted_by_letters([("block", name) for name in names]) == {}
+
+
+def test_from_one_domain_to_another_is_one_word_in_any_spelling() -> None:
+    for name in ("netG_A2B", "gen_a2b", "genA2B", "G_AtoB", "G_AB"):
+        assert cut(name)[-1] == "ab"
+    assert cut("wav2vec_w2v") == ("wav", "2", "vec", "w", "2", "v")
+    assert cut("block2b_bn") == ("block", "2", "b", "bn")
+
+
+def test_towers_that_run_beside_each_other_are_told_by_the_domains_in_their_names() -> None:
+    layers = {"0.weight": (8, 3, 3, 3), "2.weight": (8, 8, 3, 3)}
+    theirs = {
+        f"{net}.{key}": size for net in ("netG_A2B", "netG_B2A", "netD_A", "netD_B") for key, size in layers.items()
+    }
+    own = {f"{net}.{key}": size for net in ("disc_a", "disc_b", "gen_b2a", "gen_a2b") for key, size in layers.items()}
+    mapping = port(signature(theirs), wanted(own, used=own))
+    of = {"disc_a": "netD_A", "disc_b": "netD_B", "gen_b2a": "netG_B2A", "gen_a2b": "netG_A2B"}
+    assert pairing(mapping) == {key: key.replace(net := key.split(".")[0], of[net]) for key in own}
+    assert not mapping.having("guessed")
