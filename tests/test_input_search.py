@@ -410,3 +410,22 @@ def test_results_without_memory_of_their_own_are_not_counted() -> None:
     budget = Budget()
     budget.after(torch.eye(3).to_sparse())
     torch.vmap(lambda x: (budget.after(x * 2), x)[1])(torch.ones(4, 2))
+
+
+class OneOfEach(nn.Module):
+    """A user and an item at a time, not texts of either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users, self.items = nn.Embedding(40, 12), nn.Embedding(56, 12)
+        self.user_biases, self.item_biases = nn.Embedding(40, 1), nn.Embedding(56, 1)
+
+    def forward(self, user: Any, item: Any) -> Any:
+        found = self.user_biases(user) + self.item_biases(item)
+        found += (self.users(user) * self.items(item)).sum(dim=1, keepdim=True)
+        return found.squeeze()
+
+
+def test_ids_may_be_one_of_each_and_no_texts() -> None:
+    found = next(find_inputs(OneOfEach()))
+    assert inputs_text(found) == "int64[2]<40 int64[2]<56"

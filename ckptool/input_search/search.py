@@ -194,10 +194,14 @@ def _seeds(model: torch.nn.Module) -> Iterator[Any]:
     kinds = set()
     yield from _said_to_be_tensors(model)
     for spec in itertools.islice(guess_inputs(model), 150):
-        kind = tuple((path, one.dtype, len(one.shape)) for path, one in leaves(spec))
+        told = leaves(spec)
+        kind = tuple((path, one.dtype, len(one.shape)) for path, one in told)
         if kind not in kinds:
             kinds.add(kind)
             yield spec
+            if len(told) > 1 and all(one.dtype == "int64" and len(one.shape) == 2 for _, one in told):
+                # no texts, but one of each: a user and an item
+                yield with_leaves(spec, [replace(one, shape=one.shape[:1]) for _, one in told])
             if len(kinds) == _SEEDS:
                 break
     try:
