@@ -24,8 +24,8 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
     """Keys of layers that hold what an earlier layer holds, each with the key there.
 
     Only layers with a matrix or a kernel of unequal values count, or with several such vectors, as the statistics and
-    the factors of a norm are: vectors of ones are not one vector. What holds a
-    matrix alone (a table of words) may be one with that of a layer that holds a bias, too.
+    the factors of a norm are: vectors of ones are not one vector. What holds a matrix alone (a table of words) may be one
+    with that of a layer that holds a bias, too; and that bias with one that stands alone.
 
     Args:
         tensors: the state dict. Of those that look alike the first bytes are read, of equal ones all.
@@ -54,12 +54,14 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
         earlier = first.setdefault(look, path)
         if earlier != path:
             found.update((key, ".".join(filter(None, (earlier, key.rpartition(".")[2])))) for key in inside)
-    tables = {content[one]: one for (one, *more) in layers.values() if not more and one in content and one not in found}
-    for inside in layers.values():  # an output layer with the matrix of a table, and a bias of its own
-        for key in inside if len(inside) > 1 else ():
-            table = tables.get(content.get(key, b""))
-            if table is not None and key not in found and tensors[table].shape == tensors[key].shape:
-                found |= {key: table} if _tells(tensors[key]) else {}
+    alone = {content[one]: one for (one, *more) in layers.values() if not more and one in content and one not in found}
+    for inside in layers.values():  # an output layer with the matrix of a table, and a bias, which may be alone, too
+        for key in sorted(inside, key=lambda one: -len(tensors[one].shape)) if len(inside) > 1 else ():
+            other = alone.get(content.get(key, b""))
+            if other is None or key in found or tensors[other].shape != tensors[key].shape:
+                continue
+            of_table = any(one in found for one in inside) and _varies(tensors[key])
+            found |= {key: other} if of_table or _tells(tensors[key]) else {}
     return found
 
 

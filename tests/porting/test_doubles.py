@@ -73,3 +73,13 @@ def test_every_layer_goes_to_the_first_with_its_values(seeds: list[int]) -> None
         for leaf in ("weight", "bias")
     }
     assert doubles(held, list(held)) == wanted
+
+
+def test_an_output_layer_of_a_table_has_the_bias_that_stands_alone_too() -> None:
+    """`lm_head.bias` and `lm_head.decoder`, whose matrix is that of the words and whose bias is that one."""
+    output = layer(1)
+    held = tensors({"words": {"weight": output["weight"]}, "head": {"bias": output["bias"]}, "head.decoder": output})
+    ties = {"head.decoder.weight": "words.weight", "head.decoder.bias": "head.bias"}
+    assert doubles(held, list(held)) == doubles(held, sorted(held)) == ties
+    held = tensors({"head": {"bias": output["bias"]}, "head.decoder": output})
+    assert doubles(held, list(held)) == {}
