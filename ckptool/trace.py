@@ -502,7 +502,8 @@ def _every_second(args: Any) -> bool:
 #: Functions that read a property, and those that give a view whose use is what counts.
 _LOOKS = frozenset("__get__ size dim numel stride __len__ is_floating_point is_complex data_ptr type_as".split())
 _VIEWS = frozenset(
-    "t T mT transpose permute view reshape unsqueeze squeeze detach contiguous to expand expand_as".split()
+    "t T mT transpose permute view reshape unsqueeze squeeze detach contiguous clone to float double half bfloat16 type"
+    " expand expand_as".split()
 )
 
 

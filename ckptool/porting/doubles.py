@@ -24,8 +24,8 @@ def doubles(tensors: Mapping[str, LazyTensor], keys: Collection[str]) -> dict[st
     """Keys of layers that hold what an earlier layer holds, each with the key there.
 
     Only layers with a matrix or a kernel of unequal values count, or with several such vectors, as the statistics and
-    the factors of a norm are: vectors of ones are not one vector. What holds a matrix alone (a table of words) may be one
-    with that of a layer that holds a bias, too; and that bias with one that stands alone.
+    the factors of a norm are: vectors of ones are not one vector. What holds a matrix alone (a table of words) may be
+    one with that of a layer that holds a bias, too; and that bias with one that stands alone.
 
     Args:
         tensors: the state dict. Of those that look alike the first bytes are read, of equal ones all.

@@ -1,0 +1,54 @@
+"""Norm weights around 0, as where code adds 1 to them: whether the model does, its forward pass shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+
+from ckptool.architecture import signature_of
+from ckptool.porting.sources import match_signature
+
+ADDS: dict[str, Callable[[Any], Any]] = {
+    "plainly": lambda weight: 1 + weight,
+    "to the left": lambda weight: 1.0 + weight.float(),
+    "in another type": lambda weight: weight.to(torch.float64) + 1.0,
+    "to a copy": lambda weight: weight.clone().double().add(1),
+}
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, taken: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.weight, self.taken = nn.Parameter(torch.zeros(12)), taken
+
+    def forward(self, x: Any) -> Any:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.taken(self.weight).to(x.dtype)
+
+
+def net(taken: Callable[[Any], Any]) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 12), RMSNorm(taken), nn.Linear(12, 10), nn.Linear(10, 12), RMSNorm(taken))
+
+
+def statuses(taken: Callable[[Any], Any], *, around: float) -> set[tuple[str, str]]:
+    torch.manual_seed(0)
+    source = {key: torch.randn(value.shape) / 4 for key, value in net(taken).state_dict().items()}
+    source |= {key: value + around for key, value in source.items() if key in ("1.weight", "4.weight")}
+    mapping = match_signature(source, signature_of(net(taken), inputs=(torch.zeros(2, 8),)))
+    return {(e.status, str(e.expr)) for e in mapping.entries if e.target in ("1.weight", "4.weight")}
+
+
+@pytest.mark.parametrize("way", list(ADDS))
+def test_norms_around_0_are_as_they_are_where_the_model_adds_1_to_them_in_any_type(way: str) -> None:
+    assert statuses(ADDS[way], around=0.0) == {("mapped", "1.weight"), ("mapped", "4.weight")}
+
+
+def test_norms_around_0_are_a_guess_where_the_model_takes_them_as_they_are() -> None:
+    assert {status for status, _ in statuses(lambda weight: weight.float(), around=0.0)} == {"guessed"}
+    assert {status for status, _ in statuses(lambda weight: weight.float(), around=1.0)} == {"mapped"}
+    assert {status for status, _ in statuses(ADDS["to the left"], around=1.0)} == {"guessed"}
