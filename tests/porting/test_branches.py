@@ -161,3 +161,22 @@ def test_where_every_block_has_a_shortcut_none_shows_which_it_is() -> None:
     source, target = blocks_with_a_shortcut_first(plain=False)
     mapping = port(signature(source), target)
     assert {f"s{n}.b.{name}.weight" for n in range(3) for name in ("conv1", "other")} <= guessed(mapping)
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+@pytest.mark.parametrize("towers", [2, 3])
+def test_towers_that_one_list_counts_through_are_the_members_of_the_other_in_turn(towers: int, layers: int) -> None:
+    """Twin critics: `l1` to `l6`, of which the first three are `q1`; what is `left` and `right` is nowhere."""
+    sizes = [(8, 5), (8, 8), (1, 8)][-layers:]
+    source = {f"critic.l{n * layers + i + 1}.weight": size for n in range(towers) for i, size in enumerate(sizes)}
+
+    def wanted_by(names: tuple[str, ...]) -> Signature:
+        rows = [[f"{names[n]}.{2 * i}.weight" for i in range(layers)] for n in range(towers)]
+        model = {key: size for row in rows for key, size in zip(row, sizes, strict=True)}
+        return followed(model, {key: row[:at] for row in rows for at, key in enumerate(row)})
+
+    for names, open_to in ((("q1", "q2", "q3"), False), (("left", "right", "middle"), True)):
+        target = wanted_by(names)
+        mapping = port(signature(source), target)
+        assert list(pairing(mapping).items()) == list(zip(target.entries, source, strict=True))
+        assert guessed(mapping) == (set(target.entries) if open_to else set())

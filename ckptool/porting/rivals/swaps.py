@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from itertools import chain
 
 from ..branches import Branches, beside
 from ..match import Matching
 from ..sequences import Sequences
-from ..units import Pair
+from ..units import Pair, series
 from .belief import BELIEVED, concordance, orders_of
 from .contents import Contents
 from .names import by_convention, by_names, by_numbers, in_equal_places, step
@@ -36,6 +38,10 @@ class Swaps:
         self.orders = orders_of(sequences)
         self.overall = {order.name: concordance(order, self.pairs) for order in self.orders}
         self.contents = Contents(matching)
+        lists: dict[tuple[int, tuple[str, ...]], set[tuple[int, ...]]] = defaultdict(set)
+        for side, unit in chain.from_iterable(map(enumerate, self.pairs)):
+            lists[side, series(unit)].add(unit.numbers)
+        self._places = {row: {one: at for at, one in enumerate(sorted(found))} for row, found in lists.items()}
         self.see_branches()
 
     def see_branches(self) -> None:
@@ -75,7 +81,11 @@ class Swaps:
             return f"the {against[0]} speaks for the swap with {{}}" if against and not behind else None
         if by_convention(one, other):
             return "which of the two is which is a convention of the code: {}"
-        counted = not beside(one[0], other[0]) or step(one[0], other[0]) == step(one[1], other[1])
+        counted = (
+            not beside(one[0], other[0])
+            or step(one[0], other[0]) == step(one[1], other[1])
+            or (self._in_one_list(one) and self._in_one_list(other))
+        )
         if by_numbers(one, other) > 0 and counted and not (against and not behind):
             return None
         if against and behind:
@@ -85,6 +95,12 @@ class Swaps:
         if not behind and any(order.vote(one, other) for order in self.orders):
             return "nothing but an order that is not kept elsewhere tells it from {}"
         return ""
+
+    def _in_one_list(self, pair: Pair) -> bool:
+        """Whether one side counts in one list what the other has in several, and both have the pair at one place of
+        all: `l4` of six layers, and `q2.0` of two lists of three."""
+        places = [self._places[side, series(unit)].get(unit.numbers) for side, unit in enumerate(pair)]
+        return len(pair[0].numbers) != len(pair[1].numbers) and places[0] == places[1]
 
     def _believed(self, one: Pair, other: Pair, belief: Mapping[str, float]) -> dict[str, int]:
         return {o.name: vote for o in self.orders if belief[o.name] >= BELIEVED and (vote := o.vote(one, other))}
