@@ -274,10 +274,10 @@ def _centred_norms(filling: Filling) -> None:
                 1.0,
                 "the source's norm weights lie around 0, as where code adds 1 to them; this model does not",
             )
-        elif adds_one and share < 0.02:
+        elif adds_one and share < 0.02 and not all(t.path == s.path or "name" in t.evidence for t, s, _ in members):
             amount, doubt = (
                 -1.0,
-                "this model adds 1 to its norm weights; those of the source look as if its code does not",
+                "this model adds 1 to its norm weights; those of the source look as if its code may not",
             )
         else:
             continue
@@ -285,7 +285,8 @@ def _centred_norms(filling: Filling) -> None:
             filled = filling.holes[piece.name]
             moved = Expr("shift", (filled.expr,), (amount,))
             filled.doubts.append(Doubt(doubt))
-            if adds_one or "bias" not in t.pieces:  # code that adds 1 has as a rule no bias
+            # code that adds 1 has as a rule no bias; weights that are above 0 may be so after 1 was taken from them
+            if not adds_one and "bias" not in t.pieces:
                 filled.expr, moved = moved, filled.expr
             filled.rivals.append(moved)
 

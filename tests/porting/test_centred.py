@@ -51,4 +51,26 @@ def test_norms_around_0_are_as_they_are_where_the_model_adds_1_to_them_in_any_ty
 def test_norms_around_0_are_a_guess_where_the_model_takes_them_as_they_are() -> None:
     assert {status for status, _ in statuses(lambda weight: weight.float(), around=0.0)} == {"guessed"}
     assert {status for status, _ in statuses(lambda weight: weight.float(), around=1.0)} == {"mapped"}
-    assert {status for status, _ in statuses(ADDS["to the left"], around=1.0)} == {"guessed"}
+
+
+def test_norms_above_0_under_their_own_names_are_those_of_a_model_that_adds_1() -> None:
+    """Training may have taken all of them there; and where the names are others, they are taken as they are."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Linear(8, 12), RMSNorm(ADDS["plainly"]), nn.Linear(12, 10)
+
+        def forward(self, x: Any) -> Any:
+            return self.last(self.norm(self.first(x)))
+
+    wanted = signature_of(Named(), inputs=(torch.zeros(2, 8),))
+    source = {key: value.abs() + 0.1 for key, value in Named().state_dict().items()}
+    assert {e.status for e in match_signature(source, wanted).entries} == {"mapped"}
+    renamed = {key.replace("norm", "ln"): value for key, value in source.items()}
+    entry = next(e for e in match_signature(renamed, wanted).entries if e.target == "norm.weight")
+    assert (entry.status, str(entry.expr), [str(rival) for rival in entry.rivals]) == (
+        "guessed",
+        "ln.weight",
+        ["shift(ln.weight, -1.0)"],
+    )
