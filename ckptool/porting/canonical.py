@@ -50,8 +50,9 @@ def canonical(source: Signature, target: Signature, *, lora_scale: float | None 
     forget_plain_words(s, t)
     forget_plain_words(t, s)
     _reconcile(s, t, lora_scale)
-    for canon in (s, t):
-        _count_letters(canon)
+    letters = [{word for p in canon.pieces.values() for name in p.path for word in cut(name)[-1:]} for canon in (t, s)]
+    for canon, theirs in zip((s, t), letters, strict=True):
+        _count_letters(canon, theirs)
     return s, t
 
 
@@ -260,9 +261,12 @@ def _with_more(siblings: Mapping[tuple[str, ...], Collection[str]]) -> set[tuple
     }
 
 
-def _count_letters(canon: Canon) -> None:
-    """See modules that letters count as numbered. When parts are joined, letters say less about their order."""
-    found = counted_by_letters({piece.path for piece in canon.pieces.values()})
+def _count_letters(canon: Canon, theirs: Collection[str]) -> None:
+    """See modules that letters count as numbered, unless names of the other side end in THEIRS, which are the same.
+
+    When parts are joined, letters say less about their order.
+    """
+    found = counted_by_letters({piece.path for piece in canon.pieces.values()}, beside=theirs)
     for piece in [p for p in canon.pieces.values() if p.path in found]:
         canon.become(piece, [(replace(piece, path=found[piece.path]), unchanged)], unchanged)
     moved = {".".join(old): ".".join(new) for old, new in found.items()}

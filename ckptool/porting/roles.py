@@ -88,17 +88,20 @@ def _blocks(name: str) -> tuple[str, ...]:
 _LETTERED = re.compile(r"(.*[A-Za-z0-9]_)([a-h])\Z|(.*[A-Za-z0-9]_|.*[a-z0-9])([A-H])\Z")
 
 
-def counted_by_letters(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ...], tuple[str, ...]]:
+def counted_by_letters(
+    paths: Collection[tuple[str, ...]], *, beside: Collection[str] = ()
+) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Paths of modules that letters count (`norm_a`, `norm_b`; `netA`, `netB`), as if they were numbered from one on.
 
-    Only where the letters of all that are called so begin with a, and none is left out, and none is numbered.
+    Only where the letters of all that are called so begin with a, and none is left out, and none is numbered; and not
+    where these letters are all words of the other side, BESIDE them.
     """
-    beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    held: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for path in paths:
         for at, component in enumerate(path):
-            beside[path[:at]].add(component)
+            held[path[:at]].add(component)
     places: dict[tuple[str, ...], int] = {}
-    for around, components in beside.items():
+    for around, components in held.items():
         rows: dict[str, set[str]] = defaultdict(set)
         for component in components - table().adapters.keys():
             if found := _LETTERED.match(component):
@@ -106,7 +109,8 @@ def counted_by_letters(paths: Collection[tuple[str, ...]]) -> dict[tuple[str, ..
         for stem, letters in rows.items():
             numbers = any(f"{stem}{n}" in components for n in range(len(letters) + 1))
             counted = "".join(sorted(letters))
-            if len(letters) > 1 and "abcdefgh".startswith(counted.lower()) and not numbers:
+            said = numbers or all(letter in beside for letter in counted.lower())
+            if len(letters) > 1 and "abcdefgh".startswith(counted.lower()) and not said:
                 places |= {(*around, stem + letter): at + 1 for at, letter in enumerate(counted)}
 
     def numbered(path: tuple[str, ...]) -> tuple[str, ...]:

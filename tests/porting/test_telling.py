@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -205,4 +206,19 @@ def test_towers_that_run_beside_each_other_are_told_by_the_domains_in_their_name
     mapping = port(signature(theirs), wanted(own, used=own))
     of = {"disc_a": "netD_A", "disc_b": "netD_B", "gen_b2a": "netG_B2A", "gen_a2b": "netG_A2B"}
     assert pairing(mapping) == {key: key.replace(net := key.split(".")[0], of[net]) for key in own}
+    assert not mapping.having("guessed")
+
+
+def test_letters_that_both_sides_say_are_words_and_count_nothing() -> None:
+    """Five layers that run beside each other, registered in one order and used in another."""
+    letters = "ABCDE"
+    theirs = {f"layers.{n}.{letter}.weight": (8, 8) for n in range(2) for letter in letters}
+    own = {f"convs.{n}.lin_{letter}.weight": (8, 8) for n in range(2) for letter in letters}
+    used = [f"convs.{n}.lin_{letter}.weight" for n in range(2) for letter in "DECBA"]
+    model = wanted(own, used=used)
+    flows = {
+        key: replace(e, notes={"flow": (at, 31 * ("1" in key))}) for at, (key, e) in enumerate(model.entries.items())
+    }
+    mapping = port(signature(theirs), replace(model, entries=flows))
+    assert pairing(mapping) == dict(zip(own, theirs, strict=True))
     assert not mapping.having("guessed")
