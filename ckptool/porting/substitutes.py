@@ -12,14 +12,20 @@ from .filling import Filled, Filling
 from .match import is_average
 from .pieces import substituted
 from .remedies import of_rows, remedy
-from .units import SOME, Unit, label_of, related, similarity
+from .units import SOME, Pair, Unit, label_of, related, similarity
 from .words import table
 
 
 def substitute(filling: Filling) -> None:
     """Fill what has no partner of equal shape. Most of it ends as a guess."""
-    for step in (_averages, _fold_norms, _near_misses, _tied_sources, _leftovers, _tied_heads, _of_other_sizes):
-        step(filling)
+    _averages(filling)
+    _fold_norms(filling)
+    _near_misses(filling)
+    _tied_sources(filling)
+    _leftovers(filling)
+    _tied_tables(filling)
+    _tied_heads(filling)
+    _of_other_sizes(filling)
 
 
 def _averages(filling: Filling) -> None:
@@ -225,18 +231,35 @@ def _tied_sources(filling: Filling) -> None:
             filling.unit_of[hole] = (t, t)
 
 
-def _tied_heads(filling: Filling) -> None:
-    """An output layer that the source does not have, of the sizes of its word embedding: tied, most likely.
-
-    One with a bias that the source has not either is a new one, unless it is called after the words.
-    """
+def _tables_of_words(filling: Filling) -> list[Pair]:
+    """The tables of words that were matched, (of the model, of the source)."""
     pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}
-    tokens = [
+    return [
         (t, s)
         for t, s in pairs.values()
         if (label_of(t, "embedding") in ("token", None) and t.main.entry.how == "embedding")
         or label_of(s, "embedding") == "token"
     ]
+
+
+def _tied_tables(filling: Filling) -> None:
+    """A second table of words of the model, where the source has one for all: an encoder's and a decoder's."""
+    tables = [t for t in filling.matching.free_targets if label_of(t, "embedding") == "token"]
+    words = [(t, s) for t, s in _tables_of_words(filling) if t.main.entry.how == "embedding"] if tables else []
+    for t in tables:
+        found = [filling.holes[own.main.name] for own, _ in words if own.main.shape == t.main.shape]
+        if t.main.name not in filling.holes and t.main.entry.how == "embedding" and len(found) == 1:
+            doubt = Doubt("the source has one table of words, which is put here as well")
+            filling.holes[t.main.name] = Filled(found[0].expr, "the table of words", [doubt])
+            filling.unit_of[t.main.name] = next((t, s) for own, s in words if own.main.shape == t.main.shape)
+
+
+def _tied_heads(filling: Filling) -> None:
+    """An output layer that the source does not have, of the sizes of its word embedding: tied, most likely.
+
+    One with a bias that the source has not either is a new one, unless it is called after the words.
+    """
+    tokens = _tables_of_words(filling)
     used = [t.used for t in filling.matcher.cells.targets if t.used is not None and len(t.main.shape) > 1]
     last = max(used, default=0)
     for t in filling.matching.free_targets:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 from sides import found, signature, wanted, worked_out
 
 from ckptool.porting.port import port
+
+Shapes = dict[str, tuple[int, ...]]
 
 RANDOM = np.random.default_rng(0)
 
@@ -100,3 +103,20 @@ def test_names_that_count_from_nought_are_not_those_that_count_from_one() -> Non
             new = {"attn_norm": "norm0", "ffn_norm": "norm1", "up_proj": "linear0", "down_proj": "linear1"}
             layer, name = entry.target.split(".")[1:3]
             assert str(entry.expr) == f"layers.{layer}.{new[name]}.weight"
+
+
+def test_one_table_of_words_serves_an_encoder_and_a_decoder_as_a_guess() -> None:
+    source: Shapes = {"shared.weight": (40, 8)}
+    target: Shapes = {"encoder_embed_tokens.weight": (40, 8), "decoder_embed_tokens.weight": (40, 8)}
+    for side in ("encoder", "decoder"):
+        layer: Shapes = {f"{side}.0.wi.weight": (16, 8), f"{side}.0.wo.weight": (8, 16), f"{side}_norm.weight": (8,)}
+        source, target = source | layer, target | layer
+    model = wanted(target, used=target)
+    looked_up = {key: replace(e, how="embedding" * ("embed" in key)) for key, e in model.entries.items()}
+    mapping = port(signature(source), replace(model, entries=looked_up))
+    for key in list(target)[:2]:
+        assert (found(mapping, key).status, str(found(mapping, key).expr)) == ("guessed", "shared.weight")
+    assert len(mapping.having("mapped")) == len(target) - 2
+    second = "decoder_embed_tokens.weight"
+    other = replace(model, entries=looked_up | {second: replace(looked_up[second], shape=(41, 8))})
+    assert found(port(signature(source), other), second).status == "unmapped"
