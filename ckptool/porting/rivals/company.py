@@ -46,6 +46,8 @@ def in_company(one: Pair, other: Pair, anchors: Iterable[Pair], least: int = 1) 
             # at the end of a block the next one begins, whatever that has to do with it
             _next_to(one[0], t) - _next_to(other[0], t) if nearness(one[0], t) >= near else 0,
         )
+        if not any(here):
+            continue  # what is as near to both says nothing, and in a large block most of it is
         there = (
             nearness(one[1], s) - nearness(other[1], s),
             _kinship(one[1], s) - _kinship(other[1], s),
@@ -66,7 +68,12 @@ def in_company(one: Pair, other: Pair, anchors: Iterable[Pair], least: int = 1) 
 
 def _kinship(one: Unit, other: Unit) -> int:
     """How many telling words the names of two units have in common."""
-    return shared(*({word for word in telling_words(unit.path) if len(word) > 1} for unit in (one, other)))
+    return shared(_said(one.path), _said(other.path))
+
+
+@cache
+def _said(path: Path) -> frozenset[str]:
+    return frozenset(word for word in telling_words(path) if len(word) > 1)
 
 
 def _in_line(one: Unit, other: Unit) -> bool:
@@ -88,7 +95,7 @@ def counted_alike(one: Unit, other: Unit) -> bool:
         return False
     if ("running_var" in one.pieces) != ("running_var" in other.pieces):
         return one.numbers == other.numbers and numbers(one.path[-1:]) != ()
-    return list_places(one) == list_places(other) != []
+    return list_places(one) == list_places(other) != ()
 
 
 def _next_to(one: Unit, other: Unit) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Literal
 
 from ..branches import flows_into
 from ..counting import row_of
 from ..fused import part_label
+from ..places import Path
 from ..units import Pair, Unit, hard_conflict, label_of, series
 from ..words import labels, shared, table, telling_words, words_of
 
@@ -136,6 +138,11 @@ def in_equal_places(one: Pair, other: Pair) -> bool:
     return same and places[0] != places[1]
 
 
-def list_places(unit: Unit) -> list[str]:
+def list_places(unit: Unit) -> tuple[str, ...]:
     """The places of a unit in the lists that it is in."""
-    return [component for component in unit.path if component.isdecimal()]
+    return _decimals(unit.path)
+
+
+@cache
+def _decimals(path: Path) -> tuple[str, ...]:
+    return tuple(component for component in path if component.isdecimal())
