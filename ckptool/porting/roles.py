@@ -86,6 +86,7 @@ def _blocks(name: str) -> tuple[str, ...]:
 
 
 _LETTERED = re.compile(r"(.*[A-Za-z0-9]_)([a-h])\Z|(.*[A-Za-z0-9]_|.*[a-z0-9])([A-H])\Z")
+_DIRECTION = re.compile(r"(.*?)([A-Za-z])(?:2|to|_to_)([A-Za-z])\Z")
 
 
 def counted_by_letters(
@@ -95,31 +96,35 @@ def counted_by_letters(
 
     Only where the letters of all that are called so begin with a, and none is left out, and none is numbered; and not
     where these letters are all words of the other side, BESIDE them.
+
+    Two that lead from one thing to another and back (`netG_A2B`, `netG_B2A`) have the letters alone (`netG_ab`).
     """
     held: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for path in paths:
         for at, component in enumerate(path):
             held[path[:at]].add(component)
-    places: dict[tuple[str, ...], int] = {}
+    names: dict[tuple[str, ...], str] = {}
     for around, components in held.items():
         rows: dict[str, set[str]] = defaultdict(set)
         for component in components - table().adapters.keys():
             if found := _LETTERED.match(component):
                 rows[found[1] or found[3]].add(found[2] or found[4])
         for stem, letters in rows.items():
-            numbers = any(f"{stem}{n}" in components for n in range(len(letters) + 1))
             counted = "".join(sorted(letters))
-            said = numbers or all(letter in beside for letter in counted.lower())
+            said = any(f"{stem}{n}" in components for n in range(len(letters) + 1))
+            said = said or all(letter in beside for letter in counted.lower())
             if len(letters) > 1 and "abcdefgh".startswith(counted.lower()) and not said:
-                places |= {(*around, stem + letter): at + 1 for at, letter in enumerate(counted)}
+                between = "_" if stem[-1].isdecimal() else ""  # `conv1A` is the first of `conv1`, and not the eleventh
+                names |= {(*around, stem + letter): f"{stem}{between}{n}" for n, letter in enumerate(counted, 1)}
+        ways = {component: found.groups() for component in components if (found := _DIRECTION.match(component))}
+        for component, (stem, one, other) in ways.items():
+            if one != other and (stem, other, one) in ways.values():
+                names |= {(*around, component): f"{stem}{'_' * stem[-1:].isalnum()}{(one + other).lower()}"}
 
-    def numbered(path: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(
-            f"{component[:-1]}{places[path[: at + 1]]}" if path[: at + 1] in places else component
-            for at, component in enumerate(path)
-        )
+    def renamed(path: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(path[: at + 1], component) for at, component in enumerate(path))
 
-    return {path: changed for path in paths if places and (changed := numbered(path)) != path}
+    return {path: changed for path in paths if names and (changed := renamed(path)) != path}
 
 
 _SUFFIX = re.compile(r"(.+)_(weight|bias|kernel|gamma|beta|(?:running|moving)_(?:mean|var|variance))\Z")

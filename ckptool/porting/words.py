@@ -11,10 +11,6 @@ from itertools import takewhile
 from typing import Any
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-#: From one domain to another: `A2B`, `a2b` and `AtoB` are `ab`.
-_DIRECTION = re.compile(
-    r"(?:(?<![A-Za-z0-9])([abxy])(?:2|to)([abxy])|(?<![A-Z0-9])([ABXY])(?:2|to)([ABXY]))(?![A-Za-z0-9])"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +253,7 @@ def table() -> Words:
 @cache
 def cut(name: str) -> tuple[str, ...]:
     """The words of a name, in lower case; numbers are words: "queryProj2" gives ("query", "proj", "2")."""
-    return tuple(word.lower() for word in _WORD.findall(_DIRECTION.sub(r"\1\2\3\4", name)))
+    return tuple(word.lower() for word in _WORD.findall(name))
 
 
 @cache
