@@ -8,7 +8,7 @@ sizes as it has fewer of the parts. The order of a numbered list is kept; that o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, combinations, pairwise
@@ -176,36 +176,58 @@ def _move(one: Canon, old: _Path, new: _Path) -> None:
         one.become(piece, [(replace(piece, path=new), unchanged)], unchanged)
 
 
+_Content = dict[tuple[_Path, str], Piece]
+_Look = tuple[tuple[tuple[_Path, str], Shape], ...]
+
+
 def _count_spelled(one: Canon, other: Canon) -> None:
-    """See modules beside each other as a list, where one of the other side has the name of all of them and what they
-    hold together: `main_conv` and `short_conv`, each a layer with its norm, which are `main_short_conv` there.
+    """See modules beside each other as a list, where one of the other side has the names of all of them in its own, and
+    the same tensors, of the sizes that theirs have together: `main_conv` and `short_conv`, each a layer with its norm,
+    which are `main_short_conv` there.
     """
-    spoken = {name for p in other.pieces.values() for name in p.path[:-1] if not name.isdecimal()}
+    wholes: dict[_Look, set[str]] = defaultdict(set)
+    for named in _modules(other).values():
+        for name, content in named.items():
+            wholes[_look(content)].add(name)
+    sizes = _Sizes(one, other)
+    for parent, named in _modules(one).items():
+        alike: dict[_Look, list[str]] = defaultdict(list)
+        for name, content in named.items():
+            alike[_look(content)].append(name)
+        for names in alike.values():
+            while names and (members := _spelled_by_one(names, named[names[0]], wholes)):
+                inner = {key: {at: named[name][key] for at, name in enumerate(members)} for key in named[names[0]]}
+                if _plan_of_list(inner, sizes) is None:
+                    break
+                for at, name in enumerate(members):
+                    for path in dict.fromkeys(piece.path for piece in named[name].values()):
+                        _move(one, path, (*parent, "+".join(members), str(at), *path[len(parent) + 1 :]))
+                names = [name for name in names if name not in members]
+
+
+def _spelled_by_one(names: Sequence[str], content: _Content, wholes: Mapping[_Look, set[str]]) -> list[str]:
+    """Some of these modules, each with such CONTENT, in the order in which the name of a whole spells them; or none."""
+    for n in range(2, min(len(names), MOST_SPELLED) + 1) if len(names) <= _MOST_BESIDE else ():
+        spoken = wholes.get(_look(content, n), set())
+        for some in combinations(names, n) if spoken else ():
+            if (order := spelled(some, spoken)) is not None:
+                return [some[at] for at in order]
+    return []
+
+
+def _modules(canon: Canon) -> dict[_Path, dict[str, _Content]]:
+    """What is in each named module, by what is around it."""
     held: dict[_Path, dict[str, _Content]] = defaultdict(lambda: defaultdict(dict))
-    for piece in one.pieces.values():
+    for piece in canon.pieces.values():
         for at, name in enumerate(piece.path[:-1]):
             if not name.isdecimal():
                 held[piece.path[:at]][name][piece.path[at + 1 :], piece.role] = piece
-    sizes = _Sizes(one, other)
-    for parent, named in held.items():
-        alike: dict[frozenset[tuple[tuple[_Path, str], Shape]], list[str]] = defaultdict(list)
-        for name, content in named.items():
-            alike[frozenset((key, p.shape) for key, p in content.items())].append(name)
-        for names in alike.values():
-            if len(names) > _MOST_BESIDE:
-                continue
-            for some in (some for n in range(2, MOST_SPELLED + 1) for some in combinations(names, n)):
-                order = spelled(some, spoken)
-                members = [some[at] for at in order or ()]
-                inner = {key: {at: named[name][key] for at, name in enumerate(members)} for key in named[some[0]]}
-                if members and _plan_of_list(inner, sizes) is not None:
-                    for at, name in enumerate(members):
-                        for path in dict.fromkeys(piece.path for piece in named[name].values()):
-                            _move(one, path, (*parent, "+".join(members), str(at), *path[len(parent) + 1 :]))
-                    break
+    return held
 
 
-_Content = dict[tuple[_Path, str], Piece]
+def _look(content: _Content, times: int = 1) -> _Look:
+    """The tensors of a module, or of so many of them in one."""
+    return tuple(sorted((key, (times * p.shape[0], *p.shape[1:]) if p.shape else ()) for key, p in content.items()))
 
 
 def _join_lists(one: Canon, other: Canon) -> None:

@@ -442,3 +442,23 @@ def test_tables_of_one_column_are_tables_on_both_sides_whatever_they_are_called(
     )
     assert list(pairing(mapping).values()) == [f"{name}.weight" for name in source]
     assert not mapping.having("guessed")
+
+
+def test_a_module_that_holds_something_else_spells_nothing() -> None:
+    source = _with_norm("c", 8, 16) | _with_norm("f", 8, 16) | {"fc.0.weight": (4, 16)}
+    target = _with_norm("both", 16, 16) | {"fc.0.weight": (4, 16)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert found(mapping, "both.conv.weight").status != "mapped"
+    target = _with_norm("c_f", 16, 16) | {"fc.0.weight": (4, 16)}
+    mapping = port(signature(source), wanted(target, used=target))
+    assert str(found(mapping, "c_f.conv.weight").expr) == "cat(0, c.conv.weight, f.conv.weight)"
+
+
+def test_two_of_such_modules_beside_each_other_are_joined_each_of_its_own() -> None:
+    names = ("left_up", "left_down", "right_up", "right_down")
+    source = {key: size for name in names for key, size in _with_norm(name, 8, 16).items()}
+    target = _with_norm("left_up_down", 16, 16) | _with_norm("right_up_down", 16, 16)
+    mapping = port(signature(source), wanted(target, used=target))
+    for side in ("left", "right"):
+        parts = f"{side}_up.conv.weight, {side}_down.conv.weight"
+        assert str(found(mapping, f"{side}_up_down.conv.weight").expr) == f"cat(0, {parts})"
