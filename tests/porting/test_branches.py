@@ -180,3 +180,19 @@ def test_towers_that_one_list_counts_through_are_the_members_of_the_other_in_tur
         mapping = port(signature(source), target)
         assert list(pairing(mapping).items()) == list(zip(target.entries, source, strict=True))
         assert guessed(mapping) == (set(target.entries) if open_to else set())
+
+
+def test_a_list_is_not_counted_through_where_another_way_of_counting_fits() -> None:
+    """Towers called by what they look at, in no row; and layers of which none differs from the others."""
+
+    def status(names: tuple[str, str], sizes: list[tuple[int, int]]) -> set[str]:
+        rows = [[f"{name}.{i}.weight" for i in range(len(sizes))] for name in names]
+        model: Shapes = {key: size for row in rows for key, size in zip(row, sizes, strict=True)}
+        source: Shapes = {f"l{at}.weight": size for at, size in enumerate(sizes * 2)}
+        flow = {key: row[:at] for row in rows for at, key in enumerate(row)}
+        return {entry.status for entry in port(signature(source), followed(model, flow)).entries}
+
+    assert status(("k0", "k1"), [(8, 5), (8, 8)]) == {"mapped"}
+    assert "guessed" in status(("k0", "k1"), [(8, 8), (8, 8)])
+    assert "guessed" in status(("k3", "k7"), [(8, 5), (8, 8)])
+    assert "guessed" in status(("k7", "k3"), [(8, 5), (8, 8)])

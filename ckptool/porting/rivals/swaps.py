@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from itertools import chain
 
 from ..branches import Branches, beside
 from ..match import Matching
@@ -17,6 +16,10 @@ from .names import by_convention, by_names, by_numbers, in_equal_places, step
 #: Why a swap is not excluded; the source of the other pair goes into the braces.
 AGAINST = "the names speak for the swap with {}"
 _BESIDE = "it runs beside {}, and nothing but the order in which they are registered tells which is which"
+
+
+#: What has one name but for its numbers.
+_Row = tuple[str, ...]
 
 
 class Swaps:
@@ -38,10 +41,10 @@ class Swaps:
         self.orders = orders_of(sequences)
         self.overall = {order.name: concordance(order, self.pairs) for order in self.orders}
         self.contents = Contents(matching)
-        lists: dict[tuple[int, tuple[str, ...]], set[tuple[int, ...]]] = defaultdict(set)
-        for side, unit in chain.from_iterable(map(enumerate, self.pairs)):
-            lists[side, series(unit)].add(unit.numbers)
-        self._places = {row: {one: at for at, one in enumerate(sorted(found))} for row, found in lists.items()}
+        self._in_turn: dict[tuple[_Row, _Row], bool] = {}
+        self._lists: dict[tuple[_Row, _Row], list[Pair]] = defaultdict(list)
+        for pair in self.pairs:
+            self._lists[series(pair[0]), series(pair[1])].append(pair)
         self.see_branches()
 
     def see_branches(self) -> None:
@@ -84,7 +87,7 @@ class Swaps:
         counted = (
             not beside(one[0], other[0])
             or step(one[0], other[0]) == step(one[1], other[1])
-            or (self._in_one_list(one) and self._in_one_list(other))
+            or self._counts_through(one, other)
         )
         if by_numbers(one, other) > 0 and counted and not (against and not behind):
             return None
@@ -96,11 +99,27 @@ class Swaps:
             return "nothing but an order that is not kept elsewhere tells it from {}"
         return ""
 
-    def _in_one_list(self, pair: Pair) -> bool:
-        """Whether one side counts in one list what the other has in several, and both have the pair at one place of
-        all: `l4` of six layers, and `q2.0` of two lists of three."""
-        places = [self._places[side, series(unit)].get(unit.numbers) for side, unit in enumerate(pair)]
-        return len(pair[0].numbers) != len(pair[1].numbers) and places[0] == places[1]
+    def _counts_through(self, one: Pair, other: Pair) -> bool:
+        """Whether the source counts in one list what the model has in several, one after the other: `l1` to `l6` of two
+        towers of three layers. The layers of a tower have to differ, so that no other way of counting fits."""
+        both = series(one[0]), series(one[1])
+        if both != (series(other[0]), series(other[1])):
+            return False
+        if both not in self._in_turn:
+            held = self._lists[both]
+            own, theirs = (sorted({pair[side] for pair in held}, key=lambda u: u.numbers) for side in (0, 1))
+            towers = sorted({unit.numbers[:1] for unit in own})
+            across = sorted(own, key=lambda u: u.numbers[::-1])
+            looks = [unit.colour for unit in theirs]
+            self._in_turn[both] = (
+                {len(unit.numbers) for unit in own} == {2}
+                and {len(unit.numbers) for unit in theirs} == {1}
+                and [n for (n,) in towers] == list(range(towers[0][0], towers[0][0] + len(towers)))
+                and own == sorted(own, key=lambda u: u.order)
+                and looks == [unit.colour for unit in own] != [unit.colour for unit in across]
+                and {(id(t), id(s)) for t, s in held} >= {(id(t), id(s)) for t, s in zip(own, theirs, strict=True)}
+            )
+        return self._in_turn[both]
 
     def _believed(self, one: Pair, other: Pair, belief: Mapping[str, float]) -> dict[str, int]:
         return {o.name: vote for o in self.orders if belief[o.name] >= BELIEVED and (vote := o.vote(one, other))}
