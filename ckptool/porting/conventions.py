@@ -15,7 +15,7 @@ from .fused import heads_of, of_library, other_arrangement, part_label
 from .layouts import PRODUCTS, TURNED_IN_CODE, is_bare, is_turned, kin
 from .modulation import doubt_gates, doubt_modulation
 from .pieces import Piece, squeezed
-from .units import label_of
+from .units import Unit, label_of
 from .words import Rotary, cut, label, table, words_of
 
 #: What a matrix that is taken as it stands may have been through.
@@ -266,7 +266,8 @@ def _centred_norms(filling: Filling) -> None:
     for item in norms:
         by_use[_adds(item[2])].append(item)
     for adds_one, members in by_use.items():
-        share = _share_of_negatives(filling.values, [filling.holes[p.name].expr.key for _, _, p in members[:24]])
+        keys = [filling.holes[p.name].expr.key for _, _, p in members[:24]]
+        share = _share_of_negatives(filling.values, keys)
         if share is None:
             continue
         if not adds_one and share > 0.25:
@@ -274,7 +275,7 @@ def _centred_norms(filling: Filling) -> None:
                 1.0,
                 "the source's norm weights lie around 0, as where code adds 1 to them; this model does not",
             )
-        elif adds_one and share < 0.02 and not all(t.path == s.path or "name" in t.evidence for t, s, _ in members):
+        elif adds_one and share < 0.02 and (_are_near_1(filling.values, keys) or not _same_names(members)):
             amount, doubt = (
                 -1.0,
                 "this model adds 1 to its norm weights; those of the source look as if its code may not",
@@ -289,6 +290,26 @@ def _centred_norms(filling: Filling) -> None:
             if not adds_one and "bias" not in t.pieces:
                 filled.expr, moved = moved, filled.expr
             filled.rivals.append(moved)
+
+
+def _same_names(members: Sequence[tuple[Unit, Unit, Piece]]) -> bool:
+    return all(t.path == s.path or "name" in t.evidence for t, s, _ in members)
+
+
+def _are_near_1(values: Values, keys: Sequence[str]) -> bool:
+    """Whether norm weights lie closely around 1, as those do that nothing is added to; those of code that adds 1 begin
+    at 0, and where training took all of them above it, it took them far apart."""
+    found = [value.astype("float64") for key in keys if (value := values(key)) is not None]
+    total = sum(value.size for value in found)
+    if not total:
+        return False
+    mean = sum(float(value.sum()) for value in found) / total
+    spread = sum(float(((value - mean) ** 2).sum()) for value in found) / total
+    return bool(abs(mean - 1) < _NEAR and spread < _NEAR**2)
+
+
+#: How far from 1 the mean of norm weights may be, and how far apart they are, that nothing is added to.
+_NEAR = 0.3
 
 
 def _adds(piece: Piece) -> bool:

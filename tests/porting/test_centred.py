@@ -74,3 +74,13 @@ def test_norms_above_0_under_their_own_names_are_those_of_a_model_that_adds_1() 
         "ln.weight",
         ["shift(ln.weight, -1.0)"],
     )
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.02])
+def test_norms_closely_around_1_are_a_guess_where_the_model_adds_1_whatever_their_names(spread: float) -> None:
+    model = net(ADDS["plainly"])
+    source = {key: torch.randn(value.shape) / 4 for key, value in model.state_dict().items()}
+    source |= {key: 1 + spread * torch.randn(12) for key in ("1.weight", "4.weight")}
+    mapping = match_signature(source, signature_of(model, inputs=(torch.zeros(2, 8),)))
+    guessed = {e.target: [str(rival) for rival in e.rivals] for e in mapping.having("guessed")}
+    assert guessed == {key: [f"shift({key}, -1.0)"] for key in ("1.weight", "4.weight")}
