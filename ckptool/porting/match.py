@@ -161,12 +161,8 @@ class Matcher:
         free_t += new
         whole = not free_t and not undecided
         for t, s in lone:
-            if not (
-                whole
-                and self._in_its_place(
-                    t, s, pairs, nothing_left=all(label_of(u, "embedding") == "position" for u in free_s)
-                )
-            ):
+            nothing_left = not free_s or ("bias" in s.pieces and _are_positions(free_s))
+            if not (whole and self._in_its_place(t, s, pairs, nothing_left=nothing_left)):
                 t.doubts.append(Doubt("nothing but its shape speaks for it"))
         self._contradictions(pairs, whole=complete)
         pairs.sort(key=lambda pair: pair[0].order)
@@ -229,7 +225,7 @@ class Matcher:
         out, is at the end of one of them, and something else is at that of the other.
 
         The end of the source is that of the part of it in which all the others are; or, with
-        NOTHING_LEFT, it itself wherever it stands: all else of the source but positions has a partner.
+        NOTHING_LEFT, it itself wherever it stands: all else of the source has a partner.
         """
         others = [(a, b) for a, b in pairs if a is not t]
         own, theirs = self._alike[t.colour]
@@ -288,11 +284,17 @@ class Matcher:
         last = max((u.order for u in self.cells.sources), default=0.0)
         # the last layer is the output, whatever its name; a norm is none
         ends = {id(s) for _, s in strangers if s.order == last and not s.pieces.keys() & STATISTICS}
+        # `linear` at the end says nothing against the name of an output
+        plain = {
+            id(s)
+            for t, s in strangers
+            if id(s) in ends and self.sequences.ordered and _is_plain(s) and label_of(t, "purpose") == "head"
+        }
         found = [
             (t, s)
             for t, s in strangers
             if hard_conflict(t.words, s.words)
-            or (similarity(t, s) <= SOME and not related(t, s) and s.path[:-1] not in rows)
+            or (similarity(t, s) <= SOME and not related(t, s) and s.path[:-1] not in rows and id(s) not in plain)
             or (
                 s.path[:-1] not in rows
                 and id(s) not in ends
@@ -380,6 +382,16 @@ class Matcher:
 def _is_beside(unit: Unit) -> bool:
     """Whether a name says that something is there beside the main thing, in training only."""
     return not table().beside.isdisjoint(unit.words)
+
+
+def _are_positions(units: Sequence[Unit]) -> bool:
+    """Whether all are tables of positions, which the model may compute itself; no layer is one."""
+    return all(label_of(unit, "embedding") == "position" for unit in units)
+
+
+def _is_plain(unit: Unit) -> bool:
+    """Whether a name says what kind of layer it is, and no more: no number and no purpose."""
+    return not telling_words(unit.path) and not unit.last.isdecimal() and not unit.numbers
 
 
 def _turn(unit: Unit) -> float:

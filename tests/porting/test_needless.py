@@ -457,3 +457,21 @@ def test_an_output_that_is_registered_first_is_certain_where_only_positions_are_
     mapping = port(signature(source), flowing(target, way=list(target)))
     assert pairing(mapping)["whole.weight"] == "last.weight"
     assert (status(mapping, "whole.weight") == "mapped") == certain
+
+
+def test_linear_is_no_output_layer_beside_one_that_is_called_so() -> None:
+    source: Shapes = {"conv1.weight": (8, 3, 3, 3), "linear.weight": (8, 8), "output.weight": (8, 8)}
+    target: Shapes = {"conv1.weight": (8, 3, 3, 3), "proj.weight": (8, 8), "fc.weight": (8, 8)}
+    for ordered in (True, False):
+        mapping = port(signature(source, ordered=ordered), wanted(target, used=target))
+        assert pairing(mapping) == dict(zip(target, source, strict=True))
+    odd = {"conv1.weight": (8, 3, 3, 3), "linear.weight": (8, 8)}
+    assert status(port(signature(source), wanted(odd, used=odd)), "linear.weight") == "mapped"
+
+
+@pytest.mark.parametrize("name", ["pos_table", "codebook", "segment"])
+def test_a_table_at_the_start_is_no_output_layer_where_positions_are_left_over(name: str) -> None:
+    source = {f"{name}.weight": (7, 12)} | {f"s.{key}": size for key, size in BODY.items()}
+    target = BODY | {"whole.weight": (7, 12)}
+    mapping = port(signature(source | {"enc.pos_embedding": (1, 9, 16)}), flowing(target, way=list(target)))
+    assert status(mapping, "whole.weight") != "mapped"

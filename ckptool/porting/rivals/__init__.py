@@ -20,7 +20,6 @@ from . import elsewhere
 from .alike import COMPANY, MOST, across_blocks, by_block, in_doubt, look_alikes, out_of_place, strays
 from .belief import Belief
 from .company import crossed, in_company
-from .counterparts import Counterparts
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
 from .exchange import keep_together, rearrange, take_up
 from .names import by_names, held_so
@@ -71,21 +70,18 @@ def _weigh_in_blocks(swaps: Swaps) -> None:
     left = [[(a, b, why) for a, b, why in found if why and not swaps.contents.fit_only_so(a, b)] for found in asked]
     while True:  # what is no longer in question vouches for others
         anchors = [_certain(pairs, _in_question(found)) for pairs, found in zip(blocks, left, strict=True)]
-        counterparts = Counterparts(pair for certain in anchors for pair in certain)
-        before, left = (
-            left,
-            [
-                [q for q in found if not (counterparts.keep_apart(*q[:2]) or in_company(*q[:2], certain, least=2))]
-                for found, certain in zip(left, anchors, strict=True)
-            ],
-        )
+        before = left
+        left = [
+            [(a, b, why) for a, b, why in found if not in_company(a, b, certain, least=2)]
+            for found, certain in zip(before, anchors, strict=True)
+        ]
         if left == before:
             break
     for found, open_to, certain in zip(asked, left, anchors, strict=True):
         for one, other, reason in open_to:
             doubt_both(one, other, reason)
         for one, other, why in found:
-            if why or by_names(one, other) == "sure" or held_so(one, other) or counterparts.keep_apart(one, other):
+            if why or by_names(one, other) == "sure" or held_so(one, other):
                 continue
             if in_company(*crossed(one, other), certain):
                 doubt_both(one, other, COMPANY)
