@@ -109,10 +109,13 @@ _B = re.compile(r"(.*_)b(?::\d+)?\Z")
 
 
 def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
-    """Whether what is called `cell_b` stands beside matrices that are called `cell_wx` and so on, all in one name."""
-    found = _B.match(piece.last)
-    start = () if found is None else (*piece.path[:-1], f"{found[1]}w")
-    return bool(start) and any(path[:-1] == start[:-1] and path[-1].startswith(start[-1]) for path in matrices if path)
+    """Whether what is called `cell_b` stands beside matrices that are called `cell_wx` and so on, all in one name; or
+    what is in a list of that name."""
+    at = next((at for at in reversed(range(len(piece.path))) if not piece.path[at].isdecimal()), 0)
+    found = _B.match(piece.path[at]) if piece.path else None
+    start = () if found is None else (*piece.path[:at], f"{found[1]}w")
+    beside = (path for path in matrices if len(path) > at and path[:at] == start[:-1])
+    return bool(start) and any(path[at].startswith(start[-1]) for path in beside)
 
 
 def _own_name(path: tuple[str, ...]) -> str:

@@ -462,3 +462,19 @@ def test_two_of_such_modules_beside_each_other_are_joined_each_of_its_own() -> N
     for side in ("left", "right"):
         parts = f"{side}_up.conv.weight, {side}_down.conv.weight"
         assert str(found(mapping, f"{side}_up_down.conv.weight").expr) == f"cat(0, {parts})"
+
+
+def test_lists_of_matrices_and_of_their_biases_have_their_layers_whatever_letter_says_so() -> None:
+    sizes = ((6, 9), (5, 6))
+    source: Shapes = {}
+    target: Shapes = {}
+    for way, layers in (("encode", sizes), ("decode", tuple((b, a) for a, b in reversed(sizes)))):
+        source |= {f"{way}_w.{n}": size for n, size in enumerate(layers)} | {
+            f"{way}_b.{n}": size[:1] for n, size in enumerate(layers)
+        }
+        target |= {f"{way[:3]}_weights.{n}": size for n, size in enumerate(layers)} | {
+            f"{way[:3]}_biases.{n}": size[:1] for n, size in enumerate(layers)
+        }
+    mapping = port(signature(source), wanted(target, used=target))
+    assert pairing(mapping) == dict(zip(target, source, strict=True))
+    assert not mapping.having("guessed")
