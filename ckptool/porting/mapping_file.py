@@ -23,19 +23,20 @@ import itertools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import Malformed, RuleError, Unreadable, counted, printable
 from ..files import StrPath, reason
-from ..keys import collapse
+from ..keys import collapse, unwrap
 from ..signature import Signature
 from ..writing import replacing
 from . import expression as ex
 from .expression import Expr, Shape
 from .mapping import Entry, Mapping
+from .pieces import substituted
 
 _VERSION = 1
 
@@ -328,6 +329,7 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
     Raises:
         RuleError: it names keys that the model does not have, or an expression does not give the shape that is wanted.
     """
+    mapping = _fitted(mapping, shapes)
     known = {e.target: e for e in mapping.entries}
     strangers = [key for key in known if key not in target.entries]
     if strangers:
@@ -363,12 +365,30 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
     return made.with_entries(entries)
 
 
+def _fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
+    """The mapping over KEYS, where these have what a wrapper puts into all names (`module.`) and it has not, or the
+    other way round."""
+    there = set(keys)
+    own = list(dict.fromkeys(key for entry in mapping.entries for key in entry.sources))
+    if there.issuperset(own):
+        return mapping
+    plain = {name: key for key, name in unwrap(keys).items()}
+    found = {key: plain.get(name) for key, name in unwrap(own).items()}
+    exprs = {key: ex.of(name) for key, name in found.items() if name is not None}
+    if len(exprs) < len(own) or len(plain) < len(there):
+        return mapping
+    return mapping.with_entries(
+        [e if e.expr is None else replace(e, expr=substituted(e.expr, exprs)) for e in mapping.entries]
+    )
+
+
 def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
-    """The way back: SHAPES are those of the keys that the mapping reads.
+    """The way back: SHAPES are those of the keys that the mapping reads, with or without a wrapper around all.
 
     Raises:
         RuleError: values are lost on the way; says for which keys.
     """
+    mapping = _fitted(mapping, shapes)
     pieces: dict[str, list[tuple[Expr, Any]]] = defaultdict(list)
     lost: list[str] = []
     for entry in mapping.entries:

@@ -291,6 +291,27 @@ def test_a_mapping_file_can_be_inverted(run: Run, folder: Path) -> None:
     assert same(torch.load(folder / "back.pth"), torch.load(folder / "old.pth"))
 
 
+def test_a_mapping_from_a_file_of_a_wrapped_model_can_be_inverted_into_the_model_itself(run: Run, folder: Path) -> None:
+    old = torch.load(folder / "old.pth")
+    torch.save({f"module.{key}": value for key, value in old.items()}, folder / "wrapped.pth")
+    assert run("transfer", "wrapped.pth", "net.py", "--save-mapping", "m.yaml", "-o", "a.pth").code == 0
+    assert run("transfer", "a.pth", "old.py", "--mapping", "m.yaml", "--invert", "-o", "back.pth").code == 0
+    assert same(torch.load(folder / "back.pth"), old)
+
+
+def test_a_mapping_replays_on_a_file_of_the_model_in_a_wrapper_and_without_one(run: Run, folder: Path) -> None:
+    old = torch.load(folder / "old.pth")
+    torch.save({f"module.{key}": value for key, value in old.items()}, folder / "wrapped.pth")
+    for made, other in (("old.pth", "wrapped.pth"), ("wrapped.pth", "old.pth")):
+        saved = ("--save-mapping", f"{made}.yaml", "-o", f"{made}.ported.pth")
+        assert run("transfer", made, "net.py", *saved).code == 0
+        assert run("transfer", other, "net.py", "--mapping", f"{made}.yaml", "-o", f"{made}.again.pth").code == 0
+        assert same(torch.load(folder / f"{made}.again.pth"), torch.load(folder / f"{made}.ported.pth"))
+    torch.save({key.replace("0", "9"): value for key, value in old.items()}, folder / "another.pth")
+    ran = run("transfer", "another.pth", "net.py", "--mapping", "old.pth.yaml", "-o", "no.pth")
+    assert (ran.code, "of the mapping" in ran.err, (folder / "no.pth").exists()) == (2, True, False)
+
+
 def test_the_mapping_is_saved_when_the_port_is_refused_and_can_be_edited(run: Run, twins: Path) -> None:
     assert run("transfer", "twins.safetensors", "twins.py", "--save-mapping", "m.yaml").code == 1
     text = (twins / "m.yaml").read_text()
