@@ -224,8 +224,8 @@ class Matcher:
         """Whether a pair is on the way to others on both sides, or the end of both: what is trained anew, or was left
         out, is at the end of one of them, and something else is at that of the other.
 
-        The end of the source is that of the part of it in which all the others are; or, with
-        NOTHING_LEFT, it itself wherever it stands: all else of the source has a partner.
+        The end of the source is that of the part of it in which all the others are; or, with NOTHING_LEFT, it itself
+        wherever it stands: all else of the source has a partner.
         """
         others = [(a, b) for a, b in pairs if a is not t]
         own, theirs = self._alike[t.colour]
@@ -391,7 +391,7 @@ def _are_positions(units: Sequence[Unit]) -> bool:
 
 def _is_plain(unit: Unit) -> bool:
     """Whether a name says what kind of layer it is, and no more: no number and no purpose."""
-    return not telling_words(unit.path) and not unit.last.isdecimal() and not unit.numbers
+    return not telling_words(unit.path) and not unit.numbers
 
 
 def _turn(unit: Unit) -> float:
