@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from .checkpoint import Checkpoint, StateDict
+from .disk.files import shell_quote
 from .errors import Ambiguous, CannotCarry, NotFound, RuleError, Unreadable, printable
-from .files import shell_quote
 from .keys import closest
 from .model import from_torch, to_torch
 from .signature import Signature

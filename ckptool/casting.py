@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from .disk.files import Joined, Piece, Source, is_computed, nested
 from .dtypes import ALL, BY_NAME, DType
 from .errors import RuleError, counted, printable
-from .files import Joined, Piece, Source, is_computed, nested
 
 if TYPE_CHECKING:
     import numpy as np

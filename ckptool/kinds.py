@@ -15,9 +15,9 @@ from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from .disk.files import Buffer
 from .dtypes import BY_NAME, UINT8, DType
 from .errors import Malformed, printable
-from .files import Buffer
 from .tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride
 from .tree import ABSENT, ByteString, Dict, Global, List, Object, Set, walk
 

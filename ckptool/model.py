@@ -14,9 +14,9 @@ import torch
 
 from .checkpoint import Checkpoint, little_endian_throughout, map_storages
 from .decode import check_indices
+from .disk.files import Buffer, File, FileRange, StrPath
 from .dtypes import BY_NAME, BY_STORAGE
 from .errors import CannotCarry, printable
-from .files import Buffer, File, FileRange, StrPath
 from .formats import open as open_checkpoint
 from .formats import settle_ties
 from .kinds import OtherTensor, other_tensor, stands_for_a_tensor

@@ -20,8 +20,8 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 from . import cleaning, decode
 from . import keys as names
 from .checkpoint import Checkpoint, StateDict, from_plain, map_storages, rekey, to_plain
+from .disk.files import beside, shell_quote
 from .errors import NoMatch, PartialMatch, RuleError, counted, printable
-from .files import beside, shell_quote
 from .keys import Pattern, Rename
 from .kinds import OtherTensor, others_in
 from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules

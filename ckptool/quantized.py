@@ -11,8 +11,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from .disk.files import Buffer
 from .dtypes import BY_NAME
-from .files import Buffer
 from .tensor import LazyTensor, Storage
 from .tree import Aside, List, Mapped, Object, Trail
 

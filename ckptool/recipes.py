@@ -19,8 +19,8 @@ from typing import Any
 
 from . import passes, slimming, values
 from .checkpoint import Checkpoint
+from .disk.files import StrPath, reason
 from .errors import RuleError, Unreadable, printable
-from .files import StrPath, reason
 from .passes import Missing
 
 _LARGEST = 1 << 24

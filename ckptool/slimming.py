@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from .checkpoint import Checkpoint, StateDict
+from .disk.files import same_bytes
 from .errors import Ambiguous, NotFound, counted, printable
-from .files import same_bytes
 from .modules import is_module
 from .passes import extract
 from .tensor import LazyTensor

@@ -14,9 +14,9 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from .disk.files import Buffer, FileRange, Source
 from .dtypes import UINT8, DType
 from .errors import CannotCarry, Malformed
-from .files import Buffer, FileRange, Source
 from .records import record
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from .disk.files import Joined, Source
 from .dtypes import DType
 from .errors import Malformed
-from .files import Joined, Source
 from .tensor import LazyTensor, boxes
 
 if TYPE_CHECKING:

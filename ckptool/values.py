@@ -13,9 +13,9 @@ from typing import Any
 
 from .casting import Cast, Tally, convert, floating, numpy_type
 from .checkpoint import Checkpoint, StateDict
+from .disk.files import Source, shell_quote
 from .dtypes import UINT8, DType
 from .errors import CannotCarry, RuleError, counted, printable
-from .files import Source, shell_quote
 from .passes import Missing, extract, patterns_for
 from .tensor import LazyTensor, Storage, contiguous_stride, little_endian
 from .tree import rebuild, walk, with_entries

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from .disk.files import shell_quote
 from .errors import Ambiguous, NotFound, counted, printable
-from .files import shell_quote
 from .kinds import stands_for_a_tensor
 from .modules import PickledModule, find_modules, is_module
 from .quantized import is_packed

@@ -54,7 +54,7 @@ def in_new_python():
 @pytest.fixture
 def bytes_read(monkeypatch):
     """A list to which every read of an input file adds the number of bytes that it took."""
-    from ckptool.files import File
+    from ckptool.disk.files import File
 
     taken = []
     read, read_into = File.read, File.read_into

@@ -13,8 +13,8 @@ from math import prod
 from hypothesis import strategies as st
 
 from ckptool.checkpoint import Checkpoint
+from ckptool.disk.files import Buffer
 from ckptool.dtypes import ALL, BY_NAME, DType
-from ckptool.files import Buffer
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
 from ckptool.tree import ABSENT, Dict, List, Set
 

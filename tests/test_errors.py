@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import ckptool.train
 from ckptool import Checkpoint, LazyTensor, Storage, errors
 from ckptool.checkpoint import from_plain
+from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import CheckpointError, printable
-from ckptool.files import Buffer
 from ckptool.tree import Global, Object
 
 FLOAT32 = BY_NAME["float32"]

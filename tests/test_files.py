@@ -13,9 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptool import casting, tensor, tiles, values
-from ckptool.dtypes import BY_NAME
-from ckptool.errors import CheckpointError, Malformed, OutputExists, Unreadable, Unwritable
-from ckptool.files import (
+from ckptool.disk.files import (
     CHUNK,
     Buffer,
     Crc32Of,
@@ -25,7 +23,9 @@ from ckptool.files import (
     is_computed,
     same_bytes,
 )
-from ckptool.writing import check_target, replacing, write_pieces
+from ckptool.disk.writing import check_target, replacing, write_pieces
+from ckptool.dtypes import BY_NAME
+from ckptool.errors import CheckpointError, Malformed, OutputExists, Unreadable, Unwritable
 
 #: The sizes at which copying changes its ways: a page, a write, what the kernel copies at once.
 EDGES = [0, 1, 4095, 4096, 4097, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, (1 << 19) + 5000, 9 << 20]

@@ -187,8 +187,8 @@ def test_any_bytes_are_described_in_one_line(data):
 def saved(tmp_path, format_):
     """The bytes of a small checkpoint in one of the formats, made without torch."""
     from ckptool import Checkpoint, LazyTensor, Storage
+    from ckptool.disk.files import Buffer
     from ckptool.dtypes import BY_NAME
-    from ckptool.files import Buffer
     from ckptool.tree import Dict
 
     float32 = BY_NAME["float32"]

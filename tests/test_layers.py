@@ -15,9 +15,7 @@ MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path i
 #: From the ground up. A module imports from lower floors.
 FLOORS = [
     ["errors", "records", "lazy"],
-    ["dtypes", "files"],
-    ["writing", "urls"],
-    ["directories"],
+    ["dtypes", "disk"],
     ["tensor", "keys"],
     ["tree", "tiles", "casting"],
     ["kinds"],
@@ -209,6 +207,6 @@ def test_public_names_that_need_torch_are_there_with_it(torch):
 
 def test_a_scan_loads_nothing_that_writes_files_or_reads_folders(in_new_python):
     loaded = in_new_python("import sys, ckptool.cli.scan; print(*(m for m in sys.modules if m.startswith('ckptool')))")
-    assert not {"ckptool.writing", "ckptool.formats.saving", "ckptool.formats.dcp", "ckptool.model"} & set(
+    assert not {"ckptool.disk.writing", "ckptool.formats.saving", "ckptool.formats.dcp", "ckptool.model"} & set(
         loaded.split()
     )

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import ckptool
 from ckptool import Checkpoint, LazyTensor, Storage
+from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import RuleError
-from ckptool.files import Buffer
 from ckptool.locations import LocationRule, kept_on_cpu, mentions, new_location, parse_rules
 from ckptool.passes import map_location
 from ckptool.tree import Dict, Global, List, Object

@@ -84,8 +84,8 @@ def test_values_are_computed_and_checksums_taken_in_one_gigabyte(tmp_path, in_ne
 def test_what_is_between_holes_is_copied(tmp_path):
     if not hasattr(os, "SEEK_DATA"):
         pytest.skip("this system has no SEEK_DATA")
-    from ckptool.files import File, FileRange
-    from ckptool.writing import write_pieces
+    from ckptool.disk.files import File, FileRange
+    from ckptool.disk.writing import write_pieces
 
     with open(tmp_path / "in", "wb") as file:
         for at in (3_000_000, 20_000_001, 20_300_000, 59_999_990):

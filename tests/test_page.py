@@ -9,8 +9,8 @@ import pytest
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
+from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
-from ckptool.files import Buffer
 from ckptool.reports.inspect import describe
 from ckptool.reports.page import inspect_page, pairs_page
 from ckptool.tensor import LazyTensor, Storage

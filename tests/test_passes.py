@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import ckptool
 from ckptool import Checkpoint, LazyTensor, Storage
+from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import Ambiguous, KeyCollision, NoMatch, NotFound, PartialMatch, RuleError
-from ckptool.files import Buffer
 from ckptool.passes import add_prefix, drop, extract, map_location, rename, select, strip_prefix, unwrap
 from ckptool.tree import Dict, Global, List, Object
 

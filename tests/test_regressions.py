@@ -160,7 +160,7 @@ def test_a_receipt_says_that_all_is_in_place_only_where_it_is(tmp_path, capfd):
 
 
 def test_the_name_of_a_file_cannot_talk_to_the_terminal():
-    from ckptool.files import beside, shell_quote
+    from ckptool.disk.files import beside, shell_quote
 
     assert not {"\x1b"} & set(beside("e\x1b[31mvil.pth", "cpu") + shell_quote("e\x1b[31mvil.pth"))
 

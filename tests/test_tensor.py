@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import ALL, strided, tensor_of
 
+from ckptool.disk.files import Buffer, File, FileRange
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import CannotCarry, Malformed
-from ckptool.files import Buffer, File, FileRange
 from ckptool.tensor import (
     Gathered,
     LazyTensor,

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from web import serving
 
 import ckptool
-from ckptool import urls
 from ckptool.checkpoint import Checkpoint
+from ckptool.disk import urls
+from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
-from ckptool.files import Buffer
 from ckptool.reports.inspect import inspect
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
 from ckptool.tree import Dict

@@ -7,8 +7,8 @@ from strategies import flat_checkpoints, state_dict_of, tensor_of
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
+from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
-from ckptool.files import Buffer
 from ckptool.formats import plan, write
 from ckptool.tensor import LazyTensor, Storage
 from ckptool.tree import Dict

@@ -8,8 +8,8 @@ from strategies import state_dict_of, tensor_of
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
+from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
-from ckptool.files import Buffer
 from ckptool.formats import _pickle_write
 from ckptool.formats._pickle_read import Reader
 from ckptool.tensor import Storage

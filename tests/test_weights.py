@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 import ckptool
 from ckptool import Checkpoint, LazyTensor, Storage
 from ckptool.checkpoint import from_plain
+from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import Ambiguous, NotFound
-from ckptool.files import Buffer
 from ckptool.tree import Dict, Global, Object, descend
 from ckptool.weights import ENVELOPES, PARTS, find_state_dicts, is_state_dict, is_training_state
 

@@ -141,7 +141,7 @@ def _leave(status: int) -> None:
 
 def _say_traffic(argv: list[str]) -> None:
     """What was read from URLs."""
-    urls = sys.modules.get("ckptool.urls")
+    urls = sys.modules.get("ckptool.disk.urls")
     if urls is None or not {"-q", "--quiet"}.isdisjoint(argv):
         return
     for url, found in urls.TRAFFIC.items():

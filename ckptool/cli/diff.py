@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from ..disk.urls import size_of
 from ..reports import diff as report
 from ..reports.diff_text import diff_page, diff_text
-from ..urls import size_of
 from .options import FileName
 from .output import print_json, progress_bar, terminal_width, write_page
 

@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import click
 
+from ..disk.urls import size_of
 from ..reports import doctor as report
 from ..reports.doctor_text import doctor_text, explanation_text
-from ..urls import size_of
 from .options import FileName
 from .output import print_json, progress_bar, terminal_width
 

@@ -78,7 +78,7 @@ def print_receipt(
 
 def write_page(page: str, path: str) -> None:
     """Write a page of HTML, in the place of an older one: whole, or not at all."""
-    from ..writing import replacing
+    from ..disk.writing import replacing
 
     with replacing(path, overwrite=True) as out:
         out.write(page.encode())

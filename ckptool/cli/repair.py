@@ -8,8 +8,8 @@ import click
 
 from .. import formats
 from ..checkpoint import Checkpoint
+from ..disk.files import shell_quote
 from ..errors import CannotCarry, Malformed, NoMatch, counted, printable
-from ..files import shell_quote
 from .options import writing_options
 from .rewrite import Passes, rewrite
 

@@ -17,11 +17,11 @@ import click
 
 from .. import formats, passes, recipes, values
 from ..checkpoint import Checkpoint
+from ..disk.files import shell_quote
+from ..disk.writing import check_backup, check_target, replacing
 from ..errors import RuleError, Unreadable, printable
-from ..files import shell_quote
 from ..keys import Rename, parse_rules
 from ..recipes import Step
-from ..writing import check_backup, check_target, replacing
 from .options import FileName, output_options, writing_options
 from .output import print_receipt, progress_bar
 

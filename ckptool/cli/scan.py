@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
+from ..disk.files import reason
 from ..errors import CheckpointError, Unreadable, counted
-from ..files import reason
 from ..reports import scan as report
 from ..reports.render import scan_text
 from .options import FileName

@@ -18,8 +18,9 @@ import click
 
 from .. import formats, passes, values
 from ..checkpoint import Checkpoint
+from ..disk.files import shell_quote
+from ..disk.writing import check_target
 from ..errors import Doubtful, NotFound, RuleError, printable
-from ..files import shell_quote
 from ..porting import mapping_file
 from ..porting.mapping import Mapping
 from ..porting.refusal import require_accepted
@@ -27,7 +28,6 @@ from ..porting.report import mapping_page, mapping_text
 from ..porting.sources import apply, by_position, match_signature, open_source, require_fit
 from ..reports.render import size_text
 from ..signature import Signature
-from ..writing import check_target
 from .options import FileName, FormatName
 from .output import print_json, progress_bar, status_line, write_page
 

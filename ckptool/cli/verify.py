@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from ..disk.urls import size_of
 from ..errors import CheckpointError, RuleError, printable
 from ..reports import verify as report
 from ..reports.verify_text import verify_text
-from ..urls import size_of
 from .options import FileName
 from .output import print_json, progress_bar, terminal_width
 

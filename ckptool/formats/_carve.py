@@ -13,8 +13,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from ..disk.files import File, crc32
 from ..errors import Malformed, printable
-from ..files import File, crc32
 from ._zip import (
     CAP32,
     FOLLOWS,

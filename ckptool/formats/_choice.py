@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
+from ..disk.files import File, Folder, StrPath
 from ..errors import RuleError, UnknownFormat, printable
-from ..files import File, Folder, StrPath
 from . import (
     dcp,
     plain_pickle,

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from ..disk.files import File
 from ..dtypes import BY_NAME, DType
 from ..errors import Malformed, printable
-from ..files import File
 from ..kinds import numbers
 from ..objects import beyond_plain_data
 from ..tree import Dict, Global, List, Object

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout, metadata_of, to_plain
+from ..disk.files import Buffer, Piece
 from ..errors import CannotCarry, counted, printable
-from ..files import Buffer, Piece
 from ..tensor import LazyTensor, Storage, contiguous_stride, is_permutation, permuted
 from ..tree import ABSENT, Dict, List
 from . import _dcp_metadata as records

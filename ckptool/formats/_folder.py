@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
+from ..disk.files import File, FileRange, Folder, Piece
 from ..errors import printable
-from ..files import File, FileRange, Folder, Piece
 
 _SHOWN = 4
 

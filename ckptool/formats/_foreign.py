@@ -11,8 +11,8 @@ import re
 import zlib
 from pathlib import Path
 
+from ..disk.files import shell_quote
 from ..errors import printable
-from ..files import shell_quote
 
 #: (offset, bytes, what it is, hint)
 _MAGIC: tuple[tuple[int, bytes, str, str | None], ...] = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..checkpoint import Checkpoint
+from ..disk.files import beside, shell_quote
 from ..errors import CannotCarry, printable
-from ..files import beside, shell_quote
 from ..vintage import impossible, parse_target
 from .base import AnyFormat
 

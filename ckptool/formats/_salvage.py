@@ -15,8 +15,8 @@ from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..decode import check_all
+from ..disk.files import File, FileRange, crc32
 from ..errors import CheckpointError, Malformed, NotFound, UnknownFormat, counted, printable
-from ..files import File, FileRange, crc32
 from ..tensor import LazyTensor, Storage
 from ..tree import Aside, Dict, List, address, children, rebuild, walk
 from . import safetensors, torch_legacy

@@ -33,8 +33,8 @@ from functools import lru_cache
 from operator import attrgetter, methodcaller
 from typing import IO, NamedTuple
 
+from ..disk.files import CHUNK, File, FileRange, Source, Window, shell_quote
 from ..errors import Malformed, UnknownFormat, counted, printable
-from ..files import CHUNK, File, FileRange, Source, Window, shell_quote
 from ..records import record
 from ._foreign import describe_zip
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..disk.files import CHUNK, Buffer, Crc32Of, Piece, Source
 from ..errors import printable
-from ..files import CHUNK, Buffer, Crc32Of, Piece, Source
 from ._zip import CAP16, CAP32, END, END64, ENTRY, FOLLOWS, LOCAL, LOCATOR, STORED, UTF8, name_fault
 
 CRC_IN_ENTRY = 16  # where the CRC stands in an entry of the directory

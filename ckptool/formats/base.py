@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..checkpoint import Checkpoint
-from ..files import File, Folder, Piece
+from ..disk.files import File, Folder, Piece
 
 
 @dataclass(frozen=True, slots=True)

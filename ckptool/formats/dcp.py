@@ -26,8 +26,8 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, from_plain
 from ..decode import check_all
+from ..disk.files import File, Folder, Window
 from ..errors import CannotCarry, CheckpointError, Malformed, counted, printable
-from ..files import File, Folder, Window
 from ..kinds import as_dense
 from ..tensor import LazyTensor, Storage, contiguous_stride
 from ..tiles import Chunk, assemble

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
+from ..disk.files import Folder, StrPath, is_url, shell_quote
+from ..disk.urls import as_path, open_file
 from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, Unreadable, printable
-from ..files import Folder, StrPath, is_url, shell_quote
-from ..urls import as_path, open_file
 from . import dcp, sharded
 from ._choice import FOLDERS, detect_file, detect_folder, find_format, named_format
 from ._salvage import Salvage

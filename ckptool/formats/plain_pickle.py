@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from ..checkpoint import Checkpoint
 from ..decode import check_all
+from ..disk.files import Buffer, File, FileRange
 from ..errors import CannotCarry, Malformed, UnknownFormat
-from ..files import Buffer, File, FileRange
 from ..tensor import Storage
 from ..tree import ABSENT, Global
 from ._foreign import OLD_PICKLE

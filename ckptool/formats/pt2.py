@@ -18,9 +18,9 @@ import json
 from typing import Any
 
 from ..checkpoint import Checkpoint
+from ..disk.files import File
 from ..dtypes import BY_NAME
 from ..errors import Malformed, printable
-from ..files import File
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage
 from ..tree import Dict, List
 from ._records import is_big_endian

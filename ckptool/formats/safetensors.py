@@ -22,9 +22,9 @@ from math import prod
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict, from_plain, metadata_of, ties_of, to_plain
+from ..disk.files import Buffer, File, FileRange, Piece
 from ..dtypes import BY_SAFETENSORS, DType
 from ..errors import CannotCarry, Malformed, counted, printable
-from ..files import Buffer, File, FileRange, Piece
 from ..kinds import as_dense, other_tensor
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride, is_permutation, permuted
 from ..tree import ABSENT, Dict, attributes_of

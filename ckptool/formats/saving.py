@@ -11,12 +11,12 @@ from typing import Any
 
 from ..casting import tallies_in
 from ..checkpoint import Checkpoint, map_storages
-from ..directories import check_folder, replacing_folder
+from ..disk.files import FileRange, StrPath, beside, is_computed, is_url, same_bytes, shell_quote
+from ..disk.folders import check_folder, replacing_folder
+from ..disk.writing import check_target, replacing, room_for, write_pieces
 from ..errors import CannotCarry, CheckpointError, RuleError, printable
-from ..files import FileRange, StrPath, beside, is_computed, is_url, same_bytes, shell_quote
 from ..objects import beyond_plain_data
 from ..tensor import Storage
-from ..writing import check_target, replacing, room_for, write_pieces
 from . import torch_zip
 from ._choice import split_of, target_format
 from ._folder import is_part, left_beside, may_go

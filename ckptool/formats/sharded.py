@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint
+from ..disk.files import Buffer, File, Folder, Piece, nested, shell_quote
 from ..errors import Ambiguous, CheckpointError, Malformed, RuleError, UnknownFormat, counted, printable
-from ..files import Buffer, File, Folder, Piece, nested, shell_quote
 from ..tensor import LazyTensor
 from ..tree import ABSENT, Dict, Object
 from ..weights import around, the_state_dict

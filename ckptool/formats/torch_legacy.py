@@ -19,8 +19,8 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
 from ..decode import check_all
+from ..disk.files import Buffer, File, FileRange, Piece
 from ..errors import CannotCarry, Malformed, counted, printable
-from ..files import Buffer, File, FileRange, Piece
 from ..tensor import LazyTensor, Storage
 from ..tree import Dict, List
 from ._beginnings import LEGACY_MAGIC, is_legacy

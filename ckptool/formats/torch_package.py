@@ -15,8 +15,8 @@ from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..decode import check_all
+from ..disk.files import File, FileRange
 from ..errors import Malformed, printable
-from ..files import File, FileRange
 from ..tree import Dict, Global, Object
 from ._records import is_big_endian, read_pickle, storages_of
 from ._torch import TorchReader

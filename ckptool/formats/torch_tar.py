@@ -19,9 +19,9 @@ from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..decode import check_all
+from ..disk.files import File, FileRange
 from ..dtypes import BY_STORAGE
 from ..errors import Malformed, counted, printable
-from ..files import File, FileRange
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage
 from ..tree import Global, List
 from ._pickle_read import NeedsMore, Reader

@@ -23,8 +23,8 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
 from ..decode import check_all
+from ..disk.files import Buffer, Crc32Of, File, FileRange, Piece
 from ..errors import Malformed, UnknownFormat, counted, printable
-from ..files import Buffer, Crc32Of, File, FileRange, Piece
 from ..tensor import Storage
 from ._foreign import describe_zip
 from ._pickle_write import fit, names_class, write_pickle

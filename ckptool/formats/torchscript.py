@@ -19,8 +19,8 @@ from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..decode import check_all
+from ..disk.files import File
 from ..errors import Malformed, counted
-from ..files import File
 from ..kinds import stands_for_a_tensor
 from ..modules import find_modules
 from ..tensor import LazyTensor

@@ -9,8 +9,8 @@ from math import prod
 from typing import Any, Literal, get_args
 
 from ..checkpoint import Checkpoint
+from ..disk.files import StrPath
 from ..errors import printable
-from ..files import StrPath
 from ..keys import Pattern
 from .expression import Expr, Shape, of
 

@@ -28,11 +28,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..disk.files import StrPath, reason
+from ..disk.writing import replacing
 from ..errors import Malformed, RuleError, Unreadable, counted, printable
-from ..files import StrPath, reason
 from ..keys import collapse, unwrap
 from ..signature import Signature
-from ..writing import replacing
 from . import expression as ex
 from .expression import Expr, Shape
 from .mapping import Entry, Mapping

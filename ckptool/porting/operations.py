@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from ..disk.files import CHUNK, Source
 from ..errors import RuleError
-from ..files import CHUNK, Source
 from ..tensor import LazyTensor, Storage, contiguous_stride
 
 if TYPE_CHECKING:

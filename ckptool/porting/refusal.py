@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from ..disk.files import shell_quote
 from ..errors import Doubtful, NoMatch, counted, printable
-from ..files import shell_quote
 from ..keys import Pattern, Rename, closest, collapse
 from .mapping import Entry, Mapping, different
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
+from ..disk.files import Buffer, shell_quote
 from ..errors import Ambiguous, NoMatch, NotFound, RuleError, counted, printable
-from ..files import Buffer, shell_quote
 from ..formats import open as open_checkpoint
 from ..keys import Rename, closest, unwrap
 from ..signature import Entry as Wanted

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict
+from ..disk.files import StrPath
 from ..errors import counted, printable
-from ..files import StrPath
 from ..formats import open as open_checkpoint
 from ..tensor import LazyTensor
 from . import values

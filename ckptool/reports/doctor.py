@@ -12,8 +12,9 @@ from typing import Any
 
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict
+from ..disk.files import FileRange, StrPath, beside, shell_quote
+from ..disk.urls import open_file
 from ..errors import CheckpointError, Unreadable, counted, printable
-from ..files import FileRange, StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
 from ..formats import salvage
 from ..formats.torch_zip import FORMAT as TORCH_ZIP
@@ -21,7 +22,6 @@ from ..formats.torch_zip import NO_VERSION
 from ..objects import PLAIN, named_globals
 from ..tensor import LazyTensor
 from ..tree import ByteString, Object, walk
-from ..urls import open_file
 from ..weights import is_training_state
 from .fits import Fit, fits
 from .knowledge import first_byte, lessons_for

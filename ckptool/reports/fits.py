@@ -9,8 +9,8 @@ from typing import Any
 
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict
+from ..disk.files import StrPath, beside, shell_quote
 from ..errors import NotFound, counted, printable
-from ..files import StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
 
 Shape = tuple[int, ...]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..disk.files import File, Source
 from ..dtypes import BY_STORAGE
 from ..errors import Malformed, printable
-from ..files import File, Source
 from ..formats._pickle_follow import Follower
 from ..tree import Global, Object
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict, metadata_of
+from ..disk.files import StrPath, beside, shell_quote
 from ..errors import NoMatch, counted, printable
-from ..files import StrPath, beside, shell_quote
 from ..formats import open as open_checkpoint
 from ..kinds import OtherTensor, as_dense, other_tensor
 from ..locations import mentions

@@ -18,8 +18,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ..disk.files import Buffer, File, FileRange, Source
 from ..errors import CheckpointError, printable
-from ..files import Buffer, File, FileRange, Source
 from ..formats._beginnings import is_legacy, is_safetensors, is_tar
 from ..formats._foreign import OLD_PICKLE, describe, packed
 from ..formats._pickle_read import NeedsMore

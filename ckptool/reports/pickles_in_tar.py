@@ -6,8 +6,8 @@ import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..disk.files import CHUNK, FileRange, Source
 from ..errors import Malformed, printable
-from ..files import CHUNK, FileRange, Source
 from ..formats import torch_tar
 from .following import Part
 from .pickles_in_zip import look_into_record

@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..disk.files import CHUNK, Buffer, File, FileRange, Source, crc32
 from ..errors import CheckpointError, Malformed
-from ..files import CHUNK, Buffer, File, FileRange, Source, crc32
 from ..formats._foreign import packed
 from ..formats._zip import DEFLATED, LOCAL, STORED, Archive, Member, open_archive
 from .following import HEAD, Part, TooMuch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import keys
+from ..disk.files import beside, shell_quote
 from ..errors import CheckpointError, printable
-from ..files import beside, shell_quote
 
 
 def alike(one: str, other: str) -> int:

@@ -12,8 +12,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ..disk.files import File, StrPath
 from ..errors import printable
-from ..files import File, StrPath
 from ..objects import COMPUTED, HARMLESS, PLAIN, called_name
 from ..tree import ByteString, Dict, Global, List, Object, Set
 from .pickles import LOADS, Contents, find_pickles
@@ -104,7 +104,7 @@ class Scan:
 def _opened(path: StrPath) -> File:
     if "://" not in str(path):
         return File(path)
-    from ..urls import open_file  # here, since starting is most of what scanning a file takes
+    from ..disk.urls import open_file  # here, since starting is most of what scanning a file takes
 
     return open_file(path)
 

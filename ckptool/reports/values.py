@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import inf, isfinite, nan, sqrt
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..disk.files import File, FileRange, Source
 from ..dtypes import DType
-from ..files import File, FileRange, Source
 from ..tensor import LazyTensor
 
 if TYPE_CHECKING:

@@ -10,15 +10,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
+from ..disk.files import File, FileRange, Joined, Source, StrPath, is_url, reason
+from ..disk.urls import open_file
+from ..disk.writing import replacing
 from ..dtypes import DType
 from ..errors import CheckpointError, Malformed, counted, printable
-from ..files import File, FileRange, Joined, Source, StrPath, is_url, reason
 from ..formats import open as open_checkpoint
 from ..formats._zip import Archive, Inflated, Member, looks_like_zip, open_archive
 from ..tensor import LazyTensor, Storage
 from ..tiles import Tiled
-from ..urls import open_file
-from ..writing import replacing
 from . import values
 from .contents import contents_of
 from .values import in_threads

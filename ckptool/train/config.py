@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
+from ..disk.files import StrPath
 from ..errors import RuleError, printable
-from ..files import StrPath
 
 #: Strategy -> what it is, in a line. The classes are in `strategies`, which needs torch.
 STRATEGIES = {

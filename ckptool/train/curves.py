@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..disk.writing import replacing
 from ..errors import NotFound
-from ..writing import replacing
 
 if TYPE_CHECKING:
     from .config import Config

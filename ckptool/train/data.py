@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
+from ..disk.files import reason
 from ..errors import CheckpointError, Malformed, NotFound, RuleError, Unreadable, counted, printable
-from ..files import reason
 from .config import Config
 
 FEATURES = 13

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ..disk.files import StrPath
 from ..errors import CannotCarry, CheckpointError, Malformed, counted, printable
-from ..files import StrPath
 from ..formats import open as open_checkpoint
 from ..model import load
 from ..passes import extract, unwrap

@@ -14,9 +14,9 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ..disk.files import reason
+from ..disk.writing import replacing
 from ..errors import CannotCarry, OutputExists, Unwritable
-from ..files import reason
-from ..writing import replacing
 from . import curves
 from .config import Config, Save
 

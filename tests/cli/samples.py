@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
-from ckptool.files import Buffer
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
 from ckptool.tree import Dict, Global, List, Object
 

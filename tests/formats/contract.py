@@ -12,9 +12,9 @@ from strategies import ALL, state_dict_of, tensor_of
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
+from ckptool.disk.files import CHUNK, File, FileRange
 from ckptool.dtypes import UINT8
 from ckptool.errors import CheckpointError
-from ckptool.files import CHUNK, File, FileRange
 from ckptool.formats import FOLDERS, find_format, settle_ties, write
 from ckptool.formats import FORMATS as ALL_FORMATS
 from ckptool.tensor import LazyTensor, Storage, is_permutation

@@ -219,7 +219,7 @@ def test_plain_pickles_of_any_protocol_are_read_with_the_tensors_in_them(tmp_pat
 
 
 def test_tensors_of_a_plain_pickle_stay_in_the_file(tmp_path, torch):
-    from ckptool.files import FileRange
+    from ckptool.disk.files import FileRange
 
     (tmp_path / "x.pkl").write_bytes(pickle.dumps([torch.ones(1000), torch.zeros(1000)], 4))
     storages = ckptool.open(tmp_path / "x.pkl").storages()

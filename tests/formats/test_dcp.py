@@ -12,9 +12,9 @@ from strategies import DENSE, checkpoints, flat_checkpoints, state_dict_of, tens
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
+from ckptool.disk.files import Buffer, FileRange, Joined
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import CheckpointError
-from ckptool.files import Buffer, FileRange, Joined
 from ckptool.formats import _dcp_metadata as records
 from ckptool.formats._pickle_read import Reader
 from ckptool.formats._pickle_write import write_pickle

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from same import graph
 
+from ckptool.disk.files import Buffer
 from ckptool.errors import Malformed
-from ckptool.files import Buffer
 from ckptool.formats._pickle_read import Reader
 from ckptool.formats._torch import TorchReader
 from ckptool.tensor import Storage

@@ -14,7 +14,7 @@ from same import graph
 from strategies import checkpoints, state_dict_of, tensor_of
 
 import ckptool
-from ckptool.files import File
+from ckptool.disk.files import File
 from ckptool.formats._zip import open_archive
 from ckptool.tree import Dict, Object
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptool.disk.files import Buffer, Crc32Of, File, FileRange
+from ckptool.disk.writing import replacing, write_pieces
 from ckptool.errors import CheckpointError, Malformed
-from ckptool.files import Buffer, Crc32Of, File, FileRange
 from ckptool.formats._zip import Archive, looks_like_zip, open_archive
 from ckptool.formats._zip_layout import Record, lay_out
-from ckptool.writing import replacing, write_pieces
 
 PAYLOADS = {
     "data.pkl": b"\x80\x02}q\x00.",

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
-from ckptool.files import Buffer
 from ckptool.porting.expression import lazy
 from ckptool.porting.port import port
 from ckptool.signature import Entry, Signature

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
+from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
-from ckptool.files import Buffer
 from ckptool.reports import values
 from ckptool.reports.renames import rename_command
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride

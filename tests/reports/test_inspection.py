@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import ckptool
 from ckptool import tree
 from ckptool.checkpoint import Checkpoint
+from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
-from ckptool.files import Buffer
 from ckptool.reports.inspect import describe, inspect, narrowed, statistics_of
 from ckptool.reports.inspect_text import inspect_text
 from ckptool.reports.training import _FRAMEWORKS

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ...disk.files import StrPath
 from ...errors import CannotCarry, counted
-from ...files import StrPath
 from ..mapping import Mapping
 from ..sources import open_source
 from .colours import doubt_colours

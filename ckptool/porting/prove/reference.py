@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ...disk.files import StrPath, shell_quote
 from ...errors import CannotCarry, NotFound, RuleError, UnknownFormat, counted, printable
-from ...files import StrPath, shell_quote
 from ...inputs import inputs_text, leaves, nested, with_leaves
 from ...model import Inert, load
 from .recorder import arguments, attempt, first_line, tensors

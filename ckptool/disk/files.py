@@ -1,6 +1,6 @@
 """Byte ranges of files, and other sources of bytes.
 
-What will be written (see `ckptool.writing`) is described by *pieces*, in order, each with a `length`:
+What will be written (see `ckptool.disk.writing`) is described by *pieces*, in order, each with a `length`:
 
 - `FileRange`: bytes of an open input file, which are copied, by the kernel where that is the faster way,
 - `Buffer`: bytes in memory,
@@ -23,8 +23,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Protocol, TypeGuard, runtime_checkable
 
-from .errors import Malformed, Unreadable, printable
-from .records import record
+from ..errors import Malformed, Unreadable, printable
+from ..records import record
 
 StrPath = str | os.PathLike[str]
 

@@ -26,7 +26,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from .errors import CheckpointError, OutputExists, Unwritable, counted, printable
+from ..errors import CheckpointError, OutputExists, Unwritable, counted, printable
 from .files import Buffer, File, FileRange, Piece, StrPath, reason, shell_quote
 from .writing import (
     Progress,

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from .errors import CheckpointError, Malformed, UnknownFormat, Unreadable, printable
+from ..errors import CheckpointError, Malformed, UnknownFormat, Unreadable, printable
 from .files import File, StrPath, is_url, reason, shell_quote
 
 #: Seconds without a byte after which a server is given up.
@@ -104,7 +104,7 @@ def size_of(path: StrPath) -> int:
         with contextlib.suppress(CheckpointError):
             return RemoteFile(str(path)).size
         return 0
-    return os.stat(path).st_size if os.path.isfile(path) else 0  # noqa: PTH116, PTH113
+    return os.stat(path).st_size if os.path.isfile(path) else 0
 
 
 class RemoteFile(File):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from .errors import OutputExists, RuleError, Unreadable, Unwritable
+from ..errors import OutputExists, RuleError, Unreadable, Unwritable
 from .files import (
     CHUNK,
     Computed,
