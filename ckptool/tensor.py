@@ -283,11 +283,16 @@ def little_endian(storage: Storage, dtype: DType | None = None) -> Storage:
     """
     if not storage.big_endian:
         return storage
-    dtype = storage.dtype or dtype
-    step = 1 if dtype is None else dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
-    if step == 1:
+    width = width_of_numbers(storage, dtype)
+    if width == 1:
         return replace(storage, big_endian=False)
-    return replace(storage, source=Swapped(storage.source, step), big_endian=False, crc=None)
+    return replace(storage, source=Swapped(storage.source, width), big_endian=False, crc=None)
+
+
+def width_of_numbers(storage: Storage, dtype: DType | None) -> int:
+    """Bytes of a number in a storage, seen as DTYPE where it has no type of its own; of a complex one, of a part."""
+    dtype = storage.dtype or dtype
+    return 1 if dtype is None else dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -439,6 +439,47 @@ def test_big_endian_archives_keep_their_bytes(tmp_path):
     assert torch.equal(torch_load(tmp_path / "y")["a.much.longer.prefix.weight"], expected)
 
 
+def test_every_output_of_a_big_endian_archive_has_the_numbers_that_were_saved(tmp_path):
+    numbers = torch.arange(1, 9)
+    names = ["uint16", "uint32", "uint64", "int32", "float64", "complex64", "bfloat16", "uint8", "float8_e4m3fn"]
+    values = {name: numbers.to(getattr(torch, name)) for name in names}
+    values["wide"] = values["uint16"].view(torch.uint32)  # of the same storage
+    torch.save(values, tmp_path / "little")
+    ckpt = ckptool.open(tmp_path / "little")
+    widths = {t.storage.key: t.dtype.itemsize >> t.dtype.is_complex for _, t in ckpt.tensors()} | {"0": 2}
+    with zipfile.ZipFile(tmp_path / "little") as old, zipfile.ZipFile(tmp_path / "big", "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if "/data/" in name:
+                width = widths[name.rpartition("/")[2]]
+                data = b"".join(data[at : at + width][::-1] for at in range(0, len(data), width))
+            new.writestr(name, b"big" if name.endswith("byteorder") else data)
+    del values["wide"]
+    big = ckptool.open(tmp_path / "big")
+    loaded = ckptool.load(tmp_path / "big")
+    raw = (
+        values["uint16"].view(torch.uint8).reshape(-1, 2).flip(1).reshape(-1)
+    )  # what stands there, seen as wider numbers
+    assert torch.equal(loaded.pop("wide"), raw.reshape(-1, 4).flip(1).reshape(-1).view(torch.uint32))
+    outputs = {"load": loaded}
+    for format_ in ("torch-zip", "safetensors", "dcp", "sharded-bin", "sharded-safetensors"):
+        ckptool.save(ckptool.drop(big, ["wide"]), tmp_path / format_, format=format_)
+        outputs[format_] = ckptool.load(tmp_path / format_)
+    assert ckptool.plan(big, tmp_path / "new.pth").form == (
+        "the bytes of 4 big-endian storages are turned round, which torch would not do for their types",
+    )
+    ckptool.save(ckptool.drop(big, ["wide"]), tmp_path / "again.pth")
+    outputs["torch"] = torch_load(tmp_path / "again.pth")
+    for name, found in outputs.items():
+        assert found.keys() == values.keys(), name
+        assert all(torch.equal(found[key].float(), values[key].float()) for key in found if not found[key].is_complex())
+        assert torch.equal(found["complex64"], values["complex64"])
+    # torch itself turns round only what has a storage of its own type
+    theirs = torch_load(tmp_path / "big")
+    turned = [key for key in values if torch.equal(theirs[key].view(torch.uint8), values[key].view(torch.uint8))]
+    assert turned == ["int32", "float64", "complex64", "bfloat16", "uint8", "float8_e4m3fn"]
+
+
 def test_torch_finds_more_storages_than_a_classic_zip_can_count(tmp_path):
     count = 66_000
     ckpt = state_dict_of({f"{n}": tensor_of("uint8", (1,), bytes([n % 256])) for n in range(count)})
