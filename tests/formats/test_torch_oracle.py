@@ -4,13 +4,16 @@ import copy
 import warnings
 import zipfile
 from collections import Counter, OrderedDict, defaultdict
+from dataclasses import replace
+from math import prod
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from assemble import Call, Name, Ordered, Stored, pickled
 from contract import in_one_folder
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from same import graph
 from strategies import DENSE, PRINTABLE, QUANTIZED, TYPED, checkpoints, state_dict_of, tensor_of, torch_values
@@ -437,6 +440,42 @@ def test_big_endian_archives_keep_their_bytes(tmp_path):
     expected = torch_load(tmp_path / "big")["weight"]
     ckptool.save(ckptool.add_prefix(ckptool.open(tmp_path / "big"), "a.much.longer.prefix."), tmp_path / "y")
     assert torch.equal(torch_load(tmp_path / "y")["a.much.longer.prefix.weight"], expected)
+
+
+#: Sizes, strides and offsets at the ends of what 64 bits hold.
+ENDS = st.sampled_from([0, 1, 1, 1, 2, 3, 1 << 31, 1 << 61, 1 << 62, (1 << 63) - 1, 1 << 63])
+
+
+@given(st.lists(st.tuples(ENDS, ENDS), max_size=5), st.sampled_from([0, 1, 3, 4, 1 << 62]), st.booleans())
+@example([(1, 1 << 62)] * 64, 0, False)
+@example([(1 << 32, 1), (1 << 32, 1), (0, 1)], 0, False)
+@settings(max_examples=200)
+def test_sizes_and_strides_are_taken_where_torch_takes_them(tmp_path_factory, dims, offset, minus):
+    shape, stride = tuple(size for size, _ in dims), tuple(-step if minus else step for _, step in dims)
+    stored = Stored(("storage", Name("torch.FloatStorage"), "0", "cpu", 4))
+    made = Call("torch._utils._rebuild_tensor_v2", stored, offset, shape, stride, False, Ordered())
+    path = tmp_path_factory.mktemp("ends") / "x"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in {"data.pkl": pickled({"w": made}), "data/0": bytes(range(16)), "version": b"3\n"}.items():
+            archive.writestr(f"a/{name}", data)
+    try:
+        expected = torch_load(path)["w"]
+    except (RuntimeError, TypeError, IndexError):
+        with pytest.raises(ckptool.Malformed):
+            ckptool.open(path)
+        return
+    if (minus and any(stride)) or prod(size or 1 for size in shape) * 4 >= 1 << 63:  # which nobody saves
+        with pytest.raises(ckptool.Malformed):
+            ckptool.open(path)
+        return
+    found = ckptool.load(path)["w"]
+    assert (found.shape, found.stride(), found.storage_offset()) == (
+        expected.shape, expected.stride(), expected.storage_offset()
+    )  # fmt: skip
+    if found.numel() < 100:
+        assert torch.equal(found, expected)
+        lazy = replace(ckptool.open(path).state_dict()["w"], neg=True)  # is gathered
+        assert lazy.numpy().tolist() == (-expected).tolist()
 
 
 def test_every_output_of_a_big_endian_archive_has_the_numbers_that_were_saved(tmp_path):
