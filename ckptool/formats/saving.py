@@ -22,7 +22,7 @@ from . import torch_zip
 from ._checks import Checks
 from ._choice import split_of, target_format
 from ._folder import is_part, left_beside, may_go
-from ._refusals import live_objects, loss_of_content, require_readable
+from ._refusals import live_objects, loss_of_content, require_proportion, require_readable
 from .base import Draft, Format
 
 
@@ -100,8 +100,8 @@ def plan(
         variant: a word in the file names of sharded weights: "fp16".
 
     Raises:
-        CannotCarry: content would be lost, an object would be written that may run code when it is loaded, or
-            FOR_TORCH cannot load it.
+        CannotCarry: content would be lost, an object would be written that may run code when it is loaded, FOR_TORCH
+            cannot load it, or it would be out of all proportion to its source.
     """
     if is_url(path):
         raise RuleError("files are written here, not to a URL", where=path, hint="name a file")
@@ -128,6 +128,7 @@ def plan(
     except CheckpointError as error:
         error.where = error.where or ckpt.where
         raise
+    require_proportion(ckpt, chosen, draft)
     content = (
         *draft.content,
         *ckpt.lost_content,
