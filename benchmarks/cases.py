@@ -161,7 +161,7 @@ def _rewrites(layout: str) -> tuple[Case, ...]:
     return (
         Case(f"strip{tail}", f"strip-prefix {zipped}, zip to zip", zipped, ".pth", 1.15, _STRIP_WAYS, prefix=""),
         Case(f"remap{tail}", f"remap {zipped}, zip to zip", zipped, ".pth", 1.15, _REMAP_WAYS, location="cuda:0"),
-        Case(f"safetensors{tail}", f"{zipped} to safetensors", zipped, ".safetensors", 1.3, _SAFETENSORS_WAYS),
+        Case(f"safetensors{tail}", f"{zipped} to safetensors", zipped, ".safetensors", 1.15, _SAFETENSORS_WAYS),
         Case(f"legacy{tail}", f"{legacy} to zip", legacy, ".pth", 1.3, _LEGACY_WAYS),
     )
 
