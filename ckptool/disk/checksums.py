@@ -66,7 +66,8 @@ class Checksums:
             self._coming.popleft()
         while self._coming and self._handed - self._done < _AHEAD:
             self._begin([self._coming.popleft()])
-        return _key(piece) in self._asked and _key(piece) not in self._taken
+        key = _key(piece)
+        return key in self._asked and key not in self._taken and key not in self._found
 
     def note(self, piece: Source, crc: int) -> None:
         """The checksum of a piece, taken from its bytes."""
@@ -93,11 +94,10 @@ class Checksums:
             self._later.append(piece)
             return
         crc = self.of(piece.source)
-        if crc is None or crc == piece.source.crc:
-            return
-        if piece.damaged is None:
+        if crc is not None and piece.noted is not None:
+            piece.noted[piece.source] = crc
+        elif crc is not None and crc != piece.source.crc:
             raise Damaged(piece.source, crc)
-        piece.damaged.append((piece.source, crc))
 
     def finish(self) -> None:
         """Compare what is left."""

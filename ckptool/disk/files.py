@@ -416,12 +416,12 @@ class Verify:
 
     Attributes:
         source: the source.
-        damaged: where it is noted if the checksum is wrong, with the one that was found; None refuses that.
+        noted: where the checksum that was found is noted, right or wrong; None refuses a wrong one.
         length: 0.
     """
 
     source: Recorded
-    damaged: list[tuple[Recorded, int]] | None
+    noted: dict[Recorded, int] | None
     length: int = 0
 
 

@@ -7,12 +7,12 @@ bytes lose what could show that they are damaged, so it is compared on the way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from ..checkpoint import Checkpoint
 from ..disk.checksums import Damaged, recorded
-from ..disk.files import Buffer, Crc32Of, FileRange, Piece, Recorded, Verify, shell_quote
+from ..disk.files import Buffer, Crc32Of, FileRange, Piece, Recorded, Verify, crc32, shell_quote
 from ..errors import Malformed, printable
 
 
@@ -26,7 +26,7 @@ class Checks:
 
     def __init__(self, ckpt: Checkpoint, *, allow_loss: bool) -> None:
         self._ckpt = ckpt
-        self._wrong: list[tuple[Recorded, int]] | None = [] if allow_loss else None
+        self._found: dict[Recorded, int] | None = {} if allow_loss else None
 
     def among(self, pieces: Sequence[Piece], *, carried: bool) -> list[Piece]:
         """PIECES, and behind the last one that needs a record the wish to compare its checksum.
@@ -46,17 +46,25 @@ class Checks:
         return [
             one
             for n, piece in enumerate(pieces)
-            for one in (piece, *(Verify(r, self._wrong) for r in behind.get(n, ())))
+            for one in (piece, *(Verify(r, self._found) for r in behind.get(n, ())))
         ]
 
     def clear(self) -> None:
         """Begin anew."""
-        if self._wrong:
-            self._wrong.clear()
+        if self._found:
+            self._found.clear()
+
+    def finish(self, pieces: Iterable[Piece]) -> None:
+        """Compare what a run that was cut off had written. What is on the web is not fetched again."""
+        for one in (piece.source for piece in pieces if isinstance(piece, Verify)):
+            far = isinstance(one, FileRange) and one.file.far
+            if self._found is not None and one not in self._found and not far:
+                self._found[one] = crc32(one)
 
     def lines(self) -> list[str]:
         """What was written though its checksum is wrong."""
-        return [f"{self._named(record)}: {_said(record, found)}" for record, found in dict(self._wrong or ()).items()]
+        wrong = {record: crc for record, crc in (self._found or {}).items() if crc != record.crc}
+        return [f"{self._named(record)}: {_said(record, found)}" for record, found in wrong.items()]
 
     def refusal(self, error: Damaged) -> Malformed:
         """The error with the name of the tensor in it."""

@@ -244,9 +244,11 @@ def write(
 def _write(planned: Plan, overwrite: bool, backup: str | None, progress: Callable[[int], None] | None) -> list[str]:
     pieces, folder = planned.draft.pieces, planned.draft.folder
     if folder:
-        return replacing_folder(
+        notes = replacing_folder(
             planned.path, folder, overwrite=overwrite, backup=backup, replaced=planned.replaced, progress=progress
         )
+        planned.checks.finish(chain(*folder.values()))
+        return notes
     mode = next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)  # as cp does
     with replacing(planned.path, size=room_for(pieces), overwrite=overwrite, backup=backup, mode=mode) as out:
         write_pieces(out, pieces, progress)
