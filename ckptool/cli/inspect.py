@@ -15,8 +15,8 @@ import click
 from ..errors import CheckpointError, NotFound, UnknownFormat
 from ..reports import inspect as report
 from ..reports.inspect_text import inspect_text
-from .options import FileName
-from .output import print_json, terminal_width, write_page
+from .options import FileName, SideOutput
+from .output import check_side_outputs, print_json, terminal_width, write_page
 
 
 @click.command()
@@ -26,7 +26,8 @@ from .output import print_json, terminal_width, write_page
 @click.option("--depth", type=click.IntRange(0), metavar="N", help="Sum up below N components of the keys.")
 @click.option("--stats", is_flag=True, help="Read all values: smallest, largest, mean, spread, zeros, NaN.")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
-@click.option("--html", type=FileName(), metavar="REPORT", help="Also write a page to look at.")
+@click.option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
+@click.option("--overwrite", is_flag=True, help="Allow REPORT to exist.")
 @click.option("-v", "--verbose", is_flag=True, help="List all keys, however many.")
 def inspect(
     files: tuple[str, ...],
@@ -36,6 +37,7 @@ def inspect(
     stats: bool,
     as_json: bool,
     html: str | None,
+    overwrite: bool,
     verbose: bool,
 ) -> int:
     """Show what is in a checkpoint: its keys, shapes, types and devices, and what else is in the file.
@@ -49,6 +51,7 @@ def inspect(
     ckptool inspect model.pth --filter 'layers.{}.attn' --stats
     ckptool inspect *.safetensors --json
     """
+    check_side_outputs()
     gc.disable()  # what is built here is needed to the end: a fifth of the time of a file with many tensors
     seen: list[report.Inspection] = []
     numbers: list[Any] = []
@@ -73,7 +76,8 @@ def inspect(
     if html and seen:
         from ..reports.page import inspect_page
 
-        write_page(inspect_page(seen, [_plain(found) for found in numbers] if stats else None), html)
+        page = inspect_page(seen, [_plain(found) for found in numbers] if stats else None)
+        write_page(page, html, overwrite=overwrite)
     if as_json:
         documents = [one.as_json() for one in seen]
         for document, found in zip(documents, numbers, strict=True):

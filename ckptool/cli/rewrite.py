@@ -18,12 +18,12 @@ import click
 from .. import formats, passes, recipes, values
 from ..checkpoint import Checkpoint
 from ..disk.files import shell_quote
-from ..disk.writing import check_backup, check_target, replacing
+from ..disk.targets import write_side_output
 from ..errors import RuleError, Unreadable, printable
 from ..keys import Rename, parse_rules
 from ..recipes import Step
 from .options import FileName, output_options, writing_options
-from .output import print_receipt, progress_bar
+from .output import check_side_outputs, print_receipt, progress_bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,7 @@ def rewrite(
     gc.disable()  # what is built here is needed to the end: a fifth of the time of a file with many tensors
     source, target = options["source"], _target(options)
     overwrite = options["overwrite"] or options["in_place"]
-    if options["save_recipe"] is not None:
-        check_target(options["save_recipe"], overwrite=options["overwrite"])
+    check_side_outputs()
     missing: passes.Missing = "ok" if options["if_present"] else "error"
     opened = (opener or formats.open)(source)
     if options["at"] is not None:
@@ -127,16 +126,13 @@ def rewrite(
         max_shard_size=max_shard_size,
         variant=variant,
     )
-    if formats.check(plan, overwrite=overwrite):
-        check_backup(target, options["backup"])
+    formats.check(plan, overwrite=overwrite, backup=options["backup"])
     notes: list[str] = []
     if not options["dry_run"]:
         with progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"]) as progress:
             notes = formats.write(plan, overwrite=overwrite, backup=options["backup"], progress=progress)
     if options["save_recipe"] is not None:
-        text = recipes.text(steps).encode()
-        with replacing(options["save_recipe"], size=len(text), overwrite=options["overwrite"]) as out:
-            out.write(text)
+        write_side_output("recipe", options["save_recipe"], recipes.text(steps), overwrite=options["overwrite"])
     print_receipt(
         plan,
         source,
@@ -218,7 +214,7 @@ def add_prefix(prefix: str, **options: Any) -> None:
 
 @click.command()
 @click.option("--rename", "rules", multiple=True, metavar="OLD=NEW", help="A rule; the first that fits a key counts.")
-@click.option("--rules", "rules_file", metavar="FILE", help="A file with one rule OLD=NEW a line.")
+@click.option("--rules", "rules_file", type=FileName(), metavar="FILE", help="A file with one rule OLD=NEW a line.")
 @writing_options
 def rename(rules: tuple[str, ...], rules_file: str | None, **options: Any) -> None:
     """Rename keys by rules OLD=NEW.
@@ -265,7 +261,7 @@ def remap(locations: tuple[str, ...], **options: Any) -> None:
 @click.option("--strip-prefix", metavar="PREFIX", help="Remove PREFIX from every key.")
 @click.option("--strip-first", is_flag=True, help="Drop the first component of each key.")
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename keys (see `ckptool rename`).")
-@click.option("--rules", metavar="FILE", help="A file with one rule OLD=NEW a line.")
+@click.option("--rules", type=FileName(), metavar="FILE", help="A file with one rule OLD=NEW a line.")
 @click.option("--add-prefix", metavar="PREFIX", help="Put PREFIX before every key.")
 @click.option("--select", multiple=True, metavar="PATTERN", help="Keep only the keys that match.")
 @click.option("--drop", multiple=True, metavar="PATTERN", help="Leave out the keys that match.")

@@ -19,7 +19,7 @@ import click
 from .. import formats, passes, values
 from ..checkpoint import Checkpoint
 from ..disk.files import shell_quote
-from ..disk.writing import check_target
+from ..disk.targets import check_target
 from ..errors import Doubtful, NotFound, RuleError, printable
 from ..porting import mapping_file
 from ..porting.mapping import Mapping
@@ -28,8 +28,8 @@ from ..porting.report import mapping_page, mapping_text
 from ..porting.sources import apply, by_position, match_signature, open_source, require_fit
 from ..reports.render import size_text
 from ..signature import Signature
-from .options import FileName, FormatName
-from .output import print_json, progress_bar, status_line, write_page
+from .options import FileName, FormatName, SideOutput
+from .output import check_side_outputs, print_json, progress_bar, status_line, write_page
 
 if TYPE_CHECKING:
     from ..architecture import ModelSource
@@ -57,7 +57,7 @@ def _is_a_file(word: str) -> bool:
 @click.argument("model", type=FileName(), metavar="MODEL.py[:NAME]")
 @click.option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write (SRC.NAME.pth if left out).")
 @click.option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`).")
-@click.option("--overwrite", is_flag=True, help="Allow OUT to exist.")
+@click.option("--overwrite", is_flag=True, help="Allow OUT and REPORT to exist.")
 @click.option("-n", "--dry-run", is_flag=True, help="Match and report; write nothing.")
 @click.option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`).")
 @click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory.")
@@ -92,7 +92,10 @@ def _is_a_file(word: str) -> bool:
 )
 @click.option("--invert", is_flag=True, help="With --mapping: the way back.")
 @click.option(
-    "--save-mapping", type=FileName(), metavar="FILE", help="Write the mapping as YAML, to read, edit and replay."
+    "--save-mapping",
+    type=SideOutput("mapping", same_is_fine=True),
+    metavar="FILE",
+    help="Write the mapping as YAML, to read, edit and replay.",
 )
 @click.option(
     "--source-model", metavar="SRC.py[:NAME]", help="The source's own code: its order counts, and --prove can run it."
@@ -122,7 +125,7 @@ def _is_a_file(word: str) -> bool:
 @click.option("--cast", metavar="TYPE", help="Cast floating point tensors: bf16, fp16, fp32 … (see `ckptool convert`).")
 @click.option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
 @click.option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything.")
-@click.option("--html", type=FileName(), metavar="REPORT", help="Also write a page to look at.")
+@click.option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
 @click.option("--json", "as_json", is_flag=True, help="Print the mapping as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No report, no progress bar.")
 @click.option("-v", "--verbose", is_flag=True, help="One line for every key, with its evidence.")
@@ -140,6 +143,7 @@ def transfer(source: str, model: str, **options: Any) -> int:
     """
     _check_options(options)
     _check_order(source, model)
+    check_side_outputs()
     _require_torch()
     out = options["output"]
     if out is not None and not options["dry_run"]:
@@ -281,7 +285,7 @@ def _show(mapping: Mapping, options: dict[str, Any]) -> None:
     if options["save_mapping"]:
         mapping_file.save(mapping, options["save_mapping"], overwrite=options["overwrite"])
     if options["html"]:
-        write_page(mapping_page(mapping), options["html"])
+        write_page(mapping_page(mapping), options["html"], overwrite=options["overwrite"])
     if not options["as_json"] and not options["quiet"]:
         width = max(shutil.get_terminal_size((120, 40)).columns, 60)
         click.echo(mapping_text(mapping, everything=options["verbose"], width=width))

@@ -61,6 +61,7 @@ class File:
         self.mode = stat.S_IMODE(found.st_mode)
         self.identity = (found.st_dev, found.st_ino)
         self.modified = found.st_mtime_ns
+        self._at_path: tuple[int, int] | None = self.identity
         #: Bytes that take no room on the disk.
         self.holes = max(0, found.st_size - getattr(found, "st_blocks", found.st_size) * 512)
 
@@ -125,6 +126,21 @@ class File:
         """The LENGTH bytes from OFFSET, as a source."""
         return FileRange(self, offset, length)
 
+    def is_unchanged(self) -> bool:
+        """Whether size and time of change are those of when it was opened."""
+        if self.fd < 0:
+            return True
+        now = os.fstat(self.fd)
+        return (now.st_size, now.st_mtime_ns) == (self.size, self.modified)
+
+    def is_at_its_path(self) -> bool:
+        """Whether its path still names this very file, or the one by which ckptool itself replaced it."""
+        return self._at_path is None or _identity(self.path) == self._at_path
+
+    def note_replaced(self) -> None:
+        """Remember that ckptool itself gave its path to another file."""
+        self._at_path = _identity(self.path)
+
     def close(self) -> None:
         """Close the file. Storages that were not read yet can no longer be read."""
         if self.fd >= 0:
@@ -137,6 +153,15 @@ class File:
 
     def __repr__(self) -> str:
         return f"File({str(self.path)!r}, {self.size} bytes)"
+
+
+def _identity(path: StrPath) -> tuple[int, int] | None:
+    """Device and number of the file at PATH."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class Window:

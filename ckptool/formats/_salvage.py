@@ -7,7 +7,6 @@ one was recorded. What is not whole is left out and named.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..decode import check_all
+from ..disk.door import Directory, scratch_directory
 from ..disk.files import File, FileRange, crc32
 from ..errors import CheckpointError, Malformed, NotFound, UnknownFormat, counted, printable
 from ..tensor import LazyTensor, Storage
@@ -217,13 +217,11 @@ def _inner(archive: Archive, wrong: list[str], depth: int) -> Salvage:
 
 def _unpacked(archive: Archive, name: str) -> File:
     """A record as a file of its own that vanishes when it is closed."""
-    handle, path = tempfile.mkstemp(suffix=Path(name).suffix)
-    try:
-        with os.fdopen(handle, "wb") as out:
+    inside = f"inside{Path(name).suffix}"
+    with scratch_directory() as folder, Directory.at(folder) as made:
+        with os.fdopen(made.create(inside), "wb") as out:
             out.writelines(archive.source(name).chunks())
-        return File(path)
-    finally:
-        Path(path).unlink()
+        return File(folder / inside)
 
 
 def _open(archive: Archive, cut: set[str], broken: dict[int, str]) -> Checkpoint:

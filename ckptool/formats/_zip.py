@@ -33,6 +33,7 @@ from functools import lru_cache
 from operator import attrgetter, methodcaller
 from typing import IO, NamedTuple
 
+from ..disk.door import unnamed_file
 from ..disk.files import CHUNK, File, FileRange, Source, Window, shell_quote
 from ..errors import Malformed, UnknownFormat, counted, printable
 from ..records import record
@@ -253,9 +254,7 @@ class Inflated:
         """LENGTH bytes from OFFSET."""
         with self._lock:
             if self._file is None:
-                import tempfile
-
-                file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this source
+                file = unnamed_file()
                 try:
                     file.writelines(self.chunks())
                 except BaseException:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ..disk.files import StrPath, reason
-from ..disk.writing import replacing
+from ..disk.targets import write_side_output
 from ..errors import Malformed, RuleError, Unreadable, counted, printable
 from ..keys import collapse, unwrap
 from ..signature import Signature
@@ -191,12 +191,11 @@ def _is_number(component: str) -> bool:
 
 def save(mapping: Mapping, path: StrPath, *, overwrite: bool = False) -> None:
     """Write a mapping file. One that is there and holds just that is left as it is."""
-    data = text_of(mapping).encode()
-    with contextlib.suppress(OSError):
-        if Path(path).read_bytes() == data:
+    text = text_of(mapping)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if Path(path).read_text(encoding="utf-8") == text:
             return
-    with replacing(path, size=len(data), overwrite=overwrite) as out:
-        out.write(data)
+    write_side_output("mapping", path, text, overwrite=overwrite)
 
 
 def read(path: StrPath) -> Mapping:

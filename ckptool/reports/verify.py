@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
 from ..disk.files import File, FileRange, Joined, Source, StrPath, is_url, reason
+from ..disk.targets import write_side_output
 from ..disk.urls import open_file
-from ..disk.writing import replacing
 from ..dtypes import DType
 from ..errors import CheckpointError, Malformed, counted, printable
 from ..formats import open as open_checkpoint
@@ -380,8 +380,7 @@ def total_digest(digests: dict[str, str]) -> str:
 def write_manifest(path: StrPath, digests: dict[str, str], *, overwrite: bool = False) -> None:
     """Write the digests of weights to a file of JSON."""
     document = {_MANIFEST: 1, "digest": total_digest(digests), "tensors": dict(sorted(digests.items()))}
-    with replacing(path, overwrite=overwrite) as out:
-        out.write((json.dumps(document, indent=1) + "\n").encode())
+    write_side_output("manifest", path, json.dumps(document, indent=1) + "\n", overwrite=overwrite)
 
 
 def read_manifest(path: StrPath) -> dict[str, str]:

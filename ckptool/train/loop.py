@@ -102,6 +102,8 @@ class Session:
     average: AveragedModel | None
     classes: tuple[str, ...]
     history: list[Epoch] = field(default_factory=list)
+    #: What this run has written, and may replace when it saves again.
+    saved: set[Path] = field(default_factory=set)
 
     @property
     def epoch(self) -> int:

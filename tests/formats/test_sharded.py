@@ -10,6 +10,8 @@ from strategies import flat_checkpoints, state_dict_of, tensor_of
 from test_safetensors import TestSafetensors as OneFile
 
 import ckptool
+from ckptool.disk.door import Directory
+from ckptool.disk.work import Work
 from ckptool.formats import sharded
 
 INDEX = "model.safetensors.index.json"
@@ -290,19 +292,22 @@ def test_an_empty_folder_may_be_the_target_and_a_backup_keeps_the_old_one(tmp_pa
 
 def test_an_old_folder_that_stood_aside_when_a_run_was_cut_off_comes_back(tmp_path, shards):
     old = bytes_at(shards)
-    os.rename(shards, tmp_path / ".in.old.ckptool-tmp")
+    with Directory.at(tmp_path) as parent:
+        work = Work.start(parent, shards.name, names=["model.safetensors"])
+        os.rename(shards, work.path / "old")  # as on a system that cannot exchange two names
+        work.close()
     with pytest.raises(ckptool.OutputExists):
         ckptool.save(state_dict_of({"x": tensor_of("float32")}), shards, format="shards")
     assert bytes_at(shards) == old
 
 
 def test_a_second_process_does_not_write_the_same_folder(tmp_path, shards):
-    fcntl = pytest.importorskip("fcntl")
-    (tmp_path / ".out.ckptool-tmp").mkdir()
-    with open(tmp_path / ".out.ckptool-tmp" / ".ckptool-plan.json", "w") as record:
-        fcntl.flock(record, fcntl.LOCK_EX)
-        with pytest.raises(ckptool.Unwritable, match="another process is writing it"):
+    pytest.importorskip("fcntl")
+    with Directory.at(tmp_path) as parent:
+        work = Work.start(parent, "out", names=["model.safetensors"])
+        with pytest.raises(ckptool.Unwritable, match="another run of ckptool is writing it"):
             ckptool.save(ckptool.open(shards), tmp_path / "out")
+        work.close()
 
 
 @pytest.mark.parametrize(

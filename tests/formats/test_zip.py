@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptool.disk.files import Buffer, Crc32Of, File, FileRange
-from ckptool.disk.writing import replacing, write_pieces
+from ckptool.disk.targets import replacing
+from ckptool.disk.writing import write_pieces
 from ckptool.errors import CheckpointError, Malformed
 from ckptool.formats._zip import Archive, looks_like_zip, open_archive
 from ckptool.formats._zip_layout import Record, lay_out
