@@ -97,10 +97,10 @@ def main(argv: list[str] | None = None) -> None:
         code = cli.main(argv, prog_name="ckptool", standalone_mode=False)
         sys.stdout.flush()
         status = code if isinstance(code, int) else 0
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        status = _say("interrupted; nothing was changed", 130)
-    except _Terminated:
-        status = _say("terminated; nothing was changed", 143)
+    except (click.exceptions.Abort, KeyboardInterrupt) as error:
+        status = _say(f"interrupted; nothing was changed{_left_behind(error)}", 130)
+    except _Terminated as error:
+        status = _say(f"terminated; nothing was changed{_left_behind(error)}", 143)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not complain when it flushes at exit
         status = 141
@@ -149,6 +149,12 @@ def _say_traffic(argv: list[str]) -> None:
             requests = counted(found.requests, "request")
             click.echo(f"read {found.received:,} of {found.size:,} bytes in {requests}: {printable(url)}", err=True)
     urls.TRAFFIC.clear()
+
+
+def _left_behind(error: BaseException) -> str:
+    """Where an interrupted run left the files that it had finished."""
+    left = getattr(error, "left_behind", getattr(error.__cause__ or error.__context__, "left_behind", ""))
+    return f"; {left}" if left else ""
 
 
 def _say(text: str, status: int) -> int:

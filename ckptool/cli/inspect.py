@@ -12,7 +12,9 @@ from typing import Any
 
 import click
 
-from ..errors import CheckpointError, NotFound, UnknownFormat
+from ..disk.files import shell_quote
+from ..disk.work import SUFFIX
+from ..errors import CheckpointError, NotFound, UnknownFormat, printable
 from ..reports import inspect as report
 from ..reports.inspect_text import inspect_text
 from .options import FileName, SideOutput
@@ -111,7 +113,14 @@ def _expanded(files: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
         for one in found or [name]:
             if Path(one).is_dir() and not _is_checkpoint(one):
                 inside = sorted(path for path in Path(one).rglob("*") if path.is_file())
-                yield from ((str(path), False) for path in inside)
+                parts = {path: path.relative_to(one).parts for path in inside}
+                half = {part for found in parts.values() for part in found if part.endswith(SUFFIX)}
+                for part in sorted(half):
+                    again = f"`ckptool doctor {shell_quote(one)}` says more"
+                    click.echo(
+                        f"left out {printable(part, 255)}, which a run of ckptool has not finished; {again}", err=True
+                    )
+                yield from ((str(path), False) for path in inside if half.isdisjoint(parts[path]))
             else:
                 yield one, True
 

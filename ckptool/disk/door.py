@@ -150,7 +150,10 @@ class Directory:
 
     def set_mode(self, mode: int) -> None:
         """Give the directory itself other permissions."""
-        os.chmod(self.path if self._fd is None else self._fd, mode)
+        if self._fd is not None:
+            os.fchmod(self._fd, mode)
+        else:
+            os.chmod(self.path, mode)
 
     # -- renaming and removing
 
@@ -244,6 +247,12 @@ def is_own_file(status: os.stat_result) -> bool:
     """Whether it is a regular file of this user, with one name."""
     own = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
     return stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and own
+
+
+def set_mode(fd: int, mode: int) -> None:
+    """Give an open file other permissions."""
+    if hasattr(os, "fchmod"):
+        os.fchmod(fd, mode)
 
 
 def lock(fd: int) -> bool:

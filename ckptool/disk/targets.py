@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import CheckpointError, OutputExists, RuleError, Unwritable, counted, printable
-from .door import Directory, Seen, lock
+from .door import Directory, Seen, lock, set_mode
 from .files import StrPath, reason, shell_quote
 from .work import Work, find
 
@@ -122,6 +122,16 @@ class Target:
             raise
         return fd
 
+    def require_unchanged(self) -> None:
+        """Refuse to go on if what has the name is no longer what was seen.
+
+        Raises:
+            FileExistsError: it changed, or is gone, or something took its place.
+        """
+        now = self.folder.status(self.name)
+        if self.old is None or now is None or Seen.of(now) != Seen.of(self.old):
+            raise FileExistsError
+
 
 def _real(path: StrPath) -> Path:
     """Where PATH leads when links are followed. It need not exist, but a link must lead to something."""
@@ -223,9 +233,11 @@ def replacing(
             work = Work.start(target.folder, target.name)
             with work.create(mode=mode if old is None else stat.S_IMODE(old.st_mode)) as out:
                 if old is not None:
-                    os.chmod(out.fileno(), stat.S_IMODE(old.st_mode))
+                    set_mode(out.fileno(), stat.S_IMODE(old.st_mode))
                 yield out
                 os.fsync(out.fileno())
+            if old is not None:
+                target.require_unchanged()
             if kept is not None:
                 _keep(target, kept)
             work.publish_file(None if old is None else Seen.of(old))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections import Counter
@@ -25,6 +26,7 @@ from ..tree import ByteString, Object, walk
 from ..weights import is_training_state
 from .fits import Fit, fits
 from .knowledge import first_byte, lessons_for
+from .leftovers import left_behind
 from .scan import scan
 from .verify import verify
 
@@ -125,8 +127,16 @@ def doctor(
     except Unreadable:
         raise
     except CheckpointError as error:
-        return _unopened(path, error)
-    findings = [*_dangers(path), *_damage(path, progress), *_in_the_way(ckpt, at), *_worth_knowing(ckpt)]
+        unopened = _unopened(path, error)
+        unopened.findings.extend(_left_behind(path))
+        return unopened
+    findings = [
+        *_dangers(path),
+        *_damage(path, progress),
+        *_in_the_way(ckpt, at),
+        *_worth_knowing(ckpt),
+        *_left_behind(path),
+    ]
     weights = _weights(ckpt, at)
     found = _best_fit(ckpt, path, model, at) if model is not None else None
     cure = _cure(ckpt, weights, findings, found)
@@ -147,6 +157,22 @@ def _weights(ckpt: Checkpoint, at: str | None) -> StateDict | None:
         return ckpt.state_dict(at)
     except CheckpointError:
         return None
+
+
+def _left_behind(path: StrPath) -> Iterator[Finding]:
+    """What runs of ckptool that were cut off left beside the file, or in the folder."""
+    for one in left_behind(path):
+        name = printable(one.path.name, 255)
+        if one.lives:
+            yield Finding("leftover", f"another run of ckptool is writing {name} now", trouble=False)
+            continue
+        where = shell_quote(printable(os.path.relpath(one.path.parent), 4096))
+        command = (
+            f"ckptool doctor {where} --remove-leftovers",
+            "which removes what runs that were cut off left behind",
+        )
+        what = f"a run of ckptool that was cut off left {name} ({counted(one.nbytes, 'byte')})"
+        yield Finding("leftover", what, trouble=False, commands=[command])
 
 
 # -- files that do not open
