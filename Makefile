@@ -14,7 +14,7 @@ BARE_STAMP := $(BARE)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test test-page demo fixtures bench clean
+.PHONY: help env env-notorch lint types test test-page demo fixtures faults bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ demo: $(STAMP) ## Run the demonstration
 
 fixtures: $(STAMP) ## Make the checkpoints in fixtures/trained anew, with ckptool's own training pipeline
 	$(BIN)/python -m fixtures.build
+
+faults: $(STAMP) ## Interrupt every command that writes at random moments (MOMENTS=50 of each signal, SEED=1)
+	PYTHONPATH=tests $(BIN)/python tests/faulty.py
 
 bench: $(STAMP) ## Run the benchmarks
 	$(BIN)/python -m benchmarks

@@ -98,9 +98,9 @@ def main(argv: list[str] | None = None) -> None:
         sys.stdout.flush()
         status = code if isinstance(code, int) else 0
     except (click.exceptions.Abort, KeyboardInterrupt) as error:
-        status = _say(f"interrupted; nothing was changed{_left_behind(error)}", 130)
+        status = _say(f"interrupted; {_done_before(error)}", 130)
     except _Terminated as error:
-        status = _say(f"terminated; nothing was changed{_left_behind(error)}", 143)
+        status = _say(f"terminated; {_done_before(error)}", 143)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not complain when it flushes at exit
         status = 141
@@ -151,10 +151,14 @@ def _say_traffic(argv: list[str]) -> None:
     urls.TRAFFIC.clear()
 
 
-def _left_behind(error: BaseException) -> str:
-    """Where an interrupted run left the files that it had finished."""
+def _done_before(error: BaseException) -> str:
+    """What an interrupted command had written, and where it left the files that it had finished."""
+    targets = sys.modules.get("ckptool.disk.targets")
+    done = "nothing was changed"
+    if targets is not None and targets.written:
+        done = f"before that, {', '.join(printable(path, 200) for path in targets.written)} was written"
     left = getattr(error, "left_behind", getattr(error.__cause__ or error.__context__, "left_behind", ""))
-    return f"; {left}" if left else ""
+    return f"{done}; {left}" if left else done
 
 
 def _say(text: str, status: int) -> int:

@@ -179,7 +179,8 @@ class Directory:
             self.rename(name, to, new)
         else:
             at, below = self._place(name)
-            os.unlink(at, dir_fd=below)
+            with contextlib.suppress(OSError):  # it has its new name, and whoever clears up sees the old one
+                os.unlink(at, dir_fd=below)
 
     def link(self, name: str, to: Directory, new: str) -> None:
         """Give a file a second name in another directory."""

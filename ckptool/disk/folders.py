@@ -22,7 +22,8 @@ from typing import IO, TYPE_CHECKING, Any
 from ..errors import CheckpointError, Malformed, OutputExists, Unreadable, Unwritable, counted, printable
 from .door import Seen
 from .files import Buffer, File, FileRange, Piece, StrPath, reason, shell_quote
-from .targets import Target
+from .interrupts import put_off_signals
+from .targets import Target, written
 from .work import Work
 from .writing import Progress, room_for, write_pieces
 
@@ -133,9 +134,7 @@ def replacing_folder(
                 target.old = target.folder.status(target.name)
             there = _there(target, overwrite=overwrite, names=list(files), replaced=replaced)
             kept = target.backup(backup) if there else None
-            with _Making(
-                target, work or Work.start(target.folder, target.name, names=list(files), plan=plan)
-            ) as making:
+            with _Making(target, names=list(files), plan=plan, work=work) as making:
                 todo = (pieces for name, pieces in files.items() if name not in making.work.finished)
                 target.require_room(sum(map(room_for, todo)))
                 for name, pieces in files.items():
@@ -167,7 +166,7 @@ def new_folder(
     with Target(path) as target:
         there = _there(target, overwrite=overwrite, names=names, replaced=replaced)
         try:
-            with _Making(target, Work.start(target.folder, target.name, names=names)) as making:
+            with _Making(target, names=names) as making:
                 yield making.work.new_path
                 making.publish(there, None)
         except OSError as error:
@@ -179,11 +178,14 @@ def new_folder(
 class _Making:
     """The files of a folder while they are written."""
 
-    def __init__(self, target: Target, work: Work) -> None:
+    def __init__(
+        self, target: Target, *, names: Sequence[str], plan: str | None = None, work: Work | None = None
+    ) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
         self.target = target
-        self.work = work
+        with put_off_signals():
+            self.work = work = work or Work.start(target.folder, target.name, names=names, plan=plan)
         self.notes: list[str] = []
         if work.finished:
             self.notes.append(f"went on from a run that was cut off: {counted(len(work.finished), 'file')} finished")
@@ -200,7 +202,8 @@ class _Making:
             return
         useless = isinstance(error, Malformed | Unreadable)  # the input is damaged: it has to become another file
         if useless or not self.work.finished:
-            self.work.discard()
+            with put_off_signals():
+                self.work.discard()
             return
         self.work.close()
         left = f"what is finished stays in {shell_quote(self.work.path.name)}; the same command goes on from there"
@@ -243,7 +246,10 @@ class _Making:
         target = self.target
         mode = None if target.old is None else stat.S_IMODE(target.old.st_mode)
         try:
-            left = self.work.publish_folder(there, kept, mode)
+            with put_off_signals():
+                left = self.work.publish_folder(there, kept, mode)
+                self.work.discard()
+                written.append(os.fspath(target.path))
         except FileExistsError as error:
             changed = error.args[0] if error.args and isinstance(error.args[0], list) else []
             raise OutputExists(
@@ -257,7 +263,6 @@ class _Making:
                 f"kept in {printable(str(self.work.path), 200)}, since it came into the old folder at the last moment: "
                 + ", ".join(_listed(left))
             )
-        self.work.discard()
 
 
 def fingerprint(files: Mapping[str, Sequence[Piece]]) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import stat
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -13,6 +14,7 @@ from typing import IO
 from ..errors import CheckpointError, OutputExists, RuleError, Unwritable, counted, printable
 from .door import Directory, Seen, lock, set_mode
 from .files import StrPath, reason, shell_quote
+from .interrupts import put_off_signals
 from .work import Work, find
 
 #: What is written beside checkpoints -> a text that stands near its beginning.
@@ -22,6 +24,9 @@ SIDE_OUTPUTS = {
     "mapping": b"ckptool-mapping:",
     "manifest": b'"ckptool-manifest"',
 }
+
+#: The last targets that took their names, for what an interrupted command says.
+written: deque[str] = deque(maxlen=4)
 
 _CHUNK = 1 << 20
 _HEAD = 4096
@@ -230,17 +235,21 @@ def replacing(
                 if fd >= 0:
                     locked.callback(os.close, fd)
             target.require_room(size)
-            work = Work.start(target.folder, target.name)
+            with put_off_signals():
+                work = Work.start(target.folder, target.name)
             with work.create(mode=mode if old is None else stat.S_IMODE(old.st_mode)) as out:
                 if old is not None:
                     set_mode(out.fileno(), stat.S_IMODE(old.st_mode))
                 yield out
                 os.fsync(out.fileno())
-            if old is not None:
-                target.require_unchanged()
-            if kept is not None:
-                _keep(target, kept)
-            work.publish_file(None if old is None else Seen.of(old))
+            with put_off_signals():
+                if old is not None:
+                    target.require_unchanged()
+                if kept is not None:
+                    _keep(target, kept)
+                work.publish_file(None if old is None else Seen.of(old))
+                work.discard()
+                written.append(os.fspath(path))
         except FileExistsError as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -252,7 +261,7 @@ def replacing(
             raise Unwritable(reason(error), where=path) from None
         finally:
             if work is not None:
-                with contextlib.suppress(OSError):
+                with put_off_signals(), contextlib.suppress(OSError):
                     work.discard()
         target.folder.sync()
 

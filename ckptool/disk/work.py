@@ -55,7 +55,10 @@ class Work:
         self._own = own
         self._record = record
         self._content = content
-        self._new: Directory | None = own.enter(_NEW) if content["names"] is not None else None
+        self._new: Directory | None = None
+        if content["names"] is not None:
+            with contextlib.suppress(FileNotFoundError):  # a run that ended after the folder took its name
+                self._new = own.enter(_NEW)
 
     @classmethod
     def start(
@@ -162,7 +165,8 @@ class Work:
 
     def _fits(self) -> bool:
         """Whether a run can go on here: nothing strange is in it, and what was not finished could be removed."""
-        assert self._new is not None
+        if self._new is None:
+            return False
         names = set(self._content["names"])
         if self._number_of(_NEW) != self._content["new"] or not set(self._new.names()) <= names:
             return False
@@ -338,7 +342,7 @@ class Leftover:
         target: the name that its output was to have.
         lives: whether the run is still at work.
         nbytes: bytes of the files in it.
-        own: whether its record counts; nothing is removed of another one.
+        own: whether its record counts, or nothing is in it; nothing is removed of another one.
     """
 
     path: Path
@@ -373,7 +377,13 @@ def remove(left: Leftover) -> list[str]:
     """
     with Directory.at(left.path.parent) as parent:
         work = _take(parent, left.path.name)
-        return [RECORD] if work is None else work.discard()
+        if work is not None:
+            return work.discard()
+        with parent.enter(left.path.name) as own:
+            if _holds_nothing(own):
+                own.remove(RECORD, lambda status: status.st_size == 0)
+                own.remove_directory(_NEW)
+        return [] if parent.remove_directory(left.path.name) else [RECORD]
 
 
 def _look(parent: Directory, name: str) -> Leftover:
@@ -384,7 +394,7 @@ def _look(parent: Directory, name: str) -> Leftover:
             nbytes = sum(_sizes(own))
             content, fd = _read_record(own)
             if content is None:
-                return Leftover(path, target, False, nbytes, False)
+                return Leftover(path, target, False, nbytes, _holds_nothing(own))
             lives = not lock(fd)
             os.close(fd)
             return Leftover(path, content["target"], lives, nbytes, True)
@@ -401,6 +411,19 @@ def _sizes(folder: Directory) -> Iterator[int]:
                 yield from (seen.size for seen in inner.contents().values())
         elif status is not None:
             yield status.st_size
+
+
+def _holds_nothing(own: Directory) -> bool:
+    """Whether a run ended before it wrote a line of its record, or after it removed that: nothing can be lost."""
+    for name in own.names():
+        status = own.status(name)
+        if name == _NEW and status is not None and stat.S_ISDIR(status.st_mode):
+            with own.enter(name) as new:
+                if new.names():
+                    return False
+        elif name != RECORD or status is None or not stat.S_ISREG(status.st_mode) or status.st_size:
+            return False
+    return True
 
 
 def _take(parent: Directory, name: str) -> Work | None:
