@@ -77,7 +77,7 @@ class Work:
         try:
             name, own = _free_directory(parent, target)
             record = own.create(RECORD, 0o600)
-            lock(record)
+            lock(record, wait=True)  # another run may just look whether this one lives
             if names is not None:
                 with own.make_directory(_NEW) as folder:
                     new = _number(folder.own_status())
