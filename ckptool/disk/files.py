@@ -39,10 +39,15 @@ _CHECKED = 1 << 20
 class File:
     """A regular file open for reading at any offset, by several threads at once.
 
+    Attributes:
+        notes: what a person should know about everything that is read from it, for reports and receipts.
+
     Raises:
         Unreadable: if PATH is absent, a folder, a device, a pipe, or may not be read. A pipe is refused at once
             instead of blocking.
     """
+
+    notes: tuple[str, ...] = ()
 
     def __init__(self, path: StrPath) -> None:
         self.path = Path(path)
@@ -421,6 +426,17 @@ def beside(path: object, word: str, suffix: str | None = None) -> str:
 def is_url(path: object) -> bool:
     """Whether a path is a URL of the web."""
     return re.match(r"https?://", str(path), re.IGNORECASE) is not None
+
+
+def is_remote(path: object) -> bool:
+    """Whether a path names something elsewhere (`s3://bucket/x`): it has a scheme, and there is no such file here.
+
+    One letter before the colon is a drive of Windows. Of a `Path`, `//` has become `/`, as behind a folder `s3:` here.
+    """
+    scheme = re.match(r"([a-z][a-z0-9+.-]+:)(//?)", str(path), re.IGNORECASE)
+    if scheme is None or (scheme[2] == "/" and (isinstance(path, str) or os.path.isdir(scheme[1]))):
+        return False
+    return is_url(path) or not os.path.lexists(str(path))
 
 
 def shell_quote(text: object) -> str:
