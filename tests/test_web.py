@@ -3,10 +3,14 @@
 import gzip
 import itertools
 import re
+import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -750,7 +754,7 @@ def test_a_login_is_not_printed(run):
     assert "secret" not in err
 
 
-# -- proxies and TLS
+# -- proxies, TLS, signals
 
 
 def test_a_proxy_that_drips_or_never_ends_is_given_up(refused, web, monkeypatch):
@@ -809,3 +813,45 @@ def test_a_server_that_does_not_finish_its_tls_greeting_is_given_up(refused):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"https://127.0.0.1:{silent.getsockname()[1]}/a.safetensors"
         assert "does not answer within" in refused(sent(), url)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("command", ["inspect", "convert"])
+def test_a_signal_ends_a_command_that_waits_for_a_server(web, tmp_path, number, status, command):
+    """Also where threads wait: `inspect` reads parts of an archive at once, and a cast is computed in threads."""
+    ckptool.save(checkpoint(12, 400), tmp_path / "plain.pth")
+    with zipfile.ZipFile(tmp_path / "plain.pth") as old, zipfile.ZipFile(tmp_path / "a.pth", "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name), zipfile.ZIP_DEFLATED if command == "inspect" else zipfile.ZIP_STORED)
+    data = (tmp_path / "a.pth").read_bytes()
+    waiting, ended = threading.Event(), threading.Event()
+
+    def stall(asked, n):
+        if n < (3 if command == "inspect" else 4):
+            yield part(data, asked, TAG)
+            return
+        yield part(data, asked, TAG)[:300]
+        waiting.set()
+        ended.wait(30)
+
+    web.raw["a.pth"] = stall
+    args = ["inspect", web.url("a.pth")] if command == "inspect" else ["convert", web.url("a.pth"), "out.safetensors"]
+    args += ["--cast", "float16"] if command == "convert" else []
+    child = subprocess.Popen(
+        [sys.executable, "-m", "ckptool", *args], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    try:
+        assert waiting.wait(20)
+        time.sleep(0.3)
+        child.send_signal(number)
+        began = time.monotonic()
+        _, err = child.communicate(timeout=20)
+        assert time.monotonic() - began < 5
+    finally:
+        ended.set()
+        child.kill()
+        child.wait()
+    assert child.returncode == status
+    assert b"nothing was changed" in err
+    assert not [path for path in tmp_path.iterdir() if path.name not in ("a.pth", "plain.pth", "web")]
