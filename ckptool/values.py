@@ -212,7 +212,8 @@ def average(ckpts: Sequence[Checkpoint], *, ratios: Sequence[float] | None = Non
             count += 1
         else:
             entries.append((key, value))
-    done = extract(replace(with_other_entries(ckpts[-1], last, entries), history=()), at=last.path)
+    history = tuple(dict.fromkeys(line for ckpt in ckpts for line in ckpt.history))
+    done = extract(replace(with_other_entries(ckpts[-1], last, entries), history=history), at=last.path)
     of = f" weighted {', '.join(f'{factor:.4g}' for factor in factors)}" if ratios is not None else ""
     line = f"average of {counted(len(ckpts), 'checkpoint')}{of}: {count:,} of {counted(len(last.tensors), 'tensor')}"
     return done.noting(line, *(["note: the others are those of the last"] if count < len(last.tensors) else []))

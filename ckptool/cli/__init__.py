@@ -177,9 +177,18 @@ def _unwind_on_signals() -> None:
     import signal
 
     def unwind(signum: int, frame: Any) -> None:
-        raise _Terminated
+        _set_stopped(True)
+        raise KeyboardInterrupt if signum == signal.SIGINT else _Terminated
 
-    for name in ("SIGTERM", "SIGHUP"):
+    _set_stopped(False)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, unwind)
+
+
+def _set_stopped(stopped: bool) -> None:
+    """Tell threads that wait for a server whether the program ends: unwinding waits for them."""
+    web = sys.modules.get("ckptool.disk.web")
+    if web is not None:
+        vars(web)["stopped"] = stopped

@@ -176,6 +176,8 @@ def transfer(source: str, model: str, **options: Any) -> int:
         return 1
     if plan is not None and not options["quiet"]:
         click.echo(f"wrote {printable(out)}: {plan.format}, {size_text(plan.nbytes)}, {plan.steps[-1]}", err=True)
+        for line in plan.steps[:-1]:
+            click.echo(f"  {line}", err=True)
     return 0
 
 

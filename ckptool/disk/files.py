@@ -39,10 +39,18 @@ _CHECKED = 1 << 20
 class File:
     """A regular file open for reading at any offset, by several threads at once.
 
+    Attributes:
+        notes: what a person should know about everything that is read from it, for reports and receipts.
+
     Raises:
         Unreadable: if PATH is absent, a folder, a device, a pipe, or may not be read. A pipe is refused at once
             instead of blocking.
     """
+
+    notes: tuple[str, ...] = ()
+
+    #: Which file its path names, as far as ckptool knows. None where no path of this machine does.
+    _at_path: tuple[int, int] | None = None
 
     def __init__(self, path: StrPath) -> None:
         self.path = Path(path)
@@ -61,7 +69,7 @@ class File:
         self.mode = stat.S_IMODE(found.st_mode)
         self.identity = (found.st_dev, found.st_ino)
         self.modified = found.st_mtime_ns
-        self._at_path: tuple[int, int] | None = self.identity
+        self._at_path = self.identity
         #: Bytes that take no room on the disk.
         self.holes = max(0, found.st_size - getattr(found, "st_blocks", found.st_size) * 512)
 
@@ -446,6 +454,17 @@ def beside(path: object, word: str, suffix: str | None = None) -> str:
 def is_url(path: object) -> bool:
     """Whether a path is a URL of the web."""
     return re.match(r"https?://", str(path), re.IGNORECASE) is not None
+
+
+def is_remote(path: object) -> bool:
+    """Whether a path names something elsewhere (`s3://bucket/x`): it has a scheme, and there is no such file here.
+
+    One letter before the colon is a drive of Windows. Of a `Path`, `//` has become `/`, as behind a folder `s3:` here.
+    """
+    scheme = re.match(r"([a-z][a-z0-9+.-]+:)(//?)", str(path), re.IGNORECASE)
+    if scheme is None or (scheme[2] == "/" and (isinstance(path, str) or os.path.isdir(scheme[1]))):
+        return False
+    return is_url(path) or not os.path.lexists(str(path))
 
 
 def shell_quote(text: object) -> str:

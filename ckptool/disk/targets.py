@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import stat
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import IO
 
 from ..errors import CheckpointError, OutputExists, RuleError, Unwritable, counted, printable
 from .door import Directory, Seen, lock, set_mode
-from .files import StrPath, reason, shell_quote
+from .files import StrPath, is_remote, reason, shell_quote
 from .interrupts import put_off_signals
 from .work import Work, find
 
@@ -140,11 +139,8 @@ class Target:
 
 def _real(path: StrPath) -> Path:
     """Where PATH leads when links are followed. It need not exist, but a link must lead to something."""
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+)://?", os.fspath(path)) if isinstance(path, str) else None
-    if scheme and not os.path.lexists(path):
-        raise Unwritable(
-            "is a URL; ckptool writes files and folders", where=path, hint="name a file here, and copy it there"
-        )
+    if is_remote(path):
+        raise Unwritable("files are written here, not to a URL", where=path, hint="name a file here, and copy it there")
     try:
         plain = os.fspath(path).rstrip("/") or "/"
         if os.path.islink(plain) and not os.path.exists(plain):

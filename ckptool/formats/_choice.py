@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, Folder, StrPath
+from ..disk.files import File, Folder, StrPath, is_remote
 from ..errors import RuleError, UnknownFormat, printable
 from . import (
     dcp,
@@ -99,7 +99,12 @@ def target_format(
 
     A directory is asked for by a format that is one, by a target that is one or ends with a slash, and by a SPLIT; what
     came out of a directory goes into one again, if the target has no suffix.
+
+    Raises:
+        RuleError: the target is not on this machine, or its name and what is asked for contradict each other.
     """
+    if is_remote(path):
+        raise RuleError("files are written here, not to a URL", where=path, hint="name a file here, and copy it there")
     named = named_format(format) if format else None
     suffix = Path(path).suffix.lower()
     came = next((f for f in FOLDERS if f.name == ckpt.format), None)

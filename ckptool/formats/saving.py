@@ -12,7 +12,7 @@ from typing import Any
 
 from ..casting import tallies_in
 from ..checkpoint import Checkpoint, map_storages
-from ..disk.files import File, FileRange, Piece, StrPath, beside, is_computed, is_url, nested, same_bytes, shell_quote
+from ..disk.files import File, FileRange, Piece, StrPath, beside, is_computed, nested, same_bytes, shell_quote
 from ..disk.folders import check_folder, replacing_folder
 from ..disk.targets import check_target, leftover_notes, replacing
 from ..disk.writing import room_for, write_pieces
@@ -95,8 +95,6 @@ def plan(
         CannotCarry: content would be lost, an object would be written that may run code when it is loaded, or
             FOR_TORCH cannot load it.
     """
-    if is_url(path):
-        raise RuleError("files are written here, not to a URL", where=path, hint="name a file")
     if not isinstance(ckpt, Checkpoint):
         from ..model import from_torch
 
