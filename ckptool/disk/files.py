@@ -34,21 +34,26 @@ CHUNK = 4 << 20
 _SMALL = 8 << 10
 #: Bytes of a checksum that are read at once.
 _CHECKED = 1 << 20
+#: How files are opened. A pipe that nobody writes to does not block.
+READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class File:
     """A regular file open for reading at any offset, by several threads at once.
+
+    Args:
+        path: the file.
+        descriptor: what it was opened as, if it was; it is closed with this.
 
     Raises:
         Unreadable: if PATH is absent, a folder, a device, a pipe, or may not be read. A pipe is refused at once
             instead of blocking.
     """
 
-    def __init__(self, path: StrPath) -> None:
+    def __init__(self, path: StrPath, descriptor: int | None = None) -> None:
         self.path = Path(path)
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         try:
-            self.fd = _open_descriptor(path, flags)
+            self.fd = open_descriptor(path, READING) if descriptor is None else descriptor
         except (OSError, ValueError) as error:
             raise Unreadable(reason(error), where=path) from None
         found = os.fstat(self.fd)
@@ -94,6 +99,12 @@ class File:
         done = os.preadv(self.fd, [view], offset) if hasattr(os, "preadv") else 0
         if done < len(view):
             view[done:] = self.read(offset + done, len(view) - done)
+
+    @property
+    def name_while_open(self) -> str:
+        """A name under which others open this very file, where the system has one: PATH may lead elsewhere by now."""
+        opened = f"/dev/fd/{self.fd}"
+        return opened if os.path.exists(opened) else str(self.path)
 
     @property
     def far(self) -> bool:
@@ -171,10 +182,10 @@ class Window:
         return self._range.part(offset, length)
 
 
-def _open_descriptor(path: StrPath, flags: int) -> int:
+def open_descriptor(path: StrPath, flags: int, *, dir_fd: int | None = None) -> int:
     """Open PATH. A checkpoint of thousands of files may need more descriptors than a process gets by default."""
     try:
-        return os.open(path, flags)
+        return os.open(path, flags, dir_fd=dir_fd)
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
@@ -185,52 +196,7 @@ def _open_descriptor(path: StrPath, flags: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     except (ImportError, ValueError, OSError):  # Windows, or a limit that may not be reached
         pass
-    return os.open(path, flags)
-
-
-class Folder:
-    """A directory open for reading: what is in it, and its files by their plain names, each opened once.
-
-    Raises:
-        Unreadable: if PATH is no directory or may not be listed.
-    """
-
-    def __init__(self, path: StrPath) -> None:
-        self.path = Path(path)
-        try:
-            self.names: tuple[str, ...] = tuple(sorted(os.listdir(path)))
-        except (OSError, ValueError) as error:
-            raise Unreadable(reason(error), where=path) from None
-        self._open: dict[str, File] = {}
-
-    def file(self, name: str, said_by: str) -> File:
-        """The file called NAME in this directory; links to regular files are followed.
-
-        Args:
-            name: a plain name.
-            said_by: the file that names it, for messages.
-
-        Raises:
-            Malformed: the name leads out of the directory, or there is no such file.
-            Unreadable: it is no regular file.
-        """
-        if name not in self._open:
-            if name in ("", ".", "..") or set(name) & {"/", "\\", ":", "\0"}:
-                raise Malformed(
-                    f"names {printable(repr(name), 120)}, which is no plain file name: it could lead out of the folder",
-                    where=self.path / said_by,
-                )
-            if name not in self.names:
-                raise Malformed(
-                    f"names {printable(repr(name), 120)}, which is not in the folder",
-                    where=self.path / said_by,
-                    hint="the download or copy did not finish; fetch the missing file",
-                )
-            self._open[name] = File(self.path / name)
-        return self._open[name]
-
-    def __repr__(self) -> str:
-        return f"Folder({str(self.path)!r}, {len(self.names)} names)"
+    return os.open(path, flags, dir_fd=dir_fd)
 
 
 if hasattr(os, "pread"):

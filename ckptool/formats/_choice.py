@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, Folder, StrPath
+from ..disk.files import File, StrPath
+from ..disk.inside import Folder
 from ..errors import RuleError, UnknownFormat, printable
 from . import (
     dcp,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
-from ..disk.files import Folder, StrPath, is_url, shell_quote
+from ..disk.files import StrPath, is_url, shell_quote
+from ..disk.inside import Folder
 from ..disk.urls import as_path, open_file
 from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, Unreadable, printable
 from . import dcp, sharded
