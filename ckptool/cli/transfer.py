@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .. import formats, passes, values
+from .. import formats, passes, user_code, values
 from ..checkpoint import Checkpoint
 from ..disk.files import shell_quote
 from ..disk.writing import check_target
@@ -146,7 +146,7 @@ def transfer(source: str, model: str, **options: Any) -> int:
         check_target(out, overwrite=options["overwrite"])
     ckpt = open_source(source)
     if not options["quiet"]:
-        codes = [printable(code, 100) for code in (model, options["source_model"]) if code]
+        codes = [_named_code(code) for code in (model, options["source_model"]) if code]
         click.echo(f"running the code of {' and '.join(codes)}", err=True)
     with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the report
         mapping, found, name = _matched(ckpt, model, options)
@@ -173,6 +173,12 @@ def transfer(source: str, model: str, **options: Any) -> int:
     if plan is not None and not options["quiet"]:
         click.echo(f"wrote {printable(out)}: {plan.format}, {size_text(plan.nbytes)}, {plan.steps[-1]}", err=True)
     return 0
+
+
+def _named_code(text: str) -> str:
+    """Code as it was named, with its file where the name does not tell."""
+    file = user_code.file_of(text)
+    return printable(text, 100) + (f" ({printable(str(file))})" if file else "")
 
 
 def _check_options(options: dict[str, Any]) -> None:
