@@ -22,7 +22,7 @@ import torch
 
 from . import user_code
 from .checkpoint import Checkpoint, StateDict
-from .disk.files import shell_quote
+from .disk.files import shell_path, shell_quote
 from .errors import Ambiguous, CannotCarry, NotFound, RuleError, Unreadable, printable
 from .keys import closest
 from .model import from_torch, to_torch
@@ -96,7 +96,7 @@ def _import(place: str) -> Any:
             f"raised while it was imported: {_error_text(error)}",
             where=place,
             evidence=_where_in_user_code(error, place),
-            hint=f"python {shell_quote(place)} shows the whole traceback" if user_code.is_file(place) else None,
+            hint=f"python {shell_path(place)} shows the whole traceback" if user_code.is_file(place) else None,
         ) from error
 
 
@@ -143,7 +143,7 @@ def _only_choice(module: Any, place: str) -> tuple[str, Any]:
         raise NotFound(
             "defines no model: no torch.nn.Module class, instance or factory",
             where=place,
-            hint=f"{shell_quote(place)}:Name names a class, an instance or a function that returns one",
+            hint=f"{shell_path(place)}:Name names a class, an instance or a function that returns one",
         )
     shown = instances or factories or outer or choices
     raise Ambiguous(
@@ -174,7 +174,7 @@ def _kind(value: Any) -> str:
 def _hint(place: str, choices: Mapping[str, Any], wanted: str = "") -> str | None:
     """One of the choices as it is typed: the one whose name is nearest to what was wanted."""
     near = closest(wanted, list(choices), 1) if wanted else []
-    return f"{shell_quote(place)}:{(near or list(choices))[0]}" if choices else None
+    return f"{shell_path(place)}:{(near or list(choices))[0]}" if choices else None
 
 
 def _build(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> torch.nn.Module:

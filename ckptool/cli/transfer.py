@@ -364,4 +364,7 @@ def _command(without: Sequence[str] = (), swapped: dict[str, str] | None = None)
             dropped = not equals and name != "--prove"
             continue
         words.append((swapped or {}).get(word, word))
+    if "--" in words:  # what is added is to be an option again
+        at = words.index("--")
+        words[at:] = [f"./{word}" if word.startswith("-") else word for word in words[at + 1 :]]
     return "ckptool " + " ".join(map(shell_quote, words))

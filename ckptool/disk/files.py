@@ -381,7 +381,7 @@ def beside(path: object, word: str, suffix: str | None = None) -> str:
         source = Path(re.split(r"[?#]", str(path))[0].rpartition("/")[2] or "in.pth")
     if not source.name:  # "." or "..": beside the folder that it is
         source = Path("..") / source.resolve().name
-    return shell_quote(source.with_name(f"{source.stem}-{word}{source.suffix if suffix is None else suffix}"))
+    return shell_path(source.with_name(f"{source.stem}-{word}{source.suffix if suffix is None else suffix}"))
 
 
 def is_url(path: object) -> bool:
@@ -389,11 +389,32 @@ def is_url(path: object) -> bool:
     return re.match(r"https?://", str(path), re.IGNORECASE) is not None
 
 
-def shell_quote(text: object) -> str:
-    """TEXT as one word of a POSIX shell, for the commands in hints."""
+def shell_path(path: object) -> str:
+    """PATH as one word of a shell. A name that begins like an option does not become one."""
+    text = str(path)
+    return shell_quote(f"./{text}" if text.startswith("-") else text)
+
+
+def shell_quote(text: object, limit: int = 4096) -> str:
+    """TEXT, cut at LIMIT, as one word of a shell: for the commands in hints.
+
+    What must not reach a terminal is written as bash, zsh and ksh (and POSIX since 2024) read it: $'a\\nb'.
+    """
     import shlex
 
-    return shlex.quote(printable(str(text), 4096))
+    whole = str(text)
+    cut = whole if len(whole) <= limit else whole[: limit - 1] + "…"
+    return shlex.quote(cut) if printable(cut, limit) == cut else f"$'{''.join(map(_in_shell, cut))}'"
+
+
+def _in_shell(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    of_system = "\udc80" <= character <= "\udcff"  # a byte of a name that is not UTF-8
+    encoded = character.encode("utf-8", "surrogateescape" if of_system else "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in encoded)
 
 
 def reason(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import CheckpointError, Malformed, Unreadable, printable
-from .files import READING, File, StrPath, beside, open_descriptor, reason, shell_quote
+from .files import READING, File, StrPath, beside, open_descriptor, reason, shell_path
 
 _SHOWN = 4
 _FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -129,7 +129,7 @@ class Folder:
                 ),
                 *([f"… and {more:,} more"] if more > 0 else []),
             ],
-            hint=f"cp -rL {shell_quote(self.path)} {beside(self.path, 'copy')} puts files in the place of links; "
+            hint=f"cp -rL {shell_path(self.path)} {beside(self.path, 'copy')} puts files in the place of links; "
             "look first where they lead",
         )
 

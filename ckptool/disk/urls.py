@@ -26,7 +26,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ..errors import CheckpointError, Malformed, UnknownFormat, Unreadable, printable
-from .files import File, StrPath, is_url, reason, shell_quote
+from .files import File, StrPath, is_url, reason, shell_path, shell_quote
 
 #: Seconds without a byte after which a server is given up.
 TIMEOUT = 30.0
@@ -309,7 +309,7 @@ class RemoteFile(File):
 
     def _fetching(self) -> str:
         """A command that fetches the file."""
-        return f"fetch it first: curl -L -o {shell_quote(self.path.name or 'FILE')} {shell_quote(self.url)}"
+        return f"fetch it first: curl -L -o {shell_path(self.path.name or 'FILE')} {shell_quote(self.url)}"
 
     def _received(self, data: bytes) -> bytes:
         with self._lock:

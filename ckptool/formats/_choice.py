@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, StrPath
+from ..disk.files import File, StrPath, shell_path
 from ..disk.inside import Folder
 from ..errors import RuleError, UnknownFormat, printable
 from . import (
@@ -110,7 +110,9 @@ def target_format(
     wanted = isinstance(named, FolderFormat) or is_folder
     if wanted and like_a_file and not os.fspath(path).endswith(("/", os.sep)) and not Path(path).is_dir():
         raise RuleError(
-            "is the name of a file, and what is asked for is a folder", where=path, hint=f"name it {Path(path).stem}/"
+            "is the name of a file, and what is asked for is a folder",
+            where=path,
+            hint=f"name it {shell_path(f'{Path(path).stem}/')}",
         )
     if isinstance(named, FolderFormat):
         if split is not None and split.variant is not None and named is dcp.FORMAT:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..disk.files import Buffer, File, Piece, nested, shell_quote
+from ..disk.files import Buffer, File, Piece, nested, shell_path
 from ..disk.inside import Folder
 from ..errors import Ambiguous, CheckpointError, Malformed, RuleError, UnknownFormat, counted, printable
 from ..tensor import LazyTensor
@@ -124,7 +124,7 @@ def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpo
             "holds several sets of weights; say which one:",
             where=folder.path,
             evidence=[printable(one.name, 100) for one in plain[:8]],
-            hint=f"name the file instead of the folder: {shell_quote(printable(str(folder.path / plain[0].name)))}",
+            hint=f"name the file instead of the folder: {shell_path(folder.path / plain[0].name)}",
         )
     chosen = plain[0]
     others = [printable(one.name, 60) for one in _weights_in(folder) if one.name != chosen.name]
