@@ -19,6 +19,8 @@ import click
 from .. import formats, passes, user_code, values
 from ..checkpoint import Checkpoint
 from ..disk.files import shell_quote
+from ..disk.folders import check_folder
+from ..disk.urls import as_path
 from ..disk.writing import check_target
 from ..errors import Doubtful, NotFound, RuleError, printable
 from ..porting import mapping_file
@@ -142,8 +144,8 @@ def transfer(source: str, model: str, **options: Any) -> int:
     _check_order(source, model)
     _require_torch()
     out = options["output"]
-    if out is not None and not options["dry_run"]:
-        check_target(out, overwrite=options["overwrite"])
+    if out is not None:
+        _check_target(out, source, options)
     ckpt = open_source(source)
     if not options["quiet"]:
         codes = [_named_code(code) for code in (model, options["source_model"]) if code]
@@ -151,8 +153,7 @@ def transfer(source: str, model: str, **options: Any) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the report
         mapping, found, name = _matched(ckpt, model, options)
     out = out or f"{Path(source).stem}.{re.sub(r'[^A-Za-z0-9_]', '_', name)}.pth"
-    if not options["dry_run"]:
-        check_target(out, overwrite=options["overwrite"])
+    _check_target(out, source, options)
     _show(replace(mapping, source=source), options)
     refusal = _refusal(mapping, options)
     plan = None
@@ -173,6 +174,15 @@ def transfer(source: str, model: str, **options: Any) -> int:
     if plan is not None and not options["quiet"]:
         click.echo(f"wrote {printable(out)}: {plan.format}, {size_text(plan.nbytes)}, {plan.steps[-1]}", err=True)
     return 0
+
+
+def _check_target(out: str, source: str, options: dict[str, Any]) -> None:
+    """Refuse a target before any code is run."""
+    as_folder = options["format_"] and formats.named_format(options["format_"]) in formats.FOLDERS
+    if not as_folder:
+        formats.refuse_folder(out, as_path(source))
+    if not options["dry_run"]:
+        (check_folder if as_folder else check_target)(out, overwrite=options["overwrite"])
 
 
 def _named_code(text: str) -> str:

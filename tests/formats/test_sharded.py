@@ -336,7 +336,7 @@ def test_a_folder_that_holds_other_things_is_not_replaced(tmp_path, shards):
 
 def test_old_shards_go_when_new_ones_take_their_place(tmp_path, shards):
     ckptool.save(ckptool.open(shards), tmp_path / "out")
-    ckptool.save(state_dict_of({"x": tensor_of("float32")}), tmp_path / "out", overwrite=True)
+    ckptool.save(state_dict_of({"x": tensor_of("float32")}), tmp_path / "out", format="shards", overwrite=True)
     assert os.listdir(tmp_path / "out") == ["model.safetensors"]
 
 
