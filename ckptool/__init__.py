@@ -8,7 +8,12 @@
 Importing it imports neither torch nor numpy: names are loaded when they are first used.
 """
 
-from __future__ import annotations
+import sys
+
+if sys.argv[:1] == ["-m"]:
+    from .search_path import leave_current_folder
+
+    leave_current_folder()
 
 from typing import TYPE_CHECKING
 

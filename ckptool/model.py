@@ -138,8 +138,8 @@ class _Loader:
 
     def _mapped(self, file: File) -> Any:
         if id(file) not in self._maps:
-            # private: changes of the tensors stay in memory
-            self._maps[id(file)] = torch.UntypedStorage.from_file(str(file.path), False, file.size)
+            # not shared: changes of the tensors stay in memory
+            self._maps[id(file)] = torch.UntypedStorage.from_file(file.name_while_open, False, file.size)
         return self._maps[id(file)]
 
     def _tensor(self, node: LazyTensor) -> Any:

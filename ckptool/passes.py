@@ -20,7 +20,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 from . import cleaning, decode
 from . import keys as names
 from .checkpoint import Checkpoint, StateDict, from_plain, map_storages, rekey, to_plain
-from .disk.files import beside, shell_quote
+from .disk.files import beside, shell_path, shell_quote
 from .errors import NoMatch, PartialMatch, RuleError, counted, printable
 from .keys import Pattern, Rename
 from .kinds import OtherTensor, others_in
@@ -433,7 +433,7 @@ def _other_rule(rule: LocationRule, places: Sequence[str]) -> str:
     source = next((place for place in places if place != rule.target), None)
     if source is None:
         return "--if-present lets rules match nothing"
-    return f"--map-location {shell_quote(printable(f'{source}={rule.target}'))}"
+    return f"--map-location {shell_quote(f'{source}={rule.target}', 200)}"
 
 
 def _held_on_cpu(ckpt: Checkpoint) -> set[int]:
@@ -469,18 +469,18 @@ def _changeable(ckpt: Checkpoint, at: str | None) -> StateDict:
 
 
 def _file(ckpt: Checkpoint) -> str:
-    return shell_quote(printable(ckpt.where)) if ckpt.path else "IN"
+    return shell_path(ckpt.where) if ckpt.path else "IN"
 
 
 def _extract_hint(ckpt: Checkpoint, weights: StateDict) -> str:
-    at = f" --at {shell_quote(printable(weights.path))}" if len(ckpt.state_dicts()) > 1 else ""
+    at = f" --at {shell_quote(weights.path, 200)}" if len(ckpt.state_dicts()) > 1 else ""
     out = beside(ckpt.where, "weights", ".safetensors")
     return f"ckptool extract-weights {_file(ckpt)} {out}{at} takes the weights out of it first"
 
 
 def _rename_hint(ckpt: Checkpoint, head: str, at: str | None) -> str:
-    rule = shell_quote(printable(head) + "=")
-    place = "" if at is None else f" --at {shell_quote(at)}"
+    rule = shell_quote(f"{head}=", 200)
+    place = "" if at is None else f" --at {shell_quote(at, 200)}"
     files = f"{_file(ckpt)} {beside(ckpt.where, 'plain')}"
     return f"ckptool rename {files} --rename {rule}{place} changes only the keys that have it"
 
@@ -506,7 +506,7 @@ def _key_evidence(weights: StateDict, wanted: str = "") -> list[str]:
 
 def _prefix_hint(weights: StateDict) -> str | None:
     common = names.common_prefix(list(weights))
-    return f"--prefix {shell_quote(printable(common.split('.')[0]) + '.')}" if common else None
+    return f"--prefix {shell_quote(common.split('.')[0] + '.', 200)}" if common else None
 
 
 __all__ = [

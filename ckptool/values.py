@@ -13,7 +13,7 @@ from typing import Any
 
 from .casting import Cast, Tally, convert, floating, numpy_type
 from .checkpoint import Checkpoint, StateDict
-from .disk.files import Source, shell_quote
+from .disk.files import Source, shell_path
 from .dtypes import UINT8, DType
 from .errors import CannotCarry, RuleError, counted, printable
 from .passes import Missing, extract, patterns_for
@@ -246,7 +246,7 @@ def _require_same(ckpt: Checkpoint, other: StateDict, last_ckpt: Checkpoint, las
             f"is not of the same model as {printable(last_ckpt.where)}:",
             where=ckpt.where,
             evidence=evidence,
-            hint=f"ckptool diff {shell_quote(printable(ckpt.where))} {shell_quote(printable(last_ckpt.where))}",
+            hint=f"ckptool diff {shell_path(ckpt.where)} {shell_path(last_ckpt.where)}",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from .disk.files import shell_quote
+from .disk.files import shell_path, shell_quote
 from .errors import Ambiguous, NotFound, counted, printable
 from .kinds import stands_for_a_tensor
 from .modules import PickledModule, find_modules, is_module
@@ -198,7 +198,7 @@ def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
             for one in found[:8]
         ]
         + (["…"] if len(found) > 8 else []),
-        hint=f"--at {shell_quote(printable(found[0].path))}",
+        hint=f"--at {shell_quote(found[0].path, 200)}",
     )
 
 
@@ -239,4 +239,4 @@ def _overview(ckpt: Checkpoint) -> list[str]:
 
 
 def _look(ckpt: Checkpoint) -> str | None:
-    return f"ckptool inspect {shell_quote(printable(ckpt.where))}" if ckpt.path else None
+    return f"ckptool inspect {shell_path(ckpt.where)}" if ckpt.path else None

@@ -14,7 +14,7 @@ MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path i
 
 #: From the ground up. A module imports from lower floors.
 FLOORS = [
-    ["errors", "records", "lazy"],
+    ["errors", "records", "lazy", "search_path"],
     ["dtypes", "disk"],
     ["tensor", "keys"],
     ["tree", "tiles", "casting"],
@@ -24,7 +24,7 @@ FLOORS = [
     ["objects", "locations"],
     ["cleaning", "vintage"],
     ["checkpoint", "weights"],
-    ["passes", "formats", "signature"],
+    ["passes", "formats", "signature", "user_code"],
     ["values"],
     ["slimming"],
     ["recipes"],

@@ -1,5 +1,6 @@
 import copy
 import io
+import os
 import warnings
 from collections import Counter, OrderedDict, defaultdict
 
@@ -107,6 +108,16 @@ def test_a_mapped_tensor_outlives_everything_else(tmp_path):
     tensor = ckptool.load(tmp_path / "x", mmap=True)["x"]
     (tmp_path / "x").unlink()
     assert tensor.sum() == 499_500
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fd/0"), reason="an open file has no name here")
+def test_what_was_opened_is_mapped_whatever_its_name_leads_to_meanwhile(tmp_path):
+    torch.save({"x": torch.arange(1000)}, tmp_path / "x")
+    torch.save({"x": torch.arange(1000) + 7}, tmp_path / "y")
+    ckpt = ckptool.open(tmp_path / "x")
+    (tmp_path / "x").unlink()
+    (tmp_path / "x").symlink_to("y")
+    assert ckptool.load(ckpt, mmap=True)["x"].sum() == 499_500
 
 
 def test_tensors_that_share_memory_share_it_again(tmp_path):

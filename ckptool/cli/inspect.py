@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -12,13 +12,15 @@ from typing import Any
 
 import click
 
-from ..disk.files import shell_quote
+from ..disk.files import shell_path
+from ..disk.inside import not_followed
 from ..disk.work import SUFFIX
 from ..errors import CheckpointError, NotFound, UnknownFormat, printable
 from ..reports import inspect as report
 from ..reports.inspect_text import inspect_text
 from .options import FileName, SideOutput
 from .output import check_side_outputs, print_json, terminal_width, write_page
+from .searching import Search
 
 
 @click.command()
@@ -58,7 +60,13 @@ def inspect(
     seen: list[report.Inspection] = []
     numbers: list[Any] = []
     status = 0
-    for path, asked in _expanded(files):
+    search = Search(_unfolded(files), whole=_is_checkpoint)
+    unfinished: dict[str, None] = {}
+    for path, asked in search:
+        half = [part for part in Path(path).parts if part.endswith(SUFFIX) and not asked]
+        if half:
+            unfinished[half[0]] = None
+            continue
         if len(seen) % 64 == 63:
             gc.collect()  # checkpoints hold cycles, and each an open file
         try:
@@ -73,8 +81,15 @@ def inspect(
                 raise
             status = 2
             click.echo(f"Error: {error}", err=True)
+    for name in unfinished:
+        what = f"left out {printable(name, 255)}, which a run of ckptool has not finished"
+        click.echo(f"{what}; `ckptool doctor {shell_path(files[0])}` says more", err=True)
+    for failure in search.failures:
+        status = 2
+        click.echo(f"Error: {failure}", err=True)
     if not seen and not status:
-        raise NotFound("holds no checkpoint", where=files[0])
+        left_alone = [not_followed(search.left_alone)] if search.left_alone else []
+        raise NotFound("holds no checkpoint", where=files[0], evidence=left_alone)
     if html and seen:
         from ..reports.page import inspect_page
 
@@ -85,13 +100,14 @@ def inspect(
         for document, found in zip(documents, numbers, strict=True):
             if found is not None:
                 document["stats"] = _plain(found)
-        print_json({"ckptool": 1, "command": "inspect", "files": documents})
+        print_json({"ckptool": 1, "command": "inspect", "files": documents, "not_followed": search.left_alone})
     else:
         width = terminal_width()
         texts = [
             inspect_text(one, everything=verbose, width=width, sort=sort, depth=depth, stats=found)
             for one, found in zip(seen, numbers, strict=True)
         ]
+        texts += [not_followed(search.left_alone)] if search.left_alone else []
         click.echo("\n\n".join(texts))
     return status
 
@@ -106,23 +122,10 @@ def _plain(found: Sequence[Any]) -> list[dict[str, Any] | None]:
     ]
 
 
-def _expanded(files: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
-    """Each file, and whether it was named itself: patterns that the shell left alone, and folders of checkpoints."""
-    for name in files:
-        found = sorted(glob.glob(name)) if not Path(name).exists() and glob.has_magic(name) else [name]  # noqa: PTH207
-        for one in found or [name]:
-            if Path(one).is_dir() and not _is_checkpoint(one):
-                inside = sorted(path for path in Path(one).rglob("*") if path.is_file())
-                parts = {path: path.relative_to(one).parts for path in inside}
-                half = {part for found in parts.values() for part in found if part.endswith(SUFFIX)}
-                for part in sorted(half):
-                    again = f"`ckptool doctor {shell_quote(one)}` says more"
-                    click.echo(
-                        f"left out {printable(part, 255)}, which a run of ckptool has not finished; {again}", err=True
-                    )
-                yield from ((str(path), False) for path in inside if half.isdisjoint(parts[path]))
-            else:
-                yield one, True
+def _unfolded(files: tuple[str, ...]) -> list[str]:
+    """The files, with those that fit a pattern which the shell left alone."""
+    patterns = {name for name in files if not Path(name).exists() and glob.has_magic(name)}
+    return [one for name in files for one in (name in patterns and sorted(glob.glob(name))) or [name]]  # noqa: PTH207
 
 
 def _is_checkpoint(folder: str) -> bool:

@@ -17,7 +17,7 @@ import click
 
 from .. import formats, passes, recipes, values
 from ..checkpoint import Checkpoint
-from ..disk.files import shell_quote
+from ..disk.files import shell_path, shell_quote
 from ..disk.targets import write_side_output
 from ..errors import RuleError, Unreadable, printable
 from ..keys import Rename, parse_rules
@@ -169,8 +169,8 @@ def _explain_redirection(rules: Sequence[str]) -> Sequence[str]:
                 f"the shell took the '>' of an unquoted rule for itself and passed on {printable(rule)!r}",
                 where="--map-location",
                 evidence=[f"it made a file named {printable(stray)!r} of what ckptool prints"] if stray else [],
-                hint=f"--map-location {shell_quote(printable(meant))}   (or quote the rule)"
-                + (f"; then: rm {shell_quote(printable(stray))}" if stray else ""),
+                hint=f"--map-location {shell_quote(meant, 200)}   (or quote the rule)"
+                + (f"; then: rm {shell_path(stray)}" if stray else ""),
             )
     return rules
 

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .. import formats, passes, values
+from .. import formats, passes, user_code, values
 from ..checkpoint import Checkpoint
 from ..disk.files import shell_quote
+from ..disk.folders import check_folder
 from ..disk.targets import check_target
+from ..disk.urls import as_path
 from ..errors import Doubtful, NotFound, RuleError, printable
 from ..porting import mapping_file
 from ..porting.mapping import Mapping
@@ -146,17 +148,16 @@ def transfer(source: str, model: str, **options: Any) -> int:
     check_side_outputs()
     _require_torch()
     out = options["output"]
-    if out is not None and not options["dry_run"]:
-        check_target(out, overwrite=options["overwrite"])
+    if out is not None:
+        _check_target(out, source, options)
     ckpt = open_source(source)
     if not options["quiet"]:
-        codes = [printable(code, 100) for code in (model, options["source_model"]) if code]
+        codes = [_named_code(code) for code in (model, options["source_model"]) if code]
         click.echo(f"running the code of {' and '.join(codes)}", err=True)
     with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the report
         mapping, found, name = _matched(ckpt, model, options)
     out = out or f"{Path(source).stem}.{re.sub(r'[^A-Za-z0-9_]', '_', name)}.pth"
-    if not options["dry_run"]:
-        check_target(out, overwrite=options["overwrite"])
+    _check_target(out, source, options)
     _show(replace(mapping, source=source), options)
     refusal = _refusal(mapping, options)
     plan = None
@@ -179,6 +180,21 @@ def transfer(source: str, model: str, **options: Any) -> int:
         for line in plan.steps[:-1]:
             click.echo(f"  {line}", err=True)
     return 0
+
+
+def _check_target(out: str, source: str, options: dict[str, Any]) -> None:
+    """Refuse a target before any code is run."""
+    as_folder = options["format_"] and formats.named_format(options["format_"]) in formats.FOLDERS
+    if not as_folder:
+        formats.refuse_folder(out, as_path(source))
+    if not options["dry_run"]:
+        (check_folder if as_folder else check_target)(out, overwrite=options["overwrite"])
+
+
+def _named_code(text: str) -> str:
+    """Code as it was named, with its file where the name does not tell."""
+    file = user_code.file_of(text)
+    return printable(text, 100) + (f" ({printable(str(file))})" if file else "")
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -364,4 +380,7 @@ def _command(without: Sequence[str] = (), swapped: dict[str, str] | None = None)
             dropped = not equals and name != "--prove"
             continue
         words.append((swapped or {}).get(word, word))
+    if "--" in words:  # what is added is to be an option again
+        at = words.index("--")
+        words[at:] = [f"./{word}" if word.startswith("-") else word for word in words[at + 1 :]]
     return "ckptool " + " ".join(map(shell_quote, words))

@@ -34,10 +34,16 @@ CHUNK = 4 << 20
 _SMALL = 8 << 10
 #: Bytes of a checksum that are read at once.
 _CHECKED = 1 << 20
+#: How files are opened. A pipe that nobody writes to does not block.
+READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class File:
     """A regular file open for reading at any offset, by several threads at once.
+
+    Args:
+        path: the file.
+        descriptor: what it was opened as, if it was; it is closed with this.
 
     Attributes:
         notes: what a person should know about everything that is read from it, for reports and receipts.
@@ -52,11 +58,10 @@ class File:
     #: Which file its path names, as far as ckptool knows. None where no path of this machine does.
     _at_path: tuple[int, int] | None = None
 
-    def __init__(self, path: StrPath) -> None:
+    def __init__(self, path: StrPath, descriptor: int | None = None) -> None:
         self.path = Path(path)
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         try:
-            self.fd = _open_descriptor(path, flags)
+            self.fd = open_descriptor(path, READING) if descriptor is None else descriptor
         except (OSError, ValueError) as error:
             raise Unreadable(reason(error), where=path) from None
         found = os.fstat(self.fd)
@@ -103,6 +108,12 @@ class File:
         done = os.preadv(self.fd, [view], offset) if hasattr(os, "preadv") else 0
         if done < len(view):
             view[done:] = self.read(offset + done, len(view) - done)
+
+    @property
+    def name_while_open(self) -> str:
+        """A name under which others open this very file, where the system has one: PATH may lead elsewhere by now."""
+        opened = f"/dev/fd/{self.fd}"
+        return opened if os.path.exists(opened) else str(self.path)
 
     @property
     def far(self) -> bool:
@@ -204,10 +215,10 @@ class Window:
         return self._range.part(offset, length)
 
 
-def _open_descriptor(path: StrPath, flags: int) -> int:
+def open_descriptor(path: StrPath, flags: int, *, dir_fd: int | None = None) -> int:
     """Open PATH. A checkpoint of thousands of files may need more descriptors than a process gets by default."""
     try:
-        return os.open(path, flags)
+        return os.open(path, flags, dir_fd=dir_fd)
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
@@ -218,52 +229,7 @@ def _open_descriptor(path: StrPath, flags: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     except (ImportError, ValueError, OSError):  # Windows, or a limit that may not be reached
         pass
-    return os.open(path, flags)
-
-
-class Folder:
-    """A directory open for reading: what is in it, and its files by their plain names, each opened once.
-
-    Raises:
-        Unreadable: if PATH is no directory or may not be listed.
-    """
-
-    def __init__(self, path: StrPath) -> None:
-        self.path = Path(path)
-        try:
-            self.names: tuple[str, ...] = tuple(sorted(os.listdir(path)))
-        except (OSError, ValueError) as error:
-            raise Unreadable(reason(error), where=path) from None
-        self._open: dict[str, File] = {}
-
-    def file(self, name: str, said_by: str) -> File:
-        """The file called NAME in this directory; links to regular files are followed.
-
-        Args:
-            name: a plain name.
-            said_by: the file that names it, for messages.
-
-        Raises:
-            Malformed: the name leads out of the directory, or there is no such file.
-            Unreadable: it is no regular file.
-        """
-        if name not in self._open:
-            if name in ("", ".", "..") or set(name) & {"/", "\\", ":", "\0"}:
-                raise Malformed(
-                    f"names {printable(repr(name), 120)}, which is no plain file name: it could lead out of the folder",
-                    where=self.path / said_by,
-                )
-            if name not in self.names:
-                raise Malformed(
-                    f"names {printable(repr(name), 120)}, which is not in the folder",
-                    where=self.path / said_by,
-                    hint="the download or copy did not finish; fetch the missing file",
-                )
-            self._open[name] = File(self.path / name)
-        return self._open[name]
-
-    def __repr__(self) -> str:
-        return f"Folder({str(self.path)!r}, {len(self.names)} names)"
+    return os.open(path, flags, dir_fd=dir_fd)
 
 
 if hasattr(os, "pread"):
@@ -448,7 +414,7 @@ def beside(path: object, word: str, suffix: str | None = None) -> str:
         source = Path(re.split(r"[?#]", str(path))[0].rpartition("/")[2] or "in.pth")
     if not source.name:  # "." or "..": beside the folder that it is
         source = Path("..") / source.resolve().name
-    return shell_quote(source.with_name(f"{source.stem}-{word}{source.suffix if suffix is None else suffix}"))
+    return shell_path(source.with_name(f"{source.stem}-{word}{source.suffix if suffix is None else suffix}"))
 
 
 def is_url(path: object) -> bool:
@@ -467,11 +433,32 @@ def is_remote(path: object) -> bool:
     return is_url(path) or not os.path.lexists(str(path))
 
 
-def shell_quote(text: object) -> str:
-    """TEXT as one word of a POSIX shell, for the commands in hints."""
+def shell_path(path: object) -> str:
+    """PATH as one word of a shell. A name that begins like an option does not become one."""
+    text = str(path)
+    return shell_quote(f"./{text}" if text.startswith("-") else text)
+
+
+def shell_quote(text: object, limit: int = 4096) -> str:
+    """TEXT, cut at LIMIT, as one word of a shell: for the commands in hints.
+
+    What must not reach a terminal is written as bash, zsh and ksh (and POSIX since 2024) read it: $'a\\nb'.
+    """
     import shlex
 
-    return shlex.quote(printable(str(text), 4096))
+    whole = str(text)
+    cut = whole if len(whole) <= limit else whole[: limit - 1] + "…"
+    return shlex.quote(cut) if printable(cut, limit) == cut else f"$'{''.join(map(_in_shell, cut))}'"
+
+
+def _in_shell(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    of_system = "\udc80" <= character <= "\udcff"  # a byte of a name that is not UTF-8
+    encoded = character.encode("utf-8", "surrogateescape" if of_system else "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in encoded)
 
 
 def reason(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, Malformed, OutputExists, Unreadable, Unwritable, counted, printable
 from .door import Seen
-from .files import Buffer, File, FileRange, Piece, StrPath, reason, shell_quote
+from .files import Buffer, File, FileRange, Piece, StrPath, reason, shell_path
 from .interrupts import put_off_signals
 from .targets import Target, written
 from .work import Work
@@ -206,7 +206,7 @@ class _Making:
                 self.work.discard()
             return
         self.work.close()
-        left = f"what is finished stays in {shell_quote(self.work.path.name)}; the same command goes on from there"
+        left = f"what is finished stays in {shell_path(self.work.path.name)}; the same command goes on from there"
         if isinstance(error, CheckpointError):
             error.hint = f"{error.hint}; {left}" if error.hint else left
         elif isinstance(error, OSError):

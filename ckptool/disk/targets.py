@@ -12,7 +12,7 @@ from typing import IO
 
 from ..errors import CheckpointError, OutputExists, RuleError, Unwritable, counted, printable
 from .door import Directory, Seen, lock, set_mode
-from .files import StrPath, is_remote, reason, shell_quote
+from .files import StrPath, is_remote, reason, shell_path
 from .interrupts import put_off_signals
 from .work import Work, find
 
@@ -57,7 +57,7 @@ class Target:
                 raise Unwritable(
                     f"the folder {printable(self.real.parent.name or str(self.real.parent), 100)} does not exist",
                     where=path,
-                    hint=f"mkdir -p {shell_quote(os.path.dirname(os.fspath(path).rstrip('/')) or '.')}",
+                    hint=f"mkdir -p {shell_path(os.path.dirname(os.fspath(path).rstrip('/')) or '.')}",
                 ) from None
             raise Unwritable(reason(error), where=path) from None
         self.name = self.real.name
@@ -150,7 +150,7 @@ def _real(path: StrPath) -> Path:
             raise Unwritable("is the root of the file system", where=path)
     except FileNotFoundError:
         to = printable(os.readlink(plain), 100)
-        hint = f"rm {shell_quote(plain)}, or name the file itself"
+        hint = f"rm {shell_path(plain)}, or name the file itself"
         raise Unwritable(f"is a link to {to}, which does not exist", where=path, hint=hint) from None
     except (OSError, ValueError) as error:  # a NUL in the name, links in a circle
         if isinstance(error, CheckpointError):
@@ -329,6 +329,6 @@ def leftover_notes(path: StrPath) -> list[str]:
             where = os.path.dirname(os.fspath(path).rstrip("/")) or "."
             return [
                 f"a run that was cut off left {', '.join(printable(one.path.name, 120) for one in left[:3])} "
-                f"({counted(nbytes, 'byte')}); ckptool doctor {shell_quote(where)} --remove-leftovers removes it"
+                f"({counted(nbytes, 'byte')}); ckptool doctor {shell_path(where)} --remove-leftovers removes it"
             ]
     return []

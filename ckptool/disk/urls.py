@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from ..errors import CheckpointError, Malformed, UnknownFormat, Unreadable, printable
-from .files import File, StrPath, is_remote, is_url, shell_quote
+from .files import File, StrPath, is_remote, is_url, shell_path, shell_quote
 
 if TYPE_CHECKING:
     from .web import Answer
@@ -344,7 +344,7 @@ class RemoteFile(File):
 
     def _fetching(self, option: str = "") -> str:
         """A command that fetches the file."""
-        return f"fetch it first: curl {option}-L -o {shell_quote(self.path.name or 'FILE')} {shell_quote(self.url)}"
+        return f"fetch it first: curl {option}-L -o {shell_path(self.path.name or 'FILE')} {shell_quote(self.url)}"
 
     def _received(self, data: bytes) -> bytes:
         with self._lock:

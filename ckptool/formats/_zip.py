@@ -34,7 +34,7 @@ from operator import attrgetter, methodcaller
 from typing import IO, NamedTuple
 
 from ..disk.door import unnamed_file
-from ..disk.files import CHUNK, File, FileRange, Source, Window, shell_quote
+from ..disk.files import CHUNK, File, FileRange, Source, Window, shell_path
 from ..errors import Malformed, UnknownFormat, counted, printable
 from ..records import record
 from ._foreign import describe_zip
@@ -384,7 +384,7 @@ def find_end(file: File | Window, *, headless: bool = False) -> tuple[int, int, 
         end = _end_record64(file, at, start, end)
         end = end._replace(disk=end.disk | disk | (disks > 1))
     if end.disk or end.directory_disk or end.entries_here != end.entries:
-        raise _bad(file, _PARTS, hint=f"zip -s 0 {shell_quote(file.path)} --out joined.pt")
+        raise _bad(file, _PARTS, hint=f"zip -s 0 {shell_path(file.path)} --out joined.pt")
     if end.offset + end.size != at:
         raise _shifted(file, "the end of the central directory", end.offset + end.size, at)
     if not end.entries:
@@ -565,7 +565,7 @@ def _common_top(file: File | Window, names: list[str]) -> str:
     top = names[0].partition("/")[0]
     if top != "__MACOSX" and all(map(methodcaller("startswith", f"{top}/"), names)):
         return top
-    quoted = shell_quote(file.path)
+    quoted = shell_path(file.path)
     if any(name.startswith("__MACOSX/") for name in names):
         raise _bad(
             file,

@@ -26,7 +26,8 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, from_plain
 from ..decode import check_all
-from ..disk.files import File, Folder, Window
+from ..disk.files import File, Window
+from ..disk.inside import Folder
 from ..errors import CannotCarry, CheckpointError, Malformed, counted, printable
 from ..kinds import as_dense
 from ..tensor import LazyTensor, Storage, contiguous_stride
@@ -36,7 +37,7 @@ from . import _dcp_metadata as records
 from . import safetensors
 from ._dcp_metadata import Box, Item, Slice
 from ._dcp_write import NOTE, draft_dcp
-from ._folder import FolderOrigin, lying_beside
+from ._folder import origin_in
 from ._records import is_big_endian, read_pickle, storages_of
 from ._torch import TorchReader
 from ._zip import open_archive
@@ -73,13 +74,13 @@ def _open_slices(folder: Folder) -> Checkpoint:
     planned = all(item.path is not None for item in found.items)
     warnings = slices.warnings
     root, metadata = _noted(folder, file, _tree(values, file, warnings))
-    own = frozenset([records.NAME, NOTE, *slices.files])
+    origin = origin_in(folder, {}, frozenset([records.NAME, NOTE, *slices.files]))
     if found.foreign:
         names = printable(", ".join(found.foreign[:4]), 200)
         warnings.append(f"its .metadata name what torch would import to read them: {names}")
     if not planned:
         warnings.append("its .metadata do not tell where its values are in the tree; their names are taken for keys")
-    unused = [name for name in folder.names if name.endswith(".distcp") and name not in own]
+    unused = [name for name in folder.names if name.endswith(".distcp") and name not in origin.own]
     if unused:
         warnings.append(f"files that its .metadata do not name: {printable(', '.join(unused[:4]), 200)}")
     return Checkpoint(
@@ -88,9 +89,9 @@ def _open_slices(folder: Folder) -> Checkpoint:
         folder.path,
         file.size + sum(slices.files[name].size for name in slices.files),
         metadata=metadata,
-        origin=FolderOrigin(folder, {}, own, lying_beside(folder, own)),
+        origin=origin,
         order_preserved=planned or len(slices.files) < 2,
-        warnings=tuple(warnings),
+        warnings=(*warnings, *origin.lines()),
         lost_content=tuple(slices.lost),
     )
 
@@ -319,17 +320,18 @@ def _open_shards(folder: Folder, names: list[str]) -> Checkpoint:
             raise
         storage = Storage(source, "cpu", dtype if dtype.storage else None, name)
         entries.append((name, LazyTensor(storage, dtype, shape, contiguous_stride(shape))))
-    own = frozenset(names)
+    origin = origin_in(folder, {}, frozenset(names))
     return Checkpoint(
         Dict(entries, ordered=True),
         FORMAT.name,
         folder.path,
         sum(file.size for file in files),
-        origin=FolderOrigin(folder, {}, own, lying_beside(folder, own)),
+        origin=origin,
         order_preserved=False,
         warnings=(
             "the files of its ranks do not say how large its tensors are; they are taken to reach as far as the chunks",
             "the order of its keys is that of the headers; how they were saved is not known",
+            *origin.lines(),
         ),
     )
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, Folder, StrPath, is_url, shell_quote
+from ..disk.files import File, StrPath, is_url, shell_path
+from ..disk.inside import Folder
 from ..disk.urls import as_path, open_file
-from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, Unreadable, printable
+from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, Unreadable
 from . import dcp, sharded
 from ._choice import FOLDERS, detect_file, detect_folder, find_format, named_format
 from ._salvage import Salvage
@@ -53,7 +54,7 @@ def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
             raise UnknownFormat(
                 "is a part of a folder of torch.distributed.checkpoint; the folder is the checkpoint",
                 where=path,
-                hint=f"name {shell_quote(printable(str(Path(path).parent)))}",
+                hint=f"name {shell_path(Path(path).parent)}",
             )
         file = open_file(path)
         chosen = find_format(format) if format else detect_file(file)

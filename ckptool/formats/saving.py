@@ -12,7 +12,7 @@ from typing import Any
 
 from ..casting import tallies_in
 from ..checkpoint import Checkpoint, map_storages
-from ..disk.files import File, FileRange, Piece, StrPath, beside, is_computed, nested, same_bytes, shell_quote
+from ..disk.files import File, FileRange, Piece, StrPath, beside, is_computed, nested, same_bytes, shell_path
 from ..disk.folders import check_folder, replacing_folder
 from ..disk.targets import check_target, leftover_notes, replacing
 from ..disk.writing import room_for, write_pieces
@@ -108,7 +108,7 @@ def plan(
         raise CannotCarry(
             ckpt.sealed,
             where=ckpt.where,
-            hint=f"ckptool extract-weights {shell_quote(printable(ckpt.where))} {out} takes the weights out of it",
+            hint=f"ckptool extract-weights {shell_path(ckpt.where)} {out} takes the weights out of it",
         )
     if for_torch is not None:
         require_readable(ckpt, chosen, for_torch)

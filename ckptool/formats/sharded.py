@@ -27,13 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..disk.files import Buffer, File, Folder, Piece, nested, shell_quote
+from ..disk.files import Buffer, File, Piece, nested, shell_path
+from ..disk.inside import Folder
 from ..errors import Ambiguous, CheckpointError, Malformed, RuleError, UnknownFormat, counted, printable
 from ..tensor import LazyTensor
 from ..tree import ABSENT, Dict, Object
 from ..weights import around, the_state_dict
 from . import safetensors, torch_legacy, torch_zip
-from ._folder import FolderOrigin, carried_along, lying_beside
+from ._folder import FolderOrigin, carried_along, origin_in
 from .base import SHARD_SIZE, Draft, FolderFormat, Format, Split
 
 _PLACES = "ckptool.places"
@@ -123,7 +124,7 @@ def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpo
             "holds several sets of weights; say which one:",
             where=folder.path,
             evidence=[printable(one.name, 100) for one in plain[:8]],
-            hint=f"name the file instead of the folder: {shell_quote(printable(str(folder.path / plain[0].name)))}",
+            hint=f"name the file instead of the folder: {shell_path(folder.path / plain[0].name)}",
         )
     chosen = plain[0]
     others = [printable(one.name, 60) for one in _weights_in(folder) if one.name != chosen.name]
@@ -154,16 +155,16 @@ def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpo
         warnings += [line for line in part.warnings if "order of its keys" not in line]
     if not places_known:
         warnings.append("the order of its keys is that of its shards; how they were saved is not known")
-    own = frozenset([*names, chosen.name])
+    origin = origin_in(folder, parts, frozenset([*names, chosen.name]))
     return Checkpoint(
         root,
         SAFETENSORS.name if kind == "safetensors" else BIN.name,
         folder.path,
         sum(part.nbytes for part in parts.values()),
         metadata=text,
-        origin=FolderOrigin(folder, parts, own, lying_beside(folder, own)),
+        origin=origin,
         order_preserved=places_known,
-        warnings=tuple(warnings),
+        warnings=(*warnings, *origin.lines()),
         lost_content=tuple(f"{name}: {line}" for name, part in parts.items() for line in part.lost_content),
         lost_form=tuple(f"{name}: {line}" for name, part in parts.items() for line in part.lost_form),
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import Buffer, shell_quote
+from ..disk.files import Buffer, shell_path
 from ..errors import Ambiguous, NoMatch, NotFound, RuleError, counted, printable
 from ..formats import open as open_checkpoint
 from ..keys import Rename, closest, unwrap
@@ -495,7 +495,7 @@ def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
             *_misses(mapping, target),
             "if it is the right file: build the model with other sizes (--kwargs NAME=VALUE)",
         ],
-        hint=f"ckptool inspect {shell_quote(ckpt.where)}" if ckpt.where else None,
+        hint=f"ckptool inspect {shell_path(ckpt.where)}" if ckpt.where else None,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -13,7 +12,7 @@ from typing import Any
 
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import FileRange, StrPath, beside, shell_quote
+from ..disk.files import FileRange, StrPath, beside, shell_path, shell_quote
 from ..disk.urls import open_file
 from ..errors import CheckpointError, Unreadable, counted, printable
 from ..formats import open as open_checkpoint
@@ -86,14 +85,14 @@ def explain(text: str, path: StrPath | None = None) -> list[Finding]:
         text: the message, or a log with one in it.
         path: the file that it was about, to be put into the commands.
     """
-    file = shell_quote(printable(str(path), 4096)) if path is not None else "FILE"
+    file = shell_path(path) if path is not None else "FILE"
     out = beside(path, "fixed") if path is not None else "OUT"
     found = []
     for lesson in lessons_for(text):
         byte = first_byte(text) if lesson.name in ("first-byte", "weights-only") else None
         means = lesson.means + (f" {byte[0].upper()}{byte[1:]}." if byte else "")
         named = dict.fromkeys(re.findall(r"size mismatch for ([\w.-]+):", text))
-        drop = " ".join(f"--drop {shlex.quote(printable(key))}" for key in list(named)[:8]) or "--drop fc"
+        drop = " ".join(f"--drop {shell_quote(key, 200)}" for key in list(named)[:8]) or "--drop fc"
         told = (command.format(file=file, out=out).replace("--drop fc", drop) for command in lesson.commands)
         commands = [(command, "") for command in told]
         trouble = lesson.name != "nothing-missing"
@@ -182,7 +181,7 @@ def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
     """Why a file does not open, and whether `repair` helps."""
     what = error.what.rstrip(":") + (f" ({'; '.join(error.evidence[:2])})" if error.evidence else "")
     actions = [error.hint] if error.hint else []
-    file, out = shell_quote(printable(str(path), 4096)), beside(path, "repaired")
+    file, out = shell_path(path), beside(path, "repaired")
     again = "copy or download it again if there is a whole one"
     cure: list[str] = []
     try:
@@ -228,7 +227,7 @@ def _dangers(path: StrPath) -> Iterator[Finding]:
         yield Finding(
             "code-execution",
             f"unpickling it would call or import {names}: it may run anything",
-            commands=[(f"ckptool scan {shell_quote(printable(str(path), 4096))}", "to see all of it; nothing runs")],
+            commands=[(f"ckptool scan {shell_path(path)}", "to see all of it; nothing runs")],
             actions=["do not load it with weights_only=False"],
         )
 
@@ -259,13 +258,13 @@ def _rest(path: StrPath) -> tuple[str, list[tuple[str, str]]]:
         return "", []
     if found.hopeless:
         return f"; none of its {counted(found.tensors, 'tensor')} is whole", []
-    command = f"ckptool repair {shell_quote(printable(str(path), 4096))} {beside(path, 'rest')} --allow-loss"
+    command = f"ckptool repair {shell_path(path)} {beside(path, 'rest')} --allow-loss"
     return f"; {found.kept:,} of {counted(found.tensors, 'tensor')} are whole", [(command, "to keep what is whole")]
 
 
 def _in_the_way(ckpt: Checkpoint, at: str | None) -> Iterator[Finding]:
     """What keeps a plain model on a machine without a GPU from loading it."""
-    file = shell_quote(printable(ckpt.where, 4096))
+    file = shell_path(ckpt.where)
     found = ckpt.state_dicts()
     weights = _weights(ckpt, at)
     if not found:
@@ -322,7 +321,7 @@ def _beyond_weights_only(ckpt: Checkpoint) -> Iterator[Finding]:
 
 
 def _worth_knowing(ckpt: Checkpoint) -> Iterator[Finding]:
-    file = shell_quote(printable(ckpt.where, 4096))
+    file = shell_path(ckpt.where)
     compressed = [s for s in ckpt.storages() if not isinstance(s.source, FileRange)]
     if ckpt.format == "torch-zip" and compressed and any(hasattr(s.source, "packed") for s in compressed):
         command = f"ckptool repair {file} {beside(ckpt.where, 'repaired')}"
@@ -368,8 +367,8 @@ def _cure(ckpt: Checkpoint, weights: StateDict | None, findings: list[Finding], 
     if "no-version" in names:  # the first of several, then: what is written has it
         repaired = beside(ckpt.where, "repaired")
         again = [f"ckptool doctor {repaired}"] if len(names) > 1 else []
-        return [f"ckptool repair {shell_quote(printable(ckpt.where, 4096))} {repaired}", *again]
-    file, out = shell_quote(printable(ckpt.where, 4096)), beside(ckpt.where, "fixed")
+        return [f"ckptool repair {shell_path(ckpt.where)} {repaired}", *again]
+    file, out = shell_path(ckpt.where), beside(ckpt.where, "fixed")
     on_cpu = ["--map-location", "cpu"] if "device" in names else []
     if fit is not None and not fit.fits:
         if not fit.commands:
@@ -380,7 +379,7 @@ def _cure(ckpt: Checkpoint, weights: StateDict | None, findings: list[Finding], 
             return [" ".join([command, *extract, *on_cpu])]
         return [command]
     several = len(ckpt.state_dicts()) > 1 and weights is not None
-    at = ["--at", shell_quote(printable(weights.path))] if several and weights is not None else []
+    at = ["--at", shell_quote(weights.path, 200)] if several and weights is not None else []
     if weights is None and ckpt.state_dicts() and names & {"wrapped", "device", "weights-only"}:
         return [_one_of_several(ckpt, one, on_cpu) for one in ckpt.state_dicts()[:4]]
     wrapped = ["--unwrap"] if "wrapped" in names and weights is not None else []
@@ -406,9 +405,9 @@ def _cure(ckpt: Checkpoint, weights: StateDict | None, findings: list[Finding], 
 
 
 def _one_of_several(ckpt: Checkpoint, one: StateDict, on_cpu: list[str]) -> str:
-    file, out = shell_quote(printable(ckpt.where, 4096)), beside(ckpt.where, re.sub(r"\W+", "-", one.path) or "root")
+    file, out = shell_path(ckpt.where), beside(ckpt.where, re.sub(r"\W+", "-", one.path) or "root")
     wrapped = ["--unwrap"] if keys.find_wrappers(list(one)) else []
-    at = shell_quote(printable(one.path))
+    at = shell_quote(one.path, 200)
     return " ".join(["ckptool convert", file, out, "--extract", "--at", at, *wrapped, *on_cpu, *_container(ckpt)])
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import StrPath, beside, shell_quote
-from ..errors import NotFound, counted, printable
+from ..disk.files import StrPath, beside, shell_path, shell_quote
+from ..errors import NotFound, counted
 from ..formats import open as open_checkpoint
 
 Shape = tuple[int, ...]
@@ -99,17 +99,17 @@ def _commands(
     whole = all(key in best.values() for key in wanted) and all(
         wanted[new] == theirs[old] for old, new in best.items() if new in wanted
     )
-    file, out = shell_quote(printable(ckpt.where, 4096)), beside(ckpt.where, "fitting")
-    at = ["--at", shell_quote(printable(weights.path))] if len(ckpt.state_dicts()) > 1 else []
+    file, out = shell_path(ckpt.where), beside(ckpt.where, "fitting")
+    at = ["--at", shell_quote(weights.path, 200)] if len(ckpt.state_dicts()) > 1 else []
     dropped = _patterns(left, wanted)
     if whole and len(dropped) <= _MOST_DROPPED:
         extract = ["--extract"] if weights.path or weights.model else []
-        drops = [word for pattern in dropped for word in ("--drop", shell_quote(printable(pattern)))]
+        drops = [word for pattern in dropped for word in ("--drop", shell_quote(pattern, 200))]
         command = " ".join(["ckptool convert", file, out, *extract, *words, *drops, *at])
         what = "to give the tensors the names that the model has"
         yield command, what + (f", and leave out what it has not ({len(left):,})" if left else "")
         return
-    port = " ".join(["ckptool transfer", file, shell_quote(printable(model)), "-o", out, *at])
+    port = " ".join(["ckptool transfer", file, shell_path(model), "-o", out, *at])
     yield from _accepted(port, ckpt, weights, built)
 
 
@@ -150,16 +150,16 @@ def _renamings(theirs: list[str], wanted: list[str]) -> Iterator[tuple[list[str]
             stripped = {old: keys.strip_prefix(new, prefix) for old, new in base.items()}
             if all(new is not None for new in stripped.values()):
                 yield (
-                    [*first, "--strip-prefix", shell_quote(printable(f"{prefix}."))],
+                    [*first, "--strip-prefix", shell_quote(f"{prefix}.", 200)],
                     {old: new or "" for old, new in stripped.items()},
                 )
             else:  # some keys only: of the others, those that the model has not can be left out
                 some = {old: new or base[old] for old, new in stripped.items()}
                 if len(set(some.values())) == len(some):
-                    yield [*first, "--rename", shell_quote(printable(f"{prefix}="))], some
+                    yield [*first, "--rename", shell_quote(f"{prefix}=", 200)], some
         for prefix in _prefixes(wanted):
             yield (
-                [*first, "--add-prefix", shell_quote(printable(f"{prefix}."))],
+                [*first, "--add-prefix", shell_quote(f"{prefix}.", 200)],
                 {old: keys.add_prefix(new, prefix) for old, new in base.items()},
             )
 

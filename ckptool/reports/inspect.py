@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict, metadata_of
-from ..disk.files import StrPath, beside, shell_quote
+from ..disk.files import StrPath, beside, shell_path, shell_quote
 from ..errors import NoMatch, counted, printable
 from ..formats import open as open_checkpoint
 from ..kinds import OtherTensor, as_dense, other_tensor
@@ -166,7 +165,7 @@ def narrowed(seen: Inspection, pattern: str) -> Inspection:
     kept = [t for t in seen.tensors if wanted.matches(t.path if t.key is None else t.key)]
     if not kept:
         near = keys.closest(pattern, [t.key for t in seen.tensors if t.key])
-        hint = f"--filter {shell_quote(near[0])}" if near else None
+        hint = f"--filter {shell_quote(near[0], 200)}" if near else None
         raise NoMatch(f"no tensor fits the pattern {printable(pattern)!r}", where=seen.path, hint=hint)
     return replace(seen, tensors=kept)
 
@@ -344,13 +343,13 @@ def _suggestions(
 
     Objects that must not be written are left behind with the envelope, or kept where there is none.
     """
-    file = shell_quote(printable(os.fspath(ckpt.where), 4096))
+    file = shell_path(ckpt.where)
     inner = len(weights) == 1 and (bool(weights[0].path) or weights[0].model is not None)
     models = any(one.model is not None for one in weights)
     kept = (" --extract" if inner or models else " --keep-objects") if unsafe else ""
     found: list[tuple[str, str]] = []
     for one, wrappers in zip(weights, wrapped, strict=True):
-        at = f" --at {shell_quote(printable(one.path))}" if len(weights) > 1 else ""
+        at = f" --at {shell_quote(one.path, 200)}" if len(weights) > 1 else ""
         out = beside(ckpt.where, "plain")
         if list(wrappers) == ["module."] and all(key.startswith("module.") for key in one):
             command = f"strip-prefix {file} {out}" if not kept else f"convert {file} {out} --strip-prefix module.{kept}"
@@ -364,7 +363,7 @@ def _suggestions(
         out = beside(ckpt.where, "cpu")
         found.append((f"ckptool {command} {file} {out} --map-location cpu{kept}", f"to load it without {places}"))
     for one in weights if models else ():
-        at = f" --at {shell_quote(printable(one.path))}" if len(weights) > 1 else ""
+        at = f" --at {shell_quote(one.path, 200)}" if len(weights) > 1 else ""
         out = beside(ckpt.where, one.path.rpartition("/")[2] if at else "weights", ".safetensors")
         found.append((f"ckptool extract-weights {file} {out}{at}", "to have the weights without the class"))
     if inner and not models:

@@ -21,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from .. import errors
 from ..disk.door import Directory, is_own_file, scratch_directory
+from ..disk.files import shell_path
 from ..errors import CheckpointError, RuleError, TrainingFailed, counted
 from . import curves, devices, saving
 from .children import interrupts_kept_from_children
@@ -279,9 +280,11 @@ def _check_rendezvous(config: Config) -> None:
     elif config.rendezvous.startswith("file://"):
         path = _meeting_file(config)
         if path.exists():
-            raise RuleError("is there already; ranks of another run may have met in it", where=path, hint=f"rm {path}")
+            raise RuleError(
+                "is there already; ranks of another run may have met in it", where=path, hint=f"rm {shell_path(path)}"
+            )
         if not path.parent.is_dir():
-            raise RuleError("its folder does not exist", where=path, hint=f"mkdir -p {path.parent}")
+            raise RuleError("its folder does not exist", where=path, hint=f"mkdir -p {shell_path(path.parent)}")
 
 
 def _meeting_file(config: Config) -> Path:
