@@ -417,6 +417,16 @@ def beside(path: object, word: str, suffix: str | None = None) -> str:
     return shell_path(source.with_name(f"{source.stem}-{word}{source.suffix if suffix is None else suffix}"))
 
 
+def is_folder(path: StrPath) -> bool:
+    """Whether there is a folder at PATH. False for names that the system does not take (pathlib raises for those)."""
+    return os.path.isdir(path)
+
+
+def is_there(path: StrPath) -> bool:
+    """Whether there is something at PATH. False for names that the system does not take."""
+    return os.path.exists(path)
+
+
 def is_url(path: object) -> bool:
     """Whether a path is a URL of the web."""
     return re.match(r"https?://", str(path), re.IGNORECASE) is not None

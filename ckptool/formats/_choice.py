@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, StrPath, is_remote, shell_path
+from ..disk.files import File, StrPath, is_folder, is_remote, is_there, shell_path
 from ..disk.inside import Folder
 from ..errors import RuleError, UnknownFormat, Unwritable, printable
 from . import (
@@ -111,7 +111,7 @@ def target_format(
     suffix = Path(path).suffix.lower()
     came = next((f for f in FOLDERS if f.name == ckpt.format), None)
     like_a_file = any(suffix in f.suffixes for f in FORMATS)
-    there, as_folder = Path(path).is_dir(), os.fspath(path).endswith(("/", os.sep))
+    there, as_folder = is_folder(path), os.fspath(path).endswith(("/", os.sep))
     asked = isinstance(named, FolderFormat) or split not in (None, Split())
     if asked and like_a_file and not as_folder and not there:
         raise RuleError(
@@ -125,7 +125,7 @@ def target_format(
         return named
     if came is not None:
         asked |= as_folder or (there and not like_a_file)
-        asked |= not suffix and named is None and not Path(path).exists()
+        asked |= not suffix and named is None and not is_there(path)
     if asked:
         if named is None:
             return came or sharded.SAFETENSORS
@@ -151,7 +151,7 @@ def target_format(
 
 def refuse_folder(path: StrPath, source: Path | None, format: Format | None = None) -> None:
     """Refuse a directory as the place of a file. The hint is the name that `cp SOURCE PATH` would give it there."""
-    if not os.fspath(path).endswith(("/", os.sep)) and not Path(path).is_dir():
+    if not os.fspath(path).endswith(("/", os.sep)) and not is_folder(path):
         return
     others = () if format else safetensors.FORMAT.suffixes
     suffixes = ((format and format.suffixes) or torch_zip.FORMAT.suffixes) + others
