@@ -92,8 +92,8 @@ def told(family, count, began, clock, judge, known=None):
         resident = int(status.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20
     done = sum(n for (how, asked), n in judge.outcomes.items() if (how, asked) == ("done", "open"))
     print(
-        f"{family}: {count:,} mutants, {done:,} opened, {seconds:,.0f} s CPU, {time.monotonic() - clock:,.0f} s, slowest "
-        f"{judge.slowest:.2f} s, {resident:,.0f} MB, {len(os.listdir('/proc/self/fd'))} descriptors",
+        f"{family}: {count:,} mutants, {done:,} opened, {seconds:,.0f} s CPU, {time.monotonic() - clock:,.0f} s, "
+        f"slowest {judge.slowest:.2f} s, {resident:,.0f} MB, {len(os.listdir('/proc/self/fd'))} descriptors",
         flush=True,
     )
     for kind, numbers in (known or {}).items():

@@ -19,7 +19,7 @@ class Mutants:
 
     def __init__(self, family, seeds, seed=1):
         self.family, self.seeds, self.seed = family, seeds, seed
-        self._pickles = [part for _, files in seeds for data in files.values() for part in _pickles_in(data)]
+        self.pickles = [part for _, files in seeds for data in files.values() for part in _pickles_in(data)]
 
     def __getitem__(self, number):
         """(name of the seed, files, random numbers for whoever asks) of a mutant."""
@@ -32,9 +32,9 @@ class Mutants:
 
     def _mutated(self, rng, name, files):
         if self.family in ("dcp", "sharded"):
-            return _folder(rng, self.family, files, self._pickles)
+            return _folder(rng, self.family, files, self.pickles)
         (inner, data), *_ = files.items()
-        return {inner: _file(rng, self.family, name, data, self._pickles)}
+        return {inner: _file(rng, self.family, name, data, self.pickles)}
 
 
 def _pickles_in(data):

@@ -78,7 +78,7 @@ def opcodes_of(data):
 
 def mutated(rng, data, others=()):
     """DATA, one pickle, changed in one to three places. OTHERS are pickles to take parts of."""
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+    for _ in range(rng.choice((1, 1, 1, 1, 2, 3))):
         ops = opcodes_of(data)
         if not ops:
             return sprinkle(rng, data)
@@ -210,6 +210,54 @@ def _insert(rng, data, ops, others):
     return _with(data, at, at, new * (1 if rng.random() < 0.9 else rng.choice((2, 50))))
 
 
+def value(rng, depth=3):
+    """The opcodes of a value that may or may not make sense where it stands."""
+    way = rng.randrange(16 if depth else 9)
+    if way < 3:
+        number = rng.choice((0, 1, 2, 3, 4, 12, -1, 2**31, 2**62, 2**63, -(2**63)))
+        raw = number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
+        return b"\x8a" + bytes([len(raw)]) + raw
+    if way < 6:
+        return rng.choice((b"N", b"\x88", b"\x89", b")", b"]", b"}", b"G" + struct.pack(">d", 0.5), *NAMES))
+    if way < 8:
+        return b"h" + bytes([rng.randrange(24)])
+    if way == 8:
+        text = rng.choice(_TEXTS)
+        return rng.choice((b"X", b"T", b"B")) + struct.pack("<I", len(text)) + text
+    inner = [value(rng, depth - 1) for _ in range(rng.choice((0, 1, 2, 2, 3, 4, 6)))]
+    if way < 12:
+        return b"(" + b"".join(inner) + b"t"
+    if way == 12:
+        return b"](" + b"".join(inner) + b"e"
+    if way == 13:
+        return b"}(" + b"".join(inner[: len(inner) // 2 * 2]) + b"u"
+    return called(rng, depth - 1)
+
+
+def called(rng, depth=3):
+    """A call of a function that torch or numpy knows, with arguments that it may have or not."""
+    kind, key = rng.choice((b"Float", b"Long", b"Untyped", b"QInt8", b"Odd")), rng.choice((b"0", b"1", b"2", b"x"))
+    size = value(rng, 0) if rng.random() < 0.2 else b"K" + bytes([rng.choice((0, 1, 4, 24))])
+    storage = b"(X\7\0\0\0storagectorch\n" + kind + b"Storage\nX\1\0\0\0" + key + b"X\3\0\0\0cpu" + size + b"tQ"
+    tensor = (
+        storage
+        + b"K\0"
+        + value(rng, 1)
+        + value(rng, 1)
+        + b"\x89"
+        + rng.choice((b"}", b"ccollections\nOrderedDict\n)R"))
+    )
+    inner = [value(rng, depth) if depth > 0 else b"N" for _ in range(rng.choice((0, 1, 2, 3, 5, 7)))]
+    args = rng.choice((tensor, tensor + b"".join(inner), b"".join(inner), storage + b"".join(inner)))
+    return rng.choice(NAMES) + b"(" + args + b"t" + rng.choice((b"R", b"R", b"R", b"\x81", b"R}b", b"R(K\1K\2tb"))
+
+
+def _call(rng, data, ops, others):
+    """A call where a value stands, or beside one."""
+    _, at, end = rng.choice(ops)
+    return _with(data, at, end if rng.random() < 0.5 else at, called(rng) if rng.random() < 0.7 else value(rng))
+
+
 def _deep(rng, data, ops, others):
     """Nesting that goes deep, or grows by doubling."""
     at = rng.choice(ops)[1]
@@ -263,6 +311,7 @@ _WAYS = (
     _repeat,
     _swap,
     *(_insert,) * 4,
+    *(_call,) * 3,
     _deep,
     _take_from_another,
     *(_name,) * 2,
