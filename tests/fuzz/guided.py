@@ -11,7 +11,9 @@ All else is a `CheckpointError`. atheris runs until the time is over or somethin
 
 import argparse
 import contextlib
+import io
 import os
+import re
 import shutil
 import struct
 import sys
@@ -21,7 +23,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["ckptool"]):
+with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["ckptool"]):
     import ckptool
     from ckptool.disk.files import Buffer, File
     from ckptool.formats import plain_pickle, safetensors, torch_zip, torchscript
@@ -156,12 +158,31 @@ def main():
         "-print_final_stats=1",
         "-verbosity=0",
     )
-    if os.fork():  # atheris ends the process
-        _, status = os.wait()
+    log = given.findings / f"guided-{given.target}.log"
+    if child := os.fork():  # atheris ends the process
+        _, status = os.waitpid(child, 0)
         shutil.rmtree(work, ignore_errors=True)
-        sys.exit(os.waitstatus_to_exitcode(status))
+        told(given, log, os.waitstatus_to_exitcode(status))
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), 2)
+    os.dup2(2, 1)
     atheris.Setup([sys.argv[0], *flags, str(corpus)], ask)
     atheris.Fuzz()
+
+
+def told(given, log, status):
+    """Say in a line or two what came of it, and end as it ended."""
+    said = log.read_text(errors="replace")
+    done = (re.findall(r"stat::number_of_executed_units: *(\d+)", said) or [0])[0]
+    kept = len(list((given.corpus / given.target).iterdir()))
+    print(f"{given.target}: {int(done):,} inputs in {given.seconds:,} s, guided by coverage; {kept:,} kept")
+    if status:
+        print(
+            f"FINDING, see {log}:\n"
+            + "".join(f"  | {line}\n" for line in said.splitlines()[-40:] if "Uses:" not in line)
+        )
+        for made in re.findall(r"Test unit written to (\S+)", said):
+            print(f"  again: .venv-fuzz/bin/python -m tests.fuzz.guided {given.target} --input {made}")
+    sys.exit(status)
 
 
 def begin(given, corpus):

@@ -1,6 +1,8 @@
 """The mutant of each number: always the same one, given the seeds."""
 
+import contextlib
 import random
+import zipfile
 
 from . import pickles, streams, texts, zips
 from .bytes import anyhow
@@ -87,6 +89,7 @@ def _part(rng, name, data, others):
         return pickles.mutated(rng, data, others) if rng.random() < 0.95 else anyhow(rng, data)
     if name.endswith(".safetensors") and len(data) > 8:
         return texts.safetensors(rng, data)
-    if name.endswith(".bin") and data[:2] == b"PK":
-        return zips.zip_archive(rng, data, others)
+    if name.endswith(".bin"):
+        with contextlib.suppress(zipfile.BadZipFile):  # it may be a mutant already
+            return zips.zip_archive(rng, data, others)
     return anyhow(rng, data)
