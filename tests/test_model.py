@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from formats.assemble import Call, Name, body, pickled
 from hypothesis import given
 from hypothesis import strategies as st
 from same import graph
@@ -325,6 +326,31 @@ def test_loading_runs_nothing_that_is_in_the_file(tmp_path):
     loaded = ckptool.load(tmp_path / "x")
     assert loaded["evil"].class_name in ("posix.system", "nt.system")
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Call("torch.Size", (None,)),
+        Call("torch.device", "abacus"),
+        Call("builtins.range", 1, 2, 0),
+        Call("builtins.complex", None),
+        Name("torch.OddStorage"),
+    ],
+    ids=["no numbers", "no device", "no range", "no number", "no storage"],
+)
+def test_what_its_own_class_would_not_make_stays_inert(tmp_path, made):
+    (tmp_path / "x").write_bytes(pickled({"made": made}))
+    assert isinstance(ckptool.load(tmp_path / "x")["made"], Inert)
+
+
+@pytest.mark.parametrize(
+    "key", [Call("collections.defaultdict", Name("builtins.list")), (Call("collections.Counter"),)]
+)
+def test_a_key_that_python_does_not_take_is_refused(tmp_path, key):
+    (tmp_path / "x").write_bytes(b"\x80\x02}" + body(key) + b"K\x01s.")
+    with pytest.raises(ckptool.CannotCarry, match="x: has a .* as a key, which Python does not take"):
+        ckptool.load(tmp_path / "x")
 
 
 def test_a_file_object_is_no_path(tmp_path):

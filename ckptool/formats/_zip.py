@@ -53,6 +53,7 @@ _DESCRIPTOR64 = struct.Struct("<4sI2Q")
 _ENCRYPTED = 0x2041  # bits 0, 6 and 13: the payload, strongly, the directory
 FOLLOWS = 0x0008  # CRC and sizes follow the payload, in a descriptor
 UTF8 = 0x0800
+_MARKED_AS_FOLDER = 0x10  # in the attributes of MS-DOS
 _KNOWN_FLAGS = 0x0006 | FOLLOWS | UTF8  # 1 and 2 tell how hard deflate tried
 CAP16 = 0xFFFF
 CAP32 = 0xFFFFFFFF
@@ -479,11 +480,14 @@ def read_directory(file: File | Window, count: int, offset: int, size: int) -> I
                     length, compressed, header = wide or (length, compressed, header)
                 entry = Member(name, raw, method, flags, crc, length, compressed, header, where)
                 *folder, leaf = name.rpartition("/")
-                kind, place = (method == STORED, flags, disk), tuple(folder)
+                marked = data[begin - 8] & _MARKED_AS_FOLDER  # the attributes, four bytes, stand before the offset
+                kind, place = (method == STORED, flags, disk, marked), tuple(folder)
                 if kind in usual and place in usual and compressed == length and leaf.isalnum() and wide:
                     fault = None
                 else:
                     fault = _PARTS if disk else _entry_fault(entry) if wide else "an extra field is damaged"
+                    if marked and length and not fault:
+                        fault = "a record is marked as a folder, so that torch leaves it unread"
                     if method == STORED:
                         usual |= {kind, place}
         if entry is None or fault:
