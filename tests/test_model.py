@@ -1,6 +1,7 @@
 import copy
 import io
 import warnings
+import zipfile
 from collections import Counter, OrderedDict, defaultdict
 
 import pytest
@@ -349,8 +350,25 @@ def test_what_its_own_class_would_not_make_stays_inert(tmp_path, made):
 )
 def test_a_key_that_python_does_not_take_is_refused(tmp_path, key):
     (tmp_path / "x").write_bytes(b"\x80\x02}" + body(key) + b"K\x01s.")
-    with pytest.raises(ckptool.CannotCarry, match="x: has a .* as a key, which Python does not take"):
+    with pytest.raises(ckptool.CannotCarry, match=r"x: has a .* as a key, which Python does not take"):
         ckptool.load(tmp_path / "x")
+
+
+def test_a_compressed_tensor_that_goes_on_behind_its_size_is_refused(tmp_path):
+    torch.save({"w": torch.arange(2)}, tmp_path / "x")
+    with zipfile.ZipFile(tmp_path / "x") as old, zipfile.ZipFile(tmp_path / "y", "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name) + (bytes(4) if name.endswith("data/0") else b""))
+        record = new.getinfo("x/data/0")
+        begin = new.start_dir
+    data = bytearray((tmp_path / "y").read_bytes())
+    entry = data.index(b"x/data/0", begin) - 46
+    for at in (record.header_offset + 22, entry + 24):
+        assert data[at : at + 4] == b"\x14\0\0\0"
+        data[at] = 16
+    (tmp_path / "y").write_bytes(data)
+    with pytest.raises(ckptool.Malformed, match="does not inflate to the 16 bytes"):
+        ckptool.load(tmp_path / "y")
 
 
 def test_a_file_object_is_no_path(tmp_path):

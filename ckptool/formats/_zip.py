@@ -160,14 +160,16 @@ class Archive:
                     # One byte more than there may be shows a stream that goes on; and 0 would mean "no limit".
                     data = stream.decompress(chunk, min(member.size - size + 1, CHUNK))
                     size += len(data)
-                    yield data
+                    if size <= member.size:
+                        yield data
                     chunk = stream.unconsumed_tail
                 if size > member.size or stream.unused_data:
                     break
             if not stream.eof and size <= member.size:
                 data = stream.decompress(b"", member.size - size + 1)
                 size += len(data)
-                yield data
+                if size <= member.size:
+                    yield data
         except zlib.error as error:
             raise self._bad(member, "cannot be inflated", str(error)) from None
         if size != member.size or stream.unused_data or not stream.eof:

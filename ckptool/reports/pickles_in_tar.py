@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,7 @@ class _TarStream(torch_tar.Stream):
         return reading.value
 
 
-class _Stream:
+class _Stream(io.RawIOBase):
     """A source as a stream, for tarfile, which reads headers in one piece, however long they say that they are."""
 
     def __init__(self, source: Source) -> None:
@@ -105,12 +106,13 @@ class _Stream:
     def tell(self) -> int:
         return self._at
 
-    def seek(self, offset: int) -> None:
+    def seek(self, offset: int, whence: int = 0, /) -> int:
         self._at = max(0, offset)
+        return self._at
 
-    def read(self, length: int) -> bytes:
-        if not 0 <= length <= _LARGEST_HEADER:
-            raise OSError(f"a header of {length:,} bytes")
+    def read(self, size: int = -1, /) -> bytes:
+        if not 0 <= size <= _LARGEST_HEADER:
+            raise OSError(f"a header of {size:,} bytes")
         begin = min(self._at, self._source.length)
-        self._at = min(begin + length, self._source.length)
+        self._at = min(begin + size, self._source.length)
         return bytes(self._source.read(begin, self._at - begin))

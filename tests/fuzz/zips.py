@@ -54,6 +54,8 @@ def built(rng, records, *, like_torch=True):
         if not like_torch and rng.random() < 0.5:
             packer = zlib.compressobj(9, zlib.DEFLATED, -15)
             packed, method = packer.compress(payload) + packer.flush(), 8
+        if method and rng.random() < 0.05:  # what all headers say, and what is not so
+            payload = payload + bytes(rng.choice((1, 1, 8, 300))) if rng.random() < 0.5 else payload[1:]
         crc, header, flags = zlib.crc32(payload), len(out), 0x0808 if follows else 0
         said = (0, 0, 0) if follows else (crc, len(packed), len(payload))
         gap = -(header + 30 + len(raw) + 4) % aligned
