@@ -174,7 +174,7 @@ class _Loader:
             layout = getattr(torch, other.kind)
             made = torch.sparse_compressed_tensor(*parts, other.shape, layout=layout, check_invariants=False)
         elif other.kind == "nested" and other.detail is None:
-            made = torch._nested_view_from_buffer(*parts)
+            made = torch._nested_view_from_buffer(*(part.contiguous() for part in parts))
         else:
             return None
         return _finished(made, False, False, other.parameter, other.requires_grad)
@@ -182,10 +182,10 @@ class _Loader:
     def _quantized(self, node: Object, other: OtherTensor) -> Any:
         while node.callee.name != "_rebuild_qtensor":  # a parameter around it
             node = node.args[0]
-        storage, offset, shape, stride, scheme, grad = node.args[:6]
+        storage, offset, shape, stride, scheme = node.args[:5]
         quantizer = (getattr(torch, scheme[0].name), *(self._begin(part) for part in scheme[1:]))
         made = torch._utils._rebuild_qtensor(
-            self._begin(storage), offset, self._begin(shape), self._begin(stride), quantizer, grad, OrderedDict()
+            self._begin(storage), offset, self._begin(shape), self._begin(stride), quantizer, False, OrderedDict()
         )
         return _finished(made, False, False, other.parameter, other.requires_grad)
 

@@ -354,6 +354,19 @@ def test_a_key_that_python_does_not_take_is_refused(tmp_path, key):
         ckptool.load(tmp_path / "x")
 
 
+def test_a_quantized_tensor_with_a_flag_that_is_none_is_loaded_without_it(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that quantized tensors are deprecated
+        quantized = torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8)
+        torch.save({"q": quantized}, tmp_path / "x", _use_new_zipfile_serialization=False)
+        data = (tmp_path / "x").read_bytes()
+        flag = data.index(b"\x89", data.index(b"per_tensor_affine"))
+        (tmp_path / "x").write_bytes(data[:flag] + b"}" + data[flag + 1 :])
+        loaded = ckptool.load(tmp_path / "x")["q"]
+        assert loaded.equal(quantized)
+    assert not loaded.requires_grad
+
+
 def test_a_compressed_tensor_that_goes_on_behind_its_size_is_refused(tmp_path):
     torch.save({"w": torch.arange(2)}, tmp_path / "x")
     with zipfile.ZipFile(tmp_path / "x") as old, zipfile.ZipFile(tmp_path / "y", "w", zipfile.ZIP_DEFLATED) as new:

@@ -131,7 +131,8 @@ def main():
 def ask(given, work):
     import random
 
-    families = seeds.FAMILIES if getattr(given, "family", None) == "all" else [getattr(given, "family", "zip")]
+    family = getattr(given, "family", None)
+    families = seeds.FAMILIES if family == "all" else [family] if family else []
     valid = {family: seeds.read(given.seeds, family) for family in families}
     judge = Judge(work, torch=_has_torch())
     for family, ones in valid.items():  # what is loaded when it is first used; and valid files have no findings

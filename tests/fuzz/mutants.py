@@ -3,6 +3,7 @@
 import contextlib
 import random
 import zipfile
+import zlib
 
 from . import pickles, streams, texts, zips
 from .bytes import anyhow
@@ -90,6 +91,6 @@ def _part(rng, name, data, others):
     if name.endswith(".safetensors") and len(data) > 8:
         return texts.safetensors(rng, data)
     if name.endswith(".bin"):
-        with contextlib.suppress(zipfile.BadZipFile):  # it may be a mutant already
+        with contextlib.suppress(zipfile.BadZipFile, zlib.error):  # it may be a mutant already
             return zips.zip_archive(rng, data, others)
     return anyhow(rng, data)
