@@ -37,16 +37,16 @@ _INERT = ["inert"]
 
 
 def tensors_in(root, strided=True):
-    """[(path, what is to be equal)] of the tensors below ROOT, storages numbered in the order in which they come."""
+    """[(path, what is to be equal)] of the tensors below ROOT; memory that they share is numbered as it comes."""
     import torch
 
     from ckptool.model import Inert
 
-    found, storages, seen, pending = [], {}, set(), [("", root)]
+    found, memory, seen, pending = [], [], set(), [("", root)]
     while pending:
         path, node = pending.pop()
         if isinstance(node, torch.Tensor):
-            found.append((path, _told(node, storages, strided)))
+            found.append((path, _told(node, memory, strided)))
         elif isinstance(node, Inert):
             found.append((path, _INERT))
         elif isinstance(node, dict | list | tuple | set | frozenset):
@@ -59,10 +59,28 @@ def tensors_in(root, strided=True):
             pending += reversed(
                 [(f"{path}/{key if isinstance(key, str | int) else '?'}", value) for key, value in pairs]
             )
+    _number(memory)
     return found
 
 
-def _told(tensor, storages, strided):
+def _number(memory):
+    """Say of each place in memory whose it is and how far from the first tensor there, not where it is.
+
+    A storage may be a part of another one: what overlaps is one memory.
+    """
+    end = base = -1
+    parts, known = {}, {}
+    for place, begin, address, nbytes in sorted(memory, key=lambda one: one[1]):
+        base = begin if begin >= end else base
+        end = max(end, begin + nbytes)
+        parts.setdefault(base, []).append((place, address))
+    of = {id(place): (base, min(a for _, a in part)) for base, part in parts.items() for place, _ in part}
+    for place, _, address, _ in memory:
+        base, first = of[id(place)]
+        place[:] = known.setdefault(base, len(known)), address - first
+
+
+def _told(tensor, memory, strided):
     told = [str(tensor.dtype), str(tensor.layout), list(tensor.shape) if not tensor.is_nested else []]
     tensor = tensor.detach()
     if tensor.is_meta:
@@ -75,9 +93,11 @@ def _told(tensor, storages, strided):
             parts = ("ccol_indices", "row_indices", "values")
         return [*told, *(_values(getattr(tensor, part)()) for part in parts)]
     if strided:
-        storage = tensor.untyped_storage()
-        number = storages.setdefault(storage.data_ptr(), len(storages)) if storage.nbytes() else -1
-        told += [list(tensor.stride()) if tensor.numel() else [], tensor.storage_offset(), number, storage.nbytes()]
+        told.append(list(tensor.stride()) if tensor.numel() else [])
+        if tensor.numel():
+            storage, place = tensor.untyped_storage(), []
+            memory.append((place, storage.data_ptr(), tensor.data_ptr(), storage.nbytes()))
+            told.append(place)
     if tensor.is_quantized:
         return [*told, str(tensor.qscheme()), _values(tensor.int_repr())]
     return [*told, tensor.is_conj(), tensor.is_neg(), _values(tensor)]
@@ -224,6 +244,7 @@ OURS = (
     (r"feature of zip|is encrypted|several disks|compressed with method", "what no checkpoint uses of zip"),
     (r"name of a record|folder of the archive|not in one folder|several top folders|__MACOSX", "names of records"),
     (r"checksum does not match", "a record that is damaged"),
+    (r"shape or offsets of", "shapes beyond 64 dimensions or 2**62"),
     (r"two sizes|reaches to byte|elements where it stands|list of storages", "a storage with two sizes"),
     (r"sparse|nested|quantized", "sparse, nested and quantized tensors whose parts do not fit"),
     (r"protocol \d+, which does not exist", "a protocol that does not exist"),
@@ -236,7 +257,6 @@ OURS = (
     ),
     (r"behind its end", "several pickles in a row"),
     (r"does not begin with '\{'", "a header of safetensors that does not begin with {"),
-    (r"shape or offsets of", "shapes beyond 64 dimensions or 2**62"),
     (r"first bytes, .* are those of no format", "beginnings that no version of torch writes"),
     (
         r"empty weight_map|disagrees with its shards|is in two shards|names '.*', which",
@@ -262,6 +282,7 @@ OF_OTHERS = (
         r"UnicodeDecodeError|endianness|byteorder|byte order",
         "a damaged record beside the pickle (version, byte order, alignment)",
     ),
+    (r"MemoryError|DefaultCPUAllocator", "a call that takes as much memory as it is told to"),
     (
         r"magic number|protocol version|pop from empty|Ran out of input|EOFError",
         "files that torch takes for another kind",
@@ -270,8 +291,8 @@ OF_OTHERS = (
     (r"header too large", "a pickle or archive named .safetensors, which ckptool reads as what it is"),
     (r"does not contain the valid metadata", "shards without the format in their metadata"),
     (
-        r"TypeError|AttributeError|RuntimeError|LookupError|ValueError|IndexError|KeyError|AssertionError|UnpicklingError|NotImplemented"
-        r"|OverflowError|SystemError|SyntaxError",
+        r"TypeError|AttributeError|RuntimeError|LookupError|ValueError|IndexError|KeyError|AssertionError|"
+        r"UnpicklingError|NotImplemented|OverflowError|SystemError|SyntaxError",
         "calls that fail with these arguments, which ckptool shows as inert objects",
     ),
 )

@@ -99,6 +99,8 @@ class Judge:
                 self.torch or not _needs_torch(module)
             ):
                 importlib.import_module(module.name)
+        for name in _STANDARD:
+            importlib.import_module(name)
         os.fsync = lambda descriptor: None  # thousands of files that nobody needs
         warnings.simplefilter("error")
         for said in (
@@ -123,7 +125,7 @@ class Judge:
             if writes and not self._may_change(path):
                 self._note("open", f"opened {path!r} for writing")
         elif event == "import":
-            if not args[0].startswith(_OWN) and args[0].partition(".")[0] not in _STANDARD:
+            if not args[0].startswith(_OWN):
                 self._note("import", f"imported {args[0]!r}")
         elif event in _NEVER or event.startswith(_FORBIDDEN) or (event in _LOADING and not _is_importing()):
             self._note(event, f"{event} was reached: {str(args)[:200]}")
@@ -324,8 +326,30 @@ def _needs_torch(module):
     return False
 
 
-_STANDARD = frozenset(
-    "concurrent collections tempfile difflib hashlib json fnmatch shlex shutil random bisect secrets".split()
+#: What functions of ckptool import when they are called, and what that needs.
+_STANDARD = (
+    *(
+        "collections",
+        "difflib",
+        "fcntl",
+        "fnmatch",
+        "hashlib",
+        "json",
+        "lzma",
+        "bz2",
+        "random",
+        "secrets",
+        "shlex",
+        "tarfile",
+    ),
+    *(
+        "concurrent.futures.thread",
+        "numpy",
+        "numpy.lib.format",
+        "ml_dtypes",
+        "tempfile",
+        "encodings.raw_unicode_escape",
+    ),
 )
 
 
