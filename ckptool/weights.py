@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from .disk.files import shell_path, shell_quote
@@ -31,6 +32,9 @@ from .tree import (
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint, StateDict
+
+#: Characters of the path of an entry that are kept where only its beginning is shown.
+_SHOWN = 200
 
 #: Keys under which frameworks put weights. A state dict under one of them is preferred to one under another name.
 ENVELOPES = frozenset(
@@ -211,20 +215,43 @@ def around(ckpt: Checkpoint, weights: StateDict) -> list[str]:
         lines += weights.lost
     if held is ckpt.root:
         return lines
-    pending: list[tuple[Trail, Any]] = [(None, ckpt.root)]
+    holders = _holders(ckpt.root, held)
+    opened: set[int] = set()
+    counts: dict[int, int] = {}
+    pending: list[tuple[str, Any]] = [("", ckpt.root)]
     while pending:
-        trail, node = pending.pop()
-        if node is held:
+        path, node = pending.pop()
+        if node is held or isinstance(node, Global):  # the class of an object around them
             continue
-        nodes = [found for _, found in walk(node)]
-        if isinstance(node, (tuple, *NODES)) and any(found is held for found in nodes):
-            pending.extend(reversed([((trail, part), child) for part, child in children(node)]))
+        if id(node) in opened:
             continue
-        if isinstance(node, Global):
-            continue  # the class of an object around them
-        tensors = sum(isinstance(found, LazyTensor) for found in nodes)
-        lines.append(printable(address(trail), 80) + (f" ({counted(tensors, 'tensor')})" if tensors else ""))
+        if id(node) in holders:
+            opened.add(id(node))
+            parts = [(component_text(part), child) for part, child in children(node)]
+            pending.extend((f"{path}/{text}"[:_SHOWN] if path else text, child) for text, child in reversed(parts))
+            continue
+        if id(node) not in counts:
+            counts[id(node)] = sum(isinstance(found, LazyTensor) for _, found in walk(node))
+        tensors = counts[id(node)]
+        lines.append(printable(path, 80) + (f" ({counted(tensors, 'tensor')})" if tensors else ""))
     return lines
+
+
+def _holders(root: Any, held: Any) -> set[int]:
+    """The ids of all containers below ROOT that HELD is in, at any depth."""
+    above: dict[int, list[int]] = defaultdict(list)
+    for _, node in walk(root):
+        if isinstance(node, (tuple, *NODES)):
+            for _, child in children(node):
+                if isinstance(child, (tuple, *NODES)):
+                    above[id(child)].append(id(node))
+    found: set[int] = set()
+    pending = [id(held)]
+    while pending:
+        new = [one for one in above[pending.pop()] if one not in found]
+        found.update(new)
+        pending += new
+    return found
 
 
 def _overview(ckpt: Checkpoint) -> list[str]:

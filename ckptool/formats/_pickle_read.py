@@ -40,7 +40,7 @@ class Reader:
         start: where the pickle starts in DATA.
 
     Attributes:
-        protocol: the highest protocol that the pickle declares.
+        protocol: the protocol that the pickle declared last. It decides which names are those of Python 2.
         discarded: calls whose result the pickle throws away. They leave no trace in the tree.
         made: every object, in the order in which they are made, whether or not the tree holds them.
         opcodes: what to do for each opcode.
@@ -533,7 +533,7 @@ class Reader:
         protocol = self._number(1)
         if protocol > 5:
             self._fail(f"declares protocol {protocol}, which does not exist")
-        self.protocol = max(self.protocol, protocol)
+        self.protocol = protocol
 
     def _frame(self) -> None:
         length = self._number(8)

@@ -286,9 +286,10 @@ class Search:
             at += reading.reader.position
             if number == 4:
                 tree = reading
-        keys = [str(key) for key in reading.value.items] if isinstance(reading.value, List) else []
+        listed = reading.value.items if isinstance(reading.value, List) else []
+        keys = [str(key) for key in listed if isinstance(key, str | int)]
         storages = tree.reader.storages
-        if len(set(keys)) != len(keys) or set(keys) != set(storages):
+        if len(set(keys)) != len(listed) or set(keys) != set(storages):
             self.problem(place, "its list of storages is not that of its tensors")
         end = at + sum(8 + storages.get(key, 0) for key in keys)
         if end > source.length:
