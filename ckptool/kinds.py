@@ -124,6 +124,8 @@ def dense_tensor(callee: Global, args: Any) -> LazyTensor | None:
         neg="neg" in flags,
     )
     tensor.check()
+    if tensor.conj and not tensor.dtype.is_complex:
+        raise Contradiction(f"has a lazily conjugated tensor of {tensor.dtype.name}, which is no complex type")
     return tensor
 
 

@@ -18,6 +18,7 @@ from .disk.files import Buffer, FileRange, Source
 from .dtypes import UINT8, DType
 from .errors import CannotCarry, Malformed
 from .records import record
+from .signs import require_resolvable, resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,8 +172,11 @@ class LazyTensor:
         """The bytes of its values in C order: a range of the file where possible, else gathered piece by piece.
 
         Raises:
-            CannotCarry: a stride of 0 makes a huge tensor of a few bytes.
+            CannotCarry: a stride of 0 makes a huge tensor of a few bytes; or it is lazily negated, and its type has no
+                negative numbers.
         """
+        if self.conj or self.neg:
+            require_resolvable(self.dtype)
         if self.storage.big_endian:
             return replace(self, storage=little_endian(self.storage, self.dtype)).source()
         if self.is_contiguous and not self.conj and not self.neg:
@@ -358,9 +362,7 @@ class Gathered:
         first, last = offset // item, -(-(offset + length) // item)
         parts = [self._box(start, count) for start, count in boxes(self.tensor.shape, first, last)]
         values = np.concatenate([part.reshape(-1) for part in parts]) if len(parts) != 1 else parts[0].reshape(-1)
-        raw = values.view(np.uint8)
-        if self.tensor.conj or self.tensor.neg:
-            raw = _flip_signs(raw, self.tensor)
+        raw = resolved(values.view(np.uint8), self.tensor.dtype, conj=self.tensor.conj, neg=self.tensor.neg)
         return memoryview(raw.data)[offset - first * item :][:length]
 
     def _box(self, start: tuple[int, ...], count: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -408,24 +410,6 @@ def _gather(
     for index in range(shape[outer]):
         out[(slice(None),) * outer + (slice(index, index + 1),)] = gather(offset + index * stride[outer])
     return out
-
-
-def _flip_signs(raw: np.ndarray[Any, Any], tensor: LazyTensor) -> np.ndarray[Any, Any]:
-    """Resolve the lazy conjugate and negative: flip the sign bits of the parts that they concern."""
-    import numpy as np
-
-    item = tensor.dtype.itemsize
-    if not (tensor.dtype.is_floating or tensor.dtype.is_complex):
-        raise CannotCarry(f"a lazily negated tensor of {tensor.dtype.name} cannot be resolved")
-    part = item // 2 if tensor.dtype.is_complex else item
-    signs = raw.copy().reshape(-1, part)
-    top = signs[:, part - 1]  # little-endian: the sign is in the last byte
-    if tensor.neg:
-        top ^= np.uint8(0x80)
-    if tensor.conj:
-        top[1::2] ^= np.uint8(0x80)
-    flat: np.ndarray[Any, Any] = signs.reshape(-1)
-    return flat
 
 
 def untyped(source: Source, location: str = "cpu", key: str = "") -> Storage:

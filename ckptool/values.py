@@ -17,6 +17,7 @@ from .disk.files import Source, shell_path
 from .dtypes import UINT8, DType
 from .errors import CannotCarry, RuleError, counted, printable
 from .passes import Missing, extract, patterns_for
+from .signs import Negated, require_resolvable
 from .tensor import LazyTensor, Storage, contiguous_stride, little_endian
 from .tree import rebuild, walk, with_entries
 
@@ -32,7 +33,8 @@ def cast(
     """Cast the floating point tensors of the weights to DTYPE ("bf16", "float16", "e4m3"), as `torch.Tensor.to` does.
 
     Integers, booleans and complex numbers stay, and so does what stands around the weights. Tensors that share memory
-    are cast together. How many values overflow, become 0 or are NaN is counted when they are written.
+    are cast together; lazily negated ones are negated before, so they share no memory with others any more. How many
+    values overflow, become 0 or are NaN is counted when they are written.
 
     Args:
         ckpt: the checkpoint.
@@ -44,6 +46,7 @@ def cast(
     Raises:
         RuleError: there is no such type.
         NoMatch: a pattern of KEEP matches no key.
+        CannotCarry: a storage is used as several types, or a lazily negated tensor has a type without negative numbers.
     """
     new = floating(dtype)
     weights = ckpt.state_dict(at)
@@ -54,37 +57,45 @@ def cast(
     for _, tensor in ckpt.tensors():
         seen[id(tensor.storage)].add(tensor.dtype)
     tally = Tally()
-    made: dict[int, Storage] = {}
-    changed = 0
+    made: dict[tuple[int, bool], Storage] = {}
+    changed = negated = 0
     for tensor in tensors.values():
         old, storage = tensor.dtype, tensor.storage
-        if not old.is_floating or old == new or old.numpy is None or storage.identity in kept:
+        if not old.is_floating or old.numpy is None or storage.identity in kept or (old == new and not tensor.neg):
             continue
         if len(seen[id(storage)]) > 1:
             raise CannotCarry(
                 "has a storage that tensors of several types look at, which cannot be cast", where=ckpt.where
             )
         changed += 1
-        if id(storage) not in made:
+        negated += tensor.neg
+        if (id(storage), tensor.neg) not in made:
             plain = little_endian(storage, old)
-            made[id(storage)] = replace(
+            source = plain.source
+            if tensor.neg:
+                require_resolvable(old)
+                source = Negated(source, old)
+            made[id(storage), tensor.neg] = replace(
                 plain,
-                source=Cast(plain.source, old, new, tally),
+                source=source if old == new else Cast(source, old, new, tally),
                 dtype=new if new.storage else None,
                 crc=None,
             )
 
     def leaf(node: LazyTensor | Storage) -> LazyTensor | Storage:
-        if isinstance(node, LazyTensor) and id(node.storage) in made:
-            return replace(node, storage=made[id(node.storage)], dtype=new)
+        if isinstance(node, LazyTensor) and (id(node.storage), node.neg) in made:
+            return replace(node, storage=made[id(node.storage), node.neg], dtype=new, neg=False)
         return node
 
     before = sum(t.nbytes for t in tensors.values())
     done = replace(ckpt, root=rebuild(ckpt.root, leaf=leaf))
-    after = before + sum(t.numel * (new.itemsize - t.dtype.itemsize) for t in tensors.values() if id(t.storage) in made)
+    mine = (t for t in tensors.values() if (id(t.storage), t.neg) in made)
+    after = before + sum(t.numel * (new.itemsize - t.dtype.itemsize) for t in mine)
     held = sum(t.storage.identity in kept for t in tensors.values())
     line = f"cast to {new.name}: {changed:,} of {counted(len(tensors), 'tensor')}, {before:,} bytes -> {after:,}"
-    return done.noting(line + (f"; {held:,} kept" if patterns else ""))
+    note = counted(negated, "lazily negated tensor is stored as its", "lazily negated tensors are stored as their")
+    lines = [line + (f"; {held:,} kept" if patterns else ""), *([f"note: {note} values"] if negated else [])]
+    return done.noting(*lines)
 
 
 def untie(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:

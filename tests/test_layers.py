@@ -16,6 +16,7 @@ MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path i
 FLOORS = [
     ["errors", "records", "lazy", "search_path"],
     ["dtypes", "disk"],
+    ["signs"],
     ["tensor", "keys"],
     ["tree", "tiles", "casting"],
     ["kinds"],

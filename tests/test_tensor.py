@@ -184,9 +184,14 @@ def test_parts_of_a_strided_conjugate_are_read_right():
         assert bytes(tensor.source().read(start, 4)) == expected.tobytes()[start : start + 4]
 
 
-def test_a_negative_view_of_integers_is_refused():
-    with pytest.raises(CannotCarry, match="lazily negated tensor of int32"):
-        replace(tensor_of("int32"), neg=True).numpy()
+def test_a_negative_view_of_integers_is_negated():
+    plain = tensor_of("int32")
+    assert np.array_equal(replace(plain, neg=True).numpy(), -plain.numpy())
+
+
+def test_a_negative_view_of_booleans_is_refused():
+    with pytest.raises(CannotCarry, match="lazily negated tensor of bool"):
+        replace(tensor_of("bool"), neg=True).numpy()
 
 
 # ------------------------------------------------------------------------------------------------------- bounds

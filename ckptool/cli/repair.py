@@ -22,7 +22,7 @@ def repair(**options: Any) -> None:
     """Rebuild a file that does not open: zipped again, without its directory, or cut short.
 
     What is whole is written; what is lost is named first, and written without only with --allow-loss. A tensor is whole
-    if all its bytes are there and agree with their checksum, where there is one.
+    if all its bytes are there and agree with their checksum, where there is one. Nothing is written without a tensor.
 
     \b
     ckptool repair rezipped.pth repaired.pth
@@ -39,20 +39,20 @@ def repair(**options: Any) -> None:
             *(f"{printable(path, 80)}: {why}" for path, why in found.lost[:_SHOWN]),
             *([f"… and {more:,} more"] if more > 0 else []),
         ]
-        if found.hopeless and not (found.others and options["allow_loss"]):
-            rest = f"--allow-loss writes what else is in it, {counted(found.others, 'value')} and no tensor"
+        if found.hopeless:
+            none = f"none of its {counted(found.tensors, 'tensor')} is whole, so none can be saved:"
             raise Malformed(
-                f"none of its {counted(found.tensors, 'tensor')} is whole, so none can be saved:",
+                none if lost else "holds no tensor, so there is nothing to save",
                 where=source,
                 evidence=lost,
-                hint=rest if found.others else "copy or download it again",
+                hint="copy or download it again",
             )
         if found.lost and not options["allow_loss"]:
             whole = f"{found.kept:,} of {counted(found.tensors, 'tensor')}"
             raise CannotCarry(
                 f"not all of it can be saved; {counted(len(found.lost), 'entry', 'entries')} would be lost:",
                 where=source,
-                evidence=lost,
+                evidence=[*lost, *found.unseen],
                 hint=f"--allow-loss writes the rest, with {whole}",
             )
         return found.checkpoint

@@ -15,10 +15,10 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..decode import check_all
 from ..disk.door import Directory, scratch_directory
-from ..disk.files import File, FileRange, crc32
+from ..disk.files import File, FileRange, crc32, nested
 from ..errors import CheckpointError, Malformed, NotFound, UnknownFormat, counted, printable
 from ..tensor import LazyTensor, Storage
-from ..tree import Aside, Dict, List, address, children, rebuild, walk
+from ..tree import Aside, Dict, address, children, rebuild, walk
 from . import safetensors, torch_legacy
 from ._carve import by_directory, carve
 from ._foreign import describe
@@ -39,6 +39,7 @@ class Salvage:
         wrong: what was wrong with the file, a line each.
         lost: (path, why) of every entry that is lost.
         kept, tensors: how many tensors are whole, and how many there were.
+        unseen: what nothing in the file could show, a line each.
     """
 
     checkpoint: Checkpoint
@@ -46,17 +47,12 @@ class Salvage:
     lost: tuple[tuple[str, str], ...]
     kept: int
     tensors: int
+    unseen: tuple[str, ...] = ()
 
     @property
     def hopeless(self) -> bool:
-        """Whether tensors are lost and none is whole."""
-        return bool(self.lost) and not self.kept
-
-    @property
-    def others(self) -> int:
-        """Entries of the checkpoint that are no tensors: an epoch, settings."""
-        plain = (node for trail, node in walk(self.checkpoint.root) if "/@" not in f"/{address(trail)}")
-        return sum(not isinstance(node, LazyTensor | Dict | List | tuple) for node in plain)
+        """Whether no tensor of any kind is left."""
+        return not self.kept and not any(self.checkpoint.other_tensors())
 
 
 def salvage(file: File, depth: int = 0) -> Salvage:
@@ -69,16 +65,18 @@ def salvage(file: File, depth: int = 0) -> Salvage:
     head = file.read(0, min(4096, file.size))
     broken: dict[int, str] = {}
     wrong: list[str] = []
+    unseen: list[str] = []
     found: Checkpoint | Salvage | None = None
     if looks_like_zip(head) or head[2:4] == b"\3\4":
         found = _zip(file, broken, wrong, depth)
     elif torch_legacy.sniff(head):
         found = torch_legacy.open_legacy(file, broken)
+        unseen = ["legacy files have no checksums: bytes that changed within a tensor do not show"]
+        wrong += _wrong_length(file, found) if broken else []
     elif safetensors.sniff(head) or file.path.suffix == ".safetensors":
         found = safetensors.open_safetensors(file, broken)
-        end = max((s.source.offset + s.nbytes for s in found.storages() if isinstance(s.source, FileRange)), default=0)
-        if end and end < file.size:
-            wrong.append(f"{file.size - end:,} bytes follow the last tensor")
+        unseen = ["nothing in a safetensors file could tell whether bytes in the middle are missing or changed"]
+        wrong += _wrong_length(file, found)
     elif _ends_like_zip(file):
         found = _zip(file, broken, wrong, depth)
     else:
@@ -87,14 +85,26 @@ def salvage(file: File, depth: int = 0) -> Salvage:
     if isinstance(found, Salvage):
         return found
     ckpt = found
-    if any("cut short" in why for why in broken.values()):
-        wrong.append("the file is cut short")
+    unknown = sum(s.crc is None and s.nbytes > 0 and id(s) not in broken for s in ckpt.storages())
+    if unknown and not unseen:
+        unseen = [f"the checksums of {counted(unknown, 'storage')} were not recorded: changed bytes do not show"]
     total = sum(1 for _ in ckpt.tensors())
     rest, lost = without(ckpt, broken)
     steps = tuple(dict.fromkeys(wrong))
     told = tuple(f"{printable(path, 80)}: {why}" for path, why in lost)
-    rest = replace(rest, lost_content=(*rest.lost_content, *told), history=tuple(f"mended: {line}" for line in steps))
-    return Salvage(rest, steps, lost, sum(1 for _ in rest.tensors()), total)
+    history = (*(f"mended: {line}" for line in steps), *(f"note: {line}" for line in unseen))
+    rest = replace(rest, lost_content=(*rest.lost_content, *told), history=history)
+    return Salvage(rest, steps, lost, sum(1 for _ in rest.tensors()), total, tuple(unseen))
+
+
+def _wrong_length(file: File, ckpt: Checkpoint) -> list[str]:
+    """How far the file is from ending where its last tensor does, in words."""
+    parts = (part for storage in ckpt.storages() for part in nested(storage.source))
+    ends = [part.offset + part.length for part in parts if isinstance(part, FileRange)]
+    far = file.size - max(ends, default=file.size)
+    if far > 0:
+        return [f"{far:,} bytes follow the last tensor"]
+    return [f"the file is cut short: its tensors take {-far:,} bytes more"] if far else []
 
 
 # -- zip
@@ -210,7 +220,7 @@ def _inner(archive: Archive, wrong: list[str], depth: int) -> Salvage:
     inner = salvage(_unpacked(archive, names[0]), depth + 1)
     told = f"it is a zip archive with a checkpoint in it, {printable(names[0], 60)}"
     steps = (*wrong, told, *inner.wrong)
-    history = tuple(f"mended: {line}" for line in steps)
+    history = (*(f"mended: {line}" for line in steps), *(f"note: {line}" for line in inner.unseen))
     ckpt = replace(inner.checkpoint, path=archive.file.path, origin=None, history=history)
     return replace(inner, checkpoint=ckpt, wrong=steps)
 

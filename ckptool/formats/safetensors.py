@@ -70,6 +70,11 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
     lost = "the order of its keys is that of the header; how they were saved is not known"
     root = Dict(entries, ordered=True)
     _restore(root, note)
+    for (_, tensor), (_, restored) in zip(
+        entries, root.entries, strict=True
+    ):  # a permuted one has a storage of its own
+        if broken and id(tensor.storage) in broken:
+            broken[id(restored.storage)] = broken[id(tensor.storage)]
     return Checkpoint(
         root,
         "safetensors",

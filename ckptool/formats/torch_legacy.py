@@ -13,8 +13,10 @@ program. Where the data of a storage begin is known only after all five pickles.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
@@ -195,34 +197,82 @@ def _place_storages(file: File, pickles: _Pickles, broken: dict[int, str] | None
             evidence=[printable(f"not in the list: {', '.join(missing[:4])}")] * bool(missing)
             + [printable(f"used by no tensor: {', '.join(extra[:4])}")] * bool(extra),
         )
-    position = pickles.end
-    for key in pickles.keys:
-        storage = storages[key]
-        problem = _misfit(file, storage, position)
-        if problem and broken is None:
-            hint = "the download or copy did not finish; compare the size with the source" if "cut" in problem else None
-            raise Malformed(f"storage {printable(key)} {problem}", where=where, hint=hint)
-        if problem and broken is not None:
-            broken[id(storage)] = problem
-        _move(storage, position + 8)
-        position += 8 + storage.nbytes
+    roots = [storages[key] for key in pickles.keys]
+    places = list(accumulate((8 + storage.nbytes for storage in roots), initial=pickles.end))
+    if broken is None:
+        for storage, place in zip(roots, places, strict=False):
+            if problem := _misfit(file, storage, place):
+                hint = "the download or copy did not finish; compare the size with the source"
+                what = f"storage {printable(storage.key)} {problem}"
+                raise Malformed(what, where=where, hint=hint if "cut" in problem else None)
+    else:
+        broken.update(_not_whole(file, roots, places))
+    for storage, place in zip(roots, places, strict=False):
+        _move(storage, place + 8)
     for view, (root, offset) in pickles.reader.views():
         assert isinstance(root.source, FileRange)
         _move(view, root.source.offset + offset * (root.dtype.itemsize if root.dtype else 1))
         if broken is not None and id(root) in broken:
             broken[id(view)] = broken[id(root)]
-    return position
+    return places[-1]
 
 
-def _misfit(file: File, storage: Storage, position: int) -> str:
-    """Why a storage cannot be at POSITION, or ""."""
-    if position + 8 + storage.nbytes > file.size:
-        left = max(file.size - position - 8, 0)
-        return f"is cut short: {storage.nbytes:,} bytes expected at offset {position + 8:,}, {left:,} left in the file"
-    numel = int.from_bytes(file.read(position, 8), "little", signed=True)
+def _misfit(file: File, storage: Storage, place: int) -> str:
+    """Why a storage cannot be at PLACE, or ""."""
+    if place + 8 + storage.nbytes > file.size:
+        left = max(file.size - place - 8, 0)
+        return f"is cut short: {storage.nbytes:,} bytes expected at offset {place + 8:,}, {left:,} left in the file"
+    numel = _count_at(file, place)
     if numel != storage.numel:
-        return f"has {counted(numel, 'element')} where it stands; its tensors say {storage.numel:,}"
+        return f"has {counted(numel or 0, 'element')} where it stands; its tensors say {storage.numel:,}"
     return ""
+
+
+def _count_at(file: File, place: int) -> int | None:
+    """The number of elements that stands at PLACE, or None where the file has no eight bytes."""
+    if place < 0 or place + 8 > file.size:
+        return None
+    return int.from_bytes(file.read(place, 8), "little", signed=True)
+
+
+def _not_whole(file: File, storages: Sequence[Storage], places: Sequence[int]) -> dict[int, str]:
+    """The storages of a damaged file that may not be whole: the id of each, and why.
+
+    A storage is whole if its count stands before it, and the next count, or the end of the file, right behind it. Bytes
+    that are missing or too many move all that follows, by as much as the file is too short or too long. So a count has
+    two possible places. It shows that nothing before it moved if it stands at the first alone, and if no other count of
+    the same number would have come to stand there.
+
+    Args:
+        file: the file.
+        storages: in the order of the file.
+        places: where the count of each should stand, and where the file should end.
+    """
+    problems = [_misfit(file, storage, place) for storage, place in zip(storages, places, strict=False)]
+    moved = file.size - places[-1]
+    if not moved:
+        why = "the count behind it is wrong, so bytes of it may have moved"
+        behind = [*problems[1:], ""]
+        found = [problem or (after and why) for problem, after in zip(problems, behind, strict=True)]
+    else:
+        sure = _last_sure(file, storages, places, moved)
+        why = f"{abs(moved):,} bytes are {'missing' if moved < 0 else 'too many'} in it or before it"
+        found = [problem if "cut" in problem else why for problem in problems]
+        found[:sure] = [""] * sure
+    return {id(storage): problem for storage, problem in zip(storages, found, strict=True) if problem}
+
+
+def _last_sure(file: File, storages: Sequence[Storage], places: Sequence[int], moved: int) -> int:
+    """The last storage whose count shows that nothing before it moved, or 0."""
+    counts = {(place, storage.numel) for storage, place in zip(storages, places, strict=False)}
+    sure = 0
+    for number, (storage, place) in enumerate(zip(storages, places, strict=False)):
+        if _count_at(file, place) != storage.numel:
+            break
+        elsewhere = _count_at(file, place + moved) == storage.numel or (place - moved, storage.numel) in counts
+        if storage.numel and not elsewhere:  # a count of 0 is like many other bytes
+            sure = number
+    return sure
 
 
 def _move(storage: Storage, offset: int) -> None:

@@ -38,6 +38,7 @@ def test_loss_is_named_and_has_to_be_allowed(run: Run, files: Files) -> None:
     assert ran.err.startswith(
         "Error: old.pth: not all of it can be saved; 1 entry would be lost:\n    module.fc.weight"
     )
+    assert "legacy files have no checksums: bytes that changed within a tensor do not show" in ran.err
     assert "Hint: --allow-loss writes the rest, with 2 of 3 tensors" in ran.err
     assert run("repair", "old.pth", "out.pth", "--allow-loss", "--json", "--dry-run").code == 0
     receipt = json.loads(run("repair", "old.pth", "out.pth", "--allow-loss", "--json").out)
@@ -72,20 +73,24 @@ def test_what_saves_no_tensor_is_not_called_a_repair(run: Run, files: Files) -> 
     assert "ckptool repair" not in said.out
 
 
-def test_where_only_other_values_are_left_they_can_be_had(run: Run, files: Files) -> None:
+def test_no_file_without_a_tensor_is_written_whatever_is_allowed(run: Run, files: Files) -> None:
     ckptool.save(Checkpoint(Dict([("epoch", 3), ("w", tensor(50))])), "a.pth")
     source = ckptool.open("a.pth").storages()[0].source
     data = bytearray(Path("a.pth").read_bytes())
     data[source.offset] ^= 1
     Path("a.pth").write_bytes(data)
-    ran = run("repair", "a.pth", "out.pth")
-    assert "none of its 1 tensor is whole" in ran.err
-    assert "Hint: --allow-loss writes what else is in it, 1 value and no tensor" in ran.err
-    assert run("repair", "a.pth", "out.pth", "--allow-loss").code == 0
-    assert ckptool.open("out.pth").root.entries == [("epoch", 3)]
+    for allowed in ([], ["--allow-loss"]):
+        ran = run("repair", "a.pth", "out.pth", *allowed)
+        assert (ran.code, Path("out.pth").exists()) == (2, False)
+        assert "none of its 1 tensor is whole, so none can be saved:\n    w: its checksum does not match" in ran.err
+        assert "--allow-loss" not in ran.err
     said = " ".join(run("doctor", "a.pth").out.split())  # wherever its lines end
     assert "none of its 1 tensor is whole" in said
     assert "ckptool repair" not in said
+    ckptool.save(Checkpoint(Dict([("epoch", 3)])), "no-tensor.pth")
+    ran = run("repair", str(flat(Path("no-tensor.pth"))), "out.pth")
+    assert (ran.code, Path("out.pth").exists()) == (2, False)
+    assert "holds no tensor, so there is nothing to save" in ran.err
 
 
 def test_a_file_whose_first_header_is_destroyed_is_named_and_rebuilt(run: Run, files: Files) -> None:
