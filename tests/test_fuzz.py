@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is watched
 FUZZ = Path(__file__).parent / "fuzz"
 SAMPLES = sorted(path for path in (FUZZ / "samples").iterdir() if path.name != "README.md")
 #: Of each family of formats. All of them take some seconds.
-MUTANTS = 200
+MUTANTS = 150
 DIFFERENCES = 20
 
 

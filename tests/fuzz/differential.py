@@ -245,7 +245,10 @@ OURS = (
     (r"name of a record|folder of the archive|not in one folder|several top folders|__MACOSX", "names of records"),
     (r"checksum does not match", "a record that is damaged"),
     (r"shape or offsets of", "shapes beyond 64 dimensions or 2**62"),
-    (r"two sizes|reaches to byte|elements where it stands|list of storages", "a storage with two sizes"),
+    (
+        r"two sizes|size that is none|reaches to byte|elements where it stands|list of storages",
+        "a storage with two sizes",
+    ),
     (r"sparse|nested|quantized", "sparse, nested and quantized tensors whose parts do not fit"),
     (r"protocol \d+, which does not exist", "a protocol that does not exist"),
     (r"persistent id", "a persistent id that torch does not write"),
@@ -326,7 +329,7 @@ def table_of(family, results):
         elif one == "?":
             kind = f"their loader dies ({other})"
         elif one != "takes" and other == "takes":
-            kind = f"only ckptool refuses: {class_of(one, OURS)}"
+            kind = f"only ckptool refuses: {class_of(one.splitlines()[0].split(': ', 2)[-1], OURS)}"
         elif one == "takes" and other != "takes":
             kind = f"only ckptool takes: {class_of(other, OF_OTHERS)}"
         else:
