@@ -123,6 +123,8 @@ def _receipt(plan: Plan, renamed: list[tuple[str, str]], dry_run: bool) -> Itera
         yield f"  form: {line}"
     for line in plan.content:
         yield f"  LOST, as allowed: {line}"
+    for line in plan.damaged:
+        yield f"  DAMAGED, as allowed: {line}"
     for name, count in plan.objects.items():
         yield f"  object kept: {printable(name, 100)} ({count:,}); whoever loads the file runs what it names"
 

@@ -179,6 +179,8 @@ def transfer(source: str, model: str, **options: Any) -> int:
         click.echo(f"wrote {printable(out)}: {plan.format}, {size_text(plan.nbytes)}, {plan.steps[-1]}", err=True)
         for line in plan.steps[:-1]:
             click.echo(f"  {line}", err=True)
+        for line in plan.damaged:
+            click.echo(f"  DAMAGED, as allowed: {line}", err=True)
     return 0
 
 

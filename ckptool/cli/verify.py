@@ -41,7 +41,7 @@ def verify(
 ) -> int:
     """Read every byte of a checkpoint once, and hold it against what the file says of itself.
 
-    Exit code 0: sound. 1: damaged, or not what it is held against. 2: it could not be opened.
+    Exit code 0: sound. 1: not sound, and the first line says why. 2: it could not be opened.
 
     \b
     ckptool verify model.pth
@@ -77,15 +77,15 @@ def verify(
             from ..reports.fits import fits
 
             fit = fits(path, model)
-        good = found.sound and not (strict and found.doubts) and (fit is None or fit.fits)
+        good = found.verdict(strict=strict, fits=fit is None or fit.fits) == "sound"
         status = max(status, 0 if good else 1)
         if write_manifest and not found.damage:
             report.write_manifest(write_manifest, found.digests, overwrite=overwrite)
             click.echo(f"wrote {printable(write_manifest)}", err=True)
         if as_json:
-            seen.append({**found.as_json(), "fit": fit.as_json() if fit else None})
+            seen.append({**found.as_json(), "sound": good, "fit": fit.as_json() if fit else None})
         elif not (quiet and good):
-            click.echo(verify_text(found, fit, everything=verbose, width=terminal_width()))
+            click.echo(verify_text(found, fit, strict=strict, everything=verbose, width=terminal_width()))
     if as_json:
         print_json({"ckptool": 1, "command": "verify", "files": seen})
     return status

@@ -5,7 +5,8 @@ What will be written (see `ckptool.disk.writing`) is described by *pieces*, in o
 - `FileRange`: bytes of an open input file, which are copied, by the kernel where that is the faster way,
 - `Buffer`: bytes in memory,
 - any other `Source`, whose `chunks()` are computed while writing (a strided tensor, say),
-- `Crc32Of`: the four bytes of a checksum, known only once another piece has been read.
+- `Crc32Of`: the four bytes of a checksum, known only once another piece has been read,
+- `Verify`: no bytes, but the wish to compare the checksum of what was read before it with the one that was recorded.
 
 Nothing here knows what a checkpoint is.
 """
@@ -19,7 +20,7 @@ import re
 import stat
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -141,9 +142,14 @@ class File:
             return (end, end) if error.errno == errno.ENXIO else (offset, end)  # nothing but a hole, or not to be told
         return min(begin, end), min(hole, end)
 
-    def range(self, offset: int, length: int) -> FileRange:
-        """The LENGTH bytes from OFFSET, as a source."""
-        return FileRange(self, offset, length)
+    @property
+    def seen(self) -> int | None:
+        """The CRC-32 of all bytes, of a file that takes it as they are read; None while some were not."""
+        return None
+
+    def range(self, offset: int, length: int, crc: int | None = None) -> FileRange:
+        """The LENGTH bytes from OFFSET, as a source, with their CRC-32 where one was recorded."""
+        return FileRange(self, offset, length, crc)
 
     def is_unchanged(self) -> bool:
         """Whether size and time of change are those of when it was opened."""
@@ -210,9 +216,9 @@ class Window:
             )
         return self._range.read(offset, length) if self._small is None else self._small[offset : offset + length]
 
-    def range(self, offset: int, length: int) -> FileRange:
-        """The LENGTH bytes from OFFSET, as a range of the whole file."""
-        return self._range.part(offset, length)
+    def range(self, offset: int, length: int, crc: int | None = None) -> FileRange:
+        """The LENGTH bytes from OFFSET, as a range of the whole file, with their CRC-32 where one was recorded."""
+        return FileRange(self._range.file, self._range.offset + offset, length, crc)
 
 
 def open_descriptor(path: StrPath, flags: int, *, dir_fd: int | None = None) -> int:
@@ -270,11 +276,19 @@ class Computed(Source, Protocol):
 
 @record(frozen=True, slots=True)
 class FileRange:
-    """LENGTH bytes of FILE from OFFSET."""
+    """A run of bytes of a file.
+
+    Attributes:
+        file, offset, length: where they are.
+        crc: their CRC-32 as it was recorded, or None.
+        whole: the range with a recorded checksum that they are a part of, or None.
+    """
 
     file: File
     offset: int
     length: int
+    crc: int | None = field(default=None, compare=False)
+    whole: FileRange | None = field(default=None, compare=False)
 
     def read(self, offset: int, length: int) -> bytes:
         """Return LENGTH bytes from OFFSET of this range."""
@@ -287,7 +301,14 @@ class FileRange:
 
     def part(self, offset: int, length: int) -> FileRange:
         """The LENGTH bytes from OFFSET of this range, as a range."""
-        return FileRange(self.file, self.offset + offset, length)
+        if not offset and length == self.length:
+            return self
+        return FileRange(self.file, self.offset + offset, length, None, self.whole if self.crc is None else self)
+
+    @property
+    def seen(self) -> int | None:
+        """As `File.seen`, of a range that is the whole of its file."""
+        return self.file.seen if (self.offset, self.length) == (0, self.file.size) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +333,22 @@ class Buffer:
     def part(self, offset: int, length: int) -> Buffer:
         """The LENGTH bytes from OFFSET."""
         return Buffer(self.data[offset : offset + length])
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """LENGTH bytes of zero: a hole."""
+
+    length: int
+
+    def read(self, offset: int, length: int) -> bytes:
+        """LENGTH bytes."""
+        return bytes(length)
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes in pieces of at most CHUNK."""
+        for at in range(0, self.length, CHUNK):
+            yield bytes(min(CHUNK, self.length - at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,12 +397,39 @@ class Crc32Of:
     length: int = 4
 
 
-Piece = Source | Crc32Of
+class Recorded(Source, Protocol):
+    """A source whose checksum was recorded where it comes from."""
+
+    @property
+    def crc(self) -> int | None:
+        """CRC-32 as it was recorded, or None."""
+
+    @property
+    def seen(self) -> int | None:
+        """CRC-32 of all bytes, if they were taken as they were read; else None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """No bytes: here all pieces that need SOURCE were written, and it is time to compare its checksum.
+
+    Attributes:
+        source: the source.
+        damaged: where it is noted if the checksum is wrong, with the one that was found; None refuses that.
+        length: 0.
+    """
+
+    source: Recorded
+    damaged: list[tuple[Recorded, int]] | None
+    length: int = 0
+
+
+Piece = Source | Crc32Of | Verify
 
 
 def is_computed(piece: object) -> TypeGuard[Computed]:
     """Whether a piece is one whose values are computed. (Asking a protocol takes long where there are many pieces.)"""
-    return not isinstance(piece, FileRange | Buffer | Crc32Of) and hasattr(piece, "step")
+    return not isinstance(piece, FileRange | Buffer | Crc32Of | Verify) and hasattr(piece, "step")
 
 
 def nested(source: object) -> Iterator[object]:
@@ -375,16 +439,17 @@ def nested(source: object) -> Iterator[object]:
         one = pending.pop()
         if isinstance(one, tuple | list):
             pending.extend(reversed(one))
-        elif id(one) not in seen and (isinstance(one, File) or (is_dataclass(one) and not isinstance(one, type))):
+        elif isinstance(one, dict):
+            pending.extend(one.values())
+        elif id(one) not in seen and (hasattr(type(one), "seen") or (is_dataclass(one) and not isinstance(one, type))):
             seen.add(id(one))
             yield one
             if is_dataclass(one):
-                pending.extend(getattr(one, field.name) for field in reversed(fields(one)))
+                pending.extend(getattr(one, one_field.name) for one_field in reversed(fields(one)))
 
 
-def crc32(source: Source) -> int:
-    """The CRC-32 of all bytes of SOURCE, read in bounded pieces."""
-    value = 0
+def crc32(source: Source, value: int = 0) -> int:
+    """The CRC-32 of all bytes of SOURCE, read in bounded pieces; that of bytes with the CRC-32 VALUE and these."""
     if isinstance(source, FileRange):  # through one buffer, in steps that leave the copying thread in peace
         buffer = memoryview(bytearray(min(_CHECKED, source.length)))
         for at in range(0, source.length, _CHECKED):

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
 
+from .checksums import checksums
 from .files import (
     CHUNK,
     Computed,
@@ -18,6 +19,8 @@ from .files import (
     Joined,
     Piece,
     Source,
+    Verify,
+    Zeros,
     crc32,
     is_computed,
 )
@@ -41,47 +44,43 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
     When a whole input is kept and only patched, its blocks are shared where the filesystem can do that (btrfs, xfs), so
     that nothing is copied at all. Otherwise see `_Output`.
     """
-    pieces = list(_flat(pieces))
-    shared = _share_blocks(out.fileno(), pieces)
+    flat = list(_flat(pieces))
+    shared = _share_blocks(out.fileno(), flat)
     output = _Output(out.fileno(), progress)
-    computed = [piece for piece in pieces if is_computed(piece) and piece.length]
-    wanted = {id(piece.source) for piece in pieces if isinstance(piece, Crc32Of)}
-    known: dict[int, int] = {}  # checksums of computed pieces, taken while they are written
-    left = [piece for piece in pieces if not (isinstance(piece, Crc32Of) and _passes_once(piece.source))]
-    with _checksums(left) as checksum_of, _ahead(computed) as next_of:
+    computed = [piece for piece in flat if is_computed(piece) and piece.length]
+
+    def put(piece: Source, crc: int | None) -> int | None:
+        """Write a piece. Returns the checksum of what had the checksum CRC and this, or None for None."""
+        if isinstance(piece, Joined):
+            for part in piece.parts:
+                crc = put(part, crc)
+        elif isinstance(piece, FileRange) and piece.file is shared and piece.offset == output.position:
+            output.skip(piece.length)
+            return None
+        elif isinstance(piece, FileRange) and not piece.file.far:
+            return output.copy(piece, crc)
+        else:
+            for chunk in next_of(piece) if is_computed(piece) and piece.length else piece.chunks():
+                crc = None if crc is None else zlib.crc32(chunk, crc)
+                output.write(chunk)
+        return crc
+
+    with checksums(pieces) as sums, _ahead(computed) as next_of:
         for piece in pieces:
             end = output.position + piece.length
             if isinstance(piece, Crc32Of):
-                value = known[id(piece.source)] if id(piece.source) in known else checksum_of(piece.source)
-                output.write(value.to_bytes(4, "little"))
-            elif is_computed(piece):
-                check = 0
-                for chunk in next_of(piece):
-                    check = zlib.crc32(chunk, check) if id(piece) in wanted else 0
-                    output.write(chunk)
-                known[id(piece)] = check
-            elif isinstance(piece, FileRange) and piece.file.far:
-                known[id(piece)] = 0
-                for chunk in piece.chunks():
-                    known[id(piece)] = zlib.crc32(chunk, known[id(piece)])
-                    output.write(chunk)
-            elif isinstance(piece, FileRange):
-                if piece.file is shared and piece.offset == output.position:
-                    output.skip(piece.length)
-                else:
-                    output.copy(piece)
+                output.write((sums.of(piece.source) or 0).to_bytes(4, "little"))
+            elif isinstance(piece, Verify):
+                sums.verify(piece)
             else:
-                for chunk in piece.chunks():
-                    output.write(chunk)
+                crc = put(piece, 0 if sums.missing(piece) else None)
+                if crc is not None:
+                    sums.note(piece, crc)
             assert output.position == end, f"{piece!r} gave {output.position - end} bytes more than it said"
         output.flush()
+        sums.finish()
     if os.fstat(out.fileno()).st_size < output.position:  # it ends with a hole
         os.ftruncate(out.fileno(), output.position)
-
-
-def _passes_once(source: Source) -> bool:
-    """Whether the bytes of SOURCE cost too much to be had twice: its checksum is taken while it is written."""
-    return is_computed(source) or (isinstance(source, FileRange) and source.file.far)
 
 
 def _flat(pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -119,8 +118,8 @@ class _Output:
             self._advance(len(room))
             view = view[len(room) :]
 
-    def copy(self, piece: FileRange) -> None:
-        """Append a range of an input."""
+    def copy(self, piece: FileRange, crc: int | None = None) -> int | None:
+        """Append a range of an input. Where CRC is the checksum of what is before it, returns that of both."""
         source, offset, end = piece.file, piece.offset, piece.offset + piece.length
         solid = offset if source.is_sparse else end  # before this there is no hole
         while offset < end:
@@ -128,18 +127,22 @@ class _Output:
                 begin, solid = source.next_data(offset, end)
                 if begin - offset >= _STEP:
                     self.skip(begin - offset)  # a hole stays one
+                    crc = None if crc is None else crc32(Zeros(begin - offset), crc)
                     offset = begin
                     continue
                 solid = max(solid, begin)
             done = 0
-            if solid - offset >= _STEP and not self._filled and (offset - self.position) % _PAGE == 0:
+            whole_pages = solid - offset >= _STEP and not self._filled and (offset - self.position) % _PAGE == 0
+            if crc is None and whole_pages:
                 done = self._copy_in_kernel(source, offset, min(solid - offset, _AHEAD - self.position % _AHEAD))
             if not done:
                 room = self._room(solid - offset)
                 source.read_into(room, offset)
+                crc = None if crc is None else zlib.crc32(room, crc)
                 done = len(room)
                 self._advance(done)
             offset += done
+        return crc
 
     def skip(self, length: int) -> None:
         """Leave LENGTH bytes as they are: those of a shared block, or of a hole."""
@@ -238,37 +241,6 @@ def _ahead(computed: Sequence[Computed]) -> Iterator[Callable[[Computed], Iterat
             yield chunks
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextlib.contextmanager
-def _checksums(pieces: Sequence[Piece]) -> Iterator[Callable[[Source], int]]:
-    """Compute the checksums that PIECES ask for in a thread, beside the copying, small ones in batches.
-
-    One thread: a second one was measured to take more from the copying than it gives.
-    """
-    wanted = {id(p.source): p.source for p in pieces if isinstance(p, Crc32Of)}
-    if sum(source.length for source in wanted.values()) < CHUNK:
-        yield crc32
-        return
-    from concurrent.futures import ThreadPoolExecutor
-
-    batches: list[list[Source]] = []
-    room = 0
-    for source in wanted.values():
-        if room <= 0:
-            batches.append([])
-            room = CHUNK
-        batches[-1].append(source)
-        room -= source.length
-    with ThreadPoolExecutor(1, "crc32") as pool:
-        futures = {}
-        for batch in batches:
-            future = pool.submit(lambda batch: {id(source): crc32(source) for source in batch}, batch)
-            futures.update(dict.fromkeys(map(id, batch), future))
-        try:
-            yield lambda source: futures[id(source)].result()[id(source)]
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _share_blocks(fd: int, pieces: Sequence[Piece]) -> File | None:

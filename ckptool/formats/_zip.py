@@ -31,8 +31,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter, methodcaller
+from pathlib import Path
 from typing import IO, NamedTuple
 
+from ..disk.checksums import joined_crc32
 from ..disk.door import unnamed_file
 from ..disk.files import CHUNK, File, FileRange, Source, Window, shell_path
 from ..errors import Malformed, UnknownFormat, counted, printable
@@ -146,10 +148,11 @@ class Archive:
         return self._stored(member) if member.method == STORED else Inflated(self, member)
 
     def _stored(self, member: Member) -> FileRange:
+        crc = member.crc or None  # 0: not recorded, or nothing that could be damaged
         if member.start < 0:
             assert isinstance(self.file, File)
-            return FileRange(_FarRecord(self.file, member, self.directory), 0, member.size)
-        return self.file.range(member.start, member.size)
+            return FileRange(_FarRecord(self.file, member, self.directory), 0, member.size, crc)
+        return self.file.range(member.start, member.size, crc)
 
     def inflate(self, member: Member) -> Iterator[bytes]:
         """Inflate in bounded steps, and never more than the record is said to have: it may go on for ever."""
@@ -203,6 +206,17 @@ class _FarRecord(File):
         self._file = file
         self._member = member
         self._limit = limit
+        self._seen: dict[int, tuple[int, int]] = {}  # offset of what was read -> its length and CRC-32
+
+    @property
+    def seen(self) -> int | None:
+        """The CRC-32 of the record, put together from what was read of it."""
+        at = crc = 0
+        while at < self.size and at in self._seen:
+            length, part = self._seen[at]
+            crc = joined_crc32(crc, part, length)
+            at += length
+        return crc if at == self.size else None
 
     @property
     def far(self) -> bool:
@@ -220,7 +234,10 @@ class _FarRecord(File):
         if offset < 0 or length < 0 or offset + length > self.size:
             raise Malformed(f"a record ends at byte {self.size:,}, {offset + length:,} are needed", where=self.path)
         file, at = self.located(offset)
-        return file.read(at, length)
+        data = file.read(at, length)
+        if length > self._seen.get(offset, (0, 0))[0]:
+            self._seen[offset] = length, zlib.crc32(data)
+        return data
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill VIEW from OFFSET of the record."""
@@ -231,13 +248,20 @@ class Inflated:
     """A compressed record as a source. torch.save never compresses, but people zip archives again.
 
     Bytes from the middle are had from an unnamed temporary file that the whole record is inflated to once.
+
+    Attributes:
+        crc: CRC-32 of the inflated bytes as it was recorded, or None.
+        seen: that of what came out, once all of it did.
     """
+
+    seen: int | None = None
 
     def __init__(self, archive: Archive, member: Member) -> None:
         self._archive = archive
         self._member = member
         self._file: IO[bytes] | None = None
         self._lock = threading.Lock()
+        self.crc = member.crc or None
 
     @property
     def length(self) -> int:
@@ -251,7 +275,16 @@ class Inflated:
 
     def chunks(self) -> Iterator[bytes]:
         """All bytes, as they come out."""
-        return self._archive.inflate(self._member)
+        crc = 0
+        for chunk in self._archive.inflate(self._member):
+            crc = zlib.crc32(chunk, crc)
+            yield chunk
+        self.seen = crc
+
+    @property
+    def path(self) -> Path:
+        """The file that it is in."""
+        return self._archive.file.path
 
     def read(self, offset: int, length: int) -> bytes:
         """LENGTH bytes from OFFSET."""

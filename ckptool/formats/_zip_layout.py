@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..disk.files import CHUNK, Buffer, Crc32Of, Piece, Source
+from ..disk.files import CHUNK, Buffer, Crc32Of, FileRange, Piece, Source
 from ..errors import printable
 from ._zip import CAP16, CAP32, END, END64, ENTRY, FOLLOWS, LOCAL, LOCATOR, STORED, UTF8, name_fault
 
@@ -19,7 +19,7 @@ _SMALL = 64 << 10  # a payload in memory up to here is joined with its headers
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record to be written, stored. With `crc` None it is computed while the payload is copied."""
+    """A record to be written, stored. A checksum that neither `crc` nor the source tells is computed while copying."""
 
     name: str
     source: Source
@@ -71,7 +71,7 @@ def _add_record(out: _Pieces, name: str, record: Record, alignment: int) -> _Wri
     if len(raw) > CAP16 or name.endswith("/") or name.startswith("__MACOSX/") or name_fault(name):
         raise ValueError(f"a record cannot be called {printable(name)!r}")
     header, size, source = out.position, record.source.length, record.source
-    crc = record.crc
+    crc = source.crc if record.crc is None and isinstance(source, FileRange) else record.crc
     if not size:
         crc = 0
     elif crc is None and isinstance(source, Buffer) and size <= CHUNK:

@@ -21,6 +21,7 @@ class Draft:
         form: what changes in form, though no content is lost ("2 tied keys are stored twice").
         content: what would be lost ("optimizer (482 tensors)").
         how: how the bytes come about, for the receipt ("patched in place of the old pickle").
+        checksums: those of whole records of the source are written along, so nobody has to compare them on the way.
     """
 
     pieces: list[Piece]
@@ -28,6 +29,7 @@ class Draft:
     content: tuple[str, ...] = ()
     how: str = ""
     folder: Mapping[str, Sequence[Piece]] = field(default_factory=dict)
+    checksums: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..casting import tallies_in
 from ..checkpoint import Checkpoint, map_storages
+from ..disk.checksums import Damaged
 from ..disk.files import File, FileRange, Piece, StrPath, beside, is_computed, nested, same_bytes, shell_path
 from ..disk.folders import check_folder, replacing_folder
 from ..disk.targets import check_target, leftover_notes, replacing
@@ -20,6 +21,7 @@ from ..errors import CannotCarry, CheckpointError, Malformed, OutputExists, Rule
 from ..objects import beyond_plain_data
 from ..tensor import Storage
 from . import torch_zip
+from ._checks import Checks
 from ._choice import split_of, target_format
 from ._folder import is_part, left_beside, may_go
 from ._refusals import live_objects, loss_of_content, require_readable
@@ -39,6 +41,7 @@ class Plan:
         content: content that is lost, as was allowed.
         objects: classes beyond plain data that are carried, as was asked for, with their numbers.
         how: how the bytes come about.
+        checks: the checksums of the source that are compared while it is written.
         replaced: whether a file in an old directory at `path` may go, though no new one takes its place.
     """
 
@@ -51,7 +54,13 @@ class Plan:
     objects: dict[str, int]
     how: str
     draft: Draft
+    checks: Checks
     replaced: Callable[[str], bool] = is_part
+
+    @property
+    def damaged(self) -> list[str]:
+        """Tensors that were written, as was allowed, though their checksums are wrong. Known once they are written."""
+        return self.checks.lines()
 
     def as_json(self) -> dict[str, Any]:
         """The receipt as plain data."""
@@ -62,6 +71,7 @@ class Plan:
             "steps": list(self.steps),
             "form": list(self.form),
             "lost": list(self.content),
+            "damaged": self.damaged,
             "objects": self.objects,
             "how": self.how,
         }
@@ -84,7 +94,7 @@ def plan(
         ckpt: a Checkpoint, or a dict of torch tensors.
         path: the target; its suffix chooses the format if FORMAT does not.
         format: name of the format.
-        allow_loss: accept that the format cannot hold all content.
+        allow_loss: accept that the format cannot hold all content, and that checksums of the source are wrong.
         keep_objects: write objects of any class back to a pickle as they came.
         for_torch: "torch==1.6" refuses what that version cannot load.
         max_shard_size: bytes of tensors in each file of a directory, as a number or as "5GB", "500MB". Without it, what
@@ -132,8 +142,14 @@ def plan(
     if not ckpt.order_preserved:
         form = (*form, "the keys stand in the order of the old header; how they were saved is not known")
     replaced = may_go(ckpt, Path(path)) if draft.folder else is_part
+    how, checks = _how(draft), Checks(ckpt, allow_loss=allow_loss)
+    draft = replace(
+        draft,
+        pieces=checks.among(draft.pieces, carried=draft.checksums),
+        folder={name: checks.among(pieces, carried=draft.checksums) for name, pieces in draft.folder.items()},
+    )
     return Plan(
-        Path(path), chosen.name, draft.nbytes, ckpt.history, form, content, dict(objects), _how(draft), draft, replaced
+        Path(path), chosen.name, draft.nbytes, ckpt.history, form, content, dict(objects), how, draft, checks, replaced
     )
 
 
@@ -174,6 +190,7 @@ def save(
     Raises:
         CannotCarry: as `plan`.
         OutputExists, Unwritable: the target may not be, or cannot be, written.
+        Malformed: a checksum of the source is wrong, and ALLOW_LOSS is false.
     """
     receipt = plan(
         ckpt,
@@ -210,15 +227,26 @@ def write(
 
     Raises:
         OutputExists, Unwritable: the target may not be, or cannot be, written.
+        Malformed: a checksum of the source is wrong, and the plan does not allow for that.
     """
-    pieces, folder = planned.draft.pieces, planned.draft.folder
-    tallies = tallies_in(chain(pieces, *folder.values()))
+    tallies = tallies_in(chain(planned.draft.pieces, *planned.draft.folder.values()))
     for tally in tallies:
         tally.clear()
+    planned.checks.clear()
+    try:
+        notes = _write(planned, overwrite, backup, progress)
+    except Damaged as error:
+        raise planned.checks.refusal(error) from None
+    return notes + leftover_notes(planned.path) + [line for tally in tallies for line in tally.lines()]
+
+
+def _write(planned: Plan, overwrite: bool, backup: str | None, progress: Callable[[int], None] | None) -> list[str]:
+    pieces, folder = planned.draft.pieces, planned.draft.folder
     inputs = _inputs(chain(pieces, *folder.values()))
     real = Path(os.path.realpath(planned.path))
     replaced = [file for file in inputs if real in (path := Path(os.path.realpath(file.path)), path.parent)]
     unchanged = partial(_require_unchanged, inputs, replaced)
+    notes: list[str] = []
     if folder:
         notes = replacing_folder(
             planned.path,
@@ -230,14 +258,13 @@ def write(
             check=unchanged,
         )
     else:
-        notes = []
         mode = next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)  # as cp does
         with replacing(planned.path, size=room_for(pieces), overwrite=overwrite, backup=backup, mode=mode) as out:
             write_pieces(out, pieces, progress)
             unchanged()
     for file in replaced:
         file.note_replaced()
-    return notes + leftover_notes(planned.path) + [line for tally in tallies for line in tally.lines()]
+    return notes
 
 
 def _inputs(pieces: Iterable[Piece]) -> list[File]:

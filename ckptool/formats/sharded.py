@@ -370,7 +370,7 @@ def draft_sharded(ckpt: Checkpoint, split: Split, kind: str) -> Draft:
         folder[_index_name(kind, split.variant)] = [Buffer(json.dumps(index, indent=2).encode())]
     beside, lines = carried_along(ckpt, folder)
     how = f"{counted(len(shards), 'shard')}{', divided as before' if kept else ''}, tensors copied as they are"
-    return Draft([], (*form, *lines), tuple(content), how, {**beside, **folder})
+    return Draft([], (*form, *lines), tuple(content), how, {**beside, **folder}, checksums=kind == "bin")
 
 
 def _split(

@@ -167,7 +167,7 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
         (second, crc),
     ]
     assert isinstance(archive.file, File)
-    return Draft(overlay(archive.file, patches), how="the old file with its pickle replaced")
+    return Draft(overlay(archive.file, patches), how="the old file with its pickle replaced", checksums=True)
 
 
 def overlay(file: File, patches: Sequence[tuple[int, Piece]]) -> list[Piece]:
@@ -203,7 +203,7 @@ def _laid_out(ckpt: Checkpoint) -> Draft:
     version = _version(archive) if archive else b"3"
     records.append(Record("version", Buffer((version if version.isdigit() else b"3") + b"\n"), None))
     top = archive.top if archive else "archive"
-    return Draft(lay_out(top, records), how="a new archive, tensors copied as they are")
+    return Draft(lay_out(top, records), how="a new archive, tensors copied as they are", checksums=True)
 
 
 def extra_members(ckpt: Checkpoint) -> tuple[str, ...]:

@@ -80,7 +80,22 @@ class Verification:
     @property
     def sound(self) -> bool:
         """Whether nothing is broken, and the other file, if there is one, has the same weights."""
-        return not self.damage and (self.against is None or self.against.same)
+        return self.verdict() == "sound"
+
+    def verdict(self, *, strict: bool = False, fits: bool = True) -> str:
+        """What it comes to in a word or two: "sound", or what keeps it from that.
+
+        Args:
+            strict: what is perhaps wrong counts.
+            fits: whether it fits the model that it should fit.
+        """
+        if self.damage:
+            return "DAMAGED"
+        if self.against is not None and not self.against.same:
+            return "NOT THE SAME"
+        if strict and self.doubts:
+            return "PERHAPS WRONG"
+        return "sound" if fits else "DOES NOT FIT"
 
     def as_json(self) -> dict[str, Any]:
         """The document that `ckptool verify --json` prints for one file."""

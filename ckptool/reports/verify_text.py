@@ -13,16 +13,20 @@ if TYPE_CHECKING:
     from .verify import Verification
 
 
-def verify_text(found: Verification, fit: Fit | None = None, *, everything: bool = False, width: int = 120) -> str:
+def verify_text(
+    found: Verification, fit: Fit | None = None, *, strict: bool = False, everything: bool = False, width: int = 120
+) -> str:
     """What reading every byte of a file showed, for a person: the verdict, then what it follows from.
 
     Args:
         found: the report.
         fit: how it fits a model, if that was asked for.
+        strict: what is perhaps wrong counts for the verdict.
         everything: list everything, also the digest of each tensor.
         width: columns to fill.
     """
-    text = "\n".join(wrapped(_lines(found, everything), width))
+    verdict = found.verdict(strict=strict, fits=fit is None or fit.fits)
+    text = "\n".join(wrapped(_lines(found, verdict, everything), width))
     if fit is not None:
         from .doctor_text import fit_lines
 
@@ -35,8 +39,7 @@ def verify_text(found: Verification, fit: Fit | None = None, *, everything: bool
     return text
 
 
-def _lines(found: Verification, everything: bool) -> Iterator[str]:
-    verdict = "sound" if found.sound else "DAMAGED" if found.damage else "NOT THE SAME"
+def _lines(found: Verification, verdict: str, everything: bool) -> Iterator[str]:
     yield f"{printable(found.path)}: {verdict}, {found.format}, {size_text(found.bytes)}"
     matched, unknown = found.checksums
     words = f"{matched:,} checksums agree" if matched else "no checksum to hold against"

@@ -235,3 +235,21 @@ def test_the_hint_of_an_error_is_a_command_or_an_option_that_works(run: Run, fil
         run(*typed, "--prefix", "conv1", "--if-present") if "--at" in typed and "strip-prefix" in typed else run(*typed)
     )
     assert ran.code == 0 or "conv1" in ran.err, ran.err
+
+
+def test_damaged_bytes_are_refused_with_their_name_or_listed(run: Run, files: Files) -> None:
+    source = ckptool.open("plain.pth").state_dict()["fc.weight"].storage.source
+    data = bytearray(files["plain.pth"].read_bytes())
+    data[source.offset] ^= 1  # type: ignore[attr-defined]
+    files["plain.pth"].write_bytes(data)
+    ran = run("convert", "plain.pth", "out.safetensors")
+    assert (ran.code, Path("out.safetensors").exists()) == (2, False)
+    first, evidence, hint = ran.err.splitlines()
+    assert first == "Error: plain.pth: the bytes of fc.weight are damaged: their checksum does not match."
+    assert evidence.startswith("    CRC-32 recorded ")
+    assert hint.startswith("Hint: ckptool verify plain.pth lists all that is damaged; --allow-loss")
+    ran = run("convert", "plain.pth", "out.safetensors", "--allow-loss")
+    assert ran.code == 0
+    assert "  DAMAGED, as allowed: fc.weight: CRC-32 recorded " in ran.err
+    receipt = json.loads(run("convert", "plain.pth", "other.safetensors", "--allow-loss", "--json").out)
+    assert [line.split(":")[0] for line in receipt["damaged"]] == ["fc.weight"]

@@ -42,6 +42,51 @@ def test_doubts_count_when_they_are_asked_to(run: Run, tmp_path: Path) -> None:
     assert run("verify", "nan.pth", "--strict").code == 1
 
 
+MODEL = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.zeros({}))
+"""
+
+
+@pytest.mark.parametrize("damage", [False, True])
+@pytest.mark.parametrize("odd", [False, True])
+@pytest.mark.parametrize("against", [None, "same.pth", "other.pth"])
+@pytest.mark.parametrize("model", [None, "fits.py", "another.py"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_file_is_called_sound_where_the_exit_code_is_0_and_nowhere_else(
+    run: Run, tmp_path: Path, damage: bool, odd: bool, against: str | None, model: str | None, strict: bool
+) -> None:
+    if model:
+        pytest.importorskip("torch")
+    weights = Checkpoint(Dict([("w", tensor(2, fill=255 if odd else 1))]))
+    for name in ("a.pth", "same.pth"):
+        ckptool.save(weights, name)
+    ckptool.save(Checkpoint(Dict([("w", tensor(2, fill=3))])), "other.pth")
+    Path("fits.py").write_text(MODEL.format(2))
+    Path("another.py").write_text(MODEL.format(3))
+    if damage:
+        source = ckptool.open("a.pth").storages()[0].source
+        data = bytearray(Path("a.pth").read_bytes())
+        data[source.offset] ^= 1  # type: ignore[attr-defined]
+        Path("a.pth").write_bytes(data)
+    options = [*(["--against", against] if against else []), *(["--fits", model] if model else [])]
+    options += ["--strict"] if strict else []
+    bad = damage or against == "other.pth" or (strict and odd) or model == "another.py"
+    ran = run("verify", "a.pth", *options)
+    first = ran.out.splitlines()[0]
+    assert ran.code == int(bad), ran.err
+    assert first.startswith("a.pth: sound, ") == (not bad)
+    assert ("sound" in ran.out) == (not bad)
+    if damage:
+        assert first.startswith("a.pth: DAMAGED, ")
+    (document,) = json.loads(run("verify", "a.pth", *options, "--json").out)["files"]
+    assert document["sound"] == (not bad)
+    assert bool(run("verify", "a.pth", *options, "-q").out) == bad
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_text_says_what_is_damaged(run: Run, files: Files, monkeypatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
