@@ -22,6 +22,7 @@ from ..disk.writing import check_backup, check_target, replacing
 from ..errors import RuleError, Unreadable, printable
 from ..keys import Rename, parse_rules
 from ..recipes import Step
+from . import replacing_target
 from .options import FileName, output_options, writing_options
 from .output import print_receipt, progress_bar
 
@@ -131,7 +132,8 @@ def rewrite(
         check_backup(target, options["backup"])
     notes: list[str] = []
     if not options["dry_run"]:
-        with progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"]) as progress:
+        bar = progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"])
+        with replacing_target(target), bar as progress:
             notes = formats.write(plan, overwrite=overwrite, backup=options["backup"], progress=progress)
     if options["save_recipe"] is not None:
         text = recipes.text(steps).encode()

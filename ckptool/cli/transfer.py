@@ -30,6 +30,7 @@ from ..porting.report import mapping_page, mapping_text
 from ..porting.sources import apply, by_position, match_signature, open_source, require_fit
 from ..reports.render import size_text
 from ..signature import Signature
+from . import replacing_target
 from .options import FileName, FormatName
 from .output import print_json, progress_bar, status_line, write_page
 
@@ -351,7 +352,8 @@ def _write(made: Checkpoint, out: str, options: dict[str, Any]) -> Any:
     if format_ is None and Path(out).suffix.lower() != ".safetensors":
         format_ = "torch-zip"
     plan = formats.plan(made, out, format=format_, allow_loss=options["allow_loss"])
-    with progress_bar(Path(out).name, plan.nbytes, wanted=not options["quiet"]) as progress:
+    bar = progress_bar(Path(out).name, plan.nbytes, wanted=not options["quiet"])
+    with replacing_target(out), bar as progress:
         formats.write(plan, overwrite=options["overwrite"], progress=progress)
     return plan
 
