@@ -11,13 +11,13 @@ Importing it imports neither torch nor numpy: names are loaded when they are fir
 import sys
 
 if sys.argv[:1] == ["-m"]:
-    from .search_path import leave_current_folder
+    from .starting import begin
 
-    leave_current_folder()
-
-from typing import TYPE_CHECKING
+    begin()
 
 from .lazy import lazily
+
+TYPE_CHECKING = False  # what this module imports, the program waits for before it can answer a signal
 
 __version__ = "0.1.0"
 

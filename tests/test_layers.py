@@ -14,7 +14,7 @@ MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path i
 
 #: From the ground up. A module imports from lower floors.
 FLOORS = [
-    ["errors", "records", "lazy", "search_path"],
+    ["errors", "records", "lazy", "starting"],
     ["dtypes", "disk"],
     ["signs"],
     ["tensor", "keys"],

@@ -14,13 +14,16 @@ import contextlib
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
 
 from .. import __version__
 from ..errors import CheckpointError, counted, printable
+from ..starting import ENDING, end_at_once
 
 #: Command -> module of this package, and what it does in a line.
 _COMMANDS: dict[str, tuple[str, str]] = {
@@ -56,7 +59,14 @@ class _Commands(click.Group):
             return None
         module = import_module(f".{_COMMANDS[cmd_name][0]}", __name__)
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        _unwind_on_signals()
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # for which click would print an empty line
+            raise _Interrupted from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -90,42 +100,56 @@ class _Terminated(BaseException):
     """SIGTERM or SIGHUP arrived; unwinding removes temporary files."""
 
 
+class _Interrupted(BaseException):
+    """SIGINT arrived."""
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    _forget_targets()
     try:
-        _unwind_on_signals()
+        status = _run(argv)
+        _say_traffic(sys.argv[1:] if argv is None else argv)
+        if argv is None:
+            _leave(status)
+        sys.exit(status)
+    except (KeyboardInterrupt, _Interrupted, _Terminated) as error:
+        if argv is None:
+            _ignore_signals()
+        word, status = ("terminated", 143) if isinstance(error, _Terminated) else ("interrupted", 130)
+        _say(f"{word}; {_done_before(error)}", status)
+        if argv is None:
+            _leave(status)
+        sys.exit(status)
+    finally:
+        if argv is not None:
+            gc.enable()  # commands turn it off while they work
+
+
+def _run(argv: list[str] | None) -> int:
+    """Run the command line. Returns its exit code; signals come through."""
+    try:
         code = cli.main(argv, prog_name="ckptool", standalone_mode=False)
         sys.stdout.flush()
-        status = code if isinstance(code, int) else 0
-    except (click.exceptions.Abort, KeyboardInterrupt) as error:
-        status = _say(f"interrupted; {_done_before(error)}", 130)
-    except _Terminated as error:
-        status = _say(f"terminated; {_done_before(error)}", 143)
+        return code if isinstance(code, int) else 0
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not complain when it flushes at exit
-        status = 141
+        return 141
     except click.ClickException as error:
         error.show()
-        status = 2
+        return 2
     except click.exceptions.Exit as error:
-        status = error.exit_code
+        return error.exit_code
     except CheckpointError as error:
         _debug()
-        status = _say(str(error), 2)
+        return _say(str(error), 2)
     except Exception as error:  # a bug of ours: say so in one line, keep the traceback for those who ask
         _debug()
-        status = _say(
+        return _say(
             f"ckptool failed unexpectedly ({type(error).__name__}: {str(error)[:200]!r}).\n"
             "Hint: CKPTOOL_DEBUG=1 shows where; please report it with that",
             2,
         )
-    finally:
-        if argv is not None:
-            gc.enable()  # commands turn it off while they work
-    _say_traffic(sys.argv[1:] if argv is None else argv)
-    if argv is None:
-        _leave(status)
-    sys.exit(status)
 
 
 def _leave(status: int) -> None:
@@ -161,6 +185,13 @@ def _done_before(error: BaseException) -> str:
     return f"{done}; {left}" if left else done
 
 
+def _forget_targets() -> None:
+    """Begin to count what the command has written."""
+    targets = sys.modules.get("ckptool.disk.targets")
+    if targets is not None:
+        targets.written.clear()
+
+
 def _say(text: str, status: int) -> int:
     click.echo(f"Error: {text}", err=True)
     return status
@@ -174,6 +205,7 @@ def _debug() -> None:
 
 
 def _unwind_on_signals() -> None:
+    """From here on there may be something to take back: temporary files, a bar on the terminal."""
     import signal
 
     def unwind(signum: int, frame: Any) -> None:
@@ -181,7 +213,7 @@ def _unwind_on_signals() -> None:
         raise KeyboardInterrupt if signum == signal.SIGINT else _Terminated
 
     _set_stopped(False)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    for name in ENDING:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, unwind)
@@ -192,3 +224,12 @@ def _set_stopped(stopped: bool) -> None:
     web = sys.modules.get("ckptool.disk.web")
     if web is not None:
         vars(web)["stopped"] = stopped
+
+
+def _ignore_signals() -> None:
+    """One is enough."""
+    import signal
+
+    for name in ENDING:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -129,7 +129,8 @@ def rewrite(
     formats.check(plan, overwrite=overwrite, backup=options["backup"])
     notes: list[str] = []
     if not options["dry_run"]:
-        with progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"]) as progress:
+        bar = progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"])
+        with bar as progress:
             notes = formats.write(plan, overwrite=overwrite, backup=options["backup"], progress=progress)
     if options["save_recipe"] is not None:
         write_side_output("recipe", options["save_recipe"], recipes.text(steps), overwrite=options["overwrite"])

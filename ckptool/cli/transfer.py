@@ -359,7 +359,8 @@ def _write(made: Checkpoint, out: str, options: dict[str, Any]) -> Any:
     if format_ is None and Path(out).suffix.lower() != ".safetensors":
         format_ = "torch-zip"
     plan = formats.plan(made, out, format=format_, allow_loss=options["allow_loss"])
-    with progress_bar(Path(out).name, plan.nbytes, wanted=not options["quiet"]) as progress:
+    bar = progress_bar(Path(out).name, plan.nbytes, wanted=not options["quiet"])
+    with bar as progress:
         formats.write(plan, overwrite=options["overwrite"], progress=progress)
     return plan
 

@@ -127,10 +127,14 @@ def _start_interrupted(done):
 
 def test_an_interrupt_waits_until_a_process_has_been_started():
     done = []
-    with pytest.raises(KeyboardInterrupt):
-        _start_interrupted(done)
-    assert done == ["started"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    of_suite = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _start_interrupted(done)
+        assert done == ["started"]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, of_suite)
 
 
 def await_step(started, told):
