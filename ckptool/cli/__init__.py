@@ -14,16 +14,14 @@ import contextlib
 import gc
 import os
 import sys
-from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import click
 
 from .. import __version__
 from ..errors import CheckpointError, counted, printable
-from ..starting import ENDING, end_at_once
+from ..starting import ENDING
 
 #: Command -> module of this package, and what it does in a line.
 _COMMANDS: dict[str, tuple[str, str]] = {

@@ -29,6 +29,7 @@ written: deque[str] = deque(maxlen=4)
 
 _CHUNK = 1 << 20
 _HEAD = 4096
+_MOST_LINKS = 40
 
 
 class Target:
@@ -143,6 +144,8 @@ def _real(path: StrPath) -> Path:
         raise Unwritable("files are written here, not to a URL", where=path, hint="name a file here, and copy it there")
     try:
         plain = os.fspath(path).rstrip("/") or "/"
+        if _in_proc(plain):
+            raise Unwritable("leads through /proc, where no files are written", where=path, hint="name the file itself")
         if os.path.islink(plain) and not os.path.exists(plain):
             os.stat(plain)
         real = Path(os.path.realpath(path))
@@ -157,6 +160,20 @@ def _real(path: StrPath) -> Path:
             raise
         raise Unwritable(reason(error), where=path) from None
     return real
+
+
+def _in_proc(path: str) -> bool:
+    """Whether a path ends with a link of /proc (/proc/self/exe, /dev/stdout), which may name what is not there."""
+    for _ in range(_MOST_LINKS):
+        folder, name = os.path.split(path)
+        folder = os.path.realpath(folder or os.curdir)
+        if folder == "/proc" or folder.startswith("/proc/"):
+            return True
+        path = os.path.join(folder, name)
+        if not os.path.islink(path):
+            return False
+        path = os.path.join(folder, os.readlink(path))
+    return False
 
 
 def check_target(path: StrPath, *, overwrite: bool = False, backup: str | None = None) -> bool:

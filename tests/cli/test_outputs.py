@@ -1,6 +1,7 @@
 """What commands write, where something is there already."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,19 @@ def test_a_link_to_nothing_is_no_target(run: Run, files: Files, overwrite: list[
         assert "Hint: rm dangling, or name the file itself" in ran.err
     assert not Path("nowhere").exists()
     assert not Path("new.pth").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/exe").exists(), reason="names of Linux")
+@pytest.mark.parametrize("target", ["/proc/self/exe", "/proc/self/fd/1", "/dev/stdout", "/dev/fd/1", "link"])
+def test_a_name_in_proc_is_no_target(run: Run, files: Files, target: str) -> None:
+    os.symlink("/proc/self/exe", "link")
+    interpreter = Path(sys.executable).resolve()
+    before = interpreter.stat()
+    for command in ("strip-prefix dp.pth {}", "convert dp.pth {} -t shards", "inspect dp.pth --html {}"):
+        ran = run(*command.format(target).split(), "--overwrite")
+        assert ran.code == 2, command
+        assert "leads through /proc" in ran.err
+    assert interpreter.stat() == before
 
 
 @pytest.mark.parametrize("target", ["s3://bucket/x", "gs://bucket/x.pth", "hf://you/x", "https://example.org/x.pth"])
