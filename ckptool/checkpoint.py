@@ -13,10 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .dtypes import DType
 from .errors import KeyCollision, counted, printable
 from .kinds import OtherTensor, other_tensor, others_in
 from .modules import PickledModule, state_dict_of
-from .tensor import LazyTensor, Storage, distinct, little_endian, totals
+from .tensor import LazyTensor, Storage, distinct, little_endian, totals, width_of_numbers
 from .tree import ABSENT, Dict, List, Mapped, Object, address, attributes_of, rebuild, walk, with_entries
 
 
@@ -364,11 +365,27 @@ def map_storages(ckpt: Checkpoint, change: Callable[[Storage], Storage]) -> Chec
 
 
 def little_endian_throughout(ckpt: Checkpoint) -> Checkpoint:
-    """The same checkpoint with the bytes of big-endian storages turned round as they are read."""
+    """The same checkpoint with the bytes of big-endian storages turned round as they are read.
+
+    One that tensors of several widths look at becomes one for each.
+    """
     if not any(storage.big_endian for storage in ckpt.storages()):
         return ckpt
     seen_as = {id(t.storage): t.dtype for _, t in ckpt.tensors()}
-    return map_storages(ckpt, lambda storage: little_endian(storage, seen_as.get(id(storage))))
+    made: dict[tuple[int, int], Storage] = {}
+
+    def turned(storage: Storage, dtype: DType | None) -> Storage:
+        place = id(storage), width_of_numbers(storage, dtype)
+        if place not in made:
+            made[place] = little_endian(storage, dtype)
+        return made[place]
+
+    def leaf(node: LazyTensor | Storage) -> LazyTensor | Storage:
+        if isinstance(node, Storage):
+            return turned(node, seen_as.get(id(node)))
+        return replace(node, storage=turned(node.storage, node.dtype)) if node.storage.big_endian else node
+
+    return replace(ckpt, root=rebuild(ckpt.root, leaf=leaf))
 
 
 # -- plain Python values, so that passes work on what torch.load returned

@@ -40,7 +40,7 @@ class OtherTensor:
         class_name: of a subclass of torch.Tensor, "" otherwise.
         attributes: names of what it carries beside its values.
         requires_grad, parameter: as in `LazyTensor`.
-        detail: what decoding needs: the scale and zero point, or the axis, of a quantized tensor.
+        detail: what decoding needs: scale and zero point, or the axis, of a quantized tensor; strides of a meta one.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class OtherTensor:
     def __post_init__(self) -> None:
         """Refuse sizes that no tensor has, whatever its kind."""
         _require(min(self.shape, default=0) >= 0, f"a {self.kind} tensor with a negative size")
-        _require(prod(self.shape) < 1 << 63, f"a {self.kind} tensor of more elements than any memory")
+        _require(prod(n or 1 for n in self.shape) < 1 << 63, f"a {self.kind} tensor of more elements than any memory")
 
     @property
     def location(self) -> str:
@@ -159,7 +159,7 @@ def numbers(value: Any) -> tuple[int, ...] | None:
     if not isinstance(value, tuple) or len(value) > MOST_DIMENSIONS:
         return None
     for n in value:
-        if type(n) is not int or not -1 << 62 < n < 1 << 62:
+        if type(n) is not int or not -1 << 63 <= n < 1 << 63:  # what torch can unpack
             return None
     return value
 
@@ -384,7 +384,7 @@ def _meta(node: Object) -> OtherTensor:
     shape, stride = numbers(shape), numbers(stride)
     if shape is None or stride is None or len(shape) != len(stride):
         raise Contradiction("has a meta tensor without sizes")
-    return OtherTensor("meta", _named_dtype(dtype), shape, {}, requires_grad=grad is True)
+    return OtherTensor("meta", _named_dtype(dtype), shape, {}, requires_grad=grad is True, detail=stride)
 
 
 def _on_device(node: Object) -> OtherTensor | None:

@@ -163,7 +163,8 @@ class _Loader:
             array = other.dense.numpy()
             return array if array.shape or "scalar" not in str(node.callee) else array[()]
         if other.kind == "meta":
-            made = torch.empty(other.shape, dtype=getattr(torch, other.dtype.name), device="meta")  # type: ignore[union-attr]
+            dtype: Any = getattr(torch, other.dtype.name)  # type: ignore[union-attr]
+            made = torch.empty_strided(other.shape, other.detail, dtype=dtype, device="meta")
             return _finished(made, False, False, other.parameter, other.requires_grad)
         if other.dense is not None:
             return self._with_attributes(self._tensor(other.dense), node)

@@ -163,7 +163,8 @@ class LazyTensor:
         if negative:
             return "has a negative size, stride or offset"
         item = self.dtype.itemsize
-        if len(shape) > MOST_DIMENSIONS or numel * item >= 1 << 63 or self.offset >= 1 << 63:
+        room = (numel or prod(n for n in shape if n)) * item  # numpy and safetensors count so, though there are none
+        if len(shape) > MOST_DIMENSIONS or room >= 1 << 63 or self.offset >= 1 << 63:
             return "has more elements or dimensions than any memory"
         needed, there = (last + 1) * item if numel else 0, self.storage.source.length
         return f"reaches to byte {needed:,} of a storage of {there:,} bytes" if needed > there else ""
@@ -283,11 +284,16 @@ def little_endian(storage: Storage, dtype: DType | None = None) -> Storage:
     """
     if not storage.big_endian:
         return storage
-    dtype = storage.dtype or dtype
-    step = 1 if dtype is None else dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
-    if step == 1:
+    width = width_of_numbers(storage, dtype)
+    if width == 1:
         return replace(storage, big_endian=False)
-    return replace(storage, source=Swapped(storage.source, step), big_endian=False, crc=None)
+    return replace(storage, source=Swapped(storage.source, width), big_endian=False, crc=None)
+
+
+def width_of_numbers(storage: Storage, dtype: DType | None) -> int:
+    """Bytes of a number in a storage, seen as DTYPE where it has no type of its own; of a complex one, of a part."""
+    dtype = storage.dtype or dtype
+    return 1 if dtype is None else dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
 
 
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -401,7 +407,8 @@ def _gather(
     span = (sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) + 1) * item
     if span <= max(4 * prod(shape) * item, 1 << 16) or len(shape) < 1:
         raw = np.frombuffer(read(offset * item, span), kind)
-        view = np.lib.stride_tricks.as_strided(raw, shape, tuple(s * item for s in stride), writeable=False)
+        steps = tuple(s * item if n > 1 else 0 for n, s in zip(shape, stride, strict=True))  # others may be any number
+        view = np.lib.stride_tricks.as_strided(raw, shape, steps, writeable=False)
         return np.ascontiguousarray(view) if shape else view.reshape(())
     outer = max((dim for dim in range(len(shape)) if shape[dim] > 1), key=lambda dim: stride[dim])
     out = np.empty(shape, kind)

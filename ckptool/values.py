@@ -14,7 +14,7 @@ from typing import Any
 from .casting import Cast, Tally, convert, floating, numpy_type
 from .checkpoint import Checkpoint, StateDict
 from .disk.files import Source, shell_path
-from .dtypes import UINT8, DType
+from .dtypes import BY_NAME, UINT8, DType
 from .errors import CannotCarry, RuleError, counted, printable
 from .passes import Missing, extract, patterns_for
 from .signs import Negated, require_resolvable
@@ -195,7 +195,7 @@ def average(ckpts: Sequence[Checkpoint], *, ratios: Sequence[float] | None = Non
 
     Args:
         ckpts: at least one.
-        ratios: how much each counts, divided by their sum. None: all the same.
+        ratios: how much each counts, divided by their sum. None: all the same. One of 0 is left out, whatever it holds.
         at: path of the state dict in each.
 
     Raises:
@@ -203,10 +203,11 @@ def average(ckpts: Sequence[Checkpoint], *, ratios: Sequence[float] | None = Non
         CannotCarry: keys, shapes or types differ.
     """
     factors = _factors(len(ckpts), ratios)
-    taken = [ckpt.state_dict(at) for ckpt in ckpts]
-    last = taken[-1]
-    for ckpt, other in zip(ckpts, taken, strict=True):
-        _require_same(ckpt, other, ckpts[-1], last)
+    found = [ckpt.state_dict(at) for ckpt in ckpts]
+    for ckpt, other in zip(ckpts, found, strict=True):
+        _require_same(ckpt, other, ckpts[-1], found[-1])
+    counting = [number for number, factor in enumerate(factors) if factor]
+    taken, last, last_ckpt = [found[number] for number in counting], found[counting[-1]], ckpts[counting[-1]]
     made: dict[tuple[Any, ...], LazyTensor] = {}
     entries: list[tuple[Any, Any]] = []
     count = 0
@@ -215,19 +216,27 @@ def average(ckpts: Sequence[Checkpoint], *, ratios: Sequence[float] | None = Non
             tensors = [other.tensors[str(key)] for other in taken]
             alike = tuple(tensor.identity for tensor in tensors)  # tied in all: tied in the mean
             if alike not in made:
-                source = Mean(tuple(tensor.source() for tensor in tensors), value.dtype, factors)
-                storage = Storage(source, value.location, value.dtype if value.dtype.storage else None)
-                stride = contiguous_stride(value.shape)
-                made[alike] = replace(value, storage=storage, stride=stride, offset=0, conj=False, neg=False)
+                made[alike] = value if len(tensors) == 1 else _mean(tensors, [factors[n] for n in counting])
             entries.append((key, made[alike]))
             count += 1
         else:
             entries.append((key, value))
     history = tuple(dict.fromkeys(line for ckpt in ckpts for line in ckpt.history))
-    done = extract(replace(with_other_entries(ckpts[-1], last, entries), history=history), at=last.path)
+    done = extract(replace(with_other_entries(last_ckpt, last, entries), history=history), at=last.path)
     of = f" weighted {', '.join(f'{factor:.4g}' for factor in factors)}" if ratios is not None else ""
     line = f"average of {counted(len(ckpts), 'checkpoint')}{of}: {count:,} of {counted(len(last.tensors), 'tensor')}"
-    return done.noting(line, *(["note: the others are those of the last"] if count < len(last.tensors) else []))
+    notes = ["note: the others are those of the last"] if count < len(last.tensors) else []
+    zero = len(ckpts) - len(counting)
+    notes += [f"note: {counted(zero, 'checkpoint')} with a ratio of 0 left out"] if zero else []
+    return done.noting(line, *notes)
+
+
+def _mean(tensors: Sequence[LazyTensor], factors: Sequence[float]) -> LazyTensor:
+    """The weighted mean of tensors of one type and shape, in C order, with all else as the last has it."""
+    last = tensors[-1]
+    source = Mean(tuple(tensor.source() for tensor in tensors), last.dtype, tuple(factors))
+    storage = Storage(source, last.location, last.dtype if last.dtype.storage else None)
+    return replace(last, storage=storage, stride=contiguous_stride(last.shape), offset=0, conj=False, neg=False)
 
 
 def _factors(count: int, ratios: Sequence[float] | None) -> tuple[float, ...]:
@@ -283,15 +292,16 @@ class Mean:
         """LENGTH bytes from OFFSET."""
         import numpy as np
 
-        item = self.dtype.itemsize
+        # a complex number is two: times 0.5 + 0i, an infinite part would make NaN of the other
+        part = BY_NAME[f"float{4 * self.dtype.itemsize}"] if self.dtype.is_complex else self.dtype
+        item = part.itemsize
         first, last = offset // item, -(-(offset + length) // item)
-        wide = np.complex128 if self.dtype.is_complex else np.float64
-        total = np.zeros(last - first, wide)
-        for source, factor in zip(self.sources, self.factors, strict=True):
-            values = np.frombuffer(source.read(first * item, (last - first) * item), numpy_type(self.dtype))
-            total += factor * values.astype(wide)
-        made = total.astype(numpy_type(self.dtype)) if self.dtype.is_complex else convert(total, self.dtype)
-        return memoryview(made.view(np.uint8).data)[offset - first * item :][:length]
+        total = np.full(last - first, -0.0)  # to which 0 and -0 can be added
+        with np.errstate(all="ignore"):  # the mean of infinities of both signs is NaN
+            for source, factor in zip(self.sources, self.factors, strict=True):
+                values = np.frombuffer(source.read(first * item, (last - first) * item), numpy_type(part))
+                total += factor * values.astype(np.float64)
+        return memoryview(convert(total, part).view(np.uint8).data)[offset - first * item :][:length]
 
     def chunks(self) -> Iterator[memoryview]:
         """All values, in pieces."""

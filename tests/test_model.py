@@ -92,6 +92,26 @@ def test_on_meta_there_are_shapes_and_no_bytes(tagged, target, bytes_read):
     assert sum(bytes_read) < 20_000
 
 
+ON_META = {
+    "transposed": lambda: torch.empty(3, 4, device="meta").t(),
+    "channels last": lambda: torch.empty(2, 3, 4, 5, device="meta").to(memory_format=torch.channels_last),
+    "a parameter": lambda: torch.nn.Parameter(torch.empty(3, 4, device="meta").t()),
+    "expanded": lambda: torch.empty(3, 1, device="meta").expand(3, 7),
+    "a slice": lambda: torch.empty(10, device="meta", dtype=torch.uint16)[2::2],
+    "empty": lambda: torch.empty(0, 3, device="meta"),
+    "a scalar": lambda: torch.empty((), device="meta"),
+}
+
+
+@pytest.mark.parametrize("kind", ON_META)
+def test_a_meta_tensor_has_the_strides_that_it_had(tmp_path, kind):
+    torch.save({"w": ON_META[kind]()}, tmp_path / "x")
+    expected, found = torch.load(tmp_path / "x")["w"], ckptool.load(tmp_path / "x")["w"]
+    assert (type(found), found.dtype, found.shape, found.stride(), found.requires_grad) == (
+        type(expected), expected.dtype, expected.shape, expected.stride(), expected.requires_grad
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("container", [True, False], ids=["zip", "legacy"])
 def test_a_mapped_file_is_not_read_and_not_changed(tmp_path, container, bytes_read):
     value = {"big": torch.arange(1 << 20), "view": torch.arange(1 << 20)[5:9]}

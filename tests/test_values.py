@@ -253,6 +253,41 @@ def test_models_that_differ_are_refused_with_what_differs():
             ckptool.average([one, one], ratios=ratios)
 
 
+ODD = (0.0, -0.0, float("inf"), -float("inf"), float("nan"), 1e308, 5e-324)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "complex64", "complex128"])
+def test_a_ratio_of_0_leaves_a_file_out_whatever_it_holds(dtype):
+    kind = np.dtype({"bfloat16": "float32"}.get(dtype, dtype))
+    with np.errstate(all="ignore"):
+        odd = tensor_of("float32", (7,), np.array(ODD, "float32").tobytes())
+        raw = np.array(ODD[::-1]).astype(kind).tobytes()
+    size = tensor_of(dtype, (7,)).nbytes
+    one = state_dict_of({"w": tensor_of(dtype, (7,), (raw * 2)[:size]), "n": floats(1)})
+    two = state_dict_of({"w": tensor_of(dtype, (7,), (odd.storage.source.data * 4)[:size]), "n": floats(2)})
+    for ratios, left in (([0, 1], two), ([1, 0], one), ([0.0, -3, 0], one)):
+        mean = ckptool.average([two, one, two] if len(ratios) == 3 else [one, two], ratios=ratios).state_dict()
+        for key in ("w", "n"):
+            made, wanted = mean[key].source(), left.state_dict()[key].source()
+            assert made.read(0, made.length) == wanted.read(0, wanted.length)
+    assert ckptool.average([one, two], ratios=[0, 1]).history[-1] == "note: 1 checkpoint with a ratio of 0 left out"
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "complex64", "complex128"])
+def test_the_mean_of_odd_numbers_is_what_arithmetic_gives_without_a_warning(dtype):
+    pairs = np.array([(a, b) for a in ODD for b in ODD])
+    with np.errstate(all="ignore"):
+        kind = np.dtype(dtype)
+        one, two = ((column + 1j * column[::-1] if kind.kind == "c" else column).astype(kind) for column in (pairs.T))
+        parts = [values.view(kind.type(0).real.dtype).astype("float64") for values in (one, two)]
+        expected = (0.5 * parts[0] + 0.5 * parts[1]).astype(parts[0].dtype if kind.itemsize == 16 else one.real.dtype)
+    ckpts = [state_dict_of({"w": tensor_of(dtype, (len(pairs),), values.tobytes())}) for values in (one, two)]
+    found = ckptool.average(ckpts).state_dict()["w"].numpy()
+    found = found.view(one.real.dtype)
+    assert np.array_equal(found, expected, equal_nan=True)
+    assert np.array_equal(np.signbit(found)[~np.isnan(found)], np.signbit(expected)[~np.isnan(found)])
+
+
 # -- slim
 
 

@@ -142,6 +142,7 @@ def _entry(file: File, name: str, entry: Any) -> tuple[DType, tuple[int, ...], i
         not isinstance(shape, list)
         or len(shape) > MOST_DIMENSIONS
         or not all(type(n) is int and 0 <= n < 1 << 62 for n in [*shape, begin, end])
+        or prod(n or 1 for n in shape) * dtype.itemsize >= 1 << 63
     ):
         raise Malformed(f"the shape or offsets of {shown} are none", where=file.path)
     if dtype.packed > 1:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
@@ -151,6 +151,8 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
         return None
     keys = _Keys(keep=True)
     pickle = fit(write_pickle(ckpt.root, keys), member.size)
+    if _misread(keys.storages):
+        return None
     whole = {name: archive.range(name) for name in archive.members if name.startswith("data/")}
     kept = {f"data/{s.key}": s.source for s in keys.storages}
     if kept != whole or len(kept) != len(keys.storages) or _read_note(archive) != dict(ckpt.metadata):
@@ -170,6 +172,11 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
     return Draft(overlay(archive.file, patches), how="the old file with its pickle replaced", checksums=True)
 
 
+def _misread(storages: Sequence[Storage]) -> int:
+    """How many storages torch reads as if they were little-endian: big-endian ones without a type of their own."""
+    return sum(storage.big_endian and storage.dtype is None and storage.nbytes > 0 for storage in storages)
+
+
 def overlay(file: File, patches: Sequence[tuple[int, Piece]]) -> list[Piece]:
     """All of FILE, with PATCHES (offset, piece) instead of what stood there."""
     pieces: list[Piece] = []
@@ -186,8 +193,11 @@ def _laid_out(ckpt: Checkpoint) -> Draft:
     keys = _Keys(keep=False)
     pickle = write_pickle(ckpt.root, keys)
     orders = {storage.big_endian for storage in keys.storages}
-    if len(orders) > 1:  # the file says it once for all
-        return _laid_out(little_endian_throughout(ckpt))
+    misread = _misread(keys.storages)
+    if misread or len(orders) > 1:  # the file says it once for all
+        they = counted(misread, "big-endian storage", "big-endian storages")
+        form = (f"the bytes of {they} are turned round, which torch would not do for their types",) if misread else ()
+        return replace(_laid_out(little_endian_throughout(ckpt)), form=form)
     archive = ckpt.origin.archive if isinstance(ckpt.origin, _Origin) else None
     texts = {
         ".format_version": "1",

@@ -4,13 +4,16 @@ import copy
 import warnings
 import zipfile
 from collections import Counter, OrderedDict, defaultdict
+from dataclasses import replace
+from math import prod
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from assemble import Call, Name, Ordered, Stored, pickled
 from contract import in_one_folder
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from same import graph
 from strategies import DENSE, PRINTABLE, QUANTIZED, TYPED, checkpoints, state_dict_of, tensor_of, torch_values
@@ -437,6 +440,83 @@ def test_big_endian_archives_keep_their_bytes(tmp_path):
     expected = torch_load(tmp_path / "big")["weight"]
     ckptool.save(ckptool.add_prefix(ckptool.open(tmp_path / "big"), "a.much.longer.prefix."), tmp_path / "y")
     assert torch.equal(torch_load(tmp_path / "y")["a.much.longer.prefix.weight"], expected)
+
+
+#: Sizes, strides and offsets at the ends of what 64 bits hold.
+ENDS = st.sampled_from([0, 1, 1, 1, 2, 3, 1 << 31, 1 << 61, 1 << 62, (1 << 63) - 1, 1 << 63])
+
+
+@given(st.lists(st.tuples(ENDS, ENDS), max_size=5), st.sampled_from([0, 1, 3, 4, 1 << 62]), st.booleans())
+@example([(1, 1 << 62)] * 64, 0, False)
+@example([(1 << 32, 1), (1 << 32, 1), (0, 1)], 0, False)
+@settings(max_examples=200)
+def test_sizes_and_strides_are_taken_where_torch_takes_them(tmp_path_factory, dims, offset, minus):
+    shape, stride = tuple(size for size, _ in dims), tuple(-step if minus else step for _, step in dims)
+    stored = Stored(("storage", Name("torch.FloatStorage"), "0", "cpu", 4))
+    made = Call("torch._utils._rebuild_tensor_v2", stored, offset, shape, stride, False, Ordered())
+    path = tmp_path_factory.mktemp("ends") / "x"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in {"data.pkl": pickled({"w": made}), "data/0": bytes(range(16)), "version": b"3\n"}.items():
+            archive.writestr(f"a/{name}", data)
+    try:
+        expected = torch_load(path)["w"]
+    except (RuntimeError, TypeError, IndexError):
+        with pytest.raises(ckptool.Malformed):
+            ckptool.open(path)
+        return
+    if (minus and any(stride)) or prod(size or 1 for size in shape) * 4 >= 1 << 63:  # which nobody saves
+        with pytest.raises(ckptool.Malformed):
+            ckptool.open(path)
+        return
+    found = ckptool.load(path)["w"]
+    assert (found.shape, found.stride(), found.storage_offset()) == (
+        expected.shape, expected.stride(), expected.storage_offset()
+    )  # fmt: skip
+    if found.numel() < 100:
+        assert torch.equal(found, expected)
+        lazy = replace(ckptool.open(path).state_dict()["w"], neg=True)  # is gathered
+        assert lazy.numpy().tolist() == (-expected).tolist()
+
+
+def test_every_output_of_a_big_endian_archive_has_the_numbers_that_were_saved(tmp_path):
+    numbers = torch.arange(1, 9)
+    names = ["uint16", "uint32", "uint64", "int32", "float64", "complex64", "bfloat16", "uint8", "float8_e4m3fn"]
+    values = {name: numbers.to(getattr(torch, name)) for name in names}
+    values["wide"] = values["uint16"].view(torch.uint32)  # of the same storage
+    torch.save(values, tmp_path / "little")
+    ckpt = ckptool.open(tmp_path / "little")
+    widths = {t.storage.key: t.dtype.itemsize >> t.dtype.is_complex for _, t in ckpt.tensors()} | {"0": 2}
+    with zipfile.ZipFile(tmp_path / "little") as old, zipfile.ZipFile(tmp_path / "big", "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if "/data/" in name:
+                width = widths[name.rpartition("/")[2]]
+                data = b"".join(data[at : at + width][::-1] for at in range(0, len(data), width))
+            new.writestr(name, b"big" if name.endswith("byteorder") else data)
+    del values["wide"]
+    big = ckptool.open(tmp_path / "big")
+    loaded = ckptool.load(tmp_path / "big")
+    raw = (
+        values["uint16"].view(torch.uint8).reshape(-1, 2).flip(1).reshape(-1)
+    )  # what stands there, seen as wider numbers
+    assert torch.equal(loaded.pop("wide"), raw.reshape(-1, 4).flip(1).reshape(-1).view(torch.uint32))
+    outputs = {"load": loaded}
+    for format_ in ("torch-zip", "safetensors", "dcp", "sharded-bin", "sharded-safetensors"):
+        ckptool.save(ckptool.drop(big, ["wide"]), tmp_path / format_, format=format_)
+        outputs[format_] = ckptool.load(tmp_path / format_)
+    assert ckptool.plan(big, tmp_path / "new.pth").form == (
+        "the bytes of 4 big-endian storages are turned round, which torch would not do for their types",
+    )
+    ckptool.save(ckptool.drop(big, ["wide"]), tmp_path / "again.pth")
+    outputs["torch"] = torch_load(tmp_path / "again.pth")
+    for name, found in outputs.items():
+        assert found.keys() == values.keys(), name
+        assert all(torch.equal(found[key].float(), values[key].float()) for key in found if not found[key].is_complex())
+        assert torch.equal(found["complex64"], values["complex64"])
+    # torch itself turns round only what has a storage of its own type
+    theirs = torch_load(tmp_path / "big")
+    turned = [key for key in values if torch.equal(theirs[key].view(torch.uint8), values[key].view(torch.uint8))]
+    assert turned == ["int32", "float64", "complex64", "bfloat16", "uint8", "float8_e4m3fn"]
 
 
 def test_torch_finds_more_storages_than_a_classic_zip_can_count(tmp_path):
