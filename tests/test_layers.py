@@ -69,7 +69,7 @@ HOMES = {
     "matplotlib": {"train"},
     "click": {"cli"},
     "rich": {"cli", "reports/render"},
-    "yaml": {"recipes", "keys", "cli", "porting", "passes"},
+    "yaml": {"disk/documents", "porting/words"},
 }
 #: Where values are computed; imported inside functions, so that starting costs nothing.
 NUMERIC = {"numpy", "ml_dtypes"}
