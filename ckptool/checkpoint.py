@@ -409,7 +409,9 @@ def from_plain(value: Any, made: dict[int, Any] | None = None) -> Any:
         listed = made[id(value)] = List()
         listed.items = [from_plain(item, made) for item in value]
         return listed
-    return tuple(from_plain(item, made) for item in value) if type(value) is tuple else value
+    if type(value) is tuple:
+        return made.setdefault(id(value), tuple(from_plain(item, made) for item in value))
+    return value
 
 
 def to_plain(node: Any, made: dict[int, Any] | None = None) -> Any:
@@ -430,4 +432,6 @@ def to_plain(node: Any, made: dict[int, Any] | None = None) -> Any:
         listed: list[Any] = made.setdefault(id(node), [])
         listed.extend(to_plain(item, made) for item in node.items)
         return listed
-    return tuple(to_plain(item, made) for item in node) if type(node) is tuple else node
+    if type(node) is tuple:
+        return made.setdefault(id(node), tuple(to_plain(item, made) for item in node))
+    return node

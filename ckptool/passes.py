@@ -107,12 +107,15 @@ def add_prefix(ckpt: Checkpoint, prefix: str = "module.", *, at: str | None = No
     """Put PREFIX before every key: `conv1.weight` becomes `module.conv1.weight`, for a model wrapped in DataParallel.
 
     Raises:
-        RuleError: the prefix is empty, or has an empty component.
+        RuleError: the prefix is empty, has an empty component, or makes keys too long.
     """
     weights = _changeable(ckpt, at)
     head = _head(prefix)
     if not all(head.split(".")):
         raise RuleError(f"the prefix '{printable(prefix)}' has an empty component", where="--prefix", hint=_EXAMPLE)
+    lengths = [len(key) + len(head) + 1 for key in weights]
+    if max(lengths, default=0) > names.LONGEST_KEY or sum(lengths) > names.MOST_CHARACTERS:
+        raise names.too_long(f"={head}")
     new = {key: names.add_prefix(key, head) for key in weights}
     done = rekey(ckpt, weights.path, weights.node, new)
     return done.noting(f"add '{printable(head)}.': {len(new):,} of {counted(len(new), 'key')}{_at(weights)}")
@@ -184,12 +187,16 @@ def rename(
     used: Counter[int] = Counter()
     matched: Counter[int] = Counter()
     new: dict[str, str | None] = {}
+    room = max(names.MOST_CHARACTERS, sum(map(len, weights)))
     for key in weights:
         for index, rule in enumerate(parsed):
             made = rule.apply(key)
             if made is not None:
                 matched[index] += 1
                 if key not in new:
+                    room -= len(made)
+                    if room < 0 or len(made) > max(len(key), names.LONGEST_KEY):
+                        raise names.too_long(rule)
                     new[key] = made
                     used[index] += 1
     idle = [rule for index, rule in enumerate(parsed) if not matched[index]]

@@ -17,9 +17,10 @@ import click
 
 from .. import formats, passes, recipes, values
 from ..checkpoint import Checkpoint
+from ..disk.documents import read_text
 from ..disk.files import shell_path, shell_quote
 from ..disk.targets import write_side_output
-from ..errors import RuleError, Unreadable, printable
+from ..errors import RuleError, printable
 from ..keys import Rename, parse_rules
 from ..recipes import Step
 from .options import FileName, output_options, writing_options
@@ -78,13 +79,7 @@ class Passes:
 
 
 def _rules_from(path: str) -> list[Rename]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(1 << 24)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text in UTF-8"
-        raise Unreadable(str(reason).lower(), where=path) from None
-    rules = parse_rules(text, path)
+    rules = parse_rules(read_text(path), path)
     if not rules:
         raise RuleError("holds no rule", where=path, hint="one rule OLD=NEW a line")
     return rules
@@ -106,12 +101,13 @@ def rewrite(
     overwrite = options["overwrite"] or options["in_place"]
     check_side_outputs()
     missing: passes.Missing = "ok" if options["if_present"] else "error"
+    steps = [*(recipes.read(recipe) if recipe else ()), *wanted.steps()]
+    noted = recipes.text(steps) if options["save_recipe"] is not None else ""
     opened = (opener or formats.open)(source)
     if options["at"] is not None:
         opened.state_dict(options["at"])  # it is there, whether or not a pass needs it
     if options["in_place"] and not options["format_"]:
         options["format_"] = opened.format
-    steps = [*(recipes.read(recipe) if recipe else ()), *wanted.steps()]
     ckpt, renamed = recipes.run(opened, steps, at=options["at"], missing=missing)
     chosen = formats.target_format(ckpt, target, options["format_"], formats.split_of(max_shard_size, variant))
     if options["at"] is not None and not chosen.pickles and ckpt.at is None:
@@ -129,11 +125,10 @@ def rewrite(
     formats.check(plan, overwrite=overwrite, backup=options["backup"])
     notes: list[str] = []
     if not options["dry_run"]:
-        bar = progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"])
-        with bar as progress:
+        with progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"]) as progress:
             notes = formats.write(plan, overwrite=overwrite, backup=options["backup"], progress=progress)
     if options["save_recipe"] is not None:
-        write_side_output("recipe", options["save_recipe"], recipes.text(steps), overwrite=options["overwrite"])
+        write_side_output("recipe", options["save_recipe"], noted, overwrite=options["overwrite"])
     print_receipt(
         plan,
         source,

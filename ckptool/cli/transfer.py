@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
+import math
 import re
 import shutil
 import sys
@@ -18,11 +18,12 @@ import click
 
 from .. import formats, passes, user_code, values
 from ..checkpoint import Checkpoint
+from ..disk.documents import read_json
 from ..disk.files import shell_quote
 from ..disk.folders import check_folder
 from ..disk.targets import check_target
 from ..disk.urls import as_path
-from ..errors import Doubtful, NotFound, RuleError, printable
+from ..errors import Doubtful, Malformed, NotFound, RuleError, printable
 from ..porting import mapping_file
 from ..porting.mapping import Mapping
 from ..porting.refusal import require_accepted
@@ -146,6 +147,7 @@ def transfer(source: str, model: str, **options: Any) -> int:
     _check_options(options)
     _check_order(source, model)
     check_side_outputs()
+    read = mapping_file.read(options["mapping_file"]) if options["mapping_file"] else None
     _require_torch()
     out = options["output"]
     if out is not None:
@@ -155,7 +157,7 @@ def transfer(source: str, model: str, **options: Any) -> int:
         codes = [_named_code(code) for code in (model, options["source_model"]) if code]
         click.echo(f"running the code of {' and '.join(codes)}", err=True)
     with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the report
-        mapping, found, name = _matched(ckpt, model, options)
+        mapping, found, name = _matched(ckpt, model, options, read)
     out = out or f"{Path(source).stem}.{re.sub(r'[^A-Za-z0-9_]', '_', name)}.pth"
     _check_target(out, source, options)
     _show(replace(mapping, source=source), options)
@@ -238,8 +240,10 @@ def _require_torch() -> None:
         raise NotFound("running a model's code needs torch", hint="pip install 'ckptool[torch]'")
 
 
-def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Mapping, ModelSource, str]:
-    """The mapping, the model's code, and the name of the model."""
+def _matched(
+    ckpt: Checkpoint, model: str, options: dict[str, Any], read: Mapping | None
+) -> tuple[Mapping, ModelSource, str]:
+    """The mapping, the model's code, and the name of the model. READ is the mapping of a file, if there is one."""
     from ..architecture import build, find_model, unwrapped
     from ..inputs import parse_inputs
     from ..trace import signature_of
@@ -253,8 +257,8 @@ def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Map
     if options["source_model"]:
         arguments = _kwargs(options["source_kwargs"], "--source-kwargs")
         code = find_model(options["source_model"], arguments, option="--source-model")
-    if options["mapping_file"]:
-        mapping = _replayed(ckpt, target, options)
+    if read is not None:
+        mapping = _replayed(read, ckpt, target, options)
     elif options["by"] == "position":
         mapping = by_position(ckpt, target, at=options["at"], first=options["first"], start=options["start"])
     else:
@@ -289,9 +293,8 @@ def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Map
     return mapping, found, target.name
 
 
-def _replayed(ckpt: Checkpoint, target: Signature, options: dict[str, Any]) -> Mapping:
+def _replayed(read: Mapping, ckpt: Checkpoint, target: Signature, options: dict[str, Any]) -> Mapping:
     """The mapping of a file, forth or back."""
-    read = mapping_file.read(options["mapping_file"])
     if options["invert"]:
         read = mapping_file.invert(read, {key: entry.shape for key, entry in target.entries.items()})
     if options["at"] is not None:
@@ -339,6 +342,10 @@ def _require_proof(mapping: Mapping) -> None:
         )
 
 
+#: Words of Python that are none of JSON.
+_PYTHON = {"True": True, "False": False, "None": None, "NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
 def _kwargs(texts: Sequence[str], option: str) -> dict[str, Any]:
     out = {}
     for text in texts:
@@ -346,9 +353,9 @@ def _kwargs(texts: Sequence[str], option: str) -> dict[str, Any]:
         if not equals or not name.isidentifier():
             raise RuleError(f"{printable(text)!r} is not NAME=VALUE", where=option, hint=f"{option} classes=10")
         try:
-            out[name] = json.loads(value)
-        except ValueError:
-            out[name] = {"True": True, "False": False, "None": None}.get(value, value)
+            out[name] = read_json(value)
+        except Malformed:
+            out[name] = _PYTHON.get(value, value)
         if isinstance(out[name], list):
             out[name] = tuple(out[name])
     return out
@@ -359,8 +366,7 @@ def _write(made: Checkpoint, out: str, options: dict[str, Any]) -> Any:
     if format_ is None and Path(out).suffix.lower() != ".safetensors":
         format_ = "torch-zip"
     plan = formats.plan(made, out, format=format_, allow_loss=options["allow_loss"])
-    bar = progress_bar(Path(out).name, plan.nbytes, wanted=not options["quiet"])
-    with bar as progress:
+    with progress_bar(Path(out).name, plan.nbytes, wanted=not options["quiet"]) as progress:
         formats.write(plan, overwrite=options["overwrite"], progress=progress)
     return plan
 

@@ -14,10 +14,10 @@ renamed: the program names them.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from ..checkpoint import Checkpoint
+from ..disk.documents import read_json
 from ..disk.files import File
 from ..dtypes import BY_NAME
 from ..errors import Malformed, printable
@@ -64,9 +64,9 @@ def _configs(archive: Archive, folder: str, ending: str) -> dict[str, dict[str, 
     for name in archive.members:
         if name.startswith(folder) and name.endswith(ending):
             try:
-                config = json.loads(archive.read(name, _LARGEST_CONFIG))["config"]
+                config = read_json(archive.read(name, _LARGEST_CONFIG))["config"]
                 found[name[len(folder) : -len(ending)]] = dict(config)
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except (ValueError, KeyError, TypeError):
                 raise Malformed(f"its {printable(name, 80)} is no list of tensors", where=archive.file.path) from None
     return found
 
@@ -80,7 +80,7 @@ def _tensors(
             lost.append(f"{printable(key, 80)}, which is pickled in a file of its own")
             continue
         try:
-            tensor = _tensor(archive, folder + str(entry["path_name"]), entry, storages)
+            tensor = _tensor(archive, folder + _word(entry["path_name"]), entry, storages)
         except (KeyError, TypeError, ValueError):
             raise Malformed(f"the entry of {printable(repr(key), 80)} is no tensor", where=archive.file.path) from None
         tensor.check(archive.file.path, printable(key, 80))
@@ -95,7 +95,7 @@ def _tensor(archive: Archive, record: str, entry: dict[str, Any], storages: dict
     if meta["layout"] != _STRIDED or len(sizes) > MOST_DIMENSIONS or record not in archive.members:
         raise ValueError
     device = meta["device"]
-    location = str(device["type"]) + (f":{int(device['index'])}" if device["index"] is not None else "")
+    location = _word(device["type"]) + ("" if device["index"] is None else f":{_index(device['index'])}")
     if record not in storages:
         member = archive.members[record]
         typed = dtype if dtype.storage and member.size % dtype.itemsize == 0 else None
@@ -110,10 +110,19 @@ def _tensor(archive: Archive, record: str, entry: dict[str, Any], storages: dict
 
 def _number(value: Any) -> int:
     """An integer of the schema, {"as_int": 3}. A size that is a symbol is no size of a weight."""
-    number = value["as_int"]
-    if type(number) is not int or not 0 <= number < 1 << 62:
+    return _index(value["as_int"])
+
+
+def _index(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
         raise ValueError
-    return number
+    return value
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
 
 
 FORMAT = Format(

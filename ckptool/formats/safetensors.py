@@ -22,9 +22,10 @@ from math import prod
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict, from_plain, metadata_of, ties_of, to_plain
+from ..disk.documents import read_json, through_json
 from ..disk.files import Buffer, File, FileRange, Piece
 from ..dtypes import BY_SAFETENSORS, DType
-from ..errors import CannotCarry, Malformed, counted, printable
+from ..errors import CannotCarry, Malformed, counted, in_words, printable
 from ..kinds import as_dense, other_tensor
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride, is_permutation, permuted
 from ..tree import ABSENT, Dict, attributes_of
@@ -101,25 +102,9 @@ def _read_header(file: File) -> dict[str, Any]:
             hint="the download or copy did not finish; compare the size with the source",
         )
     raw = file.read(8, length)
-
-    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            twice = next(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
-            raise Malformed(f"its header names {printable(repr(twice))} twice", where=where)
-        return made
-
-    def refuse(text: str) -> Any:
-        raise ValueError(f"{text} is no number of JSON")
-
     if raw[:1] != b"{":
         raise Malformed("its header does not begin with '{'", where=where)
-    try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=without_repeats, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, Malformed):
-            raise
-        raise Malformed(f"its header is not JSON: {printable(str(error), 120)}", where=where) from None
+    header = read_json(raw, where, "its header")
     if not isinstance(header, dict):
         raise Malformed("its header is no object of JSON", where=where)
     for name in header:
@@ -137,7 +122,7 @@ def _entry(file: File, name: str, entry: Any) -> tuple[DType, tuple[int, ...], i
         raise Malformed(f"the entry of {shown} lacks dtype, shape or two data_offsets", where=file.path) from None
     dtype = BY_SAFETENSORS.get(code) if isinstance(code, str) else None
     if dtype is None:
-        raise Malformed(f"{shown} has the unknown dtype {printable(repr(code), 40)}", where=file.path)
+        raise Malformed(f"{shown} has the unknown dtype {in_words(code, 40)}", where=file.path)
     if (
         not isinstance(shape, list)
         or len(shape) > MOST_DIMENSIONS
@@ -181,8 +166,8 @@ def _check_tiling(file: File, ranges: list[tuple[int, int, str]], available: int
 def _read_note(text: str | None) -> dict[str, Any] | None:
     """Our own note, or None if there is none that can be understood."""
     try:
-        note = json.loads(text) if text else None
-    except (ValueError, RecursionError):
+        note = read_json(text) if text else None
+    except Malformed:
         return None
     return note if isinstance(note, dict) and note.get("version") == 1 else None
 
@@ -243,7 +228,7 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
     if metadata is not None:
         try:
             plain = {str(path): to_plain(value) for path, value in metadata.entries}
-            note["_metadata"] = json.loads(json.dumps(plain))
+            note["_metadata"] = through_json(plain)
             if note["_metadata"] != plain:
                 form.append("in the _metadata, what JSON does not have (tuples, keys that are no text) is changed")
         except (TypeError, ValueError, RecursionError):

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint
+from ..disk.documents import read_json
 from ..disk.files import Buffer, File, Piece, nested, shell_path
 from ..disk.inside import Folder
 from ..errors import Ambiguous, CheckpointError, Malformed, RuleError, UnknownFormat, counted, printable
@@ -181,25 +182,11 @@ def _read_index(folder: Folder, chosen: _Weights) -> tuple[dict[str, str], dict[
     file = folder.file(chosen.name, chosen.name)
     if file.size > _LARGEST_INDEX:
         raise Malformed(f"has {file.size:,} bytes; an index has at most {_LARGEST_INDEX:,}", where=file.path)
-    twice: list[str] = []
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(items)
-        if len(made) != len(items):
-            seen: set[str] = set()
-            twice.extend(key for key, _ in items if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        return made
-
-    try:
-        index = json.loads(file.read(0, file.size).decode("utf-8"), object_pairs_hook=pairs)
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"is not JSON: {printable(str(error), 120)}", where=file.path) from None
+    index = read_json(file.read(0, file.size), file.path)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     metadata = index.get("metadata") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise Malformed("has no weight_map of keys to file names", where=file.path)
-    if twice:
-        raise Malformed(f"names {printable(repr(twice[0]), 120)} twice", where=file.path)
     if not weight_map:
         raise Malformed("has an empty weight_map", where=file.path)
     endings = (".safetensors",) if chosen.kind == "safetensors" else (".bin", ".pt", ".pth")
@@ -273,8 +260,8 @@ def _joined(parts: dict[str, Checkpoint]) -> tuple[Dict, bool]:
     places: list[int] = []
     for part in parts.values():
         try:
-            noted = json.loads(part.metadata.get(_PLACES, "null"))
-        except (ValueError, RecursionError):
+            noted = read_json(part.metadata.get(_PLACES, "null"))
+        except Malformed:
             noted = None
         if part.order_preserved and isinstance(noted, list) and all(type(n) is int for n in noted):
             places += noted

@@ -89,6 +89,25 @@ def _entries(value: Any, name: str) -> Iterator[tuple[str, str]]:
             yield (f"{name}/{address(trail)}" if trail is not None else name), text
 
 
+def told_apart(metadata: Dict | None) -> dict[str, dict[str, Any]]:
+    """The `_metadata` of a state dict as what can be compared: for each module, what stands below each name."""
+    known: dict[int, Any] = {}
+
+    def below(value: Any) -> Any:
+        if (text := _leaf(value)) is not None:
+            return text
+        if id(value) not in known:
+            known[id(value)] = sorted(_entries(value, ""))
+        return known[id(value)]
+
+    pairs = [] if metadata is None else metadata.entries
+    return {
+        str(path): {str(name): below(item) for name, item in value.entries}
+        for path, value in pairs
+        if isinstance(value, Dict)
+    }
+
+
 def _leaf(node: Any) -> str | None:
     """A value that has nothing below it, as text that differs where it does."""
     if isinstance(node, str):

@@ -9,13 +9,13 @@ from math import isnan
 from typing import Any, Literal
 
 from .. import keys
-from ..checkpoint import Checkpoint, StateDict
+from ..checkpoint import Checkpoint, StateDict, metadata_of
 from ..disk.files import StrPath
 from ..errors import counted, printable
 from ..formats import open as open_checkpoint
 from ..tensor import LazyTensor
 from . import values
-from .contents import Contents, contents_of
+from .contents import Contents, contents_of, told_apart
 from .renames import alike, rename_command
 from .values import Difference, in_threads
 
@@ -365,17 +365,10 @@ def _form(
     for alone, word in ((ties[0] - ties[1], "left"), (ties[1] - ties[0], "right")):
         for group in sorted(alone)[:6]:
             yield f"tied at the {word} only: {' = '.join(printable(key, 60) for key in group)}"
-    if len(left) == len(right) == 1 and _metadata(left[0]) != _metadata(right[0]):
-        yield "`_metadata`, which torch keeps beside the keys, differs"
-
-
-def _metadata(one: StateDict) -> str:
-    found = one.metadata
-    return (
-        repr({path: sorted(map(repr, value.items())) for path, value in found.items() if isinstance(value, dict)})
-        if found
-        else ""
-    )
+    if len(left) == len(right) == 1:
+        a, b = (told_apart(metadata_of(side[0].node)) for side in (left, right))
+        if a != b:
+            yield "`_metadata`, which torch keeps beside the keys, differs"
 
 
 # -- what to type

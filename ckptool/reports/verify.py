@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
+from ..disk.documents import read_json
 from ..disk.files import File, FileRange, Joined, Source, StrPath, is_url, reason
 from ..disk.targets import write_side_output
 from ..disk.urls import open_file
@@ -31,6 +32,7 @@ _PAGE = 4096
 #: little but hand the interpreter over to each other.
 _PIECE = 1 << 20
 _MANIFEST = "ckptool-manifest"
+_LARGEST_MANIFEST = 1 << 28
 
 #: Element type -> (unsigned type of that size, mask, value): where x & mask == value, x is no finite number. And
 #: whether it is infinite rather than NaN if the remaining bits, but for the sign, are 0.
@@ -406,11 +408,13 @@ def read_manifest(path: StrPath) -> dict[str, str]:
         Malformed: it is no manifest, or was changed.
     """
     file = open_file(path)
+    if file.size > _LARGEST_MANIFEST:
+        raise Malformed(f"has {file.size:,} bytes; a manifest has at most {_LARGEST_MANIFEST:,}", where=path)
     try:
-        document = json.loads(file.read(0, file.size))
+        document = read_json(file.read(0, file.size))
         tensors = document["tensors"] if document[_MANIFEST] == 1 else None
         digest = document["digest"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         tensors = digest = None
     if not isinstance(tensors, dict) or not all(isinstance(value, str) for value in tensors.values()):
         hint = "ckptool verify FILE --write-manifest MANIFEST makes one"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -418,6 +419,24 @@ def test_a_mapping_file_that_cannot_be_used_says_why(run: Run, folder: Path, tex
     assert ran.code == 2
     assert says in ran.err
     assert not (folder / "old.Net.pth").exists()
+
+
+def test_a_mapping_file_is_refused_before_the_models_code_runs(run: Run, folder: Path) -> None:
+    (folder / "net.py").write_text("from pathlib import Path\nPath('ran').touch()\n" + (folder / "net.py").read_text())
+    (folder / "m.yaml").write_text("ckptool-mapping: 1\nleft: ['a.{0..999999}']\n")
+    ran = run("transfer", "old.pth", "net.py", "--mapping", "m.yaml")
+    assert (ran.code, "stands for too much" in ran.err) == (2, True)
+    assert not (folder / "ran").exists()
+
+
+def test_an_argument_is_json_or_a_text(run: Run) -> None:
+    from ckptool.cli.transfer import _kwargs
+
+    told = ["a=1", "b=[1, 2]", "c=x", "d=True", "e=NaN", "f=" + "[" * 100_000, "g=" + "9" * 5000, 'h={"i": null}']
+    read = _kwargs(told, "--kwargs")
+    assert math.isnan(read.pop("e"))
+    assert (read.pop("f"), read.pop("g")) == ("[" * 100_000, "9" * 5000)
+    assert read == {"a": 1, "b": (1, 2), "c": "x", "d": True, "h": {"i": None}}
 
 
 # ------------------------------------------------------------------------------------------ a grown vocabulary
