@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from . import cleaning, decode
@@ -391,9 +391,10 @@ def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing
     movable = {storage.location for storage in ckpt.storages() if id(storage) not in held}
     _require_match(parsed, before, movable, missing, ckpt.where)
     moved: Counter[str] = Counter()
+    new_of = cache(lambda location: new_location(location, parsed))
 
     def change(storage: Storage) -> Storage:
-        new = new_location(storage.location, parsed)
+        new = new_of(storage.location)
         if new is None or new == storage.location or (id(storage) in held and new != "cpu"):
             return storage
         moved[f"{printable(storage.location)} -> {new}"] += 1

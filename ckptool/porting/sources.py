@@ -302,6 +302,10 @@ def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signat
     return replace(signature, entries=entries), new
 
 
+#: More than this no alpha and no rank are; a file may also say NaN, or a number that no float can hold.
+_LARGEST_SCALE = 1e9
+
+
 def _lora_scale(ckpt: Checkpoint) -> float | None:
     """alpha / r of low-rank adapters, where the file has both side by side, and no other for some layers."""
     for trail, node in walk(ckpt.root):
@@ -312,6 +316,8 @@ def _lora_scale(ckpt: Checkpoint) -> float | None:
             rank = node.get("r", node.get("lora_r", node.get("lora_rank", node.get("rank") if own else None)))
             if isinstance(alpha, int | float) and isinstance(rank, int | float) and rank > 0:
                 if node.get("rank_pattern") or node.get("alpha_pattern"):
+                    return None
+                if not (abs(alpha) < _LARGEST_SCALE and 1 / _LARGEST_SCALE < rank < _LARGEST_SCALE):
                     return None
                 return float(alpha / (math.sqrt(rank) if node.get("use_rslora") else rank))
     return None
