@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..checkpoint import Checkpoint
-from ..disk.files import beside, shell_path, shell_quote
+from ..disk.files import File, beside, nested, shell_path, shell_quote
 from ..errors import CannotCarry, printable
 from ..vintage import impossible, parse_target
-from .base import AnyFormat
+from ._zip import Inflated
+from .base import AnyFormat, Draft
 
 #: Kind of tensor -> the option that makes dense ones of it.
 _DECODED = {"sparse": "--to-dense", "quantized": "--dequantize"}
+#: An output may be so many times as large as what it is made from, or so large in any case.
+MOST_TIMES = 256
+MOST_ALWAYS = 1 << 30
 
 
 def loss_of_content(ckpt: Checkpoint, chosen: AnyFormat, content: tuple[str, ...]) -> CannotCarry:
@@ -46,6 +52,40 @@ def live_objects(ckpt: Checkpoint, objects: dict[str, int]) -> CannotCarry:
         + ([f"… and {len(named) - 12:,} more classes"] if len(named) > 12 else []),
         hint="; ".join(ways),
     )
+
+
+def require_proportion(ckpt: Checkpoint, chosen: AnyFormat, draft: Draft) -> None:
+    """Refuse an output that is out of all proportion to its source: how a small file fills a disk.
+
+    Tensors can share, repeat and overlap bytes, be compressed or sparse. Each on its own may be small.
+
+    Raises:
+        CannotCarry: the output is more than `MOST_TIMES` as large as the source, and more than `MOST_ALWAYS`.
+    """
+    if draft.nbytes <= max(MOST_ALWAYS, MOST_TIMES * ckpt.nbytes):
+        return
+    parts = {id(part): part for storage in ckpt.storages() for part in nested(storage.source)}
+    source = max(sum(map(_own_bytes, parts.values())), ckpt.nbytes, 1)
+    if draft.nbytes <= MOST_TIMES * source:
+        return
+    shared = "-t torch-zip writes what tensors share once" if not chosen.pickles else None
+    raise CannotCarry(
+        f"would become {draft.nbytes:,} bytes, {draft.nbytes // source:,} times the {source:,} that it is made from",
+        where=ckpt.where,
+        evidence=[f"at most {MOST_TIMES} times as many are written, or {MOST_ALWAYS:,} bytes"],
+        hint=shared,
+    )
+
+
+def _own_bytes(part: Any) -> int:
+    """Bytes that come from here: those of a file, and of a source that is made of nothing else, packed if they are."""
+    if isinstance(part, File):
+        return part.size
+    if isinstance(part, Inflated):
+        return part.packed.length
+    within = (inner for inner in nested(part) if inner is not part)
+    made = not hasattr(part, "chunks") or any(isinstance(inner, File) or hasattr(inner, "chunks") for inner in within)
+    return 0 if made else int(part.length)
 
 
 def require_readable(ckpt: Checkpoint, chosen: AnyFormat, for_torch: str) -> None:

@@ -24,7 +24,7 @@ from . import torch_zip
 from ._checks import Checks
 from ._choice import split_of, target_format
 from ._folder import is_part, left_beside, may_go
-from ._refusals import live_objects, loss_of_content, require_readable
+from ._refusals import live_objects, loss_of_content, require_proportion, require_readable
 from .base import Draft, Format
 
 
@@ -102,8 +102,8 @@ def plan(
         variant: a word in the file names of sharded weights: "fp16".
 
     Raises:
-        CannotCarry: content would be lost, an object would be written that may run code when it is loaded, or
-            FOR_TORCH cannot load it.
+        CannotCarry: content would be lost, an object would be written that may run code when it is loaded, FOR_TORCH
+            cannot load it, or it would be out of all proportion to its source.
     """
     if not isinstance(ckpt, Checkpoint):
         from ..model import from_torch
@@ -128,6 +128,7 @@ def plan(
     except CheckpointError as error:
         error.where = error.where or ckpt.where
         raise
+    require_proportion(ckpt, chosen, draft)
     content = (
         *draft.content,
         *ckpt.lost_content,

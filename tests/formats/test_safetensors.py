@@ -201,6 +201,43 @@ def test_an_expanded_tensor_that_would_fill_the_disk_is_refused(tmp_path):
         ckptool.plan(state_dict_of({"x": huge}), tmp_path / "x.safetensors")
 
 
+def overlapping():
+    """5,000 tensors of 256 kB over one storage of 2 MB, each with other strides."""
+    base = tensor_of("float32", (1 << 19,), bytes(4 << 19))
+    return {f"w{n}": replace(base, shape=(256, 256), stride=(1 + n % 7, 1), offset=n) for n in range(5000)}
+
+
+def tied():
+    base = tensor_of("float32", (1 << 16,), bytes(4 << 16))
+    return {f"w{n}": base for n in range(5000)}
+
+
+@pytest.mark.parametrize("make", [overlapping, tied])
+def test_many_tensors_over_one_storage_that_would_fill_the_disk_are_refused(tmp_path, make):
+    ckpt = state_dict_of(make())
+    for format_ in ("safetensors", "sharded-safetensors"):
+        with pytest.raises(
+            ckptool.CannotCarry, match=r"would become 1,31\d,\d{3},\d{3} bytes, [\d,]+ times the \d"
+        ) as caught:
+            ckptool.plan(ckpt, tmp_path / "x", format=format_)
+        assert caught.value.evidence == ("at most 256 times as many are written, or 1,073,741,824 bytes",)
+        assert caught.value.hint == "-t torch-zip writes what tensors share once"
+    assert ckptool.plan(ckpt, tmp_path / "x", format="torch-zip").nbytes < 10 << 20
+    if make is tied:
+        with pytest.raises(ckptool.CannotCarry, match="would become"):
+            ckptool.plan(ckptool.untie(ckpt), tmp_path / "x", format="torch-zip")
+
+
+def test_sparse_tensors_that_would_fill_the_disk_together_are_refused(torch, tmp_path):
+    size = (100_000_000,)
+    sparse = {f"w{n}": torch.sparse_coo_tensor([[n]], [1.0], size, check_invariants=True) for n in range(3)}
+    torch.save(sparse, tmp_path / "x")
+    ckpt = ckptool.to_dense(ckptool.open(tmp_path / "x"))
+    with pytest.raises(ckptool.CannotCarry, match="would become 1,200,"):
+        ckptool.plan(ckpt, tmp_path / "y.pth")
+    ckptool.plan(ckptool.drop(ckpt, ["w0"]), tmp_path / "y.pth")
+
+
 # ---------------------------------------------------------------------------------------------- what is read
 
 READ = {
