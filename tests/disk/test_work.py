@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 
 import pytest
 from strategies import state_dict_of, tensor_of
@@ -11,7 +12,7 @@ import ckptool
 from ckptool.disk import work as module
 from ckptool.disk.door import Directory
 from ckptool.disk.files import Buffer
-from ckptool.disk.folders import replacing_folder
+from ckptool.disk.folders import fingerprint, new_folder, replacing_folder
 from ckptool.disk.targets import replacing
 from ckptool.disk.work import SUFFIX, Work, find, remove
 from ckptool.errors import OutputExists, Unwritable
@@ -76,7 +77,7 @@ def test_a_planted_link_is_not_followed_and_nothing_behind_it_is_removed(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "record", ["a link", "a pipe", "a second name", "copied", "nonsense", "nothing", "another version"]
+    "record", ["a link", "a pipe", "a second name", "copied", "nonsense", "nothing", "another version", "of nowhere"]
 )
 def test_a_record_that_is_not_of_this_machine_and_user_counts_for_nothing(tmp_path, here, record):
     path = half(here)
@@ -88,6 +89,8 @@ def test_a_record_that_is_not_of_this_machine_and_user_counts_for_nothing(tmp_pa
         os.rename(tmp_path / "copy", path)
     elif record == "another version":
         at.write_text(json.dumps({**json.loads(at.read_text().splitlines()[0]), "ckptool": 1}) + "\n")
+    elif record == "of nowhere":
+        at.write_text('{"ckptool": 2, "target": "out", "names": []}\n')
     else:
         at.unlink()
         if record == "a link":
@@ -273,6 +276,55 @@ def test_what_comes_into_the_old_folder_after_the_exchange_is_kept_and_named(tmp
     assert list(ckptool.open(tmp_path / "out").state_dict()) == ["new.a", "new.b"]
     (kept,) = tmp_path.glob(f".out.*{SUFFIX}/*/last.ckpt")
     assert kept.read_text() == "theirs"
+
+
+def test_an_old_folder_whose_name_is_taken_is_never_removed(tmp_path, monkeypatch, here):
+    """On systems that cannot exchange two names: it stands aside, and neither folder can have the name."""
+    monkeypatch.setattr(Directory, "exchange", lambda *_: False)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a").write_text("precious")
+    real = Work._rename_new
+
+    def late(work, target):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "b").write_text("theirs")
+        real(work, target)
+
+    monkeypatch.setattr(Work, "_rename_new", late)
+    with (
+        pytest.raises(OutputExists, match="somebody else"),
+        new_folder(tmp_path / "out", ["a"], overwrite=True) as made,
+    ):
+        (made / "a").write_text("new")
+    for left in find(here):
+        remove(left)
+    assert (tmp_path / "out" / "b").read_text() == "theirs"
+    assert [path.read_text() for path in tmp_path.glob(f".out.*{SUFFIX}/old/a")] == ["precious"]
+
+
+def test_a_target_that_may_not_be_replaced_does_not_keep_the_work_locked(tmp_path, here):
+    files = {"a": [Buffer(b"one")], "b": [Buffer(b"two")]}
+    half(here, plan=fingerprint(files))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a").touch()
+    for _ in range(2):
+        with pytest.raises(OutputExists):
+            replacing_folder(tmp_path / "out", files)
+
+
+@pytest.mark.parametrize("moment", ["start", "publish_folder"])
+def test_a_signal_that_had_to_wait_leaves_nothing_behind(tmp_path, monkeypatch, moment):
+    real = getattr(Work, moment)
+
+    def interrupted(*args, **options):
+        signal.raise_signal(signal.SIGINT)
+        return real(*args, **options)
+
+    monkeypatch.setattr(Work, moment, interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        replacing_folder(tmp_path / "out", {"a": [Buffer(b"one")]})
+    assert os.listdir(tmp_path) == ([] if moment == "start" else ["out"])
+    assert not hasattr(caught.value, "left_behind")
 
 
 @pytest.mark.parametrize("change", ["content", "another file", "gone"])
