@@ -1,5 +1,6 @@
 """What a run makes beside its target, and what may be removed of it."""
 
+import errno
 import json
 import os
 import shutil
@@ -343,6 +344,27 @@ def test_a_file_that_changes_while_it_is_replaced_stays(tmp_path, change, backup
         interfere()
     assert (path.read_bytes() if path.exists() else None) == (None if change == "gone" else b"theirs")
     assert not list(tmp_path.glob(f".*{SUFFIX}"))
+
+
+def test_a_backup_that_cannot_be_copied_to_its_end_does_not_stay(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Directory, "link", refuse)  # as on a filesystem without hard links
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    real, calls = os.fsync, []
+
+    def second(fd):  # the first one is for the new file
+        calls.append(fd)
+        return refuse() if len(calls) == 2 else real(fd)
+
+    monkeypatch.setattr(os, "fsync", second)
+    with pytest.raises(Unwritable), replacing(path, overwrite=True, backup=".bak") as out:
+        out.write(b"new")
+    assert len(calls) == 2
+    assert os.listdir(tmp_path) == ["x"]
+    assert path.read_bytes() == b"old"
 
 
 def test_of_two_runs_in_place_the_second_notices_the_first(tmp_path):
