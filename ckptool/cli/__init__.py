@@ -120,8 +120,9 @@ def main(argv: list[str] | None = None) -> None:
             _leave(status)
         sys.exit(status)
     finally:
-        if argv is not None:
+        if argv is not None:  # the process goes on
             gc.enable()  # commands turn it off while they work
+            _give_signals_back()
 
 
 def _run(argv: list[str] | None) -> int:
@@ -178,7 +179,8 @@ def _done_before(error: BaseException) -> str:
     targets = sys.modules.get("ckptool.disk.targets")
     done = "nothing was changed"
     if targets is not None and targets.written:
-        done = f"before that, {', '.join(printable(path, 200) for path in targets.written)} was written"
+        names = ", ".join(printable(path, 200) for path in targets.written)
+        done = f"before that, {names} {'was' if len(targets.written) == 1 else 'were'} written"
     left = getattr(error, "left_behind", getattr(error.__cause__ or error.__context__, "left_behind", ""))
     return f"{done}; {left}" if left else done
 
@@ -202,6 +204,10 @@ def _debug() -> None:
         traceback.print_exc()
 
 
+#: Signal -> what answered it before `_unwind_on_signals`.
+_answers: dict[int, Any] = {}
+
+
 def _unwind_on_signals() -> None:
     """From here on there may be something to take back: temporary files, a bar on the terminal."""
     import signal
@@ -213,8 +219,20 @@ def _unwind_on_signals() -> None:
     _set_stopped(False)
     for name in ENDING:
         number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, unwind)
+        before = None if number is None else signal.getsignal(number)
+        if number is not None and before not in (signal.SIG_IGN, None):
+            with contextlib.suppress(ValueError):  # in a thread of another program, whose business its signals are
+                signal.signal(number, unwind)
+                _answers.setdefault(number, before)
+
+
+def _give_signals_back() -> None:
+    """Let signals be answered as before: a program that calls `main` goes on."""
+    import signal
+
+    while _answers:
+        signal.signal(*_answers.popitem())
+    _set_stopped(False)
 
 
 def _set_stopped(stopped: bool) -> None:

@@ -27,10 +27,10 @@ _LONGEST = 1 << 20
 def doctor(
     file: str | None, model: str | None, error: str | None, at: str | None, remove_leftovers: bool, as_json: bool
 ) -> int:
-    """Say what a file is, what keeps it from loading, and which commands mend it; or what an error message means.
+    """Say what a file is, what keeps it from loading, and which commands repair it; or what an error message means.
 
     Exit code 0: nothing is in the way of a plain model on a machine without a GPU. 1: something is. With MODEL.py (or
-    MODEL.py:Name), whose code is run, the file is held against that model.
+    MODEL.py:Name), whose code is run, it also says whether the file fits that model.
 
     \b
     ckptool doctor model.pth

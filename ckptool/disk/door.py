@@ -54,6 +54,7 @@ class Directory:
     def __init__(self, path: Path, fd: int | None) -> None:
         self.path = path
         self._fd = fd
+        self._closed = False
 
     @classmethod
     def at(cls, path: Path) -> Directory:
@@ -80,7 +81,8 @@ class Directory:
         self.close()
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Let go of the directory. Nothing can be done with it any more, least of all by its path."""
+        self._closed = True
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -89,7 +91,7 @@ class Directory:
 
     def names(self) -> list[str]:
         """The names in it, in order."""
-        return sorted(os.listdir(self.path if self._fd is None else self._fd))
+        return sorted(os.listdir(self._itself()))
 
     def status(self, name: str) -> os.stat_result | None:
         """The status of what has NAME, which for a link is that of the link, or None."""
@@ -101,7 +103,7 @@ class Directory:
 
     def own_status(self) -> os.stat_result:
         """The status of the directory itself."""
-        return os.lstat(self.path) if self._fd is None else os.fstat(self._fd)
+        return os.stat(self._itself(), follow_symlinks=self._fd is not None)
 
     def contents(self) -> dict[str, Seen]:
         """Everything in it, as it is now."""
@@ -193,11 +195,11 @@ class Directory:
         """Let two things take each other's names in one step. False where the system or the filesystem cannot."""
         if self._fd is None or to._fd is None:
             return False
-        import ctypes
-
         try:
+            import ctypes
+
             renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-        except (OSError, AttributeError):  # no Linux, or a C library of before 2018
+        except (ImportError, OSError, AttributeError):  # no Linux, a C library of before 2018, a Python without ctypes
             return False
         old_at, new_at = os.fsencode(self._place(name)[0]), os.fsencode(to._place(new)[0])
         if renameat2(self._fd, old_at, to._fd, new_at, _RENAME_EXCHANGE) == 0:
@@ -237,8 +239,15 @@ class Directory:
             if self._fd is not None:
                 os.fsync(self._fd)
 
+    def _itself(self) -> int | Path:
+        """What the calls of the system take for the directory: its descriptor, or its path."""
+        if self._closed:
+            raise ValueError(f"{self.path} is closed")
+        return self.path if self._fd is None else self._fd
+
     def _place(self, name: str) -> tuple[str, int | None]:
-        """What the calls of the system take: a name below the descriptor, or a path."""
+        """What the calls of the system take for a name in it: a name below the descriptor, or a path."""
+        self._itself()
         if name in ("", ".", "..") or "/" in name or os.sep in name:
             raise ValueError(f"{name!r} is no plain name")
         return (str(self.path / name), None) if self._fd is None else (name, self._fd)

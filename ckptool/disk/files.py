@@ -6,7 +6,7 @@ What will be written (see `ckptool.disk.writing`) is described by *pieces*, in o
 - `Buffer`: bytes in memory,
 - any other `Source`, whose `chunks()` are computed while writing (a strided tensor, say),
 - `Crc32Of`: the four bytes of a checksum, known only once another piece has been read,
-- `Verify`: no bytes, but the wish to compare the checksum of what was read before it with the one that was recorded.
+- `Verify`: no bytes, but a request to compare a recorded checksum with that of the bytes that were read.
 
 Nothing here knows what a checkpoint is.
 """
@@ -411,11 +411,11 @@ class Recorded(Source, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """No bytes: here all pieces that need SOURCE were written, and it is time to compare its checksum.
+    """No bytes, but a request to compare the checksum of SOURCE. All pieces that need SOURCE are written before it.
 
     Attributes:
         source: the source.
-        damaged: where it is noted if the checksum is wrong, with the one that was found; None refuses that.
+        damaged: the list that takes SOURCE and the checksum that was found, if they differ; None makes that an error.
         length: 0.
     """
 

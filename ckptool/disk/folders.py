@@ -126,10 +126,12 @@ def replacing_folder(
     Raises:
         OutputExists, Unwritable: see `check_folder`; or no room, another run is writing it, or it changed meanwhile.
     """
-    with Target(path) as target:
+    with Target(path) as target, contextlib.ExitStack() as opened:
         plan = fingerprint(files)
         try:
             work = Work.resume(target.folder, target.name, plan)
+            if work is not None:
+                opened.callback(work.close)
             if target.old is None:  # a folder that stood aside may have its name again
                 target.old = target.folder.status(target.name)
             there = _there(target, overwrite=overwrite, names=list(files), replaced=replaced)
@@ -184,8 +186,14 @@ class _Making:
         from concurrent.futures import ThreadPoolExecutor
 
         self.target = target
-        with put_off_signals():
-            self.work = work = work or Work.start(target.folder, target.name, names=names, plan=plan)
+        try:
+            with put_off_signals():
+                work = work or Work.start(target.folder, target.name, names=names, plan=plan)
+        except BaseException:
+            if work is not None and not work.finished:  # a signal arrived meanwhile
+                work.discard()
+            raise
+        self.work = work
         self.notes: list[str] = []
         if work.finished:
             self.notes.append(f"went on from a run that was cut off: {counted(len(work.finished), 'file')} finished")
@@ -198,7 +206,7 @@ class _Making:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._finisher.shutdown(wait=True)
-        if error is None:
+        if error is None or self.work.closed:  # closed: the folder has its name, and a signal arrived meanwhile
             return
         useless = isinstance(error, Malformed | Unreadable)  # the input is damaged: it has to become another file
         if useless or not self.work.finished:

@@ -22,9 +22,9 @@ def put_off_signals() -> Iterator[None]:
     arrived: list[int] = []
     before = {number: signal.getsignal(number) for number in _SIGNALS}
     before = {number: handler for number, handler in before.items() if callable(handler)}
-    for number in before:
-        signal.signal(number, lambda number, _: arrived.append(number))
     try:
+        for number in before:
+            signal.signal(number, lambda number, _: arrived.append(number))
         yield
     finally:
         for number, handler in before.items():

@@ -286,15 +286,25 @@ def _keep(target: Target, kept: str) -> None:
     except FileExistsError:
         raise OutputExists(f"its backup {printable(kept, 100)} was made meanwhile", where=target.path) from None
     except OSError:  # a filesystem without hard links
-        assert target.old is not None
-        with (
-            os.fdopen(target.folder.open_to_read(target.name), "rb") as old,
-            os.fdopen(target.folder.create(kept, stat.S_IMODE(target.old.st_mode)), "wb") as copy,
-        ):
+        _copy(target, kept)
+
+
+def _copy(target: Target, kept: str) -> None:
+    """Copy the old file to the name KEPT; nothing stays there if that fails."""
+    assert target.old is not None
+    with (
+        os.fdopen(target.folder.open_to_read(target.name), "rb") as old,
+        os.fdopen(target.folder.create(kept, stat.S_IMODE(target.old.st_mode)), "wb") as copy,
+    ):
+        made = Seen.of(os.fstat(copy.fileno()))
+        try:
             while part := old.read(_CHUNK):
                 copy.write(part)
             copy.flush()
             os.fsync(copy.fileno())
+        except BaseException:
+            target.folder.remove(kept, lambda status: Seen.of(status)[:2] == made[:2])
+            raise
 
 
 def check_side_output(kind: str, path: StrPath, *, overwrite: bool = False) -> None:

@@ -95,10 +95,9 @@ class Work:
             if record >= 0:
                 os.close(record)
             if own is not None:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError), own:
                     own.remove(RECORD, lambda _: True)
                     own.remove_directory(_NEW)
-                    own.close()
                     parent.remove_directory(own.path.name)
             raise
 
@@ -270,6 +269,11 @@ class Work:
 
     # -- leaving
 
+    @property
+    def closed(self) -> bool:
+        """Whether the run has left it."""
+        return self._record < 0
+
     def close(self) -> None:
         """Leave the work as it is, for a later run to go on."""
         if self._new is not None:
@@ -280,12 +284,19 @@ class Work:
             self._record = -1
 
     def discard(self) -> list[str]:
-        """Remove what the record names, and the directory. Returns the names of what is in it besides."""
-        left = self._clear()
-        if not left:
-            with contextlib.suppress(OSError):
-                self._own.remove(RECORD, lambda _: True)
-        self.close()
+        """Remove what the record names, and the directory. Returns the names of what is in it besides.
+
+        Once the work is closed, this does nothing.
+        """
+        if self.closed:
+            return []
+        try:
+            left = self._clear()
+            if not left:
+                with contextlib.suppress(OSError):
+                    self._own.remove(RECORD, lambda _: True)
+        finally:
+            self.close()
         with contextlib.suppress(OSError):
             self._parent.remove_directory(self._name)
         return left
@@ -293,12 +304,15 @@ class Work:
     def _clear(self) -> list[str]:
         """Remove what the record names of `new` and `old`; an old folder whose name is free goes back there."""
         self._put_back()
+        ours = self._number_of(_NEW) == self._content["new"]
+        if ours and self._own.status(_OLD) is not None:  # its name was taken before the new folder could take it
+            return [_OLD]
         left = [name for name in self._own.names() if name not in (RECORD, _NEW, _OLD)]
         left += self._clear_folder(_OLD, ours=False)
         if self._content["names"] is None:
             self._own.remove(_NEW, lambda _: True)
         else:
-            left += self._clear_folder(_NEW, ours=self._number_of(_NEW) == self._content["new"])
+            left += self._clear_folder(_NEW, ours=ours)
         return left
 
     def _put_back(self) -> None:
@@ -451,7 +465,7 @@ def _read_record(own: Directory) -> tuple[dict[str, Any] | None, int]:
         return None, -1
     with contextlib.suppress(OSError, ValueError, RecursionError):
         content = _parse(fd)
-        if content["made"] == _number(own.own_status()):
+        if content.get("made") == _number(own.own_status()):
             return content, fd
     os.close(fd)
     return None, -1

@@ -292,7 +292,7 @@ def _require_unchanged(inputs: Sequence[File], replaced: Sequence[File]) -> None
 
 
 def settle_ties(ckpt: Checkpoint) -> Checkpoint:
-    """Hold ties that a note claims against the bytes: what is equal becomes one storage, what differs is set apart."""
+    """Compare the tensors that a note calls tied: equal ones become one storage, different ones stay apart."""
     ties: dict[int, Storage] = {}
     broken: list[str] = []
 

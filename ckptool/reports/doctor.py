@@ -165,7 +165,7 @@ def _left_behind(path: StrPath) -> Iterator[Finding]:
         if one.lives:
             yield Finding("leftover", f"another run of ckptool is writing {name} now", trouble=False)
             continue
-        where = shell_quote(printable(os.path.relpath(one.path.parent), 4096))
+        where = shell_path(os.path.relpath(one.path.parent))
         command = (
             f"ckptool doctor {where} --remove-leftovers",
             "which removes what runs that were cut off left behind",

@@ -31,7 +31,7 @@ class Removal:
 
 
 def left_behind(path: StrPath) -> list[Leftover]:
-    """The directories of runs that were cut off: those in the folder PATH, and those that were to become PATH.
+    """The directories of runs that were cut off: those in the folder PATH, and those of runs that wrote PATH.
 
     Raises:
         Unreadable: the folder cannot be looked into.

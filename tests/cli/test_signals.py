@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from samples import Files
+
+from ckptool.cli import main
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals of POSIX")
 
@@ -147,3 +150,25 @@ def test_what_was_written_when_the_signal_came_is_said_to_be_whole(files: Files,
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (143, "Error: terminated; before that, out.pth was written\n")
     assert (tmp_path / "out.pth").exists()
+
+
+def test_a_program_that_calls_the_command_line_keeps_its_own_answers(files: Files, tmp_path: Path) -> None:
+    before = {name: signal.getsignal(getattr(signal, name)) for name in SIGNALS}
+    with pytest.raises(SystemExit):
+        main(["inspect", str(tmp_path / "dp.pth")])
+    assert {name: signal.getsignal(getattr(signal, name)) for name in SIGNALS} == before
+
+
+def test_a_thread_of_another_program_may_call_the_command_line(files: Files, tmp_path: Path) -> None:
+    left: list[object] = []
+
+    def work() -> None:
+        try:
+            main(["inspect", str(tmp_path / "dp.pth")])
+        except SystemExit as error:
+            left.append(error.code)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert left == [0]

@@ -226,6 +226,18 @@ def test_a_directory_stays_the_one_that_was_opened_when_its_name_leads_elsewhere
     assert os.listdir(tmp_path / "victim") == []
 
 
+@pytest.mark.parametrize("below", [True, False], ids=["below descriptors", "by path"])
+def test_nothing_can_be_done_with_a_directory_that_is_closed(tmp_path, monkeypatch, below):
+    monkeypatch.setattr(door, "_BELOW_DESCRIPTORS", below)
+    (tmp_path / "x").touch()
+    with Directory.at(tmp_path) as directory:
+        pass
+    for call in (lambda: directory.remove("x", lambda _: True), directory.names, directory.own_status):
+        with pytest.raises(ValueError, match="is closed"):
+            call()
+    assert (tmp_path / "x").exists()
+
+
 def test_two_folders_exchange_their_names_in_one_step(tmp_path, here):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

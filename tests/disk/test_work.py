@@ -1,8 +1,10 @@
 """What a run makes beside its target, and what may be removed of it."""
 
+import errno
 import json
 import os
 import shutil
+import signal
 
 import pytest
 from strategies import state_dict_of, tensor_of
@@ -11,7 +13,7 @@ import ckptool
 from ckptool.disk import work as module
 from ckptool.disk.door import Directory
 from ckptool.disk.files import Buffer
-from ckptool.disk.folders import replacing_folder
+from ckptool.disk.folders import fingerprint, new_folder, replacing_folder
 from ckptool.disk.targets import replacing
 from ckptool.disk.work import SUFFIX, Work, find, remove
 from ckptool.errors import OutputExists, Unwritable
@@ -76,7 +78,7 @@ def test_a_planted_link_is_not_followed_and_nothing_behind_it_is_removed(tmp_pat
 
 
 @pytest.mark.parametrize(
-    "record", ["a link", "a pipe", "a second name", "copied", "nonsense", "nothing", "another version"]
+    "record", ["a link", "a pipe", "a second name", "copied", "nonsense", "nothing", "another version", "of nowhere"]
 )
 def test_a_record_that_is_not_of_this_machine_and_user_counts_for_nothing(tmp_path, here, record):
     path = half(here)
@@ -88,6 +90,8 @@ def test_a_record_that_is_not_of_this_machine_and_user_counts_for_nothing(tmp_pa
         os.rename(tmp_path / "copy", path)
     elif record == "another version":
         at.write_text(json.dumps({**json.loads(at.read_text().splitlines()[0]), "ckptool": 1}) + "\n")
+    elif record == "of nowhere":
+        at.write_text('{"ckptool": 2, "target": "out", "names": []}\n')
     else:
         at.unlink()
         if record == "a link":
@@ -275,6 +279,55 @@ def test_what_comes_into_the_old_folder_after_the_exchange_is_kept_and_named(tmp
     assert kept.read_text() == "theirs"
 
 
+def test_an_old_folder_whose_name_is_taken_is_never_removed(tmp_path, monkeypatch, here):
+    """On systems that cannot exchange two names: it stands aside, and neither folder can have the name."""
+    monkeypatch.setattr(Directory, "exchange", lambda *_: False)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a").write_text("precious")
+    real = Work._rename_new
+
+    def late(work, target):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "b").write_text("theirs")
+        real(work, target)
+
+    monkeypatch.setattr(Work, "_rename_new", late)
+    with (
+        pytest.raises(OutputExists, match="somebody else"),
+        new_folder(tmp_path / "out", ["a"], overwrite=True) as made,
+    ):
+        (made / "a").write_text("new")
+    for left in find(here):
+        remove(left)
+    assert (tmp_path / "out" / "b").read_text() == "theirs"
+    assert [path.read_text() for path in tmp_path.glob(f".out.*{SUFFIX}/old/a")] == ["precious"]
+
+
+def test_a_target_that_may_not_be_replaced_does_not_keep_the_work_locked(tmp_path, here):
+    files = {"a": [Buffer(b"one")], "b": [Buffer(b"two")]}
+    half(here, plan=fingerprint(files))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a").touch()
+    for _ in range(2):
+        with pytest.raises(OutputExists):
+            replacing_folder(tmp_path / "out", files)
+
+
+@pytest.mark.parametrize("moment", ["start", "publish_folder"])
+def test_a_signal_that_had_to_wait_leaves_nothing_behind(tmp_path, monkeypatch, moment):
+    real = getattr(Work, moment)
+
+    def interrupted(*args, **options):
+        signal.raise_signal(signal.SIGINT)
+        return real(*args, **options)
+
+    monkeypatch.setattr(Work, moment, interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        replacing_folder(tmp_path / "out", {"a": [Buffer(b"one")]})
+    assert os.listdir(tmp_path) == ([] if moment == "start" else ["out"])
+    assert not hasattr(caught.value, "left_behind")
+
+
 @pytest.mark.parametrize("change", ["content", "another file", "gone"])
 @pytest.mark.parametrize("backup", [None, ".bak"])
 def test_a_file_that_changes_while_it_is_replaced_stays(tmp_path, change, backup):
@@ -291,6 +344,27 @@ def test_a_file_that_changes_while_it_is_replaced_stays(tmp_path, change, backup
         interfere()
     assert (path.read_bytes() if path.exists() else None) == (None if change == "gone" else b"theirs")
     assert not list(tmp_path.glob(f".*{SUFFIX}"))
+
+
+def test_a_backup_that_cannot_be_copied_to_its_end_does_not_stay(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Directory, "link", refuse)  # as on a filesystem without hard links
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    real, calls = os.fsync, []
+
+    def second(fd):  # the first one is for the new file
+        calls.append(fd)
+        return refuse() if len(calls) == 2 else real(fd)
+
+    monkeypatch.setattr(os, "fsync", second)
+    with pytest.raises(Unwritable), replacing(path, overwrite=True, backup=".bak") as out:
+        out.write(b"new")
+    assert len(calls) == 2
+    assert os.listdir(tmp_path) == ["x"]
+    assert path.read_bytes() == b"old"
 
 
 def test_of_two_runs_in_place_the_second_notices_the_first(tmp_path):
