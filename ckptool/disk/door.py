@@ -248,9 +248,20 @@ class Directory:
     def _place(self, name: str) -> tuple[str, int | None]:
         """What the calls of the system take for a name in it: a name below the descriptor, or a path."""
         self._itself()
-        if name in ("", ".", "..") or "/" in name or os.sep in name:
+        if not is_plain_name(name):
             raise ValueError(f"{name!r} is no plain name")
         return (str(self.path / name), None) if self._fd is None else (name, self._fd)
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether it is text that can be the name of something in a directory, and leads nowhere else."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or os.sep in name or "\0" in name:
+        return False
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # a surrogate that stands for no byte
+        return False
+    return True
 
 
 def is_own_file(status: os.stat_result) -> bool:

@@ -350,7 +350,7 @@ def is_same_file(path: StrPath, other: StrPath) -> bool:
 def leftover_notes(path: StrPath) -> list[str]:
     """What runs that were cut off left behind beside a target, a line each."""
     with contextlib.suppress(CheckpointError, OSError), Target(path) as target:
-        left = [one for one in find(target.folder, target.name) if not one.lives]
+        left = [one for one in find(target.folder, target.name) if one.own and not one.lives]
         if left:
             nbytes = sum(one.nbytes for one in left)
             where = os.path.dirname(os.fspath(path).rstrip("/")) or "."

@@ -14,8 +14,9 @@ for the run, one for each finished file of a folder, and one for the files of an
     {"old": {"model.safetensors": [device, inode, size, time of change]}}
 
 It counts only if it is a regular file of this user with one name, and if `made` is the directory that it is in. The
-inode of a directory cannot be foreseen, so a record that came out of an archive or a repository does not count. A run
-removes nothing that its own record does not name.
+inode of a directory cannot be foreseen, so a record that came out of an archive or a repository does not count. `made`
+stands at its beginning, and of another record nothing else is read. A run removes nothing that its own record does not
+name.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import Unwritable, printable
-from .door import Directory, Seen, lock
+from .door import Directory, Seen, is_plain_name, lock
 
 SUFFIX = ".ckptool-tmp"
 RECORD = "record"
@@ -463,12 +464,18 @@ def _read_record(own: Directory) -> tuple[dict[str, Any] | None, int]:
         fd = own.reopen(RECORD)
     except OSError:
         return None, -1
+    beginning = _beginning_of_record(own)
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        content = _parse(fd)
-        if content.get("made") == _number(own.own_status()):
-            return content, fd
+        if os.read(fd, len(beginning)) == beginning:
+            os.lseek(fd, 0, os.SEEK_SET)
+            return _parse(fd), fd
     os.close(fd)
     return None, -1
+
+
+def _beginning_of_record(own: Directory) -> bytes:
+    """How the record of a run in a directory begins. No other text is parsed: it may be large, and costs memory."""
+    return json.dumps({"ckptool": 2, "made": _number(own.own_status())}).encode()[:-1] + b", "
 
 
 def _parse(fd: int) -> dict[str, Any]:
@@ -484,8 +491,9 @@ def _parse(fd: int) -> dict[str, Any]:
             raise ValueError
     first, *rest = text.split(b"\n")[:-1] or [b""]
     content: Any = json.loads(first)
-    fine = isinstance(content, dict) and content.get("ckptool") == 2 and isinstance(content.get("target"), str)
-    if not fine or not isinstance(content.get("names"), list | None):
+    if not {"target", "plan", "new", "names"} <= content.keys():
+        raise ValueError
+    if not isinstance(content["names"], list | None) or not all(map(is_plain_name, _named(content))):
         raise ValueError
     content |= {"finished": {}, "old": {}}
     for line in rest:
@@ -495,6 +503,11 @@ def _parse(fd: int) -> dict[str, Any]:
                 content[kind] |= more[kind]
     parsed: dict[str, Any] = content
     return parsed
+
+
+def _named(content: dict[str, Any]) -> list[Any]:
+    """All that a record names in its first line."""
+    return [content["target"], *(content["names"] or ())]
 
 
 def _append(fd: int, content: dict[str, Any]) -> None:

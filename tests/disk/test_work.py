@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import tracemalloc
 
 import pytest
 from strategies import state_dict_of, tensor_of
@@ -109,6 +110,45 @@ def test_a_record_that_is_not_of_this_machine_and_user_counts_for_nothing(tmp_pa
     assert (tmp_path / "precious").read_text() == "{}"
     ckptool.save(shards(), tmp_path / "out", format="shards")
     assert (path / "new" / "a").exists()
+
+
+def record_of(path, **changes):
+    """The record in a directory, of the directory itself, with other words."""
+    first = {**json.loads((path / "record").read_text().splitlines()[0]), **changes}
+    return json.dumps({key: value for key, value in first.items() if value is not ...}) + "\n"
+
+
+@pytest.mark.parametrize("key", ["ckptool", "made", "target", "plan", "new", "names"])
+def test_a_record_in_which_something_is_missing_counts_for_nothing(tmp_path, here, key):
+    path = half(here)
+    (path / "record").write_text(record_of(path, **{key: ...}))
+    (left,) = find(here)
+    assert not left.own
+    assert remove(left)
+    ckptool.save(shards(), tmp_path / "out", format="shards")
+    assert (path / "new" / "a").exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/b", "", ".", "..", "a\0b", "\ud800", None, 5, [], {}])
+@pytest.mark.parametrize("where", ["target", "names"])
+def test_a_record_names_plain_names_only(here, where, name):
+    path = half(here)
+    (path / "record").write_text(record_of(path, **{where: [name] if where == "names" else name}))
+    (left,) = find(here)
+    assert not left.own
+    assert remove(left)
+    assert (path / "new" / "a").exists()
+
+
+def test_of_a_record_of_another_directory_only_the_beginning_is_read(here):
+    path = half(here)
+    (path / "record").write_text(record_of(path, made=[0, 0], more=[[]] * 1_000_000))
+    tracemalloc.start()
+    (left,) = find(here)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not left.own
+    assert peak < 1_000_000
 
 
 def test_what_no_record_names_is_kept_and_the_rest_removed(tmp_path, here):
@@ -415,6 +455,13 @@ def test_what_a_run_that_was_cut_off_left_is_named_by_the_next_one(tmp_path, her
         f"a run that was cut off left {path.name} ({module._look(here, path.name).nbytes:,} bytes); "
         f"ckptool doctor {tmp_path} --remove-leftovers removes it"
     ]
+
+
+def test_what_doctor_would_keep_is_not_called_the_rest_of_a_run(tmp_path):
+    planted = tmp_path / f".out.pt.00000000{SUFFIX}"
+    planted.mkdir()
+    (planted / "precious").touch()
+    assert ckptool.formats.write(ckptool.plan(shards(), tmp_path / "out.pt")) == []
 
 
 def test_an_interruption_says_where_finished_files_stay(tmp_path):
