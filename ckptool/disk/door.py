@@ -276,15 +276,17 @@ def set_mode(fd: int, mode: int) -> None:
         os.fchmod(fd, mode)
 
 
-def lock(fd: int, *, wait: bool = False) -> bool:
+def lock(fd: int, *, wait: bool = False, shared: bool = False) -> bool:
     """Lock an open file or directory until it is closed. False if another run holds the lock, unless it may WAIT.
+
+    A SHARED lock does not keep others from taking a shared one: it is for those who only look.
 
     Where files cannot be locked (Windows, some network filesystems) nothing is, and the answer is True.
     """
     try:
         import fcntl
 
-        fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     except (ImportError, OSError):

@@ -256,7 +256,8 @@ class _Making:
         try:
             with put_off_signals():
                 left = self.work.publish_folder(there, kept, mode)
-                self.work.discard()
+                with contextlib.suppress(OSError):
+                    self.work.discard()
                 written.append(os.fspath(target.path))
         except FileExistsError as error:
             changed = error.args[0] if error.args and isinstance(error.args[0], list) else []
@@ -268,7 +269,7 @@ class _Making:
             ) from None
         if left:
             self.notes.append(
-                f"kept in {printable(str(self.work.path), 200)}, since it came into the old folder at the last moment: "
+                f"kept in {printable(str(self.work.path), 200)}, since the old folder could not be removed whole: "
                 + ", ".join(_listed(left))
             )
 

@@ -238,7 +238,9 @@ class Work:
             self._parent.rename(target, self._own, _OLD)
             self._swap(self._own, _OLD, target, old)
         self._parent.sync()
-        return self._clear()
+        with contextlib.suppress(OSError):  # the new folder has its name, whether or not the old one can be removed
+            return self._clear()
+        return list(old)
 
     def _swap(self, where: Directory, aside: str, target: str, old: Mapping[str, Seen]) -> None:
         """Let the new folder take the name of the old one, which stands ASIDE, or put that back."""
@@ -393,9 +395,10 @@ def remove(left: Leftover) -> list[str]:
     with Directory.at(left.path.parent) as parent:
         work = _take(parent, left.path.name)
         if work is not None:
-            return work.discard()
+            left_over = work.discard()
+            return left_over or ([] if parent.status(left.path.name) is None else [RECORD])
         with parent.enter(left.path.name) as own:
-            if _holds_nothing(own):
+            if _holds_nothing(own) and not _is_locked(own):
                 own.remove(RECORD, lambda status: status.st_size == 0)
                 own.remove_directory(_NEW)
         return [] if parent.remove_directory(left.path.name) else [RECORD]
@@ -409,12 +412,23 @@ def _look(parent: Directory, name: str) -> Leftover:
             nbytes = sum(_sizes(own))
             content, fd = _read_record(own)
             if content is None:
-                return Leftover(path, target, False, nbytes, _holds_nothing(own))
-            lives = not lock(fd)
+                return Leftover(path, target, _is_locked(own), nbytes, _holds_nothing(own))
             os.close(fd)
-            return Leftover(path, content["target"], lives, nbytes, True)
+            return Leftover(path, content["target"], _is_locked(own), nbytes, True)
     except OSError:
         return Leftover(path, target, False, 0, False)
+
+
+def _is_locked(own: Directory) -> bool:
+    """Whether the run that a record belongs to is at work. Several may look at once."""
+    try:
+        fd = own.reopen(RECORD)
+    except OSError:
+        return False
+    try:
+        return not lock(fd, shared=True)
+    finally:
+        os.close(fd)
 
 
 def _sizes(folder: Directory) -> Iterator[int]:
