@@ -68,7 +68,8 @@ def require_proportion(ckpt: Checkpoint, chosen: AnyFormat, draft: Draft) -> Non
     source = max(sum(map(_own_bytes, parts.values())), ckpt.nbytes, 1)
     if draft.nbytes <= MOST_TIMES * source:
         return
-    shared = "-t torch-zip writes what tensors share once" if not chosen.pickles else None
+    fits = not chosen.pickles and sum(storage.nbytes for storage in ckpt.storages()) <= MOST_TIMES * source
+    shared = "-t torch-zip writes what tensors share once" if fits else None
     raise CannotCarry(
         f"would become {draft.nbytes:,} bytes, {draft.nbytes // source:,} times the {source:,} that it is made from",
         where=ckpt.where,
