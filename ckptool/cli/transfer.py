@@ -21,7 +21,7 @@ from ..checkpoint import Checkpoint
 from ..disk.documents import read_json
 from ..disk.files import shell_quote
 from ..disk.folders import check_folder
-from ..disk.targets import check_target
+from ..disk.targets import check_target, is_same_file
 from ..disk.urls import as_path
 from ..errors import Doubtful, Malformed, NotFound, RuleError, printable
 from ..porting import mapping_file
@@ -160,6 +160,9 @@ def transfer(source: str, model: str, **options: Any) -> int:
         mapping, found, name = _matched(ckpt, model, options, read)
     out = out or f"{Path(source).stem}.{re.sub(r'[^A-Za-z0-9_]', '_', name)}.pth"
     _check_target(out, source, options)
+    for option in ("html", "save_mapping"):
+        if options[option] and is_same_file(options[option], out):
+            raise RuleError("is the file of weights that is written", where=options[option], hint="choose another name")
     _show(replace(mapping, source=source), options)
     refusal = _refusal(mapping, options)
     plan = None

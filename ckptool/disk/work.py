@@ -257,8 +257,7 @@ class Work:
         try:
             self._own.rename(_NEW, self._parent, target)
         except OSError as error:
-            status = self._parent.status(target)
-            if status is not None:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
                 raise FileExistsError from error
             raise
         self._parent.sync()

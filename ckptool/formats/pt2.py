@@ -21,6 +21,7 @@ from ..disk.documents import read_json
 from ..disk.files import File
 from ..dtypes import BY_NAME
 from ..errors import Malformed, printable
+from ..locations import is_device
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage
 from ..tree import Dict, List
 from ._records import is_big_endian
@@ -76,6 +77,8 @@ def _tensors(
 ) -> Dict:
     entries: list[tuple[Any, Any]] = []
     for key, entry in config.items():
+        if not isinstance(key, str):  # a list of pairs in place of a dict
+            raise Malformed(f"the key {printable(repr(key), 80)} is no text", where=archive.file.path)
         if isinstance(entry, dict) and (entry.get("use_pickle") or not isinstance(entry.get("tensor_meta"), dict)):
             lost.append(f"{printable(key, 80)}, which is pickled in a file of its own")
             continue
@@ -94,8 +97,7 @@ def _tensor(archive: Archive, record: str, entry: dict[str, Any], storages: dict
     sizes, strides = ([_number(n) for n in meta[part]] for part in ("sizes", "strides"))
     if meta["layout"] != _STRIDED or len(sizes) > MOST_DIMENSIONS or record not in archive.members:
         raise ValueError
-    device = meta["device"]
-    location = _word(device["type"]) + ("" if device["index"] is None else f":{_index(device['index'])}")
+    location = _location(meta["device"])
     if record not in storages:
         member = archive.members[record]
         typed = dtype if dtype.storage and member.size % dtype.itemsize == 0 else None
@@ -108,15 +110,20 @@ def _tensor(archive: Archive, record: str, entry: dict[str, Any], storages: dict
     return LazyTensor(storages[record], dtype, tuple(sizes), tuple(strides), offset, grad, parameter)
 
 
+def _location(device: Any) -> str:
+    """A device of the schema, {"type": "cuda", "index": 1}, as torch writes it."""
+    kind, index = device["type"], device["index"]
+    if not is_device((kind,) if index is None else (kind, index)):
+        raise ValueError
+    return str(kind) if index is None or kind == "cpu" else f"{kind}:{index}"
+
+
 def _number(value: Any) -> int:
     """An integer of the schema, {"as_int": 3}. A size that is a symbol is no size of a weight."""
-    return _index(value["as_int"])
-
-
-def _index(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 62:
+    number = value["as_int"]
+    if type(number) is not int or not 0 <= number < 1 << 62:
         raise ValueError
-    return value
+    return number
 
 
 def _word(value: Any) -> str:
