@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import replace
@@ -232,6 +233,21 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
     )
 
 
+#: Digits of a number in a name, at most. Names are compared by their numbers, and Python reads 4,300 digits at most.
+_MOST_DIGITS = 1_000
+_LONG_NUMBER = re.compile(rf"\d{{{_MOST_DIGITS + 1},}}")
+
+
+def _require_numbers(signature: Signature) -> None:
+    """Refuse names that no model has, before anything computes with the numbers in them."""
+    for key in signature.entries:
+        if found := _LONG_NUMBER.search(key):
+            digits = (
+                f"a number of {len(found[0]):,} digits is in the name of a tensor, and {_MOST_DIGITS:,} are the most:"
+            )
+            raise NotFound(digits, where=signature.name, evidence=[printable(key, 100)])
+
+
 def _ported(
     signature: Signature,
     target: Signature,
@@ -239,6 +255,7 @@ def _ported(
     hints: Sequence[str | Rename],
     scale: float | None,
 ) -> Mapping:
+    _require_numbers(signature)
     renamed, back = _hinted(signature, hints)
     by_place = False
     if not hints:
