@@ -53,6 +53,7 @@ class Checkpoint:
     lost_form: tuple[str, ...] = ()
     history: tuple[str, ...] = ()
     sealed: str = ""
+    _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def where(self) -> str:
@@ -72,18 +73,18 @@ class Checkpoint:
 
     def storages(self) -> list[Storage]:
         """Every storage in the tree, once each, in the order in which it is first met."""
-        found: dict[int, Storage] = {}
-        for _, node in walk(self.root):
-            storage = node.storage if isinstance(node, LazyTensor) else node
-            if isinstance(storage, Storage):
-                found.setdefault(id(storage), storage)
-        return list(found.values())
+        if "storages" not in self._known:
+            nodes = (node.storage if isinstance(node, LazyTensor) else node for _, node in walk(self.root))
+            self._known["storages"] = list(dict.fromkeys(node for node in nodes if isinstance(node, Storage)))
+        return list(self._known["storages"])
 
     def state_dicts(self) -> list[StateDict]:
         """The state dicts in it: the dicts of tensors that hold a model's weights (see `ckptool.weights`)."""
         from .weights import find_state_dicts
 
-        return find_state_dicts(self)
+        if "state dicts" not in self._known:  # many ask for them, and the whole tree is searched
+            self._known["state dicts"] = find_state_dicts(self)
+        return list(self._known["state dicts"])
 
     def state_dict(self, at: str | None = None) -> StateDict:
         """The state dict in it, or the one at the path AT.

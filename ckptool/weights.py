@@ -184,7 +184,7 @@ def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
             return StateDict(node, at)
         what = "nothing is" if node is ABSENT else "there is no dict"
         raise NotFound(f"{what} at {printable(repr(at))}", where=ckpt.where, evidence=_overview(ckpt), hint=_look(ckpt))
-    found = find_state_dicts(ckpt)
+    found = ckpt.state_dicts()
     if len(found) == 1:
         return found[0]
     if not found:

@@ -14,7 +14,7 @@ from ..errors import CheckpointError, Unreadable, counted
 from ..reports import scan as report
 from ..reports.render import scan_text
 from .options import FileName
-from .output import print_json, terminal_width
+from .output import collect, print_json, terminal_width
 
 _STATUS = {"safe": 0, "unsafe": 1, "unknown": 2}
 
@@ -38,7 +38,8 @@ def scan(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> i
     seen = []
     status = 0
     skipped: Counter[str] = Counter()
-    for path, asked in _expanded(files):
+    for number, (path, asked) in enumerate(_expanded(files)):
+        collect(number)
         try:
             one = report.scan(path)
         except CheckpointError as error:

@@ -9,7 +9,7 @@ from ..errors import CheckpointError, RuleError, printable
 from ..reports import verify as report
 from ..reports.verify_text import verify_text
 from .options import FileName
-from .output import print_json, progress_bar, terminal_width
+from .output import collect, print_json, progress_bar, terminal_width
 
 
 @click.command()
@@ -52,7 +52,8 @@ def verify(
         raise RuleError("is for one file at a time", where=option)
     status = 0
     seen = []
-    for path in files:
+    for number, path in enumerate(files):
+        collect(number)
         size = size_of(path)
         try:
             with progress_bar("reading", size, wanted=not quiet) as progress:

@@ -26,6 +26,7 @@ from ..disk.files import Buffer, File, FileRange, Piece
 from ..dtypes import BY_SAFETENSORS, DType
 from ..errors import CannotCarry, Malformed, counted, printable
 from ..kinds import as_dense, other_tensor
+from ..records import record
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride, is_permutation, permuted
 from ..tree import ABSENT, Dict, attributes_of
 from ..weights import around, the_state_dict
@@ -51,22 +52,24 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise Malformed("its __metadata__ is no map of texts", where=file.path)
     entries: list[tuple[Any, Any]] = []
-    ranges: list[tuple[int, int, str]] = []
-    for name, entry in header.items():
-        dtype, shape, begin, end = _entry(file, name, entry)
+    ranges: list[FileRange] = []
+    kinds: dict[tuple[Any, ...], _Kind] = {}  # few, where tensors are many
+    names = list(header)
+    for name in names:
+        kind, begin, end = _entry(file, name, header.pop(name), kinds)
         source = FileRange(file, start + begin, end - begin)
-        storage = Storage(source, "cpu", dtype if dtype.storage else None, name)
-        entries.append((name, LazyTensor(storage, dtype, shape, contiguous_stride(shape))))
-        ranges.append((begin, end, name))
+        storage = Storage(source, "cpu", kind.dtype if kind.dtype.storage else None, name)
+        entries.append((name, LazyTensor(storage, kind.dtype, kind.shape, kind.stride)))
+        ranges.append(source)
     if broken is None:
-        _check_tiling(file, ranges, file.size - start)
+        _check_tiling(file, names, ranges, start)
     else:
-        for (_, tensor), (begin, end, _) in zip(entries, ranges, strict=True):
-            if start + end > file.size:
-                there = max(file.size - start - begin, 0)
-                broken[id(tensor.storage)] = f"is cut short: {there:,} of {end - begin:,} bytes are there"
+        for (_, tensor), part in zip(entries, ranges, strict=True):
+            if part.offset + part.length > file.size:
+                there = max(file.size - part.offset, 0)
+                broken[id(tensor.storage)] = f"is cut short: {there:,} of {part.length:,} bytes are there"
     note = _read_note(metadata.get(_NOTE)) or {}
-    in_order = note.get("order") == _order(header)
+    in_order = note.get("order") == _order(names)
     lost = "the order of its keys is that of the header; how they were saved is not known"
     root = Dict(entries, ordered=True)
     _restore(root, note)
@@ -96,13 +99,20 @@ def _read_header(file: File) -> dict[str, Any]:
             hint="the download or copy did not finish; compare the size with the source",
         )
     raw = file.read(8, length)
+    shapes: dict[tuple[Any, ...], list[Any]] = {}
 
-    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def compact(pairs: list[tuple[str, Any]]) -> Any:
+        """An object of JSON as a dict; that of a tensor as a tuple, which takes a third of the memory."""
         made = dict(pairs)
         if len(made) != len(pairs):
             twice = next(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
             raise Malformed(f"its header names {printable(repr(twice))} twice", where=where)
-        return made
+        shape, offsets = made.get("shape"), made.get("data_offsets")
+        if type(shape) is not list or type(offsets) is not list or len(offsets) != 2 or made.keys() != _FIELDS:
+            return made
+        if set(map(type, shape)) <= _INTEGERS:  # True and 1.0 are as good as 1 to a dict
+            shape = shapes.setdefault(tuple(shape), shape)
+        return made["dtype"], shape, *offsets
 
     def refuse(text: str) -> Any:
         raise ValueError(f"{text} is no number of JSON")
@@ -110,7 +120,9 @@ def _read_header(file: File) -> dict[str, Any]:
     if raw[:1] != b"{":
         raise Malformed("its header does not begin with '{'", where=where)
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=without_repeats, parse_constant=refuse)
+        text = raw.decode("utf-8")
+        del raw  # else both are in memory while the header is read
+        header = json.loads(text, object_pairs_hook=compact, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
         if isinstance(error, Malformed):
             raise
@@ -123,13 +135,47 @@ def _read_header(file: File) -> dict[str, Any]:
     return header
 
 
-def _entry(file: File, name: str, entry: Any) -> tuple[DType, tuple[int, ...], int, int]:
-    """The checked fields of one tensor."""
-    shown = printable(repr(name), 80)
+@record(frozen=True, slots=True)
+class _Kind:
+    """What tensors of one type and shape have in common. `nbytes` are those of the data of one."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    nbytes: int
+
+
+def _entry(file: File, name: str, entry: Any, kinds: dict[tuple[Any, ...], _Kind]) -> tuple[_Kind, int, int]:
+    """The checked fields of one tensor. KINDS are those that were met before, by what the header says of them."""
     try:
-        code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        fields = entry if type(entry) is tuple else (entry["dtype"], entry["shape"], *entry["data_offsets"])
+        code, shape, begin, end = fields
     except (KeyError, TypeError, ValueError):
+        shown = printable(repr(name), 80)
         raise Malformed(f"the entry of {shown} lacks dtype, shape or two data_offsets", where=file.path) from None
+    usual = isinstance(code, str) and isinstance(shape, list) and set(map(type, [*shape, begin, end])) == _INTEGERS
+    told = (code, *shape) if usual and 0 <= begin <= end < 1 << 62 else None
+    kind = kinds.get(told) if told else None
+    if kind is None:
+        kind = _kind(file, name, code, shape, begin, end)
+        if told:
+            kinds[told] = kind
+    if end - begin != kind.nbytes:
+        raise Malformed(
+            f"{printable(repr(name), 80)} has {end - begin:,} bytes; {code} of shape {printable(str(shape), 80)} takes "
+            f"{kind.nbytes:,}",
+            where=file.path,
+        )
+    return kind, begin, end
+
+
+_INTEGERS = {int}
+_FIELDS = {"dtype", "shape", "data_offsets"}
+
+
+def _kind(file: File, name: str, code: Any, shape: Any, begin: Any, end: Any) -> _Kind:
+    """What the header says of a tensor whose like was not met before."""
+    shown = printable(repr(name), 80)
     dtype = BY_SAFETENSORS.get(code) if isinstance(code, str) else None
     if dtype is None:
         raise Malformed(f"{shown} has the unknown dtype {printable(repr(code), 40)}", where=file.path)
@@ -143,33 +189,31 @@ def _entry(file: File, name: str, entry: Any) -> tuple[DType, tuple[int, ...], i
         if not shape or shape[-1] % dtype.packed:
             raise Malformed(f"{shown} has an odd number of 4-bit elements in a row", where=file.path)
         shape = [*shape[:-1], shape[-1] // dtype.packed]
-    needed = prod(shape) * dtype.itemsize
-    if end - begin != needed:
-        raise Malformed(
-            f"{shown} has {end - begin:,} bytes; {code} of shape {printable(str(shape), 80)} takes {needed:,}",
-            where=file.path,
-        )
-    return dtype, tuple(shape), begin, end
+    sizes = tuple(shape)
+    return _Kind(dtype, sizes, contiguous_stride(sizes), prod(sizes) * dtype.itemsize)
 
 
-def _check_tiling(file: File, ranges: list[tuple[int, int, str]], available: int) -> None:
-    """Refuse holes, overlaps, and data that are missing or too many, as the reference does."""
-    position = 0
-    for begin, end, name in sorted(ranges):
+def _check_tiling(file: File, names: list[str], ranges: list[FileRange], start: int) -> None:
+    """Refuse holes, overlaps, and data that are missing or too many, as the reference does. START: where they begin."""
+    position = start
+    order = sorted(range(len(ranges)), key=lambda number: ranges[number].length)  # of two at one place the empty one
+    for number in sorted(order, key=lambda number: ranges[number].offset):
+        begin = ranges[number].offset
         if begin != position:
             kind = "a hole before" if begin > position else "an overlap at"
-            raise Malformed(f"its data have {kind} {printable(repr(name), 80)} (byte {position:,})", where=file.path)
-        position = end
-    if position > available:
-        short = sum(end > available for _, end, _ in ranges)
+            where = f"{printable(repr(names[number]), 80)} (byte {position - start:,})"
+            raise Malformed(f"its data have {kind} {where}", where=file.path)
+        position += ranges[number].length
+    if position > file.size:
+        short = sum(part.offset + part.length > file.size for part in ranges)
         raise Malformed(
-            f"is cut short: its tensors take {position:,} bytes, {available:,} are there",
+            f"is cut short: its tensors take {position - start:,} bytes, {file.size - start:,} are there",
             evidence=[f"{counted(short, 'tensor')} of {len(ranges):,} not whole"],
             where=file.path,
             hint="the download or copy did not finish; compare the size with the source",
         )
-    if position < available:
-        raise Malformed(f"{available - position:,} bytes follow the last tensor", where=file.path)
+    if position < file.size:
+        raise Malformed(f"{file.size - position:,} bytes follow the last tensor", where=file.path)
 
 
 def _read_note(text: str | None) -> dict[str, Any] | None:
@@ -183,15 +227,16 @@ def _read_note(text: str | None) -> dict[str, Any] | None:
 
 def _restore(root: Dict, note: dict[str, Any]) -> None:
     """Put back what the note says: strides, ties, `_metadata`. What does not fit the tensors is passed over."""
-    by_name = dict(root.entries)
-    for name, stride in _pairs(note.get("strides")):
+    strides, ties_noted = _pairs(note.get("strides")), _pairs(note.get("ties"))
+    by_name = dict(root.entries) if strides or ties_noted else {}
+    for name, stride in strides:
         tensor = by_name.get(name)
         if tensor is None or not isinstance(stride, list) or not all(type(n) is int and n >= 0 for n in stride):
             continue
         if len(stride) == len(tensor.shape) and tensor.numel and is_permutation(tensor.shape, tuple(stride)):
             by_name[name] = permuted(tensor, tuple(stride))
     ties: dict[str, object] = defaultdict(object)
-    for name, kept in _pairs(note.get("ties")):
+    for name, kept in ties_noted:
         one, other = by_name.get(name), by_name.get(kept) if isinstance(kept, str) else None
         if (
             one is None
@@ -201,7 +246,7 @@ def _restore(root: Dict, note: dict[str, Any]) -> None:
             continue
         for tensor in (one, other):
             object.__setattr__(tensor.storage, "tie", ties[kept])  # complete what nobody has seen yet
-    root.entries = [(name, by_name[name]) for name, _ in root.entries]
+    root.entries = list(by_name.items()) or root.entries
     metadata = note.get("_metadata")
     if isinstance(metadata, dict):
         node = from_plain(metadata)
