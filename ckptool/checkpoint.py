@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import KeyCollision, counted, printable
+from .keys import find_wrappers
 from .kinds import OtherTensor, other_tensor, others_in
 from .modules import PickledModule, state_dict_of
 from .tensor import LazyTensor, Storage, distinct, little_endian, totals
@@ -165,6 +166,11 @@ class StateDict(Mapping[str, Any]):
     @cached_property
     def _totals(self) -> tuple[int, int]:
         return totals(self._distinct)
+
+    @cached_property
+    def wrappers(self) -> dict[str, int]:
+        """The wrappers that its keys go through, and how many keys go through each (see `keys.find_wrappers`)."""
+        return find_wrappers(self._values)
 
     @property
     def metadata(self) -> dict[str, Any] | None:

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import difflib
 import heapq
+import os
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, groupby, zip_longest
+from itertools import chain, groupby, takewhile, zip_longest
 from operator import itemgetter
 from typing import Literal, TypeAlias
 
@@ -326,6 +327,7 @@ AVERAGED_COUNTER = "n_averaged"
 # A tree of components. A node where a key ends has the entry ".", which no component can be.
 _Node: TypeAlias = "dict[str, _Node]"
 _END = "."
+_LEAF: _Node = {_END: {}}
 
 
 def find_wrappers(keys: Iterable[str]) -> dict[str, int]:
@@ -364,13 +366,10 @@ def _unwrapped(keys: Iterable[str]) -> Iterator[tuple[str, str, set[str]]]:
 
 def _around_all(keys: list[str]) -> tuple[str, bool]:
     """The wrappers that all keys begin with, and whether there may be others. In most files there are none."""
-    outer = ""
-    while keys:
-        first = keys[0][len(outer) :].partition(".")[0]
-        longer = f"{outer}{first}."
-        if first not in _ANYWHERE | _SOLE or not all(key.startswith(longer) for key in keys):
-            break
-        outer = longer
+    # What the least and the greatest share, all that sort between them share too.
+    shared = os.path.commonprefix([min(keys), max(keys)]) if keys else ""
+    components = takewhile(lambda component: component in _ANYWHERE | _SOLE, shared.split(".")[:-1])
+    outer = "".join(f"{component}." for component in components)
     text = "\n".join([key[len(outer) :] for key in keys])
     return outer, any(wrapper.component in text for wrapper in WRAPPERS)
 
@@ -385,9 +384,14 @@ def _unwrapped_one_by_one(keys: list[str]) -> Iterator[tuple[str, str, set[str]]
     if not all(_SOLE.isdisjoint(parts[:-1]) for parts in short.values()):
         for parts in short.values():
             node = tree
-            for component in parts:
-                node = node.setdefault(component, {})
-            node[_END] = {}
+            for component in parts[:-1]:
+                below = node.get(component)
+                if below is None or below is _LEAF:
+                    below = node[component] = dict(below or {})
+                node = below
+            last = node.setdefault(parts[-1], _LEAF)
+            if last is not _LEAF:
+                last[_END] = {}
         wrappers = _sole_wrappers(tree)
     for key, parts in short.items():
         kept = parts

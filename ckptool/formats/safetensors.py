@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
@@ -46,23 +46,16 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
 
     With BROKEN, tensors that are not whole are no error but noted there: the id of their storage, and why.
     """
-    header = _read_header(file)
-    start = 8 + int.from_bytes(file.read(0, 8), "little")
-    metadata = header.pop("__metadata__", None) or {}
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise Malformed("its __metadata__ is no map of texts", where=file.path)
+    header, metadata = _read_header(file)
     entries: list[tuple[Any, Any]] = []
     ranges: list[FileRange] = []
-    kinds: dict[tuple[Any, ...], _Kind] = {}  # few, where tensors are many
-    names = list(header)
-    for name in names:
-        kind, begin, end = _entry(file, name, header.pop(name), kinds)
-        source = FileRange(file, start + begin, end - begin)
+    for name, kind, source in _entries(file, header):
         storage = Storage(source, "cpu", kind.dtype if kind.dtype.storage else None, name)
         entries.append((name, LazyTensor(storage, kind.dtype, kind.shape, kind.stride)))
         ranges.append(source)
+    names = [name for name, _ in entries]
     if broken is None:
-        _check_tiling(file, names, ranges, start)
+        _check_tiling(file, names, ranges)
     else:
         for (_, tensor), part in zip(entries, ranges, strict=True):
             if part.offset + part.length > file.size:
@@ -85,7 +78,14 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
     )
 
 
-def _read_header(file: File) -> dict[str, Any]:
+def check_safetensors(file: File) -> None:
+    """Refuse a file that `open_safetensors` refuses, without making a checkpoint of it."""
+    found = [(name, source) for name, _, source in _entries(file, _read_header(file)[0])]
+    _check_tiling(file, [name for name, _ in found], [source for _, source in found])
+
+
+def _read_header(file: File) -> tuple[dict[str, Any], dict[str, str]]:
+    """The header, without its metadata, and these."""
     where = file.path
     if file.size < 8:
         raise Malformed(f"has {file.size} bytes; a safetensors file has at least 8", where=where)
@@ -99,20 +99,19 @@ def _read_header(file: File) -> dict[str, Any]:
             hint="the download or copy did not finish; compare the size with the source",
         )
     raw = file.read(8, length)
-    shapes: dict[tuple[Any, ...], list[Any]] = {}
+    kinds: dict[tuple[Any, ...], _Kind] = {}
 
     def compact(pairs: list[tuple[str, Any]]) -> Any:
-        """An object of JSON as a dict; that of a tensor as a tuple, which takes a third of the memory."""
+        """An object of JSON as a dict; that of a tensor, as most programs write it, as (its kind, begin, end)."""
+        if len(pairs) == 3:
+            (first, code), (second, shape), (third, offsets) = pairs
+            if (first, second, third) == _FIELDS and (entry := _usual(code, shape, offsets, kinds)):
+                return entry
         made = dict(pairs)
         if len(made) != len(pairs):
             twice = next(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
             raise Malformed(f"its header names {printable(repr(twice))} twice", where=where)
-        shape, offsets = made.get("shape"), made.get("data_offsets")
-        if type(shape) is not list or type(offsets) is not list or len(offsets) != 2 or made.keys() != _FIELDS:
-            return made
-        if set(map(type, shape)) <= _INTEGERS:  # True and 1.0 are as good as 1 to a dict
-            shape = shapes.setdefault(tuple(shape), shape)
-        return made["dtype"], shape, *offsets
+        return made
 
     def refuse(text: str) -> Any:
         raise ValueError(f"{text} is no number of JSON")
@@ -132,7 +131,10 @@ def _read_header(file: File) -> dict[str, Any]:
     for name in header:
         if _has_half_a_pair(name):
             raise Malformed(f"its header has the name {printable(repr(name), 80)}, which is no text", where=where)
-    return header
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise Malformed("its __metadata__ is no map of texts", where=where)
+    return header, metadata
 
 
 @record(frozen=True, slots=True)
@@ -145,37 +147,46 @@ class _Kind:
     nbytes: int
 
 
-def _entry(file: File, name: str, entry: Any, kinds: dict[tuple[Any, ...], _Kind]) -> tuple[_Kind, int, int]:
-    """The checked fields of one tensor. KINDS are those that were met before, by what the header says of them."""
-    try:
-        fields = entry if type(entry) is tuple else (entry["dtype"], entry["shape"], *entry["data_offsets"])
-        code, shape, begin, end = fields
-    except (KeyError, TypeError, ValueError):
-        shown = printable(repr(name), 80)
-        raise Malformed(f"the entry of {shown} lacks dtype, shape or two data_offsets", where=file.path) from None
-    usual = isinstance(code, str) and isinstance(shape, list) and set(map(type, [*shape, begin, end])) == _INTEGERS
-    told = (code, *shape) if usual and 0 <= begin <= end < 1 << 62 else None
-    kind = kinds.get(told) if told else None
-    if kind is None:
-        kind = _kind(file, name, code, shape, begin, end)
-        if told:
-            kinds[told] = kind
-    if end - begin != kind.nbytes:
-        raise Malformed(
-            f"{printable(repr(name), 80)} has {end - begin:,} bytes; {code} of shape {printable(str(shape), 80)} takes "
-            f"{kind.nbytes:,}",
-            where=file.path,
-        )
-    return kind, begin, end
-
-
+_FIELDS = ("dtype", "shape", "data_offsets")
 _INTEGERS = {int}
-_FIELDS = {"dtype", "shape", "data_offsets"}
 
 
-def _kind(file: File, name: str, code: Any, shape: Any, begin: Any, end: Any) -> _Kind:
-    """What the header says of a tensor whose like was not met before."""
+def _usual(
+    code: Any, shape: Any, offsets: Any, kinds: dict[tuple[Any, ...], _Kind]
+) -> tuple[_Kind, int, int] | None:
+    """The fields of a tensor with nothing odd about them, or None. KINDS are those that were met before: few, where
+    tensors are many."""
+    if type(code) is not str or type(shape) is not list or type(offsets) is not list or len(offsets) != 2:
+        return None
+    if set(map(type, shape + offsets)) != _INTEGERS:
+        return None
+    kind = kinds.get((code, *shape))
+    if kind is None:
+        dtype = BY_SAFETENSORS.get(code)
+        if dtype is None or dtype.packed > 1 or len(shape) > MOST_DIMENSIONS or not all(0 <= n < 1 << 62 for n in shape):
+            return None
+        sizes = tuple(shape)
+        kind = kinds[(code, *shape)] = _Kind(dtype, sizes, contiguous_stride(sizes), prod(sizes) * dtype.itemsize)
+    begin, end = offsets
+    return (kind, begin, end) if end - begin == kind.nbytes and 0 <= begin < 1 << 62 else None
+
+
+def _entries(file: File, header: dict[str, Any]) -> Iterator[tuple[str, _Kind, FileRange]]:
+    """The tensors of a header, which is empty then: with several hundred thousand, memory counts."""
+    start = 8 + int.from_bytes(file.read(0, 8), "little")
+    for name in list(header):
+        entry = header.pop(name)
+        kind, begin, end = entry if type(entry) is tuple else _entry(file, name, entry)
+        yield name, kind, FileRange(file, start + begin, end - begin)
+
+
+def _entry(file: File, name: str, entry: Any) -> tuple[_Kind, int, int]:
+    """The fields of a tensor, or what is wrong with them."""
     shown = printable(repr(name), 80)
+    try:
+        code, shape, (begin, end) = [entry[field] for field in _FIELDS]
+    except (KeyError, TypeError, ValueError):
+        raise Malformed(f"the entry of {shown} lacks dtype, shape or two data_offsets", where=file.path) from None
     dtype = BY_SAFETENSORS.get(code) if isinstance(code, str) else None
     if dtype is None:
         raise Malformed(f"{shown} has the unknown dtype {printable(repr(code), 40)}", where=file.path)
@@ -190,12 +201,18 @@ def _kind(file: File, name: str, code: Any, shape: Any, begin: Any, end: Any) ->
             raise Malformed(f"{shown} has an odd number of 4-bit elements in a row", where=file.path)
         shape = [*shape[:-1], shape[-1] // dtype.packed]
     sizes = tuple(shape)
-    return _Kind(dtype, sizes, contiguous_stride(sizes), prod(sizes) * dtype.itemsize)
+    kind = _Kind(dtype, sizes, contiguous_stride(sizes), prod(sizes) * dtype.itemsize)
+    if end - begin != kind.nbytes:
+        raise Malformed(
+            f"{shown} has {end - begin:,} bytes; {code} of shape {printable(str(shape), 80)} takes {kind.nbytes:,}",
+            where=file.path,
+        )
+    return kind, begin, end
 
 
-def _check_tiling(file: File, names: list[str], ranges: list[FileRange], start: int) -> None:
-    """Refuse holes, overlaps, and data that are missing or too many, as the reference does. START: where they begin."""
-    position = start
+def _check_tiling(file: File, names: list[str], ranges: list[FileRange]) -> None:
+    """Refuse holes, overlaps, and data that are missing or too many, as the reference does."""
+    position = start = 8 + int.from_bytes(file.read(0, 8), "little")
     order = sorted(range(len(ranges)), key=lambda number: ranges[number].length)  # of two at one place the empty one
     for number in sorted(order, key=lambda number: ranges[number].offset):
         begin = ranges[number].offset

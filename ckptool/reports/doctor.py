@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import keys
 from ..checkpoint import Checkpoint, StateDict
 from ..disk.files import StrPath, beside, shell_quote
 from ..disk.urls import open_file
@@ -170,18 +169,22 @@ class _Tree:
 
 
 def _look_through(ckpt: Checkpoint) -> _Tree:
+    storages: list[Storage] = []
     tensors: list[LazyTensor] = []
     others: list[tuple[Trail, Any]] = []
     on_gpu = ""
     for trail, node in walk(ckpt.root):
         if isinstance(node, LazyTensor):
             tensors.append(node)
+            storages.append(node.storage)
             if not on_gpu and node.location != "cpu" and _belongs_on_cpu(trail, node):
                 on_gpu = address(trail)
         elif isinstance(node, Object | Global | ByteString):
             others.append((trail, node))
+        elif isinstance(node, Storage):
+            storages.append(node)
     return _Tree(
-        ckpt.storages(),
+        list(dict.fromkeys(storages)),
         totals(distinct(tensors))[1],
         Counter(node.class_name for _, node in others if isinstance(node, Object)),
         list(named_globals(ckpt.root, others)),
@@ -234,7 +237,7 @@ def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
 
 def _dangers(path: StrPath) -> Iterator[Finding]:
     try:
-        found = scan(path)
+        found = scan(path, opened=True)
     except CheckpointError:  # a folder
         return
     bad = [one for one in found.findings if one.group == "code execution" and not one.name.startswith("torch.")]
@@ -288,10 +291,9 @@ def _in_the_way(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> Ite
         paths = ", ".join(printable(one.path, 40) for one in found[:6])
         yield Finding("several", f"it holds {len(found)} state dicts: {paths}; --at names one", False)
     for one in [weights] if weights else found:
-        wrappers = keys.find_wrappers(list(one))
-        if wrappers:
+        if one.wrappers:
             said = " and ".join(
-                f"{name!r} in {count:,} of {counted(len(one), 'key')}" for name, count in wrappers.items()
+                f"{name!r} in {count:,} of {counted(len(one), 'key')}" for name, count in one.wrappers.items()
             )
             where = f" at {printable(one.path, 40)}" if len(found) > 1 else ""
             yield Finding("wrapped", f"the names{where} are those of a wrapped model: {said}")
@@ -413,7 +415,7 @@ def _cure(ckpt: Checkpoint, weights: StateDict | None, findings: list[Finding], 
     if (objects and inner) or "sealed" in names or "pickled-model" in names:
         return [" ".join(["ckptool convert", file, out, "--extract", *wrapped, *on_cpu, *at, *_container(ckpt)])]
     if not objects:
-        short = wrapped and list(keys.find_wrappers(list(weights or ()))) == ["module."] and not on_cpu
+        short = wrapped and weights is not None and list(weights.wrappers) == ["module."] and not on_cpu
         if short and weights is not None and all(key.startswith("module.") for key in weights):
             return [" ".join(["ckptool strip-prefix", file, out, *at])]
         return [" ".join(["ckptool convert", file, out, *wrapped, *on_cpu, *at])]
@@ -426,7 +428,7 @@ def _cure(ckpt: Checkpoint, weights: StateDict | None, findings: list[Finding], 
 
 def _one_of_several(ckpt: Checkpoint, one: StateDict, on_cpu: list[str]) -> str:
     file, out = shell_quote(printable(ckpt.where, 4096)), beside(ckpt.where, re.sub(r"\W+", "-", one.path) or "root")
-    wrapped = ["--unwrap"] if keys.find_wrappers(list(one)) else []
+    wrapped = ["--unwrap"] if one.wrappers else []
     at = shell_quote(printable(one.path))
     return " ".join(["ckptool convert", file, out, "--extract", "--at", at, *wrapped, *on_cpu, *_container(ckpt)])
 

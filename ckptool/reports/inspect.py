@@ -26,6 +26,7 @@ from ..tree import (
     Object,
     Set,
     Trail,
+    Walked,
     address,
     component_text,
     is_mapping,
@@ -126,28 +127,31 @@ def inspect(path: StrPath) -> Inspection:
 
 def describe(ckpt: Checkpoint) -> Inspection:
     """Say what is in an open checkpoint."""
-    walked = list(walk(ckpt.root))  # once: every look at all nodes costs as much as opening a file of many tensors
-    tensors = [node for _, node in walked if isinstance(node, LazyTensor)]
-    rest = [pair for pair in walked if not isinstance(pair[1], LazyTensor)]
+    tensors: list[LazyTensor] = []
+    rest: list[tuple[Trail, Any]] = []
+    for pair in walk(ckpt.root):  # seldom: every look at all nodes costs as much as opening a file of many tensors
+        if isinstance(pair[1], LazyTensor):
+            tensors.append(pair[1])
+        else:
+            rest.append(pair)
     bare = [node for _, node in rest if isinstance(node, Storage)]
     storages = dict.fromkeys([*(t.storage for t in tensors), *bare])
     weights = ckpt.state_dicts()
-    wrapped = [keys.find_wrappers(list(one)) for one in weights]
     stored = sum(storage.nbytes for storage in storages)
     unsafe = dict(beyond_plain_data(ckpt.root, rest)) if ckpt.format != "safetensors" and not ckpt.sealed else {}
     return Inspection(
         ckpt.where,
         ckpt.format,
         ckpt.nbytes,
-        [_state_dict(one, wrappers) for one, wrappers in zip(weights, wrapped, strict=True)],
-        _tensors(walked, weights),
+        [_state_dict(one) for one in weights],
+        _tensors(walk(ckpt.root), weights),
         count_objects(ckpt.root, rest),
         [*ckpt.warnings, *(f"not in the state dict: {line}" for one in weights for line in one.lost)],
         [group for one in weights for group in one.ties()],
         _others(ckpt, weights),
         mentions(ckpt.root, rest),
         unsafe,
-        _suggestions(ckpt, weights, wrapped, unsafe, {storage.location: None for storage in storages}),
+        _suggestions(ckpt, weights, unsafe, {storage.location: None for storage in storages}),
         training_of(ckpt),
         stored,
         _used(tensors),
@@ -202,13 +206,13 @@ def _saved(ckpt: Checkpoint, weights: list[StateDict], stored: int) -> int:
     return max(stored - sum(kept.values()), 0)
 
 
-def _state_dict(weights: StateDict, wrappers: dict[str, int]) -> StateDictReport:
+def _state_dict(weights: StateDict) -> StateDictReport:
     return StateDictReport(
         weights.path,
         len(weights),
         weights.parameters,
         weights.nbytes,
-        wrappers,
+        weights.wrappers,
         _metadata(weights),
         weights.model.class_name if weights.model else None,
     )
@@ -231,14 +235,18 @@ def _metadata(weights: StateDict) -> dict[str, Any] | None:
     }
 
 
-def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[TensorReport]:
+def _tensors(walked: Walked, weights: list[StateDict]) -> list[TensorReport]:
     numbers: dict[int, int] = {}
+    lists: dict[tuple[int, ...], list[int]] = {}  # shapes and strides, of which there are few
+
+    def listed(sizes: tuple[int, ...]) -> list[int]:
+        return lists.get(sizes) or lists.setdefault(sizes, list(sizes))
 
     def report(path: str, t: LazyTensor | OtherTensor, key: str | None, state_dict: str | None) -> TensorReport:
         if isinstance(t, LazyTensor):
             storage, dtype = t.storage, t.dtype
             number = numbers.setdefault(storage.identity, len(numbers))
-            shape, stride, grad = list(t.shape), list(t.stride), t.requires_grad
+            shape, stride, grad = listed(t.shape), listed(t.stride), t.requires_grad
             size = prod(shape) * dtype.itemsize
             return TensorReport(
                 path, key, dtype.name, shape, stride, storage.location, number, size, grad, "dense", state_dict
@@ -270,12 +278,13 @@ def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[
             if tensor is not None:
                 rows.append(report(one.places[key], tensor, key, one.path))
                 told.add(one.places[key])
-    below: dict[int, tuple[str, str | None]] = {}  # trail -> how paths begin there, and of a state dict its own path
+    #: trail -> itself, so that its id stays its own; how paths begin there; and of a state dict its own path
+    below: dict[int, tuple[Trail, str, str | None]] = {}
     last: Any = rows  # the trail whose beginning and home are at hand
     base, home = "", None
     for trail, node in walked:
         if id(node) in homes:
-            below[id(trail)] = f"{address(trail)}/" if trail else "", homes[id(node)]
+            below[id(trail)] = trail, f"{address(trail)}/" if trail else "", homes[id(node)]
         found = node if isinstance(node, LazyTensor) else other_tensor(node)
         if found is None:
             continue
@@ -285,8 +294,8 @@ def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[
         above, component = trail
         if above is not last:
             if id(above) not in below:
-                below[id(above)] = f"{address(above)}/" if above else "", None
-            last, (base, home) = above, below[id(above)]
+                below[id(above)] = above, f"{address(above)}/" if above else "", None
+            last, base, home = below[id(above)]
         path = base + component_text(component)
         if path in told:
             continue
@@ -336,7 +345,6 @@ def _summary(node: Any) -> str:
 def _suggestions(
     ckpt: Checkpoint,
     weights: list[StateDict],
-    wrapped: list[dict[str, int]],
     unsafe: dict[str, int],
     locations: Iterable[str],
 ) -> list[tuple[str, str]]:
@@ -349,7 +357,8 @@ def _suggestions(
     models = any(one.model is not None for one in weights)
     kept = (" --extract" if inner or models else " --keep-objects") if unsafe else ""
     found: list[tuple[str, str]] = []
-    for one, wrappers in zip(weights, wrapped, strict=True):
+    for one in weights:
+        wrappers = one.wrappers
         at = f" --at {shell_quote(printable(one.path))}" if len(weights) > 1 else ""
         out = beside(ckpt.where, "plain")
         if list(wrappers) == ["module."] and all(key.startswith("module.") for key in one):

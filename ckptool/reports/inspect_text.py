@@ -54,7 +54,7 @@ def _inspection(
     yield f"{printable(seen.path)}: {seen.format}, {size_text(seen.bytes)}{by}"
     for one in seen.state_dicts:
         inside = [t for t in seen.tensors if t.key is not None and t.state_dict == one.path]
-        kinds = Counter([(t.dtype, t.location, t.kind) for t in inside])
+        kinds = Counter((t.dtype, t.location, t.kind) for t in inside)
         yield ""
         yield from _state_dict(one, inside, kinds)
         yield ""
