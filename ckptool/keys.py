@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import difflib
 import heapq
-import os
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
@@ -274,15 +273,12 @@ def drop_first(key: str) -> str | None:
 
 def common_prefix(keys: Iterable[str]) -> str:
     """Return the components that all KEYS begin with, without a last dot; never the whole of a key."""
-    split = [key.split(".") for key in keys]
-    if not split:
+    listed = list(keys)
+    if not listed:
         return ""
     # What the least and the greatest share, all that sort between them share too.
-    low, high = min(split), max(split)
-    shared = 0
-    while shared < min(len(low) - 1, len(high)) and low[shared] == high[shared]:
-        shared += 1
-    return ".".join(low[:shared])
+    low, high = min(listed), max(listed)
+    return low[: _agreeing(low, high)].rpartition(".")[0]
 
 
 def leading(keys: Iterable[str]) -> list[tuple[str, int]]:
@@ -366,9 +362,7 @@ def _unwrapped(keys: Iterable[str]) -> Iterator[tuple[str, str, set[str]]]:
 
 def _around_all(keys: list[str]) -> tuple[str, bool]:
     """The wrappers that all keys begin with, and whether there may be others. In most files there are none."""
-    # What the least and the greatest share, all that sort between them share too.
-    shared = os.path.commonprefix([min(keys), max(keys)]) if keys else ""
-    components = takewhile(lambda component: component in _ANYWHERE | _SOLE, shared.split(".")[:-1])
+    components = takewhile((_ANYWHERE | _SOLE).__contains__, common_prefix(keys).split("."))
     outer = "".join(f"{component}." for component in components)
     text = "\n".join([key[len(outer) :] for key in keys])
     return outer, any(wrapper.component in text for wrapper in WRAPPERS)

@@ -194,8 +194,19 @@ class Aside(str):
 Trail = Any  # None at the root, else (trail of the parent, component)
 
 
-def children(node: Any) -> Iterator[tuple[str | int, Any]]:
+def children(node: Any) -> Iterable[tuple[str | int, Any]]:
     """The nodes directly below NODE, each with its path component, in the order of the file."""
+    if type(node) is tuple:
+        return enumerate(node)
+    if type(node) is Dict and node.attributes is ABSENT and {type(key) for key, _ in node.entries} <= _PLAIN_KEYS:
+        return node.entries  # as most are, and large ones
+    return _children(node)
+
+
+_PLAIN_KEYS = {str, int}
+
+
+def _children(node: Any) -> Iterator[tuple[str | int, Any]]:
     if isinstance(node, tuple):
         yield from enumerate(node)
     elif isinstance(node, List):
@@ -249,8 +260,7 @@ def walk(root: Any) -> Iterator[tuple[Trail, Any]]:
             seen.add(id(node))
         yield trail, node
         if inner:
-            pairs = enumerate(node) if type(node) is tuple else children(node)
-            below = [((trail, component), child) for component, child in pairs]
+            below = [((trail, component), child) for component, child in children(node)]
             below.reverse()
             pending += below
 

@@ -151,21 +151,25 @@ _FIELDS = ("dtype", "shape", "data_offsets")
 _INTEGERS = {int}
 
 
-def _usual(
-    code: Any, shape: Any, offsets: Any, kinds: dict[tuple[Any, ...], _Kind]
-) -> tuple[_Kind, int, int] | None:
+def _usual(code: Any, shape: Any, offsets: Any, kinds: dict[tuple[Any, ...], _Kind]) -> tuple[_Kind, int, int] | None:
     """The fields of a tensor with nothing odd about them, or None. KINDS are those that were met before: few, where
     tensors are many."""
     if type(code) is not str or type(shape) is not list or type(offsets) is not list or len(offsets) != 2:
         return None
     if set(map(type, shape + offsets)) != _INTEGERS:
         return None
-    kind = kinds.get((code, *shape))
+    told = (code, *shape)
+    kind = kinds.get(told)
     if kind is None:
         dtype = BY_SAFETENSORS.get(code)
-        if dtype is None or dtype.packed > 1 or len(shape) > MOST_DIMENSIONS or not all(0 <= n < 1 << 62 for n in shape):
-            return None
         sizes = tuple(shape)
+        if (
+            dtype is None
+            or dtype.packed > 1
+            or len(sizes) > MOST_DIMENSIONS
+            or not all(0 <= n < 1 << 62 for n in sizes)
+        ):
+            return None
         kind = kinds[(code, *shape)] = _Kind(dtype, sizes, contiguous_stride(sizes), prod(sizes) * dtype.itemsize)
     begin, end = offsets
     return (kind, begin, end) if end - begin == kind.nbytes and 0 <= begin < 1 << 62 else None

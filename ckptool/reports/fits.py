@@ -89,7 +89,8 @@ def _shapes(built: Any) -> dict[str, Shape]:
 
 def _in_common(weights: StateDict, wanted: Mapping[str, Shape]) -> tuple[int, int]:
     """How many elements and keys of a model a state dict has."""
-    met = [prod(shape) for key, shape in wanted.items() if key in weights.tensors and weights.tensors[key].shape == shape]
+    theirs = weights.tensors
+    met = [prod(shape) for key, shape in wanted.items() if key in theirs and theirs[key].shape == shape]
     return sum(met), len(met)
 
 

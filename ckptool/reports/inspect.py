@@ -129,14 +129,19 @@ def describe(ckpt: Checkpoint) -> Inspection:
     """Say what is in an open checkpoint."""
     tensors: list[LazyTensor] = []
     rest: list[tuple[Trail, Any]] = []
-    for pair in walk(ckpt.root):  # seldom: every look at all nodes costs as much as opening a file of many tensors
-        if isinstance(pair[1], LazyTensor):
-            tensors.append(pair[1])
-        else:
-            rest.append(pair)
+
+    def noted() -> Walked:  # once: every look at all nodes costs as much as opening a file of many tensors
+        for pair in walk(ckpt.root):
+            if isinstance(pair[1], LazyTensor):
+                tensors.append(pair[1])
+            else:
+                rest.append(pair)
+            yield pair
+
+    weights = ckpt.state_dicts()
+    rows = _tensors(noted(), weights)
     bare = [node for _, node in rest if isinstance(node, Storage)]
     storages = dict.fromkeys([*(t.storage for t in tensors), *bare])
-    weights = ckpt.state_dicts()
     stored = sum(storage.nbytes for storage in storages)
     unsafe = dict(beyond_plain_data(ckpt.root, rest)) if ckpt.format != "safetensors" and not ckpt.sealed else {}
     return Inspection(
@@ -144,7 +149,7 @@ def describe(ckpt: Checkpoint) -> Inspection:
         ckpt.format,
         ckpt.nbytes,
         [_state_dict(one) for one in weights],
-        _tensors(walk(ckpt.root), weights),
+        rows,
         count_objects(ckpt.root, rest),
         [*ckpt.warnings, *(f"not in the state dict: {line}" for one in weights for line in one.lost)],
         [group for one in weights for group in one.ties()],

@@ -234,7 +234,8 @@ def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
             if known is None:
                 held[id(storage)] = _Held(trail, 0, node.dtype)
             else:
-                held[id(storage)] = _Held(known.trail, known.more + 1, known.dtype if known.dtype == node.dtype else None)
+                dtype = known.dtype if known.dtype == node.dtype else None
+                held[id(storage)] = _Held(known.trail, known.more + 1, dtype)
         elif isinstance(node, Storage):
             storage = node
         else:
