@@ -55,9 +55,14 @@ class Global:
 
     module: str
     name: str
+    _dotted: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_dotted", f"{self.module}.{self.name}")
 
     def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
+        """Both, with a dot between them. Made once, since every object is asked what it is."""
+        return self._dotted
 
 
 @dataclass(eq=False, slots=True)

@@ -163,14 +163,10 @@ def _usual(code: Any, shape: Any, offsets: Any, kinds: dict[tuple[Any, ...], _Ki
     if kind is None:
         dtype = BY_SAFETENSORS.get(code)
         sizes = tuple(shape)
-        if (
-            dtype is None
-            or dtype.packed > 1
-            or len(sizes) > MOST_DIMENSIONS
-            or not all(0 <= n < 1 << 62 for n in sizes)
-        ):
+        possible = len(sizes) <= MOST_DIMENSIONS and all(0 <= n < 1 << 62 for n in sizes)
+        if dtype is None or dtype.packed > 1 or not possible:
             return None
-        kind = kinds[(code, *shape)] = _Kind(dtype, sizes, contiguous_stride(sizes), prod(sizes) * dtype.itemsize)
+        kind = kinds[told] = _Kind(dtype, sizes, contiguous_stride(sizes), prod(sizes) * dtype.itemsize)
     begin, end = offsets
     return (kind, begin, end) if end - begin == kind.nbytes and 0 <= begin < 1 << 62 else None
 
