@@ -24,38 +24,30 @@ class Contents:
         weights: the tensors of its state dicts, by key if there is one, else by path.
         others: all other tensors, by path.
         entries: what is no tensor, by path, as text.
-        keys: for each of the weights its key in its state dict.
     """
 
     weights: dict[str, LazyTensor]
     others: dict[str, LazyTensor]
     entries: dict[str, str]
-    keys: dict[str, str]
 
 
 def contents_of(ckpt: Checkpoint, state_dicts: list[StateDict], *, by_key: bool) -> Contents:
     """Take a checkpoint apart. BY_KEY: there is one state dict, and its tensors are named by their keys."""
-    found = Contents({}, {}, {}, {})
+    found = Contents({}, {}, {})
     done: set[int] = set()
     for one in state_dicts:
         done.add(id(one.model or one.node))
         for key, value in one.items():
             name = key if by_key else f"{one.path}/{component_text(key)}" if one.path else component_text(key)
-            tensors = dict(_dense(name, value))
-            found.weights.update(tensors)
-            found.keys.update((inner, key + inner.removeprefix(name)) for inner in tensors)
-            if not tensors and one.model is None:
+            if isinstance(value, LazyTensor):
+                found.weights[name] = value
+            elif (other := other_tensor(value)) is not None:
+                found.weights.update(_parts(name, other))
+            elif one.model is None:
                 found.entries.update(_entries(value, name))
-    _outside(ckpt.root, done, found)
+    if id(ckpt.root) not in done:
+        _outside(ckpt.root, done, found)
     return found
-
-
-def _dense(name: str, value: Any) -> Iterator[tuple[str, LazyTensor]]:
-    """The dense tensor that VALUE is or has the values of, or those that it is made of."""
-    if isinstance(value, LazyTensor):
-        yield name, value
-    elif (other := other_tensor(value)) is not None:
-        yield from _parts(name, other)
 
 
 def _parts(name: str, other: OtherTensor) -> Iterator[tuple[str, LazyTensor]]:

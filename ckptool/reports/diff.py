@@ -13,6 +13,7 @@ from ..checkpoint import Checkpoint, StateDict
 from ..disk.files import StrPath
 from ..errors import counted, printable
 from ..formats import open as open_checkpoint
+from ..records import record
 from ..tensor import LazyTensor
 from . import values
 from .contents import Contents, contents_of
@@ -26,7 +27,7 @@ STATUSES: tuple[Status, ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Side:
     """A tensor on one side: its name there (the key in a state dict, else the path), and what it is."""
 
@@ -38,7 +39,7 @@ class Side:
     weight: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Pair:
     """A tensor on the left and the one that it is held against on the right; None where there is none.
 
@@ -172,7 +173,7 @@ def diff(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Match:
     """A pair that still has its tensors."""
 
@@ -311,6 +312,8 @@ def _differences(pairs: list[_Match], numbers: list[int], rtol: float, atol: flo
 
 def _pair(pair: _Match, unequal: bool, found: Difference | None) -> Pair:
     left, right = _side(pair.left, pair.weight), _side(pair.right, pair.weight)
+    if left == right:
+        right = left  # most are, where there are many
     if pair.left is None or pair.right is None:
         return Pair(left, right, "only left" if right is None else "only right")
     if pair.left[1].shape != pair.right[1].shape:
@@ -351,14 +354,13 @@ def _form(
     """What differs without being content."""
     moved: Counter[tuple[str, str]] = Counter()
     for here, there in ((mine.weights, its.weights), (mine.others, its.others)):
-        for name in here.keys() & there.keys():
-            if here[name].location != there[name].location:
-                moved[here[name].location, there[name].location] += 1
+        if len({t.location for side in (here, there) for t in side.values()}) > 1:
+            both = ((here[name].location, there[name].location) for name in here if name in there)
+            moved.update((old, new) for old, new in both if old != new)
     for (old, new), count in moved.most_common():
         yield f"{counted(count, 'tensor')} on {printable(old, 30)} at the left, on {printable(new, 30)} at the right"
-    shared = its.weights.keys() & mine.weights.keys()
-    order = [[name for name in side.weights if name in shared] for side in (mine, its)]
-    if order[0] != order[1]:
+    one, other = mine.weights, its.weights
+    if [name for name in one if name in other] != [name for name in other if name in one]:
         known = all(ckpt.order_preserved for ckpt in ckpts)
         yield "the keys stand in another order" + ("" if known else ", which one of the two files does not keep")
     ties = [{tuple(group) for one in side for group in one.ties()} for side in (left, right)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from math import isnan
 
@@ -46,8 +47,11 @@ def diff_parts(found: Diff, everything: bool) -> Iterator[Part]:
     yield f"  {_summary(found)}"
     for line in dict.fromkeys(_coverage(found)) if found.pairs else ():
         yield f"  {line}"
+    by_status: dict[Status, list[Pair]] = {}
+    for pair in found.pairs:
+        by_status.setdefault(pair.status, []).append(pair)
     for status in STATUSES:
-        pairs = [pair for pair in found.pairs if pair.status == status]
+        pairs = by_status.get(status, [])
         if not pairs or (status == "equal" and not everything):
             continue
         title = f"{_TITLES[status]}: {len(pairs):,}"
@@ -73,7 +77,8 @@ def _coverage(found: Diff) -> Iterator[str]:
 
 
 def _summary(found: Diff) -> str:
-    words = [f"{found.count(status):,} {status}" for status in reversed(STATUSES) if found.count(status)]
+    counts = Counter(pair.status for pair in found.pairs)
+    words = [f"{counts[status]:,} {status}" for status in reversed(STATUSES) if counts[status]]
     return ", ".join(words) or "no tensor in either"
 
 
