@@ -23,7 +23,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, groupby, zip_longest
+from itertools import chain, groupby, takewhile, zip_longest
 from operator import itemgetter
 from typing import Literal, TypeAlias
 
@@ -311,15 +311,12 @@ def drop_first(key: str) -> str | None:
 
 def common_prefix(keys: Iterable[str]) -> str:
     """Return the components that all KEYS begin with, without a last dot; never the whole of a key."""
-    split = [key.split(".") for key in keys]
-    if not split:
+    listed = list(keys)
+    if not listed:
         return ""
     # What the least and the greatest share, all that sort between them share too.
-    low, high = min(split), max(split)
-    shared = 0
-    while shared < min(len(low) - 1, len(high)) and low[shared] == high[shared]:
-        shared += 1
-    return ".".join(low[:shared])
+    low, high = min(listed), max(listed)
+    return low[: _agreeing(low, high)].rpartition(".")[0]
 
 
 def leading(keys: Iterable[str]) -> list[tuple[str, int]]:
@@ -364,6 +361,7 @@ AVERAGED_COUNTER = "n_averaged"
 # A tree of components. A node where a key ends has the entry ".", which no component can be.
 _Node: TypeAlias = "dict[str, _Node]"
 _END = "."
+_LEAF: _Node = {_END: {}}
 
 
 def find_wrappers(keys: Iterable[str]) -> dict[str, int]:
@@ -402,13 +400,8 @@ def _unwrapped(keys: Iterable[str]) -> Iterator[tuple[str, str, set[str]]]:
 
 def _around_all(keys: list[str]) -> tuple[str, bool]:
     """The wrappers that all keys begin with, and whether there may be others. In most files there are none."""
-    outer = ""
-    while keys:
-        first = keys[0][len(outer) :].partition(".")[0]
-        longer = f"{outer}{first}."
-        if first not in _ANYWHERE | _SOLE or not all(key.startswith(longer) for key in keys):
-            break
-        outer = longer
+    components = takewhile((_ANYWHERE | _SOLE).__contains__, common_prefix(keys).split("."))
+    outer = "".join(f"{component}." for component in components)
     text = "\n".join([key[len(outer) :] for key in keys])
     return outer, any(wrapper.component in text for wrapper in WRAPPERS)
 
@@ -423,9 +416,14 @@ def _unwrapped_one_by_one(keys: list[str]) -> Iterator[tuple[str, str, set[str]]
     if not all(_SOLE.isdisjoint(parts[:-1]) for parts in short.values()):
         for parts in short.values():
             node = tree
-            for component in parts:
-                node = node.setdefault(component, {})
-            node[_END] = {}
+            for component in parts[:-1]:
+                below = node.get(component)
+                if below is None or below is _LEAF:
+                    below = node[component] = dict(below or {})
+                node = below
+            last = node.setdefault(parts[-1], _LEAF)
+            if last is not _LEAF:
+                last[_END] = {}
         wrappers = _sole_wrappers(tree)
     for key, parts in short.items():
         kept = parts

@@ -27,7 +27,7 @@ from .kinds import OtherTensor, others_in
 from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules
 from .modules import has_own_ways
 from .tensor import LazyTensor, Storage
-from .tree import address, rebuild, walk
+from .tree import Paths, rebuild, walk
 from .weights import around
 
 Missing = Literal["error", "ok"]
@@ -447,10 +447,11 @@ def _other_rule(rule: LocationRule, places: Sequence[str]) -> str:
 def _held_on_cpu(ckpt: Checkpoint) -> set[int]:
     """The storages on the CPU that must stay there; one that a weight shares is not held."""
     held: dict[int, bool] = {}
+    paths = Paths()
     for trail, node in walk(ckpt.root):
         storage = node.storage if isinstance(node, LazyTensor) else node
         if isinstance(storage, Storage) and storage.location == "cpu":
-            held[id(storage)] = held.get(id(storage), True) and kept_on_cpu(address(trail))
+            held[id(storage)] = held.get(id(storage), True) and kept_on_cpu(paths.of(trail))
     return {key for key, stays in held.items() if stays}
 
 

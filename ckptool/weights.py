@@ -20,8 +20,8 @@ from .tree import (
     List,
     Mapped,
     Object,
+    Paths,
     Trail,
-    address,
     children,
     component_text,
     descend,
@@ -109,6 +109,7 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
         return [StateDict(ckpt.root, "")]
     found: list[tuple[bool, StateDict]] = []
     seen: set[int] = set()
+    paths = Paths()
     pending: list[tuple[Trail, Any, bool]] = [(None, ckpt.root, False)]
     while pending:
         trail, node, usual = pending.pop()
@@ -116,7 +117,7 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
             continue
         seen.add(id(node))
         if is_state_dict(node):
-            found.append((usual, StateDict(node, address(trail))))
+            found.append((usual, StateDict(node, paths.of(trail))))
             continue
         below: list[tuple[Any, Any]] = []
         if is_mapping(node) and not _is_optimizer(node):
@@ -188,7 +189,7 @@ def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
             return StateDict(node, at)
         what = "nothing is" if node is ABSENT else "there is no dict"
         raise NotFound(f"{what} at {printable(repr(at))}", where=ckpt.where, evidence=_overview(ckpt), hint=_look(ckpt))
-    found = find_state_dicts(ckpt)
+    found = ckpt.state_dicts()
     if len(found) == 1:
         return found[0]
     if not found:

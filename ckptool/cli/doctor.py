@@ -24,8 +24,15 @@ _LONGEST = 1 << 20
 @click.option("--at", metavar="PATH", help="Where the weights are, in files with several state dicts.")
 @click.option("--remove-leftovers", is_flag=True, help="Remove what runs that were cut off left in or beside FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
+@click.option("-v", "--verbose", is_flag=True, help="List everything, however long.")
 def doctor(
-    file: str | None, model: str | None, error: str | None, at: str | None, remove_leftovers: bool, as_json: bool
+    file: str | None,
+    model: str | None,
+    error: str | None,
+    at: str | None,
+    remove_leftovers: bool,
+    as_json: bool,
+    verbose: bool,
 ) -> int:
     """Say what a file is, what keeps it from loading, and which commands repair it; or what an error message means.
 
@@ -49,14 +56,15 @@ def doctor(
         text = sys.stdin.read(_LONGEST) if error == "-" else error
         explained = report.explain(text, file)
         if not as_json:
-            click.echo(explanation_text(explained, width=width))
+            click.echo(explanation_text(explained, everything=verbose, width=width))
     found = None
     if file is not None:
         size = size_of(file)
         with progress_bar("reading", size, wanted=True) as progress:
             found = report.doctor(file, model, at=at, progress=progress)
         if not as_json:
-            click.echo(("\n" if explained is not None else "") + doctor_text(found, width=width))
+            text = doctor_text(found, everything=verbose, width=width)
+            click.echo(("\n" if explained is not None else "") + text)
     if as_json:
         document = {"ckptool": 1, "command": "doctor"}
         messages = [asdict(one) for one in explained] if explained is not None else None

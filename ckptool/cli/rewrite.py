@@ -7,7 +7,6 @@ will be written.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +95,6 @@ def rewrite(
     opener: Callable[[str], Checkpoint] | None = None,
 ) -> None:
     """Open (as OPENER does, if it is given), pass, plan, write, and say what was done."""
-    gc.disable()  # what is built here is needed to the end: a fifth of the time of a file with many tensors
     source, target = options["source"], _target(options)
     overwrite = options["overwrite"] or options["in_place"]
     check_side_outputs()

@@ -9,7 +9,7 @@ from ..errors import CheckpointError, counted
 from ..reports import scan as report
 from ..reports.render import scan_text
 from .options import FileName
-from .output import print_json, terminal_width
+from .output import collect, print_json, terminal_width
 from .searching import Search
 
 _STATUS = {"safe": 0, "unsafe": 1, "unknown": 2}
@@ -36,7 +36,8 @@ def scan(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> i
     status = 0
     skipped = 0
     search = Search(files)
-    for path, asked in search:
+    for number, (path, asked) in enumerate(search):
+        collect(number)
         try:
             one = report.scan(path)
         except CheckpointError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -203,6 +204,7 @@ def _option(name: str, help: str, **more: Any) -> Callable[[_Command], _Command]
 @_option("--verbose", "Show devices, and batch sizes outside and inside the model.", short=("-v",))
 def train(as_json: bool, quiet: bool, **options: Any) -> None:
     """See _HELP."""
+    gc.enable()  # a run leaves much behind
     options["devices"] = options["devices"] or _DEFAULT.devices
     config = Config(**options)
     config.check()

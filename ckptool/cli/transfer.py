@@ -251,7 +251,6 @@ def _matched(
     from ..inputs import parse_inputs
     from ..trace import signature_of
 
-    gc.disable()  # a look through all that torch has made takes as long as matching
     inputs = parse_inputs(options["inputs"])
     source_inputs = parse_inputs(options["source_inputs"], "--source-input")
     found = find_model(model, _kwargs(options["kwargs"], "--kwargs"))

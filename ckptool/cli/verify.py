@@ -9,7 +9,7 @@ from ..errors import CheckpointError, RuleError, printable
 from ..reports import verify as report
 from ..reports.verify_text import verify_text
 from .options import FileName, SideOutput
-from .output import check_side_outputs, print_json, progress_bar, terminal_width
+from .output import check_side_outputs, collect, print_json, progress_bar, terminal_width
 
 
 @click.command()
@@ -55,7 +55,8 @@ def verify(
     check_side_outputs()
     status = 0
     seen = []
-    for path in files:
+    for number, path in enumerate(files):
+        collect(number)
         size = size_of(path)
         try:
             with progress_bar("reading", size, wanted=not quiet) as progress:

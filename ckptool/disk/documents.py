@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import CheckpointError, Malformed, RuleError, Unreadable, counted, in_words, printable
@@ -289,7 +290,13 @@ def quoted(text: str) -> str:
 # -------------------------------------------------------------------------------------------------------- JSON
 
 
-def read_json(raw: bytes | str, where: object = "", what: str = "") -> Any:
+def read_json(
+    raw: bytes | str,
+    where: object = "",
+    what: str = "",
+    *,
+    compact: Callable[[list[tuple[str, Any]]], Any] = lambda _: None,
+) -> Any:
     """The plain data that JSON says.
 
     Names that stand twice, NaN and infinity, and lists and objects too deep within each other are refused.
@@ -298,13 +305,17 @@ def read_json(raw: bytes | str, where: object = "", what: str = "") -> Any:
         raw: the JSON, in UTF-8.
         where: the file that holds it.
         what: what it is of the file ("its header"); nothing if it is the whole.
+        compact: makes something smaller than a dict of the names and values of an object, or None to leave it a dict.
 
     Raises:
         Malformed: it is no such JSON.
     """
     said = f"{what} " if what else ""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, Any]]) -> Any:
+        small = compact(pairs)
+        if small is not None:
+            return small
         made = dict(pairs)
         if len(made) != len(pairs):
             twice = next(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 from .. import keys
@@ -58,25 +60,56 @@ def fits(path: StrPath, model: str, *, at: str | None = None, kwargs: Mapping[st
     Raises:
         CheckpointError: the file cannot be read, or the model not be built.
     """
-    from ..architecture import build, find_model, refused, unwrapped
-
     ckpt = open_checkpoint(path)
-    weights = ckpt.state_dict(at)
-    built = unwrapped(build(find_model(model, kwargs)))
+    return _fit(ckpt, ckpt.state_dict(at), model, _built(model, kwargs))
+
+
+def best_fit(ckpt: Checkpoint, model: str, at: str | None = None) -> Fit:
+    """How the weights of an open checkpoint fit a model (see `fits`); of several state dicts the one that fits best."""
+    found = [ckpt.state_dict(at)] if at is not None else ckpt.state_dicts() or [ckpt.state_dict()]
+    built = _built(model)
+    wanted = _shapes(built)
+    likely = heapq.nlargest(_MOST_TRIED, found, key=lambda one: _in_common(one, wanted))
+    return max((_fit(ckpt, one, model, built) for one in likely), key=lambda fit: (fit.fits, fit.parameters[0]))
+
+
+#: State dicts that are tried; matching them with a model takes long.
+_MOST_TRIED = 4
+
+
+def _built(model: str, kwargs: Mapping[str, Any] | None = None) -> Any:
+    from ..architecture import build, find_model, unwrapped
+
+    return unwrapped(build(find_model(model, kwargs)))
+
+
+def _shapes(built: Any) -> dict[str, Shape]:
+    return {key: tuple(value.shape) for key, value in built.state_dict().items() if hasattr(value, "shape")}
+
+
+def _in_common(weights: StateDict, wanted: Mapping[str, Shape]) -> tuple[int, int]:
+    """How many elements and keys of a model a state dict has."""
+    theirs = weights.tensors
+    met = [prod(shape) for key, shape in wanted.items() if key in theirs and theirs[key].shape == shape]
+    return sum(met), len(met)
+
+
+def _fit(ckpt: Checkpoint, weights: StateDict, model: str, built: Any) -> Fit:
+    from ..architecture import refused
+
     theirs = {key: tensor.shape for key, tensor in weights.tensors.items()}
-    wanted = {key: tuple(value.shape) for key, value in built.state_dict().items() if hasattr(value, "shape")}
-    sizes = {key: value.numel() for key, value in built.state_dict().items() if hasattr(value, "numel")}
+    wanted = _shapes(built)
     met = [key for key, shape in wanted.items() if theirs.get(key) == shape]
     fine = refused(built, weights) is None
     return Fit(
-        str(path),
+        ckpt.where,
         model,
         fine,
         [key for key in wanted if key not in theirs],
         [key for key in theirs if key not in wanted],
         [(k, list(theirs[k]), list(shape)) for k, shape in wanted.items() if k in theirs and theirs[k] != shape],
         (len(met), len(wanted)),
-        (sum(sizes[key] for key in met), sum(sizes.values())),
+        (sum(prod(wanted[key]) for key in met), sum(map(prod, wanted.values()))),
         [] if fine else list(_commands(ckpt, weights, theirs, wanted, model, built)),
     )
 

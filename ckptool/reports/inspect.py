@@ -23,9 +23,10 @@ from ..tree import (
     Global,
     List,
     Object,
+    Paths,
     Set,
     Trail,
-    address,
+    Walked,
     component_text,
     is_mapping,
     walk,
@@ -125,28 +126,36 @@ def inspect(path: StrPath) -> Inspection:
 
 def describe(ckpt: Checkpoint) -> Inspection:
     """Say what is in an open checkpoint."""
-    walked = list(walk(ckpt.root))  # once: every look at all nodes costs as much as opening a file of many tensors
-    tensors = [node for _, node in walked if isinstance(node, LazyTensor)]
-    rest = [pair for pair in walked if not isinstance(pair[1], LazyTensor)]
+    tensors: list[LazyTensor] = []
+    rest: list[tuple[Trail, Any]] = []
+
+    def noted() -> Walked:  # once: every look at all nodes costs as much as opening a file of many tensors
+        for pair in walk(ckpt.root):
+            if isinstance(pair[1], LazyTensor):
+                tensors.append(pair[1])
+            else:
+                rest.append(pair)
+            yield pair
+
+    weights = ckpt.state_dicts()
+    rows = _tensors(noted(), weights)
     bare = [node for _, node in rest if isinstance(node, Storage)]
     storages = dict.fromkeys([*(t.storage for t in tensors), *bare])
-    weights = ckpt.state_dicts()
-    wrapped = [keys.find_wrappers(list(one)) for one in weights]
     stored = sum(storage.nbytes for storage in storages)
     unsafe = dict(beyond_plain_data(ckpt.root, rest)) if ckpt.format != "safetensors" and not ckpt.sealed else {}
     return Inspection(
         ckpt.where,
         ckpt.format,
         ckpt.nbytes,
-        [_state_dict(one, wrappers) for one, wrappers in zip(weights, wrapped, strict=True)],
-        _tensors(walked, weights),
+        [_state_dict(one) for one in weights],
+        rows,
         count_objects(ckpt.root, rest),
         [*ckpt.warnings, *(f"not in the state dict: {line}" for one in weights for line in one.lost)],
         [group for one in weights for group in one.ties()],
         _others(ckpt, weights),
         mentions(ckpt.root, rest),
         unsafe,
-        _suggestions(ckpt, weights, wrapped, unsafe, {storage.location: None for storage in storages}),
+        _suggestions(ckpt, weights, unsafe, {storage.location: None for storage in storages}),
         training_of(ckpt),
         stored,
         _used(tensors),
@@ -201,13 +210,13 @@ def _saved(ckpt: Checkpoint, weights: list[StateDict], stored: int) -> int:
     return max(stored - sum(kept.values()), 0)
 
 
-def _state_dict(weights: StateDict, wrappers: dict[str, int]) -> StateDictReport:
+def _state_dict(weights: StateDict) -> StateDictReport:
     return StateDictReport(
         weights.path,
         len(weights),
         weights.parameters,
         weights.nbytes,
-        wrappers,
+        weights.wrappers,
         _metadata(weights),
         weights.model.class_name if weights.model else None,
     )
@@ -230,14 +239,18 @@ def _metadata(weights: StateDict) -> dict[str, Any] | None:
     }
 
 
-def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[TensorReport]:
+def _tensors(walked: Walked, weights: list[StateDict]) -> list[TensorReport]:
     numbers: dict[int, int] = {}
+    lists: dict[tuple[int, ...], list[int]] = {}  # shapes and strides, of which there are few
+
+    def listed(sizes: tuple[int, ...]) -> list[int]:
+        return lists.get(sizes) or lists.setdefault(sizes, list(sizes))
 
     def report(path: str, t: LazyTensor | OtherTensor, key: str | None, state_dict: str | None) -> TensorReport:
         if isinstance(t, LazyTensor):
             storage, dtype = t.storage, t.dtype
             number = numbers.setdefault(storage.identity, len(numbers))
-            shape, stride, grad = list(t.shape), list(t.stride), t.requires_grad
+            shape, stride, grad = listed(t.shape), listed(t.stride), t.requires_grad
             size = prod(shape) * dtype.itemsize
             return TensorReport(
                 path, key, dtype.name, shape, stride, storage.location, number, size, grad, "dense", state_dict
@@ -269,12 +282,13 @@ def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[
             if tensor is not None:
                 rows.append(report(one.places[key], tensor, key, one.path))
                 told.add(one.places[key])
-    below: dict[int, tuple[str, str | None]] = {}  # trail -> how paths begin there, and of a state dict its own path
+    paths = Paths()
+    below: dict[int, tuple[Trail, str | None]] = {}  # id of the trail of a state dict -> itself, and its path
     last: Any = rows  # the trail whose beginning and home are at hand
     base, home = "", None
     for trail, node in walked:
         if id(node) in homes:
-            below[id(trail)] = f"{address(trail)}/" if trail else "", homes[id(node)]
+            below[id(trail)] = trail, homes[id(node)]
         found = node if isinstance(node, LazyTensor) else other_tensor(node)
         if found is None:
             continue
@@ -283,9 +297,7 @@ def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[
             continue
         above, component = trail
         if above is not last:
-            if id(above) not in below:
-                below[id(above)] = f"{address(above)}/" if above else "", None
-            last, (base, home) = above, below[id(above)]
+            last, base, home = above, paths.below(above), below.get(id(above), (None, None))[1]
         path = base + component_text(component)
         if path in told:
             continue
@@ -335,7 +347,6 @@ def _summary(node: Any) -> str:
 def _suggestions(
     ckpt: Checkpoint,
     weights: list[StateDict],
-    wrapped: list[dict[str, int]],
     unsafe: dict[str, int],
     locations: Iterable[str],
 ) -> list[tuple[str, str]]:
@@ -348,7 +359,8 @@ def _suggestions(
     models = any(one.model is not None for one in weights)
     kept = (" --extract" if inner or models else " --keep-objects") if unsafe else ""
     found: list[tuple[str, str]] = []
-    for one, wrappers in zip(weights, wrapped, strict=True):
+    for one in weights:
+        wrappers = one.wrappers
         at = f" --at {shell_quote(one.path, 200)}" if len(weights) > 1 else ""
         out = beside(ckpt.where, "plain")
         if list(wrappers) == ["module."] and all(key.startswith("module.") for key in one):

@@ -29,7 +29,8 @@ def rename_command(path: str, all_keys: Sequence[str], renamed: dict[str, str]) 
             prefix = longer[: len(longer) - len(pairs[0][1])]
             if prefix.endswith(".") and all(x == prefix + y for x, y in pairs):
                 return f"ckptool {command} {file} {out} --prefix {shell_quote(prefix, 200)}"
-    if all(new == keys.unwrap(all_keys).get(old) for old, new in renamed.items()):
+    unwrapped = keys.unwrap(all_keys)
+    if all(new == unwrapped.get(old) for old, new in renamed.items()):
         return f"ckptool convert {file} {out} --unwrap"
     rules: dict[tuple[str, str], None] = {}
     for old, new in renamed.items():
