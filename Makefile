@@ -16,10 +16,10 @@ FUZZ_STAMP := $(FUZZ)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test test-page fuzz faults demo fixtures bench clean
+.PHONY: help env env-notorch lint types test test-page fuzz faults demo fixtures bench golden golden-accept clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(STAMP) ## Build .venv: the package with torch, test and lint tools
 $(STAMP): $(RECIPE)
@@ -83,6 +83,15 @@ faults: $(STAMP) ## Interrupt every command that writes at random moments (MOMEN
 
 bench: $(STAMP) ## Run the benchmarks
 	$(BIN)/python -m benchmarks
+
+# A folder of porting pairs, which is no part of the repository: beside it, or nowhere.
+PAIRS := $(wildcard ../shared/porting)
+
+golden: $(STAMP) ## Show how the ports of the zoo (and of PAIRS=DIR) differ from those that are stored
+	$(BIN)/python -m benchmarks.golden $(PAIRS)
+
+golden-accept: $(STAMP) ## Store the ports of the zoo (and of PAIRS=DIR)
+	$(BIN)/python -m benchmarks.golden --accept $(PAIRS)
 
 clean: ## Remove the environments and everything generated
 	rm -rf $(VENV) $(BARE) $(FUZZ) build dist demo-out benchmarks/out htmlcov
