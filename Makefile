@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BARE := .venv-notorch
+FUZZ := .venv-fuzz
 PIP := -m pip --disable-pip-version-check install --quiet
 BIN := $(VENV)/bin
 
@@ -11,13 +12,14 @@ WORKERS := --numprocesses=auto --maxprocesses=4 --dist=loadgroup --timeout=900 -
 # A stamp is newer than the files that say what goes into its environment, or the environment is brought up to date.
 STAMP := $(VENV)/.stamp
 BARE_STAMP := $(BARE)/.stamp
+FUZZ_STAMP := $(FUZZ)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test test-page demo fixtures bench clean
+.PHONY: help env env-notorch lint types test test-page fuzz faults demo fixtures bench golden golden-accept clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(STAMP) ## Build .venv: the package with torch, test and lint tools
 $(STAMP): $(RECIPE)
@@ -51,17 +53,48 @@ test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must
 		echo "installing chromium"; apt-get install -y --no-install-recommends chromium; }
 	CKPTOOL_REQUIRE_BROWSER=1 $(BIN)/pytest -q tests/test_page.py
 
+# How much is asked: mutants of each family of formats, and seconds of each target that coverage guides.
+FUZZ_MUTANTS ?= 2000
+FUZZ_SECONDS ?= 60
+FUZZ_SEED ?= 1
+
+fuzz: $(STAMP) $(FUZZ_STAMP) ## Ask of mutants of every format (FUZZ_MUTANTS=, FUZZ_SEED=), then let coverage guide (FUZZ_SECONDS=)
+	$(BIN)/python -m tests.fuzz --seed $(FUZZ_SEED) run all --mutants $(FUZZ_MUTANTS)
+	$(BIN)/python -m tests.fuzz.differential --seed $(FUZZ_SEED) --mutants $(FUZZ_MUTANTS)
+	@if $(FUZZ)/bin/python -c 'import atheris' 2>/dev/null; then for target in pickle zip safetensors; do \
+		$(FUZZ)/bin/python -m tests.fuzz.guided $$target --seconds $(FUZZ_SECONDS) || exit 1; \
+	done; else echo "atheris cannot be installed here (it wants CPython 3.11 to 3.13 on Linux): mutants only"; fi
+
+$(FUZZ_STAMP): $(RECIPE)
+	$(PYTHON) -m venv $(FUZZ)
+	$(FUZZ)/bin/python $(PIP) --upgrade 'pip>=25.1'
+	$(FUZZ)/bin/python $(PIP) -c constraints.txt -e .
+	-$(FUZZ)/bin/python $(PIP) -c constraints.txt --group fuzz
+	@touch $@
+
 demo: $(STAMP) ## Run the demonstration
 	$(BIN)/python -m fixtures.demo
 
 fixtures: $(STAMP) ## Make the checkpoints in fixtures/trained anew, with ckptool's own training pipeline
 	$(BIN)/python -m fixtures.build
 
+faults: $(STAMP) ## Interrupt every command that writes at random moments (MOMENTS=50 of each signal, SEED=1)
+	PYTHONPATH=tests $(BIN)/python tests/faulty.py
+
 bench: $(STAMP) ## Run the benchmarks
 	$(BIN)/python -m benchmarks
 
+# A folder of porting pairs, which is no part of the repository: beside it, or nowhere.
+PAIRS := $(wildcard ../shared/porting)
+
+golden: $(STAMP) ## Show how the ports of the zoo (and of PAIRS=DIR) differ from those that are stored
+	$(BIN)/python -m benchmarks.golden $(PAIRS)
+
+golden-accept: $(STAMP) ## Store the ports of the zoo (and of PAIRS=DIR)
+	$(BIN)/python -m benchmarks.golden --accept $(PAIRS)
+
 clean: ## Remove the environments and everything generated
-	rm -rf $(VENV) $(BARE) build dist demo-out benchmarks/out htmlcov
+	rm -rf $(VENV) $(BARE) $(FUZZ) build dist demo-out benchmarks/out htmlcov
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	rm -f .coverage .coverage.* coverage.xml
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

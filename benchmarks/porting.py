@@ -47,15 +47,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every pair's result")
     parser.add_argument("-v", "--verbose", action="store_true", help="a line for every pair")
     options = parser.parse_args()
-    pairs = options.folder / "pairs" if (options.folder / "pairs").is_dir() else options.folder
+    pairs = folder_of_pairs(options.folder)
     scorer = next((d / "score.py" for d in (options.folder, options.folder.parent) if (d / "score.py").exists()), None)
     if scorer is None:
         parser.error(f"there is no score.py in {options.folder}")
-    chosen = [
-        d
-        for d in sorted(pairs.iterdir())
-        if (d / "meta.json").exists() and (not options.only or any(text in d.name for text in options.only))
-    ]
+    chosen = [d for d in pairs_in(pairs) if not options.only or any(text in d.name for text in options.only)]
     methods = {
         "ckptool" + (" --prove" if options.prove else ""): lambda d, meta: port(
             d, meta, options.prove, own_inputs=options.own_inputs
@@ -76,6 +72,16 @@ def main() -> None:
     print(summary(first))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
+
+
+def folder_of_pairs(folder: Path) -> Path:
+    """Where the pairs are: in `pairs` of FOLDER, or in FOLDER itself."""
+    return folder / "pairs" if (folder / "pairs").is_dir() else folder
+
+
+def pairs_in(pairs: Path) -> list[Path]:
+    """The folder of every pair, by name."""
+    return [d for d in sorted(pairs.iterdir()) if (d / "meta.json").exists()]
 
 
 # ------------------------------------------------------------------------------------------------- the methods

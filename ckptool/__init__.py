@@ -8,11 +8,16 @@
 Importing it imports neither torch nor numpy: names are loaded when they are first used.
 """
 
-from __future__ import annotations
+import sys
 
-from typing import TYPE_CHECKING
+if sys.argv[:1] == ["-m"]:
+    from .starting import begin
+
+    begin()
 
 from .lazy import lazily
+
+TYPE_CHECKING = False  # what this module imports, the program waits for before it can answer a signal
 
 __version__ = "0.1.0"
 

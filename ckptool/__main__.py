@@ -1,5 +1,15 @@
-"""`python -m ckptool` is `ckptool`."""
+"""`python -m ckptool`, and the script `ckptool`."""
 
-from .cli import main
+from .starting import answer_signals
 
-main()
+
+def main() -> None:
+    """Run the command line."""
+    answer_signals()
+    from .cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

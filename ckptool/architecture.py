@@ -7,13 +7,10 @@ that works, so that one of any size costs no memory.
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import inspect
 import json
 import os
 import re
-import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,8 +20,9 @@ from typing import Any
 
 import torch
 
+from . import user_code
 from .checkpoint import Checkpoint, StateDict
-from .disk.files import shell_quote
+from .disk.files import shell_path, shell_quote
 from .errors import Ambiguous, CannotCarry, NotFound, RuleError, Unreadable, printable
 from .keys import closest
 from .model import from_torch, to_torch
@@ -68,8 +66,8 @@ def find_model(text: str, kwargs: Mapping[str, Any] | None = None, *, option: st
         Ambiguous: there are several and TEXT does not say which.
         RuleError: the arguments do not fit.
     """
-    place, name = _split(text)
-    module = _import(place, text)
+    place, name = user_code.split(text)
+    module = _import(place)
     if name:
         found: Any = module
         for part in name.split("."):
@@ -86,64 +84,20 @@ def find_model(text: str, kwargs: Mapping[str, Any] | None = None, *, option: st
     return ModelSource(text, name, lambda: _build(found, name, place, dict(kwargs or {})), _is_model(found))
 
 
-def _split(text: str) -> tuple[str, str]:
-    """`a/b.py:Net` -> (`a/b.py`, `Net`). A drive letter of Windows is not a name."""
-    place, colon, name = text.rpartition(":")
-    if not colon or re.search(r"[\\/]", name):
-        return text, ""
-    return place, name
-
-
-def _import(place: str, text: str) -> Any:
-    path = Path(place)
-    is_file = place.endswith(".py") or path.exists() or "/" in place
-    if is_file and not path.is_file():
-        what = "is a folder" if path.is_dir() else "no such file or directory"
-        raise Unreadable(what, where=place, hint="MODEL.py, MODEL.py:Name or package.module:Name")
+def _import(place: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _import_file(path) if is_file else _import_module(place)
-    except (KeyboardInterrupt, Unreadable):
+            return user_code.import_code(place)
+    except Unreadable:
         raise
-    except BaseException as error:
+    except (Exception, SystemExit) as error:
         raise Unreadable(
             f"raised while it was imported: {_error_text(error)}",
             where=place,
             evidence=_where_in_user_code(error, place),
-            hint="python " + shell_quote(place) + " shows the whole traceback" if is_file else None,
+            hint=f"python {shell_path(place)} shows the whole traceback" if user_code.is_file(place) else None,
         ) from error
-
-
-def _import_file(path: Path) -> Any:
-    name = re.sub(r"\W", "_", path.stem) or "model"
-    if name in sys.modules:
-        name = f"{name}_{abs(hash(str(path.resolve()))):x}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise Unreadable("is not a Python file", where=path, hint="MODEL.py, MODEL.py:Name or package.module:Name")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)  # files beside it can be imported, as when it is run
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        sys.modules.pop(name, None)
-        raise
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(folder)
-    return module
-
-
-def _import_module(name: str) -> Any:
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(name)
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(str(Path.cwd()))
 
 
 def _is_model(value: Any) -> bool:
@@ -189,7 +143,7 @@ def _only_choice(module: Any, place: str) -> tuple[str, Any]:
         raise NotFound(
             "defines no model: no torch.nn.Module class, instance or factory",
             where=place,
-            hint=f"{shell_quote(place)}:Name names a class, an instance or a function that returns one",
+            hint=f"{shell_path(place)}:Name names a class, an instance or a function that returns one",
         )
     shown = instances or factories or outer or choices
     raise Ambiguous(
@@ -220,7 +174,7 @@ def _kind(value: Any) -> str:
 def _hint(place: str, choices: Mapping[str, Any], wanted: str = "") -> str | None:
     """One of the choices as it is typed: the one whose name is nearest to what was wanted."""
     near = closest(wanted, list(choices), 1) if wanted else []
-    return f"{shell_quote(place)}:{(near or list(choices))[0]}" if choices else None
+    return f"{shell_path(place)}:{(near or list(choices))[0]}" if choices else None
 
 
 def _build(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> torch.nn.Module:
@@ -235,9 +189,7 @@ def _build(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> torch.n
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = found(**kwargs)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
+    except (Exception, SystemExit) as error:
         raise CannotCarry(
             f"{printable(name)}({_call_text(kwargs)}) raised {_error_text(error)}",
             where=place,

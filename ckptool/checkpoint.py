@@ -15,10 +15,11 @@ from typing import Any
 
 from .dtypes import DType
 from .errors import KeyCollision, counted, printable
+from .keys import find_wrappers
 from .kinds import OtherTensor, other_tensor, others_in
 from .modules import PickledModule, state_dict_of
 from .tensor import LazyTensor, Storage, distinct, little_endian, totals, width_of_numbers
-from .tree import ABSENT, Dict, List, Mapped, Object, address, attributes_of, rebuild, walk, with_entries
+from .tree import ABSENT, Dict, List, Mapped, Object, Paths, address, attributes_of, rebuild, walk, with_entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Checkpoint:
     lost_form: tuple[str, ...] = ()
     history: tuple[str, ...] = ()
     sealed: str = ""
+    _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def where(self) -> str:
@@ -62,29 +64,31 @@ class Checkpoint:
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
         """Every tensor in the tree with its path, at every place where it stands, in the order of the file."""
+        paths = Paths()
         for trail, node in walk(self.root):
             if isinstance(node, LazyTensor):
-                yield address(trail), node
+                yield paths.of(trail), node
 
     def other_tensors(self) -> Iterator[tuple[str, OtherTensor]]:
         """Every tensor that is no dense one (sparse, quantized, a numpy array …) with its path, once each."""
+        paths = Paths()
         for trail, _, other in others_in(self.root):
-            yield address(trail), other
+            yield paths.of(trail), other
 
     def storages(self) -> list[Storage]:
         """Every storage in the tree, once each, in the order in which it is first met."""
-        found: dict[int, Storage] = {}
-        for _, node in walk(self.root):
-            storage = node.storage if isinstance(node, LazyTensor) else node
-            if isinstance(storage, Storage):
-                found.setdefault(id(storage), storage)
-        return list(found.values())
+        if "storages" not in self._known:
+            nodes = (node.storage if isinstance(node, LazyTensor) else node for _, node in walk(self.root))
+            self._known["storages"] = list(dict.fromkeys(node for node in nodes if isinstance(node, Storage)))
+        return list(self._known["storages"])
 
     def state_dicts(self) -> list[StateDict]:
         """The state dicts in it: the dicts of tensors that hold a model's weights (see `ckptool.weights`)."""
         from .weights import find_state_dicts
 
-        return find_state_dicts(self)
+        if "state dicts" not in self._known:  # many ask for them, and the whole tree is searched
+            self._known["state dicts"] = find_state_dicts(self)
+        return list(self._known["state dicts"])
 
     def state_dict(self, at: str | None = None) -> StateDict:
         """The state dict in it, or the one at the path AT.
@@ -166,6 +170,11 @@ class StateDict(Mapping[str, Any]):
     def _totals(self) -> tuple[int, int]:
         return totals(self._distinct)
 
+    @cached_property
+    def wrappers(self) -> dict[str, int]:
+        """The wrappers that its keys go through, and how many keys go through each (see `keys.find_wrappers`)."""
+        return find_wrappers(self._values)
+
     @property
     def metadata(self) -> dict[str, Any] | None:
         """The `_metadata` that torch keeps beside the keys (module path -> {"version": …}), or None."""
@@ -184,7 +193,8 @@ def recovered(module: PickledModule, where: object = "") -> StateDict:
     """The state dict that a whole pickled model would give (see `ckptool.modules`)."""
     found = state_dict_of(module, where)
     made = StateDict(found.node, address(module.trail), module.node)
-    made.places = {key: address(trail) for key, trail in found.places.items()}
+    paths = Paths()
+    made.places = {key: paths.of(trail) for key, trail in found.places.items()}
     made.lost, made.aside, made.strangers = found.lost, found.aside, found.strangers
     return made
 
@@ -341,7 +351,8 @@ def _named_elsewhere(root: Any, path: str, changed: set[str]) -> list[str]:
         if trail is not None and ((isinstance(node, str) and node in changed) or trail[1] in changed):
             parents.setdefault(id(trail[0]), trail[0])
             found[id(trail[0])] += 1
-    places = ((address(parents[parent]), count) for parent, count in found.items())
+    paths = Paths()
+    places = ((paths.of(parents[parent]), count) for parent, count in found.items())
     return [
         f"note: {printable(place)} names {count} of the old keys; left as it is"
         for place, count in places
@@ -409,7 +420,9 @@ def from_plain(value: Any, made: dict[int, Any] | None = None) -> Any:
         listed = made[id(value)] = List()
         listed.items = [from_plain(item, made) for item in value]
         return listed
-    return tuple(from_plain(item, made) for item in value) if type(value) is tuple else value
+    if type(value) is tuple:
+        return made.setdefault(id(value), tuple(from_plain(item, made) for item in value))
+    return value
 
 
 def to_plain(node: Any, made: dict[int, Any] | None = None) -> Any:
@@ -430,4 +443,6 @@ def to_plain(node: Any, made: dict[int, Any] | None = None) -> Any:
         listed: list[Any] = made.setdefault(id(node), [])
         listed.extend(to_plain(item, made) for item in node.items)
         return listed
-    return tuple(to_plain(item, made) for item in node) if type(node) is tuple else node
+    if type(node) is tuple:
+        return made.setdefault(id(node), tuple(to_plain(item, made) for item in node))
+    return node

@@ -41,6 +41,19 @@ def printable(text: str, limit: int = _SHOWN) -> str:
     )
 
 
+def in_words(value: object, limit: int = 60) -> str:
+    """VALUE for a message: a scalar in quotes, a container as what it is, whatever is in it and however much."""
+    if isinstance(value, str):
+        return f"'{printable(value, limit)}'"
+    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 256):
+        return f"'{value}'"
+    if isinstance(value, dict):
+        return f"a dict of {counted(len(value), 'entry', 'entries')}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {counted(len(value), 'item')}"
+    return "a number of many digits" if isinstance(value, int) else f"a {type(value).__name__.lower()}"
+
+
 def counted(number: int, noun: str, several: str = "") -> str:
     """NUMBER of NOUN, in the plural (SEVERAL) where there is not one: "1 key", "1,024 keys"."""
     return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"

@@ -77,9 +77,14 @@ def parse_inputs(texts: Sequence[str], option: str = "--input") -> list[Any] | d
     named: dict[str, InputSpec] = {}
     for text in texts:
         found = _SPEC.match(text.strip())
-        if found is None or not hasattr(torch, found[2]) or not isinstance(getattr(torch, found[2]), torch.dtype):
+        sizes = [] if found is None else [n.strip() for n in found[3].split(",") if n.strip()]
+        if (
+            found is None
+            or not isinstance(getattr(torch, found[2], None), torch.dtype)
+            or not all(re.fullmatch("[0-9]{1,18}", n) for n in (*sizes, found[4] or "0"))
+        ):
             raise RuleError(f"{printable(text)!r} is no input", where=option, hint=f"{option} 'float32[2,3,64,64]'")
-        spec = InputSpec(found[2], tuple(int(n) for n in found[3].split(",") if n.strip()), int(found[4] or 0))
+        spec = InputSpec(found[2], tuple(map(int, sizes)), int(found[4] or 0))
         if found[1]:
             named[found[1]] = spec
         else:
@@ -89,12 +94,17 @@ def parse_inputs(texts: Sequence[str], option: str = "--input") -> list[Any] | d
     return nested(named, option) or positional or None
 
 
+_DEEPEST = 32
+
+
 def nested(flat: Mapping[str, Any], where: object = "--input") -> dict[str, Any]:
     """Names with dots as dicts, and as lists where they end in numbers."""
     out: dict[str, Any] = {}
     for name, value in flat.items():
         at = out
         *path, last = name.split(".")
+        if len(path) > _DEEPEST:
+            raise RuleError(f"{printable(name, 80)!r} is more than {_DEEPEST} inputs deep", where=where)
         for part in path:
             at = at.setdefault(part, Fields())
             if not isinstance(at, dict):
@@ -106,7 +116,7 @@ def nested(flat: Mapping[str, Any], where: object = "--input") -> dict[str, Any]
 def _lists(value: Any) -> Any:
     if not isinstance(value, Fields):
         return value
-    if all(key.isdigit() for key in value):
+    if all(re.fullmatch("[0-9]{1,9}", key) for key in value):
         return [_lists(value[key]) for key in sorted(value, key=int)]
     return Fields({key: _lists(item) for key, item in value.items()})
 

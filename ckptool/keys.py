@@ -21,18 +21,28 @@ import difflib
 import heapq
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, groupby, zip_longest
+from itertools import chain, groupby, takewhile, zip_longest
 from operator import itemgetter
 from typing import Literal, TypeAlias
 
-from ckptool.errors import RuleError, printable
+from ckptool.errors import RuleError, counted, printable
 
 _REGEX = "re:"
 _HOLES = {"{}": r"([^.]+)", "{...}": r"([^.]+(?:\.[^.]+)*)"}
 _BRACES = re.compile(r"(\{[^{}]*\})")
 _PARTIAL_MANY = re.compile(r"[^.]\{\.{3}\}|\{\.{3}\}[^.]")
+
+#: Characters of a key that a rule makes, and of all keys together, unless there were more before. Rules run one after
+#: the other in a recipe, and forty that double a key would fill any memory.
+LONGEST_KEY = 1 << 17
+MOST_CHARACTERS = 1 << 26
+#: Characters that a regular expression is replaced by, and holes that a new name repeats.
+_LONGEST_REPLACEMENT = 4096
+_MOST_HOLES = 100
+#: Rules of one file. Every key is compared with each.
+_MOST_RULES = 10_000
 
 # --------------------------------------------------------------------------------------- patterns and rules
 
@@ -117,6 +127,8 @@ class Rename:
         object.__setattr__(self, "pattern", pattern)
         object.__setattr__(self, "_head", () if pattern.is_regex else _replacement(self.new, pattern))
         if pattern.is_regex:
+            if len(self.new) > _LONGEST_REPLACEMENT:
+                raise RuleError(f"{_quoted(self.new)} has more than {_LONGEST_REPLACEMENT:,} characters")
             try:
                 pattern.regex.sub(self.new, "")  # reads NEW whether or not something matches
             except (re.error, IndexError) as e:
@@ -136,7 +148,7 @@ class Rename:
         """Return the new name of KEY, or None if the rule does not concern it."""
         regex = self.pattern.regex
         if self.pattern.is_regex:
-            renamed, count = regex.subn(self.new, key)
+            renamed, count = regex.subn(self._filling(key), key)
             if not count:
                 return None
         else:
@@ -158,8 +170,30 @@ class Rename:
             )
         return renamed
 
+    def _filling(self, key: str) -> Callable[[re.Match[str]], str]:
+        """What gives the replacement of each occurrence in KEY, as long as all of them together are no absurd name."""
+        room = max(LONGEST_KEY, len(key))
+
+        def filled(found: re.Match[str]) -> str:
+            nonlocal room
+            text = found.expand(self.new)
+            room -= len(text)
+            if room < 0:
+                raise too_long(self)
+            return text
+
+        return filled
+
     def __str__(self) -> str:
         return f"{self.old}={self.new}"
+
+
+def too_long(rule: object) -> RuleError:
+    """The error for a rule that makes absurd names."""
+    return RuleError(
+        f"the rule {_quoted(rule)} makes keys too long",
+        evidence=[f"the limits: {LONGEST_KEY:,} characters for a key, {MOST_CHARACTERS:,} for all of them"],
+    )
 
 
 def parse_rules(text: str, where: object) -> list[Rename]:
@@ -176,6 +210,8 @@ def parse_rules(text: str, where: object) -> list[Rename]:
                 rules.append(Rename.parse(rule))
             except RuleError as e:
                 raise RuleError(e.what, where=f"{where} line {number}", hint=e.hint) from None
+            if len(rules) > _MOST_RULES:
+                raise RuleError(f"has more than {counted(_MOST_RULES, 'rule')}", where=where)
     return rules
 
 
@@ -220,6 +256,8 @@ def _replacement(new: str, old: Pattern) -> tuple[str | int, ...]:
             raise RuleError(
                 f"{printable(piece)} in {_quoted(new)} is not a hole of {_quoted(old.text)}, which has {len(old.holes)}"
             )
+    if len(head) > 2 * _MOST_HOLES:
+        raise RuleError(f"{_quoted(new)} has more than {_MOST_HOLES} holes")
     if numbered and plain:
         raise RuleError(f"{_quoted(new)} numbers some holes and not others", hint="number all of them")
     # An empty NEW removes the head, whatever its holes took.
@@ -273,15 +311,12 @@ def drop_first(key: str) -> str | None:
 
 def common_prefix(keys: Iterable[str]) -> str:
     """Return the components that all KEYS begin with, without a last dot; never the whole of a key."""
-    split = [key.split(".") for key in keys]
-    if not split:
+    listed = list(keys)
+    if not listed:
         return ""
     # What the least and the greatest share, all that sort between them share too.
-    low, high = min(split), max(split)
-    shared = 0
-    while shared < min(len(low) - 1, len(high)) and low[shared] == high[shared]:
-        shared += 1
-    return ".".join(low[:shared])
+    low, high = min(listed), max(listed)
+    return low[: _agreeing(low, high)].rpartition(".")[0]
 
 
 def leading(keys: Iterable[str]) -> list[tuple[str, int]]:
@@ -326,6 +361,7 @@ AVERAGED_COUNTER = "n_averaged"
 # A tree of components. A node where a key ends has the entry ".", which no component can be.
 _Node: TypeAlias = "dict[str, _Node]"
 _END = "."
+_LEAF: _Node = {_END: {}}
 
 
 def find_wrappers(keys: Iterable[str]) -> dict[str, int]:
@@ -364,13 +400,8 @@ def _unwrapped(keys: Iterable[str]) -> Iterator[tuple[str, str, set[str]]]:
 
 def _around_all(keys: list[str]) -> tuple[str, bool]:
     """The wrappers that all keys begin with, and whether there may be others. In most files there are none."""
-    outer = ""
-    while keys:
-        first = keys[0][len(outer) :].partition(".")[0]
-        longer = f"{outer}{first}."
-        if first not in _ANYWHERE | _SOLE or not all(key.startswith(longer) for key in keys):
-            break
-        outer = longer
+    components = takewhile((_ANYWHERE | _SOLE).__contains__, common_prefix(keys).split("."))
+    outer = "".join(f"{component}." for component in components)
     text = "\n".join([key[len(outer) :] for key in keys])
     return outer, any(wrapper.component in text for wrapper in WRAPPERS)
 
@@ -385,9 +416,14 @@ def _unwrapped_one_by_one(keys: list[str]) -> Iterator[tuple[str, str, set[str]]
     if not all(_SOLE.isdisjoint(parts[:-1]) for parts in short.values()):
         for parts in short.values():
             node = tree
-            for component in parts:
-                node = node.setdefault(component, {})
-            node[_END] = {}
+            for component in parts[:-1]:
+                below = node.get(component)
+                if below is None or below is _LEAF:
+                    below = node[component] = dict(below or {})
+                node = below
+            last = node.setdefault(parts[-1], _LEAF)
+            if last is not _LEAF:
+                last[_END] = {}
         wrappers = _sole_wrappers(tree)
     for key, parts in short.items():
         kept = parts

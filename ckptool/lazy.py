@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any
+TYPE_CHECKING = False  # nothing is imported here, since the program begins with it
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 
 def lazily(package: str, homes: Mapping[str, str], names: dict[str, Any]) -> Callable[[str], Any]:
@@ -19,6 +20,8 @@ def lazily(package: str, homes: Mapping[str, str], names: dict[str, Any]) -> Cal
     def __getattr__(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from importlib import import_module
+
         value = names[name] = getattr(import_module(f".{homes[name]}", package), name)
         return value
 

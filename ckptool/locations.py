@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import RuleError, printable
-from .tree import ABSENT, Object, Walked, address, walk
+from .tree import ABSENT, Object, Paths, Walked, walk
 
 _DEVICES = ("cuda", "mps", "xpu", "hpu", "mtia", "meta", "npu", "xla", "privateuseone")
 _LOCATION = re.compile(rf"(cpu|{'|'.join(_DEVICES)})(?::([0-9]{{1,4}}|\*))?\Z")
@@ -129,18 +129,19 @@ def mentions(root: Any, walked: Walked | None = None) -> list[tuple[str, str]]:
     tree, if somebody has walked it already.
     """
     found: list[tuple[str, str]] = []
-    listed_whole: list[Any] = []  # trails of objects whose arguments are listed with them
+    paths = Paths()
+    listed_whole: dict[int, Any] = {}  # trails of objects whose arguments are listed with them, by their ids
     for trail, node in walk(root) if walked is None else walked:
         if isinstance(node, str):
             argument_of = trail[0][0] if trail and trail[0] and trail[0][1] == "@args" else ABSENT
-            if _MENTION.match(node) and not any(argument_of is whole for whole in listed_whole):
-                found.append((address(trail), str(node)))
+            if _MENTION.match(node) and id(argument_of) not in listed_whole:
+                found.append((paths.of(trail), str(node)))
         elif isinstance(node, Object) and str(node.callee) in ("torch.device", "torch._C.Generator"):
             args = node.args if isinstance(node.args, tuple) else ()
-            listed_whole.append(trail)
+            listed_whole[id(trail)] = trail
             if args and isinstance(args[0], str) and not args[0].startswith("cpu"):
                 index = f":{args[1]}" if len(args) > 1 else ""
-                found.append((address(trail), f"{node.class_name}({args[0]}{index})"))
+                found.append((paths.of(trail), f"{node.class_name}({args[0]}{index})"))
         elif trail is not None and trail[1] in ("device_ids", "output_device") and node is not None:
-            found.append((address(trail), "GPU numbers"))
+            found.append((paths.of(trail), "GPU numbers"))
     return found

@@ -5,6 +5,7 @@ torch is imported here and nowhere else in the core.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from .checkpoint import Checkpoint, little_endian_throughout, map_storages
 from .decode import check_indices
 from .disk.files import Buffer, File, FileRange, StrPath
 from .dtypes import BY_NAME, BY_STORAGE
-from .errors import CannotCarry, printable
+from .errors import CannotCarry, CheckpointError, printable
 from .formats import open as open_checkpoint
 from .formats import settle_ties
 from .kinds import OtherTensor, other_tensor, stands_for_a_tensor
@@ -77,6 +78,9 @@ def load(source: StrPath | Checkpoint, map_location: MapLocation = None, *, mmap
         return _Loader(map_location, mmap=mmap).value(ckpt.root)
     except RecursionError:
         raise CannotCarry("holds tuples that are too deep to be loaded", where=ckpt.where) from None
+    except CheckpointError as error:
+        error.where = error.where or ckpt.where
+        raise
 
 
 def to_torch(tensor: LazyTensor) -> torch.Tensor:
@@ -138,8 +142,8 @@ class _Loader:
 
     def _mapped(self, file: File) -> Any:
         if id(file) not in self._maps:
-            # private: changes of the tensors stay in memory
-            self._maps[id(file)] = torch.UntypedStorage.from_file(str(file.path), False, file.size)
+            # not shared: changes of the tensors stay in memory
+            self._maps[id(file)] = torch.UntypedStorage.from_file(file.name_while_open, False, file.size)
         return self._maps[id(file)]
 
     def _tensor(self, node: LazyTensor) -> Any:
@@ -171,7 +175,7 @@ class _Loader:
             layout = getattr(torch, other.kind)
             made = torch.sparse_compressed_tensor(*parts, other.shape, layout=layout, check_invariants=False)
         elif other.kind == "nested" and other.detail is None:
-            made = torch._nested_view_from_buffer(*parts)
+            made = torch._nested_view_from_buffer(*(part.contiguous() for part in parts))
         else:
             return None
         return _finished(made, False, False, other.parameter, other.requires_grad)
@@ -179,10 +183,10 @@ class _Loader:
     def _quantized(self, node: Object, other: OtherTensor) -> Any:
         while node.callee.name != "_rebuild_qtensor":  # a parameter around it
             node = node.args[0]
-        storage, offset, shape, stride, scheme, grad = node.args[:6]
+        storage, offset, shape, stride, scheme = node.args[:5]
         quantizer = (getattr(torch, scheme[0].name), *(self._begin(part) for part in scheme[1:]))
         made = torch._utils._rebuild_qtensor(
-            self._begin(storage), offset, self._begin(shape), self._begin(stride), quantizer, grad, OrderedDict()
+            self._begin(storage), offset, self._begin(shape), self._begin(stride), quantizer, False, OrderedDict()
         )
         return _finished(made, False, False, other.parameter, other.requires_grad)
 
@@ -207,6 +211,15 @@ class _Loader:
         self._made[id(node)] = made
         return made
 
+    def _key(self, node: Any) -> Any:
+        """The value of a node that stands where Python takes nothing that changes."""
+        made = self._begin(node)
+        try:
+            hash(made)
+        except TypeError:
+            raise CannotCarry(f"has a {type(made).__name__} as a key, which Python does not take") from None
+        return made
+
     def _new(self, node: Any) -> Any:
         if isinstance(node, tuple):
             return tuple(self._begin(item) for item in node)
@@ -219,7 +232,7 @@ class _Loader:
         if isinstance(node, Global):
             return self._global(node)
         if isinstance(node, Set):
-            return (frozenset if node.frozen else set)(self._begin(item) for item in node.items)
+            return (frozenset if node.frozen else set)(self._key(item) for item in node.items)
         if isinstance(node, bytearray):
             return bytearray(node)
         made: Any
@@ -238,12 +251,18 @@ class _Loader:
         return made
 
     def _global(self, node: Global) -> Any:
-        if node.module == "torch" and (node.name in BY_NAME or node.name.endswith("Storage")):
-            return getattr(torch, node.name)
-        return Inert(str(node))
+        known = node.module == "torch" and (node.name in BY_NAME or node.name.endswith("Storage"))
+        return getattr(torch, node.name) if known and hasattr(torch, node.name) else Inert(str(node))
 
     def _object(self, node: Object) -> Any:
-        name, args = str(node.callee), node.args if isinstance(node.args, tuple) else ()
+        with contextlib.suppress(TypeError, ValueError, OverflowError, RuntimeError):  # arguments that it cannot have
+            made = self._plain(str(node.callee), node.args if isinstance(node.args, tuple) else ())
+            if made is not ABSENT:
+                return made
+        return Inert(node.class_name)
+
+    def _plain(self, name: str, args: tuple[Any, ...]) -> Any:
+        """A plain value that a call of NAME makes, or ABSENT."""
         if name == "torch.Size" and len(args) == 1 and isinstance(args[0], tuple):
             return torch.Size(args[0])
         if name == "torch.device" and args and all(isinstance(arg, str | int) for arg in args):
@@ -256,14 +275,14 @@ class _Loader:
             return bytearray(*args[:1])
         if name in _NUMBERS and all(isinstance(arg, int | float | None) for arg in args):
             return _NUMBERS[name](*args)
-        return Inert(node.class_name)
+        return ABSENT
 
     def _fill(self, made: Any, node: Any) -> None:
         if isinstance(node, List):
             made.extend(self._begin(item) for item in node.items)
         elif isinstance(node, Dict):
             for key, value in node.entries:
-                made[self._begin(key)] = self._begin(value)
+                made[self._key(key)] = self._begin(value)
             if isinstance(node.attributes, Dict):
                 vars(made).update({str(k): self._begin(v) for k, v in node.attributes.entries})
         elif isinstance(made, Inert):
@@ -275,7 +294,7 @@ class _Loader:
             if isinstance(made, Counter) and node.args:  # the counts are its argument, those of a defaultdict follow
                 self._fill(made, node.args[0])
             for key, value in node.entries:  # not update(): that of a Counter counts
-                made[self._begin(key)] = self._begin(value)
+                made[self._key(key)] = self._begin(value)
 
 
 def _finished(made: Any, conj: bool, neg: bool, parameter: bool, requires_grad: bool) -> Any:

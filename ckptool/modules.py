@@ -67,13 +67,16 @@ class _View:
     aside: tuple[tuple[str, Any], ...] = ()  # tensors among its other attributes, which no state dict holds
 
 
+_AT_STATE, _AT_ARGUMENT = trail_to("@state"), trail_to("@args/0")
+
+
 def _state(node: Any) -> tuple[Mapped, Trail] | None:
     """The attributes of an object and where they are below it, if they are those of a module."""
-    if not isinstance(node, Object):
+    if not isinstance(node, Object) or not (node.steps or node.args):
         return None
-    state, place = node.state, trail_to("@state")
+    state, place = node.state, _AT_STATE
     if str(node.callee) in _FX and node.args:
-        state, place = node.args[0], trail_to("@args/0")
+        state, place = node.args[0], _AT_ARGUMENT
     if not is_mapping(state):
         return None
     held = {key for key, _ in state.entries if isinstance(key, str)}
@@ -275,6 +278,9 @@ def has_own_ways(module: Object) -> bool:
     return any(view.hooked for view in _views(module))
 
 
+_INNER = (Dict, List, Object, tuple)
+
+
 def find_modules(root: Any) -> list[PickledModule]:
     """The outermost modules in a tree that hold tensors, in the order of the file, wherever they are."""
     found: list[PickledModule] = []
@@ -282,15 +288,13 @@ def find_modules(root: Any) -> list[PickledModule]:
     pending: list[tuple[Trail, Any]] = [(None, root)]
     while pending:
         trail, node = pending.pop()
-        if id(node) in seen or not isinstance(node, Dict | List | Object | tuple) or stands_for_a_tensor(node):
+        if id(node) in seen or not isinstance(node, _INNER) or stands_for_a_tensor(node):
             continue
         seen.add(id(node))
         if isinstance(node, Object) and is_module(node):
             if any(view.tensors for view in _views(node)):
                 found.append(PickledModule(node, trail))
             continue
-        inner = [
-            ((trail, part), child) for part, child in children(node) if isinstance(child, Dict | List | Object | tuple)
-        ]
+        inner = [((trail, part), child) for part, child in children(node) if isinstance(child, _INNER) and child != ()]
         pending.extend(reversed(inner))
     return found

@@ -14,20 +14,20 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from . import cleaning, decode
 from . import keys as names
 from .checkpoint import Checkpoint, StateDict, from_plain, map_storages, rekey, to_plain
-from .disk.files import beside, shell_quote
+from .disk.files import beside, shell_path, shell_quote
 from .errors import NoMatch, PartialMatch, RuleError, counted, printable
 from .keys import Pattern, Rename
 from .kinds import OtherTensor, others_in
 from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules
 from .modules import has_own_ways
 from .tensor import LazyTensor, Storage
-from .tree import address, rebuild, walk
+from .tree import Paths, rebuild, walk
 from .weights import around
 
 Missing = Literal["error", "ok"]
@@ -107,12 +107,15 @@ def add_prefix(ckpt: Checkpoint, prefix: str = "module.", *, at: str | None = No
     """Put PREFIX before every key: `conv1.weight` becomes `module.conv1.weight`, for a model wrapped in DataParallel.
 
     Raises:
-        RuleError: the prefix is empty, or has an empty component.
+        RuleError: the prefix is empty, has an empty component, or makes keys too long.
     """
     weights = _changeable(ckpt, at)
     head = _head(prefix)
     if not all(head.split(".")):
         raise RuleError(f"the prefix '{printable(prefix)}' has an empty component", where="--prefix", hint=_EXAMPLE)
+    lengths = [len(key) + len(head) + 1 for key in weights]
+    if max(lengths, default=0) > names.LONGEST_KEY or sum(lengths) > names.MOST_CHARACTERS:
+        raise names.too_long(f"={head}")
     new = {key: names.add_prefix(key, head) for key in weights}
     done = rekey(ckpt, weights.path, weights.node, new)
     return done.noting(f"add '{printable(head)}.': {len(new):,} of {counted(len(new), 'key')}{_at(weights)}")
@@ -184,12 +187,16 @@ def rename(
     used: Counter[int] = Counter()
     matched: Counter[int] = Counter()
     new: dict[str, str | None] = {}
+    room = max(names.MOST_CHARACTERS, sum(map(len, weights)))
     for key in weights:
         for index, rule in enumerate(parsed):
             made = rule.apply(key)
             if made is not None:
                 matched[index] += 1
                 if key not in new:
+                    room -= len(made)
+                    if room < 0 or len(made) > max(len(key), names.LONGEST_KEY):
+                        raise names.too_long(rule)
                     new[key] = made
                     used[index] += 1
     idle = [rule for index, rule in enumerate(parsed) if not matched[index]]
@@ -384,9 +391,10 @@ def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing
     movable = {storage.location for storage in ckpt.storages() if id(storage) not in held}
     _require_match(parsed, before, movable, missing, ckpt.where)
     moved: Counter[str] = Counter()
+    new_of = cache(lambda location: new_location(location, parsed))
 
     def change(storage: Storage) -> Storage:
-        new = new_location(storage.location, parsed)
+        new = new_of(storage.location)
         if new is None or new == storage.location or (id(storage) in held and new != "cpu"):
             return storage
         moved[f"{printable(storage.location)} -> {new}"] += 1
@@ -433,16 +441,17 @@ def _other_rule(rule: LocationRule, places: Sequence[str]) -> str:
     source = next((place for place in places if place != rule.target), None)
     if source is None:
         return "--if-present lets rules match nothing"
-    return f"--map-location {shell_quote(printable(f'{source}={rule.target}'))}"
+    return f"--map-location {shell_quote(f'{source}={rule.target}', 200)}"
 
 
 def _held_on_cpu(ckpt: Checkpoint) -> set[int]:
     """The storages on the CPU that must stay there; one that a weight shares is not held."""
     held: dict[int, bool] = {}
+    paths = Paths()
     for trail, node in walk(ckpt.root):
         storage = node.storage if isinstance(node, LazyTensor) else node
         if isinstance(storage, Storage) and storage.location == "cpu":
-            held[id(storage)] = held.get(id(storage), True) and kept_on_cpu(address(trail))
+            held[id(storage)] = held.get(id(storage), True) and kept_on_cpu(paths.of(trail))
     return {key for key, stays in held.items() if stays}
 
 
@@ -469,18 +478,18 @@ def _changeable(ckpt: Checkpoint, at: str | None) -> StateDict:
 
 
 def _file(ckpt: Checkpoint) -> str:
-    return shell_quote(printable(ckpt.where)) if ckpt.path else "IN"
+    return shell_path(ckpt.where) if ckpt.path else "IN"
 
 
 def _extract_hint(ckpt: Checkpoint, weights: StateDict) -> str:
-    at = f" --at {shell_quote(printable(weights.path))}" if len(ckpt.state_dicts()) > 1 else ""
+    at = f" --at {shell_quote(weights.path, 200)}" if len(ckpt.state_dicts()) > 1 else ""
     out = beside(ckpt.where, "weights", ".safetensors")
     return f"ckptool extract-weights {_file(ckpt)} {out}{at} takes the weights out of it first"
 
 
 def _rename_hint(ckpt: Checkpoint, head: str, at: str | None) -> str:
-    rule = shell_quote(printable(head) + "=")
-    place = "" if at is None else f" --at {shell_quote(at)}"
+    rule = shell_quote(f"{head}=", 200)
+    place = "" if at is None else f" --at {shell_quote(at, 200)}"
     files = f"{_file(ckpt)} {beside(ckpt.where, 'plain')}"
     return f"ckptool rename {files} --rename {rule}{place} changes only the keys that have it"
 
@@ -506,7 +515,7 @@ def _key_evidence(weights: StateDict, wanted: str = "") -> list[str]:
 
 def _prefix_hint(weights: StateDict) -> str | None:
     common = names.common_prefix(list(weights))
-    return f"--prefix {shell_quote(printable(common.split('.')[0]) + '.')}" if common else None
+    return f"--prefix {shell_quote(common.split('.')[0] + '.', 200)}" if common else None
 
 
 __all__ = [

@@ -19,11 +19,14 @@ from typing import Any
 
 from . import passes, slimming, values
 from .checkpoint import Checkpoint
-from .disk.files import StrPath, reason
-from .errors import RuleError, Unreadable, printable
+from .disk.documents import read_yaml, yaml_text
+from .disk.files import StrPath
+from .errors import RuleError, counted, in_words
 from .passes import Missing
 
-_LARGEST = 1 << 24
+#: Passes of a recipe, and texts of one pass. Each is a look at every tensor.
+_MOST_PASSES = 100
+_MOST_TEXTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,35 +112,36 @@ def read(path: StrPath) -> list[Step]:
         Unreadable: it cannot be read.
         RuleError: it is no recipe, or names a pass that does not exist or a value that it does not take.
     """
-    import yaml
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            loaded = yaml.safe_load(file.read(_LARGEST))
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unreadable(reason(error), where=path) from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise RuleError(f"is no YAML: {printable(str(error).splitlines()[0], 120)}", where=path) from None
+    loaded = read_yaml(path)
     listed = loaded.get("passes") if isinstance(loaded, dict) else None
     if not isinstance(listed, list) or loaded.get("ckptool") != 1 or set(loaded) - {"ckptool", "passes"}:
         raise RuleError(
             "is no recipe: a recipe has 'ckptool: 1' and a list of passes", where=path, hint="see docs/cli.md, Recipes"
         )
-    return [_step(item, path) for item in listed]
+    return _steps(listed, path)
 
 
-def _step(item: Any, path: StrPath) -> Step:
+def _steps(listed: Sequence[Any], where: StrPath) -> list[Step]:
+    if len(listed) > _MOST_PASSES:
+        raise RuleError(f"lists {counted(len(listed), 'pass', 'passes')}; {_MOST_PASSES} is the limit", where=where)
+    return [_step(item, where) for item in listed]
+
+
+def _step(item: Any, where: StrPath) -> Step:
     if isinstance(item, str):
         item = {item: True}
     if not isinstance(item, dict) or len(item) != 1:
-        raise RuleError(f"has the pass {printable(str(item), 80)!r}, which is none: one name a line", where=path)
+        raise RuleError(f"has the pass {in_words(item, 80)}, which is none: one name a line", where=where)
     ((name, value),) = item.items()
     if name not in _PASSES:
         known = ", ".join(_PASSES)
-        raise RuleError(f"names the pass {printable(str(name), 60)!r}; there are {known}", where=path)
+        raise RuleError(f"names the pass {in_words(name)}; there are {known}", where=where)
     kind = _PASSES[name][0]
     if not _fits(kind, value):
-        raise RuleError(f"gives {name} the value {printable(str(value), 60)!r}; it takes {_TAKES[kind]}", where=path)
+        raise RuleError(f"gives {name} the value {in_words(value)}; it takes {_TAKES[kind]}", where=where)
+    texts = value.get("keep") if isinstance(value, dict) else value
+    if isinstance(texts, list) and len(texts) > _MOST_TEXTS:
+        raise RuleError(f"gives {name} {counted(len(texts), 'text')}; {_MOST_TEXTS:,} is the limit", where=where)
     return Step(name, value)
 
 
@@ -164,9 +168,11 @@ def _fits(kind: str, value: Any) -> bool:
 
 
 def text(steps: Sequence[Step]) -> str:
-    """STEPS as a recipe."""
-    import yaml
+    """STEPS as a recipe.
 
+    Raises:
+        RuleError: they are more than a recipe holds.
+    """
     listed = [{step.name: step.value} for step in steps]
-    made: str = yaml.safe_dump({"ckptool": 1, "passes": listed}, sort_keys=False, allow_unicode=True, width=120)
-    return made
+    _steps(listed, "--save-recipe")
+    return yaml_text({"ckptool": 1, "passes": listed}, "--save-recipe")

@@ -164,7 +164,7 @@ class LazyTensor:
             return "has a negative size, stride or offset"
         item = self.dtype.itemsize
         room = (numel or prod(n for n in shape if n)) * item  # numpy and safetensors count so, though there are none
-        if len(shape) > MOST_DIMENSIONS or room >= 1 << 63:
+        if len(shape) > MOST_DIMENSIONS or room >= 1 << 63 or self.offset >= 1 << 63:
             return "has more elements or dimensions than any memory"
         needed, there = (last + 1) * item if numel else 0, self.storage.source.length
         return f"reaches to byte {needed:,} of a storage of {there:,} bytes" if needed > there else ""

@@ -55,9 +55,14 @@ class Global:
 
     module: str
     name: str
+    _dotted: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_dotted", f"{self.module}.{self.name}")
 
     def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
+        """Both, with a dot between them. Made once, since every object is asked what it is."""
+        return self._dotted
 
 
 @dataclass(eq=False, slots=True)
@@ -194,8 +199,19 @@ class Aside(str):
 Trail = Any  # None at the root, else (trail of the parent, component)
 
 
-def children(node: Any) -> Iterator[tuple[str | int, Any]]:
+def children(node: Any) -> Iterable[tuple[str | int, Any]]:
     """The nodes directly below NODE, each with its path component, in the order of the file."""
+    if type(node) is tuple:
+        return enumerate(node)
+    if type(node) is Dict and node.attributes is ABSENT and {type(key) for key, _ in node.entries} <= _PLAIN_KEYS:
+        return node.entries  # as most are, and large ones
+    return _children(node)
+
+
+_PLAIN_KEYS = {str, int}
+
+
+def _children(node: Any) -> Iterator[tuple[str | int, Any]]:
     if isinstance(node, tuple):
         yield from enumerate(node)
     elif isinstance(node, List):
@@ -249,8 +265,7 @@ def walk(root: Any) -> Iterator[tuple[Trail, Any]]:
             seen.add(id(node))
         yield trail, node
         if inner:
-            pairs = enumerate(node) if type(node) is tuple else children(node)
-            below = [((trail, component), child) for component, child in pairs]
+            below = [((trail, component), child) for component, child in children(node)]
             below.reverse()
             pending += below
 
@@ -266,6 +281,57 @@ def address(trail: Trail) -> str:
         trail, component = trail
         components.append(component_text(component))
     return "/".join(reversed(components))
+
+
+class Paths:
+    """The paths of many places in a tree: those of `address`, each made from that of the place above.
+
+    A path of more than a thousand characters is cut, and has a digest in place of its middle: the paths of all
+    places in a tree 20,000 deep would take gigabytes.
+
+    Args:
+        plain: leave out components that are no keys and no indices (`@state`).
+    """
+
+    def __init__(self, *, plain: bool = False) -> None:
+        self._plain = plain
+        self._above: dict[int, tuple[Trail, str]] = {}  # id of a trail -> itself and its path, the outermost first
+
+    def of(self, trail: Trail) -> str:
+        """The path of the place that TRAIL leads to."""
+        return "" if trail is None else self._joined(self._begun(trail[0]), trail[1])
+
+    def below(self, trail: Trail) -> str:
+        """What the paths of all that stands in the place begin with."""
+        path = self._begun(trail)
+        return f"{path}/" if path else ""
+
+    def _begun(self, trail: Trail) -> str:
+        """The path of something that others stand in. It is kept until it is left: trees are walked in depth."""
+        missing = []
+        while trail is not None and id(trail) not in self._above:
+            missing.append(trail)
+            trail = trail[0]
+        while self._above and next(reversed(self._above)) != id(trail):
+            self._above.popitem()
+        path = "" if trail is None else self._above[id(trail)][1]
+        for one in reversed(missing):
+            path = self._joined(path, one[1])
+            if len(path) > _LONGEST_PATH:
+                import hashlib
+
+                told = hashlib.sha256(path.encode("utf-8", "replace")).hexdigest()[:16]
+                path = f"{path[: _LONGEST_PATH // 2]}…{told}"
+            self._above[id(one)] = one, path
+        return path
+
+    def _joined(self, path: str, component: str | int) -> str:
+        if self._plain and isinstance(component, Aside):
+            return path
+        return f"{path}/{component_text(component)}" if path else component_text(component)
+
+
+_LONGEST_PATH = 1000
 
 
 def component_text(component: str | int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from .casting import Cast, Tally, convert, floating, numpy_type
 from .checkpoint import Checkpoint, StateDict
-from .disk.files import Source, shell_quote
+from .disk.files import Source, shell_path
 from .dtypes import BY_NAME, UINT8, DType
 from .errors import CannotCarry, RuleError, counted, printable
 from .passes import Missing, extract, patterns_for
@@ -221,7 +221,8 @@ def average(ckpts: Sequence[Checkpoint], *, ratios: Sequence[float] | None = Non
             count += 1
         else:
             entries.append((key, value))
-    done = extract(replace(with_other_entries(last_ckpt, last, entries), history=()), at=last.path)
+    history = tuple(dict.fromkeys(line for ckpt in ckpts for line in ckpt.history))
+    done = extract(replace(with_other_entries(last_ckpt, last, entries), history=history), at=last.path)
     of = f" weighted {', '.join(f'{factor:.4g}' for factor in factors)}" if ratios is not None else ""
     line = f"average of {counted(len(ckpts), 'checkpoint')}{of}: {count:,} of {counted(len(last.tensors), 'tensor')}"
     notes = ["note: the others are those of the last"] if count < len(last.tensors) else []
@@ -265,7 +266,7 @@ def _require_same(ckpt: Checkpoint, other: StateDict, last_ckpt: Checkpoint, las
             f"is not of the same model as {printable(last_ckpt.where)}:",
             where=ckpt.where,
             evidence=evidence,
-            hint=f"ckptool diff {shell_quote(printable(ckpt.where))} {shell_quote(printable(last_ckpt.where))}",
+            hint=f"ckptool diff {shell_path(ckpt.where)} {shell_path(last_ckpt.where)}",
         )
 
 

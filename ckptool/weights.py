@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from .disk.files import shell_quote
+from .disk.files import shell_path, shell_quote
 from .errors import Ambiguous, NotFound, counted, printable
 from .kinds import stands_for_a_tensor
 from .modules import PickledModule, find_modules, is_module
@@ -19,8 +20,8 @@ from .tree import (
     List,
     Mapped,
     Object,
+    Paths,
     Trail,
-    address,
     children,
     component_text,
     descend,
@@ -31,6 +32,9 @@ from .tree import (
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint, StateDict
+
+#: Characters of the path of an entry that are kept where only its beginning is shown.
+_SHOWN = 200
 
 #: Keys under which frameworks put weights. A state dict under one of them is preferred to one under another name.
 ENVELOPES = frozenset(
@@ -105,6 +109,7 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
         return [StateDict(ckpt.root, "")]
     found: list[tuple[bool, StateDict]] = []
     seen: set[int] = set()
+    paths = Paths()
     pending: list[tuple[Trail, Any, bool]] = [(None, ckpt.root, False)]
     while pending:
         trail, node, usual = pending.pop()
@@ -112,7 +117,7 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
             continue
         seen.add(id(node))
         if is_state_dict(node):
-            found.append((usual, StateDict(node, address(trail))))
+            found.append((usual, StateDict(node, paths.of(trail))))
             continue
         below: list[tuple[Any, Any]] = []
         if is_mapping(node) and not _is_optimizer(node):
@@ -184,7 +189,7 @@ def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
             return StateDict(node, at)
         what = "nothing is" if node is ABSENT else "there is no dict"
         raise NotFound(f"{what} at {printable(repr(at))}", where=ckpt.where, evidence=_overview(ckpt), hint=_look(ckpt))
-    found = find_state_dicts(ckpt)
+    found = ckpt.state_dicts()
     if len(found) == 1:
         return found[0]
     if not found:
@@ -198,7 +203,7 @@ def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
             for one in found[:8]
         ]
         + (["…"] if len(found) > 8 else []),
-        hint=f"--at {shell_quote(printable(found[0].path))}",
+        hint=f"--at {shell_quote(found[0].path, 200)}",
     )
 
 
@@ -211,20 +216,43 @@ def around(ckpt: Checkpoint, weights: StateDict) -> list[str]:
         lines += weights.lost
     if held is ckpt.root:
         return lines
-    pending: list[tuple[Trail, Any]] = [(None, ckpt.root)]
+    holders = _holders(ckpt.root, held)
+    opened: set[int] = set()
+    counts: dict[int, int] = {}
+    pending: list[tuple[str, Any]] = [("", ckpt.root)]
     while pending:
-        trail, node = pending.pop()
-        if node is held:
+        path, node = pending.pop()
+        if node is held or isinstance(node, Global):  # the class of an object around them
             continue
-        nodes = [found for _, found in walk(node)]
-        if isinstance(node, (tuple, *NODES)) and any(found is held for found in nodes):
-            pending.extend(reversed([((trail, part), child) for part, child in children(node)]))
+        if id(node) in opened:
             continue
-        if isinstance(node, Global):
-            continue  # the class of an object around them
-        tensors = sum(isinstance(found, LazyTensor) for found in nodes)
-        lines.append(printable(address(trail), 80) + (f" ({counted(tensors, 'tensor')})" if tensors else ""))
+        if id(node) in holders:
+            opened.add(id(node))
+            parts = [(component_text(part), child) for part, child in children(node)]
+            pending.extend((f"{path}/{text}"[:_SHOWN] if path else text, child) for text, child in reversed(parts))
+            continue
+        if id(node) not in counts:
+            counts[id(node)] = sum(isinstance(found, LazyTensor) for _, found in walk(node))
+        tensors = counts[id(node)]
+        lines.append(printable(path, 80) + (f" ({counted(tensors, 'tensor')})" if tensors else ""))
     return lines
+
+
+def _holders(root: Any, held: Any) -> set[int]:
+    """The ids of all containers below ROOT that HELD is in, at any depth."""
+    above: dict[int, list[int]] = defaultdict(list)
+    for _, node in walk(root):
+        if isinstance(node, (tuple, *NODES)):
+            for _, child in children(node):
+                if isinstance(child, (tuple, *NODES)):
+                    above[id(child)].append(id(node))
+    found: set[int] = set()
+    pending = [id(held)]
+    while pending:
+        new = [one for one in above[pending.pop()] if one not in found]
+        found.update(new)
+        pending += new
+    return found
 
 
 def _overview(ckpt: Checkpoint) -> list[str]:
@@ -239,4 +267,4 @@ def _overview(ckpt: Checkpoint) -> list[str]:
 
 
 def _look(ckpt: Checkpoint) -> str | None:
-    return f"ckptool inspect {shell_quote(printable(ckpt.where))}" if ckpt.path else None
+    return f"ckptool inspect {shell_path(ckpt.where)}" if ckpt.path else None

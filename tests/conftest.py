@@ -1,4 +1,5 @@
 import os
+import signal
 import sys
 
 import pytest
@@ -15,6 +16,13 @@ settings.register_profile("long", settings.get_profile("default"), max_examples=
 # For a second run of laws that a first one has shown: what matters there is that they hold without torch, too.
 settings.register_profile("brief", settings.get_profile("ci"), max_examples=8)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "default"))
+
+
+# nohup and shells in the background let signals be ignored, which the programs that tests start would inherit. What is
+# handled here is at its default there, and the suite itself goes on.
+for _name in ("SIGINT", "SIGHUP", "SIGTERM"):
+    if hasattr(signal, _name) and signal.getsignal(getattr(signal, _name)) is signal.SIG_IGN:
+        signal.signal(getattr(signal, _name), lambda *_: None)
 
 
 def pytest_collection_modifyitems(items):

@@ -23,7 +23,8 @@ from ckptool.disk.files import (
     is_computed,
     same_bytes,
 )
-from ckptool.disk.writing import check_target, replacing, write_pieces
+from ckptool.disk.targets import check_target, replacing
+from ckptool.disk.writing import write_pieces
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import CheckpointError, Malformed, OutputExists, Unreadable, Unwritable
 
@@ -342,11 +343,12 @@ def test_a_link_stays_a_link_and_its_target_is_replaced(tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["far", "link", "real"]
 
 
-def test_a_link_that_leads_nowhere_is_filled_where_it_points(tmp_path):
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_a_link_that_leads_nowhere_is_refused(tmp_path, overwrite):
     (tmp_path / "link").symlink_to("real")
-    replace_with(tmp_path / "link", b"new")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real").read_bytes() == b"new"
+    with pytest.raises(Unwritable, match="is a link to real, which does not exist"):
+        replace_with(tmp_path / "link", b"new", overwrite=overwrite)
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()], ids=repr)

@@ -341,6 +341,18 @@ def test_a_model_that_takes_nothing_we_can_make_has_no_inputs() -> None:
     assert next(find_inputs(Odd(), patience=2.0), None) is None
 
 
+@pytest.mark.parametrize(
+    "text", ["float32[1 2]", "float32[" + "9" * 5000 + "]", "int64[2]<" + "9" * 5000, ".".join("a" * 60) + "=int64[2]"]
+)
+def test_a_text_that_is_no_input_is_refused(text: str) -> None:
+    with pytest.raises(RuleError):
+        parse_inputs([text])
+
+
+def test_an_index_is_a_number_of_plain_digits() -> None:
+    assert list(nested({"a.²": 1, "a.1": 2})["a"]) == ["²", "1"]
+
+
 def test_names_with_dots_are_lists_and_dicts() -> None:
     texts = ["maps.0=float32[1,2]", "maps.1=float32[3,4]", "batch.image=float32[5]", "x=int64[2]<9"]
     parsed = parse_inputs(texts)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ckptool.errors import RuleError
 from ckptool.keys import (
+    LONGEST_KEY,
     WRAPPERS,
     Pattern,
     Rename,
@@ -537,3 +538,37 @@ def test_a_star_at_the_end_means_all_below_and_is_refused_elsewhere():
             Pattern.parse(text)
     with pytest.raises(RuleError, match="puts a '\\*' into keys"):
         Rename.parse("a.*=b.*")
+
+
+@pytest.mark.parametrize(
+    ("rule", "key"),
+    [
+        (r"re:^(.*)$=\1\1", "x" * LONGEST_KEY),
+        (r"re:(?=(.*))=" + r"\1" * 2000, "x" * 4096),
+        ("re:()=" + "y" * 4000, "x" * 4096),
+    ],
+)
+def test_an_expression_does_not_fill_the_memory(rule, key):
+    with pytest.raises(RuleError, match="makes keys too long"):
+        Rename.parse(rule).apply(key)
+
+
+def test_a_new_name_has_limits():
+    with pytest.raises(RuleError, match="has more than 4,096 characters"):
+        Rename("re:a", "b" * 4097)
+    with pytest.raises(RuleError, match="has more than 100 holes"):
+        Rename("{}", ".".join(["{1}"] * 101))
+    assert Rename("{}", ".".join(["{1}"] * 100)).apply("a") == ".".join("a" * 100)
+
+
+def test_a_range_is_no_hole_however_long_it_is():
+    for text in ("a.{0..999999}", "a.{0..9}", "{0..9}"):
+        with pytest.raises(RuleError, match="is not a hole"):
+            Pattern.parse(text)
+
+
+def test_a_rules_file_has_so_many_rules():
+    lines = "".join(f"a{n}=b{n}\n" for n in range(10_000))
+    assert len(parse_rules(lines, "rules.txt")) == 10_000
+    with pytest.raises(RuleError, match="has more than 10,000 rules"):
+        parse_rules(lines + "a=b\n", "rules.txt")

@@ -1,12 +1,15 @@
 import copy
 import io
+import os
 import warnings
+import zipfile
 from collections import Counter, OrderedDict, defaultdict
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from formats.assemble import Call, Name, body, pickled
 from hypothesis import given
 from hypothesis import strategies as st
 from same import graph
@@ -127,6 +130,16 @@ def test_a_mapped_tensor_outlives_everything_else(tmp_path):
     tensor = ckptool.load(tmp_path / "x", mmap=True)["x"]
     (tmp_path / "x").unlink()
     assert tensor.sum() == 499_500
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fd/0"), reason="an open file has no name here")
+def test_what_was_opened_is_mapped_whatever_its_name_leads_to_meanwhile(tmp_path):
+    torch.save({"x": torch.arange(1000)}, tmp_path / "x")
+    torch.save({"x": torch.arange(1000) + 7}, tmp_path / "y")
+    ckpt = ckptool.open(tmp_path / "x")
+    (tmp_path / "x").unlink()
+    (tmp_path / "x").symlink_to("y")
+    assert ckptool.load(ckpt, mmap=True)["x"].sum() == 499_500
 
 
 def test_tensors_that_share_memory_share_it_again(tmp_path):
@@ -345,6 +358,61 @@ def test_loading_runs_nothing_that_is_in_the_file(tmp_path):
     loaded = ckptool.load(tmp_path / "x")
     assert loaded["evil"].class_name in ("posix.system", "nt.system")
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Call("torch.Size", (None,)),
+        Call("torch.device", "abacus"),
+        Call("builtins.range", 1, 2, 0),
+        Call("builtins.complex", None),
+        Name("torch.OddStorage"),
+    ],
+    ids=["no numbers", "no device", "no range", "no number", "no storage"],
+)
+def test_what_its_own_class_would_not_make_stays_inert(tmp_path, made):
+    (tmp_path / "x").write_bytes(pickled({"made": made}))
+    assert isinstance(ckptool.load(tmp_path / "x")["made"], Inert)
+
+
+@pytest.mark.parametrize(
+    "key", [Call("collections.defaultdict", Name("builtins.list")), (Call("collections.Counter"),)]
+)
+def test_a_key_that_python_does_not_take_is_refused(tmp_path, key):
+    (tmp_path / "x").write_bytes(b"\x80\x02}" + body(key) + b"K\x01s.")
+    with pytest.raises(ckptool.CannotCarry, match=r"x: has a .* as a key, which Python does not take"):
+        ckptool.load(tmp_path / "x")
+
+
+def test_a_quantized_tensor_with_a_flag_that_is_none_is_loaded_without_it(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that quantized tensors are deprecated
+        quantized = torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8)
+        torch.save({"q": quantized}, tmp_path / "x", _use_new_zipfile_serialization=False)
+        data = (tmp_path / "x").read_bytes()
+        flag = data.index(b"\x89", data.index(b"per_tensor_affine"))
+        (tmp_path / "x").write_bytes(data[:flag] + b"}" + data[flag + 1 :])
+        loaded = ckptool.load(tmp_path / "x")["q"]
+        assert loaded.equal(quantized)
+    assert not loaded.requires_grad
+
+
+def test_a_compressed_tensor_that_goes_on_behind_its_size_is_refused(tmp_path):
+    torch.save({"w": torch.arange(2)}, tmp_path / "x")
+    with zipfile.ZipFile(tmp_path / "x") as old, zipfile.ZipFile(tmp_path / "y", "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name) + (bytes(4) if name.endswith("data/0") else b""))
+        record = new.getinfo("x/data/0")
+        begin = new.start_dir
+    data = bytearray((tmp_path / "y").read_bytes())
+    entry = data.index(b"x/data/0", begin) - 46
+    for at in (record.header_offset + 22, entry + 24):
+        assert data[at : at + 4] == b"\x14\0\0\0"
+        data[at] = 16
+    (tmp_path / "y").write_bytes(data)
+    with pytest.raises(ckptool.Malformed, match="does not inflate to the 16 bytes"):
+        ckptool.load(tmp_path / "y")
 
 
 def test_a_file_object_is_no_path(tmp_path):

@@ -244,6 +244,7 @@ def test_a_view_that_torch_refuses_is_refused(torch, claim):
         ((2,), (1,), -1, "negative"),
         ((1,) * 65, (1,) * 65, 0, "dimensions"),
         ((1 << 32, 1 << 32), (0, 0), 0, "more elements"),
+        ((0,), (1,), 1 << 63, "more elements"),
         ((2,), (1 << 62,), 0, "reaches to byte"),
         ((1,), (1,), 1 << 62, "reaches to byte"),
     ],

@@ -1,11 +1,9 @@
 """Checkpoints by their URL: only the parts that are needed cross the network, and what goes wrong is said in a line."""
 
-import io
 import os
 import re
 import socket
 import ssl
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,8 @@ from web import serving
 import ckptool
 from ckptool.checkpoint import Checkpoint
 from ckptool.disk import urls
-from ckptool.disk.files import Buffer
+from ckptool.disk import web as disk_web
+from ckptool.disk.files import Buffer, is_remote
 from ckptool.dtypes import BY_NAME
 from ckptool.reports.inspect import inspect
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
@@ -210,7 +209,7 @@ def test_a_server_that_is_busy_is_asked_again(files):
 
 
 def test_a_server_that_does_not_answer_is_given_up(files, monkeypatch):
-    monkeypatch.setattr(urls, "TIMEOUT", 0.2)
+    monkeypatch.setattr(disk_web, "TIMEOUT", 0.2)
     files.slow["a.pth"] = 1.0
     assert "does not answer within 0.2 seconds" in refused(files.url("a.pth"), ckptool.Unreadable)
 
@@ -225,13 +224,14 @@ def test_a_connection_that_breaks_off_is_taken_up_where_it_was(files, monkeypatc
 
 
 @pytest.mark.parametrize("tags", ["strong", "weak", "date", ""])
-def test_a_file_that_changes_between_two_requests_is_refused(files, tags):
+def test_a_file_that_changes_between_two_requests_is_refused(files, tags, monkeypatch):
+    monkeypatch.setattr(urls, "MOST_WHOLE", 500_000)
     files.tags = tags
     path = files.folder / "a.safetensors"
     file = urls.open_file(files.url("a.safetensors"))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
-    path.write_bytes(data if tags in ("strong", "date") else data + b"more")
+    path.write_bytes(data if tags else data + b"more")
     os.utime(path, (1, 1))
     with pytest.raises(ckptool.Malformed, match="changed on its server"):
         file.read(500_000, 100_000)
@@ -311,18 +311,23 @@ uGjJDP8Xmq9LUdkUydgYMuyN5xw=
 """
 
 
-def test_a_certificate_that_is_not_to_be_trusted_is_not_trusted(tmp_path, files, monkeypatch):
-    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+@pytest.fixture
+def secure(tmp_path, files, monkeypatch):
+    """The server with a certificate that is trusted, and its URLs."""
     (tmp_path / "own.pem").write_text(CERTIFICATE)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "own.pem")
     files.socket = context.wrap_socket(files.socket, server_side=True)
-    url = files.url("a.pth").replace("http://", "https://")
-    said = refused(url, ckptool.Unreadable)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
+    return lambda name: files.url(name).replace("http://", "https://")
+
+
+def test_a_certificate_that_is_not_to_be_trusted_is_not_trusted(secure, monkeypatch):
+    assert inspect(secure("a.pth")).tensors
+    monkeypatch.delenv("SSL_CERT_FILE")
+    said = refused(secure("a.pth"), ckptool.Unreadable)
     assert "certificate of its server is not to be trusted: self" in said
     assert "SSL_CERT_FILE" in said
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "own.pem"))
-    assert inspect(url).tensors
 
 
 def test_a_server_that_speaks_no_tls_is_said_not_to(files):
@@ -341,11 +346,11 @@ def test_redirections_in_a_circle_are_left(files):
     assert "in a circle" in refused(files.url("a"))
 
 
-def test_redirections_from_https_to_http_are_not_followed():
-    request = urllib.request.Request("https://a.example/x")
-    handler = next(one for one in urls._opener().handlers if hasattr(one, "redirect_request"))
-    with pytest.raises(ckptool.Unreadable, match="from https:// to http://"):
-        handler.redirect_request(request, io.BytesIO(), 302, "", {}, "http://a.example/x")
+def test_redirections_from_https_to_http_are_not_followed(files, secure):
+    files.redirects["a"] = "http://127.0.0.1/a.pth"
+    assert "from https:// to http://, which is not followed" in refused(secure("a"), ckptool.Unreadable)
+    files.redirects["b"] = secure("a.pth")
+    assert inspect(secure("b")).tensors
 
 
 def test_an_empty_file_is_empty_there_too(web):
@@ -364,6 +369,43 @@ def test_a_file_that_is_cut_short_is_named_and_saved_from_afar(files, tmp_path):
 def test_nothing_is_written_to_a_url(files):
     with pytest.raises(ckptool.RuleError, match="not to a URL"):
         ckptool.save(ckptool.open(files.url("a.pth")), files.url("b.pth"))
+
+
+def test_a_url_as_a_path_is_said_to_have_lost_a_slash():
+    with pytest.raises(ckptool.Unreadable, match="a URL is given as text"):
+        ckptool.open(Path("http://127.0.0.1/a.pth"))
+    with pytest.raises(ckptool.RuleError, match="files are written here, not to a URL"):
+        ckptool.save(checkpoint(1, 20), Path("s3://bucket/a.pth"))
+
+
+@pytest.mark.parametrize("target", ["s3://b/x", "gs://b/x.pth", "hf://a/b", "FTP://h/x", "file:///tmp/x.pth"])
+@pytest.mark.parametrize("to", ["torch-zip", "shards", "dcp"])
+def test_a_target_elsewhere_is_refused_by_its_name(run_command, tmp_path, monkeypatch, target, to):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    ckptool.save(checkpoint(1, 20), tmp_path / "a.pth")
+    code, _, err = run_command("convert", str(tmp_path / "a.pth"), target, "--to", to)
+    assert code == 2
+    assert err.startswith(f"Error: {target}: files are written here, not to a URL.\nHint: ")
+    assert not list((tmp_path / "here").iterdir())
+
+
+@pytest.mark.parametrize("path", ["C:\\x.pth", "C:/x.pth", "c://x", "a:b", "x/s3://b", "/tmp/s3://b", "12:30://x"])
+def test_drives_and_other_colons_are_places_here(path):
+    assert not is_remote(path)
+    assert not is_remote(Path(path))
+
+
+def test_a_name_with_a_colon_is_a_file_where_it_is_one(run_command, tmp_path, monkeypatch):
+    ckptool.save(checkpoint(1, 20), tmp_path / "a.pth")
+    (tmp_path / "s3:" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert run_command("convert", str(tmp_path / "a.pth"), "s3:/b/x.pth")[0] == 0
+    assert run_command("inspect", "s3://b/x.pth")[0] == 0
+    assert run_command("convert", str(tmp_path / "a.pth"), "s3://b/x.pth", "--overwrite")[0] == 0
+    assert run_command("convert", str(tmp_path / "a.pth"), "s3://b/y.pth")[0] == 2
+    ckptool.save(checkpoint(1, 20), Path("s3:/b/z.pth"))
+    assert sorted(path.name for path in Path("s3:/b").iterdir()) == ["x.pth", "z.pth"]
 
 
 def test_the_parts_of_a_checkpoint_of_several_files_are_asked_for_as_files(files):

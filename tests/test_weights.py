@@ -1,5 +1,6 @@
 """Where the weights are: the envelopes of the frameworks, what stands beside them, and paths that say which."""
 
+import time
 from collections import OrderedDict
 
 import pytest
@@ -8,12 +9,12 @@ from hypothesis import strategies as st
 
 import ckptool
 from ckptool import Checkpoint, LazyTensor, Storage
-from ckptool.checkpoint import from_plain
+from ckptool.checkpoint import StateDict, from_plain
 from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import Ambiguous, NotFound
-from ckptool.tree import Dict, Global, Object, descend
-from ckptool.weights import ENVELOPES, PARTS, find_state_dicts, is_state_dict, is_training_state
+from ckptool.tree import Dict, Global, List, Object, descend
+from ckptool.weights import ENVELOPES, PARTS, around, find_state_dicts, is_state_dict, is_training_state
 
 
 def tensor():
@@ -432,3 +433,28 @@ def test_the_weights_of_a_real_training_checkpoint_are_found(tmp_path):
     )
     found = ckptool.open(tmp_path / "in.pth").state_dicts()
     assert [(one.path, list(one), one.parameters) for one in found] == [("net", ["weight", "bias"], 6)]
+
+
+# ---------------------------------------------------------------------------------------- what stands around them
+
+
+def test_what_stands_around_deep_weights_is_listed_in_a_time_that_grows_with_the_file():
+    node = from_plain({"state_dict": weights()})
+    for number in range(3000):
+        node = Dict([("epoch", number), ("deeper", node)])
+    ckpt = Checkpoint(node)
+    began = time.process_time()
+    lines = around(ckpt, find_state_dicts(ckpt)[0])
+    assert time.process_time() - began < 1
+    assert len(lines) == 3000
+    assert lines[1] == "deeper/epoch"
+
+
+def test_weights_that_are_there_twice_over_are_reached_once():
+    node = held = from_plain(weights())
+    for number in range(60):
+        node = List([node, number, node])
+    ckpt = Checkpoint(Dict([("twice", node)]))
+    found = StateDict(held, "twice")
+    assert len(around(ckpt, found)) == 60
+    assert around(ckpt, found)[-2:] == ["twice/0/1", "twice/1"]

@@ -2,10 +2,13 @@
 
 import contextlib
 import hashlib
+import os
 import re
 import socket
+import struct
 import threading
 import time
+from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -22,6 +25,8 @@ class Server(ThreadingHTTPServer):
         status: path -> the number it answers with.
         failing: path -> numbers that the next requests are answered with.
         slow: path -> seconds before it answers.
+        raw: path -> what is sent byte for byte, and then the connection is closed: a function of the bytes that are
+            asked for (a range) and of the number of the request, from 0, that yields bytes. b"" resets the connection.
         breaking: bytes of an answer after which the connection is cut, the next so many times.
         requests: (path, headers) of all requests.
         sent: bytes of bodies.
@@ -39,6 +44,7 @@ class Server(ThreadingHTTPServer):
         self.status: dict[str, int] = {}
         self.failing: dict[str, list[int]] = {}
         self.slow: dict[str, float] = {}
+        self.raw: dict[str, Callable[[range, int], Iterable[bytes]]] = {}
         self.breaking: list[int] = []
         self.requests: list[tuple[str, dict[str, str]]] = []
         self.sent = 0
@@ -68,6 +74,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._say(302, b"", Location=server.redirects[path])
         if path in server.pages:
             return self._say(200, server.pages[path].encode(), **{"Content-Type": "text/html; charset=utf-8"})
+        if path in server.raw:
+            return self._say_raw(path)
         if path in server.status:
             return self._say(server.status[path], b"no")
         file = server.folder / path
@@ -104,6 +112,34 @@ class _Handler(BaseHTTPRequestHandler):
             with contextlib.suppress(OSError):
                 self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
+
+    def _say_raw(self, path: str) -> None:
+        self.close_connection = True
+        wanted = re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
+        asked = range(int(wanted[1]), int(wanted[2]) + 1) if wanted else range(0)
+        number = [name for name, _ in self.server.requests].count(path) - 1
+        with contextlib.suppress(ConnectionError):
+            for data in self.server.raw[path](asked, number):
+                if not data:
+                    linger = struct.pack("ii" if os.name != "nt" else "hh", 1, 0)
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                    self.rfile.close()
+                    self.connection.close()
+                    return
+                self.connection.sendall(data)
+
+
+def answer(status: int, body: bytes = b"", *headers: tuple[str, object]) -> bytes:
+    """An answer as it crosses the network."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    return f"HTTP/1.1 {status} said\r\n{lines}\r\n".encode("latin-1") + body
+
+
+def part(data: bytes, asked: range, *headers: tuple[str, object], length: bool = True) -> bytes:
+    """The answer of a server that does well: the bytes of DATA that are asked for."""
+    body = data[asked.start : asked.stop]
+    where = f"bytes {asked.start}-{asked.start + len(body) - 1}/{len(data)}"
+    return answer(206, body, ("Content-Range", where), *([("Content-Length", len(body))] if length else []), *headers)
 
 
 @contextlib.contextmanager

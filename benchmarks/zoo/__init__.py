@@ -5,6 +5,7 @@ input, so that a port is judged by outputs: no table of truth is needed.
 
     python -m benchmarks.zoo            every pair, without the source's code
     python -m benchmarks.zoo --prove    with it
+    python -m benchmarks.golden         what matching makes of each pair, next to what is in golden.txt
 """
 
 from __future__ import annotations

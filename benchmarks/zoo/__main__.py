@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -49,14 +50,18 @@ def shaken(model: nn.Module, seed: int) -> nn.Module:
     return model.eval()
 
 
-def port(pair: Pair, *, prove: bool) -> Outcome:
-    """Port one pair and judge it."""
+def built(pair: Pair) -> tuple[nn.Module, nn.Module, dict[str, Any]]:
+    """The source, the target, and what the source saves: with the same values each time."""
     torch.manual_seed(0)
     source, target = pair.make()
     shaken(source, 1), shaken(target, 2)
     state = dict(source.state_dict())
-    if pair.prepare is not None:
-        state = pair.prepare(state)
+    return source, target, state if pair.prepare is None else pair.prepare(state)
+
+
+def port(pair: Pair, *, prove: bool) -> Outcome:
+    """Port one pair and judge it."""
+    source, target, state = built(pair)
     inputs = parse_inputs(list(pair.inputs))
     began = time.perf_counter()
     try:

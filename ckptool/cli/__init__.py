@@ -21,6 +21,7 @@ import click
 
 from .. import __version__
 from ..errors import CheckpointError, counted, printable
+from ..starting import ENDING
 
 #: Command -> module of this package, and what it does in a line.
 _COMMANDS: dict[str, tuple[str, str]] = {
@@ -56,7 +57,14 @@ class _Commands(click.Group):
             return None
         module = import_module(f".{_COMMANDS[cmd_name][0]}", __name__)
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        _unwind_on_signals()
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # for which click would print an empty line
+            raise _Interrupted from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -90,42 +98,58 @@ class _Terminated(BaseException):
     """SIGTERM or SIGHUP arrived; unwinding removes temporary files."""
 
 
+class _Interrupted(BaseException):
+    """SIGINT arrived."""
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
+    gc.disable()  # what commands build is needed to the end: a fifth of the time of a file with many tensors
+    _forget_targets()
     try:
-        _unwind_on_signals()
+        status = _run(argv)
+        _say_traffic(sys.argv[1:] if argv is None else argv)
+        if argv is None:
+            _leave(status)
+        sys.exit(status)
+    except (KeyboardInterrupt, _Interrupted, _Terminated) as error:
+        if argv is None:
+            _ignore_signals()
+        word, status = ("terminated", 143) if isinstance(error, _Terminated) else ("interrupted", 130)
+        _say(f"{word}; {_done_before(error)}", status)
+        if argv is None:
+            _leave(status)
+        sys.exit(status)
+    finally:
+        if argv is not None:  # the process goes on
+            gc.enable()
+            _give_signals_back()
+
+
+def _run(argv: list[str] | None) -> int:
+    """Run the command line. Returns its exit code; signals come through."""
+    try:
         code = cli.main(argv, prog_name="ckptool", standalone_mode=False)
         sys.stdout.flush()
-        status = code if isinstance(code, int) else 0
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        status = _say("interrupted; nothing was changed", 130)
-    except _Terminated:
-        status = _say("terminated; nothing was changed", 143)
+        return code if isinstance(code, int) else 0
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not complain when it flushes at exit
-        status = 141
+        return 141
     except click.ClickException as error:
         error.show()
-        status = 2
+        return 2
     except click.exceptions.Exit as error:
-        status = error.exit_code
+        return error.exit_code
     except CheckpointError as error:
         _debug()
-        status = _say(str(error), 2)
+        return _say(str(error), 2)
     except Exception as error:  # a bug of ours: say so in one line, keep the traceback for those who ask
         _debug()
-        status = _say(
+        return _say(
             f"ckptool failed unexpectedly ({type(error).__name__}: {str(error)[:200]!r}).\n"
             "Hint: CKPTOOL_DEBUG=1 shows where; please report it with that",
             2,
         )
-    finally:
-        if argv is not None:
-            gc.enable()  # commands turn it off while they work
-    _say_traffic(sys.argv[1:] if argv is None else argv)
-    if argv is None:
-        _leave(status)
-    sys.exit(status)
 
 
 def _leave(status: int) -> None:
@@ -151,6 +175,24 @@ def _say_traffic(argv: list[str]) -> None:
     urls.TRAFFIC.clear()
 
 
+def _done_before(error: BaseException) -> str:
+    """What an interrupted command had written, and where it left the files that it had finished."""
+    targets = sys.modules.get("ckptool.disk.targets")
+    done = "nothing was changed"
+    if targets is not None and targets.written:
+        names = ", ".join(printable(path, 200) for path in targets.written)
+        done = f"before that, {names} {'was' if len(targets.written) == 1 else 'were'} written"
+    left = getattr(error, "left_behind", getattr(error.__cause__ or error.__context__, "left_behind", ""))
+    return f"{done}; {left}" if left else done
+
+
+def _forget_targets() -> None:
+    """Begin to count what the command has written."""
+    targets = sys.modules.get("ckptool.disk.targets")
+    if targets is not None:
+        targets.written.clear()
+
+
 def _say(text: str, status: int) -> int:
     click.echo(f"Error: {text}", err=True)
     return status
@@ -163,13 +205,48 @@ def _debug() -> None:
         traceback.print_exc()
 
 
+#: Signal -> what answered it before `_unwind_on_signals`.
+_answers: dict[int, Any] = {}
+
+
 def _unwind_on_signals() -> None:
+    """From here on there may be something to take back: temporary files, a bar on the terminal."""
     import signal
 
     def unwind(signum: int, frame: Any) -> None:
-        raise _Terminated
+        _set_stopped(True)
+        raise KeyboardInterrupt if signum == signal.SIGINT else _Terminated
 
-    for name in ("SIGTERM", "SIGHUP"):
+    _set_stopped(False)
+    for name in ENDING:
         number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, unwind)
+        before = None if number is None else signal.getsignal(number)
+        if number is not None and before not in (signal.SIG_IGN, None):
+            with contextlib.suppress(ValueError):  # in a thread of another program, whose business its signals are
+                signal.signal(number, unwind)
+                _answers.setdefault(number, before)
+
+
+def _give_signals_back() -> None:
+    """Let signals be answered as before: a program that calls `main` goes on."""
+    import signal
+
+    while _answers:
+        signal.signal(*_answers.popitem())
+    _set_stopped(False)
+
+
+def _set_stopped(stopped: bool) -> None:
+    """Tell threads that wait for a server whether the program ends: unwinding waits for them."""
+    web = sys.modules.get("ckptool.disk.web")
+    if web is not None:
+        vars(web)["stopped"] = stopped
+
+
+def _ignore_signals() -> None:
+    """One is enough."""
+    import signal
+
+    for name in ENDING:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)

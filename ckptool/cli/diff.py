@@ -7,8 +7,8 @@ import click
 from ..disk.urls import size_of
 from ..reports import diff as report
 from ..reports.diff_text import diff_page, diff_text
-from .options import FileName
-from .output import print_json, progress_bar, terminal_width, write_page
+from .options import FileName, SideOutput
+from .output import check_side_outputs, print_json, progress_bar, terminal_width, write_page
 
 
 class _Tolerance(click.ParamType[float]):
@@ -36,7 +36,8 @@ class _Tolerance(click.ParamType[float]):
 @click.option("--detect-renames", is_flag=True, help="Find tensors that have another name only, by their content.")
 @click.option("--strict", is_flag=True, help="Let devices, order, ties and `_metadata` count as differences.")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
-@click.option("--html", type=FileName(), metavar="REPORT", help="Also write a page to look at.")
+@click.option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
+@click.option("--overwrite", is_flag=True, help="Allow REPORT to exist.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
 @click.option("-v", "--verbose", is_flag=True, help="List all tensors, however many.")
 def diff(
@@ -50,6 +51,7 @@ def diff(
     strict: bool,
     as_json: bool,
     html: str | None,
+    overwrite: bool,
     quiet: bool,
     verbose: bool,
 ) -> int:
@@ -63,6 +65,7 @@ def diff(
     ckptool diff before.pth after.pth --rtol 1e-5 --atol 1e-8
     ckptool diff mine.pth theirs.pth --weights --detect-renames
     """
+    check_side_outputs()
     size = size_of(left)
     with progress_bar("comparing", size, wanted=not quiet) as progress:
         found = report.diff(
@@ -77,7 +80,7 @@ def diff(
             progress=progress,
         )
     if html:
-        write_page(diff_page(found), html)
+        write_page(diff_page(found), html, overwrite=overwrite)
     if as_json:
         print_json({"ckptool": 1, "command": "diff", **found.as_json()})
     elif not quiet:

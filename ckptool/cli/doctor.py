@@ -9,6 +9,7 @@ import click
 
 from ..disk.urls import size_of
 from ..reports import doctor as report
+from ..reports import leftovers
 from ..reports.doctor_text import doctor_text, explanation_text
 from .options import FileName
 from .output import print_json, progress_bar, terminal_width
@@ -21,35 +22,49 @@ _LONGEST = 1 << 20
 @click.argument("model", type=FileName(), metavar="[MODEL.py]", required=False)
 @click.option("--error", metavar="TEXT", help="An error message to explain; - reads it from stdin.")
 @click.option("--at", metavar="PATH", help="Where the weights are, in files with several state dicts.")
+@click.option("--remove-leftovers", is_flag=True, help="Remove what runs that were cut off left in or beside FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
-def doctor(file: str | None, model: str | None, error: str | None, at: str | None, as_json: bool) -> int:
-    """Say what a file is, what keeps it from loading, and which commands mend it; or what an error message means.
+@click.option("-v", "--verbose", is_flag=True, help="List everything, however long.")
+def doctor(
+    file: str | None,
+    model: str | None,
+    error: str | None,
+    at: str | None,
+    remove_leftovers: bool,
+    as_json: bool,
+    verbose: bool,
+) -> int:
+    """Say what a file is, what keeps it from loading, and which commands repair it; or what an error message means.
 
     Exit code 0: nothing is in the way of a plain model on a machine without a GPU. 1: something is. With MODEL.py (or
-    MODEL.py:Name), whose code is run, the file is held against that model.
+    MODEL.py:Name), whose code is run, it also says whether the file fits that model.
 
     \b
     ckptool doctor model.pth
     ckptool doctor model.pth net.py:Net
     ckptool doctor --error "Missing key(s) in state_dict: 'conv1.weight'" model.pth
     ckptool doctor --error - < log.txt
+    ckptool doctor folder/ --remove-leftovers
     """
     if file is None and error is None:
         raise click.UsageError("Missing FILE, or --error TEXT.")
+    if remove_leftovers:
+        return _remove_leftovers(file, as_json=as_json)
     width = terminal_width()
     explained = None
     if error is not None:
         text = sys.stdin.read(_LONGEST) if error == "-" else error
         explained = report.explain(text, file)
         if not as_json:
-            click.echo(explanation_text(explained, width=width))
+            click.echo(explanation_text(explained, everything=verbose, width=width))
     found = None
     if file is not None:
         size = size_of(file)
         with progress_bar("reading", size, wanted=True) as progress:
             found = report.doctor(file, model, at=at, progress=progress)
         if not as_json:
-            click.echo(("\n" if explained is not None else "") + doctor_text(found, width=width))
+            text = doctor_text(found, everything=verbose, width=width)
+            click.echo(("\n" if explained is not None else "") + text)
     if as_json:
         document = {"ckptool": 1, "command": "doctor"}
         messages = [asdict(one) for one in explained] if explained is not None else None
@@ -57,3 +72,14 @@ def doctor(file: str | None, model: str | None, error: str | None, at: str | Non
     wrong = any(one.trouble for one in explained or ()) if found is None else not found.healthy
     unknown = explained is not None and not explained and found is None
     return 2 if unknown else int(wrong)
+
+
+def _remove_leftovers(file: str | None, *, as_json: bool) -> int:
+    if file is None:
+        raise click.UsageError("--remove-leftovers needs FILE, a file or a folder.")
+    removed = leftovers.remove_leftovers(file)
+    if as_json:
+        print_json({"ckptool": 1, "command": "doctor", "leftovers": [asdict(one) for one in removed]})
+    else:
+        click.echo(leftovers.removal_text(removed))
+    return 0 if all(one.removed for one in removed) else 1

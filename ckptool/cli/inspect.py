@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -12,11 +11,15 @@ from typing import Any
 
 import click
 
-from ..errors import CheckpointError, NotFound, UnknownFormat
+from ..disk.files import shell_path
+from ..disk.inside import not_followed
+from ..disk.work import SUFFIX
+from ..errors import CheckpointError, NotFound, UnknownFormat, printable
 from ..reports import inspect as report
 from ..reports.inspect_text import inspect_text
-from .options import FileName
-from .output import print_json, terminal_width, write_page
+from .options import FileName, SideOutput
+from .output import check_side_outputs, collect, print_json, terminal_width, write_page
+from .searching import Search
 
 
 @click.command()
@@ -26,7 +29,8 @@ from .output import print_json, terminal_width, write_page
 @click.option("--depth", type=click.IntRange(0), metavar="N", help="Sum up below N components of the keys.")
 @click.option("--stats", is_flag=True, help="Read all values: smallest, largest, mean, spread, zeros, NaN.")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
-@click.option("--html", type=FileName(), metavar="REPORT", help="Also write a page to look at.")
+@click.option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
+@click.option("--overwrite", is_flag=True, help="Allow REPORT to exist.")
 @click.option("-v", "--verbose", is_flag=True, help="List all keys, however many.")
 def inspect(
     files: tuple[str, ...],
@@ -36,6 +40,7 @@ def inspect(
     stats: bool,
     as_json: bool,
     html: str | None,
+    overwrite: bool,
     verbose: bool,
 ) -> int:
     """Show what is in a checkpoint: its keys, shapes, types and devices, and what else is in the file.
@@ -49,13 +54,18 @@ def inspect(
     ckptool inspect model.pth --filter 'layers.{}.attn' --stats
     ckptool inspect *.safetensors --json
     """
-    gc.disable()  # what is built here is needed to the end: a fifth of the time of a file with many tensors
+    check_side_outputs()
     seen: list[report.Inspection] = []
     numbers: list[Any] = []
     status = 0
-    for path, asked in _expanded(files):
-        if len(seen) % 64 == 63:
-            gc.collect()  # checkpoints hold cycles, and each an open file
+    search = Search(_unfolded(files), whole=_is_checkpoint)
+    unfinished: dict[str, None] = {}
+    for path, asked in search:
+        half = [part for part in Path(path).parts if part.endswith(SUFFIX) and not asked]
+        if half:
+            unfinished[half[0]] = None
+            continue
+        collect(len(seen))
         try:
             one = report.inspect(path)
             one = report.narrowed(one, pattern) if pattern else one
@@ -68,24 +78,33 @@ def inspect(
                 raise
             status = 2
             click.echo(f"Error: {error}", err=True)
+    for name in unfinished:
+        what = f"left out {printable(name, 255)}, which a run of ckptool has not finished"
+        click.echo(f"{what}; `ckptool doctor {shell_path(files[0])}` says more", err=True)
+    for failure in search.failures:
+        status = 2
+        click.echo(f"Error: {failure}", err=True)
     if not seen and not status:
-        raise NotFound("holds no checkpoint", where=files[0])
+        left_alone = [not_followed(search.left_alone)] if search.left_alone else []
+        raise NotFound("holds no checkpoint", where=files[0], evidence=left_alone)
     if html and seen:
         from ..reports.page import inspect_page
 
-        write_page(inspect_page(seen, [_plain(found) for found in numbers] if stats else None), html)
+        page = inspect_page(seen, [_plain(found) for found in numbers] if stats else None)
+        write_page(page, html, overwrite=overwrite)
     if as_json:
         documents = [one.as_json() for one in seen]
         for document, found in zip(documents, numbers, strict=True):
             if found is not None:
                 document["stats"] = _plain(found)
-        print_json({"ckptool": 1, "command": "inspect", "files": documents})
+        print_json({"ckptool": 1, "command": "inspect", "files": documents, "not_followed": search.left_alone})
     else:
         width = terminal_width()
         texts = [
             inspect_text(one, everything=verbose, width=width, sort=sort, depth=depth, stats=found)
             for one, found in zip(seen, numbers, strict=True)
         ]
+        texts += [not_followed(search.left_alone)] if search.left_alone else []
         click.echo("\n\n".join(texts))
     return status
 
@@ -100,16 +119,10 @@ def _plain(found: Sequence[Any]) -> list[dict[str, Any] | None]:
     ]
 
 
-def _expanded(files: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
-    """Each file, and whether it was named itself: patterns that the shell left alone, and folders of checkpoints."""
-    for name in files:
-        found = sorted(glob.glob(name)) if not Path(name).exists() and glob.has_magic(name) else [name]  # noqa: PTH207
-        for one in found or [name]:
-            if Path(one).is_dir() and not _is_checkpoint(one):
-                inside = sorted(path for path in Path(one).rglob("*") if path.is_file())
-                yield from ((str(path), False) for path in inside)
-            else:
-                yield one, True
+def _unfolded(files: tuple[str, ...]) -> list[str]:
+    """The files, with those that fit a pattern which the shell left alone."""
+    patterns = {name for name in files if not Path(name).exists() and glob.has_magic(name)}
+    return [one for name in files for one in (name in patterns and sorted(glob.glob(name))) or [name]]  # noqa: PTH207
 
 
 def _is_checkpoint(folder: str) -> bool:

@@ -22,6 +22,15 @@ class FileName(click.ParamType[str]):
         return [CompletionItem(incomplete, type="file")]
 
 
+class SideOutput(FileName):
+    """A page, recipe, mapping or manifest that a command writes beside a checkpoint."""
+
+    def __init__(self, kind: str, *, same_is_fine: bool = False) -> None:
+        self.kind = kind
+        #: A file that holds just what will be written may exist; whether it does is known when it is written.
+        self.same_is_fine = same_is_fine
+
+
 class FormatName(click.ParamType[str]):
     """The name of a format, completed by the shell."""
 
@@ -48,7 +57,9 @@ _OUTPUT: tuple[Callable[[Any], Any], ...] = (
     click.option("--if-present", is_flag=True, help="Rules may match nothing; the file is written all the same."),
     click.option("--allow-loss", is_flag=True, help="Write although content is lost, or is damaged."),
     click.option("--keep-objects", is_flag=True, help="Write back objects that may run code when they are loaded."),
-    click.option("--save-recipe", type=FileName(), metavar="FILE", help="Write the passes down, for --recipe."),
+    click.option(
+        "--save-recipe", type=SideOutput("recipe"), metavar="FILE", help="Write the passes to a file, for --recipe."
+    ),
     click.option("--json", "as_json", is_flag=True, help="Print the receipt as JSON."),
     click.option("-q", "--quiet", is_flag=True, help="No receipt, no progress bar."),
     click.option("-v", "--verbose", is_flag=True, help="Also list every key that changes."),

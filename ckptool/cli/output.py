@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import printable
+from ..errors import RuleError, printable
 from ..reports.render import size_text
 
 if TYPE_CHECKING:
@@ -76,12 +77,44 @@ def print_receipt(
         )
 
 
-def write_page(page: str, path: str) -> None:
-    """Write a page of HTML, in the place of an older one: whole, or not at all."""
-    from ..disk.writing import replacing
+def collect(number: int) -> None:
+    """Free what is left of the files before the one of this NUMBER: checkpoints hold cycles, and each an open file."""
+    if number % 64 == 63 or gc.get_count()[0] > _MANY:
+        gc.collect()
 
-    with replacing(path, overwrite=True) as out:
-        out.write(page.encode())
+
+#: Objects that may be left over.
+_MANY = 1_000_000
+
+
+def check_side_outputs() -> None:
+    """Refuse a page, recipe, mapping or manifest of this command that would replace something else.
+
+    It is never another file of the command, whatever is said, and replaces only one of its own kind.
+    """
+    from ..disk.targets import check_side_output, is_same_file
+    from .options import FileName, SideOutput
+
+    context = click.get_current_context()
+    named = [(p, context.params.get(p.name)) for p in context.command.params if p.name and isinstance(p.type, FileName)]
+    files = [(param, path) for param, value in named for path in ([value] if isinstance(value, str) else value or ())]
+    for param, path in files:
+        if not isinstance(param.type, SideOutput):
+            continue
+        option = param.opts[0]
+        if any(other is not param and is_same_file(path, theirs) for other, theirs in files):
+            raise RuleError(
+                f"{printable(path, 200)} is another file of this command", where=option, hint=f"{option} ANOTHER_NAME"
+            )
+        allowed = bool(context.params.get("overwrite")) or param.type.same_is_fine
+        check_side_output(param.type.kind, path, overwrite=allowed)
+
+
+def write_page(page: str, path: str, *, overwrite: bool) -> None:
+    """Write a page of HTML: whole, or not at all."""
+    from ..disk.targets import write_side_output
+
+    write_side_output("page", path, page, overwrite=overwrite)
     click.echo(f"wrote {printable(path)}", err=True)
 
 

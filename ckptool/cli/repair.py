@@ -8,7 +8,7 @@ import click
 
 from .. import formats
 from ..checkpoint import Checkpoint
-from ..disk.files import shell_quote
+from ..disk.files import shell_path
 from ..errors import CannotCarry, Malformed, NoMatch, counted, printable
 from .options import writing_options
 from .rewrite import Passes, rewrite
@@ -32,7 +32,7 @@ def repair(**options: Any) -> None:
     def salvaged(source: str) -> Checkpoint:
         found = formats.salvage(source)
         if not found.wrong and not found.lost:
-            hint = f"ckptool verify {shell_quote(source)}"
+            hint = f"ckptool verify {shell_path(source)}"
             raise NoMatch("nothing is wrong with it that can be repaired", where=source, hint=hint)
         more = len(found.lost) - _SHOWN
         lost = [

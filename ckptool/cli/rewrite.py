@@ -7,7 +7,6 @@ will be written.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,14 @@ import click
 
 from .. import formats, passes, recipes, values
 from ..checkpoint import Checkpoint
-from ..disk.files import shell_quote
-from ..disk.writing import check_backup, check_target, replacing
-from ..errors import RuleError, Unreadable, printable
+from ..disk.documents import read_text
+from ..disk.files import shell_path, shell_quote
+from ..disk.targets import write_side_output
+from ..errors import RuleError, printable
 from ..keys import Rename, parse_rules
 from ..recipes import Step
 from .options import FileName, output_options, writing_options
-from .output import print_receipt, progress_bar
+from .output import check_side_outputs, print_receipt, progress_bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,7 @@ class Passes:
 
 
 def _rules_from(path: str) -> list[Rename]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(1 << 24)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not a text in UTF-8"
-        raise Unreadable(str(reason).lower(), where=path) from None
-    rules = parse_rules(text, path)
+    rules = parse_rules(read_text(path), path)
     if not rules:
         raise RuleError("holds no rule", where=path, hint="one rule OLD=NEW a line")
     return rules
@@ -101,18 +95,17 @@ def rewrite(
     opener: Callable[[str], Checkpoint] | None = None,
 ) -> None:
     """Open (as OPENER does, if it is given), pass, plan, write, and say what was done."""
-    gc.disable()  # what is built here is needed to the end: a fifth of the time of a file with many tensors
     source, target = options["source"], _target(options)
     overwrite = options["overwrite"] or options["in_place"]
-    if options["save_recipe"] is not None:
-        check_target(options["save_recipe"], overwrite=options["overwrite"])
+    check_side_outputs()
     missing: passes.Missing = "ok" if options["if_present"] else "error"
+    steps = [*(recipes.read(recipe) if recipe else ()), *wanted.steps()]
+    noted = recipes.text(steps) if options["save_recipe"] is not None else ""
     opened = (opener or formats.open)(source)
     if options["at"] is not None:
         opened.state_dict(options["at"])  # it is there, whether or not a pass needs it
     if options["in_place"] and not options["format_"]:
         options["format_"] = opened.format
-    steps = [*(recipes.read(recipe) if recipe else ()), *wanted.steps()]
     ckpt, renamed = recipes.run(opened, steps, at=options["at"], missing=missing)
     chosen = formats.target_format(ckpt, target, options["format_"], formats.split_of(max_shard_size, variant))
     if options["at"] is not None and not chosen.pickles and ckpt.at is None:
@@ -127,16 +120,13 @@ def rewrite(
         max_shard_size=max_shard_size,
         variant=variant,
     )
-    if formats.check(plan, overwrite=overwrite):
-        check_backup(target, options["backup"])
+    formats.check(plan, overwrite=overwrite, backup=options["backup"])
     notes: list[str] = []
     if not options["dry_run"]:
         with progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"]) as progress:
             notes = formats.write(plan, overwrite=overwrite, backup=options["backup"], progress=progress)
     if options["save_recipe"] is not None:
-        text = recipes.text(steps).encode()
-        with replacing(options["save_recipe"], size=len(text), overwrite=options["overwrite"]) as out:
-            out.write(text)
+        write_side_output("recipe", options["save_recipe"], noted, overwrite=options["overwrite"])
     print_receipt(
         plan,
         source,
@@ -173,8 +163,8 @@ def _explain_redirection(rules: Sequence[str]) -> Sequence[str]:
                 f"the shell took the '>' of an unquoted rule for itself and passed on {printable(rule)!r}",
                 where="--map-location",
                 evidence=[f"it made a file named {printable(stray)!r} of what ckptool prints"] if stray else [],
-                hint=f"--map-location {shell_quote(printable(meant))}   (or quote the rule)"
-                + (f"; then: rm {shell_quote(printable(stray))}" if stray else ""),
+                hint=f"--map-location {shell_quote(meant, 200)}   (or quote the rule)"
+                + (f"; then: rm {shell_path(stray)}" if stray else ""),
             )
     return rules
 
@@ -218,7 +208,7 @@ def add_prefix(prefix: str, **options: Any) -> None:
 
 @click.command()
 @click.option("--rename", "rules", multiple=True, metavar="OLD=NEW", help="A rule; the first that fits a key counts.")
-@click.option("--rules", "rules_file", metavar="FILE", help="A file with one rule OLD=NEW a line.")
+@click.option("--rules", "rules_file", type=FileName(), metavar="FILE", help="A file with one rule OLD=NEW a line.")
 @writing_options
 def rename(rules: tuple[str, ...], rules_file: str | None, **options: Any) -> None:
     """Rename keys by rules OLD=NEW.
@@ -265,7 +255,7 @@ def remap(locations: tuple[str, ...], **options: Any) -> None:
 @click.option("--strip-prefix", metavar="PREFIX", help="Remove PREFIX from every key.")
 @click.option("--strip-first", is_flag=True, help="Drop the first component of each key.")
 @click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename keys (see `ckptool rename`).")
-@click.option("--rules", metavar="FILE", help="A file with one rule OLD=NEW a line.")
+@click.option("--rules", type=FileName(), metavar="FILE", help="A file with one rule OLD=NEW a line.")
 @click.option("--add-prefix", metavar="PREFIX", help="Put PREFIX before every key.")
 @click.option("--select", multiple=True, metavar="PATTERN", help="Keep only the keys that match.")
 @click.option("--drop", multiple=True, metavar="PATTERN", help="Leave out the keys that match.")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-
 import click
 
-from ..disk.files import reason
-from ..errors import CheckpointError, Unreadable, counted
+from ..disk.inside import not_followed
+from ..errors import CheckpointError, counted
 from ..reports import scan as report
 from ..reports.render import scan_text
 from .options import FileName
-from .output import print_json, terminal_width
+from .output import collect, print_json, terminal_width
+from .searching import Search
 
 _STATUS = {"safe": 0, "unsafe": 1, "unknown": 2}
 
@@ -28,7 +24,8 @@ def scan(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> i
     """Show what unpickling a file would import and call, without doing any of it.
 
     Exit code 0: tensors and plain data only. 1: it would import or call more. 2: not all of it could be accounted for.
-    Folders are searched; what is in them but is no checkpoint (a text, a picture) is counted and does not matter.
+    Folders are searched; what is in them but is no checkpoint (a text, a picture) is counted and does not matter. Links
+    out of a folder are not followed, and named.
 
     \b
     ckptool scan model.pth
@@ -37,8 +34,10 @@ def scan(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> i
     """
     seen = []
     status = 0
-    skipped: Counter[str] = Counter()
-    for path, asked in _expanded(files):
+    skipped = 0
+    search = Search(files)
+    for number, (path, asked) in enumerate(search):
+        collect(number)
         try:
             one = report.scan(path)
         except CheckpointError as error:
@@ -48,32 +47,21 @@ def scan(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> i
             click.echo(f"Error: {error}", err=True)
             continue
         if not one.checkpoint and not asked:
-            skipped["file"] += 1
+            skipped += 1
             continue
         status = max(status, _STATUS[one.verdict])
         if as_json:
             seen.append(one.as_json())
         elif not quiet or one.verdict != "safe":
             click.echo(scan_text(one, everything=verbose, width=terminal_width()))
+    for failure in search.failures:
+        status = 2
+        click.echo(f"Error: {failure}", err=True)
+    left_alone = search.left_alone
     if as_json:
-        print_json({"ckptool": 1, "command": "scan", "files": seen, "skipped": skipped["file"]})
+        print_json({"ckptool": 1, "command": "scan", "files": seen, "skipped": skipped, "not_followed": left_alone})
     elif skipped and not quiet:
-        click.echo(f"{counted(skipped['file'], 'file')} skipped: neither checkpoint nor pickle")
-    return status
-
-
-def _expanded(files: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
-    """Each file, and whether it was named itself; links to folders are not followed."""
-
-    def refuse(error: OSError) -> None:
-        raise Unreadable(reason(error), where=error.filename) from None
-
-    for name in files:
-        if not Path(name).is_dir():
-            yield name, True
-            continue
-        for folder, inner, names in os.walk(name, onerror=refuse):
-            inner.sort()
-            for path in (Path(folder, file) for file in sorted(names)):
-                if path.is_file():
-                    yield str(path), False
+        click.echo(f"{counted(skipped, 'file')} skipped: neither checkpoint nor pickle")
+    if left_alone and not as_json:
+        click.echo(not_followed(left_alone))
+    return status or (2 if left_alone else 0)

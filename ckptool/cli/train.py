@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import click
@@ -202,6 +204,7 @@ def _option(name: str, help: str, **more: Any) -> Callable[[_Command], _Command]
 @_option("--verbose", "Show devices, and batch sizes outside and inside the model.", short=("-v",))
 def train(as_json: bool, quiet: bool, **options: Any) -> None:
     """See _HELP."""
+    gc.enable()  # a run leaves much behind
     options["devices"] = options["devices"] or _DEFAULT.devices
     config = Config(**options)
     config.check()
@@ -214,7 +217,8 @@ def train(as_json: bool, quiet: bool, **options: Any) -> None:
     if os.environ.get("RANK", "0") != "0":  # under torchrun, one process speaks for all
         quiet, as_json = True, False
     try:
-        done = run(config, None if quiet else Console(bars=not as_json))
+        with _children_leave_current_folder():
+            done = run(config, None if quiet else Console(bars=not as_json))
     except (KeyboardInterrupt, _Terminated) as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         what = "interrupted" if interrupted else "terminated"
@@ -225,6 +229,20 @@ def train(as_json: bool, quiet: bool, **options: Any) -> None:
     elif not quiet:
         for path in done.files:
             click.echo(f"wrote {path}", err=True)
+
+
+@contextlib.contextmanager
+def _children_leave_current_folder() -> Iterator[None]:
+    """Let processes that are started within it import nothing from there. (Python before 3.11 does not know how.)"""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _document(config: Config, done: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
+import math
 import re
 import shutil
 import sys
@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .. import formats, passes, values
+from .. import formats, passes, user_code, values
 from ..checkpoint import Checkpoint
+from ..disk.documents import read_json
 from ..disk.files import shell_quote
-from ..disk.writing import check_target
-from ..errors import Doubtful, NotFound, RuleError, printable
+from ..disk.folders import check_folder
+from ..disk.targets import check_target, is_same_file
+from ..disk.urls import as_path
+from ..errors import Doubtful, Malformed, NotFound, RuleError, printable
 from ..porting import mapping_file
 from ..porting.mapping import Mapping
 from ..porting.refusal import require_accepted
@@ -28,8 +31,8 @@ from ..porting.report import mapping_page, mapping_text
 from ..porting.sources import apply, by_position, match_signature, open_source, require_fit
 from ..reports.render import size_text
 from ..signature import Signature
-from .options import FileName, FormatName
-from .output import print_json, progress_bar, status_line, write_page
+from .options import FileName, FormatName, SideOutput
+from .output import check_side_outputs, print_json, progress_bar, status_line, write_page
 
 if TYPE_CHECKING:
     from ..architecture import ModelSource
@@ -57,7 +60,7 @@ def _is_a_file(word: str) -> bool:
 @click.argument("model", type=FileName(), metavar="MODEL.py[:NAME]")
 @click.option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write (SRC.NAME.pth if left out).")
 @click.option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`).")
-@click.option("--overwrite", is_flag=True, help="Allow OUT to exist.")
+@click.option("--overwrite", is_flag=True, help="Allow OUT and REPORT to exist.")
 @click.option("-n", "--dry-run", is_flag=True, help="Match and report; write nothing.")
 @click.option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`).")
 @click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory.")
@@ -92,7 +95,10 @@ def _is_a_file(word: str) -> bool:
 )
 @click.option("--invert", is_flag=True, help="With --mapping: the way back.")
 @click.option(
-    "--save-mapping", type=FileName(), metavar="FILE", help="Write the mapping as YAML, to read, edit and replay."
+    "--save-mapping",
+    type=SideOutput("mapping", same_is_fine=True),
+    metavar="FILE",
+    help="Write the mapping as YAML, to read, edit and replay.",
 )
 @click.option(
     "--source-model", metavar="SRC.py[:NAME]", help="The source's own code: its order counts, and --prove can run it."
@@ -122,7 +128,7 @@ def _is_a_file(word: str) -> bool:
 @click.option("--cast", metavar="TYPE", help="Cast floating point tensors: bf16, fp16, fp32 … (see `ckptool convert`).")
 @click.option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
 @click.option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything.")
-@click.option("--html", type=FileName(), metavar="REPORT", help="Also write a page to look at.")
+@click.option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
 @click.option("--json", "as_json", is_flag=True, help="Print the mapping as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No report, no progress bar.")
 @click.option("-v", "--verbose", is_flag=True, help="One line for every key, with its evidence.")
@@ -140,19 +146,23 @@ def transfer(source: str, model: str, **options: Any) -> int:
     """
     _check_options(options)
     _check_order(source, model)
+    check_side_outputs()
+    read = mapping_file.read(options["mapping_file"]) if options["mapping_file"] else None
     _require_torch()
     out = options["output"]
-    if out is not None and not options["dry_run"]:
-        check_target(out, overwrite=options["overwrite"])
+    if out is not None:
+        _check_target(out, source, options)
     ckpt = open_source(source)
     if not options["quiet"]:
-        codes = [printable(code, 100) for code in (model, options["source_model"]) if code]
+        codes = [_named_code(code) for code in (model, options["source_model"]) if code]
         click.echo(f"running the code of {' and '.join(codes)}", err=True)
     with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the report
-        mapping, found, name = _matched(ckpt, model, options)
+        mapping, found, name = _matched(ckpt, model, options, read)
     out = out or f"{Path(source).stem}.{re.sub(r'[^A-Za-z0-9_]', '_', name)}.pth"
-    if not options["dry_run"]:
-        check_target(out, overwrite=options["overwrite"])
+    _check_target(out, source, options)
+    for option in ("html", "save_mapping"):
+        if options[option] and is_same_file(options[option], out):
+            raise RuleError("is the file of weights that is written", where=options[option], hint="choose another name")
     _show(replace(mapping, source=source), options)
     refusal = _refusal(mapping, options)
     plan = None
@@ -172,9 +182,26 @@ def transfer(source: str, model: str, **options: Any) -> int:
         return 1
     if plan is not None and not options["quiet"]:
         click.echo(f"wrote {printable(out)}: {plan.format}, {size_text(plan.nbytes)}, {plan.steps[-1]}", err=True)
+        for line in plan.steps[:-1]:
+            click.echo(f"  {line}", err=True)
         for line in plan.damaged:
             click.echo(f"  DAMAGED, as allowed: {line}", err=True)
     return 0
+
+
+def _check_target(out: str, source: str, options: dict[str, Any]) -> None:
+    """Refuse a target before any code is run."""
+    as_folder = options["format_"] and formats.named_format(options["format_"]) in formats.FOLDERS
+    if not as_folder:
+        formats.refuse_folder(out, as_path(source))
+    if not options["dry_run"]:
+        (check_folder if as_folder else check_target)(out, overwrite=options["overwrite"])
+
+
+def _named_code(text: str) -> str:
+    """Code as it was named, with its file where the name does not tell."""
+    file = user_code.file_of(text)
+    return printable(text, 100) + (f" ({printable(str(file))})" if file else "")
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -216,13 +243,14 @@ def _require_torch() -> None:
         raise NotFound("running a model's code needs torch", hint="pip install 'ckptool[torch]'")
 
 
-def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Mapping, ModelSource, str]:
-    """The mapping, the model's code, and the name of the model."""
+def _matched(
+    ckpt: Checkpoint, model: str, options: dict[str, Any], read: Mapping | None
+) -> tuple[Mapping, ModelSource, str]:
+    """The mapping, the model's code, and the name of the model. READ is the mapping of a file, if there is one."""
     from ..architecture import build, find_model, unwrapped
     from ..inputs import parse_inputs
     from ..trace import signature_of
 
-    gc.disable()  # a look through all that torch has made takes as long as matching
     inputs = parse_inputs(options["inputs"])
     source_inputs = parse_inputs(options["source_inputs"], "--source-input")
     found = find_model(model, _kwargs(options["kwargs"], "--kwargs"))
@@ -231,8 +259,8 @@ def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Map
     if options["source_model"]:
         arguments = _kwargs(options["source_kwargs"], "--source-kwargs")
         code = find_model(options["source_model"], arguments, option="--source-model")
-    if options["mapping_file"]:
-        mapping = _replayed(ckpt, target, options)
+    if read is not None:
+        mapping = _replayed(read, ckpt, target, options)
     elif options["by"] == "position":
         mapping = by_position(ckpt, target, at=options["at"], first=options["first"], start=options["start"])
     else:
@@ -267,9 +295,8 @@ def _matched(ckpt: Checkpoint, model: str, options: dict[str, Any]) -> tuple[Map
     return mapping, found, target.name
 
 
-def _replayed(ckpt: Checkpoint, target: Signature, options: dict[str, Any]) -> Mapping:
+def _replayed(read: Mapping, ckpt: Checkpoint, target: Signature, options: dict[str, Any]) -> Mapping:
     """The mapping of a file, forth or back."""
-    read = mapping_file.read(options["mapping_file"])
     if options["invert"]:
         read = mapping_file.invert(read, {key: entry.shape for key, entry in target.entries.items()})
     if options["at"] is not None:
@@ -283,7 +310,7 @@ def _show(mapping: Mapping, options: dict[str, Any]) -> None:
     if options["save_mapping"]:
         mapping_file.save(mapping, options["save_mapping"], overwrite=options["overwrite"])
     if options["html"]:
-        write_page(mapping_page(mapping), options["html"])
+        write_page(mapping_page(mapping), options["html"], overwrite=options["overwrite"])
     if not options["as_json"] and not options["quiet"]:
         width = max(shutil.get_terminal_size((120, 40)).columns, 60)
         click.echo(mapping_text(mapping, everything=options["verbose"], width=width))
@@ -317,6 +344,10 @@ def _require_proof(mapping: Mapping) -> None:
         )
 
 
+#: Words of Python that are none of JSON.
+_PYTHON = {"True": True, "False": False, "None": None, "NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
 def _kwargs(texts: Sequence[str], option: str) -> dict[str, Any]:
     out = {}
     for text in texts:
@@ -324,9 +355,9 @@ def _kwargs(texts: Sequence[str], option: str) -> dict[str, Any]:
         if not equals or not name.isidentifier():
             raise RuleError(f"{printable(text)!r} is not NAME=VALUE", where=option, hint=f"{option} classes=10")
         try:
-            out[name] = json.loads(value)
-        except ValueError:
-            out[name] = {"True": True, "False": False, "None": None}.get(value, value)
+            out[name] = read_json(value)
+        except Malformed:
+            out[name] = _PYTHON.get(value, value)
         if isinstance(out[name], list):
             out[name] = tuple(out[name])
     return out
@@ -360,4 +391,7 @@ def _command(without: Sequence[str] = (), swapped: dict[str, str] | None = None)
             dropped = not equals and name != "--prove"
             continue
         words.append((swapped or {}).get(word, word))
+    if "--" in words:  # what is added is to be an option again
+        at = words.index("--")
+        words[at:] = [f"./{word}" if word.startswith("-") else word for word in words[at + 1 :]]
     return "ckptool " + " ".join(map(shell_quote, words))

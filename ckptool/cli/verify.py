@@ -8,15 +8,17 @@ from ..disk.urls import size_of
 from ..errors import CheckpointError, RuleError, printable
 from ..reports import verify as report
 from ..reports.verify_text import verify_text
-from .options import FileName
-from .output import print_json, progress_bar, terminal_width
+from .options import FileName, SideOutput
+from .output import check_side_outputs, collect, print_json, progress_bar, terminal_width
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=FileName(), metavar="FILE…")
 @click.option("--against", type=FileName(), metavar="REF", help="Another file, which should have the same weights.")
 @click.option("--manifest", type=FileName(), metavar="MANIFEST", help="Hold the weights against these digests.")
-@click.option("--write-manifest", type=FileName(), metavar="MANIFEST", help="Write the digests of the weights.")
+@click.option(
+    "--write-manifest", type=SideOutput("manifest"), metavar="MANIFEST", help="Write the digests of the weights."
+)
 @click.option("--overwrite", is_flag=True, help="Allow MANIFEST to exist.")
 @click.option("--digest", is_flag=True, help="Print a digest of the weights: the same weights, the same digest.")
 @click.option("--fits", "model", metavar="MODEL.py", help="A model (MODEL.py:Name), run, that it should load into.")
@@ -50,9 +52,11 @@ def verify(
     if len(files) > 1 and (manifest or write_manifest or against):
         option = "--against" if against else "--manifest" if manifest else "--write-manifest"
         raise RuleError("is for one file at a time", where=option)
+    check_side_outputs()
     status = 0
     seen = []
-    for path in files:
+    for number, path in enumerate(files):
+        collect(number)
         size = size_of(path)
         try:
             with progress_bar("reading", size, wanted=not quiet) as progress:

@@ -6,7 +6,7 @@ What will be written (see `ckptool.disk.writing`) is described by *pieces*, in o
 - `Buffer`: bytes in memory,
 - any other `Source`, whose `chunks()` are computed while writing (a strided tensor, say),
 - `Crc32Of`: the four bytes of a checksum, known only once another piece has been read,
-- `Verify`: no bytes, but the wish to compare the checksum of what was read before it with the one that was recorded.
+- `Verify`: no bytes, but a request to compare a recorded checksum with that of the bytes that were read.
 
 Nothing here knows what a checkpoint is.
 """
@@ -35,21 +35,34 @@ CHUNK = 4 << 20
 _SMALL = 8 << 10
 #: Bytes of a checksum that are read at once.
 _CHECKED = 1 << 20
+#: How files are opened. A pipe that nobody writes to does not block.
+READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class File:
     """A regular file open for reading at any offset, by several threads at once.
+
+    Args:
+        path: the file.
+        descriptor: what it was opened as, if it was; it is closed with this.
+
+    Attributes:
+        notes: what a person should know about everything that is read from it, for reports and receipts.
 
     Raises:
         Unreadable: if PATH is absent, a folder, a device, a pipe, or may not be read. A pipe is refused at once
             instead of blocking.
     """
 
-    def __init__(self, path: StrPath) -> None:
+    notes: tuple[str, ...] = ()
+
+    #: Which file its path names, as far as ckptool knows. None where no path of this machine does.
+    _at_path: tuple[int, int] | None = None
+
+    def __init__(self, path: StrPath, descriptor: int | None = None) -> None:
         self.path = Path(path)
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         try:
-            self.fd = _open_descriptor(path, flags)
+            self.fd = open_descriptor(path, READING) if descriptor is None else descriptor
         except (OSError, ValueError) as error:
             raise Unreadable(reason(error), where=path) from None
         found = os.fstat(self.fd)
@@ -62,6 +75,7 @@ class File:
         self.mode = stat.S_IMODE(found.st_mode)
         self.identity = (found.st_dev, found.st_ino)
         self.modified = found.st_mtime_ns
+        self._at_path = self.identity
         #: Bytes that take no room on the disk.
         self.holes = max(0, found.st_size - getattr(found, "st_blocks", found.st_size) * 512)
 
@@ -95,6 +109,12 @@ class File:
         done = os.preadv(self.fd, [view], offset) if hasattr(os, "preadv") else 0
         if done < len(view):
             view[done:] = self.read(offset + done, len(view) - done)
+
+    @property
+    def name_while_open(self) -> str:
+        """A name under which others open this very file, where the system has one: PATH may lead elsewhere by now."""
+        opened = f"/dev/fd/{self.fd}"
+        return opened if os.path.exists(opened) else str(self.path)
 
     @property
     def far(self) -> bool:
@@ -131,6 +151,21 @@ class File:
         """The LENGTH bytes from OFFSET, as a source, with their CRC-32 where one was recorded."""
         return FileRange(self, offset, length, crc)
 
+    def is_unchanged(self) -> bool:
+        """Whether size and time of change are those of when it was opened."""
+        if self.fd < 0:
+            return True
+        now = os.fstat(self.fd)
+        return (now.st_size, now.st_mtime_ns) == (self.size, self.modified)
+
+    def is_at_its_path(self) -> bool:
+        """Whether its path still names this very file, or the one by which ckptool itself replaced it."""
+        return self._at_path is None or _identity(self.path) == self._at_path
+
+    def note_replaced(self) -> None:
+        """Remember that ckptool itself gave its path to another file."""
+        self._at_path = _identity(self.path)
+
     def close(self) -> None:
         """Close the file. Storages that were not read yet can no longer be read."""
         if self.fd >= 0:
@@ -143,6 +178,15 @@ class File:
 
     def __repr__(self) -> str:
         return f"File({str(self.path)!r}, {self.size} bytes)"
+
+
+def _identity(path: StrPath) -> tuple[int, int] | None:
+    """Device and number of the file at PATH."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 class Window:
@@ -177,10 +221,10 @@ class Window:
         return FileRange(self._range.file, self._range.offset + offset, length, crc)
 
 
-def _open_descriptor(path: StrPath, flags: int) -> int:
+def open_descriptor(path: StrPath, flags: int, *, dir_fd: int | None = None) -> int:
     """Open PATH. A checkpoint of thousands of files may need more descriptors than a process gets by default."""
     try:
-        return os.open(path, flags)
+        return os.open(path, flags, dir_fd=dir_fd)
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
@@ -191,52 +235,7 @@ def _open_descriptor(path: StrPath, flags: int) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     except (ImportError, ValueError, OSError):  # Windows, or a limit that may not be reached
         pass
-    return os.open(path, flags)
-
-
-class Folder:
-    """A directory open for reading: what is in it, and its files by their plain names, each opened once.
-
-    Raises:
-        Unreadable: if PATH is no directory or may not be listed.
-    """
-
-    def __init__(self, path: StrPath) -> None:
-        self.path = Path(path)
-        try:
-            self.names: tuple[str, ...] = tuple(sorted(os.listdir(path)))
-        except (OSError, ValueError) as error:
-            raise Unreadable(reason(error), where=path) from None
-        self._open: dict[str, File] = {}
-
-    def file(self, name: str, said_by: str) -> File:
-        """The file called NAME in this directory; links to regular files are followed.
-
-        Args:
-            name: a plain name.
-            said_by: the file that names it, for messages.
-
-        Raises:
-            Malformed: the name leads out of the directory, or there is no such file.
-            Unreadable: it is no regular file.
-        """
-        if name not in self._open:
-            if name in ("", ".", "..") or set(name) & {"/", "\\", ":", "\0"}:
-                raise Malformed(
-                    f"names {printable(repr(name), 120)}, which is no plain file name: it could lead out of the folder",
-                    where=self.path / said_by,
-                )
-            if name not in self.names:
-                raise Malformed(
-                    f"names {printable(repr(name), 120)}, which is not in the folder",
-                    where=self.path / said_by,
-                    hint="the download or copy did not finish; fetch the missing file",
-                )
-            self._open[name] = File(self.path / name)
-        return self._open[name]
-
-    def __repr__(self) -> str:
-        return f"Folder({str(self.path)!r}, {len(self.names)} names)"
+    return os.open(path, flags, dir_fd=dir_fd)
 
 
 if hasattr(os, "pread"):
@@ -412,11 +411,11 @@ class Recorded(Source, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """No bytes: here all pieces that need SOURCE were written, and it is time to compare its checksum.
+    """No bytes, but a request to compare the checksum of SOURCE. All pieces that need SOURCE are written before it.
 
     Attributes:
         source: the source.
-        noted: where the checksum that was found is noted, right or wrong; None refuses a wrong one.
+        noted: the dict that takes the checksum that was found, right or wrong; None makes a wrong one an error.
         length: 0.
     """
 
@@ -480,7 +479,17 @@ def beside(path: object, word: str, suffix: str | None = None) -> str:
         source = Path(re.split(r"[?#]", str(path))[0].rpartition("/")[2] or "in.pth")
     if not source.name:  # "." or "..": beside the folder that it is
         source = Path("..") / source.resolve().name
-    return shell_quote(source.with_name(f"{source.stem}-{word}{source.suffix if suffix is None else suffix}"))
+    return shell_path(source.with_name(f"{source.stem}-{word}{source.suffix if suffix is None else suffix}"))
+
+
+def is_folder(path: StrPath) -> bool:
+    """Whether there is a folder at PATH. False for names that the system does not take (pathlib raises for those)."""
+    return os.path.isdir(path)
+
+
+def is_there(path: StrPath) -> bool:
+    """Whether there is something at PATH. False for names that the system does not take."""
+    return os.path.exists(path)
 
 
 def is_url(path: object) -> bool:
@@ -488,11 +497,43 @@ def is_url(path: object) -> bool:
     return re.match(r"https?://", str(path), re.IGNORECASE) is not None
 
 
-def shell_quote(text: object) -> str:
-    """TEXT as one word of a POSIX shell, for the commands in hints."""
+def is_remote(path: object) -> bool:
+    """Whether a path names something elsewhere (`s3://bucket/x`): it has a scheme, and there is no such file here.
+
+    One letter before the colon is a drive of Windows. Of a `Path`, `//` has become `/`, as behind a folder `s3:` here.
+    """
+    scheme = re.match(r"([a-z][a-z0-9+.-]+:)(//?)", str(path), re.IGNORECASE)
+    if scheme is None or (scheme[2] == "/" and (isinstance(path, str) or os.path.isdir(scheme[1]))):
+        return False
+    return is_url(path) or not os.path.lexists(str(path))
+
+
+def shell_path(path: object) -> str:
+    """PATH as one word of a shell. A name that begins like an option does not become one."""
+    text = str(path)
+    return shell_quote(f"./{text}" if text.startswith("-") else text)
+
+
+def shell_quote(text: object, limit: int = 4096) -> str:
+    """TEXT, cut at LIMIT, as one word of a shell: for the commands in hints.
+
+    What must not reach a terminal is written as bash, zsh and ksh (and POSIX since 2024) read it: $'a\\nb'.
+    """
     import shlex
 
-    return shlex.quote(printable(str(text), 4096))
+    whole = str(text)
+    cut = whole if len(whole) <= limit else whole[: limit - 1] + "…"
+    return shlex.quote(cut) if printable(cut, limit) == cut else f"$'{''.join(map(_in_shell, cut))}'"
+
+
+def _in_shell(character: str) -> str:
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    of_system = "\udc80" <= character <= "\udcff"  # a byte of a name that is not UTF-8
+    encoded = character.encode("utf-8", "surrogateescape" if of_system else "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in encoded)
 
 
 def reason(error: BaseException) -> str:

@@ -1,24 +1,17 @@
-"""Writing a directory of files so that it is whole or absent, and going on where a run was cut off.
+"""Writing a folder of files so that it is whole or absent, and going on where a run was cut off.
 
-The files are written into a sibling, `.NAME.ckptool-tmp`, which is renamed to NAME once all of them are on disk. In the
-sibling, `.ckptool-plan.json` says which plan it belongs to and which files are finished:
-
-    {"ckptool": 1, "plan": "…", "finished": {"model-00001-of-00002.safetensors": [size, time of change in ns]}}
-
-The plan is a SHA-256 over everything that decides about the bytes: names, the ranges of input files with the size, time
-of change and number of each file, bytes in memory, and how values are computed. A run with the same plan takes over
-what is finished; one with another plan starts anew. A file is noted as finished after it was synced to disk.
+The files are made in a directory beside the target (see `ckptool.disk.work`), which has a record of the plan and of the
+files that are finished. The plan is a SHA-256 over everything that decides about the bytes: names, the ranges of input
+files with the size, time of change and number of each file, bytes in memory, and how values are computed. A run with
+the same plan goes on with what is finished; another one begins anew and leaves the old work alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
-import errno
 import hashlib
-import json
 import os
-import shutil
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,25 +19,20 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..errors import CheckpointError, OutputExists, Unwritable, counted, printable
-from .files import Buffer, File, FileRange, Piece, StrPath, reason, shell_quote
-from .writing import (
-    Progress,
-    check_backup,
-    real_path,
-    require_room,
-    room_for,
-    sync_folder,
-    target_status,
-    write_pieces,
-)
+from ..errors import CheckpointError, Malformed, OutputExists, Unreadable, Unwritable, counted, printable
+from .door import Seen
+from .files import Buffer, File, FileRange, Piece, StrPath, reason, shell_path
+from .interrupts import put_off_signals
+from .targets import Target, written
+from .work import Work
+from .writing import Progress, room_for, write_pieces
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-_RECORD = ".ckptool-plan.json"
 #: More bytes in memory than this get a CRC in the fingerprint: much faster, and nobody forges his own plan.
 _HASHED = 1 << 20
+_SHOWN = 5
 
 
 def check_folder(
@@ -53,42 +41,63 @@ def check_folder(
     overwrite: bool = False,
     names: Sequence[str] = (),
     replaced: Callable[[str], bool] = lambda _: True,
-) -> os.stat_result | None:
-    """Refuse a target that cannot or must not become a directory, before any work is done.
+    backup: str | None = None,
+) -> bool:
+    """Refuse a target that cannot or must not become a folder, before any work is done.
 
     Args:
-        path: the target. It may be an empty directory.
-        overwrite: allow a directory that is not empty.
+        path: the target. It may be an empty folder.
+        overwrite: allow a folder that is not empty.
         names: of the files that will be in it.
         replaced: whether a file that is there may go, though none of NAMES takes its place.
+        backup: suffix under which the old folder will be kept.
 
     Returns:
-        The status of what is there, or None.
+        Whether there is something in it.
 
     Raises:
         OutputExists: it exists, and OVERWRITE is false.
         Unwritable: it is a file, or holds what would be lost, or no folder can be made there.
     """
-    target = real_path(path)
-    old = target_status(path)
-    if old is None:
+    with Target(path) as target:
+        there = _there(target, overwrite=overwrite, names=names, replaced=replaced)
+        if there:
+            target.backup(backup)
+        return bool(there)
+
+
+def _there(
+    target: Target, *, overwrite: bool, names: Sequence[str], replaced: Callable[[str], bool]
+) -> dict[str, Seen] | None:
+    """What is in the folder at TARGET, all of which may go. None if there is no folder."""
+    if target.old is None:
         return None
-    if not stat.S_ISDIR(old.st_mode):
-        raise Unwritable("is a file, where a folder is to be written", where=path, hint="choose another name")
-    there = sorted(os.listdir(target))
+    if not stat.S_ISDIR(target.old.st_mode):
+        raise Unwritable("is a file, where a folder is to be written", where=target.path, hint="choose another name")
+    try:
+        with target.folder.enter(target.name) as folder:
+            there = folder.contents()
+            folders = {name for name in there if stat.S_ISDIR((folder.status(name) or target.old).st_mode)}
+    except OSError as error:
+        raise Unwritable(reason(error), where=target.path) from None
     if there and not overwrite:
-        raise OutputExists("is a folder that is not empty", where=path, hint="add --overwrite, or choose another name")
-    lost = [name for name in there if name not in names and (not replaced(name) or (target / name).is_dir())]
+        hint = "add --overwrite, or choose another name"
+        raise OutputExists("is a folder that is not empty", where=target.path, hint=hint)
+    lost = [name for name in there if name in folders or (name not in names and not replaced(name))]
     if lost:
         raise Unwritable(
             f"holds {counted(len(lost), 'other thing')}, which would be lost:",
-            where=path,
-            evidence=[printable(name, 100) for name in lost[:5]] + (["…"] if len(lost) > 5 else []),
+            where=target.path,
+            evidence=_listed(lost),
             hint="move them away, or write to another folder",
         )
-    if not os.access(target.parent, os.W_OK):
-        raise Unwritable("the folder that it is in may not be written to", where=path)
-    return old
+    if not os.access(target.real.parent, os.W_OK):
+        raise Unwritable("the folder that it is in may not be written to", where=target.path)
+    return there
+
+
+def _listed(names: Sequence[str]) -> list[str]:
+    return [printable(name, 100) for name in names[:_SHOWN]] + (["…"] if len(names) > _SHOWN else [])
 
 
 def replacing_folder(
@@ -99,157 +108,170 @@ def replacing_folder(
     backup: str | None = None,
     replaced: Callable[[str], bool] = lambda _: True,
     progress: Progress | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Make PATH a directory of FILES, whole or not at all.
+    """Make PATH a folder of FILES, whole or not at all.
 
     Args:
-        path: the target; links are followed.
+        path: the target; a link is followed, once.
         files: name -> pieces, in the order of writing.
         overwrite, replaced: see `check_folder`.
-        backup: suffix under which an old directory is kept.
+        backup: suffix under which an old folder is kept.
         progress: called with the number of bytes, each time some were written (or found finished).
+        check: called when all files are written, before the folder takes its name; what it raises stops that.
 
     Returns:
-        What a person should know: whether a run that was cut off was taken up.
+        What a person should know: whether a run that was cut off was taken up, and what was kept.
 
     Raises:
-        OutputExists, Unwritable: see `check_folder`; or no room, or another process is writing it.
+        OutputExists, Unwritable: see `check_folder`; or no room, another run is writing it, or it changed meanwhile.
     """
-    target = real_path(path)
-    _bring_back(target)
-    old = check_folder(path, overwrite=overwrite, names=list(files), replaced=replaced)
-    kept = check_backup(target, backup) if old and os.listdir(target) else None
-    sibling = target.with_name(f".{target.name[:200]}.ckptool-tmp")
-    try:
-        with _Sibling(sibling, fingerprint(files)) as work:
-            todo = (pieces for name, pieces in files.items() if name not in work.finished)
-            require_room(target, sum(map(room_for, todo)))
-            for name, pieces in files.items():
-                work.write(name, pieces, progress)
-            work.close()
-            if old is not None:
-                os.chmod(sibling, stat.S_IMODE(old.st_mode))
-            _exchange(sibling, target, kept, replace=old is not None)
-    except OSError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        hint = None
-        if sibling.exists():
-            hint = f"what is finished stays in {shell_quote(sibling.name)}; the same command goes on from there"
-        raise Unwritable(reason(error), where=path, hint=hint) from None
-    return work.notes
+    with Target(path) as target, contextlib.ExitStack() as opened:
+        plan = fingerprint(files)
+        try:
+            work = Work.resume(target.folder, target.name, plan)
+            if work is not None:
+                opened.callback(work.close)
+            if target.old is None:  # a folder that stood aside may have its name again
+                target.old = target.folder.status(target.name)
+            there = _there(target, overwrite=overwrite, names=list(files), replaced=replaced)
+            kept = target.backup(backup) if there else None
+            with _Making(target, names=list(files), plan=plan, work=work) as making:
+                todo = (pieces for name, pieces in files.items() if name not in making.work.finished)
+                target.require_room(sum(map(room_for, todo)))
+                for name, pieces in files.items():
+                    making.write(name, pieces, progress)
+                making.finish()
+                check()
+                making.publish(there, kept)
+        except OSError as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise Unwritable(reason(error), where=path) from None
+        return making.notes
 
 
-class _Sibling:
-    """The directory that is being written."""
+@contextlib.contextmanager
+def new_folder(
+    path: StrPath, names: Sequence[str], *, overwrite: bool = False, replaced: Callable[[str], bool] = lambda _: True
+) -> Iterator[Path]:
+    """A folder for a library that writes its files itself; it becomes PATH when the block ends well.
 
-    def __init__(self, path: Path, plan: str) -> None:
-        self.path = path
-        self.plan = plan
-        self.notes: list[str] = []
-        self.finished: dict[str, list[int]] = {}
-        self._lock = -1
-        self._finishing: list[Future[None]] = []
+    Args:
+        path: the target; a link is followed, once.
+        names: of all files that the library may make there; nothing else is removed when it fails.
+        overwrite, replaced: see `check_folder`.
 
-    def __enter__(self) -> _Sibling:
+    Raises:
+        OutputExists, Unwritable: see `check_folder`; or it changed meanwhile.
+    """
+    with Target(path) as target:
+        there = _there(target, overwrite=overwrite, names=names, replaced=replaced)
+        try:
+            with _Making(target, names=names) as making:
+                yield making.work.new_path
+                making.publish(there, None)
+        except OSError as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise Unwritable(reason(error), where=path) from None
+
+
+class _Making:
+    """The files of a folder while they are written."""
+
+    def __init__(
+        self, target: Target, *, names: Sequence[str], plan: str | None = None, work: Work | None = None
+    ) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
-        with contextlib.suppress(FileExistsError):
-            self.path.mkdir()
-        self._lock_it()
-        record = self._read()
-        if record is not None and record.get("plan") == self.plan:
-            self.finished = {name: seen for name, seen in record["finished"].items() if self._stat(name) == seen}
-            if self.finished:
-                self.notes.append(
-                    f"taken up from a run that was cut off: {counted(len(self.finished), 'finished file')}"
-                )
-        others = [name for name in os.listdir(self.path) if name not in self.finished and name != _RECORD]
-        for name in others:
-            with contextlib.suppress(OSError):
-                (self.path / name).unlink()
-        if record is not None and record.get("plan") != self.plan:
-            self.notes.append("what a run with another plan left half done was removed")
-        self._note()
+        self.target = target
+        try:
+            with put_off_signals():
+                work = work or Work.start(target.folder, target.name, names=names, plan=plan)
+        except BaseException:
+            if work is not None and not work.finished:  # a signal arrived meanwhile
+                work.discard()
+            raise
+        self.work = work
+        self.notes: list[str] = []
+        if work.finished:
+            self.notes.append(f"went on from a run that was cut off: {counted(len(work.finished), 'file')} finished")
         #: Brings a file to disk and notes it as finished, while the next one is being written.
         self._finisher = ThreadPoolExecutor(1, "sync")
+        self._finishing: list[Future[None]] = []
+
+    def __enter__(self) -> _Making:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._finisher.shutdown(wait=True)
-        if error[0] is not None and not self.finished:
-            shutil.rmtree(self.path, ignore_errors=True)
-        if self._lock >= 0:
-            os.close(self._lock)
+        if error is None or self.work.closed:  # closed: the folder has its name, and a signal arrived meanwhile
+            return
+        useless = isinstance(error, Malformed | Unreadable)  # the input is damaged: it has to become another file
+        if useless or not self.work.finished:
+            with put_off_signals():
+                self.work.discard()
+            return
+        self.work.close()
+        left = f"what is finished stays in {shell_path(self.work.path.name)}; the same command goes on from there"
+        if isinstance(error, CheckpointError):
+            error.hint = f"{error.hint}; {left}" if error.hint else left
+        elif isinstance(error, OSError):
+            raise Unwritable(reason(error), where=self.target.path, hint=left) from None
+        else:
+            error.left_behind = left  # type: ignore[attr-defined]  # of an interruption, for the last line
 
     def write(self, name: str, pieces: Sequence[Piece], progress: Progress | None) -> None:
         """Write one file, and note it as finished once it is on disk."""
         size = sum(piece.length for piece in pieces)
-        if name in self.finished:
+        if name in self.work.finished:
             if progress and size:
                 progress(size)
             return
         mode = next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-        out = os.fdopen(os.open(self.path / name, flags, mode), "wb", buffering=0)
+        out = self.work.create(name, mode)
         try:
             write_pieces(out, pieces, progress)
         except BaseException:
             out.close()
-            with contextlib.suppress(OSError):
-                (self.path / name).unlink()
+            self.work.drop(name)
             raise
         self._finishing.append(self._finisher.submit(self._finish, name, out))
 
     def _finish(self, name: str, out: IO[bytes]) -> None:
         with out:
             os.fsync(out.fileno())
-        found = self._stat(name)
-        assert found is not None
-        self.finished[name] = found
-        self._note()
+        self.work.note_finished(name)
 
-    def close(self) -> None:
-        """Take the record away: the directory is complete, once all files are on disk."""
+    def finish(self) -> None:
+        """Wait until all files are on disk."""
         for finishing in self._finishing:
             finishing.result()
-        (self.path / _RECORD).unlink()
-        sync_folder(self.path)
 
-    def _lock_it(self) -> None:
-        """Keep another process from writing the same directory. Where files cannot be locked, nothing does."""
-        self._lock = os.open(self.path / _RECORD, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+    def publish(self, there: Mapping[str, Seen] | None, kept: str | None) -> None:
+        """Give the folder its name."""
+        target = self.target
+        mode = None if target.old is None else stat.S_IMODE(target.old.st_mode)
         try:
-            import fcntl
-
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            self._lock = -1
-            raise Unwritable("another process is writing it", where=self.path) from None
-        except (ImportError, OSError):
-            pass
-
-    def _read(self) -> dict[str, Any] | None:
-        try:
-            record = json.loads((self.path / _RECORD).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return None
-        fine = isinstance(record, dict) and record.get("ckptool") == 1 and isinstance(record.get("finished"), dict)
-        return record if fine else None
-
-    def _note(self) -> None:
-        text = json.dumps({"ckptool": 1, "plan": self.plan, "finished": self.finished}).encode()
-        os.lseek(self._lock, 0, os.SEEK_SET)
-        os.write(self._lock, text)
-        os.truncate(self._lock, len(text))
-
-    def _stat(self, name: str) -> list[int] | None:
-        try:
-            found = (self.path / name).stat()
-        except OSError:
-            return None
-        return [found.st_size, found.st_mtime_ns]
+            with put_off_signals():
+                left = self.work.publish_folder(there, kept, mode)
+                with contextlib.suppress(OSError):
+                    self.work.discard()
+                written.append(os.fspath(target.path))
+        except FileExistsError as error:
+            changed = error.args[0] if error.args and isinstance(error.args[0], list) else []
+            raise OutputExists(
+                "was changed by somebody else while the new one was written" + (":" if changed else ""),
+                where=target.path,
+                evidence=_listed(changed),
+                hint="move what is new away, and add --overwrite",
+            ) from None
+        if left:
+            self.notes.append(
+                f"kept in {printable(str(self.work.path), 200)}, since the old folder could not be removed whole: "
+                + ", ".join(_listed(left))
+            )
 
 
 def fingerprint(files: Mapping[str, Sequence[Piece]]) -> str:
@@ -285,36 +307,3 @@ def _tokens(value: Any, seen: dict[int, int]) -> Iterator[str]:
         yield repr(value)
     else:
         yield getattr(value, "__qualname__", type(value).__name__)
-
-
-def _aside(target: Path) -> Path:
-    """Where the old directory stands while the new one takes its name: no call of the system swaps them everywhere."""
-    return target.with_name(f".{target.name[:200]}.old.ckptool-tmp")
-
-
-def _bring_back(target: Path) -> None:
-    """Give an old directory its name back, if a run was cut off just when it stood aside."""
-    if _aside(target).is_dir() and not target.exists():
-        with contextlib.suppress(OSError):
-            _aside(target).rename(target)
-
-
-def _exchange(sibling: Path, target: Path, kept: Path | None, *, replace: bool) -> None:
-    """Give the new directory the name of the target. The old one is put back if that fails."""
-    old: Path | None = None
-    if replace and os.listdir(target):
-        old = kept or _aside(target)
-        if kept is None and old.exists():
-            shutil.rmtree(old)
-        target.rename(old)
-    try:
-        sibling.rename(target)
-    except OSError as error:
-        if old is not None:
-            old.rename(target)
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            raise OutputExists("was made by somebody else meanwhile", where=target, hint="add --overwrite") from None
-        raise
-    sync_folder(target.parent)
-    if old is not None and kept is None:
-        shutil.rmtree(old, ignore_errors=True)

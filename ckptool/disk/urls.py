@@ -6,7 +6,9 @@ requests (RFC 9110, section 14) through `urllib` of the standard library, which 
 - few bytes (headers, the directory of an archive, pickles) come in blocks, which are kept,
 - many bytes come as they are asked for; where one read goes on behind another, from one long answer.
 
-A file that changes between two requests is noticed (If-Range, and the length in each answer), and refused.
+Every answer is compared with the first: its ETag, its Last-Modified and the length of the file. A difference is
+refused. A server that sends neither ETag nor Last-Modified is asked for the whole of a small file in one answer. A
+large file is read in parts then, and `RemoteFile.notes` says that a change could not be noticed.
 """
 
 from __future__ import annotations
@@ -19,17 +21,18 @@ import time
 import weakref
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from ..errors import CheckpointError, Malformed, UnknownFormat, Unreadable, printable
-from .files import File, StrPath, is_url, reason, shell_quote
+from .files import File, StrPath, is_remote, is_url, shell_path, shell_quote
 
-#: Seconds without a byte after which a server is given up.
-TIMEOUT = 30.0
+if TYPE_CHECKING:
+    from .web import Answer
+
 #: Seconds before each new try of a request that broke off or found the server busy.
 PAUSES = (0.5, 2.0)
 #: Most bytes of a file that is fetched whole, from a server that does not serve parts.
@@ -46,7 +49,13 @@ _WINDOW = 8 << 20
 _STEP = 1 << 20
 _STREAMS = 4
 _THREADS = 8
-_BUSY = (429, 500, 502, 503, 504)
+
+
+_PACKED = re.compile(r"gzip|deflate|compress|br|zstd", re.IGNORECASE)
+_NO_VERSION = (
+    "gives no version of it (neither ETag nor Last-Modified), so a change while it was being read could not be noticed"
+)
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -78,7 +87,8 @@ def as_path(path: StrPath) -> Path:
     """A path, or a URL as one."""
     if not is_url(path):
         return Path(path)
-    found: Url = path if isinstance(path, Url) else Url(unquote(urlsplit(str(path)).path) or "/")
+    inner = re.sub(r"^[^:]*://[^/?#]*|[?#].*$", "", str(path), flags=re.DOTALL)
+    found: Url = path if isinstance(path, Url) else Url(unquote(inner) or "/")
     found.text = found.text or str(path)
     return found
 
@@ -92,9 +102,12 @@ def open_file(path: StrPath) -> File:
     """
     if is_url(path):
         return RemoteFile(str(path))
-    scheme = re.match(r"([a-z][a-z0-9+.-]+)://", os.fspath(path)) if isinstance(path, str) else None
-    if scheme and not os.path.lexists(path):
-        raise Unreadable(f"{scheme[1]}:// is not read; http:// and https:// are, and files", where=path)
+    if is_remote(path):
+        scheme = str(path).partition(":")[0]
+        what = f"{printable(scheme)}:// is not read; http:// and https:// are, and files"
+        if scheme.lower() in ("http", "https"):
+            what = "a URL is given as text; a Path loses one of its slashes"
+        raise Unreadable(what, where=path)
     return File(path)
 
 
@@ -116,21 +129,22 @@ class RemoteFile(File):
     """
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        user, at, host = parts.netloc.rpartition("@")
+        from . import web
+
+        login = re.match(r"[^:]*://([^/?#]*)@", url)
         self.fd = -1
         self.mode = 0o666
         self.holes = 0
-        self.modified = 0
-        self.url = urlunsplit(parts._replace(netloc=host, fragment=""))
+        self.url = (url if login is None else url.replace(f"{login[1]}@", "", 1)).partition("#")[0]
         self.path = as_path(self.url)
+        web.require_address(self.url, self.path)
         self.identity = (0, zlib.crc32(self.url.encode("utf-8", "replace")))
         self.size = 0
         self.traffic = TRAFFIC.setdefault(self.url, Traffic())
-        self._login = user if at else ""
-        self._asked = quote(self.url, safe="%/:=&?~+!$,;'@()*[]")
+        self._asked = web.quoted(self.url)
         self._found = self._asked  # where redirections lead
-        self._tag: str | None = None
+        self._login = {web.origin(self._asked): _basic(login[1])} if login else {}
+        self._version = ("", "")
         self._whole: bytes | None = None
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._ends: deque[int] = deque(maxlen=2 * _STREAMS)  # where reads of many bytes have ended
@@ -256,49 +270,70 @@ class RemoteFile(File):
 
     def _begin(self) -> None:
         """Ask for the first block: how large the file is, and whether its server serves parts."""
-        answer = self._ask(0, _FIRST)
-        with contextlib.closing(answer):
-            self._found = answer.url
-            tag = answer.headers.get("ETag") or ""
-            self._tag = tag if tag.startswith('"') else answer.headers.get("Last-Modified")
-            self.modified = zlib.crc32((tag or self._tag or "").encode())
-            if answer.status == 206:
-                stated = re.match(r"bytes 0-\d+/(\d+)\s*\Z", answer.headers.get("Content-Range") or "")
-                if not stated:
-                    raise Unreadable("its server does not say how large it is", where=self.path, hint=self._fetching())
-                self.size = int(stated[1])
-                data = self._received(answer.read(min(_FIRST, self.size)))
-                self._refuse_page(answer, data)
-                if len(data) == min(_FIRST, self.size):
-                    self._keep(range(-(-len(data) // _BLOCK)), data)
-                return
-            if answer.status != 416:  # what an empty file answers to any range
-                self._take_whole(answer)
+        _again(self._open)
+        if self._whole is None and not any(self._version):
+            if self.size <= MOST_WHOLE:  # no two answers can be told to be of one file
+                self._whole = _again(lambda: self._all(self._answer(0, self.size), self.size))
             else:
-                self._whole = b""
+                self.notes = (f"{printable(self.url)}: its server {_NO_VERSION}",)
+        self.modified = zlib.crc32(self._whole or repr(self._version).encode())
+        if self.notes:  # a run that was cut off must not be taken up with another file
+            self.modified = time.time_ns()
 
-    def _take_whole(self, answer: Any) -> None:
+    def _open(self) -> None:
+        answer = self._send(0, _FIRST)
+        with contextlib.closing(answer):
+            self._found, self._version = answer.found, answer.file_version
+            if answer.status == 206:
+                if re.fullmatch(r"bytes \d+-\d+/\*", answer.said("Content-Range")):
+                    raise Unreadable("its server does not say how large it is", where=self.path, hint=self._fetching())
+                begin, end, self.size = answer.part or (1, 0, 0)
+                if begin or end > _FIRST:
+                    raise self._other(answer)
+                data = self._all(answer, end)
+                self._refuse_page(answer, data)
+                if end == self.size:
+                    self._whole = data
+                elif end == _FIRST:
+                    self._keep(range(end // _BLOCK), data)
+            elif answer.status == 200:
+                self._take_whole(answer)
+            else:  # 416 is what an empty file answers to any range
+                self._whole = b""
+                if answer.said("Content-Range") not in ("", "bytes */0"):
+                    raise self._other(answer)
+
+    def _take_whole(self, answer: Answer) -> None:
         """The file from a server that sends nothing but the whole of it."""
-        length = answer.headers.get("Content-Length") or ""
-        head = self._received(answer.read(4096))
-        self._refuse_page(answer, head)
-        packed = answer.headers.get("Content-Encoding") or "identity"
-        large = length.isdigit() and int(length) > MOST_WHOLE
-        data = head if large or packed != "identity" else head + self._received(answer.read(MOST_WHOLE - len(head) + 1))
-        if packed != "identity" or large or len(data) > MOST_WHOLE:
-            size = f"it has {int(length):,} bytes" if length.isdigit() else "how large it is is not said"
+        large = (answer.total or 0) > MOST_WHOLE
+        data = b"" if large else self._all(answer, answer.total)
+        self._refuse_page(answer, data)
+        if large or len(data) > MOST_WHOLE:
+            size = "how large it is is not said" if answer.total is None else f"it has {answer.total:,} bytes"
             raise Unreadable(
                 f"its server does not serve parts of files (HTTP range requests), and {size}",
                 where=self.path,
                 hint=self._fetching(),
             )
-        if length.isdigit() and len(data) < int(length):
-            raise Unreadable(f"the connection broke off after {len(data):,} of {int(length):,} bytes", where=self.path)
         self._whole, self.size = data, len(data)
 
-    def _refuse_page(self, answer: Any, head: bytes) -> None:
+    def _all(self, answer: Answer, length: int | None) -> bytes:
+        """The body of one answer: LENGTH bytes, or where its end is not known at most one more than may be held."""
+        from .web import Lost
+
+        data = bytearray()
+        with contextlib.closing(answer), contextlib.suppress(Lost):
+            while more := answer.some(min(_STEP, (length or MOST_WHOLE + 1) - len(data))):
+                data += self._received(more)
+            if len(data) >= (length or 0):
+                return bytes(data)
+        of = "" if length is None else f" of {length:,}"
+        what = f"the connection broke off after {len(data):,}{of} bytes"
+        raise Lost(what, where=self.path, hint="try again")
+
+    def _refuse_page(self, answer: Answer, head: bytes) -> None:
         """A web page in place of a file: the page about it, a login, a quota."""
-        kind = (answer.headers.get("Content-Type") or "").lower()
+        kind = answer.said("Content-Type").lower()
         if not re.match(rb"\s*<(!doctype\s+html|html)", head, re.IGNORECASE) and not (
             kind.startswith("text/html") and head.lstrip()[:1] == b"<"
         ):
@@ -307,68 +342,88 @@ class RemoteFile(File):
         hint = f"the file itself is at {other}" if other else "open it in a browser: a login, a licence or a quota?"
         raise UnknownFormat("is a web page, not a file", where=self.path, hint=hint)
 
-    def _fetching(self) -> str:
+    def _fetching(self, option: str = "") -> str:
         """A command that fetches the file."""
-        return f"fetch it first: curl -L -o {shell_quote(self.path.name or 'FILE')} {shell_quote(self.url)}"
+        return f"fetch it first: curl {option}-L -o {shell_path(self.path.name or 'FILE')} {shell_quote(self.url)}"
 
     def _received(self, data: bytes) -> bytes:
         with self._lock:
             self.traffic.received += len(data)
         return data
 
-    def _answer(self, begin: int, end: int) -> Any:
-        """The answer with the bytes from BEGIN to END, of the file that was opened and no other."""
-        answer = self._ask(begin, end)
-        stated = f"bytes {begin}-{end - 1}/{self.size}"
-        if answer.status != 206 or (answer.headers.get("Content-Range") or "").strip() != stated:
+    def _answer(self, begin: int, end: int) -> Answer:
+        """The answer with the bytes from BEGIN to END, of the file that was opened and no other.
+
+        Raises:
+            Malformed: it is that of another version of the file.
+            Unreadable: it has other bytes.
+        """
+        answer = self._send(begin, end)
+        try:
+            size = answer.part[2] if answer.part else answer.total if answer.status == 200 else self.size
+            if answer.file_version != self._version or size not in (None, self.size) or answer.status == 416:
+                raise Malformed(
+                    "changed on its server while it was being read", where=self.path, hint="try again: all is read anew"
+                )
+            if answer.part != (begin, end, self.size):
+                raise self._other(answer)
+        except BaseException:
             answer.close()
-            raise Malformed(
-                "changed on its server while it was being read", where=self.path, hint="try again: all is read anew"
-            )
+            raise
         return answer
 
-    def _ask(self, begin: int, end: int) -> Any:
-        """Send a request; again if the server is busy or the connection is lost, and to the URL itself where that to
-        which it led has expired.
+    def _other(self, answer: Answer) -> Unreadable:
+        """An answer that is not the one to the question."""
+        said = f"HTTP {answer.status}"
+        for name in ("Content-Range", "Content-Length", "Content-Type"):
+            if answer.said(name):
+                said += f", {name}: {printable(answer.said(name), 60)}"
+        what = f"its server does not send the bytes that were asked for ({said})"
+        return Unreadable(what, where=self.path, hint=self._fetching())
+
+    def _send(self, begin: int, end: int) -> Answer:
+        """Send a request, and to the URL itself where that to which it led has expired.
+
+        Raises:
+            Lost: the connection broke off, or the server is busy.
+            Unreadable: there is no answer that can be read.
         """
-        from http.client import HTTPException
-        from urllib.error import HTTPError
-
-        for pause in (*PAUSES, None):
-            try:
-                return self._send(begin, end)
-            except HTTPError as error:
-                error.close()
-                if error.code == 416:
-                    return error
-                if error.code in (401, 403, 404, 410) and self._found != self._asked:
-                    self._found = self._asked
-                    return self._ask(begin, end)
-                if error.code not in _BUSY or pause is None:
-                    raise _refused(error.code, str(error.reason), self.path) from None
-                time.sleep(pause)
-            except (OSError, HTTPException, ValueError) as error:
-                lost = isinstance(getattr(error, "reason", error), ConnectionError | HTTPException)
-                if not lost or pause is None:
-                    raise _unreached(error, self.path) from None
-                time.sleep(pause)
-        raise AssertionError
-
-    def _send(self, begin: int, end: int) -> Any:
-        from urllib.request import Request
+        from . import web
 
         headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity", "User-Agent": "ckptool"}
-        if self._tag:
-            headers["If-Range"] = self._tag
-        request = Request(self._found, headers=headers)
-        if self._login and urlsplit(self._found).netloc == urlsplit(self._asked).netloc:
-            from base64 import b64encode
-
-            word = b64encode(unquote(self._login).encode()).decode()
-            request.add_unredirected_header("Authorization", f"Basic {word}")  # which no other server gets
         with self._lock:
             self.traffic.requests += 1
-        return _opener().open(request, timeout=TIMEOUT)
+        answer = web.ask(self._found, headers, self.path, self._login)
+        if answer.status in (200, 206, 416):
+            packed = _PACKED.search(answer.said("Content-Encoding"))
+            if packed is None:
+                return answer
+            answer.close()
+            what = f"its server sends it packed (Content-Encoding: {packed[0]}), which was not asked for"
+            raise Unreadable(what, where=self.path, hint=self._fetching("--compressed "))
+        answer.close()
+        if answer.status in (401, 403, 404, 410) and self._found != self._asked:
+            self._found = self._asked
+            return self._send(begin, end)
+        raise web.refused(answer)
+
+
+def _basic(login: str) -> str:
+    from base64 import b64encode
+
+    return f"Basic {b64encode(unquote(login).encode()).decode()}"
+
+
+def _again(work: Callable[[], _T]) -> _T:
+    """What WORK gives. It is tried again where a connection is lost or a server is busy."""
+    from .web import Lost
+
+    for pause in PAUSES:
+        try:
+            return work()
+        except Lost:
+            time.sleep(pause)
+    return work()
 
 
 class _Passed(Exception):
@@ -388,7 +443,8 @@ class _Stream:
         self._end = end
         self._window = bytearray()
         self._lock = threading.Lock()
-        self._answer: Any = file._answer(begin, end)
+        self._breaks = self._since = 0
+        self._answer = _again(lambda: file._answer(begin, end))
 
     @property
     def ahead(self) -> int:
@@ -412,24 +468,30 @@ class _Stream:
             return bytes(memoryview(self._window)[at : at + length])
 
     def _next(self, file: RemoteFile, length: int) -> bytes:
-        """Up to LENGTH of the bytes that come next, at least one."""
-        from http.client import HTTPException
+        """Up to LENGTH of the bytes that come next, at least one.
 
-        for pause in (*PAUSES, None):
+        An answer that breaks off is asked for again, but only so often before another 64 kB have come: a server that
+        sends a byte at a time would hold us for ever.
+        """
+        from .web import Lost
+
+        while True:
             try:
-                data: bytes = self._answer.read(length)
-            except (ConnectionError, HTTPException) as lost:
-                data = getattr(lost, "partial", b"")
-            except OSError as lost:
-                raise _unreached(lost, file.path) from None
+                data = self._answer.some(length)
+            except Lost:
+                data = b""
             if data:
+                self._since += len(data)
                 return file._received(data)
-            if pause is not None:
-                self._answer.close()
-                time.sleep(pause)
-                self._answer = file._answer(self.position, self._end)
-        what = f"the connection broke off at byte {self.position:,} of {file.size:,}"
-        raise Unreadable(what, where=file.path, hint="try again")
+            self._answer.close()
+            if self._since >= _LARGE:
+                self._breaks = self._since = 0
+            if self._breaks == len(PAUSES):
+                what = f"the connection broke off at byte {self.position:,} of {file.size:,}"
+                raise Unreadable(what, where=file.path, hint="try again")
+            time.sleep(PAUSES[self._breaks])
+            self._breaks += 1
+            self._answer = _again(lambda: file._answer(self.position, self._end))
 
     def close(self) -> None:
         """Close the connection, when nobody reads from it."""
@@ -449,71 +511,6 @@ def _runs(numbers: list[int]) -> Iterator[range]:
         if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
             yield range(numbers[begin], numbers[at - 1] + 1)
             begin = at
-
-
-def _opener() -> Any:
-    """What sends requests: through the proxies of the environment, to http and https, and never from https to http."""
-    import urllib.request as web
-
-    class Redirections(web.HTTPRedirectHandler):
-        def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
-            old, new = req.full_url.lower(), newurl.lower()
-            if not is_url(new) or (old.startswith("https:") and new.startswith("http:")):
-                fp.close()
-                where = "from https:// to http://" if is_url(new) else f"to {printable(newurl, 100)}"
-                raise Unreadable(f"is redirected {where}, which is not followed", where=req.full_url)
-            return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-    opener = web.OpenerDirector()
-    for handler in (
-        web.ProxyHandler,
-        web.UnknownHandler,
-        web.HTTPHandler,
-        web.HTTPSHandler,
-        web.HTTPDefaultErrorHandler,
-        Redirections,
-        web.HTTPErrorProcessor,
-    ):
-        opener.add_handler(handler())
-    return opener
-
-
-def _refused(code: int, said: str, path: Path) -> Unreadable:
-    """What the number of an answer means."""
-    if code in (404, 410):
-        what, hint = f"is not there (HTTP {code})", "look at the address"
-    elif code in (401, 403):
-        what = f"its server refuses it (HTTP {code}): it needs a login or a licence, or the address has expired"
-        hint = "fetch it with what you log in with, and name the file"
-    elif 300 <= code < 400 and "not allowed" in said:
-        what, hint = "is redirected to what is no address of the web, which is not followed", "look at the address"
-    elif 300 <= code < 400:
-        what, hint = f"is redirected in a circle (HTTP {code})", "look at the address"
-    else:
-        what, hint = f"its server answers HTTP {code} {printable(said, 80)}", "try again later"
-    return Unreadable(what, where=path, hint=hint)
-
-
-def _unreached(error: Exception, path: Path) -> Unreadable:
-    """Why no answer came."""
-    import socket
-    import ssl
-
-    cause = getattr(error, "reason", error)
-    hint = "look at the address, and at the network"
-    if isinstance(cause, TimeoutError):
-        what, hint = f"its server does not answer within {TIMEOUT:g} seconds", "try again later"
-    elif isinstance(cause, ssl.SSLCertVerificationError):
-        what = f"the certificate of its server is not to be trusted: {printable(cause.verify_message, 120)}"
-        hint = "look at the address; SSL_CERT_FILE names certificates of your own"
-    elif isinstance(cause, ssl.SSLError):
-        what = f"no secure connection comes about: {printable(str(cause.reason or cause), 120)}"
-    elif isinstance(cause, socket.gaierror):
-        what = f"there is no host {printable(urlsplit(str(path)).hostname or '', 100)}, or no network"
-    else:
-        said = reason(cause) if isinstance(cause, OSError) else str(cause) or type(cause).__name__
-        what = f"its server cannot be reached: {printable(said, 120)}"
-    return Unreadable(what, where=path, hint=hint)
 
 
 def _file_of_page(url: str) -> str | None:

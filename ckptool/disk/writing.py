@@ -1,17 +1,14 @@
-"""Writing a file piece by piece, and replacing a file so that it is whole or untouched."""
+"""Writing pieces one after the other into an open file."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import IO
 
-from ..errors import OutputExists, RuleError, Unreadable, Unwritable
 from .checksums import checksums
 from .files import (
     CHUNK,
@@ -22,13 +19,10 @@ from .files import (
     Joined,
     Piece,
     Source,
-    StrPath,
     Verify,
     Zeros,
     crc32,
     is_computed,
-    reason,
-    shell_quote,
 )
 
 Progress = Callable[[int], None]
@@ -278,120 +272,6 @@ def _write_at(fd: int, data: bytes | memoryview, position: int) -> None:
         position += done
 
 
-@contextlib.contextmanager
-def replacing(
-    path: StrPath,
-    *,
-    size: int | None = None,
-    overwrite: bool = False,
-    backup: str | None = None,
-    mode: int = 0o666,
-) -> Iterator[IO[bytes]]:
-    """Open a temporary file that becomes PATH when the block ends well, and vanishes when it does not.
-
-    The temporary file stands in the folder of the real target (links are followed), is synced to disk before it is
-    renamed, and takes over the mode of the file that it replaces. Whatever happens, PATH is the old file or the new.
-
-    Args:
-        path: the target.
-        size: bytes that will be written, to refuse early when the disk has no room.
-        overwrite: allow the target to exist.
-        backup: suffix under which the old target is kept.
-        mode: of a new file, before the umask; a file that is replaced keeps its own.
-
-    Raises:
-        OutputExists: the target (or the backup) exists and OVERWRITE is false.
-        Unwritable: no such folder, no permission, no room, or the target is no regular file.
-    """
-    target = real_path(path)
-    old = check_target(path, overwrite=overwrite)
-    kept = check_backup(path, backup) if old else None
-    temporary = target.with_name(f".{target.name[:200]}.{os.urandom(4).hex()}.ckptool-tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    try:
-        require_room(target, size)
-        out = os.fdopen(os.open(temporary, flags, mode), "wb", buffering=0)
-    except OSError as error:
-        raise Unwritable(reason(error), where=path) from None
-    try:
-        with out:
-            if old is not None:
-                os.chmod(temporary, stat.S_IMODE(old.st_mode))
-            yield out
-            os.fsync(out.fileno())
-        if kept is not None:
-            _keep(target, kept)
-        if old is None and not overwrite:
-            _rename_to_new(temporary, target, path)
-        else:
-            temporary.replace(target)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and not isinstance(error, (Unwritable, OutputExists, Unreadable)):
-            raise Unwritable(reason(error), where=path) from None
-        raise
-    sync_folder(target.parent)
-
-
-def target_status(path: StrPath) -> os.stat_result | None:
-    """The status of what is at PATH, or None where nothing is and something can be made there.
-
-    Raises:
-        Unwritable: nothing can be made or looked at there.
-    """
-    target = real_path(path)
-    try:
-        return target.stat()
-    except FileNotFoundError:
-        if not target.parent.is_dir():
-            raise Unwritable(
-                f"the folder {target.parent.name or target.parent} does not exist",
-                where=path,
-                hint=f"mkdir -p {shell_quote(os.path.dirname(os.fspath(path).rstrip('/')) or '.')}",
-            ) from None
-        if not os.access(target.parent, os.W_OK):
-            raise Unwritable("the folder that it would be in may not be written to", where=path) from None
-        return None
-    except (OSError, ValueError) as error:
-        raise Unwritable(reason(error), where=path) from None
-
-
-def check_target(path: StrPath, *, overwrite: bool = False) -> os.stat_result | None:
-    """Refuse a target that cannot or must not be written, before any work is done. Returns its status if it exists."""
-    if os.fspath(path).endswith(("/", os.sep)):
-        raise Unwritable("is a folder, not a file name", where=path)
-    old = target_status(path)
-    if old is None:
-        return None
-    if not stat.S_ISREG(old.st_mode):
-        raise Unwritable(f"is {'a folder' if stat.S_ISDIR(old.st_mode) else 'not a regular file'}", where=path)
-    if not overwrite:
-        raise OutputExists("exists already", where=path, hint="add --overwrite, or choose another name")
-    return old
-
-
-def real_path(path: StrPath) -> Path:
-    """Where PATH leads when links are followed. It need not exist."""
-    try:
-        return Path(os.path.realpath(path))
-    except (OSError, ValueError) as error:  # a NUL in the name
-        raise Unwritable(reason(error), where=path) from None
-
-
-def check_backup(path: StrPath, suffix: str | None) -> Path | None:
-    """Where the old file at PATH is kept under SUFFIX, or None if it is not. An existing backup is never replaced."""
-    if suffix is None:
-        return None
-    target = Path(os.path.realpath(path))
-    kept = target.with_name(target.name + suffix)
-    if not suffix or "/" in suffix or os.sep in suffix:
-        raise RuleError("the suffix of a backup is empty or holds a slash", where="--backup", hint="--backup .bak")
-    if os.path.lexists(kept):
-        raise OutputExists(f"its backup {kept.name} exists already", where=path, hint="choose another --backup suffix")
-    return kept
-
-
 def room_for(pieces: Iterable[Piece]) -> int:
     """Bytes that PIECES take on a disk, where the holes of inputs stay holes."""
     total = 0
@@ -402,47 +282,3 @@ def room_for(pieces: Iterable[Piece]) -> int:
             taken = sparse.get(id(piece.file), (0, 0))[1] + piece.length
             sparse[id(piece.file)] = piece.file.holes, taken
     return total - sum(min(holes, taken) for holes, taken in sparse.values())
-
-
-def require_room(target: Path, size: int | None) -> None:
-    """Refuse early when the disk of TARGET has no room for SIZE bytes."""
-    if size is None or not hasattr(os, "statvfs"):
-        return
-    disk = os.statvfs(target.parent)
-    free = disk.f_bavail * disk.f_frsize
-    if size > free and disk.f_blocks:
-        raise OSError(errno.ENOSPC, f"no room: {size:,} bytes are needed, {free:,} are free")
-
-
-def _keep(target: Path, kept: Path) -> None:
-    """Give the old target a second name, so that it is at its place until the new one takes it."""
-    try:
-        os.link(target, kept)
-    except FileExistsError:
-        raise OutputExists(f"its backup {kept.name} was made meanwhile", where=target) from None
-    except OSError:  # a filesystem without hard links
-        import shutil
-
-        shutil.copy2(target, kept)
-
-
-def _rename_to_new(temporary: Path, target: Path, path: StrPath) -> None:
-    """Rename without ever replacing a file that somebody else made meanwhile."""
-    try:
-        os.link(temporary, target)
-    except FileExistsError:
-        raise OutputExists("was made by somebody else meanwhile", where=path, hint="add --overwrite") from None
-    except OSError:  # a filesystem without hard links
-        temporary.replace(target)
-    else:
-        temporary.unlink()
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable. Where folders cannot be opened (Windows) or synced there is no way to."""
-    with contextlib.suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)

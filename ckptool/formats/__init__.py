@@ -13,7 +13,9 @@ from ..lazy import lazily
 _HOMES = {
     **dict.fromkeys(("detect", "open", "salvage"), "opening"),
     **dict.fromkeys(("Plan", "plan", "save", "check", "write", "settle_ties"), "saving"),
-    **dict.fromkeys(("FOLDERS", "FORMATS", "find_format", "split_of", "target_format"), "_choice"),
+    **dict.fromkeys(
+        ("FOLDERS", "FORMATS", "find_format", "named_format", "refuse_folder", "split_of", "target_format"), "_choice"
+    ),
     "Salvage": "_salvage",
 }
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from ._choice import FOLDERS as FOLDERS
     from ._choice import FORMATS as FORMATS
     from ._choice import find_format as find_format
+    from ._choice import named_format as named_format
+    from ._choice import refuse_folder as refuse_folder
     from ._choice import split_of as split_of
     from ._choice import target_format as target_format
     from ._salvage import Salvage as Salvage

@@ -29,7 +29,7 @@ class Checks:
         self._found: dict[Recorded, int] | None = {} if allow_loss else None
 
     def among(self, pieces: Sequence[Piece], *, carried: bool) -> list[Piece]:
-        """PIECES, and behind the last one that needs a record the wish to compare its checksum.
+        """PIECES, with a `Verify` for each recorded checksum behind the last piece that needs it.
 
         CARRIED: the checksums of whole records are written along with them.
         """

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, Folder, StrPath
-from ..errors import RuleError, UnknownFormat, printable
+from ..disk.files import File, StrPath, is_folder, is_remote, is_there, shell_path
+from ..disk.inside import Folder
+from ..errors import RuleError, UnknownFormat, Unwritable, printable
 from . import (
     dcp,
     plain_pickle,
@@ -97,31 +98,42 @@ def target_format(
 ) -> Format | FolderFormat:
     """The format that a checkpoint is written in: as asked for, as the suffix says, or as it came.
 
-    A directory is asked for by a format that is one, by a target that is one or ends with a slash, and by a SPLIT; what
-    came out of a directory goes into one again, if the target has no suffix.
+    A directory is asked for by a format that is one and by a SPLIT, and never by one that is there. What came out of a
+    directory goes into one again, if the target has no suffix, ends with a slash or is a directory.
+
+    Raises:
+        RuleError: the target is not on this machine, or what is asked for does not go together.
+        Unwritable: PATH is a directory, and the checkpoint would be a file.
     """
+    if is_remote(path):
+        raise RuleError("files are written here, not to a URL", where=path, hint="name a file here, and copy it there")
     named = named_format(format) if format else None
     suffix = Path(path).suffix.lower()
     came = next((f for f in FOLDERS if f.name == ckpt.format), None)
-    is_folder = os.fspath(path).endswith(("/", os.sep)) or split not in (None, Split())
     like_a_file = any(suffix in f.suffixes for f in FORMATS)
-    is_folder |= Path(path).is_dir() and not like_a_file
-    wanted = isinstance(named, FolderFormat) or is_folder
-    if wanted and like_a_file and not os.fspath(path).endswith(("/", os.sep)) and not Path(path).is_dir():
+    there, as_folder = is_folder(path), os.fspath(path).endswith(("/", os.sep))
+    asked = isinstance(named, FolderFormat) or split not in (None, Split())
+    if asked and like_a_file and not as_folder and not there:
         raise RuleError(
-            "is the name of a file, and what is asked for is a folder", where=path, hint=f"name it {Path(path).stem}/"
+            "is the name of a file, and what is asked for is a folder",
+            where=path,
+            hint=f"name it {shell_path(f'{Path(path).stem}/')}",
         )
     if isinstance(named, FolderFormat):
         if split is not None and split.variant is not None and named is dcp.FORMAT:
             raise RuleError("goes with the names of shards", where="--variant")
         return named
-    if is_folder or (came is not None and not suffix and named is None and not Path(path).exists()):
+    if came is not None:
+        asked |= as_folder or (there and not like_a_file)
+        asked |= not suffix and named is None and not is_there(path)
+    if asked:
         if named is None:
             return came or sharded.SAFETENSORS
         inside = next((f for f in FOLDERS if named.name in f.within), None)
         if inside is None:
             raise RuleError(f"{named.name} is a format of files, and this is a folder", where=path)
         return inside
+    refuse_folder(path, ckpt.path, named)
     if named is not None:
         return named
     if suffix in _NOT_WRITTEN:
@@ -135,6 +147,21 @@ def target_format(
     if ckpt.format in ("safetensors", "sharded-safetensors") and suffix not in torch_zip.FORMAT.suffixes:
         return safetensors.FORMAT
     return torch_zip.FORMAT
+
+
+def refuse_folder(path: StrPath, source: Path | None, format: Format | None = None) -> None:
+    """Refuse a directory as the place of a file. The hint is the name that `cp SOURCE PATH` would give it there."""
+    if not os.fspath(path).endswith(("/", os.sep)) and not is_folder(path):
+        return
+    others = () if format else safetensors.FORMAT.suffixes
+    suffixes = ((format and format.suffixes) or torch_zip.FORMAT.suffixes) + others
+    name = Path((source and source.name) or "model")
+    name = name if name.suffix.lower() in suffixes else name.with_suffix(suffixes[0])
+    raise Unwritable(
+        "is a folder, and what is written is a file",
+        where=path,
+        hint=f"name the file: {shell_path(Path(path) / name)}   (-t shards writes a folder of shards)",
+    )
 
 
 def split_of(max_shard_size: int | str | None = None, variant: str | None = None) -> Split:

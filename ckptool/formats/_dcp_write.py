@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout, metadata_of, to_plain
+from ..disk.documents import through_json
 from ..disk.files import Buffer, Piece
 from ..errors import CannotCarry, counted, printable
 from ..tensor import LazyTensor, Storage, contiguous_stride, is_permutation, permuted
@@ -110,7 +111,7 @@ class _Flat:
         if metadata is not None:
             try:
                 plain = {str(key): to_plain(value) for key, value in metadata.entries}
-                kind["_metadata"] = json.loads(json.dumps(plain))
+                kind["_metadata"] = through_json(plain)
                 self._left_out += kind["_metadata"] != plain
             except (TypeError, ValueError, RecursionError):
                 self._left_out += 1

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, FileRange, Folder, Piece
-from ..errors import printable
-
-_SHOWN = 4
+from ..disk.files import FileRange, Piece
+from ..disk.inside import Folder, listed, not_followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +21,25 @@ class FolderOrigin:
         parts: the checkpoint of each file of weights, by its name, in order.
         own: the names of all files that it was read from.
         beside: files of the directory that are none of the checkpoint's: a configuration, a tokenizer.
+        left_alone: links out of the directory, which are not followed.
     """
 
     folder: Folder
     parts: dict[str, Checkpoint]
     own: frozenset[str]
     beside: tuple[str, ...]
+    left_alone: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """What a person should know of the links."""
+        return [not_followed(self.left_alone)] if self.left_alone else []
 
 
-def lying_beside(folder: Folder, own: Iterable[str]) -> tuple[str, ...]:
-    """The regular files of FOLDER, without hidden ones and those of the checkpoint's OWN."""
-    taken = set(own)
-
-    def regular(name: str) -> bool:
-        try:
-            return stat.S_ISREG((folder.path / name).stat().st_mode)
-        except OSError:
-            return False
-
-    return tuple(name for name in folder.names if name not in taken and not name.startswith(".") and regular(name))
+def origin_in(folder: Folder, parts: dict[str, Checkpoint], own: frozenset[str]) -> FolderOrigin:
+    """FOLDER as an origin, with what lies in it beside the checkpoint's OWN files. Hidden files do not count."""
+    others = {name: folder.lying(name) for name in folder.names if name not in own and not name.startswith(".")}
+    beside, left_alone = (tuple(n for n, what in others.items() if what == kind) for kind in ("file", "outside"))
+    return FolderOrigin(folder, parts, own, beside, left_alone)
 
 
 def carried_along(ckpt: Checkpoint, taken: Iterable[str]) -> tuple[dict[str, list[Piece]], list[str]]:
@@ -52,16 +49,17 @@ def carried_along(ckpt: Checkpoint, taken: Iterable[str]) -> tuple[dict[str, lis
     """
     if not isinstance(ckpt.origin, FolderOrigin):
         return {}, []
+    folder = ckpt.origin.folder
     beside = [name for name in ckpt.origin.beside if name not in set(taken)]
     names = [name for name in beside if not is_part(name) and not name.endswith(_OTHER_WEIGHTS)]
-    files = {name: File(ckpt.origin.folder.path / name) for name in names}
+    files = {name: folder.file(name, name) for name in names}
     pieces: dict[str, list[Piece]] = {
         name: [FileRange(file, 0, file.size)] if file.size else [] for name, file in files.items()
     }
-    lines = [f"copied along, as they are: {_named(names)}"] if names else []
+    lines = [f"copied along, as they are: {listed(names)}"] if names else []
     stay = [name for name in beside if name not in files]
-    lines += [f"other weights beside them are not copied: {_named(stay)}"] if stay else []
-    return pieces, lines
+    lines += [f"other weights beside them are not copied: {listed(stay)}"] if stay else []
+    return pieces, lines + ckpt.origin.lines()
 
 
 #: What a checkpoint in a directory is made of.
@@ -89,12 +87,8 @@ def may_go(ckpt: Checkpoint, target: Path) -> Callable[[str], bool]:
 
 
 def left_beside(ckpt: Checkpoint) -> tuple[str, ...]:
-    """What a single file leaves behind of the directory that CKPT came from, as a line for the receipt."""
-    if not isinstance(ckpt.origin, FolderOrigin) or not ckpt.origin.beside:
+    """What a single file leaves behind of the directory that CKPT came from, as lines for the receipt."""
+    if not isinstance(ckpt.origin, FolderOrigin):
         return ()
-    return (f"left behind beside the weights: {_named(ckpt.origin.beside)}",)
-
-
-def _named(names: Iterable[str]) -> str:
-    listed = [printable(name, 60) for name in names]
-    return ", ".join(listed[:_SHOWN]) + (f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else "")
+    beside = ckpt.origin.beside
+    return (*((f"left behind beside the weights: {listed(beside)}",) if beside else ()), *ckpt.origin.lines())

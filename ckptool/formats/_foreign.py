@@ -57,7 +57,7 @@ def describe(head: bytes, size: int, path: Path) -> tuple[str, str | None]:
         real = int(pointer[1])
         return (
             f"a Git LFS pointer ({size:,} bytes); the real file has {real:,} bytes",
-            f"git lfs pull --include {shell_quote(printable(path.name))}",
+            f"git lfs pull --include {shell_quote(path.name)}",
         )
     for offset, magic, what, hint in _MAGIC:
         if head[offset : offset + len(magic)] == magic:

@@ -177,6 +177,7 @@ class Follower(Reader):
         self.protocol = self._number(1)  # the last one decides which names are those of Python 2
         if self.protocol > 5:
             self._fail(f"declares protocol {self.protocol}, which does not exist")
+        self._spelled.clear()
 
     def _frame(self) -> None:
         length = self._number(8)
@@ -192,8 +193,10 @@ class Follower(Reader):
         self._push(known)
 
     def _global_lines(self) -> None:
+        start = self.position
         module, name = (self._line().decode("utf-8", "backslashreplace") for _ in range(2))
         self._global(module, name)
+        self._spelled[self.data[start : self.position]] = self._stack[-1]
 
     def _inst(self) -> None:
         module, name = (self._last_line().decode("utf-8", "backslashreplace") for _ in range(2))

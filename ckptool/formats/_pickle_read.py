@@ -21,6 +21,8 @@ from ._pickle_names import python3_name
 #: Bytes of the longest integer that is read. Python's own limit for decimal text is of that size, too.
 _LONGEST_INTEGER = 1024
 _LONGEST_LINE = 1 << 20
+#: And of a class or function that is looked for among those that were named before.
+_LONGEST_NAME = 256
 #: Values in the largest tuple, counted through tuples within tuples, that may be a key of a dict.
 _LARGEST_KEY = 10_000
 
@@ -40,7 +42,7 @@ class Reader:
         start: where the pickle starts in DATA.
 
     Attributes:
-        protocol: the highest protocol that the pickle declares.
+        protocol: the protocol that the pickle declared last. It decides which names are those of Python 2.
         discarded: calls whose result the pickle throws away. They leave no trace in the tree.
         made: every object, in the order in which they are made, whether or not the tree holds them.
         opcodes: what to do for each opcode.
@@ -73,6 +75,7 @@ class Reader:
         #: What subclasses know about phrases. It holds as long as the memo, which grows, is not overwritten.
         self._phrases: dict[Any, Any] = {}
         self._named: dict[tuple[str, str], Global] = {}
+        self._spelled: dict[bytes, Global] = {}  # the two lines of an opcode that names one
         self._encoded: dict[int, bytes] = {}
         self._texts: list[str] = []
         self._frame_end: int | None = None
@@ -171,6 +174,23 @@ class Reader:
             elif opcode == 0x89:  # NEWFALSE
                 stack.append(False)
                 at += 1
+            elif opcode == 0x29:  # EMPTY_TUPLE
+                stack.append(())
+                at += 1
+            elif opcode == 0x74:  # TUPLE
+                if not self._marks:
+                    break
+                items = tuple(stack)
+                stack = self._stack = self._marks.pop()
+                stack.append(items)
+                at += 1
+            elif opcode == 0x63:  # GLOBAL
+                end = data.find(b"\n", data.find(b"\n", at, at + _LONGEST_NAME) + 1, at + _LONGEST_NAME)
+                named = self._spelled.get(data[at + 1 : end + 1])
+                if named is None:
+                    break
+                stack.append(named)
+                at = end + 1
             else:
                 break
         return at
@@ -425,11 +445,13 @@ class Reader:
         self._push(known)
 
     def _global_lines(self) -> None:
+        start = self.position
         try:
             module, name = self._line().decode("utf-8"), self._line().decode("utf-8")
         except UnicodeDecodeError:
             self._fail("names a class that is not UTF-8")
         self._global(module, name)
+        self._spelled[self.data[start : self.position]] = self._stack[-1]
 
     def _stack_global(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
@@ -533,7 +555,8 @@ class Reader:
         protocol = self._number(1)
         if protocol > 5:
             self._fail(f"declares protocol {protocol}, which does not exist")
-        self.protocol = max(self.protocol, protocol)
+        self.protocol = protocol
+        self._spelled.clear()  # names of Python 2 are read as those of Python 3, but not in all protocols
 
     def _frame(self) -> None:
         length = self._number(8)

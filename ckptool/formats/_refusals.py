@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, beside, nested, shell_quote
+from ..disk.files import File, beside, nested, shell_path, shell_quote
 from ..errors import CannotCarry, printable
 from ..vintage import impossible, parse_target
 from ._zip import Inflated
@@ -39,10 +39,10 @@ def live_objects(ckpt: Checkpoint, objects: dict[str, int]) -> CannotCarry:
     """Objects that may run code when a pickle with them is loaded, with the ways on."""
     named = sorted(objects.items(), key=lambda item: -item[1])
     weights = ckpt.state_dicts()
-    where = shell_quote(printable(ckpt.where)) if ckpt.path else "IN"
+    where = shell_path(ckpt.where) if ckpt.path else "IN"
     ways = ["--keep-objects writes them as they came (whoever loads the file runs what they name)"]
     if weights and (weights[0].path or weights[0].model is not None):
-        at = f" --at {shell_quote(printable(weights[0].path))}" if len(weights) > 1 else ""
+        at = f" --at {shell_quote(weights[0].path, 200)}" if len(weights) > 1 else ""
         out = beside(ckpt.where, "weights")
         ways.insert(0, f"ckptool convert {where} {out} --extract{at} keeps the weights only")
     return CannotCarry(

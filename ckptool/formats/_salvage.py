@@ -7,7 +7,6 @@ one was recorded. What is not whole is left out and named.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +14,9 @@ from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..decode import check_all
-from ..disk.files import File, FileRange, crc32, nested
-from ..errors import CheckpointError, Malformed, NotFound, UnknownFormat, counted, printable
+from ..disk.door import Directory, scratch_directory
+from ..disk.files import File, FileRange, crc32, nested, shell_path
+from ..errors import CannotCarry, CheckpointError, Malformed, NotFound, UnknownFormat, counted, printable
 from ..tensor import LazyTensor, Storage
 from ..tree import Aside, Dict, address, children, rebuild, walk
 from . import safetensors, torch_legacy
@@ -26,6 +26,12 @@ from ._records import is_big_endian, read_pickle
 from ._torch import StorageId, TorchReader
 from ._zip import DEFLATED, Archive, Member, find_end, looks_like_zip, open_archive
 
+#: Records of archives that hold a program with its weights, and what these are.
+_PROGRAMS = {
+    "constants.pkl": "a TorchScript archive",
+    ".data/extern_modules": "a torch.package archive",
+    "archive_format": "an exported program",
+}
 _INNER = (".pth", ".pt", ".bin", ".ckpt", ".safetensors", ".tar", ".pkl")
 _DEEPEST = 3
 
@@ -175,6 +181,7 @@ def _inside(
     archive: Archive, cut: set[str], broken: dict[int, str], wrong: list[str], depth: int
 ) -> Checkpoint | Salvage:
     """The checkpoint in an archive some of whose records may be CUT."""
+    _require_no_program(archive)
     folder = _folder(archive, wrong)
     if folder is None:
         return _inner(archive, wrong, depth)
@@ -187,6 +194,18 @@ def _inside(
     if any(member.method == DEFLATED for member in inside.values()):
         wrong.append("its records are compressed, so that torch cannot map it")
     return _open(replace(archive, members=inside), cut, broken)
+
+
+def _require_no_program(archive: Archive) -> None:
+    """Refuse an archive of a program: what repair would find in it are objects or example inputs, not its weights."""
+    for name in archive.members:
+        found = next((kind for record, kind in _PROGRAMS.items() if f"/{name}".endswith(f"/{record}")), None)
+        if found or "data/weights/" in name:
+            raise CannotCarry(
+                f"is {found or _PROGRAMS['archive_format']}, which cannot be repaired",
+                where=archive.file.path,
+                hint=f"ckptool verify {shell_path(archive.file.path)} says whether it is whole; if not, copy it again",
+            )
 
 
 def _folder(archive: Archive, wrong: list[str]) -> str | None:
@@ -227,13 +246,11 @@ def _inner(archive: Archive, wrong: list[str], depth: int) -> Salvage:
 
 def _unpacked(archive: Archive, name: str) -> File:
     """A record as a file of its own that vanishes when it is closed."""
-    handle, path = tempfile.mkstemp(suffix=Path(name).suffix)
-    try:
-        with os.fdopen(handle, "wb") as out:
+    inside = f"inside{Path(name).suffix}"
+    with scratch_directory() as folder, Directory.at(folder) as made:
+        with os.fdopen(made.create(inside), "wb") as out:
             out.writelines(archive.source(name).chunks())
-        return File(path)
-    finally:
-        Path(path).unlink()
+        return File(folder / inside)
 
 
 def _open(archive: Archive, cut: set[str], broken: dict[int, str]) -> Checkpoint:

@@ -35,7 +35,8 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from ..disk.checksums import joined_crc32
-from ..disk.files import CHUNK, File, FileRange, Source, Window, shell_quote
+from ..disk.door import unnamed_file
+from ..disk.files import CHUNK, File, FileRange, Source, Window, shell_path
 from ..errors import Malformed, UnknownFormat, counted, printable
 from ..records import record
 from ._foreign import describe_zip
@@ -55,6 +56,7 @@ _DESCRIPTOR64 = struct.Struct("<4sI2Q")
 _ENCRYPTED = 0x2041  # bits 0, 6 and 13: the payload, strongly, the directory
 FOLLOWS = 0x0008  # CRC and sizes follow the payload, in a descriptor
 UTF8 = 0x0800
+_MARKED_AS_FOLDER = 0x10  # in the attributes of MS-DOS
 _KNOWN_FLAGS = 0x0006 | FOLLOWS | UTF8  # 1 and 2 tell how hard deflate tried
 CAP16 = 0xFFFF
 CAP32 = 0xFFFFFFFF
@@ -162,14 +164,16 @@ class Archive:
                     # One byte more than there may be shows a stream that goes on; and 0 would mean "no limit".
                     data = stream.decompress(chunk, min(member.size - size + 1, CHUNK))
                     size += len(data)
-                    yield data
+                    if size <= member.size:
+                        yield data
                     chunk = stream.unconsumed_tail
                 if size > member.size or stream.unused_data:
                     break
             if not stream.eof and size <= member.size:
                 data = stream.decompress(b"", member.size - size + 1)
                 size += len(data)
-                yield data
+                if size <= member.size:
+                    yield data
         except zlib.error as error:
             raise self._bad(member, "cannot be inflated", str(error)) from None
         if size != member.size or stream.unused_data or not stream.eof:
@@ -286,9 +290,7 @@ class Inflated:
         """LENGTH bytes from OFFSET."""
         with self._lock:
             if self._file is None:
-                import tempfile
-
-                file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this source
+                file = unnamed_file()
                 try:
                     file.writelines(self.chunks())
                 except BaseException:
@@ -418,7 +420,7 @@ def find_end(file: File | Window, *, headless: bool = False) -> tuple[int, int, 
         end = _end_record64(file, at, start, end)
         end = end._replace(disk=end.disk | disk | (disks > 1))
     if end.disk or end.directory_disk or end.entries_here != end.entries:
-        raise _bad(file, _PARTS, hint=f"zip -s 0 {shell_quote(file.path)} --out joined.pt")
+        raise _bad(file, _PARTS, hint=f"zip -s 0 {shell_path(file.path)} --out joined.pt")
     if end.offset + end.size != at:
         raise _shifted(file, "the end of the central directory", end.offset + end.size, at)
     if not end.entries:
@@ -512,11 +514,14 @@ def read_directory(file: File | Window, count: int, offset: int, size: int) -> I
                     length, compressed, header = wide or (length, compressed, header)
                 entry = Member(name, raw, method, flags, crc, length, compressed, header, where)
                 *folder, leaf = name.rpartition("/")
-                kind, place = (method == STORED, flags, disk), tuple(folder)
+                marked = data[begin - 8] & _MARKED_AS_FOLDER  # the attributes, four bytes, stand before the offset
+                kind, place = (method == STORED, flags, disk, marked), tuple(folder)
                 if kind in usual and place in usual and compressed == length and leaf.isalnum() and wide:
                     fault = None
                 else:
                     fault = _PARTS if disk else _entry_fault(entry) if wide else "an extra field is damaged"
+                    if marked and length and not fault:
+                        fault = "a record is marked as a folder, so that torch leaves it unread"
                     if method == STORED:
                         usual |= {kind, place}
         if entry is None or fault:
@@ -599,7 +604,7 @@ def _common_top(file: File | Window, names: list[str]) -> str:
     top = names[0].partition("/")[0]
     if top != "__MACOSX" and all(map(methodcaller("startswith", f"{top}/"), names)):
         return top
-    quoted = shell_quote(file.path)
+    quoted = shell_path(file.path)
     if any(name.startswith("__MACOSX/") for name in names):
         raise _bad(
             file,

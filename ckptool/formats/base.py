@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, Folder, Piece
+from ..disk.files import File, Piece
+from ..disk.inside import Folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ where each chunk belongs.
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections import defaultdict
@@ -26,7 +25,9 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, from_plain
 from ..decode import check_all
-from ..disk.files import File, Folder, Window
+from ..disk.documents import read_json
+from ..disk.files import File, Window
+from ..disk.inside import Folder
 from ..errors import CannotCarry, CheckpointError, Malformed, counted, printable
 from ..kinds import as_dense
 from ..tensor import LazyTensor, Storage, contiguous_stride
@@ -36,7 +37,7 @@ from . import _dcp_metadata as records
 from . import safetensors
 from ._dcp_metadata import Box, Item, Slice
 from ._dcp_write import NOTE, draft_dcp
-from ._folder import FolderOrigin, lying_beside
+from ._folder import origin_in
 from ._records import is_big_endian, read_pickle, storages_of
 from ._torch import TorchReader
 from ._zip import open_archive
@@ -44,6 +45,7 @@ from .base import FolderFormat
 
 _SHARD = re.compile(r"shard-(\d{5})-(.+)\.safetensors", re.ASCII)
 _OFFSETS = "DCP_SHARDING_INFO"
+_LARGEST_NOTE = 1 << 28
 
 
 def fits(folder: Folder) -> bool:
@@ -73,13 +75,13 @@ def _open_slices(folder: Folder) -> Checkpoint:
     planned = all(item.path is not None for item in found.items)
     warnings = slices.warnings
     root, metadata = _noted(folder, file, _tree(values, file, warnings))
-    own = frozenset([records.NAME, NOTE, *slices.files])
+    origin = origin_in(folder, {}, frozenset([records.NAME, NOTE, *slices.files]))
     if found.foreign:
         names = printable(", ".join(found.foreign[:4]), 200)
         warnings.append(f"its .metadata name what torch would import to read them: {names}")
     if not planned:
         warnings.append("its .metadata do not tell where its values are in the tree; their names are taken for keys")
-    unused = [name for name in folder.names if name.endswith(".distcp") and name not in own]
+    unused = [name for name in folder.names if name.endswith(".distcp") and name not in origin.own]
     if unused:
         warnings.append(f"files that its .metadata do not name: {printable(', '.join(unused[:4]), 200)}")
     return Checkpoint(
@@ -88,9 +90,9 @@ def _open_slices(folder: Folder) -> Checkpoint:
         folder.path,
         file.size + sum(slices.files[name].size for name in slices.files),
         metadata=metadata,
-        origin=FolderOrigin(folder, {}, own, lying_beside(folder, own)),
+        origin=origin,
         order_preserved=planned or len(slices.files) < 2,
-        warnings=tuple(warnings),
+        warnings=(*warnings, *origin.lines()),
         lost_content=tuple(slices.lost),
     )
 
@@ -237,21 +239,23 @@ def _noted(folder: Folder, file: File, root: Dict) -> tuple[Dict, dict[str, str]
         return root, {}
     note_file = folder.file(NOTE, NOTE)
     try:
-        note = json.loads(note_file.read(0, min(note_file.size, 1 << 28)))
+        note = read_json(note_file.read(0, min(note_file.size, _LARGEST_NOTE)))
         fresh = note["version"] == 1 and note["crc"] == zlib.crc32(file.read(0, file.size))
         if not fresh:
             return root, {}
+        seen: dict[int, dict[str, Any]] = {}
         for path, kind in note["dicts"]:
-            node = _at(root, path)
+            node = _at(root, path, seen)
             if isinstance(node, Dict):
                 node.ordered = bool(kind.get("ordered"))
                 if "numbers" in kind:
-                    node.entries[:] = [(int(key) if key in kind["numbers"] else key, v) for key, v in node.entries]
+                    numbers = set(kind["numbers"])
+                    node.entries[:] = [(int(key) if key in numbers else key, v) for key, v in node.entries]
                 if "_metadata" in kind:
                     entries = [(key, from_plain(value)) for key, value in kind["_metadata"].items()]
                     node.attributes = Dict([("_metadata", Dict(entries, ordered=True))])
-        return root, {str(key): str(value) for key, value in note["metadata"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return root, {key: value for key, value in note["metadata"].items() if isinstance(value, str)}
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise Malformed(
             "is damaged: ckptool notes there what .metadata cannot say",
             where=note_file.path,
@@ -259,13 +263,16 @@ def _noted(folder: Folder, file: File, root: Dict) -> tuple[Dict, dict[str, str]
         ) from None
 
 
-def _at(root: Any, path: list[str | int]) -> Any:
+def _at(root: Any, path: list[str | int], seen: dict[int, dict[str, Any]]) -> Any:
+    """The node at PATH. SEEN keeps the entries of dicts by their names, for the next path."""
     node = root
     for part in path:
         if isinstance(node, List) and type(part) is int and part < len(node.items):
             node = node.items[part]
         elif isinstance(node, Dict) and isinstance(part, str):
-            node = next((value for key, value in node.entries if str(key) == part), ABSENT)
+            if id(node) not in seen:
+                seen[id(node)] = {str(key): value for key, value in reversed(node.entries)}
+            node = seen[id(node)].get(part, ABSENT)
         else:
             return ABSENT
     return node
@@ -278,9 +285,9 @@ def _chunks_in(file: File) -> dict[str, Chunk]:
     """The chunks in a safetensors file that one rank wrote, by name."""
     part = safetensors.open_safetensors(file)
     try:
-        noted = json.loads(part.metadata.get(_OFFSETS, "{}"))
+        noted = read_json(part.metadata.get(_OFFSETS, "{}"))
         offsets = {name: tuple(noted[name]["saved_offsets"]) for name, _ in part.root.entries if name in noted}
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise Malformed(f"its {_OFFSETS} is none", where=file.path) from None
     chunks = {}
     for name, tensor in part.root.entries:
@@ -319,17 +326,18 @@ def _open_shards(folder: Folder, names: list[str]) -> Checkpoint:
             raise
         storage = Storage(source, "cpu", dtype if dtype.storage else None, name)
         entries.append((name, LazyTensor(storage, dtype, shape, contiguous_stride(shape))))
-    own = frozenset(names)
+    origin = origin_in(folder, {}, frozenset(names))
     return Checkpoint(
         Dict(entries, ordered=True),
         FORMAT.name,
         folder.path,
         sum(file.size for file in files),
-        origin=FolderOrigin(folder, {}, own, lying_beside(folder, own)),
+        origin=origin,
         order_preserved=False,
         warnings=(
             "the files of its ranks do not say how large its tensors are; they are taken to reach as far as the chunks",
             "the order of its keys is that of the headers; how they were saved is not known",
+            *origin.lines(),
         ),
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
-from ..disk.files import Folder, StrPath, is_url, shell_quote
+from ..disk.files import File, StrPath, is_url, shell_path
+from ..disk.inside import Folder
 from ..disk.urls import as_path, open_file
-from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, Unreadable, printable
+from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, Unreadable
 from . import dcp, sharded
 from ._choice import FOLDERS, detect_file, detect_folder, find_format, named_format
 from ._salvage import Salvage
@@ -52,16 +54,21 @@ def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
             raise UnknownFormat(
                 "is a part of a folder of torch.distributed.checkpoint; the folder is the checkpoint",
                 where=path,
-                hint=f"name {shell_quote(printable(str(Path(path).parent)))}",
+                hint=f"name {shell_path(Path(path).parent)}",
             )
         file = open_file(path)
         chosen = find_format(format) if format else detect_file(file)
-        return chosen.open(file)
+        return _with_notes(chosen.open(file), file)
     except CheckpointError as error:
         error.where = error.where or str(path)
         raise
     except (RecursionError, MemoryError, OverflowError) as error:
         raise CannotCarry(f"is too deep or too large to be read ({type(error).__name__})", where=path) from None
+
+
+def _with_notes(ckpt: Checkpoint, file: File) -> Checkpoint:
+    """The checkpoint in FILE, with the notes of FILE: for reports, and for the receipt of whatever is made of it."""
+    return replace(ckpt, warnings=(*ckpt.warnings, *file.notes)).noting(*file.notes)
 
 
 def _open_folder(folder: Folder, format: str | None) -> Checkpoint:
@@ -85,7 +92,8 @@ def salvage(path: StrPath) -> Salvage:
     """
     file = open_file(path)
     try:
-        return salvage_file(file)
+        found = salvage_file(file)
+        return replace(found, checkpoint=_with_notes(found.checkpoint, file))
     except CheckpointError as error:
         error.where = error.where or str(path)
         raise

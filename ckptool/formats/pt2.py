@@ -14,13 +14,14 @@ renamed: the program names them.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from ..checkpoint import Checkpoint
+from ..disk.documents import read_json
 from ..disk.files import File
 from ..dtypes import BY_NAME
 from ..errors import Malformed, printable
+from ..locations import is_device
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage
 from ..tree import Dict, List
 from ._records import is_big_endian
@@ -64,9 +65,9 @@ def _configs(archive: Archive, folder: str, ending: str) -> dict[str, dict[str, 
     for name in archive.members:
         if name.startswith(folder) and name.endswith(ending):
             try:
-                config = json.loads(archive.read(name, _LARGEST_CONFIG))["config"]
+                config = read_json(archive.read(name, _LARGEST_CONFIG))["config"]
                 found[name[len(folder) : -len(ending)]] = dict(config)
-            except (ValueError, KeyError, TypeError, RecursionError):
+            except (ValueError, KeyError, TypeError):
                 raise Malformed(f"its {printable(name, 80)} is no list of tensors", where=archive.file.path) from None
     return found
 
@@ -76,11 +77,13 @@ def _tensors(
 ) -> Dict:
     entries: list[tuple[Any, Any]] = []
     for key, entry in config.items():
+        if not isinstance(key, str):  # a list of pairs in place of a dict
+            raise Malformed(f"the key {printable(repr(key), 80)} is no text", where=archive.file.path)
         if isinstance(entry, dict) and (entry.get("use_pickle") or not isinstance(entry.get("tensor_meta"), dict)):
             lost.append(f"{printable(key, 80)}, which is pickled in a file of its own")
             continue
         try:
-            tensor = _tensor(archive, folder + str(entry["path_name"]), entry, storages)
+            tensor = _tensor(archive, folder + _word(entry["path_name"]), entry, storages)
         except (KeyError, TypeError, ValueError):
             raise Malformed(f"the entry of {printable(repr(key), 80)} is no tensor", where=archive.file.path) from None
         tensor.check(archive.file.path, printable(key, 80))
@@ -94,8 +97,7 @@ def _tensor(archive: Archive, record: str, entry: dict[str, Any], storages: dict
     sizes, strides = ([_number(n) for n in meta[part]] for part in ("sizes", "strides"))
     if meta["layout"] != _STRIDED or len(sizes) > MOST_DIMENSIONS or record not in archive.members:
         raise ValueError
-    device = meta["device"]
-    location = str(device["type"]) + (f":{int(device['index'])}" if device["index"] is not None else "")
+    location = _location(meta["device"])
     if record not in storages:
         member = archive.members[record]
         typed = dtype if dtype.storage and member.size % dtype.itemsize == 0 else None
@@ -108,12 +110,26 @@ def _tensor(archive: Archive, record: str, entry: dict[str, Any], storages: dict
     return LazyTensor(storages[record], dtype, tuple(sizes), tuple(strides), offset, grad, parameter)
 
 
+def _location(device: Any) -> str:
+    """A device of the schema, {"type": "cuda", "index": 1}, as torch writes it."""
+    kind, index = device["type"], device["index"]
+    if not is_device((kind,) if index is None else (kind, index)):
+        raise ValueError
+    return str(kind) if index is None or kind == "cpu" else f"{kind}:{index}"
+
+
 def _number(value: Any) -> int:
     """An integer of the schema, {"as_int": 3}. A size that is a symbol is no size of a weight."""
     number = value["as_int"]
     if type(number) is not int or not 0 <= number < 1 << 62:
         raise ValueError
     return number
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
 
 
 FORMAT = Format(

@@ -17,15 +17,17 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict, from_plain, metadata_of, ties_of, to_plain
+from ..disk.documents import read_json, through_json
 from ..disk.files import Buffer, File, FileRange, Piece
 from ..dtypes import BY_SAFETENSORS, DType
-from ..errors import CannotCarry, Malformed, counted, printable
+from ..errors import CannotCarry, Malformed, counted, in_words, printable
 from ..kinds import as_dense, other_tensor
+from ..records import record
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride, is_permutation, permuted
 from ..tree import ABSENT, Dict, attributes_of
 from ..weights import around, the_state_dict
@@ -45,28 +47,23 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
 
     With BROKEN, tensors that are not whole are no error but noted there: the id of their storage, and why.
     """
-    header = _read_header(file)
-    start = 8 + int.from_bytes(file.read(0, 8), "little")
-    metadata = header.pop("__metadata__", None) or {}
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise Malformed("its __metadata__ is no map of texts", where=file.path)
+    header, metadata = _read_header(file)
     entries: list[tuple[Any, Any]] = []
-    ranges: list[tuple[int, int, str]] = []
-    for name, entry in header.items():
-        dtype, shape, begin, end = _entry(file, name, entry)
-        source = FileRange(file, start + begin, end - begin)
-        storage = Storage(source, "cpu", dtype if dtype.storage else None, name)
-        entries.append((name, LazyTensor(storage, dtype, shape, contiguous_stride(shape))))
-        ranges.append((begin, end, name))
+    ranges: list[FileRange] = []
+    for name, kind, source in _entries(file, header):
+        storage = Storage(source, "cpu", kind.dtype if kind.dtype.storage else None, name)
+        entries.append((name, LazyTensor(storage, kind.dtype, kind.shape, kind.stride)))
+        ranges.append(source)
+    names = [name for name, _ in entries]
     if broken is None:
-        _check_tiling(file, ranges, file.size - start)
+        _check_tiling(file, names, ranges)
     else:
-        for (_, tensor), (begin, end, _) in zip(entries, ranges, strict=True):
-            if start + end > file.size:
-                there = max(file.size - start - begin, 0)
-                broken[id(tensor.storage)] = f"is cut short: {there:,} of {end - begin:,} bytes are there"
+        for (_, tensor), part in zip(entries, ranges, strict=True):
+            if part.offset + part.length > file.size:
+                there = max(file.size - part.offset, 0)
+                broken[id(tensor.storage)] = f"is cut short: {there:,} of {part.length:,} bytes are there"
     note = _read_note(metadata.get(_NOTE)) or {}
-    in_order = note.get("order") == _order(header)
+    in_order = note.get("order") == _order(names)
     lost = "the order of its keys is that of the header; how they were saved is not known"
     root = Dict(entries, ordered=True)
     _restore(root, note)
@@ -87,7 +84,14 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
     )
 
 
-def _read_header(file: File) -> dict[str, Any]:
+def check_safetensors(file: File) -> None:
+    """Refuse a file that `open_safetensors` refuses, without making a checkpoint of it."""
+    found = [(name, source) for name, _, source in _entries(file, _read_header(file)[0])]
+    _check_tiling(file, [name for name, _ in found], [source for _, source in found])
+
+
+def _read_header(file: File) -> tuple[dict[str, Any], dict[str, str]]:
+    """The header, without its metadata, and these."""
     where = file.path
     if file.size < 8:
         raise Malformed(f"has {file.size} bytes; a safetensors file has at least 8", where=where)
@@ -101,43 +105,83 @@ def _read_header(file: File) -> dict[str, Any]:
             hint="the download or copy did not finish; compare the size with the source",
         )
     raw = file.read(8, length)
+    kinds: dict[tuple[Any, ...], _Kind] = {}
 
-    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
-            twice = next(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
-            raise Malformed(f"its header names {printable(repr(twice))} twice", where=where)
-        return made
-
-    def refuse(text: str) -> Any:
-        raise ValueError(f"{text} is no number of JSON")
+    def compact(pairs: list[tuple[str, Any]]) -> Any:
+        """The object of a tensor, as most programs write it, as (its kind, begin, end); None for any other."""
+        if len(pairs) == 3:
+            (first, code), (second, shape), (third, offsets) = pairs
+            if (first, second, third) == _FIELDS:
+                return _usual(code, shape, offsets, kinds)
+        return None
 
     if raw[:1] != b"{":
         raise Malformed("its header does not begin with '{'", where=where)
-    try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=without_repeats, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, Malformed):
-            raise
-        raise Malformed(f"its header is not JSON: {printable(str(error), 120)}", where=where) from None
+    header = read_json(raw, where, "its header", compact=compact)
     if not isinstance(header, dict):
         raise Malformed("its header is no object of JSON", where=where)
     for name in header:
         if _has_half_a_pair(name):
             raise Malformed(f"its header has the name {printable(repr(name), 80)}, which is no text", where=where)
-    return header
+    metadata = header.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise Malformed("its __metadata__ is no map of texts", where=where)
+    return header, metadata
 
 
-def _entry(file: File, name: str, entry: Any) -> tuple[DType, tuple[int, ...], int, int]:
-    """The checked fields of one tensor."""
+@record(frozen=True, slots=True)
+class _Kind:
+    """What tensors of one type and shape have in common. `nbytes` are those of the data of one."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    nbytes: int
+
+
+_FIELDS = ("dtype", "shape", "data_offsets")
+_INTEGERS = {int}
+
+
+def _usual(code: Any, shape: Any, offsets: Any, kinds: dict[tuple[Any, ...], _Kind]) -> tuple[_Kind, int, int] | None:
+    """The fields of a tensor with nothing odd about them, or None. KINDS are those that were met before: few, where
+    tensors are many."""
+    if type(code) is not str or type(shape) is not list or type(offsets) is not list or len(offsets) != 2:
+        return None
+    if set(map(type, shape + offsets)) != _INTEGERS:
+        return None
+    told = (code, *shape)
+    kind = kinds.get(told)
+    if kind is None:
+        dtype = BY_SAFETENSORS.get(code)
+        sizes = tuple(shape)
+        possible = len(sizes) <= MOST_DIMENSIONS and all(0 <= n < 1 << 62 for n in sizes)
+        if dtype is None or dtype.packed > 1 or not possible:
+            return None
+        kind = kinds[told] = _Kind(dtype, sizes, contiguous_stride(sizes), prod(sizes) * dtype.itemsize)
+    begin, end = offsets
+    return (kind, begin, end) if end - begin == kind.nbytes and 0 <= begin < 1 << 62 else None
+
+
+def _entries(file: File, header: dict[str, Any]) -> Iterator[tuple[str, _Kind, FileRange]]:
+    """The tensors of a header, which is empty then: with several hundred thousand, memory counts."""
+    start = 8 + int.from_bytes(file.read(0, 8), "little")
+    for name in list(header):
+        entry = header.pop(name)
+        kind, begin, end = entry if type(entry) is tuple else _entry(file, name, entry)
+        yield name, kind, FileRange(file, start + begin, end - begin)
+
+
+def _entry(file: File, name: str, entry: Any) -> tuple[_Kind, int, int]:
+    """The fields of a tensor, or what is wrong with them."""
     shown = printable(repr(name), 80)
     try:
-        code, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        code, shape, (begin, end) = [entry[field] for field in _FIELDS]
     except (KeyError, TypeError, ValueError):
         raise Malformed(f"the entry of {shown} lacks dtype, shape or two data_offsets", where=file.path) from None
     dtype = BY_SAFETENSORS.get(code) if isinstance(code, str) else None
     if dtype is None:
-        raise Malformed(f"{shown} has the unknown dtype {printable(repr(code), 40)}", where=file.path)
+        raise Malformed(f"{shown} has the unknown dtype {in_words(code, 40)}", where=file.path)
     if (
         not isinstance(shape, list)
         or len(shape) > MOST_DIMENSIONS
@@ -149,55 +193,60 @@ def _entry(file: File, name: str, entry: Any) -> tuple[DType, tuple[int, ...], i
         if not shape or shape[-1] % dtype.packed:
             raise Malformed(f"{shown} has an odd number of 4-bit elements in a row", where=file.path)
         shape = [*shape[:-1], shape[-1] // dtype.packed]
-    needed = prod(shape) * dtype.itemsize
-    if end - begin != needed:
+    sizes = tuple(shape)
+    kind = _Kind(dtype, sizes, contiguous_stride(sizes), prod(sizes) * dtype.itemsize)
+    if end - begin != kind.nbytes:
         raise Malformed(
-            f"{shown} has {end - begin:,} bytes; {code} of shape {printable(str(shape), 80)} takes {needed:,}",
+            f"{shown} has {end - begin:,} bytes; {code} of shape {printable(str(shape), 80)} takes {kind.nbytes:,}",
             where=file.path,
         )
-    return dtype, tuple(shape), begin, end
+    return kind, begin, end
 
 
-def _check_tiling(file: File, ranges: list[tuple[int, int, str]], available: int) -> None:
+def _check_tiling(file: File, names: list[str], ranges: list[FileRange]) -> None:
     """Refuse holes, overlaps, and data that are missing or too many, as the reference does."""
-    position = 0
-    for begin, end, name in sorted(ranges):
+    position = start = 8 + int.from_bytes(file.read(0, 8), "little")
+    order = sorted(range(len(ranges)), key=lambda number: ranges[number].length)  # of two at one place the empty one
+    for number in sorted(order, key=lambda number: ranges[number].offset):
+        begin = ranges[number].offset
         if begin != position:
             kind = "a hole before" if begin > position else "an overlap at"
-            raise Malformed(f"its data have {kind} {printable(repr(name), 80)} (byte {position:,})", where=file.path)
-        position = end
-    if position > available:
-        short = sum(end > available for _, end, _ in ranges)
+            where = f"{printable(repr(names[number]), 80)} (byte {position - start:,})"
+            raise Malformed(f"its data have {kind} {where}", where=file.path)
+        position += ranges[number].length
+    if position > file.size:
+        short = sum(part.offset + part.length > file.size for part in ranges)
         raise Malformed(
-            f"is cut short: its tensors take {position:,} bytes, {available:,} are there",
+            f"is cut short: its tensors take {position - start:,} bytes, {file.size - start:,} are there",
             evidence=[f"{counted(short, 'tensor')} of {len(ranges):,} not whole"],
             where=file.path,
             hint="the download or copy did not finish; compare the size with the source",
         )
-    if position < available:
-        raise Malformed(f"{available - position:,} bytes follow the last tensor", where=file.path)
+    if position < file.size:
+        raise Malformed(f"{file.size - position:,} bytes follow the last tensor", where=file.path)
 
 
 def _read_note(text: str | None) -> dict[str, Any] | None:
     """Our own note, or None if there is none that can be understood."""
     try:
-        note = json.loads(text) if text else None
-    except (ValueError, RecursionError):
+        note = read_json(text) if text else None
+    except Malformed:
         return None
     return note if isinstance(note, dict) and note.get("version") == 1 else None
 
 
 def _restore(root: Dict, note: dict[str, Any]) -> None:
     """Put back what the note says: strides, ties, `_metadata`. What does not fit the tensors is passed over."""
-    by_name = dict(root.entries)
-    for name, stride in _pairs(note.get("strides")):
+    strides, ties_noted = _pairs(note.get("strides")), _pairs(note.get("ties"))
+    by_name = dict(root.entries) if strides or ties_noted else {}
+    for name, stride in strides:
         tensor = by_name.get(name)
         if tensor is None or not isinstance(stride, list) or not all(type(n) is int and n >= 0 for n in stride):
             continue
         if len(stride) == len(tensor.shape) and tensor.numel and is_permutation(tensor.shape, tuple(stride)):
             by_name[name] = permuted(tensor, tuple(stride))
     ties: dict[str, object] = defaultdict(object)
-    for name, kept in _pairs(note.get("ties")):
+    for name, kept in ties_noted:
         one, other = by_name.get(name), by_name.get(kept) if isinstance(kept, str) else None
         if (
             one is None
@@ -207,7 +256,7 @@ def _restore(root: Dict, note: dict[str, Any]) -> None:
             continue
         for tensor in (one, other):
             object.__setattr__(tensor.storage, "tie", ties[kept])  # complete what nobody has seen yet
-    root.entries = [(name, by_name[name]) for name, _ in root.entries]
+    root.entries = list(by_name.items()) or root.entries
     metadata = note.get("_metadata")
     if isinstance(metadata, dict):
         node = from_plain(metadata)
@@ -243,7 +292,7 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
     if metadata is not None:
         try:
             plain = {str(path): to_plain(value) for path, value in metadata.entries}
-            note["_metadata"] = json.loads(json.dumps(plain))
+            note["_metadata"] = through_json(plain)
             if note["_metadata"] != plain:
                 form.append("in the _metadata, what JSON does not have (tuples, keys that are no text) is changed")
         except (TypeError, ValueError, RecursionError):

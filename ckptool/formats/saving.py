@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 from ..casting import tallies_in
 from ..checkpoint import Checkpoint, map_storages
 from ..disk.checksums import Damaged
-from ..disk.files import FileRange, StrPath, beside, is_computed, is_url, same_bytes, shell_quote
+from ..disk.files import File, FileRange, Piece, StrPath, beside, is_computed, nested, same_bytes, shell_path
 from ..disk.folders import check_folder, replacing_folder
-from ..disk.writing import check_target, replacing, room_for, write_pieces
-from ..errors import CannotCarry, CheckpointError, RuleError, printable
+from ..disk.targets import check_target, leftover_notes, replacing
+from ..disk.writing import room_for, write_pieces
+from ..errors import CannotCarry, CheckpointError, Malformed, OutputExists, RuleError, printable
 from ..objects import beyond_plain_data
 from ..tensor import Storage
 from . import torch_zip
@@ -103,8 +105,6 @@ def plan(
         CannotCarry: content would be lost, an object would be written that may run code when it is loaded, FOR_TORCH
             cannot load it, or it would be out of all proportion to its source.
     """
-    if is_url(path):
-        raise RuleError("files are written here, not to a URL", where=path, hint="name a file")
     if not isinstance(ckpt, Checkpoint):
         from ..model import from_torch
 
@@ -118,7 +118,7 @@ def plan(
         raise CannotCarry(
             ckpt.sealed,
             where=ckpt.where,
-            hint=f"ckptool extract-weights {shell_quote(printable(ckpt.where))} {out} takes the weights out of it",
+            hint=f"ckptool extract-weights {shell_path(ckpt.where)} {out} takes the weights out of it",
         )
     if for_torch is not None:
         require_readable(ckpt, chosen, for_torch)
@@ -207,13 +207,13 @@ def save(
     return receipt
 
 
-def check(planned: Plan, *, overwrite: bool = False) -> os.stat_result | None:
-    """Refuse a target that cannot or must not be written. Returns its status if it is there and not empty."""
+def check(planned: Plan, *, overwrite: bool = False, backup: str | None = None) -> None:
+    """Refuse a target that cannot or must not be written, or whose backup cannot be kept."""
     if not planned.draft.folder:
-        return check_target(planned.path, overwrite=overwrite)
-    names = list(planned.draft.folder)
-    found = check_folder(planned.path, overwrite=overwrite, names=names, replaced=planned.replaced)
-    return found if found and any(planned.path.iterdir()) else None
+        check_target(planned.path, overwrite=overwrite, backup=backup)
+        return
+    names, replaced = list(planned.draft.folder), planned.replaced
+    check_folder(planned.path, overwrite=overwrite, names=names, replaced=replaced, backup=backup)
 
 
 def write(
@@ -238,25 +238,62 @@ def write(
         notes = _write(planned, overwrite, backup, progress)
     except Damaged as error:
         raise planned.checks.refusal(error) from None
-    return notes + [line for tally in tallies for line in tally.lines()]
+    return notes + leftover_notes(planned.path) + [line for tally in tallies for line in tally.lines()]
 
 
 def _write(planned: Plan, overwrite: bool, backup: str | None, progress: Callable[[int], None] | None) -> list[str]:
     pieces, folder = planned.draft.pieces, planned.draft.folder
+    inputs = _inputs(chain(pieces, *folder.values()))
+    real = Path(os.path.realpath(planned.path))
+    replaced = [file for file in inputs if real in (path := Path(os.path.realpath(file.path)), path.parent)]
+    unchanged = partial(_require_unchanged, inputs, replaced)
+    notes: list[str] = []
     if folder:
         notes = replacing_folder(
-            planned.path, folder, overwrite=overwrite, backup=backup, replaced=planned.replaced, progress=progress
+            planned.path,
+            folder,
+            overwrite=overwrite,
+            backup=backup,
+            replaced=planned.replaced,
+            progress=progress,
+            check=unchanged,
         )
         planned.checks.finish(chain(*folder.values()))
-        return notes
-    mode = next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)  # as cp does
-    with replacing(planned.path, size=room_for(pieces), overwrite=overwrite, backup=backup, mode=mode) as out:
-        write_pieces(out, pieces, progress)
-    return []
+    else:
+        mode = next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)  # as cp does
+        with replacing(planned.path, size=room_for(pieces), overwrite=overwrite, backup=backup, mode=mode) as out:
+            write_pieces(out, pieces, progress)
+            unchanged()
+    for file in replaced:
+        file.note_replaced()
+    return notes
+
+
+def _inputs(pieces: Iterable[Piece]) -> list[File]:
+    """The files that PIECES are copied or computed from, once each."""
+    files: dict[int, File] = {}
+    for piece in pieces:
+        found = [piece.file] if isinstance(piece, FileRange) else nested(piece)
+        files.update((id(file), file) for file in found if isinstance(file, File))
+    return list(files.values())
+
+
+def _require_unchanged(inputs: Sequence[File], replaced: Sequence[File]) -> None:
+    """Refuse to give the target its name if an input changed while it was copied, or another run has replaced it.
+
+    Without this, of two runs of `--in-place` on one file the second would undo what the first has done.
+    """
+    for file in inputs:
+        if not file.is_unchanged():
+            hint = "run the command again, when nothing writes to it"
+            raise Malformed("changed while it was being copied", where=file.path, hint=hint)
+    for file in replaced:
+        if not file.is_at_its_path():
+            raise OutputExists("was replaced by somebody else meanwhile", where=file.path, hint="run the command again")
 
 
 def settle_ties(ckpt: Checkpoint) -> Checkpoint:
-    """Hold ties that a note claims against the bytes: what is equal becomes one storage, what differs is set apart."""
+    """Compare the tensors that a note calls tied: equal ones become one storage, different ones stay apart."""
     ties: dict[int, Storage] = {}
     broken: list[str] = []
 

@@ -27,13 +27,15 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..disk.files import Buffer, File, Folder, Piece, nested, shell_quote
+from ..disk.documents import read_json
+from ..disk.files import Buffer, File, Piece, nested, shell_path
+from ..disk.inside import Folder
 from ..errors import Ambiguous, CheckpointError, Malformed, RuleError, UnknownFormat, counted, printable
 from ..tensor import LazyTensor
 from ..tree import ABSENT, Dict, Object
 from ..weights import around, the_state_dict
 from . import safetensors, torch_legacy, torch_zip
-from ._folder import FolderOrigin, carried_along, lying_beside
+from ._folder import FolderOrigin, carried_along, origin_in
 from .base import SHARD_SIZE, Draft, FolderFormat, Format, Split
 
 _PLACES = "ckptool.places"
@@ -123,7 +125,7 @@ def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpo
             "holds several sets of weights; say which one:",
             where=folder.path,
             evidence=[printable(one.name, 100) for one in plain[:8]],
-            hint=f"name the file instead of the folder: {shell_quote(printable(str(folder.path / plain[0].name)))}",
+            hint=f"name the file instead of the folder: {shell_path(folder.path / plain[0].name)}",
         )
     chosen = plain[0]
     others = [printable(one.name, 60) for one in _weights_in(folder) if one.name != chosen.name]
@@ -154,16 +156,16 @@ def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpo
         warnings += [line for line in part.warnings if "order of its keys" not in line]
     if not places_known:
         warnings.append("the order of its keys is that of its shards; how they were saved is not known")
-    own = frozenset([*names, chosen.name])
+    origin = origin_in(folder, parts, frozenset([*names, chosen.name]))
     return Checkpoint(
         root,
         SAFETENSORS.name if kind == "safetensors" else BIN.name,
         folder.path,
         sum(part.nbytes for part in parts.values()),
         metadata=text,
-        origin=FolderOrigin(folder, parts, own, lying_beside(folder, own)),
+        origin=origin,
         order_preserved=places_known,
-        warnings=tuple(warnings),
+        warnings=(*warnings, *origin.lines()),
         lost_content=tuple(f"{name}: {line}" for name, part in parts.items() for line in part.lost_content),
         lost_form=tuple(f"{name}: {line}" for name, part in parts.items() for line in part.lost_form),
     )
@@ -180,25 +182,11 @@ def _read_index(folder: Folder, chosen: _Weights) -> tuple[dict[str, str], dict[
     file = folder.file(chosen.name, chosen.name)
     if file.size > _LARGEST_INDEX:
         raise Malformed(f"has {file.size:,} bytes; an index has at most {_LARGEST_INDEX:,}", where=file.path)
-    twice: list[str] = []
-
-    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(items)
-        if len(made) != len(items):
-            seen: set[str] = set()
-            twice.extend(key for key, _ in items if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        return made
-
-    try:
-        index = json.loads(file.read(0, file.size).decode("utf-8"), object_pairs_hook=pairs)
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"is not JSON: {printable(str(error), 120)}", where=file.path) from None
+    index = read_json(file.read(0, file.size), file.path)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     metadata = index.get("metadata") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise Malformed("has no weight_map of keys to file names", where=file.path)
-    if twice:
-        raise Malformed(f"names {printable(repr(twice[0]), 120)} twice", where=file.path)
     if not weight_map:
         raise Malformed("has an empty weight_map", where=file.path)
     endings = (".safetensors",) if chosen.kind == "safetensors" else (".bin", ".pt", ".pth")
@@ -272,8 +260,8 @@ def _joined(parts: dict[str, Checkpoint]) -> tuple[Dict, bool]:
     places: list[int] = []
     for part in parts.values():
         try:
-            noted = json.loads(part.metadata.get(_PLACES, "null"))
-        except (ValueError, RecursionError):
+            noted = read_json(part.metadata.get(_PLACES, "null"))
+        except Malformed:
             noted = None
         if part.order_preserved and isinstance(noted, list) and all(type(n) is int for n in noted):
             places += noted
@@ -306,7 +294,7 @@ def parse_size(text: int | str) -> int:
     Raises:
         RuleError: it is no size.
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]b)?\s*", str(text), re.IGNORECASE | re.ASCII)
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([kmgt]b)?\s*", str(text), re.IGNORECASE | re.ASCII)
     size = (
         int(float(found[1]) * _UNITS[found[2].upper()])
         if found and found[2]

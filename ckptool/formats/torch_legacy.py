@@ -22,7 +22,7 @@ from typing import Any
 from ..checkpoint import Checkpoint, little_endian_throughout
 from ..decode import check_all
 from ..disk.files import Buffer, File, FileRange, Piece
-from ..errors import CannotCarry, Malformed, counted, printable
+from ..errors import CannotCarry, Malformed, counted, in_words, printable
 from ..tensor import LazyTensor, Storage
 from ..tree import Dict, List
 from ._beginnings import LEGACY_MAGIC, is_legacy
@@ -131,7 +131,8 @@ def _read_pickles(file: File, data: bytes, *, complete: bool, strict: bool = Tru
         if index == 0 and values[0] != LEGACY_MAGIC:
             raise Malformed("does not begin with torch's magic number", where=file.path)
         if index == 1 and values[1] != _PROTOCOL:
-            raise Malformed(f"has protocol version {printable(repr(values[1]), 20)}, not {_PROTOCOL}", where=file.path)
+            version = in_words(values[1], 20).strip("'")
+            raise Malformed(f"has protocol version {version}, not {_PROTOCOL}", where=file.path)
         if index == 3:
             tree_reader = reader
     keys = values[4]

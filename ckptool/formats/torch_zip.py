@@ -23,6 +23,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
 from ..decode import check_all
+from ..disk.documents import read_json
 from ..disk.files import Buffer, Crc32Of, File, FileRange, Piece
 from ..errors import Malformed, UnknownFormat, counted, printable
 from ..tensor import Storage
@@ -112,10 +113,10 @@ def _read_note(archive: Archive) -> dict[str, str]:
     if _NOTE not in archive.members:
         return {}
     try:
-        note = json.loads(archive.read(_NOTE, _LARGEST_RECORD))
-    except ValueError:
+        note = read_json(archive.read(_NOTE, _LARGEST_RECORD))
+    except Malformed:
         return {}
-    return {str(k): str(v) for k, v in note.items()} if isinstance(note, dict) else {}
+    return {k: v for k, v in note.items() if isinstance(v, str)} if isinstance(note, dict) else {}
 
 
 def draft_zip(ckpt: Checkpoint) -> Draft:

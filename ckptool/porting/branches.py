@@ -121,6 +121,7 @@ class Branches:
                 one, other = _first(held[a]), _first(held[b])
                 if one is None or other is None or not beside(one[0], other[0]):
                     continue
+                # Beside layers that follow each other, a branch is one choice of the code: it confirms an order once.
                 again = any(not apart(a, c) and not apart(b, d) for c, d in (*seen, *((d, c) for c, d in seen)))
                 seen.append((a, b))
                 for name, vote in votes.items():

@@ -44,7 +44,7 @@ def doubt_conventions(filling: Filling) -> None:
 
 
 def _bare_squares(filling: Filling) -> None:
-    """Square matrices that no layer of torch holds, as the others of the file whose sizes show how they stand."""
+    """Turn square bare parameters as the others of the file whose sizes show their layout; doubt them if none does."""
     votes: Counter[bool] = Counter()
     square = []
     for hole, filled in filling.holes.items():
@@ -248,7 +248,11 @@ def _concatenated(filling: Filling) -> None:
 
 
 def _centred_norms(filling: Filling) -> None:
-    """Norm weights around 0 where the model takes them as they are, or around 1 where it adds 1."""
+    """Norm weights around 0 where the model takes them as they are, or around 1 where it adds 1.
+
+    A model that adds 1 may have trained all weights above 0. Under its own names they are certain, unless they all lie
+    closely around 1; under other names they are a guess.
+    """
     if filling.values is None:
         return
     norms = []
@@ -328,6 +332,7 @@ def _equalised(filling: Filling) -> None:
 
     Equalised learning rates: weights are normally distributed, and 1 / sqrt(inputs) or sqrt(2 / inputs) is a factor in
     the code (Karras et al., "Progressive Growing of GANs", 2018, section 4.1). This model has no such factor.
+    A file of weights that are scaled as code initialises them does not show the factor.
     """
     if filling.values is None or filling.same_names:
         return
@@ -378,7 +383,10 @@ def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:
 
 
 def _rotary_by_name(path: Sequence[str]) -> Rotary | None:
-    """How queries and keys are paired by rotary embeddings in code that uses this name, the longest that is known."""
+    """How queries and keys are paired by rotary embeddings in code that uses this name, the longest that is known.
+
+    Code with `Wqkv`, `qkv`, `to_q` or `query_key_value` pairs them in either way, so the table does not have these.
+    """
     for end in (len(path), len(path) - 1):  # what was taken out of a fused projection has its name behind it
         words = words_of(path[max(end - 2, 0) : end])
         for start in range(len(words)):

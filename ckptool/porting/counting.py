@@ -41,7 +41,7 @@ def direction(couples: Iterable[tuple[Member, Member]]) -> int:
 def counted(own: Collection[Number], theirs: Collection[Number], known: Collection[Member] = ()) -> int:
     """How members of two lists are counted: from one end (1), from opposite ends (-1), or neither fits (0).
 
-    The first is the first unless what is known excludes it.
+    Both lists are counted from one end unless members that are known to be each other exclude that.
 
     Args:
         own, theirs: the numbers of members of which it is asked which is which.

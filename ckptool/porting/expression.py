@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import gcd
+from math import gcd, isfinite, prod
 from typing import Any
 
 from ..errors import RuleError, printable
@@ -248,18 +248,36 @@ def shape_of(x: Expr, shapes: Mapping[str, Shape]) -> Shape:
     return operation.shape(*first, *inner, *rest)
 
 
+#: Elements that any step of an expression may give, unless the tensors that it reads have an eighth of that.
+_MOST_ELEMENTS = 1 << 28
+
+
 def lazy(x: Expr, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
-    """What X gives as a tensor over TENSORS that is read when it is written."""
-    if x.op == "key":
-        return tensors[x.key]
-    shape = shape_of(x, {key: tensors[key].shape for key in x.keys()})  # noqa: SIM118
-    parts = [lazy(arg, tensors) for arg in x.args]
-    return result(x.op, parts, x.params, shape, parts[0] if parts else next(iter(tensors.values())))
+    """What X gives as a tensor over TENSORS that is read when it is written.
+
+    Raises:
+        RuleError: an operation does not fit, or gives far more than the tensors hold (`repeat(x, 0, 1000000000)`).
+    """
+    shapes = {key: tensors[key].shape for key in x.keys()}  # noqa: SIM118
+    most = max(_MOST_ELEMENTS, 8 * sum(map(prod, shapes.values())))
+
+    def made(x: Expr) -> LazyTensor:
+        if x.op == "key":
+            return tensors[x.key]
+        shape = shape_of(x, shapes)
+        if prod(shape) > most:
+            raise RuleError(f"{x.op} gives {prod(shape):,} elements, far more than the source has")
+        parts = [made(arg) for arg in x.args]
+        return result(x.op, parts, x.params, shape, parts[0] if parts else next(iter(tensors.values())))
+
+    return made(x)
 
 
 # --------------------------------------------------------------------------------------------------- from text
 
-_TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[(),]|[^\s(),"]+)')
+_TOKEN = re.compile(r'\s*("[^"\\]*(?:\\.[^"\\]*)*"|[(),]|[^\s(),"]+)')
+#: Operations within each other. What ckptool writes has a handful.
+DEEPEST = 64
 
 
 def parse(text: str) -> Expr:
@@ -269,8 +287,8 @@ def parse(text: str) -> Expr:
         RuleError: it says none.
     """
     tokens: list[str] = []
-    at = 0
-    while text[at:].strip():
+    at, end = 0, len(text.rstrip())
+    while at < end:
         found = _TOKEN.match(text, at)
         if found is None:
             raise RuleError(f"cannot read the expression {printable(text)!r}")
@@ -278,60 +296,77 @@ def parse(text: str) -> Expr:
         at = found.end()
     reader = _Reader(tokens, text)
     made = reader.expression()
-    if not isinstance(made, Expr) or reader.tokens:
+    if reader.tokens:
         raise RuleError(f"cannot read the expression {printable(text)!r}")
     return made
 
 
 class _Reader:
     def __init__(self, tokens: list[str], text: str) -> None:
-        self.tokens, self.text = tokens, text
+        self.tokens, self.text = tokens[::-1], text  # the next one is the last
 
-    def expression(self) -> Expr:
+    def expression(self, depth: int = 0) -> Expr:
         if not self.tokens:
             raise RuleError(f"the expression {printable(self.text)!r} ends too early")
-        head = self.tokens.pop(0)
+        head = self.tokens.pop()
         if head in ("(", ")", ","):
-            raise RuleError(f"cannot read the expression {printable(self.text)!r}")
-        if not self.tokens or self.tokens[0] != "(":
-            return of(json.loads(head) if head.startswith('"') else head)
+            raise self._unreadable()
+        if not self.tokens or self.tokens[-1] != "(":
+            return of(self._unquoted(head) if head.startswith('"') else head)
         if head not in OPERATIONS:
             raise RuleError(
                 f"there is no operation {printable(head)!r}", evidence=[f"there are {', '.join(OPERATIONS)}"]
             )
-        return self._call(head)
+        if depth == DEEPEST:
+            raise RuleError(f"the expression {printable(self.text)!r} has more than {DEEPEST} operations in each other")
+        return self._call(head, depth)
 
-    def _call(self, name: str) -> Expr:
+    def _call(self, name: str, depth: int) -> Expr:
         operation = OPERATIONS[name]
-        self.tokens.pop(0)
+        self.tokens.pop()
         params: list[Number] = []
         args: list[Expr] = []
         count = 0
         while True:
             if not self.tokens:
                 raise RuleError(f"the expression {printable(self.text)!r} has no closing bracket")
-            if self.tokens[0] == ")":
-                self.tokens.pop(0)
+            if self.tokens[-1] == ")":
+                self.tokens.pop()
                 break
             if count < operation.first or operation.takes < 0 or (operation.takes and len(args) == operation.takes):
-                params.append(_number(self.tokens.pop(0)))
+                params.append(_number(self.tokens.pop()))
             else:
-                args.append(self.expression())
+                args.append(self.expression(depth + 1))
             count += 1
-            if self.tokens and self.tokens[0] == ",":
-                self.tokens.pop(0)
+            if self.tokens and self.tokens[-1] == ",":
+                self.tokens.pop()
         if not args and operation.takes >= 0:
             raise RuleError(f"{name}() in {printable(self.text)!r} has nothing to work on")
+        if (operation.takes > 0 and len(args) != operation.takes) or not operation.fits(params):
+            raise RuleError(
+                f"{name}() in {printable(self.text)!r} is given something else than it takes",
+                evidence=[operation.summary],
+            )
         return Expr(name, tuple(args), tuple(params))
+
+    def _unquoted(self, token: str) -> str:
+        try:
+            return str(json.loads(token))
+        except ValueError:
+            raise self._unreadable() from None
+
+    def _unreadable(self) -> RuleError:
+        return RuleError(f"cannot read the expression {printable(self.text)!r}")
+
+
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_REAL = re.compile(r"-?[0-9]{1,20}(\.[0-9]{0,20})?(e[-+]?[0-9]{1,3})?")
 
 
 def _number(text: str) -> Number:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _REAL.fullmatch(text) and isfinite(float(text)) else text
 
 
 # ---------------------------------------------------------------------------------------------------- inversion
@@ -375,6 +410,8 @@ def _undo(
         return _undo(inner, Expr("flatten", (value,), (*x.params[:3], other)), piece, out, shapes)
     if x.op in ("shift", "scale"):
         amount = float(x.params[0])
+        if x.op == "scale" and not (amount and isfinite(1 / amount)):
+            return False
         back_to = -amount if x.op == "shift" else 1 / amount
         return _undo(inner, Expr(x.op, (value,), (back_to,)), piece, out, shapes)
     if x.op == "cat":

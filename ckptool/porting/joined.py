@@ -231,6 +231,11 @@ def _look(content: _Content, times: int = 1) -> _Look:
 
 
 def _join_lists(one: Canon, other: Canon) -> None:
+    """Join the members of numbered lists.
+
+    Two joins fit a list of blocks that hold two like layers each and nothing else: inside of each block, or across the
+    blocks. Such a list may be joined across its blocks.
+    """
     for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdecimal()}, reverse=True):
         sizes = _Sizes(one, other)
         parents = _parents(one, other, sizes)

@@ -19,7 +19,6 @@ several. Of several lines for one key the last counts, so that uncommenting a ri
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import re
 from collections import defaultdict
@@ -28,15 +27,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..disk.files import StrPath, reason
-from ..disk.writing import replacing
-from ..errors import Malformed, RuleError, Unreadable, counted, printable
+from ..disk.documents import LARGEST_LIST, check_size, quoted, read_yaml
+from ..disk.files import StrPath
+from ..disk.targets import write_side_output
+from ..errors import Malformed, RuleError, counted, in_words, printable
 from ..keys import collapse, unwrap
 from ..signature import Signature
 from . import expression as ex
+from . import ranges
 from .expression import Expr, Shape
 from .mapping import Entry, Mapping
 from .pieces import substituted
+from .ranges import Line
 
 _VERSION = 1
 
@@ -45,12 +47,10 @@ def text_of(mapping: Mapping) -> str:
     """A mapping as the text of a file."""
     lines = [f"ckptool-mapping: {_VERSION}"]
     lines += [
-        f"{name}: {json.dumps(value)}"
-        for name, value in (("source", mapping.source), ("target", mapping.target))
-        if value
+        f"{name}: {quoted(value)}" for name, value in (("source", mapping.source), ("target", mapping.target)) if value
     ]
     if mapping.at:
-        lines.append(f"at: {json.dumps(mapping.at)}")
+        lines.append(f"at: {quoted(mapping.at)}")
     guessed = mapping.having("guessed")
     if guessed:
         lines += ["doubts:", *(f"  # {line}" for line in _HOW_TO_SETTLE), *_doubts(guessed)]
@@ -89,11 +89,11 @@ def _doubts(guessed: Sequence[Entry]) -> Iterator[str]:
 
 
 def _yaml_key(text: str) -> str:
-    return text if re.fullmatch(r"[A-Za-z_][\w.\-{},/]*", text) else json.dumps(text)
+    return text if re.fullmatch(r"[A-Za-z_][\w.\-{},/]*", text) else quoted(text)
 
 
 def _yaml_value(text: str) -> str:
-    return text if re.fullmatch(r"[A-Za-z_][\w.\-(), {}]*", text) and not text.endswith(" ") else json.dumps(text)
+    return text if re.fullmatch(r"[A-Za-z_][\w.\-(), {}]*", text) and not text.endswith(" ") else quoted(text)
 
 
 def folded(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
@@ -161,7 +161,7 @@ def _text(expr: Expr, names: dict[str, str]) -> str:
     """An expression with some keys shown under other names, which may have holes."""
     if expr.op == "key":
         name = names.get(expr.key) or _with_braces(expr.key)
-        return name if re.fullmatch(r"[\w.\-/]+", expr.key) else json.dumps(name)
+        return name if re.fullmatch(r"[\w.\-/]+", expr.key) else json.dumps(name, ensure_ascii=False)
     words = ex.OPERATIONS[expr.op].first
     params, args = list(map(str, expr.params)), [_text(arg, names) for arg in expr.args]
     return f"{expr.op}({', '.join(params[:words] + args + params[words:])})"
@@ -190,13 +190,17 @@ def _is_number(component: str) -> bool:
 
 
 def save(mapping: Mapping, path: StrPath, *, overwrite: bool = False) -> None:
-    """Write a mapping file. One that is there and holds just that is left as it is."""
-    data = text_of(mapping).encode()
-    with contextlib.suppress(OSError):
-        if Path(path).read_bytes() == data:
+    """Write a mapping file. One that is there and holds just that is left as it is.
+
+    Raises:
+        RuleError: it would not be read: it is too large, or has a name that is no text.
+    """
+    text = text_of(mapping)
+    check_size(text, path, largest=LARGEST_LIST)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if Path(path).read_text(encoding="utf-8") == text:
             return
-    with replacing(path, size=len(data), overwrite=overwrite) as out:
-        out.write(data)
+    write_side_output("mapping", path, text, overwrite=overwrite)
 
 
 def read(path: StrPath) -> Mapping:
@@ -206,121 +210,64 @@ def read(path: StrPath) -> Mapping:
         Unreadable: there is no such file, or it is no text.
         Malformed: it is no mapping file; the message names the line's key.
     """
-    import yaml
-
-    try:
-        raw = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Unreadable(reason(error) if isinstance(error, OSError) else "not a text in UTF-8", where=path) from None
-    try:
-        document = yaml.load(raw, yaml.BaseLoader)  # texts only: a layer may be called `no` or `on`
-    except (yaml.YAMLError, RecursionError) as error:
-        place = getattr(error, "problem_mark", None)
-        line = f" (line {place.line + 1})" if place is not None else ""
-        raise Malformed(
-            f"is not valid YAML{line}",
-            where=path,
-            evidence=["lines of one section begin in the same column"] if line else [],
-        ) from None
+    document = read_yaml(
+        path, Malformed, largest=LARGEST_LIST, texts=True
+    )  # texts only: a layer may be called `no` or `on`
     if not isinstance(document, dict) or "ckptool-mapping" not in document:
         raise Malformed("is no mapping file", where=path, hint="ckptool transfer SRC MODEL.py --save-mapping m.yaml")
-    if document["ckptool-mapping"] != str(_VERSION):
-        raise Malformed(f"is a mapping file of version {printable(str(document['ckptool-mapping']))}", where=path)
-    return _mapping(document, path)
-
-
-def _mapping(document: dict[Any, Any], path: StrPath) -> Mapping:
+    version, *named = (_text_at(document, name, path) for name in ("ckptool-mapping", "source", "target", "at"))
+    if version != str(_VERSION):
+        raise Malformed(f"is a mapping file of version {printable(version or '')}", where=path)
     entries: dict[str, Entry] = {}
+    for line in ranges.within_limits(_lines(document, path), path):
+        for entry in _entries(line, path):
+            if entry.status == "unmapped":
+                entries.setdefault(entry.target, entry)
+            else:
+                entries[entry.target] = entry
+    return Mapping(tuple(entries.values()), (), {}, named[0] or "", named[1] or "", at=named[2])
+
+
+def _text_at(document: dict[str, Any], name: str, path: StrPath) -> str | None:
+    value = document.get(name)
+    if value is not None and not isinstance(value, str):
+        raise Malformed(f"{name!r} holds {in_words(value)}, not a text", where=path)
+    return value
+
+
+def _lines(document: dict[str, Any], path: StrPath) -> Iterator[Line]:
     for section in ("mapping", "doubts"):
         lines = document.get(section) or {}
         if not isinstance(lines, dict):
             raise Malformed(f"{section!r} holds no lines KEY: EXPRESSION", where=path)
         for pattern, value in lines.items():
-            for key, text in _expanded(str(pattern), str(value), path):
-                guess = re.fullmatch(r"guess\((.*)\)", text, re.DOTALL)
-                try:
-                    expr = ex.parse(guess[1] if guess else text)
-                except RuleError as error:
-                    raise Malformed(f"{printable(key)}: {error.what}", where=path, evidence=error.evidence) from None
-                entries[key] = Entry(
-                    key,
-                    (),
-                    "guessed" if guess else "mapped",
-                    expr,
-                    "the mapping file",
-                    ("the mapping file calls it a guess",) if guess else (),
-                )
+            if not isinstance(value, str):
+                what = f"{printable(pattern)}: {in_words(value)} is no expression"
+                raise Malformed(what, where=path, hint="put an expression that begins with [ or { in quotes")
+            yield ranges.line(pattern, value, path)
     left = document.get("left") or []
     if not isinstance(left, list):
         raise Malformed("'left' holds no list of keys", where=path)
     for pattern in left:
-        for key, _ in _expanded(str(pattern), "", path):
-            entries.setdefault(key, Entry(key, (), "unmapped", doubts=("the mapping file leaves it",)))
-    at = document.get("at")
-    return Mapping(
-        tuple(entries.values()),
-        (),
-        {},
-        str(document.get("source", "")),
-        str(document.get("target", "")),
-        at=None if at is None else str(at),
-    )
+        if not isinstance(pattern, str):
+            raise Malformed(f"'left' holds {in_words(pattern)}, which is no key", where=path)
+        yield ranges.line(pattern, None, path)
 
 
-_BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
-_MOST_KEYS = 1_000_000
-
-
-def _expanded(pattern: str, value: str, path: StrPath) -> Iterator[tuple[str, str]]:
-    """The keys that a line stands for, each with its expression."""
-    ranges, pieces = [], [""]
-    for text, inner in _pieces(pattern):
-        if inner is None:
-            pieces[-1] += text
+def _entries(line: Line, path: StrPath) -> Iterator[Entry]:
+    for key, text in ranges.written_out(line, path):
+        if text is None:
+            yield Entry(key, (), "unmapped", doubts=("the mapping file leaves it",))
+            continue
+        guess = re.fullmatch(r"guess\((.*)\)", text, re.DOTALL)
+        try:
+            expr = ex.parse(guess[1] if guess else text)
+        except RuleError as error:
+            raise Malformed(f"{printable(key)}: {error.what}", where=path, evidence=error.evidence) from None
+        if guess:
+            yield Entry(key, (), "guessed", expr, "the mapping file", ("the mapping file calls it a guess",))
         else:
-            ranges.append(_numbers(inner, pattern, path))
-            pieces.append("")
-    total = 1
-    for one in ranges:
-        total *= len(one)
-    if total > _MOST_KEYS:
-        raise Malformed(f"{printable(pattern)} stands for {counted(total, 'key')}", where=path)
-    for numbers in itertools.product(*ranges):
-        key = pieces[0] + "".join(f"{n}{piece}" for n, piece in zip(numbers, pieces[1:], strict=True))
-        holes = {str(place): str(n) for place, n in enumerate(numbers, 1)}
-        if len(numbers) == 1:
-            holes[""] = str(numbers[0])
-        filled = ""
-        for text, hole in _pieces(value):
-            if hole is not None and hole not in holes:
-                raise Malformed(
-                    f"{printable(pattern)}: {printable(value)} has a hole that the left side does not fill", where=path
-                )
-            filled += text if hole is None else holes[hole]
-        yield key, filled
-
-
-def _pieces(text: str) -> Iterator[tuple[str, str | None]]:
-    """What a text is made of: (literal text, None), with double braces as single ones, or ("", what is in braces)."""
-    at = 0
-    for found in _BRACES.finditer(text):
-        yield text[at : found.start()], None
-        yield (found[0][0], None) if found[1] is None else ("", found[1])
-        at = found.end()
-    yield text[at:], None
-
-
-def _numbers(text: str, pattern: str, path: StrPath) -> list[int]:
-    out: list[int] = []
-    for one in text.split(","):
-        found = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", one)
-        if found is None:
-            raise Malformed(f"{printable(pattern)}: {{{printable(text)}}} is no range such as {{0..11}}", where=path)
-        first, last = int(found[1]), int(found[2] or found[1])
-        if last - first > _MOST_KEYS:
-            raise Malformed(f"{printable(pattern)}: the range is too long", where=path)
-        out += range(first, last + 1)
-    return out
+            yield Entry(key, (), "mapped", expr, "the mapping file")
 
 
 def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) -> Mapping:
@@ -350,10 +297,9 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
                 except RuleError as error:
                     raise RuleError(f"{printable(wanted.key)}: {error.what}", where="--mapping") from None
                 if gives != wanted.shape:
-                    raise RuleError(
-                        f"{printable(wanted.key)} wants {list(wanted.shape)}; {found.expr} gives {list(gives)}",
-                        where="--mapping",
-                    )
+                    said = printable(str(found.expr))
+                    what = f"{printable(wanted.key)} wants {list(wanted.shape)}; {said} gives {list(gives)}"
+                    raise RuleError(what, where="--mapping")
             entries.append(replace(found, shape=wanted.shape, dtype=wanted.dtype, parameter=wanted.parameter))
         elif found is None and (
             wanted.key.endswith("num_batches_tracked") or (wanted.parameter is False and "running_" not in wanted.key)
@@ -410,7 +356,8 @@ def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
             lost.append(key)
         else:
             entries.append(Entry(key, shapes[key], "mapped", expr, "the mapping, inverted"))
-    lost = [key for key in dict.fromkeys(lost) if not any(e.target == key for e in entries)]
+    found_again = {e.target for e in entries}
+    lost = [key for key in dict.fromkeys(lost) if key not in found_again]
     if lost:
         raise RuleError(
             f"the mapping cannot be inverted for {counted(len(lost), 'key')}: values are lost on the way",

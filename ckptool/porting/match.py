@@ -101,7 +101,7 @@ class Matcher:
         names, orders = self._naming, self.orders
         evidence: list[Callable[[], bool]] = [
             names.by_exact_names,
-            names.by_roles,
+            names.by_roles,  # which tensors a layer holds tells it before the modules around it do
             self.scopes.split,
             names.by_hard_words,
             names.by_parts,
@@ -282,7 +282,7 @@ class Matcher:
         several = len({names[id(t)][:2] for t, _ in renamed}) > 1
         rows = {s.path[:-1] for _, s in renamed if s.last.isdecimal()} if several else set()
         last = max((u.order for u in self.cells.sources), default=0.0)
-        # the last layer is the output, whatever its name; a norm is none
+        # The last layer is the output whatever it is called, unless it is a norm.
         ends = {id(s) for _, s in strangers if s.order == last and not s.pieces.keys() & STATISTICS}
         # `linear` at the end says nothing against the name of an output
         plain = {

@@ -32,7 +32,9 @@ def doubt_modulation(filling: Filling) -> None:
 
     As a rule one model has one order, and layers beside the norm give the shift first. A layer of the target whose
     outputs are taken otherwise, than those of most of its layers or than the source's name for it says, may come from
-    code that has the other order.
+    code that has the other order. It is certain under an equal name, if its name in the source says the model's order,
+    or if it gives gates, too, and the model takes the shift first. Layers that scale first in both codes, under names
+    that say nothing, are flagged without need.
     """
     if filling.same_names:
         return
@@ -55,6 +57,7 @@ def doubt_modulation(filling: Filling) -> None:
             _turn(filling, t, len(taken), _ORDERS)
         elif own == "scale" or len(taken) == 2:
             _turn(filling, t, len(taken), _WHICH, kept=said in ("", own))
+    # Where the model was not followed, every layer with such a name is a guess.
     for t, s in () if filling.target.signature.traced else filling.matching.pairs:
         parts = _parts_of(t)
         named = _first_by_name(t) or _first_by_name(s)

@@ -17,7 +17,7 @@ from .mapping import Mapping
 from .places import block_of
 from .roles import components
 
-_NUMBERED = re.compile(r"(.*?)(\d+)\Z")
+_NUMBERED = re.compile(r"(.*?)(?<!\d)(\d+)\Z")
 #: So many tensors are a list.
 _LEAST = 4
 #: Such a share of sizes has to be those of the model, where a head of other classes is part of it.

@@ -6,13 +6,14 @@ rounds once, when it is written, one tensor at a time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..disk.files import CHUNK, Source
-from ..errors import RuleError
+from ..errors import RuleError, printable
 from ..tensor import LazyTensor, Storage, contiguous_stride
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class Operation:
         compute: the result from numpy arrays, where it is.
         first: parameters that are written before the arguments.
         summary: for the documentation.
-        takes: how many arguments (0: any number).
+        takes: how many arguments (0: any number, -1: none).
+        params: the other parameters, as `fits` spells them.
     """
 
     shape: Callable[..., Shape]
@@ -41,6 +43,20 @@ class Operation:
     compute: Callable[..., np.ndarray[Any, Any]] | None = None
     first: int = 0
     takes: int = 1
+    params: str = ""
+
+    def fits(self, params: Sequence[Number]) -> bool:
+        """Whether these are its parameters, by kind: i is an integer from 0 on, f another number, w a word."""
+        return re.fullmatch(self.params, "".join(map(_kind, params))) is not None
+
+
+def _kind(param: Number) -> str:
+    if isinstance(param, str):
+        return "w"
+    return "i" if isinstance(param, int) and param >= 0 else "f"
+
+
+_REAL = "[if]"
 
 
 # -- shapes
@@ -72,9 +88,11 @@ def _selected(shape: Shape, dim: int, index: int) -> Shape:
 
 
 def _joined(dim: int, *shapes: Shape) -> Shape:
+    _need(all(dim < len(s) for s in shapes), f"there is no dimension {dim} to join along")
     rest = {(*s[:dim], *s[dim + 1 :]) for s in shapes}
     _need(
-        len(rest) == 1 and len({len(s) for s in shapes}) == 1, f"cannot join {', '.join(str(list(s)) for s in shapes)}"
+        len(rest) == 1 and len({len(s) for s in shapes}) == 1,
+        f"cannot join {', '.join(str(list(s)) for s in shapes[:4])}",
     )
     return (*shapes[0][:dim], sum(s[dim] for s in shapes), *shapes[0][dim + 1 :])
 
@@ -85,21 +103,24 @@ def _stacked(*shapes: Shape) -> Shape:
 
 
 def _flipped_pairs(shape: Shape, heads: int, to: str) -> Shape:
-    _need(bool(shape) and shape[0] % (2 * heads) == 0, f"{list(shape)} has no {heads} heads of pairs")
+    _need(bool(shape) and heads > 0 and shape[0] % (2 * heads) == 0, f"{list(shape)} has no {heads} heads of pairs")
     _need(to in ("half", "interleaved"), f"{to!r} is neither half nor interleaved")
     return shape
 
 
 def _of_heads(shape: Shape, heads: int, n: int, start: int, stop: int | None = None) -> Shape:
     stop = start + 1 if stop is None else stop
-    _need(bool(shape) and shape[0] % (heads * n) == 0, f"{list(shape)} has no {heads} heads of {n} parts")
+    _need(
+        bool(shape) and heads * n > 0 and shape[0] % (heads * n) == 0,
+        f"{list(shape)} has no {heads} heads of {n} parts",
+    )
     _need(0 <= start < stop <= n, f"no parts {start} to {stop} of {n}")
     return (shape[0] // n * (stop - start), *shape[1:])
 
 
 def _into_heads(heads: int, *shapes: Shape) -> Shape:
     _need(
-        len({s[1:] for s in shapes}) == 1 and all(s and s[0] % heads == 0 for s in shapes),
+        heads > 0 and len({s[1:] for s in shapes}) == 1 and all(s and s[0] % heads == 0 for s in shapes),
         f"cannot interleave {len(shapes)} parts by {heads} heads",
     )
     return (sum(s[0] for s in shapes), *shapes[0][1:])
@@ -112,11 +133,13 @@ def _flattened(shape: Shape, c: int, h: int, w: int, to: str) -> Shape:
 
 
 def _normed(g: Shape, v: Shape) -> Shape:
-    _need(prod(g) in v or prod(g) == 1, f"the norms {list(g)} are not those of {list(v)}")
+    own = next((d for d, n in enumerate(g) if n != 1), 0) if len(g) == len(v) else 0
+    _need(prod(g) == 1 or v[own : own + 1] == (prod(g),), f"the norms {list(g)} are not those of {list(v)}")
     return v
 
 
 def _norms(v: Shape) -> Shape:
+    _need(bool(v), "a single number has no rows")
     return (v[0], *[1] * (len(v) - 1))
 
 
@@ -135,14 +158,26 @@ def _same(shape: Shape, *_: Any) -> Shape:
     return shape
 
 
-def _first_shape(*shapes: Any) -> Shape:
-    found: Shape = shapes[0]
-    return found
+def _spectral_shape(w: Shape, u: Shape, v: Shape) -> Shape:
+    _need(bool(w) and (u, v) == (w[:1], (prod(w[1:]),)), f"{list(u)} and {list(v)} are not the vectors of {list(w)}")
+    return w
 
 
-def _alike(*shapes: Any) -> Shape:
-    _need(len(set(shapes)) == 1, f"{' and '.join(str(list(s)) for s in shapes)} are not of one size")
-    return _first_shape(*shapes)
+def _folded(w: Shape, *rows: Any) -> Shape:
+    _need(bool(w) and all(s == w[:1] for s in rows[:-1]), f"{list(w)} does not have the rows of a batch norm")
+    return w
+
+
+def _widest(first: Shape, *others: Shape) -> Shape:
+    for one in others:
+        fits = len(one) <= len(first) and all(a in (1, b) for a, b in zip(one[::-1], first[::-1], strict=False))
+        _need(fits, f"{list(one)} cannot be added to {list(first)}")
+    return first
+
+
+def _alike(x: Shape, y: Shape) -> Shape:
+    _need(x == y, f"{list(x)} and {list(y)} are not of one size")
+    return x
 
 
 def _summed(shape: Shape, dim: int) -> Shape:
@@ -151,6 +186,7 @@ def _summed(shape: Shape, dim: int) -> Shape:
 
 
 def _repeated(shape: Shape, dim: int, times: int) -> Shape:
+    _need(0 <= dim < len(shape) and times > 0, f"{list(shape)} cannot be repeated {times} times in dimension {dim}")
     return (*shape[:dim], shape[dim] * times, *shape[dim + 1 :])
 
 
@@ -164,13 +200,14 @@ def _zeroed(*sizes: int) -> Shape:
 
 
 def _resized(shape: Shape, prefix: int, old_h: int, old_w: int, new_h: int, new_w: int) -> Shape:
-    _need(len(shape) >= 2 and shape[-2] == prefix + old_h * old_w, f"{list(shape)} is no grid of {old_h} x {old_w}")
+    fits = len(shape) >= 2 and shape[-2] == prefix + old_h * old_w
+    _need(fits and old_h * old_w * new_h * new_w > 0, f"{list(shape)} is no grid of {old_h} x {old_w}")
     return (*shape[:-2], prefix + new_h * new_w, shape[-1])
 
 
 def _need(condition: bool, what: str) -> None:
     if not condition:
-        raise RuleError(what)
+        raise RuleError(printable(what, 300))
 
 
 # -- views
@@ -345,54 +382,81 @@ def _resampling(old: int, new: int) -> Any:
 #: All that a mapping may say.
 OPERATIONS: dict[str, Operation] = {
     "transpose": Operation(_transposed, "swap the last two dimensions", view=_view_transposed),
-    "permute": Operation(_permuted, "reorder dimensions, as torch.permute", view=_view_permuted),
-    "reshape": Operation(_reshaped, "other sizes, same values in C order", view=_view_reshaped),
-    "slice": Operation(_sliced, "slice(x, dim, start, stop)", view=_view_sliced),
-    "select": Operation(_selected, "select(x, dim, index): one element of a dimension", view=_view_selected),
-    "cat": Operation(_joined, "cat(dim, x, y, …): join along a dimension", first=1, takes=0),
+    "permute": Operation(_permuted, "reorder dimensions, as torch.permute", view=_view_permuted, params="i*"),
+    "reshape": Operation(_reshaped, "other sizes, same values in C order", view=_view_reshaped, params="i*"),
+    "slice": Operation(_sliced, "slice(x, dim, start, stop)", view=_view_sliced, params="iii"),
+    "select": Operation(
+        _selected, "select(x, dim, index): one element of a dimension", view=_view_selected, params="ii"
+    ),
+    "cat": Operation(_joined, "cat(dim, x, y, …): join along a dimension", first=1, takes=0, params="i"),
     "stack": Operation(_stacked, "stack(x, y, …): join along a new first dimension", takes=0),
     "rotary": Operation(
-        _flipped_pairs, "rotary(x, heads, half|interleaved): rows of queries and keys into that order", view=_view_pairs
+        _flipped_pairs,
+        "rotary(x, heads, half|interleaved): rows of queries and keys into that order",
+        view=_view_pairs,
+        params="iw",
     ),
     "of_heads": Operation(
         _of_heads,
         "of_heads(x, heads, n, i): part i of n that alternate by head; of_heads(x, heads, n, i, j): parts i to j - 1",
         view=_view_of_heads,
+        params="iiii?",
     ),
-    "by_heads": Operation(_into_heads, "by_heads(heads, x, y, …): parts that alternate by head", first=1, takes=0),
+    "by_heads": Operation(
+        _into_heads, "by_heads(heads, x, y, …): parts that alternate by head", first=1, takes=0, params="i"
+    ),
     "flatten": Operation(
-        _flattened, "flatten(x, c, h, w, nchw|nhwc): columns into the order of that flattening", view=_view_flattened
+        _flattened,
+        "flatten(x, c, h, w, nchw|nhwc): columns into the order of that flattening",
+        view=_view_flattened,
+        params="iiiw",
     ),
     "weight_norm": Operation(_normed, "weight_norm(g, v): v scaled to the norms g", compute=_weight_norm, takes=2),
     "norm": Operation(_norms, "norm(v): the norms of the rows of v", compute=_norm_values),
     "spectral_norm": Operation(
-        _first_shape, "spectral_norm(w, u, v): w by its largest singular value", compute=_spectral, takes=3
+        _spectral_shape, "spectral_norm(w, u, v): w by its largest singular value", compute=_spectral, takes=3
     ),
-    "lora": Operation(_lora, "lora(w, a, b, scale): w + scale * b a", compute=_lora_values, takes=3),
+    "lora": Operation(_lora, "lora(w, a, b, scale): w + scale * b a", compute=_lora_values, takes=3, params=_REAL),
     "lora_alpha": Operation(
         _lora_alpha, "lora_alpha(w, a, b, alpha): w + alpha / rank * b a", compute=_lora_alpha_values, takes=4
     ),
     "fold_weight": Operation(
-        _first_shape, "fold_weight(w, gamma, var, eps): batch norm into a weight", compute=_fold_weight, takes=3
+        _folded,
+        "fold_weight(w, gamma, var, eps): batch norm into a weight",
+        compute=_fold_weight,
+        takes=3,
+        params=_REAL,
     ),
     "fold_bias": Operation(
-        _first_shape, "fold_bias(b, gamma, beta, mean, var, eps): batch norm into a bias", compute=_fold_bias, takes=5
+        _folded,
+        "fold_bias(b, gamma, beta, mean, var, eps): batch norm into a bias",
+        compute=_fold_bias,
+        takes=5,
+        params=_REAL,
     ),
-    "add": Operation(_first_shape, "add(x, y, …): the sum", compute=_add, takes=0),
+    "add": Operation(_widest, "add(x, y, …): the sum", compute=_add, takes=0),
     "mul": Operation(_alike, "mul(x, y): the product, element by element", compute=_mul, takes=2),
     "nonzero": Operation(_same, "nonzero(x): 1 where x is not 0", compute=_nonzero),
-    "shift": Operation(_same, "shift(x, value): x + value", compute=_shift),
-    "scale": Operation(_same, "scale(x, value): x * value", compute=_scale),
-    "sum": Operation(_summed, "sum(x, dim): summed over a dimension, which stays with size 1", compute=_sum_values),
-    "repeat": Operation(_repeated, "repeat(x, dim, n): n times side by side, divided by n", compute=_repeat),
+    "shift": Operation(_same, "shift(x, value): x + value", compute=_shift, params=_REAL),
+    "scale": Operation(_same, "scale(x, value): x * value", compute=_scale, params=_REAL),
+    "sum": Operation(
+        _summed, "sum(x, dim): summed over a dimension, which stays with size 1", compute=_sum_values, params="i"
+    ),
+    "repeat": Operation(
+        _repeated, "repeat(x, dim, n): n times side by side, divided by n", compute=_repeat, params="ii"
+    ),
     "grow": Operation(
         _grown,
         "grow(x, dim, n): n elements of a dimension, the new ones the mean of the others",
         compute=_grow,
+        params="ii",
     ),
-    "zeros": Operation(_zeroed, "zeros(sizes…)", takes=-1),
+    "zeros": Operation(_zeroed, "zeros(sizes…)", takes=-1, params="i*"),
     "resize": Operation(
-        _resized, "resize(x, prefix, h, w, new_h, new_w): position table of a grid, bicubic", compute=_resize
+        _resized,
+        "resize(x, prefix, h, w, new_h, new_w): position table of a grid, bicubic",
+        compute=_resize,
+        params="iiiii",
     ),
 }
 

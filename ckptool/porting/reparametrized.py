@@ -18,7 +18,8 @@ _GAIN = "by their names, {} is the gain of weight norm on this matrix: what it i
 def _name_gains(one: Canon, other: Canon) -> None:
     """Vectors called `gx` beside matrices called `wx`, as many as those have outputs, as the gains of weight norm.
 
-    Where a shift is beside them (`bx`), they are those of a norm of what the matrix gives.
+    Where a shift is beside them (`bx`), they are those of a norm of what the matrix gives. It is a guess: only code
+    shows what such a vector is.
     """
     held = {p.path: p for p in one.pieces.values() if p.role == "weight"}
     theirs = {named[2] for p in other.pieces.values() if (named := _LAST.match(p.last))}

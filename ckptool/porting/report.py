@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 from ..errors import counted, printable
@@ -177,7 +177,7 @@ def _blocks_left(mapping: Mapping) -> Iterator[str]:
     unused = set(mapping.unused)
     blocks: dict[str, dict[str, list[str]]] = {}
     for key in mapping.source_shapes:
-        parts = key.split(".")
+        parts = key.split(".", _DEEPEST)
         for place, part in enumerate(parts[:-1]):
             if part.isdecimal():
                 blocks.setdefault(".".join(parts[:place]), {}).setdefault(part, []).append(key)
@@ -200,8 +200,11 @@ _A_BLOCK = 4
 
 
 def _ends(key: str) -> Iterator[int]:
-    """Where the modules that a key stands in end, from the outermost."""
-    return (place for place, character in enumerate(key) if character == ".")
+    """Where the modules that a key stands in end, from the outermost. In thousands of them none does in a model."""
+    return islice((place for place, character in enumerate(key) if character == "."), _DEEPEST)
+
+
+_DEEPEST = 64
 
 
 def _by_doubts(entries: Sequence[Entry]) -> list[list[Entry]]:

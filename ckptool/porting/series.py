@@ -58,7 +58,9 @@ class Ways:
 
     Args:
         pairs: paths of what was matched.
-        members: the numbers that each series has on the two sides, where a rule has to hold for all of them.
+        members: the numbers that each series has on the two sides, where a rule has to hold for all of them: the source
+            has every number that the rule leads to. Two blocks that each begin a stage (`res.2` is `layer2.0`, `res.3`
+            is `layer3.0`) show nothing of the others otherwise.
     """
 
     def __init__(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
 from dataclasses import replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import Buffer, shell_quote
+from ..disk.files import Buffer, shell_path
 from ..errors import Ambiguous, NoMatch, NotFound, RuleError, counted, printable
 from ..formats import open as open_checkpoint
 from ..keys import Rename, closest, unwrap
@@ -18,6 +19,7 @@ from ..signature import Signature, of_state_dict
 from ..tensor import LazyTensor, Storage, contiguous_stride
 from ..tree import Dict, names_in, walk
 from . import expression as ex
+from .bounds import likely, require_size, stand_ins, under
 from .doubles import doubles
 from .mapping import Entry, Mapping
 from .nameless import doubt_order, named_by_position
@@ -67,6 +69,7 @@ def match_signature(
     scale = _lora_scale(ckpt)
     if len(found) > _MOST_PARTS and all(_is_one_module(weights) for weights in found):
         return _all_together(ckpt, found, target, hints, scale, source_code)
+    several, found = len(found), likely(found, target)
     made: list[tuple[StateDict, Mapping]] = []
     others: NotFound | None = None
     for weights in found:
@@ -83,6 +86,8 @@ def match_signature(
         raise others or NotFound("holds no tensors", where=ckpt.where)
     made.sort(key=lambda one: (-_covered(one[1]), _preference(one[0].path)))
     weights, best = made[0]
+    if len(found) < several:
+        best = replace(best, notes=(*best.notes, f"of {several:,} state dicts the {len(found)} likeliest were tried"))
     if 1 < len(found) <= _MOST_PARTS and _covered(best) < _wanted(best):
         together = [_all_together(ckpt, found, target, hints, scale, source_code)]
         if source_code is None and (ranks := joined_ranks(found, target)) is not None:
@@ -170,7 +175,7 @@ def _preference(path: str) -> int:
 
 def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple[StateDict, Mapping]]) -> Mapping:
     """The mapping with a doubt on every entry: other state dicts of the file fit as well."""
-    names = ", ".join(printable(other.path, 60) or "the root" for other, _ in others)
+    names = ", ".join(printable(other.path, 60) or "the root" for other, _ in others[:_MOST_PARTS])
     doubt = f"the file holds several that fit: {printable(weights.path, 60)}, {names} (--at chooses)"
     entries = []
     for place, entry in enumerate(mapping.entries):
@@ -232,6 +237,21 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
     )
 
 
+#: Digits of a number in a name, at most. Names are compared by their numbers, and Python reads 4,300 digits at most.
+_MOST_DIGITS = 1_000
+_LONG_NUMBER = re.compile(rf"\d{{{_MOST_DIGITS + 1},}}")
+
+
+def _require_numbers(signature: Signature) -> None:
+    """Refuse names that no model has, before anything computes with the numbers in them."""
+    for key in signature.entries:
+        if found := _LONG_NUMBER.search(key):
+            digits = (
+                f"a number of {len(found[0]):,} digits is in the name of a tensor, and {_MOST_DIGITS:,} are the most:"
+            )
+            raise NotFound(digits, where=signature.name, evidence=[printable(key, 100)])
+
+
 def _ported(
     signature: Signature,
     target: Signature,
@@ -239,6 +259,13 @@ def _ported(
     hints: Sequence[str | Rename],
     scale: float | None,
 ) -> Mapping:
+    _require_numbers(signature)
+    require_size(signature, target)
+    short = stand_ins(signature)
+    if short:
+        shown = {short.get(key, key): tensor for key, tensor in tensors.items()}
+        made = _ported(under(signature, short), target, shown, hints, scale)
+        return _renamed(made, {new: old for old, new in short.items()})
     renamed, back = _hinted(signature, hints)
     by_place = False
     if not hints:
@@ -295,11 +322,11 @@ def _hinted(signature: Signature, hints: Sequence[str | Rename]) -> tuple[Signat
             )
     if len(set(new.values())) < len(new):
         raise RuleError("two keys of the source would have one name", where="--hint")
-    entries = {
-        new[k]: replace(e, key=new[k], tied=None if e.tied is None else new[e.tied])
-        for k, e in signature.entries.items()
-    }
-    return replace(signature, entries=entries), new
+    return under(signature, new), new
+
+
+#: More than this no alpha and no rank are; a file may also say NaN, or a number that no float can hold.
+_LARGEST_SCALE = 1e9
 
 
 def _lora_scale(ckpt: Checkpoint) -> float | None:
@@ -312,6 +339,8 @@ def _lora_scale(ckpt: Checkpoint) -> float | None:
             rank = node.get("r", node.get("lora_r", node.get("lora_rank", node.get("rank") if own else None)))
             if isinstance(alpha, int | float) and isinstance(rank, int | float) and rank > 0:
                 if node.get("rank_pattern") or node.get("alpha_pattern"):
+                    return None
+                if not (abs(alpha) < _LARGEST_SCALE and 1 / _LARGEST_SCALE < rank < _LARGEST_SCALE):
                     return None
                 return float(alpha / (math.sqrt(rank) if node.get("use_rslora") else rank))
     return None
@@ -495,7 +524,7 @@ def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
             *_misses(mapping, target),
             "if it is the right file: build the model with other sizes (--kwargs NAME=VALUE)",
         ],
-        hint=f"ckptool inspect {shell_quote(ckpt.where)}" if ckpt.where else None,
+        hint=f"ckptool inspect {shell_path(ckpt.where)}" if ckpt.where else None,
     )
 
 
@@ -505,9 +534,9 @@ def _misses(mapping: Mapping, target: Signature) -> list[str]:
     tails: dict[str, list[str]] = {}
     for key in mapping.source_shapes:
         tails.setdefault(key.rpartition(".")[2], []).append(key)
-    pairs = []
+    pairs: list[tuple[Entry, str]] = []
     for entry in mapping.entries:
-        if entry.expr is not None or len(entry.shape) < 2:
+        if entry.expr is not None or len(entry.shape) < 2 or len(pairs) == _MOST_MISSES:
             continue
         same_rank = [
             k
@@ -517,7 +546,7 @@ def _misses(mapping: Mapping, target: Signature) -> list[str]:
         if same_rank:
             near = [entry.target] if entry.target in same_rank else closest(entry.target, same_rank, 1)
             pairs.append((entry, (near or same_rank)[0]))
-    for entry, key in pairs[:4]:
+    for entry, key in pairs:
         lines.append(
             f"{printable(entry.target, 60)} wants {list(entry.shape)}; nearest is {printable(key, 60)} "
             f"{list(mapping.source_shapes[key])}{_off_by(entry.shape, mapping.source_shapes[key])}"
@@ -525,6 +554,9 @@ def _misses(mapping: Mapping, target: Signature) -> list[str]:
     if not lines:
         lines = [f"the source has {', '.join(printable(k, 40) for k in list(mapping.source_shapes)[:4])} …"]
     return lines
+
+
+_MOST_MISSES = 4
 
 
 def _off_by(wanted: Sequence[int], have: Sequence[int]) -> str:

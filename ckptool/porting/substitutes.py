@@ -126,7 +126,7 @@ def _near_misses(filling: Filling) -> None:
 
 def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
     """One pass through what has no source. JOINED are layers of other sizes that were filled. Whether more was."""
-    new = set(map(id, filling.matching.new))
+    new = set(map(id, filling.matching.new))  # another head is not filled for its shape
     free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]
     used = {id(s) for _, s in filling.unit_of.values()}
     free_s = [s for s in filling.matching.free_sources if id(s) not in used]

@@ -124,7 +124,7 @@ def _is_row(unit: Unit) -> bool:
     if unit.pieces.keys() != {"weight"} or len(unit.main.shape) != 2 or unit.main.shape[0] != 1:
         return False
     if unit.main.entry.how in PRODUCTS:
-        return False
+        return False  # the model multiplies with it, so it is no table, whatever its name says
     return unit.main.entry.module == "Embedding" or label_of(unit, "embedding") in ("token", "segment")
 
 

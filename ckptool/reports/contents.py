@@ -8,9 +8,9 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
 from ..errors import printable
-from ..kinds import OtherTensor, other_tensor, others_in
+from ..kinds import OtherTensor, other_tensor
 from ..tensor import LazyTensor, Storage
-from ..tree import NODES, Dict, Global, address, component_text, walk
+from ..tree import NODES, Dict, Global, Paths, component_text, walk
 
 #: Longest text of an entry that is kept for showing.
 _SHOWN = 60
@@ -24,38 +24,29 @@ class Contents:
         weights: the tensors of its state dicts, by key if there is one, else by path.
         others: all other tensors, by path.
         entries: what is no tensor, by path, as text.
-        keys: for each of the weights its key in its state dict.
     """
 
     weights: dict[str, LazyTensor]
     others: dict[str, LazyTensor]
     entries: dict[str, str]
-    keys: dict[str, str]
 
 
 def contents_of(ckpt: Checkpoint, state_dicts: list[StateDict], *, by_key: bool) -> Contents:
     """Take a checkpoint apart. BY_KEY: there is one state dict, and its tensors are named by their keys."""
-    found = Contents({}, {}, {}, {})
+    found = Contents({}, {}, {})
     done: set[int] = set()
     for one in state_dicts:
         done.add(id(one.model or one.node))
         for key, value in one.items():
             name = key if by_key else f"{one.path}/{component_text(key)}" if one.path else component_text(key)
-            tensors = dict(_dense(name, value))
+            other = None if isinstance(value, LazyTensor) else other_tensor(value)
+            tensors = {name: value} if isinstance(value, LazyTensor) else dict(_parts(name, other)) if other else {}
             found.weights.update(tensors)
-            found.keys.update((inner, key + inner.removeprefix(name)) for inner in tensors)
             if not tensors and one.model is None:
                 found.entries.update(_entries(value, name))
-    _outside(ckpt.root, done, found)
+    if id(ckpt.root) not in done:
+        _outside(ckpt.root, done, found)
     return found
-
-
-def _dense(name: str, value: Any) -> Iterator[tuple[str, LazyTensor]]:
-    """The dense tensor that VALUE is or has the values of, or those that it is made of."""
-    if isinstance(value, LazyTensor):
-        yield name, value
-    elif (other := other_tensor(value)) is not None:
-        yield from _parts(name, other)
 
 
 def _parts(name: str, other: OtherTensor) -> Iterator[tuple[str, LazyTensor]]:
@@ -68,25 +59,47 @@ def _parts(name: str, other: OtherTensor) -> Iterator[tuple[str, LazyTensor]]:
 
 def _outside(root: Any, done: set[int], found: Contents) -> None:
     """Everything but the nodes DONE and what is below them."""
-    others = {id(node): other for _, node, other in others_in(root)}
+    paths = Paths()
     inside: set[int] = set()
     trails: list[Any] = []  # so that the ids stay theirs
     for trail, node in walk(root):
-        if (trail is not None and id(trail[0]) in inside) or id(node) in done or id(node) in others:
+        within = trail is not None and id(trail[0]) in inside
+        other = None if within or isinstance(node, LazyTensor) else other_tensor(node)
+        if within or other is not None or id(node) in done:
             inside.add(id(trail))
             trails.append(trail)
-            if id(node) in others and not (trail is not None and id(trail[0]) in inside):
-                found.others.update(_parts(address(trail), others[id(node)]))
+            if other is not None and id(node) not in done:
+                found.others.update(_parts(paths.of(trail), other))
         elif isinstance(node, LazyTensor):
-            found.others[address(trail)] = node
+            found.others[paths.of(trail)] = node
         elif (text := _leaf(node)) is not None:
-            found.entries[address(trail)] = text
+            found.entries[paths.of(trail)] = text
 
 
 def _entries(value: Any, name: str) -> Iterator[tuple[str, str]]:
+    paths = Paths()
     for trail, node in walk(value):
         if (text := _leaf(node)) is not None:
-            yield (f"{name}/{address(trail)}" if trail is not None else name), text
+            yield (f"{name}/{paths.of(trail)}" if trail is not None else name), text
+
+
+def told_apart(metadata: Dict | None) -> dict[str, dict[str, Any]]:
+    """The `_metadata` of a state dict as what can be compared: for each module, what stands below each name."""
+    known: dict[int, Any] = {}
+
+    def below(value: Any) -> Any:
+        if (text := _leaf(value)) is not None:
+            return text
+        if id(value) not in known:
+            known[id(value)] = sorted(_entries(value, ""))
+        return known[id(value)]
+
+    pairs = [] if metadata is None else metadata.entries
+    return {
+        str(path): {str(name): below(item) for name, item in value.entries}
+        for path, value in pairs
+        if isinstance(value, Dict)
+    }
 
 
 def _leaf(node: Any) -> str | None:

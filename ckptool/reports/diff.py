@@ -6,16 +6,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import isnan
+from operator import itemgetter
 from typing import Any, Literal
 
 from .. import keys
-from ..checkpoint import Checkpoint, StateDict
+from ..checkpoint import Checkpoint, StateDict, metadata_of
 from ..disk.files import StrPath
 from ..errors import counted, printable
 from ..formats import open as open_checkpoint
+from ..records import record
 from ..tensor import LazyTensor
 from . import values
-from .contents import Contents, contents_of
+from .contents import Contents, contents_of, told_apart
 from .renames import alike, rename_command
 from .values import Difference, in_threads
 
@@ -26,7 +28,7 @@ STATUSES: tuple[Status, ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Side:
     """A tensor on one side: its name there (the key in a state dict, else the path), and what it is."""
 
@@ -38,7 +40,7 @@ class Side:
     weight: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Pair:
     """A tensor on the left and the one that it is held against on the right; None where there is none.
 
@@ -172,7 +174,7 @@ def diff(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class _Match:
     """A pair that still has its tensors."""
 
@@ -210,7 +212,13 @@ def _with_renames(pairs: list[_Match]) -> list[_Match]:
     right = [(pair.right, pair.weight) for pair in pairs if pair.right and not pair.left]
     shapes = {_kind(one[1]) for one, _ in left if one} & {_kind(one[1]) for one, _ in right if one}
     asked = [one for one, _ in [*left, *right] if one and _kind(one[1]) in shapes]
-    digests = dict(zip([id(t) for _, t in asked], in_threads(lambda one: values.digest(one[1]), asked), strict=True))
+    digests = dict(
+        zip(
+            [id(t) for _, t in asked],
+            in_threads(lambda one: values.digest(one[1]), asked, lambda one: one[1].nbytes),
+            strict=True,
+        )
+    )
     where: dict[str, list[int]] = defaultdict(list)
     for number, (one, _) in enumerate(right):
         if one and id(one[1]) in digests:
@@ -271,7 +279,7 @@ def _compared(pairs: list[_Match], rtol: float, atol: float, progress: Callable[
         assert right is not None
         return number, values.equal_bits(left[1].source(), right[1].source(), at, length)
 
-    for (number, equal), (_, _, length) in zip(in_threads(check, work), work, strict=True):
+    for (number, equal), (_, _, length) in zip(in_threads(check, work, itemgetter(2)), work, strict=True):
         if not equal:
             unequal.add(number)
         if progress:
@@ -304,13 +312,19 @@ def _differences(pairs: list[_Match], numbers: list[int], rtol: float, atol: flo
             for part in values.compare(left[1], right[1], rtol, atol):
                 yield number, part
 
-    for number, found in in_threads(lambda item: (item[0], item[1]()), work()):
+    def size(item: tuple[int, Any]) -> int:
+        left = pairs[item[0]].left
+        return left[1].nbytes if left else 0
+
+    for number, found in in_threads(lambda item: (item[0], item[1]()), work(), size):
         sums[number].append(found)
     return {number: values.total(parts) for number, parts in sums.items()}
 
 
 def _pair(pair: _Match, unequal: bool, found: Difference | None) -> Pair:
     left, right = _side(pair.left, pair.weight), _side(pair.right, pair.weight)
+    if left == right:
+        right = left  # most are, where there are many
     if pair.left is None or pair.right is None:
         return Pair(left, right, "only left" if right is None else "only right")
     if pair.left[1].shape != pair.right[1].shape:
@@ -351,31 +365,23 @@ def _form(
     """What differs without being content."""
     moved: Counter[tuple[str, str]] = Counter()
     for here, there in ((mine.weights, its.weights), (mine.others, its.others)):
-        for name in here.keys() & there.keys():
-            if here[name].location != there[name].location:
-                moved[here[name].location, there[name].location] += 1
+        if len({t.location for side in (here, there) for t in side.values()}) > 1:
+            both = ((here[name].location, there[name].location) for name in here if name in there)
+            moved.update((old, new) for old, new in both if old != new)
     for (old, new), count in moved.most_common():
         yield f"{counted(count, 'tensor')} on {printable(old, 30)} at the left, on {printable(new, 30)} at the right"
-    shared = its.weights.keys() & mine.weights.keys()
-    order = [[name for name in side.weights if name in shared] for side in (mine, its)]
-    if order[0] != order[1]:
+    one, other = mine.weights, its.weights
+    if [name for name in one if name in other] != [name for name in other if name in one]:
         known = all(ckpt.order_preserved for ckpt in ckpts)
         yield "the keys stand in another order" + ("" if known else ", which one of the two files does not keep")
     ties = [{tuple(group) for one in side for group in one.ties()} for side in (left, right)]
     for alone, word in ((ties[0] - ties[1], "left"), (ties[1] - ties[0], "right")):
         for group in sorted(alone)[:6]:
             yield f"tied at the {word} only: {' = '.join(printable(key, 60) for key in group)}"
-    if len(left) == len(right) == 1 and _metadata(left[0]) != _metadata(right[0]):
-        yield "`_metadata`, which torch keeps beside the keys, differs"
-
-
-def _metadata(one: StateDict) -> str:
-    found = one.metadata
-    return (
-        repr({path: sorted(map(repr, value.items())) for path, value in found.items() if isinstance(value, dict)})
-        if found
-        else ""
-    )
+    if len(left) == len(right) == 1:
+        a, b = (told_apart(metadata_of(side[0].node)) for side in (left, right))
+        if a != b:
+            yield "`_metadata`, which torch keeps beside the keys, differs"
 
 
 # -- what to type

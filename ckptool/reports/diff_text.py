@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from math import isnan
 
@@ -9,7 +10,8 @@ from ..errors import counted, printable
 from ..keys import collapse
 from .diff import STATUSES, Diff, Pair, Side, Status
 from .page import pairs_page
-from .render import parameters_text, percent, section, table, wrapped
+from .render import parameters_text, percent, table
+from .screen import Part, screen, section
 from .values import Difference
 
 _TITLES: dict[Status, str] = {
@@ -31,32 +33,36 @@ def diff_text(found: Diff, *, everything: bool = False, width: int = 120) -> str
 
     Args:
         found: the comparison.
-        everything: list all tensors, the equal ones too.
+        everything: list all tensors, the equal ones too. Else the text fits on a screen.
         width: columns to fill.
     """
-    return "\n".join(wrapped(_lines(found, everything), width))
+    return screen(diff_parts(found, everything), width, everything=everything)
 
 
-def _lines(found: Diff, everything: bool) -> Iterator[str]:
+def diff_parts(found: Diff, everything: bool) -> Iterator[Part]:
+    """The parts of that text."""
     left, right = printable(found.left), printable(found.right)
     verdict = "the same" if found.same else "DIFFERENT"
     yield f"{verdict}: {left} ({found.formats[0]}), {right} ({found.formats[1]})"
     yield f"  {_summary(found)}"
     for line in dict.fromkeys(_coverage(found)) if found.pairs else ():
         yield f"  {line}"
+    by_status: dict[Status, list[Pair]] = {}
+    for pair in found.pairs:
+        by_status.setdefault(pair.status, []).append(pair)
     for status in STATUSES:
-        pairs = [pair for pair in found.pairs if pair.status == status]
+        pairs = by_status.get(status, [])
         if not pairs or (status == "equal" and not everything):
             continue
         title = f"{_TITLES[status]}: {len(pairs):,}"
-        yield from section(title, table(_rows(pairs, status)), everything)
+        yield from section(title, table(_rows(pairs, status)))
     entries = [
         (printable(path, 60), "" if a is b is None else f"{_entry(a)} | {_entry(b)}") for path, a, b in found.entries
     ]
-    yield from section(f"other entries that differ: {len(entries):,}", table(entries), everything)
-    yield from section("differences in form", list(found.form), everything)
+    yield from section(f"other entries that differ: {len(entries):,}", table(entries))
+    yield from section("differences in form", list(found.form))
     for command, why in found.suggestions:
-        yield from section(why, [command], True)
+        yield from section(why, [command])
 
 
 def _coverage(found: Diff) -> Iterator[str]:
@@ -71,7 +77,8 @@ def _coverage(found: Diff) -> Iterator[str]:
 
 
 def _summary(found: Diff) -> str:
-    words = [f"{found.count(status):,} {status}" for status in reversed(STATUSES) if found.count(status)]
+    counts = Counter(pair.status for pair in found.pairs)
+    words = [f"{counts[status]:,} {status}" for status in reversed(STATUSES) if counts[status]]
     return ", ".join(words) or "no tensor in either"
 
 

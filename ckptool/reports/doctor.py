@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import keys
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import FileRange, StrPath, beside, shell_quote
+from ..disk.files import StrPath, beside, shell_path, shell_quote
 from ..disk.urls import open_file
 from ..errors import CheckpointError, Unreadable, counted, printable
 from ..formats import open as open_checkpoint
@@ -20,11 +19,12 @@ from ..formats import salvage
 from ..formats.torch_zip import FORMAT as TORCH_ZIP
 from ..formats.torch_zip import NO_VERSION
 from ..objects import PLAIN, named_globals
-from ..tensor import LazyTensor
-from ..tree import ByteString, Object, walk
+from ..tensor import LazyTensor, Storage, distinct, totals
+from ..tree import ByteString, Global, Object, Trail, address, children, component_text, walk
 from ..weights import is_training_state
-from .fits import Fit, fits
+from .fits import Fit, best_fit
 from .knowledge import first_byte, lessons_for
+from .leftovers import left_behind
 from .scan import scan
 from .verify import verify
 
@@ -84,14 +84,14 @@ def explain(text: str, path: StrPath | None = None) -> list[Finding]:
         text: the message, or a log with one in it.
         path: the file that it was about, to be put into the commands.
     """
-    file = shell_quote(printable(str(path), 4096)) if path is not None else "FILE"
+    file = shell_path(path) if path is not None else "FILE"
     out = beside(path, "fixed") if path is not None else "OUT"
     found = []
     for lesson in lessons_for(text):
         byte = first_byte(text) if lesson.name in ("first-byte", "weights-only") else None
         means = lesson.means + (f" {byte[0].upper()}{byte[1:]}." if byte else "")
         named = dict.fromkeys(re.findall(r"size mismatch for ([\w.-]+):", text))
-        drop = " ".join(f"--drop {shlex.quote(printable(key))}" for key in list(named)[:8]) or "--drop fc"
+        drop = " ".join(f"--drop {shell_quote(key, 200)}" for key in list(named)[:8]) or "--drop fc"
         told = (command.format(file=file, out=out).replace("--drop fc", drop) for command in lesson.commands)
         commands = [(command, "") for command in told]
         trouble = lesson.name != "nothing-missing"
@@ -125,21 +125,23 @@ def doctor(
     except Unreadable:
         raise
     except CheckpointError as error:
-        return _unopened(path, error)
-    findings = [*_dangers(path), *_damage(path, progress), *_in_the_way(ckpt, at), *_worth_knowing(ckpt)]
-    weights = _weights(ckpt, at)
-    found = _best_fit(ckpt, path, model, at) if model is not None else None
+        unopened = _unopened(path, error)
+        unopened.findings.extend(_left_behind(path))
+        return unopened
+    weights, tree = _weights(ckpt, at), _look_through(ckpt)
+    findings = [
+        *_dangers(path),
+        *_damage(ckpt, path, progress),
+        *_in_the_way(ckpt, weights, tree),
+        *_worth_knowing(ckpt, tree),
+        *_left_behind(path),
+    ]
+    found = best_fit(ckpt, model, at) if model is not None else None
     cure = _cure(ckpt, weights, findings, found)
     kind = f"{ckpt.format}" + (
         f", {counted(weights.parameters, 'parameter')} in {counted(len(weights), 'tensor')}" if weights else ""
     )
     return Diagnosis(str(path), kind, sorted(findings, key=lambda one: not one.trouble), cure, found)
-
-
-def _best_fit(ckpt: Checkpoint, path: StrPath, model: str, at: str | None) -> Fit:
-    """How the weights fit the model; of several state dicts the one that fits best."""
-    paths: list[str | None] = [at] if at is not None else [one.path for one in ckpt.state_dicts()] or [None]
-    return max((fits(path, model, at=one) for one in paths), key=lambda fit: (fit.fits, fit.parameters[0]))
 
 
 def _weights(ckpt: Checkpoint, at: str | None) -> StateDict | None:
@@ -149,6 +151,68 @@ def _weights(ckpt: Checkpoint, at: str | None) -> StateDict | None:
         return None
 
 
+def _left_behind(path: StrPath) -> Iterator[Finding]:
+    """What runs of ckptool that were cut off left beside the file, or in the folder."""
+    for one in left_behind(path):
+        name = printable(one.path.name, 255)
+        if one.lives:
+            yield Finding("leftover", f"another run of ckptool is writing {name} now", trouble=False)
+            continue
+        where = shell_path(os.path.relpath(one.path.parent))
+        command = (
+            f"ckptool doctor {where} --remove-leftovers",
+            "which removes what runs that were cut off left behind",
+        )
+        what = f"a run of ckptool that was cut off left {name} ({counted(one.nbytes, 'byte')})"
+        yield Finding("leftover", what, trouble=False, commands=[command])
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """What one walk through a checkpoint shows.
+
+    Attributes:
+        storages: all of them.
+        tensors: how many bytes the tensors in it take, those that are one counted once.
+        classes: how many objects there are of each class.
+        named: the classes and functions that it names.
+        python_2: strings of Python 2 are in it.
+        on_gpu: the place of the first tensor that belongs on the CPU and is tagged with a GPU, or "".
+    """
+
+    storages: list[Storage]
+    tensors: int
+    classes: Counter[str]
+    named: list[str]
+    python_2: bool
+    on_gpu: str
+
+
+def _look_through(ckpt: Checkpoint) -> _Tree:
+    storages: list[Storage] = []
+    tensors: list[LazyTensor] = []
+    others: list[tuple[Trail, Any]] = []
+    on_gpu = ""
+    for trail, node in walk(ckpt.root):
+        if isinstance(node, LazyTensor):
+            tensors.append(node)
+            storages.append(node.storage)
+            if not on_gpu and node.location != "cpu" and _belongs_on_cpu(trail, node):
+                on_gpu = address(trail)
+        elif isinstance(node, Object | Global | ByteString):
+            others.append((trail, node))
+        elif isinstance(node, Storage):
+            storages.append(node)
+    return _Tree(
+        list(dict.fromkeys(storages)),
+        totals(distinct(tensors))[1],
+        Counter(node.class_name for _, node in others if isinstance(node, Object)),
+        list(named_globals(ckpt.root, others)),
+        any(isinstance(node, ByteString) for _, node in others),
+        on_gpu,
+    )
+
+
 # -- files that do not open
 
 
@@ -156,7 +220,7 @@ def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
     """Why a file does not open, and whether `repair` helps."""
     what = error.what.rstrip(":") + (f" ({'; '.join(error.evidence[:2])})" if error.evidence else "")
     actions = [error.hint] if error.hint else []
-    file, out = shell_quote(printable(str(path), 4096)), beside(path, "repaired")
+    file, out = shell_path(path), beside(path, "repaired")
     again = "copy or download it again if there is a whole one"
     cure: list[str] = []
     try:
@@ -193,7 +257,7 @@ def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
 
 def _dangers(path: StrPath) -> Iterator[Finding]:
     try:
-        found = scan(path)
+        found = scan(path, opened=True)
     except CheckpointError:  # a folder
         return
     bad = [one for one in found.findings if one.group == "code execution" and not one.name.startswith("torch.")]
@@ -202,14 +266,14 @@ def _dangers(path: StrPath) -> Iterator[Finding]:
         yield Finding(
             "code-execution",
             f"unpickling it would call or import {names}: it may run anything",
-            commands=[(f"ckptool scan {shell_quote(printable(str(path), 4096))}", "to see all of it; nothing runs")],
+            commands=[(f"ckptool scan {shell_path(path)}", "to see all of it; nothing runs")],
             actions=["do not load it with weights_only=False"],
         )
 
 
-def _damage(path: StrPath, progress: Callable[[int], None] | None) -> Iterator[Finding]:
+def _damage(ckpt: Checkpoint, path: StrPath, progress: Callable[[int], None] | None) -> Iterator[Finding]:
     try:
-        found = verify(path, progress=progress)
+        found = verify(ckpt, progress=progress)
     except CheckpointError as error:
         yield Finding("damaged", error.what)
         return
@@ -233,25 +297,23 @@ def _rest(path: StrPath) -> tuple[str, list[tuple[str, str]]]:
         return "", []
     if found.hopeless:
         return f"; none of its {counted(found.tensors, 'tensor')} is whole", []
-    command = f"ckptool repair {shell_quote(printable(str(path), 4096))} {beside(path, 'rest')} --allow-loss"
+    command = f"ckptool repair {shell_path(path)} {beside(path, 'rest')} --allow-loss"
     return f"; {found.kept:,} of {counted(found.tensors, 'tensor')} are whole", [(command, "to keep what is whole")]
 
 
-def _in_the_way(ckpt: Checkpoint, at: str | None) -> Iterator[Finding]:
+def _in_the_way(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> Iterator[Finding]:
     """What keeps a plain model on a machine without a GPU from loading it."""
-    file = shell_quote(printable(ckpt.where, 4096))
+    file = shell_path(ckpt.where)
     found = ckpt.state_dicts()
-    weights = _weights(ckpt, at)
     if not found:
         yield Finding("no-weights", "there is no state dict in it", commands=[(f"ckptool inspect {file}", "")])
     elif weights is None:
         paths = ", ".join(printable(one.path, 40) for one in found[:6])
         yield Finding("several", f"it holds {len(found)} state dicts: {paths}; --at names one", False)
     for one in [weights] if weights else found:
-        wrappers = keys.find_wrappers(list(one))
-        if wrappers:
+        if one.wrappers:
             said = " and ".join(
-                f"{name!r} in {count:,} of {counted(len(one), 'key')}" for name, count in wrappers.items()
+                f"{name!r} in {count:,} of {counted(len(one), 'key')}" for name, count in one.wrappers.items()
             )
             where = f" at {printable(one.path, 40)}" if len(found) > 1 else ""
             yield Finding("wrapped", f"the names{where} are those of a wrapped model: {said}")
@@ -264,14 +326,14 @@ def _in_the_way(ckpt: Checkpoint, at: str | None) -> Iterator[Finding]:
         yield Finding("pickled-model", what)
     elif weights is not None and weights.path:
         yield Finding("envelope", f"the weights are one entry of it, {printable(weights.path, 60)!r}", False)
-    places = Counter(storage.location for storage in ckpt.storages())
+    places = Counter(storage.location for storage in tree.storages)
     if any(place not in ("cpu", "meta") for place in places):
         said = ", ".join(f"{printable(place, 20)} x{count:,}" for place, count in places.most_common(6))
         yield Finding("device", f"its storages are tagged with devices that must be there: {said}")
-    yield from _beyond_weights_only(ckpt)
+    yield from _beyond_weights_only(ckpt, tree)
 
 
-def _beyond_weights_only(ckpt: Checkpoint) -> Iterator[Finding]:
+def _beyond_weights_only(ckpt: Checkpoint, tree: _Tree) -> Iterator[Finding]:
     if NO_VERSION in ckpt.warnings:
         yield Finding("no-version", NO_VERSION)
     if ckpt.sealed:
@@ -287,50 +349,55 @@ def _beyond_weights_only(ckpt: Checkpoint) -> Iterator[Finding]:
         yield Finding("misnamed", f"it is a {ckpt.format} file, which safetensors does not read, in spite of its name")
     if ckpt.format in ("pickle", "torch-tar"):
         yield Finding("old-container", f"a {ckpt.format} file, which torch.load reads without weights_only at most")
-    names = Counter(one.class_name for _, one in walk(ckpt.root) if isinstance(one, Object))
-    beyond = [name for name in named_globals(ckpt.root) if name not in PLAIN]
+    beyond = [name for name in tree.named if name not in PLAIN]
     if beyond:
-        said = ", ".join(printable(name, 60) for name in sorted(beyond, key=lambda name: -names[name])[:4])
+        said = ", ".join(printable(name, 60) for name in sorted(beyond, key=lambda name: -tree.classes[name])[:4])
         more = f" and {len(beyond) - 4:,} more" if len(beyond) > 4 else ""
         yield Finding("weights-only", f"torch.load refuses it with weights_only=True, since it names {said}{more}")
 
 
-def _worth_knowing(ckpt: Checkpoint) -> Iterator[Finding]:
-    file = shell_quote(printable(ckpt.where, 4096))
-    compressed = [s for s in ckpt.storages() if not isinstance(s.source, FileRange)]
-    if ckpt.format == "torch-zip" and compressed and any(hasattr(s.source, "packed") for s in compressed):
+def _worth_knowing(ckpt: Checkpoint, tree: _Tree) -> Iterator[Finding]:
+    file = shell_path(ckpt.where)
+    if ckpt.format == "torch-zip" and any(hasattr(storage.source, "packed") for storage in tree.storages):
         command = f"ckptool repair {file} {beside(ckpt.where, 'repaired')}"
         yield Finding("compressed", "it is compressed, so torch cannot map it (mmap=True)", False, [(command, "")])
     if ckpt.format == "torch-legacy":
         command = f"ckptool convert {file} {beside(ckpt.where, 'zip')} -t torch-zip"
         what = "a legacy file: torch cannot map it (mmap=True)"
         yield Finding("legacy", what, False, [(command, "to make it one that can be mapped")])
-    if any(isinstance(node, ByteString) for _, node in walk(ckpt.root)):
+    if tree.python_2:
         yield Finding("python-2", "strings of Python 2 are in it; torch.load may need encoding='latin1'", False)
-    used = sum({t.identity: t.nbytes for _, t in ckpt.tensors()}.values())
-    stored = sum(storage.nbytes for storage in ckpt.storages())
+    used, stored = tree.tensors, sum(storage.nbytes for storage in tree.storages)
     if stored > 2 * used and stored - used > 1 << 20:
         what = f"its tensors use {used:,} of {stored:,} stored bytes: views of larger ones were saved"
         yield Finding("views", what, False, [(f"ckptool convert {file} OUT.safetensors", "which stores what is used")])
     training = _training_bytes(ckpt)
     if training * 3 > ckpt.nbytes > 1 << 20:
         yield Finding("training-state", f"{training:,} of {ckpt.nbytes:,} bytes are training state", False)
-    on_gpu = [path for path, t in ckpt.tensors() if _belongs_on_cpu(path, t)]
-    if on_gpu:
+    if tree.on_gpu:
         what = "states of random generators and steps of Adam belong on the CPU"
-        yield Finding("cpu-state", f"{printable(on_gpu[0], 60)} is tagged with a GPU; {what}", False)
+        yield Finding("cpu-state", f"{printable(tree.on_gpu, 60)} is tagged with a GPU; {what}", False)
 
 
 def _training_bytes(ckpt: Checkpoint) -> int:
-    tops = [(path.partition("/")[0], t) for path, t in ckpt.tensors()]
-    return sum({t.identity: t.nbytes for top, t in tops if is_training_state(top)}.values())
+    tops = [child for part, child in children(ckpt.root) if is_training_state(component_text(part))]
+    nodes = (node for child in tops for _, node in walk(child))
+    return totals(distinct(node for node in nodes if isinstance(node, LazyTensor)))[1]
 
 
-def _belongs_on_cpu(path: str, tensor: LazyTensor) -> bool:
-    parts = path.split("/")
+#: Components of a path, the last of them, that are looked at.
+_NEAR = 32
+
+
+def _belongs_on_cpu(trail: Trail, tensor: LazyTensor) -> bool:
+    if tensor.dtype.name != "uint8" and tensor.shape:
+        return False
+    parts: list[str] = []
+    while trail is not None and len(parts) < _NEAR:
+        trail, component = trail
+        parts.append(str(component))
     rng = tensor.dtype.name == "uint8" and any("rng" in part.lower() for part in parts)
-    step = parts[-1] == "step" and not tensor.shape and "state" in parts
-    return (rng or step) and tensor.location != "cpu"
+    return rng or (parts[:1] == ["step"] and not tensor.shape and "state" in parts)
 
 
 # -- the cure
@@ -342,8 +409,8 @@ def _cure(ckpt: Checkpoint, weights: StateDict | None, findings: list[Finding], 
     if "no-version" in names:  # the first of several, then: what is written has it
         repaired = beside(ckpt.where, "repaired")
         again = [f"ckptool doctor {repaired}"] if len(names) > 1 else []
-        return [f"ckptool repair {shell_quote(printable(ckpt.where, 4096))} {repaired}", *again]
-    file, out = shell_quote(printable(ckpt.where, 4096)), beside(ckpt.where, "fixed")
+        return [f"ckptool repair {shell_path(ckpt.where)} {repaired}", *again]
+    file, out = shell_path(ckpt.where), beside(ckpt.where, "fixed")
     on_cpu = ["--map-location", "cpu"] if "device" in names else []
     if fit is not None and not fit.fits:
         if not fit.commands:
@@ -354,7 +421,7 @@ def _cure(ckpt: Checkpoint, weights: StateDict | None, findings: list[Finding], 
             return [" ".join([command, *extract, *on_cpu])]
         return [command]
     several = len(ckpt.state_dicts()) > 1 and weights is not None
-    at = ["--at", shell_quote(printable(weights.path))] if several and weights is not None else []
+    at = ["--at", shell_quote(weights.path, 200)] if several and weights is not None else []
     if weights is None and ckpt.state_dicts() and names & {"wrapped", "device", "weights-only"}:
         return [_one_of_several(ckpt, one, on_cpu) for one in ckpt.state_dicts()[:4]]
     wrapped = ["--unwrap"] if "wrapped" in names and weights is not None else []
@@ -368,7 +435,7 @@ def _cure(ckpt: Checkpoint, weights: StateDict | None, findings: list[Finding], 
     if (objects and inner) or "sealed" in names or "pickled-model" in names:
         return [" ".join(["ckptool convert", file, out, "--extract", *wrapped, *on_cpu, *at, *_container(ckpt)])]
     if not objects:
-        short = wrapped and list(keys.find_wrappers(list(weights or ()))) == ["module."] and not on_cpu
+        short = wrapped and weights is not None and list(weights.wrappers) == ["module."] and not on_cpu
         if short and weights is not None and all(key.startswith("module.") for key in weights):
             return [" ".join(["ckptool strip-prefix", file, out, *at])]
         return [" ".join(["ckptool convert", file, out, *wrapped, *on_cpu, *at])]
@@ -380,9 +447,9 @@ def _cure(ckpt: Checkpoint, weights: StateDict | None, findings: list[Finding], 
 
 
 def _one_of_several(ckpt: Checkpoint, one: StateDict, on_cpu: list[str]) -> str:
-    file, out = shell_quote(printable(ckpt.where, 4096)), beside(ckpt.where, re.sub(r"\W+", "-", one.path) or "root")
-    wrapped = ["--unwrap"] if keys.find_wrappers(list(one)) else []
-    at = shell_quote(printable(one.path))
+    file, out = shell_path(ckpt.where), beside(ckpt.where, re.sub(r"\W+", "-", one.path) or "root")
+    wrapped = ["--unwrap"] if one.wrappers else []
+    at = shell_quote(one.path, 200)
     return " ".join(["ckptool convert", file, out, "--extract", "--at", at, *wrapped, *on_cpu, *_container(ckpt)])
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import StrPath, beside, shell_quote
-from ..errors import NotFound, counted, printable
+from ..disk.files import StrPath, beside, shell_path, shell_quote
+from ..errors import NotFound, counted
 from ..formats import open as open_checkpoint
 
 Shape = tuple[int, ...]
@@ -58,25 +60,56 @@ def fits(path: StrPath, model: str, *, at: str | None = None, kwargs: Mapping[st
     Raises:
         CheckpointError: the file cannot be read, or the model not be built.
     """
-    from ..architecture import build, find_model, refused, unwrapped
-
     ckpt = open_checkpoint(path)
-    weights = ckpt.state_dict(at)
-    built = unwrapped(build(find_model(model, kwargs)))
+    return _fit(ckpt, ckpt.state_dict(at), model, _built(model, kwargs))
+
+
+def best_fit(ckpt: Checkpoint, model: str, at: str | None = None) -> Fit:
+    """How the weights of an open checkpoint fit a model (see `fits`); of several state dicts the one that fits best."""
+    found = [ckpt.state_dict(at)] if at is not None else ckpt.state_dicts() or [ckpt.state_dict()]
+    built = _built(model)
+    wanted = _shapes(built)
+    likely = heapq.nlargest(_MOST_TRIED, found, key=lambda one: _in_common(one, wanted))
+    return max((_fit(ckpt, one, model, built) for one in likely), key=lambda fit: (fit.fits, fit.parameters[0]))
+
+
+#: State dicts that are tried; matching them with a model takes long.
+_MOST_TRIED = 4
+
+
+def _built(model: str, kwargs: Mapping[str, Any] | None = None) -> Any:
+    from ..architecture import build, find_model, unwrapped
+
+    return unwrapped(build(find_model(model, kwargs)))
+
+
+def _shapes(built: Any) -> dict[str, Shape]:
+    return {key: tuple(value.shape) for key, value in built.state_dict().items() if hasattr(value, "shape")}
+
+
+def _in_common(weights: StateDict, wanted: Mapping[str, Shape]) -> tuple[int, int]:
+    """How many elements and keys of a model a state dict has."""
+    theirs = weights.tensors
+    met = [prod(shape) for key, shape in wanted.items() if key in theirs and theirs[key].shape == shape]
+    return sum(met), len(met)
+
+
+def _fit(ckpt: Checkpoint, weights: StateDict, model: str, built: Any) -> Fit:
+    from ..architecture import refused
+
     theirs = {key: tensor.shape for key, tensor in weights.tensors.items()}
-    wanted = {key: tuple(value.shape) for key, value in built.state_dict().items() if hasattr(value, "shape")}
-    sizes = {key: value.numel() for key, value in built.state_dict().items() if hasattr(value, "numel")}
+    wanted = _shapes(built)
     met = [key for key, shape in wanted.items() if theirs.get(key) == shape]
     fine = refused(built, weights) is None
     return Fit(
-        str(path),
+        ckpt.where,
         model,
         fine,
         [key for key in wanted if key not in theirs],
         [key for key in theirs if key not in wanted],
         [(k, list(theirs[k]), list(shape)) for k, shape in wanted.items() if k in theirs and theirs[k] != shape],
         (len(met), len(wanted)),
-        (sum(sizes[key] for key in met), sum(sizes.values())),
+        (sum(prod(wanted[key]) for key in met), sum(map(prod, wanted.values()))),
         [] if fine else list(_commands(ckpt, weights, theirs, wanted, model, built)),
     )
 
@@ -99,17 +132,17 @@ def _commands(
     whole = all(key in best.values() for key in wanted) and all(
         wanted[new] == theirs[old] for old, new in best.items() if new in wanted
     )
-    file, out = shell_quote(printable(ckpt.where, 4096)), beside(ckpt.where, "fitting")
-    at = ["--at", shell_quote(printable(weights.path))] if len(ckpt.state_dicts()) > 1 else []
+    file, out = shell_path(ckpt.where), beside(ckpt.where, "fitting")
+    at = ["--at", shell_quote(weights.path, 200)] if len(ckpt.state_dicts()) > 1 else []
     dropped = _patterns(left, wanted)
     if whole and len(dropped) <= _MOST_DROPPED:
         extract = ["--extract"] if weights.path or weights.model else []
-        drops = [word for pattern in dropped for word in ("--drop", shell_quote(printable(pattern)))]
+        drops = [word for pattern in dropped for word in ("--drop", shell_quote(pattern, 200))]
         command = " ".join(["ckptool convert", file, out, *extract, *words, *drops, *at])
         what = "to give the tensors the names that the model has"
         yield command, what + (f", and leave out what it has not ({len(left):,})" if left else "")
         return
-    port = " ".join(["ckptool transfer", file, shell_quote(printable(model)), "-o", out, *at])
+    port = " ".join(["ckptool transfer", file, shell_path(model), "-o", out, *at])
     yield from _accepted(port, ckpt, weights, built)
 
 
@@ -150,16 +183,16 @@ def _renamings(theirs: list[str], wanted: list[str]) -> Iterator[tuple[list[str]
             stripped = {old: keys.strip_prefix(new, prefix) for old, new in base.items()}
             if all(new is not None for new in stripped.values()):
                 yield (
-                    [*first, "--strip-prefix", shell_quote(printable(f"{prefix}."))],
+                    [*first, "--strip-prefix", shell_quote(f"{prefix}.", 200)],
                     {old: new or "" for old, new in stripped.items()},
                 )
             else:  # some keys only: of the others, those that the model has not can be left out
                 some = {old: new or base[old] for old, new in stripped.items()}
                 if len(set(some.values())) == len(some):
-                    yield [*first, "--rename", shell_quote(printable(f"{prefix}="))], some
+                    yield [*first, "--rename", shell_quote(f"{prefix}=", 200)], some
         for prefix in _prefixes(wanted):
             yield (
-                [*first, "--add-prefix", shell_quote(printable(f"{prefix}."))],
+                [*first, "--add-prefix", shell_quote(f"{prefix}.", 200)],
                 {old: keys.add_prefix(new, prefix) for old, new in base.items()},
             )
 

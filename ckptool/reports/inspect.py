@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import keys
 from ..checkpoint import Checkpoint, StateDict, metadata_of
-from ..disk.files import StrPath, beside, shell_quote
+from ..disk.files import StrPath, beside, shell_path, shell_quote
 from ..errors import NoMatch, counted, printable
 from ..formats import open as open_checkpoint
 from ..kinds import OtherTensor, as_dense, other_tensor
@@ -24,9 +23,10 @@ from ..tree import (
     Global,
     List,
     Object,
+    Paths,
     Set,
     Trail,
-    address,
+    Walked,
     component_text,
     is_mapping,
     walk,
@@ -126,28 +126,36 @@ def inspect(path: StrPath) -> Inspection:
 
 def describe(ckpt: Checkpoint) -> Inspection:
     """Say what is in an open checkpoint."""
-    walked = list(walk(ckpt.root))  # once: every look at all nodes costs as much as opening a file of many tensors
-    tensors = [node for _, node in walked if isinstance(node, LazyTensor)]
-    rest = [pair for pair in walked if not isinstance(pair[1], LazyTensor)]
+    tensors: list[LazyTensor] = []
+    rest: list[tuple[Trail, Any]] = []
+
+    def noted() -> Walked:  # once: every look at all nodes costs as much as opening a file of many tensors
+        for pair in walk(ckpt.root):
+            if isinstance(pair[1], LazyTensor):
+                tensors.append(pair[1])
+            else:
+                rest.append(pair)
+            yield pair
+
+    weights = ckpt.state_dicts()
+    rows = _tensors(noted(), weights)
     bare = [node for _, node in rest if isinstance(node, Storage)]
     storages = dict.fromkeys([*(t.storage for t in tensors), *bare])
-    weights = ckpt.state_dicts()
-    wrapped = [keys.find_wrappers(list(one)) for one in weights]
     stored = sum(storage.nbytes for storage in storages)
     unsafe = dict(beyond_plain_data(ckpt.root, rest)) if ckpt.format != "safetensors" and not ckpt.sealed else {}
     return Inspection(
         ckpt.where,
         ckpt.format,
         ckpt.nbytes,
-        [_state_dict(one, wrappers) for one, wrappers in zip(weights, wrapped, strict=True)],
-        _tensors(walked, weights),
+        [_state_dict(one) for one in weights],
+        rows,
         count_objects(ckpt.root, rest),
         [*ckpt.warnings, *(f"not in the state dict: {line}" for one in weights for line in one.lost)],
         [group for one in weights for group in one.ties()],
         _others(ckpt, weights),
         mentions(ckpt.root, rest),
         unsafe,
-        _suggestions(ckpt, weights, wrapped, unsafe, {storage.location: None for storage in storages}),
+        _suggestions(ckpt, weights, unsafe, {storage.location: None for storage in storages}),
         training_of(ckpt),
         stored,
         _used(tensors),
@@ -166,7 +174,7 @@ def narrowed(seen: Inspection, pattern: str) -> Inspection:
     kept = [t for t in seen.tensors if wanted.matches(t.path if t.key is None else t.key)]
     if not kept:
         near = keys.closest(pattern, [t.key for t in seen.tensors if t.key])
-        hint = f"--filter {shell_quote(near[0])}" if near else None
+        hint = f"--filter {shell_quote(near[0], 200)}" if near else None
         raise NoMatch(f"no tensor fits the pattern {printable(pattern)!r}", where=seen.path, hint=hint)
     return replace(seen, tensors=kept)
 
@@ -202,13 +210,13 @@ def _saved(ckpt: Checkpoint, weights: list[StateDict], stored: int) -> int:
     return max(stored - sum(kept.values()), 0)
 
 
-def _state_dict(weights: StateDict, wrappers: dict[str, int]) -> StateDictReport:
+def _state_dict(weights: StateDict) -> StateDictReport:
     return StateDictReport(
         weights.path,
         len(weights),
         weights.parameters,
         weights.nbytes,
-        wrappers,
+        weights.wrappers,
         _metadata(weights),
         weights.model.class_name if weights.model else None,
     )
@@ -231,14 +239,18 @@ def _metadata(weights: StateDict) -> dict[str, Any] | None:
     }
 
 
-def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[TensorReport]:
+def _tensors(walked: Walked, weights: list[StateDict]) -> list[TensorReport]:
     numbers: dict[int, int] = {}
+    lists: dict[tuple[int, ...], list[int]] = {}  # shapes and strides, of which there are few
+
+    def listed(sizes: tuple[int, ...]) -> list[int]:
+        return lists.get(sizes) or lists.setdefault(sizes, list(sizes))
 
     def report(path: str, t: LazyTensor | OtherTensor, key: str | None, state_dict: str | None) -> TensorReport:
         if isinstance(t, LazyTensor):
             storage, dtype = t.storage, t.dtype
             number = numbers.setdefault(storage.identity, len(numbers))
-            shape, stride, grad = list(t.shape), list(t.stride), t.requires_grad
+            shape, stride, grad = listed(t.shape), listed(t.stride), t.requires_grad
             size = prod(shape) * dtype.itemsize
             return TensorReport(
                 path, key, dtype.name, shape, stride, storage.location, number, size, grad, "dense", state_dict
@@ -270,12 +282,13 @@ def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[
             if tensor is not None:
                 rows.append(report(one.places[key], tensor, key, one.path))
                 told.add(one.places[key])
-    below: dict[int, tuple[str, str | None]] = {}  # trail -> how paths begin there, and of a state dict its own path
+    paths = Paths()
+    below: dict[int, tuple[Trail, str | None]] = {}  # id of the trail of a state dict -> itself, and its path
     last: Any = rows  # the trail whose beginning and home are at hand
     base, home = "", None
     for trail, node in walked:
         if id(node) in homes:
-            below[id(trail)] = f"{address(trail)}/" if trail else "", homes[id(node)]
+            below[id(trail)] = trail, homes[id(node)]
         found = node if isinstance(node, LazyTensor) else other_tensor(node)
         if found is None:
             continue
@@ -284,9 +297,7 @@ def _tensors(walked: list[tuple[Trail, Any]], weights: list[StateDict]) -> list[
             continue
         above, component = trail
         if above is not last:
-            if id(above) not in below:
-                below[id(above)] = f"{address(above)}/" if above else "", None
-            last, (base, home) = above, below[id(above)]
+            last, base, home = above, paths.below(above), below.get(id(above), (None, None))[1]
         path = base + component_text(component)
         if path in told:
             continue
@@ -336,7 +347,6 @@ def _summary(node: Any) -> str:
 def _suggestions(
     ckpt: Checkpoint,
     weights: list[StateDict],
-    wrapped: list[dict[str, int]],
     unsafe: dict[str, int],
     locations: Iterable[str],
 ) -> list[tuple[str, str]]:
@@ -344,13 +354,14 @@ def _suggestions(
 
     Objects that must not be written are left behind with the envelope, or kept where there is none.
     """
-    file = shell_quote(printable(os.fspath(ckpt.where), 4096))
+    file = shell_path(ckpt.where)
     inner = len(weights) == 1 and (bool(weights[0].path) or weights[0].model is not None)
     models = any(one.model is not None for one in weights)
     kept = (" --extract" if inner or models else " --keep-objects") if unsafe else ""
     found: list[tuple[str, str]] = []
-    for one, wrappers in zip(weights, wrapped, strict=True):
-        at = f" --at {shell_quote(printable(one.path))}" if len(weights) > 1 else ""
+    for one in weights:
+        wrappers = one.wrappers
+        at = f" --at {shell_quote(one.path, 200)}" if len(weights) > 1 else ""
         out = beside(ckpt.where, "plain")
         if list(wrappers) == ["module."] and all(key.startswith("module.") for key in one):
             command = f"strip-prefix {file} {out}" if not kept else f"convert {file} {out} --strip-prefix module.{kept}"
@@ -364,7 +375,7 @@ def _suggestions(
         out = beside(ckpt.where, "cpu")
         found.append((f"ckptool {command} {file} {out} --map-location cpu{kept}", f"to load it without {places}"))
     for one in weights if models else ():
-        at = f" --at {shell_quote(printable(one.path))}" if len(weights) > 1 else ""
+        at = f" --at {shell_quote(one.path, 200)}" if len(weights) > 1 else ""
         out = beside(ckpt.where, one.path.rpartition("/")[2] if at else "weights", ".safetensors")
         found.append((f"ckptool extract-weights {file} {out}{at}", "to have the weights without the class"))
     if inner and not models:

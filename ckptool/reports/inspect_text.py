@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ..errors import counted, printable
 from ..keys import collapse
-from .render import ROWS, count_text, parameters_text, percent, section, size_text, table, wrapped
+from .render import count_text, parameters_text, percent, size_text, table
+from .screen import ROWS, Block, Part, Several, screen, section
 
 if TYPE_CHECKING:
     from .inspect import Inspection, StateDictReport, TensorReport
@@ -18,6 +19,8 @@ _T = TypeVar("_T")
 Order = Literal["file", "name", "size"]
 #: Settings are many; more than these are for -v.
 _SETTINGS = 12
+#: And so are the keys that can share one tensor.
+_TIED = 8
 
 
 def inspect_text(
@@ -33,13 +36,14 @@ def inspect_text(
 
     Args:
         seen: the report.
-        everything: list all modules and all their tensors, however many.
+        everything: list all modules and all their tensors, however many. Else the text fits on a screen.
         width: columns to fill.
         sort: the order of the lines: as in the file, by name, or by size, the largest first.
         depth: sum up below this number of components of the keys.
         stats: statistics for each tensor, which are then listed one a line.
     """
-    return "\n".join(wrapped(_inspection(seen, everything, width, sort, depth, stats), 10**6 if everything else width))
+    parts = _inspection(seen, everything, width, sort, depth, stats)
+    return screen(parts, 10**6 if everything else width, everything=everything)
 
 
 def _inspection(
@@ -49,53 +53,65 @@ def _inspection(
     sort: Order,
     depth: int | None,
     stats: Sequence[Statistics | None] | None,
-) -> Iterator[str]:
+) -> Iterator[Part]:
     by = f", saved by {seen.training.framework}" if seen.training.framework else ""
     yield f"{printable(seen.path)}: {seen.format}, {size_text(seen.bytes)}{by}"
-    for one in seen.state_dicts:
-        inside = [t for t in seen.tensors if t.key is not None and t.state_dict == one.path]
-        kinds = Counter([(t.dtype, t.location, t.kind) for t in inside])
-        yield ""
-        yield from _state_dict(one, inside, kinds)
-        yield ""
-        rows = _subtrees(inside, sort, depth) if depth is not None else _modules(inside, kinds, sort, everything, width)
-        shown = rows if everything else rows[:ROWS]
-        yield from (f"    {line}" for line in table(shown))
-        if len(rows) > len(shown):
-            yield f"    … and {len(rows) - len(shown):,} more lines (-v lists all)"
+    inside: dict[str | None, list[TensorReport]] = {}
+    for t in seen.tensors:
+        if t.key is not None:
+            inside.setdefault(t.state_dict, []).append(t)
+
+    def state_dict(one: StateDictReport) -> Block:
+        tensors = inside.get(one.path, [])
+        kinds = Counter((t.dtype, t.location, t.kind) for t in tensors)
+        if depth is not None:
+            rows = _subtrees(tensors, sort, depth)
+        else:
+            rows = _modules(tensors, kinds, sort, everything, width)
+        shown = table(rows if everything else rows[:ROWS])
+        return Block(["", *_state_dict(one, tensors, kinds), ""], shown, noun="more lines", more=len(rows) - len(shown))
+
+    yield Several(map(state_dict, seen.state_dicts), len(seen.state_dicts), "state dicts")
     if not seen.state_dicts:
         yield f"  no state dict; {counted(len(seen.tensors), 'tensor')}"
     if stats is not None:
-        yield from section("values", table(_values(seen.tensors, stats, sort)), everything)
+        yield from section("values", table(_values(seen.tensors, stats, sort)))
     yield from _training(seen, everything)
-    yield from section("tied", [" = ".join(printable(key, 60) for key in keys) for keys in seen.ties], everything)
+    yield from section("tied", [_tied(keys, everything) for keys in seen.ties])
     told = {name for name, _ in seen.training.progress} | {name for name, _, _ in seen.training.state}
     told |= {path.partition("/")[0] for path, _ in seen.training.settings}
     others = [(printable(name, 40), text) for name, text in seen.others if name not in told]
-    yield from section("also in the file", table(others), everything)
+    yield from section("also in the file", table(others))
     objects = [(printable(name, 80), f"{count:,}") for name, count in seen.objects.items()]
-    yield from section("objects (shown, never run)", table(objects), everything)
+    yield from section("objects (shown, never run)", table(objects))
     if seen.unsafe:
         yield ""
         yield f"  unpickling would import or call {counted(len(seen.unsafe), 'name')} beyond plain data; nothing was"
     devices = [(printable(path, 60) or "the root", printable(text, 40)) for path, text in seen.devices]
-    yield from section("devices written down elsewhere", table(devices), everything)
-    yield from section("notes", [printable(line) for line in seen.warnings], everything)
-    for why in dict.fromkeys(why for _, why in seen.suggestions):
-        yield from section(why, [command for command, reason in seen.suggestions if reason == why], True)
+    yield from section("devices written down elsewhere", table(devices))
+    yield from section("notes", [printable(line) for line in seen.warnings])
+    reasons: dict[str, list[str]] = {}
+    for command, why in seen.suggestions:
+        reasons.setdefault(why, []).append(command)
+    for why, commands in reasons.items():
+        yield from section(why, commands)
 
 
-def _training(seen: Inspection, everything: bool) -> Iterator[str]:
+def _tied(keys: Sequence[str], everything: bool) -> str:
+    """Keys whose tensors are one."""
+    names = [printable(key, 60) for key in (keys if everything else keys[:_TIED])]
+    return " = ".join(names) + (f" = … and {len(keys) - len(names):,} more" if len(keys) > len(names) else "")
+
+
+def _training(seen: Inspection, everything: bool) -> Iterator[Part]:
     """How far training was, what it left, and its settings."""
     found = seen.training
-    yield from section("training", table([*found.progress]), everything)
+    yield from section("training", table([*found.progress]))
     states = [(printable(name, 40), size_text(size), words) for name, words, size in found.state]
-    yield from section("training state", table(states), everything)
-    settings = found.settings if everything else found.settings[:_SETTINGS]
-    lines = table([(printable(path, 60), value) for path, value in settings])
-    if len(found.settings) > len(settings):
-        lines.append(f"… and {len(found.settings) - len(settings):,} more (-v lists all)")
-    yield from section("settings", lines, True)
+    yield from section("training state", table(states))
+    shown = found.settings if everything else found.settings[:_SETTINGS]
+    lines = table([(printable(path, 60), value) for path, value in shown])
+    yield from section("settings", lines, more=len(found.settings) - len(shown))
     if seen.stored > seen.used:
         spare = seen.stored - seen.used
         yield ""

@@ -80,10 +80,10 @@ class Contents:
     checkpoint: bool = True
 
 
-def find_pickles(file: File) -> Contents:
-    """Find and read every pickle of a file."""
+def find_pickles(file: File, *, opened: bool = False) -> Contents:
+    """Find and read every pickle of a file. OPENED: its structure has been checked."""
     found = Contents()
-    Search(found, file.size).file(file)
+    Search(found, file.size, opened=opened).file(file)
     return found
 
 
@@ -93,13 +93,15 @@ class Search:
     Args:
         found: what was found, which it fills.
         size: bytes of the file.
+        opened: the structure of the file has been checked.
 
     Attributes:
         left: bytes that may still be read as pickles or inflated.
     """
 
-    def __init__(self, found: Contents, size: int) -> None:
+    def __init__(self, found: Contents, size: int, *, opened: bool = False) -> None:
         self.found = found
+        self.opened = opened
         self.left = _FREE + _TIMES * size
 
     def spend(self, length: int) -> None:
@@ -155,10 +157,11 @@ class Search:
             self.in_a_row(source, 0, place, depth)
             return "pickle"
         if is_safetensors(head) or place.endswith(".safetensors"):
-            from ..formats.safetensors import open_safetensors
+            from ..formats.safetensors import check_safetensors
 
             with self.reporting(place):
-                open_safetensors(Part(source, place))
+                if place or not self.opened:
+                    check_safetensors(Part(source, place))
             return "safetensors"
         return None
 
@@ -286,9 +289,10 @@ class Search:
             at += reading.reader.position
             if number == 4:
                 tree = reading
-        keys = [str(key) for key in reading.value.items] if isinstance(reading.value, List) else []
+        listed = reading.value.items if isinstance(reading.value, List) else []
+        keys = [str(key) for key in listed if isinstance(key, str | int)]
         storages = tree.reader.storages
-        if len(set(keys)) != len(keys) or set(keys) != set(storages):
+        if len(set(keys)) != len(listed) or set(keys) != set(storages):
             self.problem(place, "its list of storages is not that of its tensors")
         end = at + sum(8 + storages.get(key, 0) for key in keys)
         if end > source.length:

@@ -15,6 +15,9 @@ from .pickles_in_zip import look_into_record
 if TYPE_CHECKING:
     from .pickles import Search
 
+#: Bytes of the longest header, that is of a long name, that is read.
+_LARGEST_HEADER = 1 << 20
+
 
 def look_into_tar(search: Search, source: Source, place: str, depth: int) -> str:
     """Look at all that a tar archive holds. Returns what it is."""
@@ -24,9 +27,12 @@ def look_into_tar(search: Search, source: Source, place: str, depth: int) -> str
     names = set()
     end = 0
     try:
-        with tarfile.open(fileobj=io.BufferedReader(_Stream(source)), mode="r:") as tar:
+        with tarfile.open(fileobj=_Stream(source), mode="r:") as tar:
             for info in tar:
                 here = f"{place}/{info.name}".lstrip("/")
+                if info.size < 0:  # tarfile of some versions of Python goes back by so much, for ever
+                    search.problem(here, "its size is a negative number")
+                    break
                 if info.name in names:
                     search.problem(here, "it is there twice; readers disagree on which counts")
                 names.add(info.name)
@@ -92,23 +98,21 @@ class _TarStream(torch_tar.Stream):
 
 
 class _Stream(io.RawIOBase):
-    """A source as a stream, for tarfile."""
+    """A source as a stream, for tarfile, which reads headers in one piece, however long they say that they are."""
 
     def __init__(self, source: Source) -> None:
         self._source, self._at = source, 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = max(0, offset + (0, self._at, self._source.length)[whence])
+    def tell(self) -> int:
         return self._at
 
-    def readinto(self, buffer: Any) -> int:
-        length = max(0, min(len(buffer), self._source.length - self._at))
-        buffer[:length] = self._source.read(self._at, length)
-        self._at += length
-        return length
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        self._at = max(0, offset)
+        return self._at
+
+    def read(self, size: int = -1, /) -> bytes:
+        if not 0 <= size <= _LARGEST_HEADER:
+            raise OSError(f"a header of {size:,} bytes")
+        begin = min(self._at, self._source.length)
+        self._at = min(begin + size, self._source.length)
+        return bytes(self._source.read(begin, self._at - begin))

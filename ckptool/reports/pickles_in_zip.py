@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..disk.door import unnamed_file
 from ..disk.files import CHUNK, Buffer, File, FileRange, Source, crc32
 from ..errors import CheckpointError, Malformed
 from ..formats._foreign import packed
@@ -148,10 +149,7 @@ class _Inflating:
     def __init__(self, archive: Archive, member: Member, search: Search) -> None:
         self.length = member.size
         self._chunks = archive.inflate(member)
-
-        import tempfile
-
-        self._file = tempfile.SpooledTemporaryFile(CHUNK)  # noqa: SIM115 - it lives as long as this source
+        self._file = unnamed_file(CHUNK)
         self._have = 0
         self._search = search
 

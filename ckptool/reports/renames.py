@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import keys
-from ..disk.files import beside, shell_quote
-from ..errors import CheckpointError, printable
+from ..disk.files import beside, shell_path, shell_quote
+from ..errors import CheckpointError
 
 
 def alike(one: str, other: str) -> int:
@@ -19,7 +19,7 @@ def rename_command(path: str, all_keys: Sequence[str], renamed: dict[str, str]) 
     """A command that renames keys as RENAMED says and leaves the others as they are, or None if none was found."""
     if not renamed:
         return None
-    file, out = shell_quote(printable(path, 4096)), beside(path, "renamed")
+    file, out = shell_path(path), beside(path, "renamed")
     if len(renamed) == len(all_keys):
         old, new = next(iter(renamed.items()))
         for command, longer, pairs in (
@@ -28,8 +28,9 @@ def rename_command(path: str, all_keys: Sequence[str], renamed: dict[str, str]) 
         ):
             prefix = longer[: len(longer) - len(pairs[0][1])]
             if prefix.endswith(".") and all(x == prefix + y for x, y in pairs):
-                return f"ckptool {command} {file} {out} --prefix {shell_quote(printable(prefix))}"
-    if all(new == keys.unwrap(all_keys).get(old) for old, new in renamed.items()):
+                return f"ckptool {command} {file} {out} --prefix {shell_quote(prefix, 200)}"
+    unwrapped = keys.unwrap(all_keys)
+    if all(new == unwrapped.get(old) for old, new in renamed.items()):
         return f"ckptool convert {file} {out} --unwrap"
     rules: dict[tuple[str, str], None] = {}
     for old, new in renamed.items():
@@ -45,5 +46,5 @@ def rename_command(path: str, all_keys: Sequence[str], renamed: dict[str, str]) 
         return None
     if any(applied[key] != renamed.get(key, key) for key in all_keys):
         return None
-    texts = " ".join(f"--rename {shell_quote(printable(str(rule)))}" for rule in made)
+    texts = " ".join(f"--rename {shell_quote(str(rule), 200)}" for rule in made)
     return f"ckptool rename {file} {out} {texts}"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import counted, printable
+from .screen import Block, Part, screen
 
 if TYPE_CHECKING:
     from .scan import Finding, Scan
 
-ROWS = 40
-_FINDINGS = 12
+_FINDINGS, _PROBLEMS = 12, 8
 
 
 def size_text(nbytes: int) -> str:
@@ -52,10 +51,10 @@ def scan_text(seen: Scan, *, everything: bool = False, width: int = 120) -> str:
         everything: list the names of tensors and plain data as well, and all places.
         width: columns to fill.
     """
-    return "\n".join(wrapped(_scanned(seen, everything), width))
+    return screen(_scanned(seen, everything), width, everything=everything)
 
 
-def _scanned(seen: Scan, everything: bool) -> Iterator[str]:
+def _scanned(seen: Scan, everything: bool) -> Iterator[Part]:
     beyond = len(seen.unsafe)
     verdict = {
         "safe": "safe, tensors and plain data only" if seen.pickles else "safe, it holds no pickle",
@@ -63,61 +62,30 @@ def _scanned(seen: Scan, everything: bool) -> Iterator[str]:
         "unknown": "CANNOT TELL, not all of it can be read",
     }[seen.verdict]
     yield f"{printable(seen.path)}: {verdict}"
-    yield from (f"    {printable(line, 160)}" for line in seen.problems[: None if everything else 8])
+    yield Block(items=[printable(line, 160) for line in seen.problems], most=_PROBLEMS)
     if everything:
         yield f"  {printable(seen.kind)}, {size_text(seen.bytes)}, {counted(len(seen.pickles), 'pickle')}"
-        yield from (f"    {printable(place, 100)}" for place in seen.pickles if place)
+        yield Block(items=[printable(place, 100) for place in seen.pickles if place])
     for group in dict.fromkeys(one.group for one in seen.findings):
         inside = [one for one in seen.findings if one.group == group]
         if everything or inside[0] in seen.unsafe:
-            yield f"  {group}:"
             shown = inside if everything else inside[:_FINDINGS]
-            for one in shown:
-                yield from _finding(one, len(seen.pickles) > 1, everything)
-            if len(inside) > len(shown):
-                yield f"    … and {len(inside) - len(shown):,} more (-v lists all)"
+            items = [list(_finding(one, len(seen.pickles) > 1, everything)) for one in shown]
+            yield Block([f"  {group}:"], items, more=len(inside) - len(shown))
     refused = [one.name for one in seen.findings if one.group == "plain data" and not one.plain]
     if seen.verdict == "safe" and refused:
         names = ", ".join(printable(name, 60) for name in refused[:6]) + (", …" if len(refused) > 6 else "")
         yield f"    torch.load(weights_only=True) does not know {names}"
-    yield from (f"    {printable(line, 160)}" for line in seen.notes)
-
-
-def wrapped(lines: Iterable[str], width: int) -> Iterator[str]:
-    """Lines folded at WIDTH between words, indented further. Words and commands are never cut."""
-    for line in lines:
-        if len(line) <= width or line.lstrip().startswith("ckptool "):
-            yield line
-            continue
-        indent = " " * (len(line) - len(line.lstrip()))
-        yield from textwrap.wrap(
-            line.lstrip(),
-            width,
-            initial_indent=indent,
-            subsequent_indent=f"{indent}    ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+    yield Block(items=[printable(line, 160) for line in seen.notes])
 
 
 def _finding(one: Finding, several: bool, everything: bool) -> Iterator[str]:
     where = [printable(place, 60) for place in one.places if place and (several or one.program)]
     places = f" in {', '.join(where if everything else where[:2])}{', …' if len(where) > 2 and not everything else ''}"
     calls = f"called {counted(one.calls, 'time')}" if one.calls else "carried" if one.program else "named"
-    yield f"    {printable(one.name, 100)}: {calls}{places if where else ''}"
+    yield f"{printable(one.name, 100)}: {calls}{places if where else ''}"
     if one.group == "code execution" or everything:
-        yield from (f"        {example}" for example in one.examples)
-
-
-def section(title: str, lines: list[str], everything: bool) -> Iterator[str]:
-    """A title and its lines, as many as one wants to see; nothing without lines."""
-    if lines:
-        yield ""
-        yield f"  {title}:"
-        shown = lines if everything else lines[:ROWS]
-        yield from (f"    {line}" for line in shown)
-        if len(lines) > len(shown):
-            yield f"    … and {len(lines) - len(shown):,} more (-v lists all)"
+        yield from (f"    {example}" for example in one.examples)
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:

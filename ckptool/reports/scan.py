@@ -109,18 +109,22 @@ def _opened(path: StrPath) -> File:
     return open_file(path)
 
 
-def scan(path: StrPath) -> Scan:
+def scan(path: StrPath, *, opened: bool = False) -> Scan:
     """Find every pickle in a file and say what unpickling it would import and call, without doing any of it.
 
     Archives within archives, several pickles in a row, pickles behind the end of another and under names that hide
     them are found by what they hold.
+
+    Args:
+        path: the file.
+        opened: it was opened as a checkpoint, so that its structure need not be checked again.
 
     Raises:
         Unreadable: the file cannot be opened. Whatever else is wrong with it is in `problems`.
     """
     file = _opened(path)
     try:
-        found = find_pickles(file)
+        found = find_pickles(file, opened=opened)
     finally:
         file.close()
     findings = _findings(found)

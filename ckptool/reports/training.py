@@ -13,7 +13,7 @@ from ..checkpoint import Checkpoint
 from ..errors import counted, printable
 from ..plain_values import plain_value
 from ..tensor import LazyTensor
-from ..tree import ABSENT, Dict, List, Object, address, component_text, walk
+from ..tree import ABSENT, Dict, List, Object, Paths, walk
 from ..weights import is_training_state
 
 #: Framework -> entries at the root that tell it: all of one of the groups.
@@ -142,9 +142,9 @@ def _settings(key: str, value: Any) -> Iterator[tuple[str, str]]:
     if (shown := _shown(value)) and not isinstance(value, LazyTensor):
         yield key, shown
         return
+    paths = Paths(plain=True)
     for trail, node in walk(value):
         if trail is None or isinstance(node, LazyTensor) or not (shown := _shown(node)):
             continue
-        path = [part for part in address(trail).split("/") if not part.startswith(("@", "#"))]
-        if path and not component_text(path[-1]).startswith("@"):
-            yield "/".join([key, *path] if key else path), shown
+        if path := paths.of(trail):
+            yield f"{key}/{path}" if key else path, shown

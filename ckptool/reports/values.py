@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from math import inf, isfinite, nan, sqrt
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,26 +30,56 @@ _PIECE = 1 << 18
 #: Bytes that are one piece of work for a thread.
 _SHARE = 32 << 20
 _MOST_THREADS = 8
+#: Bytes, and items, that are worth handing over to a thread.
+_BATCH, _MOST_TOGETHER = 1 << 20, 1024
 
 
-def in_threads(work: Callable[[_T], _R], items: Iterable[_T]) -> Iterator[_R]:
-    """What WORK makes of each item, in order, several at a time. Items are taken up only as they are needed."""
+def in_threads(
+    work: Callable[[_T], _R], items: Iterable[_T], size: Callable[[_T], int] = lambda _: _BATCH
+) -> Iterator[_R]:
+    """What WORK makes of each item, in order, several at a time. Items are taken up only as they are needed.
+
+    SIZE gives the bytes that an item stands for: a thread takes small ones together, since handing over one takes as
+    long as reading some kilobytes.
+    """
     from collections import deque
     from concurrent.futures import Future, ThreadPoolExecutor
 
+    def all_of(batch: list[_T]) -> list[_R]:
+        return [work(item) for item in batch]
+
+    batches = _batches(items, size)
+    first = list(islice(batches, 2))
+    if len(first) < 2:  # nothing to do at the same time
+        yield from (work(item) for batch in first for item in batch)
+        return
     threads = min(os.cpu_count() or 1, _MOST_THREADS)
     with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[Future[_R]] = deque()
+        waiting: deque[Future[list[_R]]] = deque()
         try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
+            for batch in chain(first, batches):
+                waiting.append(pool.submit(all_of, batch))
                 if len(waiting) > 4 * threads:
-                    yield waiting.popleft().result()
+                    yield from waiting.popleft().result()
             while waiting:
-                yield waiting.popleft().result()
+                yield from waiting.popleft().result()
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def _batches(items: Iterable[_T], size: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """Runs of ITEMS that are large enough together."""
+    batch: list[_T] = []
+    total = 0
+    for item in items:
+        batch.append(item)
+        total += size(item)
+        if total >= _BATCH or len(batch) == _MOST_TOGETHER:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
 
 
 class _Window:
@@ -58,7 +89,7 @@ class _Window:
         self._source = source
         self._file: File | None = source.file if isinstance(source, FileRange) else None
         self._start = source.offset if isinstance(source, FileRange) else 0
-        self._buffer = bytearray(_PIECE) if self._file else bytearray()
+        self._buffer = bytearray()
 
     def read(self, at: int, length: int) -> bytes | bytearray:
         """LENGTH bytes from AT, at most _PIECE. What was read before is overwritten.

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
+from ..disk.documents import read_json
 from ..disk.files import File, FileRange, Joined, Source, StrPath, is_url, reason
+from ..disk.targets import write_side_output
 from ..disk.urls import open_file
-from ..disk.writing import replacing
 from ..dtypes import DType
 from ..errors import CheckpointError, Malformed, counted, printable
 from ..formats import open as open_checkpoint
 from ..formats._zip import Archive, Inflated, Member, looks_like_zip, open_archive
+from ..records import record
 from ..tensor import LazyTensor, Storage
 from ..tiles import Tiled
+from ..tree import Trail, address, walk
 from . import values
 from .contents import contents_of
 from .values import in_threads
@@ -31,6 +33,7 @@ _PAGE = 4096
 #: little but hand the interpreter over to each other.
 _PIECE = 1 << 20
 _MANIFEST = "ckptool-manifest"
+_LARGEST_MANIFEST = 1 << 28
 
 #: Element type -> (unsigned type of that size, mask, value): where x & mask == value, x is no finite number. And
 #: whether it is infinite rather than NaN if the remaining bits, but for the sign, are 0.
@@ -106,7 +109,7 @@ class Verification:
 
 
 def verify(
-    path: StrPath,
+    path: StrPath | Checkpoint,
     *,
     against: StrPath | None = None,
     manifest: StrPath | None = None,
@@ -118,7 +121,7 @@ def verify(
     Structure, sizes and the rules of the format are checked by opening it; then checksums, and values.
 
     Args:
-        path: the checkpoint.
+        path: the checkpoint, which may be open already.
         against: another one, which should have the same weights.
         manifest: a file with the digests that its weights should have (see `write_manifest`).
         digest: compute the digests of the weights.
@@ -128,10 +131,10 @@ def verify(
         CheckpointError: it cannot be opened, since it is no checkpoint or contradicts itself; or the manifest cannot.
     """
     expected = read_manifest(manifest) if manifest is not None else None
-    ckpt = open_checkpoint(path)
-    regions = list(_regions(ckpt))
+    ckpt = path if isinstance(path, Checkpoint) else open_checkpoint(path)
     damage, doubts, read, matched, unknown = [], [], 0, 0, 0
-    for region, found in zip(regions, in_threads(_looked_at, regions), strict=True):
+    regions = in_threads(lambda region: (region, _looked_at(region)), _regions(ckpt), lambda one: one.source.length)
+    for region, found in regions:
         read += region.source.length
         if progress:
             progress(region.source.length)
@@ -151,14 +154,14 @@ def verify(
     if against is not None:
         from .diff import diff
 
-        compared = diff(path, against, weights=True)
+        compared = diff(ckpt.where, against, weights=True)
     notes = list(ckpt.warnings)
     if unknown and ckpt.format in ("torch-zip", "torchscript", "torch-package", "pt2"):
         notes.append(f"for {counted(unknown, 'record')} no checksum was recorded")
     elif not matched:
         notes.append(f"{ckpt.format} has no checksums: changed bytes in a tensor would not show")
     return Verification(
-        str(path),
+        ckpt.where,
         ckpt.format,
         ckpt.nbytes,
         read,
@@ -175,15 +178,42 @@ def verify(
 # -- what is read
 
 
-@dataclass(frozen=True, slots=True)
-class _Region:
-    """A run of bytes: its name for messages, where it is, its checksum if one is recorded, and what it holds."""
+@record(frozen=True, slots=True)
+class _Held:
+    """What a storage holds: the first of the tensors that are views of it, how many more there are, and their type."""
 
-    name: str
+    trail: Trail
+    more: int
+    dtype: DType | None
+
+
+@record(frozen=True, slots=True)
+class _Region:
+    """A run of bytes: where it is, its checksum if one is recorded, and what it holds.
+
+    `place` is where its first tensor stands in the tree, or the name of a record or storage; `file` and `chunk` tell
+    regions of one place apart.
+    """
+
+    place: Trail | str
     source: Source
     crc: int | None
-    dtype: DType | None
+    held: _Held | None = None
     big_endian: bool = False
+    chunk: int = 0
+    file: str = ""
+
+    @property
+    def dtype(self) -> DType | None:
+        """The type of all numbers in it, if they are of one."""
+        return self.held.dtype if self.held else None
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages. Few are asked for it, and the path of a place deep in a tree is long."""
+        place = self.place if isinstance(self.place, str) else address(self.place)
+        more = f" and {self.held.more:,} more" if self.held and self.held.more else ""
+        return f"{self.file}{printable(place, 80)}{more}" + (f", chunk {self.chunk:,}" if self.chunk else "")
 
 
 @dataclass(slots=True)
@@ -212,57 +242,66 @@ class _Found:
 
 def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
     """Everything in the files of a checkpoint: the records of archives, the storages of other files."""
-    names: dict[int, list[str]] = defaultdict(list)
-    views: dict[int, set[str]] = defaultdict(set)
-    types: dict[int, DType] = {}
-    for path, tensor in ckpt.tensors():
-        key = id(tensor.storage)
-        names[key].append(path)
-        views[key].add(tensor.dtype.name)
-        types[key] = tensor.dtype
-    files: dict[int, File] = {}
-    storages: dict[tuple[int, int], Storage] = {}
-    alone: list[Storage] = []
-    for storage in ckpt.storages():
-        source = storage.source
-        if isinstance(source, FileRange):
-            file, at = source.file.located(source.offset)
-            files[id(file)] = file
-            storages[id(file), at] = storage
-        elif isinstance(source, Inflated):
-            files[id(source.packed.file)] = source.packed.file
-            storages[id(source.packed.file), source.packed.offset] = storage
+    held: dict[int, _Held] = {}
+    storages: dict[int, Storage] = {}
+    for trail, node in walk(ckpt.root):
+        if isinstance(node, LazyTensor):
+            storage = node.storage
+            known = held.get(id(storage))
+            if known is None:
+                held[id(storage)] = _Held(trail, 0, node.dtype)
+            else:
+                dtype = known.dtype if known.dtype == node.dtype else None
+                held[id(storage)] = _Held(known.trail, known.more + 1, dtype)
+        elif isinstance(node, Storage):
+            storage = node
         else:
+            continue
+        storages.setdefault(id(storage), storage)
+    files: dict[int, File] = {}
+    inside: dict[int, dict[int, Storage]] = {}  # file -> the storages in it, by where they begin
+    alone: list[Storage] = []
+    for storage in storages.values():
+        source = storage.source
+        if not isinstance(source, FileRange | Inflated):
             alone.append(storage)
+            continue
+        file, at = source.file.located(source.offset) if isinstance(source, FileRange) else _packed(source)
+        files[id(file)] = file
+        inside.setdefault(id(file), {})[at] = storage
 
     def told(storage: Storage) -> Iterator[_Region]:
-        used = names[id(storage)]
-        name = printable(used[0] if used else storage.key, 80) + (f" and {len(used) - 1:,} more" if used[1:] else "")
-        dtype = types[id(storage)] if len(views[id(storage)]) == 1 else None
+        used = held.get(id(storage))
+        place = used.trail if used else storage.key
         source = storage.source
         if isinstance(source, Joined | Tiled):  # chunks with checksums of their own
             for number, (chunk, crc) in enumerate(source.stored(), 1):
-                yield _Region(f"{name}, chunk {number:,}", chunk, crc, dtype, storage.big_endian)
+                yield _Region(place, chunk, crc, used, storage.big_endian, number)
         else:
-            yield _Region(name, source, storage.crc, dtype, storage.big_endian)
+            yield _Region(place, source, storage.crc, used, storage.big_endian)
 
     if not files and ckpt.path is not None and (is_url(ckpt.path) or ckpt.path.is_file()):  # an archive without tensors
         alone_in = open_file(ckpt.path)
         files[id(alone_in)] = alone_in
     for number, file in files.items():
-        mine = [(at, storage) for (owner, at), storage in storages.items() if owner == number]
+        mine = inside.get(number, {})
         archive = _archive(file)
         if archive is None:
-            yield from (region for _, storage in mine for region in told(storage))
+            for storage in mine.values():
+                yield from told(storage)
             continue
-        starts = dict(mine)
         prefix = f"{printable(file.path.name, 60)}: " if len(files) > 1 else ""
         for name, member in archive.members.items():
-            here = starts.get(member.start) if member.size else None
+            here = mine.get(member.start) if member.size else None
             source = archive.source(name)
-            region = next(told(here)) if here else _Region(printable(name, 80), source, None, None)
-            yield replace(region, name=prefix + region.name, source=source, crc=_recorded(member))
-    yield from (region for storage in alone for region in told(storage))
+            region = next(told(here)) if here else _Region(name, source, None)
+            yield replace(region, file=prefix, source=source, crc=_recorded(member))
+    for storage in alone:
+        yield from told(storage)
+
+
+def _packed(source: Inflated) -> tuple[File, int]:
+    return source.packed.file, source.packed.offset
 
 
 def _archive(file: File) -> Archive | None:
@@ -379,7 +418,7 @@ def digests_of(ckpt: Checkpoint) -> dict[str, str]:
     def one(item: tuple[str, LazyTensor]) -> tuple[str, str]:
         return item[0], values.digest(item[1])
 
-    return dict(in_threads(one, weights.items()))
+    return dict(in_threads(one, weights.items(), lambda item: item[1].nbytes))
 
 
 def total_digest(digests: dict[str, str]) -> str:
@@ -395,8 +434,7 @@ def total_digest(digests: dict[str, str]) -> str:
 def write_manifest(path: StrPath, digests: dict[str, str], *, overwrite: bool = False) -> None:
     """Write the digests of weights to a file of JSON."""
     document = {_MANIFEST: 1, "digest": total_digest(digests), "tensors": dict(sorted(digests.items()))}
-    with replacing(path, overwrite=overwrite) as out:
-        out.write((json.dumps(document, indent=1) + "\n").encode())
+    write_side_output("manifest", path, json.dumps(document, indent=1) + "\n", overwrite=overwrite)
 
 
 def read_manifest(path: StrPath) -> dict[str, str]:
@@ -407,11 +445,13 @@ def read_manifest(path: StrPath) -> dict[str, str]:
         Malformed: it is no manifest, or was changed.
     """
     file = open_file(path)
+    if file.size > _LARGEST_MANIFEST:
+        raise Malformed(f"has {file.size:,} bytes; a manifest has at most {_LARGEST_MANIFEST:,}", where=path)
     try:
-        document = json.loads(file.read(0, file.size))
+        document = read_json(file.read(0, file.size))
         tensors = document["tensors"] if document[_MANIFEST] == 1 else None
         digest = document["digest"]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         tensors = digest = None
     if not isinstance(tensors, dict) or not all(isinstance(value, str) for value in tensors.values()):
         hint = "ckptool verify FILE --write-manifest MANIFEST makes one"

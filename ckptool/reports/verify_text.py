@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..errors import printable
-from .render import section, size_text, wrapped
+from .render import size_text
+from .screen import Part, screen, section
 
 if TYPE_CHECKING:
     from .fits import Fit
@@ -25,21 +26,25 @@ def verify_text(
         everything: list everything, also the digest of each tensor.
         width: columns to fill.
     """
-    verdict = found.verdict(strict=strict, fits=fit is None or fit.fits)
-    text = "\n".join(wrapped(_lines(found, verdict, everything), width))
+    return screen(_parts(found, fit, strict, everything), width, everything=everything)
+
+
+def _parts(found: Verification, fit: Fit | None, strict: bool, everything: bool) -> Iterator[Part]:
+    yield from _lines(found, found.verdict(strict=strict, fits=fit is None or fit.fits), everything)
     if fit is not None:
         from .doctor_text import fit_lines
 
-        text += "\n" + "\n".join(wrapped(fit_lines(fit), width))
-        text += "".join(f"\n\n  {what}:\n    {command}" for command, what in fit.commands)
+        yield from fit_lines(fit, everything)
+        for command, what in fit.commands:
+            yield from section(what, [command])
     if found.against is not None and not found.against.same:
-        from .diff_text import diff_text
+        from .diff_text import diff_parts
 
-        text += "\n\n" + diff_text(found.against, everything=everything, width=width)
-    return text
+        yield ""
+        yield from diff_parts(found.against, everything)
 
 
-def _lines(found: Verification, verdict: str, everything: bool) -> Iterator[str]:
+def _lines(found: Verification, verdict: str, everything: bool) -> Iterator[Part]:
     yield f"{printable(found.path)}: {verdict}, {found.format}, {size_text(found.bytes)}"
     matched, unknown = found.checksums
     words = f"{matched:,} checksums agree" if matched else "no checksum to hold against"
@@ -49,7 +54,7 @@ def _lines(found: Verification, verdict: str, everything: bool) -> Iterator[str]
     if found.digest:
         yield f"  digest of the weights: {found.digest}"
     if everything:
-        yield from section("digests", [f"{digest}  {printable(name)}" for name, digest in found.digests.items()], True)
-    yield from section("damage", found.damage, everything)
-    yield from section("perhaps wrong", found.doubts, everything)
-    yield from section("notes", [printable(line) for line in found.notes], everything)
+        yield from section("digests", [f"{digest}  {printable(name)}" for name, digest in found.digests.items()])
+    yield from section("damage", found.damage)
+    yield from section("perhaps wrong", found.doubts)
+    yield from section("notes", [printable(line) for line in found.notes])

@@ -47,23 +47,6 @@ def no_child_left() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def interrupts_put_off() -> Iterator[None]:
-    """Ctrl-C waits until the end of it. multiprocessing does not know a child yet while it is being started, and one of
-    which it does not know cannot be ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    arrived: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: arrived.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
-        if arrived:
-            signal.raise_signal(signal.SIGINT)
-
-
-@contextlib.contextmanager
 def interrupts_kept_from_children() -> Iterator[None]:
     """Ctrl-C reaches every process of a terminal. Python would answer with a traceback in each child that is still
     importing torch, so children are born with SIGINT blocked: they inherit the mask of the thread that starts them.

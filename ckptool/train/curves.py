@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..disk.writing import replacing
+from ..disk.door import scratch_directory
+from ..disk.files import Buffer
+from ..disk.folders import replacing_folder
+from ..disk.targets import replacing
 from ..errors import NotFound
 
 if TYPE_CHECKING:
     from .config import Config
     from .loop import Session
 
+_EVENTS = "events.out.tfevents."
 _INSTALL = "pip install 'ckptool[train]'"
 
 
@@ -37,15 +40,15 @@ def targets(config: Config) -> list[Path]:
     return [start.with_name(start.name + name) for name, is_wanted in wanted.items() if is_wanted]
 
 
-def draw(session: Session) -> list[Path]:
+def draw(session: Session, *, overwrite: bool) -> list[Path]:
     """Draw the curves of a run, and log its epochs, as far as that is wanted. Returns where."""
     paths = targets(session.config)
     for path in paths:
         if path.suffix == ".png":
-            with replacing(path, overwrite=True) as out:
+            with replacing(path, overwrite=overwrite) as out:
                 out.write(_picture(session))
         else:
-            _log(session, path)
+            _log(session, path, overwrite=overwrite)
     return paths
 
 
@@ -84,12 +87,18 @@ def _picture(session: Session) -> bytes:
     return buffer.getvalue()
 
 
-def _log(session: Session, folder: Path) -> None:
+def _log(session: Session, folder: Path, *, overwrite: bool) -> None:
     """Write the logs of all epochs anew: they are few, and those of a run that went before are not mixed with them."""
     from torch.utils.tensorboard import SummaryWriter
 
-    shutil.rmtree(folder, ignore_errors=True)
-    with SummaryWriter(os.fspath(folder)) as writer:
+    with scratch_directory() as made:
+        _write_events(SummaryWriter(os.fspath(made)), session)
+        files = {path.name: [Buffer(path.read_bytes())] for path in sorted(made.iterdir())}
+        replacing_folder(folder, files, overwrite=overwrite, replaced=lambda name: name.startswith(_EVENTS))
+
+
+def _write_events(writer: Any, session: Session) -> None:
+    with writer:
         for epoch in session.history:
             writer.add_scalar("loss/training", epoch.loss, epoch.number)
             writer.add_scalar("loss/test", epoch.test_loss, epoch.number)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
+from ..disk.documents import LARGEST_LIST, read_json, read_text
 from ..disk.files import reason
 from ..errors import CheckpointError, Malformed, NotFound, RuleError, Unreadable, counted, printable
 from .config import Config
@@ -120,7 +121,7 @@ def _check_columns(path: Path, names: list[str], target: str | None) -> None:
             evidence=[f"its first line: {shown}"],
             hint="put a line with the names of the columns before the numbers",
         )
-    twice = [name for name in names if names.count(name) > 1]
+    twice = [name for name, n in Counter(names).items() if n > 1]
     if twice:
         raise Malformed(f"has several columns {printable(twice[0], 40)!r}", where=path)
     if target and target not in names:
@@ -296,12 +297,7 @@ def _labels_of(folder: Path) -> dict[str, int]:
 
 
 def _label_map(path: Path) -> dict[str, int]:
-    try:
-        labels = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Unreadable(reason(error), where=path) from None
-    except ValueError as error:
-        raise Malformed(f"is no JSON: {error}", where=path) from None
+    labels = read_json(read_text(path, Malformed, largest=LARGEST_LIST), path)
     numbers: list[Any] = list(labels.values()) if isinstance(labels, dict) else []
     if not numbers or any(type(n) is not int for n in numbers) or sorted(numbers) != list(range(len(numbers))):
         raise Malformed("is no label map: the names of the classes with the numbers from 0 on", where=path)

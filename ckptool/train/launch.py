@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 import time
 import uuid
@@ -22,6 +20,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from .. import errors
+from ..disk.door import Directory, is_own_file, scratch_directory
+from ..disk.files import shell_path
 from ..errors import CheckpointError, RuleError, TrainingFailed, counted
 from . import curves, devices, saving
 from .children import interrupts_kept_from_children
@@ -77,10 +77,14 @@ def run(config: Config, watcher: Watcher | None = None) -> Run:
 
 def _launch(config: Config, places: list[Place], watcher: Watcher) -> Run:
     """Start a process for each place, and wait for all of them."""
+    with scratch_directory() as logs:
+        return _launched(config, places, watcher, logs)
+
+
+def _launched(config: Config, places: list[Place], watcher: Watcher, logs: Path) -> Run:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logs = tempfile.mkdtemp(prefix="ckptool-train-")
     launch = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -91,7 +95,7 @@ def _launch(config: Config, places: list[Place], watcher: Watcher) -> Run:
         local_addr="127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
-        logs_specs=DefaultLogsSpecs(log_dir=logs),
+        logs_specs=DefaultLogsSpecs(log_dir=os.fspath(logs)),
         start_method="spawn",
     )
     try:
@@ -108,9 +112,10 @@ def _launch(config: Config, places: list[Place], watcher: Watcher) -> Run:
         run: Run = results[0]
         return run
     finally:
-        shutil.rmtree(logs, ignore_errors=True)
         if config.rendezvous.startswith("file://"):
-            _meeting_file(config).unlink(missing_ok=True)
+            meeting = _meeting_file(config)
+            with contextlib.suppress(OSError), Directory.at(Path(os.path.realpath(meeting.parent))) as folder:
+                folder.remove(meeting.name, is_own_file)
     signal.raise_signal(signalled)  # the ranks have ended; now it goes to whoever handles it in this process
     raise TrainingFailed(f"{signal.Signals(signalled).name} arrived; all ranks were ended")
 
@@ -275,9 +280,11 @@ def _check_rendezvous(config: Config) -> None:
     elif config.rendezvous.startswith("file://"):
         path = _meeting_file(config)
         if path.exists():
-            raise RuleError("is there already; ranks of another run may have met in it", where=path, hint=f"rm {path}")
+            raise RuleError(
+                "is there already; ranks of another run may have met in it", where=path, hint=f"rm {shell_path(path)}"
+            )
         if not path.parent.is_dir():
-            raise RuleError("its folder does not exist", where=path, hint=f"mkdir -p {path.parent}")
+            raise RuleError("its folder does not exist", where=path, hint=f"mkdir -p {shell_path(path.parent)}")
 
 
 def _meeting_file(config: Config) -> Path:

@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
+from ..disk.interrupts import put_off_signals
 from ..errors import CheckpointError, TrainingFailed, counted
 from . import devices, resume, saving
-from .children import interrupts_put_off, loaders_start, no_child_left
+from .children import loaders_start, no_child_left
 from .config import Config
 from .data import unburied
 from .devices import Place
@@ -102,6 +103,8 @@ class Session:
     average: AveragedModel | None
     classes: tuple[str, ...]
     history: list[Epoch] = field(default_factory=list)
+    #: What this run has written, and may replace when it saves again.
+    saved: set[Path] = field(default_factory=set)
 
     @property
     def epoch(self) -> int:
@@ -236,7 +239,7 @@ def _in_groups(loader: Any, size: int) -> Iterator[list[tuple[Tensor, Tensor]]]:
 
 
 def _batches(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    with interrupts_put_off():
+    with put_off_signals():
         batches = iter(loader)  # starts the processes that load
     try:
         yield from batches

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import io
 import os
-import shutil
 import warnings
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -14,9 +12,12 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from ..disk.door import Directory, make_directories
 from ..disk.files import reason
-from ..disk.writing import replacing
-from ..errors import CannotCarry, OutputExists, Unwritable
+from ..disk.folders import check_folder, new_folder
+from ..disk.targets import check_target, replacing
+from ..disk.work import find, remove
+from ..errors import CannotCarry, CheckpointError, OutputExists, Unwritable
 from . import curves
 from .config import Config, Save
 
@@ -29,19 +30,33 @@ def check_targets(config: Config) -> None:
 
     Raises:
         OutputExists: a file of that name is there, `overwrite` was not asked for, and it is not this run that goes on.
-        Unwritable: the folder cannot be made or written to.
+        Unwritable: the folder cannot be made or written to, or a target is something else.
     """
     folder = Path(config.out)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_directories(folder)
     except OSError as error:
         raise Unwritable(reason(error), where=folder) from None
     if not os.access(folder, os.W_OK):
         raise Unwritable("the folder may not be written to", where=folder)
-    goes_on = config.resume is not None and Path(config.resume).resolve().parent == folder.resolve()
-    for path in [] if config.overwrite or goes_on else _targets(config):
-        if path.exists():
+    for path in _targets(config):
+        if not may_replace(config) and path.exists():
             raise OutputExists("exists already", where=path, hint="add --overwrite, or choose another --out")
+        if path.suffix:
+            check_target(path, overwrite=True)
+        else:
+            check_folder(path, overwrite=True, replaced=is_part)
+
+
+def may_replace(config: Config) -> bool:
+    """Whether a run may replace what is in its folder: it was asked to, or goes on with the run that is in it."""
+    goes_on = config.resume is not None and Path(config.resume).resolve().parent == Path(config.out).resolve()
+    return config.overwrite or goes_on
+
+
+def is_part(name: str) -> bool:
+    """Whether a file in a folder that a run writes is one of those that the run makes there."""
+    return name == ".metadata" or name.endswith(".distcp") or name.startswith("events.out.tfevents.")
 
 
 def _targets(config: Config) -> list[Path]:
@@ -51,11 +66,12 @@ def _targets(config: Config) -> list[Path]:
 
 
 def clear(config: Config) -> None:
-    """Remove what a run that was broken off has written of a file; the names of whole files are not like that."""
-    for target in _targets(config):
-        _bring_back(target)
-        for path in target.parent.glob(f".{glob.escape(target.name)}.*ckptool-tmp"):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    """Remove what a rank that was killed had written of a file."""
+    with contextlib.suppress(OSError), Directory.at(Path(os.path.realpath(config.out))) as folder:
+        for target in _targets(config):
+            for left in find(folder, target.name):
+                if left.own and not left.lives:
+                    remove(left)
 
 
 def save(session: Session) -> list[Path]:
@@ -66,15 +82,19 @@ def save(session: Session) -> list[Path]:
     for wanted in config.saves:
         path = folder / wanted.name(config.task, config.strategy)
         paths.append(path)
+        overwrite = may_replace(config) or path in session.saved
+        session.saved.add(path)
         if wanted.kind == "dcp":
-            _save_directory(session, path)
+            _save_directory(session, path, overwrite=overwrite)
             continue
         if wanted.kind not in payloads:
             payloads[wanted.kind] = _payload(session, wanted.kind)
         if session.place.leads:
-            write(payloads[wanted.kind], path, wanted)
+            write(payloads[wanted.kind], path, wanted, overwrite=overwrite)
     if session.place.leads:
-        paths += curves.draw(session)
+        drawn = curves.targets(config)
+        paths += curves.draw(session, overwrite=may_replace(config) or set(drawn) <= session.saved)
+        session.saved.update(drawn)
     if session.place.world > 1:
         dist.barrier()  # nobody goes on, or ends, before the files are whole
     return paths
@@ -135,14 +155,15 @@ def _rng_states(session: Session) -> list[dict[str, Any]]:
     return states
 
 
-def write(value: Any, path: Path, save: Save) -> None:
+def write(value: Any, path: Path, save: Save, *, overwrite: bool = False) -> None:
     """Write VALUE as torch or the safetensors library write it; PATH is the new file or the old one, whatever happens.
 
     Raises:
+        OutputExists: there is a file, and OVERWRITE is false.
         Unwritable: no room, no permission.
         CannotCarry: the value cannot be pickled, or shares memory where safetensors does not allow that.
     """
-    with replacing(path, overwrite=True) as raw:
+    with replacing(path, overwrite=overwrite) as raw:
         out = io.BufferedWriter(_WithoutDescriptor(raw))
         try:
             if save.container == "safetensors":
@@ -182,19 +203,15 @@ class _WithoutDescriptor(io.RawIOBase):
         return self._raw.write(data)
 
 
-def _save_directory(session: Session, path: Path) -> None:
-    """Write a torch.distributed.checkpoint directory beside PATH, and give it that name once it is whole."""
+def _save_directory(session: Session, path: Path, *, overwrite: bool) -> None:
+    """Let torch.distributed.checkpoint write a directory, and give it the name PATH once it is whole."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException  # no Exception, but a BaseException
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    leads, alone = session.place.leads, session.place.world == 1
-    temporary = path.with_name(f".{path.name}.new.ckptool-tmp")
-    if leads:
-        shutil.rmtree(temporary, ignore_errors=True)
-        _bring_back(path)
-    if not alone:
-        dist.barrier()
+    leads, world = session.place.leads, session.place.world
+    names = [".metadata", ".metadata.tmp", *(f"__{rank}_{n}.distcp" for rank in range(world) for n in range(8))]
+    made: list[Any] = [None]
     model, optimizer = get_state_dict(session.strategy.plain, session.strategy.optimizer)
     state = {
         "model": model,
@@ -203,35 +220,18 @@ def _save_directory(session: Session, path: Path) -> None:
         "progress": {"epoch": session.epoch, "history": _history(session), "rng": _rng_states(session)},
     }
     try:
-        with warnings.catch_warnings():
+        with contextlib.ExitStack() as stack, warnings.catch_warnings():
+            if leads:
+                made = [os.fspath(stack.enter_context(new_folder(path, names, overwrite=overwrite, replaced=is_part)))]
+            if world > 1:
+                dist.broadcast_object_list(made)
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as was asked for
-            dcp.save(state, checkpoint_id=temporary, no_dist=alone)
-        if leads:
-            old = _aside(path)
-            if path.exists():
-                path.replace(old)
-            temporary.replace(path)
-            shutil.rmtree(old, ignore_errors=True)
+            dcp.save(state, checkpoint_id=made[0], no_dist=world == 1)
     except (Exception, CheckpointException) as error:
-        cause = next((e for e in causes(error) if isinstance(e, OSError)), None)
+        cause = next((e for e in causes(error) if isinstance(e, OSError) and not isinstance(e, CheckpointError)), None)
         if cause is None:
             raise
         raise Unwritable(reason(cause), where=path) from None
-    finally:
-        if leads:
-            shutil.rmtree(temporary, ignore_errors=True)
-            _bring_back(path)
-
-
-def _aside(path: Path) -> Path:
-    """Where a directory stands while another takes its name: no call of the system swaps the two everywhere."""
-    return path.with_name(f".{path.name}.old.ckptool-tmp")
-
-
-def _bring_back(path: Path) -> None:
-    """Give a directory that was moved aside its name back, if nothing has taken it."""
-    if _aside(path).exists() and not path.exists():
-        _aside(path).replace(path)
 
 
 def _history(session: Session) -> torch.Tensor:

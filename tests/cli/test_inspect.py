@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,61 @@ def test_folders_and_patterns_are_searched_for_checkpoints(run: Run, files: File
     (tmp_path / "empty").mkdir()
     ran = run("inspect", "empty")
     assert (ran.code, "holds no checkpoint" in ran.err) == (2, True)
+
+
+def test_links_out_of_a_folder_are_named_and_not_followed(run: Run, files: Files, tmp_path: Path) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "out.pth").symlink_to(files["plain.pth"])
+    (tmp_path / "deep" / "er" / "out").symlink_to(tmp_path)
+    said = "not followed: deep/out.pth, deep/er/out, links out of the folder"
+    ran = run("inspect", "deep")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == f"Error: deep: holds no checkpoint.\n    {said}\n"
+    (tmp_path / "deep" / "in.pth").write_bytes(files["plain.pth"].read_bytes())
+    ran = run("inspect", "deep")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.startswith("deep/in.pth: torch-zip")
+    assert ran.out.endswith(f"\n\n{said}\n")
+    document = json.loads(run("inspect", "deep", "--json").out)
+    assert document["not_followed"] == ["deep/out.pth", "deep/er/out"]
+    assert run("inspect", "deep/out.pth").code == 0
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "strip-prefix {} out"])
+def test_what_a_folder_of_shards_has_beside_it_is_not_followed(run: Run, files: Files, command: str) -> None:
+    assert run("convert", "dp.pth", "repo", "-t", "shards").code == 0
+    Path("secret").write_text("KEY")
+    Path("repo/config.json").symlink_to("../secret")
+    ran = run(*(command if "{}" in command else f"{command} {{}}").format("repo").split())
+    assert ran.code == 0
+    assert "not followed: config.json, a link out of the folder" in ran.out + ran.err
+    Path("repo/model.safetensors").rename("weights")
+    Path("repo/model.safetensors").symlink_to("../weights")
+    ran = run(
+        *(command if "{}" in command else f"{command} {{}}").format("repo").split(),
+        *(["--overwrite"] * ("{}" in command)),
+    )
+    assert ran.code == 2
+    assert "repo/model.safetensors: is a link out of the folder, and is not followed:" in ran.err
+
+
+def test_a_folder_that_may_not_be_listed_is_named_and_the_others_are_searched(
+    run: Run, files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deep" / "shut").mkdir(parents=True)
+    (tmp_path / "deep" / "a.pth").write_bytes(files["plain.pth"].read_bytes())
+    listed = os.scandir
+
+    def scandir(path: str) -> object:  # root may list everything
+        if str(path).endswith("shut"):
+            raise PermissionError(13, "Permission denied", path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    for command in ("inspect", "scan"):
+        ran = run(command, "deep")
+        assert (ran.code, ran.err) == (2, "Error: deep/shut: permission denied.\n")
+        assert "deep/a.pth: " in ran.out
 
 
 def test_values_are_described_when_they_are_asked_for(run: Run, files: Files) -> None:

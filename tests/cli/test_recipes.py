@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,11 @@ def test_the_passes_of_a_recipe_run_in_its_own_order(run: Run, files: Files) -> 
         ("ckptool: 1\npasses: [[unwrap]]", "which is none: one name a line"),
         ("ckptool: 1\npasses: [{rename: []}]", "it takes a text or a list of texts"),
         ("!!python/object/apply:os.system [id]", "is no YAML"),
+        ("ckptool: 1\npasses: [{select: [[a], {b: c}]}]", "gives select the value a list of 2 items; it takes a text"),
+        ("ckptool: 1\npasses: [{[unwrap]: true}]", "has a list or a dict for a key"),
+        ("ckptool: 1\npasses:\n- drop: &a [x]\n- drop: *a", "line 3 has the anchor &a"),
+        ("ckptool: 1\npasses:\n- strip-prefix: 1:30", "line 3 has 1:30, which YAML takes for a number"),
+        ("ckptool: 1\npasses: [" + "unwrap, " * 101 + "]", "lists 101 passes; 100 is the limit"),
     ],
 )
 def test_a_recipe_that_is_none_is_refused(run: Run, files: Files, text: str, message: str) -> None:
@@ -126,4 +132,36 @@ def test_a_recipe_that_is_none_is_refused(run: Run, files: Files, text: str, mes
     assert ran.code == 2
     assert ran.err.startswith("Error: r.yaml: ")
     assert message in ran.err
+    assert not Path("out.pth").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="a name for an open file is needed")
+@pytest.mark.parametrize(
+    ("option", "text"), [("--recipe", b"ckptool: 1\npasses:\n- rename: fc=head\n"), ("--rules", b"fc=head\n")]
+)
+def test_what_a_command_prints_can_be_a_recipe_or_rules(run: Run, files: Files, option: str, text: bytes) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, text)
+    os.close(writing)
+    ran = run("convert", "plain.pth", "out.pth", option, f"/dev/fd/{reading}")
+    os.close(reading)
+    assert ran.code == 0, ran.err
+    assert "head.weight" in ckptool.open("out.pth").state_dict()
+
+
+@pytest.mark.parametrize("option", ["--recipe", "--rules"])
+def test_a_file_without_end_is_refused(run: Run, files: Files, option: str) -> None:
+    Path("endless").symlink_to("/dev/zero")
+    ran = run("convert", "plain.pth", "out.pth", option, "endless")
+    assert ran.code == 2
+    assert ran.err == "Error: endless: has more than 1,048,576 characters.\n"
+    assert not Path("out.pth").exists()
+
+
+def test_keys_that_grow_from_pass_to_pass_are_refused(run: Run, files: Files) -> None:
+    Path("r.yaml").write_text("ckptool: 1\npasses:\n" + "- rename: '{...}={1}.{1}'\n" * 40)
+    ran = run("convert", "plain.pth", "out.pth", "--recipe", "r.yaml")
+    assert ran.code == 2
+    assert "makes keys too long" in ran.err
+    assert "131,072 characters for a key" in ran.err
     assert not Path("out.pth").exists()

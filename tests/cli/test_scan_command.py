@@ -73,6 +73,31 @@ def test_folders_are_searched_and_what_is_no_checkpoint_does_not_matter(run: Run
     assert run("scan", "many/README.md").code == 2
 
 
+def test_links_out_of_a_folder_are_not_followed_and_make_the_verdict_unknown(
+    run: Run, files: Files, tmp_path: Path
+) -> None:
+    folder = tmp_path / "many"
+    (folder / "deep").mkdir(parents=True)
+    (tmp_path / "evil.pkl").write_bytes(EVIL)
+    (folder / "a.pth").write_bytes(files["plain.pth"].read_bytes())
+    (folder / "deep" / "b.pth").symlink_to("../a.pth")
+    assert run("scan", "many", "-q").code == 0
+    (folder / "deep" / "c.pth").symlink_to("../../evil.pkl")
+    (folder / "d").symlink_to("/")
+    ran = run("scan", "many")
+    assert ran.out == (
+        "many/a.pth: safe, tensors and plain data only\n"
+        "many/deep/b.pth: safe, tensors and plain data only\n"
+        "not followed: many/d, many/deep/c.pth, links out of the folder\n"
+    )
+    assert (ran.code, ran.err) == (2, "")
+    assert run("scan", "many", "-q").out == "not followed: many/d, many/deep/c.pth, links out of the folder\n"
+    assert json.loads(run("scan", "many", "--json").out)["not_followed"] == ["many/d", "many/deep/c.pth"]
+    (folder / "bad.pkl").write_bytes(EVIL)
+    assert run("scan", "many").code == 1
+    assert run("scan", "many/deep/c.pth").code == 1  # named itself, a link is followed
+
+
 def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Files) -> None:
     ran = run("scan", "evil.pth", "plain.pth", "--json")
     document = json.loads(ran.out)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
+import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -14,6 +16,8 @@ torch = pytest.importorskip("torch")
 
 from samples import Run
 from torch import nn
+
+from ckptool import user_code
 
 OLD = """
     from torch import nn
@@ -88,6 +92,76 @@ def test_what_fits_is_written_as_the_state_dict_of_the_model(run: Run, folder: P
     assert made._metadata == net.state_dict()._metadata
     assert list(made) == list(net.state_dict())
     net.load_state_dict(made)
+
+
+@pytest.fixture
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages that are installed. No module that a test imports stays."""
+    (folder / "site").mkdir()
+    monkeypatch.syspath_prepend(folder / "site")
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    return folder / "site"
+
+
+def package(folder: Path, name: str, text: str) -> Path:
+    """A package with a module `nets`. Returns the path of the module."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text("from .nets import Net\n")
+    (folder / name / "nets.py").write_text(dedent(text))
+    return folder / name / "nets.py"
+
+
+@pytest.mark.parametrize("named", ["vision_nets.nets:Net", "vision_nets.nets", "vision_nets:Net"])
+def test_an_installed_package_goes_before_a_folder_of_its_name(
+    run: Run, folder: Path, installed: Path, named: str
+) -> None:
+    module = package(installed, "vision_nets", NEW)
+    package(folder, "vision_nets", "raise SystemExit('canary')")
+    run_of = module if ".nets" in named else module.with_name("__init__.py")
+    ran = run("transfer", "old.pth", named)
+    assert (ran.code, ran.err.splitlines()[0]) == (0, f"running the code of {named} ({run_of})")
+    assert str(folder) not in sys.path
+
+
+def test_a_package_in_the_current_folder_is_found_and_its_file_is_named(
+    run: Run, folder: Path, installed: Path
+) -> None:
+    module = package(folder, "own_nets", "import own_helper\n" + dedent(NEW))
+    (folder / "own_helper.py").write_text("")
+    ran = run("transfer", "old.pth", "own_nets.nets:Net", "-o", "out.pth", "--source-model", "own_nets:Net")
+    whole = module.with_name("__init__.py")
+    assert ran.err.splitlines()[0] == (f"running the code of own_nets.nets:Net ({module}) and own_nets:Net ({whole})")
+    assert ran.code == 0, ran.err
+
+
+def test_to_say_which_file_it_is_nothing_is_run(folder: Path, installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "silent").mkdir()
+    (folder / "silent" / "__init__.py").write_text("raise SystemExit('canary')")
+    (folder / "silent" / "nets.py").write_text("")
+    assert user_code.file_of("silent.nets:Net") == folder / "silent" / "nets.py"
+    assert user_code.file_of("silent:Net") == folder / "silent" / "__init__.py"
+    for none in ("silent.none", "none.at.all", "silent.nets.Net", "sys", "", ".", "..", "a..b", ".a", "net.py"):
+        assert user_code.file_of(none) is None
+
+
+NO_CODE = {
+    "absent.py": "absent.py: no such file or directory",
+    "./site": "./site: is a folder",
+    "plain": "plain: is a folder",
+    "absent.module:X": "absent.module: raised while it was imported: ModuleNotFoundError: No module named 'absent'",
+    ":Net": "MODEL.py: no such file or directory",
+    "": "MODEL.py: no such file or directory",
+    "..:X": "..: is a folder",
+}
+
+
+@pytest.mark.parametrize(("named", "what"), NO_CODE.items())
+def test_what_is_no_code_is_said_to_be_none(run: Run, folder: Path, installed: Path, named: str, what: str) -> None:
+    (folder / "plain").mkdir()
+    ran = run("transfer", "old.pth", named)
+    assert ran.code == 2
+    assert what in ran.err
 
 
 @pytest.mark.parametrize("wrapper", ["module.", "model.", "_orig_mod."])
@@ -345,6 +419,24 @@ def test_a_mapping_file_that_cannot_be_used_says_why(run: Run, folder: Path, tex
     assert ran.code == 2
     assert says in ran.err
     assert not (folder / "old.Net.pth").exists()
+
+
+def test_a_mapping_file_is_refused_before_the_models_code_runs(run: Run, folder: Path) -> None:
+    (folder / "net.py").write_text("from pathlib import Path\nPath('ran').touch()\n" + (folder / "net.py").read_text())
+    (folder / "m.yaml").write_text("ckptool-mapping: 1\nleft: ['a.{0..999999}']\n")
+    ran = run("transfer", "old.pth", "net.py", "--mapping", "m.yaml")
+    assert (ran.code, "stands for too much" in ran.err) == (2, True)
+    assert not (folder / "ran").exists()
+
+
+def test_an_argument_is_json_or_a_text(run: Run) -> None:
+    from ckptool.cli.transfer import _kwargs
+
+    told = ["a=1", "b=[1, 2]", "c=x", "d=True", "e=NaN", "f=" + "[" * 100_000, "g=" + "9" * 5000, 'h={"i": null}']
+    read = _kwargs(told, "--kwargs")
+    assert math.isnan(read.pop("e"))
+    assert (read.pop("f"), read.pop("g")) == ("[" * 100_000, "9" * 5000)
+    assert read == {"a": 1, "b": (1, 2), "c": "x", "d": True, "h": {"i": None}}
 
 
 # ------------------------------------------------------------------------------------------ a grown vocabulary

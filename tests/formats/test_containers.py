@@ -4,6 +4,7 @@ torch writes them where it still can, and judges what we read; tar files are put
 """
 
 import io
+import json
 import pickle
 import random
 import struct
@@ -443,3 +444,65 @@ def test_formats_that_are_only_read_are_not_written(tmp_path, samples):
         if format_.draft is None:
             with pytest.raises(ckptool.RuleError, match="does not write it"):
                 ckptool.save(ckpt, tmp_path / "x", format=format_.name)
+
+
+def with_record(source, target, ending, change):
+    """A copy of an archive in which CHANGE made another of the record whose name has that ENDING."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            data = old.read(name)
+            new.writestr(name, change(data) if name.endswith(ending) else data)
+    return target
+
+
+def changed_config(samples, tmp_path, change):
+    def changed(data):
+        config = json.loads(data)["config"]
+        return json.dumps({"config": change(config)}).encode()
+
+    return with_record(samples / "exported.pt", tmp_path / "changed.pt2", "_weights_config.json", changed)
+
+
+def with_device(device):
+    def change(config):
+        for entry in config.values():
+            entry["tensor_meta"]["device"] = device
+        return config
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        {"type": "cuda", "index": float("inf")},
+        {"type": "cuda", "index": -1},
+        {"type": "cuda", "index": "3"},
+        {"type": "cuda:0", "index": 1},
+        {"type": "\x1b[31mcuda", "index": None},
+        {"type": [1], "index": None},
+        {"type": None, "index": None},
+    ],
+)
+def test_an_exported_tensor_is_on_a_device_that_torch_has_or_refused(samples, tmp_path, device):
+    with pytest.raises(ckptool.Malformed, match="is no tensor"):
+        ckptool.open(changed_config(samples, tmp_path, with_device(device)))
+
+
+def test_an_exported_tensor_on_a_numbered_cpu_loads(samples, tmp_path, torch):
+    path = changed_config(samples, tmp_path, with_device({"type": "cpu", "index": 0}))
+    assert ckptool.load(path)["state_dict"]["shift"].tolist() == [1, 1]
+
+
+def test_keys_of_an_exported_program_are_text(samples, tmp_path):
+    path = changed_config(samples, tmp_path, lambda config: [[1, next(iter(config.values()))]])
+    with pytest.raises(ckptool.Malformed, match="the key 1 is no text"):
+        ckptool.open(path)
+
+
+@pytest.mark.parametrize("name", ["scripted", "mobile", "package", "exported"])
+def test_no_part_of_a_program_is_taken_for_what_is_whole_of_it(samples, tmp_path, name):
+    damaged = with_record(samples / f"{name}.pt", tmp_path / "damaged.pt", "_weights_config.json", lambda data: b"{")
+    for path in (samples / f"{name}.pt", damaged):
+        with pytest.raises(ckptool.CannotCarry, match="cannot be repaired"):
+            ckptool.salvage(path)

@@ -229,6 +229,15 @@ def test_slices_outside_of_the_folder_are_refused(tmp_path, name):
     assert "no plain file name" in refused(tmp_path / "x")
 
 
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_a_part_that_is_a_link_out_of_the_folder_is_refused(tmp_path, name):
+    one(tmp_path / "x")
+    (tmp_path / "x" / name).rename(tmp_path / "elsewhere")
+    (tmp_path / "x" / name).symlink_to("../elsewhere")
+    with pytest.raises(ckptool.Unreadable, match="is a link out of the folder, and is not followed"):
+        ckptool.open(tmp_path / "x")
+
+
 def test_a_save_that_did_not_finish_is_said_to_be_that(tmp_path):
     one(tmp_path / "x")
     (tmp_path / "x" / ".metadata").unlink()

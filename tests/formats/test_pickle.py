@@ -372,6 +372,13 @@ def test_a_class_that_python_3_renamed_has_the_name_that_unpicklers_look_for(mod
     assert str(read(b"\x80\x04" + spelt + b".")) == f"{module}.{name}"  # from protocol 3 on names are what they are
 
 
+def test_of_several_protocols_the_last_decides_on_names():
+    named = b"c__builtin__\nset\n"
+    assert str(read(b"\x80\x04\x80\x02" + named + b".")) == "builtins.set"
+    assert pickle.loads(b"\x80\x04\x80\x02" + named + b".") is set
+    assert str(read(b"\x80\x02\x80\x04" + named + b".")) == "__builtin__.set"
+
+
 @pytest.mark.parametrize(("module", "name", "expected"), RENAMED)
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_a_class_keeps_its_name_through_writing(module, name, expected, protocol):

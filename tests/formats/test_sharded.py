@@ -1,5 +1,7 @@
 import json
 import os
+import re
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -10,6 +12,8 @@ from strategies import flat_checkpoints, state_dict_of, tensor_of
 from test_safetensors import TestSafetensors as OneFile
 
 import ckptool
+from ckptool.disk.door import Directory
+from ckptool.disk.work import Work
 from ckptool.formats import sharded
 
 INDEX = "model.safetensors.index.json"
@@ -112,10 +116,11 @@ def test_shards_stay_divided_as_they_were_unless_a_size_is_given(tmp_path, shard
 
 
 def test_shards_may_be_links_as_in_a_cache(tmp_path, shards):
-    snapshot = tmp_path / "snapshot"
-    snapshot.mkdir()
+    snapshot = tmp_path / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "blobs").mkdir()
     for number, name in enumerate(sorted(os.listdir(shards))):
-        blob = tmp_path / f"blob{number}"
+        blob = tmp_path / "blobs" / f"{number}"
         os.rename(shards / name, blob)
         (snapshot / name).symlink_to(os.path.relpath(blob, snapshot))
     ckpt = ckptool.open(snapshot)
@@ -127,8 +132,20 @@ def test_shards_may_be_links_as_in_a_cache(tmp_path, shards):
 def test_a_link_to_a_folder_is_no_shard(tmp_path, shards):
     name = "model-00001-of-00003.safetensors"
     os.remove(shards / name)
-    (shards / name).symlink_to(tmp_path)
+    (shards / "sub").mkdir()
+    (shards / name).symlink_to("sub")
     assert "is a folder" in refused(shards, ckptool.Unreadable)
+
+
+@pytest.mark.parametrize("name", [INDEX, "model-00002-of-00003.safetensors"])
+def test_a_shard_or_an_index_that_is_a_link_out_of_the_folder_is_refused_with_a_way_on(tmp_path, shards, name):
+    (shards / name).rename(tmp_path / "elsewhere")
+    (shards / name).symlink_to("../elsewhere")
+    message = refused(shards, ckptool.Unreadable)
+    assert message.startswith(f"{shards / name}: is a link out of the folder, and is not followed:\n")
+    copied = re.search("Hint: (cp -rL .*) puts files in the place of links", message)
+    subprocess.run(copied[1], shell=True, check=True)
+    assert len(ckptool.open(f"{shards}-copy").state_dict()) == 5
 
 
 @pytest.mark.parametrize(
@@ -253,6 +270,60 @@ def test_what_lies_beside_the_weights_goes_along(tmp_path, shards):
     assert "left behind beside the weights: config.json, empty.txt, tf_model.h5" in single.form
 
 
+@pytest.mark.parametrize("options", [{}, {"format": "dcp"}, {"format": "bin"}])
+def test_what_lies_beside_the_weights_is_not_followed_out_of_the_folder(tmp_path, shards, options):
+    (tmp_path / "secret").write_text("KEY")
+    (shards / "config.json").symlink_to("../secret")
+    (shards / "tokenizer.json").symlink_to(tmp_path / "secret")
+    (shards / "real.json").write_text("{}")
+    (shards / "vocab.json").symlink_to("real.json")
+    ckpt = ckptool.open(shards)
+    said = "not followed: config.json, tokenizer.json, links out of the folder"
+    assert said in ckpt.warnings
+    planned = ckptool.save(ckpt, tmp_path / "out", **options)
+    assert not {"config.json", "tokenizer.json"} & set(os.listdir(tmp_path / "out"))
+    assert (tmp_path / "out" / "vocab.json").read_text() == "{}"
+    assert not (tmp_path / "out" / "vocab.json").is_symlink()
+    assert said in planned.form
+    assert "copied along, as they are: real.json, vocab.json" in planned.form
+    single = ckptool.save(ckpt, tmp_path / "one.safetensors")
+    assert said in single.form
+    assert "left behind beside the weights: real.json, vocab.json" in single.form
+
+
+def test_a_file_beside_the_weights_that_became_a_link_meanwhile_is_not_copied(tmp_path, shards):
+    (tmp_path / "secret").write_text("KEY")
+    (shards / "config.json").write_text("{}")
+    ckpt = ckptool.open(shards)
+    (shards / "config.json").unlink()
+    (shards / "config.json").symlink_to("../secret")
+    with pytest.raises(ckptool.Unreadable, match="a link out of the folder"):
+        ckptool.save(ckpt, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_copied_file_has_the_mode_that_cp_would_give_it(tmp_path, shards):
+    (shards / "run.sh").write_text("echo")
+    (shards / "run.sh").chmod(0o4777)
+    (shards / "private.json").write_text("{}")
+    (shards / "private.json").chmod(0o600)
+    before = os.umask(0o027)
+    try:
+        ckptool.save(ckptool.open(shards), tmp_path / "out")
+    finally:
+        os.umask(before)
+    modes = {name: (tmp_path / "out" / name).stat().st_mode & 0o7777 for name in ("run.sh", "private.json")}
+    assert modes == {"run.sh": 0o750, "private.json": 0o600}
+
+
+def test_in_place_a_link_out_of_the_folder_is_not_lost(tmp_path, shards):
+    (tmp_path / "secret").write_text("KEY")
+    (shards / "config.json").symlink_to("../secret")
+    with pytest.raises(ckptool.Unwritable, match=r"config\.json"):
+        ckptool.save(ckptool.open(shards), shards, overwrite=True)
+    assert (shards / "config.json").is_symlink()
+
+
 def test_a_folder_that_holds_other_things_is_not_replaced(tmp_path, shards):
     out = tmp_path / "out"
     (out / "sub").mkdir(parents=True)
@@ -267,7 +338,7 @@ def test_a_folder_that_holds_other_things_is_not_replaced(tmp_path, shards):
 
 def test_old_shards_go_when_new_ones_take_their_place(tmp_path, shards):
     ckptool.save(ckptool.open(shards), tmp_path / "out")
-    ckptool.save(state_dict_of({"x": tensor_of("float32")}), tmp_path / "out", overwrite=True)
+    ckptool.save(state_dict_of({"x": tensor_of("float32")}), tmp_path / "out", format="shards", overwrite=True)
     assert os.listdir(tmp_path / "out") == ["model.safetensors"]
 
 
@@ -290,19 +361,22 @@ def test_an_empty_folder_may_be_the_target_and_a_backup_keeps_the_old_one(tmp_pa
 
 def test_an_old_folder_that_stood_aside_when_a_run_was_cut_off_comes_back(tmp_path, shards):
     old = bytes_at(shards)
-    os.rename(shards, tmp_path / ".in.old.ckptool-tmp")
+    with Directory.at(tmp_path) as parent:
+        work = Work.start(parent, shards.name, names=["model.safetensors"])
+        os.rename(shards, work.path / "old")  # as on a system that cannot exchange two names
+        work.close()
     with pytest.raises(ckptool.OutputExists):
         ckptool.save(state_dict_of({"x": tensor_of("float32")}), shards, format="shards")
     assert bytes_at(shards) == old
 
 
 def test_a_second_process_does_not_write_the_same_folder(tmp_path, shards):
-    fcntl = pytest.importorskip("fcntl")
-    (tmp_path / ".out.ckptool-tmp").mkdir()
-    with open(tmp_path / ".out.ckptool-tmp" / ".ckptool-plan.json", "w") as record:
-        fcntl.flock(record, fcntl.LOCK_EX)
-        with pytest.raises(ckptool.Unwritable, match="another process is writing it"):
+    pytest.importorskip("fcntl")
+    with Directory.at(tmp_path) as parent:
+        work = Work.start(parent, "out", names=["model.safetensors"])
+        with pytest.raises(ckptool.Unwritable, match="another run of ckptool is writing it"):
             ckptool.save(ckptool.open(shards), tmp_path / "out")
+        work.close()
 
 
 @pytest.mark.parametrize(
@@ -312,7 +386,7 @@ def test_sizes_are_decimal(text, size):
     assert sharded.parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["5GiB", "", "GB", "-1GB", "0", "0.5", "1e9"])
+@pytest.mark.parametrize("text", ["5GiB", "", "GB", "-1GB", "0", "0.5", "1e9", "9" * 5000, "9" * 5000 + "GB"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ckptool.RuleError, match="is no size"):
         sharded.parse_size(text)

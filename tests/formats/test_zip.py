@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptool.disk.files import Buffer, Crc32Of, File, FileRange
-from ckptool.disk.writing import replacing, write_pieces
+from ckptool.disk.targets import replacing
+from ckptool.disk.writing import write_pieces
 from ckptool.errors import CheckpointError, Malformed
 from ckptool.formats._zip import Archive, looks_like_zip, open_archive
 from ckptool.formats._zip_layout import Record, lay_out
@@ -383,6 +384,21 @@ def test_torch_takes_the_last_end_record_whatever_its_comment(torch, tmp_path, c
     assert torch._C.PyTorchFileReader(str(tmp_path / "x.pt")).get_record("data.pkl") == b"\x80\x02K\x07."
 
 
+def test_torch_takes_memory_that_nobody_filled_for_a_tensor_that_is_marked_as_a_folder(torch, tmp_path):
+    torch.save({"w": torch.arange(4)}, tmp_path / "x.pt")
+    data = bytearray((tmp_path / "x.pt").read_bytes())
+    entry = data.rindex(b"PK\1\2", 0, data.rindex(b"x/data/0"))
+    data[entry + 38] = 0x10
+    assert data[entry + 46 :].startswith(b"x/data/0")
+    found = []
+    for fill in (0x41, 0x42):  # what was freed is what is given out next
+        del [torch.full((32,), fill, dtype=torch.uint8) for _ in range(100)][:]
+        found.append(torch.load(io.BytesIO(data), weights_only=True)["w"].tolist())
+    assert [0, 1, 2, 3] not in found
+    with pytest.raises(Malformed, match="marked as a folder"):
+        opened(bytes(data), tmp_path)
+
+
 def test_a_compressed_record_has_no_range(tmp_path):
     archive = opened(zipped([("a/data/0", bytes(1000))], compression=zipfile.ZIP_DEFLATED), tmp_path)
     with pytest.raises(Malformed, match="data/0 is compressed"):
@@ -513,6 +529,7 @@ DAMAGED = {
     "a backslash": (zipped([("a/b", b"x")]).replace(b"a/b", b"a\\b"), "backslash"),
     "a NUL": (zipped([("a/bc", b"x")]).replace(b"a/bc", b"a/b\0"), "NUL"),
     "no UTF-8": (zipped([("a/bc", b"x")]).replace(b"a/bc", b"a/b\xff"), "not text"),
+    "a payload that is marked as a folder": (edited(GOOD, ENTRY + 38, b"\x10"), "marked as a folder"),
     "a folder with content": (zipped([("a/b", b"x")]).replace(b"a/b", b"ab/"), "folder of the archive has content"),
 }
 

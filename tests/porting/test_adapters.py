@@ -179,6 +179,9 @@ CONFIGS = {
     "alpha and rank": ({"peft_config": {"lora_alpha": 16, "r": 4}}, 4.0),
     "by the root of the rank": ({"peft_config": {"lora_alpha": 16, "r": 4, "use_rslora": True}}, 8.0),
     "another rank for some layers": ({"peft_config": {"lora_alpha": 16, "r": 4, "rank_pattern": {"q": 8}}}, None),
+    "an alpha beyond all numbers": ({"peft_config": {"lora_alpha": 10**400, "r": 4}}, None),
+    "an alpha that is none": ({"peft_config": {"lora_alpha": float("nan"), "r": 4}}, None),
+    "a rank of next to nothing": ({"peft_config": {"lora_alpha": 16, "r": 5e-324}}, None),
     "the rank of a process": ({"config": {"alpha": 0.25, "rank": 1}}, None),
     "nothing": ({}, None),
 }

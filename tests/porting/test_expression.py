@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sides import lazy_tensor
 
@@ -92,13 +95,86 @@ BAD = {
     "cat(0, a": "no closing bracket",
     "a b": "cannot read",
     "(a)": "cannot read",
+    '"\\q"': "cannot read",
+    '"\\u12"': "cannot read",
+    '"a\nb"': "cannot read",
+    "transpose(" * 65 + "a" + ")" * 65: "more than 64 operations in each other",
+    "transpose(" * 90_000: "more than 64 operations in each other",
+    "add(a, " * 5000 + "a" + ")" * 5000: "more than 64 operations in each other",
+    "slice(a, 0)": "slice() in 'slice(a, 0)' is given something else than it takes",
+    "slice(a, 0, 1, 2, 3)": "something else",
+    "slice(a, 0, x, y)": "something else",
+    "slice(a, 0, 0.0, 2.0)": "something else",
+    "slice(a, -1, 0, 2)": "something else",
+    "slice(a, 0, 0, 9999999999999999999)": "something else",
+    "weight_norm(a)": "something else",
+    "transpose(a, a)": "something else",
+    "mul(a)": "something else",
+    "rotary(a, half, 2)": "something else",
+    "shift(a, x)": "something else",
+    "scale(a, nan)": "something else",
+    "scale(a, 1e999)": "something else",
+    "zeros(-1)": "something else",
 }
 
 
-@pytest.mark.parametrize("text", BAD)
+@pytest.mark.parametrize("text", BAD, ids=lambda text: f"{len(text)}: {text[:40]}")
 def test_what_cannot_be_read_is_said_in_one_sentence(text: str) -> None:
-    with pytest.raises(RuleError, match=BAD[text].replace("(", r"\(")):
+    with pytest.raises(RuleError, match=re.escape(BAD[text])) as caught:
         ex.parse(text)
+    assert len(caught.value.what) < 400
+
+
+def test_operations_stand_in_each_other_up_to_a_depth() -> None:
+    text = "transpose(" * ex.DEEPEST + "a" + ")" * ex.DEEPEST
+    assert str(ex.parse(text)) == text
+
+
+@pytest.mark.parametrize("number", ["0.1", "-2.5", "1e-05", "1e+22", "5e-324", "1.7976931348623157e+308", "-0.0", "3"])
+def test_a_number_is_written_and_read_back(number: str) -> None:
+    read = ex.parse(f"scale(a, {number})")
+    assert (str(read), float(read.params[0])) == (f"scale(a, {number})", float(number))
+
+
+WORDS = st.sampled_from(["a", "v", "image", "up", "alpha", '"odd name/x"', "0", "1", "2", "7", "-1", "0.5", "half", ""])
+CALLS = st.recursive(
+    WORDS,
+    lambda inner: st.builds(
+        lambda name, args: f"{name}({', '.join(args)})", st.sampled_from([*ex.OPERATIONS]), st.lists(inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+
+
+@given(CALLS | st.text('a()," \\1cat'))
+@example("resize(a, 0, 4, 3, 0, 2)")
+@example("repeat(a, 0, 0)")
+@example("by_heads(0, a, a)")
+@example("of_heads(a, 0, 0, 0)")
+@example("norm(alpha)")
+@example("cat(0, alpha, alpha)")
+@example("add(v, a)")
+@example("weight_norm(image, a)")
+@example("spectral_norm(a, v, v)")
+@example("fold_weight(alpha, v, v, 1)")
+@example("slice(repeat(v, 0, 1000000000), 0, 0, 12)")
+@example("slice(grow(v, 0, 1000000000), 0, 0, 12)")
+@example("sum(zeros(1000000, 1000000), 1)")
+@example("resize(a, 0, 3, 4, 100000, 100000)")
+def test_a_text_gives_the_bytes_of_its_shape_or_is_refused(text: str) -> None:
+    tensors = {key: lazy_tensor(value) for key, value in SOURCE.items()}
+    shapes = {key: tensor.shape for key, tensor in tensors.items()}
+    try:
+        read = ex.parse(text)
+        shape = ex.shape_of(read, shapes)
+        made = ex.contiguous(ex.lazy(read, tensors))
+    except RuleError:
+        return
+    assert ex.parse(str(read)) == read
+    assert made.shape == shape
+    with np.errstate(all="ignore"):
+        assert sum(len(chunk) for chunk in made.source().chunks()) == 4 * math.prod(shape)
+    ex.inverted("t", read, shapes)
 
 
 UNFIT = {
@@ -109,6 +185,13 @@ UNFIT = {
     "rotary(a, 5, half)": "heads",
     "rotary(a, 2, sideways)": "neither half nor interleaved",
     "nothing": "there is no nothing",
+    "cat(4, a, a)": "no dimension 4",
+    "add(v, a)": "cannot be added to",
+    "spectral_norm(a, v, v)": "not the vectors of",
+    "fold_weight(image, v, v, 0.1)": "does not have the rows",
+    "repeat(a, 0, 0)": "cannot be repeated 0 times",
+    "resize(a, 0, 4, 3, 0, 2)": "is no grid",
+    "rotary(a, 0, half)": "no 0 heads",
 }
 
 

@@ -305,3 +305,12 @@ def test_a_model_of_which_a_part_has_no_memory_stays_as_it_is(old: nn.Module) ->
     with pytest.raises(ckptool.CannotCarry, match="meta"):
         ckptool.load_into(model, old.state_dict())
     assert torch.equal(model.stem.weight, before)
+
+
+@pytest.mark.parametrize("number", ["9" * 5_000, "0" * 5_000, "٣" * 5_000])
+@pytest.mark.parametrize("name", ["{}", "a.{}", "layer{}.weight"])
+def test_a_number_that_is_too_long_to_read_is_refused(old: nn.Module, tmp_path: Path, name: str, number: str) -> None:
+    path = tmp_path / "old.pth"
+    torch.save({**old.state_dict(), name.format(number): torch.ones(3)}, path)
+    with pytest.raises(ckptool.NotFound, match="a number of 5,000 digits"):
+        ckptool.load_into(Named(), path)

@@ -12,7 +12,8 @@ from sides import pairing, signature, wanted
 from ckptool.errors import Malformed, OutputExists, RuleError, Unreadable
 from ckptool.porting import expression as ex
 from ckptool.porting import mapping_file
-from ckptool.porting.mapping import Entry, Mapping
+from ckptool.porting.expression import Expr
+from ckptool.porting.mapping import Entry, Mapping, Status
 from ckptool.porting.port import port
 
 
@@ -156,6 +157,86 @@ def test_odd_names_survive(tmp_path_factory: pytest.TempPathFactory, names: dict
     entries = tuple(Entry(key, (), "mapped", ex.of(value)) for key, value in names.items())
     read = read_back(Mapping(entries, ()), tmp_path_factory.mktemp("m"))
     assert {e.target: e.sources for e in read.entries} == {key: [value] for key, value in names.items()}
+
+
+KEYS = st.text(min_size=1).map(ex.of)
+SIZES = st.integers(0, 9)
+FORMS = st.recursive(
+    KEYS | st.lists(SIZES, max_size=3).map(lambda sizes: Expr("zeros", (), tuple(sizes))),
+    lambda inner: st.one_of(
+        st.builds(lambda x: Expr("transpose", (x,)), inner),
+        st.builds(lambda x, a, b, c: Expr("slice", (x,), (a, b, c)), inner, SIZES, SIZES, SIZES),
+        st.builds(lambda d, parts: Expr("cat", tuple(parts), (d,)), SIZES, st.lists(inner, min_size=1, max_size=3)),
+        st.builds(lambda x, n: Expr("scale", (x,), (n,)), inner, st.floats(allow_nan=False, allow_infinity=False)),
+        st.builds(lambda x, n, to: Expr("rotary", (x,), (n, to)), inner, SIZES, st.sampled_from(["half", "other"])),
+    ),
+    max_leaves=5,
+)
+STATUSES = st.sampled_from(["mapped", "guessed", "unmapped"])
+
+
+@given(st.dictionaries(st.text(min_size=1), st.tuples(STATUSES, FORMS), max_size=6), st.text(), st.text())
+@example({"\U0001f600": ("mapped", ex.of("\U0001f601"))}, "\x85", "\u2028\ufeff")
+@example({f"a.{n}": ("mapped", ex.of(f"\x85.{n}.{{")) for n in range(3)}, "", "")
+def test_a_mapping_reads_back_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, told: dict[str, tuple[Status, Expr]], source: str, target: str
+) -> None:
+    entries = tuple(
+        Entry(key, (), status, None if status == "unmapped" else expr, "", ("a doubt",) * (status == "guessed"))
+        for key, (status, expr) in told.items()
+    )
+    read = read_back(Mapping(entries, (), {}, source, target), tmp_path_factory.mktemp("m"))
+    assert {e.target: (e.status, e.expr) for e in read.entries} == {e.target: (e.status, e.expr) for e in entries}
+    assert (read.source, read.target) == (source, target)
+
+
+def test_a_name_that_is_no_text_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(RuleError, match="half a character"):
+        mapping_file.save(Mapping((Entry("a\ud800", (), "mapped", ex.of("b")),), ()), tmp_path / "m.yaml")
+    assert not (tmp_path / "m.yaml").exists()
+
+
+LIMIT = 500_000
+
+
+@pytest.mark.parametrize(
+    ("lines", "fits"),
+    [
+        (f"mapping:\n  'a.{{0..{LIMIT - 1}}}': b\n", True),
+        (f"mapping:\n  'a.{{0..{LIMIT}}}': b\n", False),
+        (f"mapping:\n  'a.{{0..{LIMIT // 2}}}': b\nleft:\n- 'b.{{1..{LIMIT // 2}}}'\n", False),
+        (f"mapping:\n  'a.{{0..{LIMIT // 2}}}': b\ndoubts:\n  'b.{{1..{LIMIT // 2}}}': c\n", False),
+        (f"mapping:\n  'a.{{0..{LIMIT // 2}}}': cat(0, b, c, d)\n", False),
+    ],
+)
+def test_what_a_file_stands_for_is_counted_over_all_of_its_lines(tmp_path: Path, lines: str, fits: bool) -> None:
+    (tmp_path / "m.yaml").write_text(f"ckptool-mapping: 1\n{lines}")
+    if fits:
+        assert len(mapping_file.read(tmp_path / "m.yaml").entries) == LIMIT
+        return
+    with pytest.raises(Malformed, match="stands for too much") as caught:
+        mapping_file.read(tmp_path / "m.yaml")
+    assert "500,000 keys" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ckptool-mapping: [1]\n", "'ckptool-mapping' holds a list of 1 item, not a text"),
+        ("ckptool-mapping: 1\nsource: {a: b}\n", "'source' holds a dict of 1 entry, not a text"),
+        ("ckptool-mapping: 1\nmapping:\n  a: [b, c]\n", "a: a list of 2 items is no expression"),
+        ("ckptool-mapping: 1\nleft: [[a]]\n", "'left' holds a list of 1 item, which is no key"),
+        ("ckptool-mapping: 1\nmapping:\n  'a.{3..1}': b\n", "{3..1} is no range such as {0..11}"),
+        ("ckptool-mapping: 1\nmapping: {}\nmapping: {}\n", "line 3 has the key mapping a second time"),
+        ("ckptool-mapping: 1\nmapping:\n  a: &x b\n", "line 3 has the anchor &x"),
+        ("ckptool-mapping: 1\nmapping:\n  <<: {a: b}\n", "line 3 has the merge key <<"),
+    ],
+)
+def test_what_no_line_can_hold_is_named_without_what_is_in_it(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "m.yaml").write_text(text)
+    with pytest.raises(Malformed) as caught:
+        mapping_file.read(tmp_path / "m.yaml")
+    assert said in caught.value.what
 
 
 @pytest.mark.parametrize("depth", [1, 4])

@@ -8,6 +8,7 @@ import lzma
 import pickle
 import re
 import struct
+import tracemalloc
 import zlib
 
 import hostile
@@ -209,6 +210,38 @@ def test_archives_without_end_are_left(scanned):
     found = scanned(data)
     assert found.verdict == "unknown"
     assert "nested more than" in found.problems[0]
+
+
+def test_a_list_of_storages_that_would_take_for_ever_to_spell_does_not(scanned):
+    keys = pickle.dumps(["0"], 2)
+    doubled = b"\x80\x02](N" + b"2\x86" * 60 + b"e."
+    (problem,) = scanned(hostile.legacy().replace(keys, doubled)).problems
+    assert "list of storages" in problem
+
+
+#: Sizes in headers of a tar archive: huge, and below zero, where the next header would be this one again.
+TAR_SIZES = {
+    "huge": b"777777777777",
+    "negative": b"\xff" * 10 + b"\xfe\0",
+    "negative and long": b"\xff" * 9 + b"\xf0\0\0",
+}
+
+
+@pytest.mark.parametrize("kind", [b"0", b"x", b"g", b"L"])
+@pytest.mark.parametrize("size", TAR_SIZES.values(), ids=TAR_SIZES)
+@pytest.mark.parametrize("member", [0, 1])
+def test_no_size_in_a_tar_archive_is_taken_at_its_word(scanned, kind, size, member):
+    data = hostile.tarred({"one": b"", "two": hostile.TENSORS})
+    block = data[512 * member :][:512]
+    block = block[:124] + size + block[136:156] + kind + block[157:]
+    total = sum(block[:148]) + 8 * 32 + sum(block[156:])
+    block = block[:148] + b"%06o\0 " % total + block[156:]
+    tracemalloc.start()
+    found = scanned(data[: 512 * member] + block + data[512 * member + 512 :])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found.verdict == "unknown"
+    assert peak < 8 << 20
 
 
 def test_a_persistent_id_that_would_take_for_ever_to_spell_does_not(scanned):

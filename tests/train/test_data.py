@@ -215,7 +215,7 @@ def test_an_image_that_is_none_is_named(images, tmp_path, workers):
         ("[1, 2]", Malformed, "is no label map"),
         ('{"cat": 0, "dog": 0}', Malformed, "is no label map"),
         ('{"cat": 1, "dog": 2}', Malformed, "is no label map"),
-        ('{"cat": 0, "dog"', Malformed, "is no JSON"),
+        ('{"cat": 0, "dog"', Malformed, "is not JSON"),
         ('{"cat": 0, "cow": 1}', NotFound, "the class dog has no label"),
         (None, Unreadable, None),
     ],

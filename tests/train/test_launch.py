@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 
 
 from ckptool import load
+from ckptool.disk.interrupts import put_off_signals
 from ckptool.errors import RuleError, TrainingFailed
 from ckptool.train import Config, devices, run
-from ckptool.train.children import interrupts_put_off
 from ckptool.train.devices import Place
 
 TWO = Config(strategy="ddp", nproc=2, samples=40, epochs=2, devices=("cpu",), curves=False)
@@ -120,17 +120,21 @@ def test_a_signal_ends_all_processes_of_a_run(tmp_path, nothing_left, name, code
 
 
 def _start_interrupted(done):
-    with interrupts_put_off():
+    with put_off_signals():
         signal.raise_signal(signal.SIGINT)
         done.append("started")
 
 
 def test_an_interrupt_waits_until_a_process_has_been_started():
     done = []
-    with pytest.raises(KeyboardInterrupt):
-        _start_interrupted(done)
-    assert done == ["started"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    of_suite = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            _start_interrupted(done)
+        assert done == ["started"]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, of_suite)
 
 
 def await_step(started, told):

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 from runs import SAME, Keeper
 
 import ckptool
+from ckptool.disk.door import Directory
+from ckptool.disk.work import Work
 from ckptool.errors import CannotCarry, CheckpointError, NotFound, OutputExists, TrainingFailed, Unwritable
 from ckptool.train import Save, curves, run, saving
 
@@ -108,13 +110,15 @@ def test_what_a_killed_rank_left_of_a_file_is_cleared(tmp_path):
     ]
     for path in keep:
         path.touch()
-    (tmp_path / ".housing-single-full.pth.x1.ckptool-tmp").touch()
-    (tmp_path / ".housing-single-dcp.new.ckptool-tmp").mkdir()
-    (tmp_path / ".housing-single-dcp.old.ckptool-tmp").mkdir()
-    (tmp_path / ".housing-single-dcp.old.ckptool-tmp" / "whole").touch()
+    with Directory.at(tmp_path) as parent:
+        for work, name in [
+            (Work.start(parent, "housing-single-full.pth"), None),
+            (Work.start(parent, "housing-single-dcp", names=["__0_0.distcp"]), "__0_0.distcp"),
+        ]:
+            work.create(name).close()
+            work.close()
     saving.clear(config)
-    assert sorted(tmp_path.iterdir()) == sorted([*keep, tmp_path / "housing-single-dcp"])
-    assert (tmp_path / "housing-single-dcp" / "whole").exists()
+    assert sorted(tmp_path.iterdir()) == sorted(keep)
 
 
 def test_a_model_that_cannot_be_pickled_is_refused_and_nothing_is_left(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...disk.files import StrPath, shell_quote
+from ...disk.files import StrPath, shell_path, shell_quote
 from ...errors import CannotCarry, NotFound, RuleError, UnknownFormat, counted, printable
 from ...inputs import inputs_text, leaves, nested, with_leaves
 from ...model import Inert, load
@@ -183,7 +183,7 @@ def _rename(raw: Any, path: StrPath, model: torch.nn.Module) -> str:
 
 def _renamed(path: StrPath, new: MappingOf[str, str]) -> str:
     rules = " ".join(f"--rename {shell_quote(f'{old}={to}')}" for old, to in new.items())
-    return f"ckptool rename {shell_quote(str(path))} io.safetensors {rules}"
+    return f"ckptool rename {shell_path(path)} io.safetensors {rules}"
 
 
 def _save(model: torch.nn.Module) -> str:

@@ -148,8 +148,8 @@ def strays(pairs: list[Pair]) -> Iterator[tuple[Pair, Pair]]:
 
 
 def out_of_place(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Path]]:
-    """Pairs of two modules of different names, of which each is on both sides and keeps all else that is in it; with
-    that of the target."""
+    """Pairs that cross between two modules, although both modules exist on both sides and everything else in them stays
+    in its own; each with its module of the target."""
     held: tuple[dict[Path, list[int]], ...] = defaultdict(list), defaultdict(list)
     for at, pair in enumerate(pairs):
         for side, unit in enumerate(pair):

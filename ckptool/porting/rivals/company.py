@@ -60,7 +60,7 @@ def in_company(one: Pair, other: Pair, anchors: Iterable[Pair], least: int = 1) 
         for_us = sum(vote > 0 for vote in votes)
         with_us += for_us
         against += sum(vote < 0 for vote in votes)
-        # what is used next to it, as what works on what it gives, is what it is called after
+        # A layer that directly consumes its output counts as the layer that it is named after.
         called = here[4] * there[1] > 0 and not beside(one[0], t)
         vouching += 2 if here[0] * there[0] > 0 or called else for_us > 0
     return with_us > 2 * against and vouching >= least
@@ -89,7 +89,8 @@ def _lines(path: Path) -> frozenset[str]:
 def counted_alike(one: Unit, other: Unit) -> bool:
     """Whether two stand at the same place of lists, as the layers of one block do where each kind has its list.
 
-    Or have the same numbers, where one is a batch norm and the other a layer: `bn1` and `conv1`.
+    Or have the same numbers, where one is a batch norm and the other a layer: `bn1` and `conv1`. That neither has a
+    number says nothing: a layer without one does not vouch for a norm without one.
     """
     if bool(one.backwards) != bool(other.backwards):
         return False

@@ -79,7 +79,7 @@ class Swaps:
         behind = [name for name, vote in believed.items() if vote > 0]
         if named == "for":
             if in_equal_places(one, other):
-                return None
+                return None  # names that agree and equal places in lists count more than any order
             against = [o.name for o in self.orders if belief[o.name] > 0.5 and o.vote(one, other) < 0]
             return f"the {against[0]} speaks for the swap with {{}}" if against and not behind else None
         if by_convention(one, other):

@@ -1,0 +1,39 @@
+"""The files that a command is given, with those in the folders among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ..disk.inside import files_in
+from ..errors import Unreadable
+
+
+class Search:
+    """Each file, and whether it was named itself.
+
+    Args:
+        named: files and folders, as they were typed.
+        whole: whether a folder counts as one file.
+
+    Attributes:
+        left_alone: links out of the folders that were met so far. They are not followed.
+        failures: why folders could not be searched.
+    """
+
+    def __init__(self, named: Sequence[str], whole: Callable[[str], bool] = lambda _: False) -> None:
+        self._named = named
+        self._whole = whole
+        self.left_alone: list[str] = []
+        self.failures: list[Unreadable] = []
+
+    def __iter__(self) -> Iterator[tuple[str, bool]]:
+        for name in self._named:
+            if not Path(name).is_dir() or self._whole(name):
+                yield name, True
+                continue
+            for path, inside in files_in(name, self.failures.append):
+                if inside:
+                    yield path, False
+                else:
+                    self.left_alone.append(path)

@@ -1,0 +1,556 @@
+"""The place where a new file or folder is made before it takes its name: a directory beside the target.
+
+    .NAME.RANDOM.ckptool-tmp/
+        record   what belongs to this run; locked while the run lives
+        new      the file, or the folder with its files under their final names
+        old      the folder that had the name, on systems that cannot exchange two names in one step
+
+The record says what may be removed, and whether a later run may go on with what is finished. It has one line of JSON
+for the run, one for each finished file of a folder, and one for the files of an old folder before that is replaced:
+
+    {"ckptool": 2, "made": [device, inode], "target": "NAME", "plan": "SHA-256", "new": [device, inode],
+     "names": ["model-00001-of-00002.safetensors", …]}
+    {"finished": {"model-00001-of-00002.safetensors": [size, time of change]}}
+    {"old": {"model.safetensors": [device, inode, size, time of change]}}
+
+It counts only if it is a regular file of this user with one name, and if `made` is the directory that it is in. The
+inode of a directory cannot be foreseen, so a record that came out of an archive or a repository does not count. `made`
+stands at its beginning, and of another record nothing else is read. A run removes nothing that its own record does not
+name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import Unwritable, printable
+from .door import Directory, Seen, is_plain_name, lock
+
+SUFFIX = ".ckptool-tmp"
+RECORD = "record"
+_NEW, _OLD = "new", "old"
+_LONGEST_NAME = 255
+_TRIES = 100
+_LARGEST_RECORD = 64 << 20
+
+
+class Work:
+    """The directory in which one run makes its output.
+
+    Attributes:
+        path: where it is.
+        finished: of a folder, name -> (size, time of change) of the files that are whole and on disk.
+    """
+
+    def __init__(self, parent: Directory, name: str, own: Directory, record: int, content: dict[str, Any]) -> None:
+        self._parent = parent
+        self._name = name
+        self._own = own
+        self._record = record
+        self._content = content
+        self._new: Directory | None = None
+        if content["names"] is not None:
+            with contextlib.suppress(FileNotFoundError):  # a run that ended after the folder took its name
+                self._new = own.enter(_NEW)
+
+    @classmethod
+    def start(
+        cls, parent: Directory, target: str, *, names: Sequence[str] | None = None, plan: str | None = None
+    ) -> Work:
+        """Begin a run that makes TARGET in the directory PARENT.
+
+        Args:
+            parent: the directory of the target.
+            target: the name of the target.
+            names: of the files, where the target is a folder.
+            plan: what decides about the bytes, in a word; a later run with the same plan may go on.
+        """
+        record = -1
+        own = new = None
+        try:
+            name, own = _free_directory(parent, target)
+            record = own.create(RECORD, 0o600)
+            lock(record, wait=True)  # another run may just look whether this one lives
+            if names is not None:
+                with own.make_directory(_NEW) as folder:
+                    new = _number(folder.own_status())
+            content = {
+                "ckptool": 2,
+                "made": _number(own.own_status()),
+                "target": target,
+                "plan": plan,
+                "new": new,
+                "names": None if names is None else list(names),
+            }
+            _append(record, content)
+            return cls(parent, name, own, record, {**content, "finished": {}, "old": {}})
+        except BaseException:
+            if record >= 0:
+                os.close(record)
+            if own is not None:
+                with contextlib.suppress(OSError), own:
+                    own.remove(RECORD, lambda _: True)
+                    own.remove_directory(_NEW)
+                    parent.remove_directory(own.path.name)
+            raise
+
+    @classmethod
+    def resume(cls, parent: Directory, target: str, plan: str) -> Work | None:
+        """The work of a run that was cut off, if it made the same from the same.
+
+        Raises:
+            Unwritable: another run is making this target now.
+        """
+        for left in find(parent, target):
+            if left.lives:
+                raise Unwritable(
+                    f"another run of ckptool is writing it, in {printable(left.path.name, 255)}",
+                    where=parent.path / target,
+                    hint="wait until it ends",
+                )
+        for left in find(parent, target):
+            found = _take(parent, left.path.name)
+            if found is None:
+                continue
+            found._put_back()
+            if found._content["plan"] == plan and found._fits():
+                return found
+            found.close()
+        return None
+
+    @property
+    def path(self) -> Path:
+        """Where the directory is."""
+        return self._own.path
+
+    @property
+    def new_path(self) -> Path:
+        """Where what is made is, for libraries that write to a path."""
+        return self._own.path / _NEW
+
+    @property
+    def finished(self) -> dict[str, list[int]]:
+        """Of a folder: name -> [size, time of change] of the files that are whole and on disk."""
+        finished: dict[str, list[int]] = self._content["finished"]
+        return finished
+
+    # -- making
+
+    def create(self, name: str | None = None, mode: int = 0o666) -> IO[bytes]:
+        """Make the file, or one of those of the folder."""
+        where = self._own if self._new is None else self._new
+        fd = where.create(_NEW if name is None else name, mode)
+        return os.fdopen(fd, "wb", buffering=0)
+
+    def drop(self, name: str) -> None:
+        """Remove a file of the folder that was not finished."""
+        assert self._new is not None
+        self._new.remove(name, lambda _: True)
+
+    def note_finished(self, name: str) -> None:
+        """Write down that a file of the folder is whole and on disk."""
+        assert self._new is not None
+        status = self._new.status(name)
+        assert status is not None
+        self.finished[name] = [status.st_size, status.st_mtime_ns]
+        _append(self._record, {"finished": {name: self.finished[name]}})
+
+    def _fits(self) -> bool:
+        """Whether a run can go on here: nothing strange is in it, and what was not finished could be removed."""
+        if self._new is None:
+            return False
+        names = set(self._content["names"])
+        if self._number_of(_NEW) != self._content["new"] or not set(self._new.names()) <= names:
+            return False
+        for name in self._new.names():
+            status = self._new.status(name)
+            whole = status is not None and self.finished.get(name) == [status.st_size, status.st_mtime_ns]
+            if not whole or status is None or not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+                self.finished.pop(name, None)
+                if not self._new.remove(name, lambda _: True):
+                    return False
+        for name in set(self.finished) - set(self._new.names()):
+            del self.finished[name]
+        return True
+
+    # -- giving the target its name
+
+    def publish_file(self, old: Seen | None) -> None:
+        """Give the file its name; OLD is what has that name now.
+
+        Raises:
+            FileExistsError: something else has it.
+        """
+        target = self._content["target"]
+        if old is None:
+            self._own.rename_to_free(_NEW, self._parent, target)
+            return
+        status = self._parent.status(target)
+        if status is None or Seen.of(status) != old:
+            raise FileExistsError
+        self._own.rename(_NEW, self._parent, target)
+
+    def publish_folder(self, old: Mapping[str, Seen] | None, kept: str | None, mode: int | None) -> list[str]:
+        """Give the folder its name.
+
+        Args:
+            old: what is in the folder that has the name now, all of which may go; None where nothing has it.
+            kept: the name under which that folder is kept.
+            mode: permissions of the new folder; None leaves what the umask gave.
+
+        Returns:
+            The names of what appeared or changed in the old folder too late to stop the exchange. It is kept.
+
+        Raises:
+            FileExistsError: something appeared or changed in the folder, or took the name. The folder is as it was.
+        """
+        assert self._new is not None
+        if mode is not None:
+            self._new.set_mode(mode)
+        self._new.sync()
+        target = self._content["target"]
+        if not old:  # nothing, or an empty folder, which a rename replaces
+            self._rename_new(target)
+            return []
+        self._content["old"] = {name: list(seen) for name, seen in old.items()}
+        _append(self._record, {"old": self._content["old"]})
+        self._require_same(target, old)
+        if kept is not None:
+            self._parent.rename(target, self._parent, kept)
+            self._swap(self._parent, kept, target, old)
+            return []
+        if self._own.exchange(_NEW, self._parent, target):
+            try:
+                with self._own.enter(_NEW) as aside:
+                    _require_equal(aside.contents(), old)
+            except BaseException:
+                self._own.exchange(_NEW, self._parent, target)
+                raise
+        else:
+            self._parent.rename(target, self._own, _OLD)
+            self._swap(self._own, _OLD, target, old)
+        self._parent.sync()
+        with contextlib.suppress(OSError):  # the new folder has its name, whether or not the old one can be removed
+            return self._clear()
+        return list(old)
+
+    def _swap(self, where: Directory, aside: str, target: str, old: Mapping[str, Seen]) -> None:
+        """Let the new folder take the name of the old one, which stands ASIDE, or put that back."""
+        try:
+            with where.enter(aside) as folder:
+                _require_equal(folder.contents(), old)
+            self._rename_new(target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                where.rename(aside, self._parent, target)
+            raise
+
+    def _rename_new(self, target: str) -> None:
+        try:
+            self._own.rename(_NEW, self._parent, target)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+                raise FileExistsError from error
+            raise
+        self._parent.sync()
+
+    def _require_same(self, target: str, old: Mapping[str, Seen]) -> None:
+        try:
+            with self._parent.enter(target) as folder:
+                _require_equal(folder.contents(), old)
+        except FileNotFoundError:
+            raise FileExistsError(f"{target} was removed") from None
+
+    # -- leaving
+
+    @property
+    def closed(self) -> bool:
+        """Whether the run has left it."""
+        return self._record < 0
+
+    def close(self) -> None:
+        """Leave the work as it is, for a later run to go on."""
+        if self._new is not None:
+            self._new.close()
+        self._own.close()
+        if self._record >= 0:
+            os.close(self._record)
+            self._record = -1
+
+    def discard(self) -> list[str]:
+        """Remove what the record names, and the directory. Returns the names of what is in it besides.
+
+        Once the work is closed, this does nothing.
+        """
+        if self.closed:
+            return []
+        try:
+            left = self._clear()
+            if not left:
+                with contextlib.suppress(OSError):
+                    self._own.remove(RECORD, lambda _: True)
+        finally:
+            self.close()
+        with contextlib.suppress(OSError):
+            self._parent.remove_directory(self._name)
+        return left
+
+    def _clear(self) -> list[str]:
+        """Remove what the record names of `new` and `old`; an old folder whose name is free goes back there."""
+        self._put_back()
+        ours = self._number_of(_NEW) == self._content["new"]
+        if ours and self._own.status(_OLD) is not None:  # its name was taken before the new folder could take it
+            return [_OLD]
+        left = [name for name in self._own.names() if name not in (RECORD, _NEW, _OLD)]
+        left += self._clear_folder(_OLD, ours=False)
+        if self._content["names"] is None:
+            self._own.remove(_NEW, lambda _: True)
+        else:
+            left += self._clear_folder(_NEW, ours=ours)
+        return left
+
+    def _put_back(self) -> None:
+        """Give an old folder its name again, if the run ended just when that was free."""
+        target, old = self._content["target"], self._own.status(_OLD)
+        if old is not None and stat.S_ISDIR(old.st_mode) and self._parent.status(target) is None:
+            self._own.rename(_OLD, self._parent, target)
+            self._parent.sync()
+
+    def _clear_folder(self, name: str, *, ours: bool) -> list[str]:
+        """Remove what the record names in a folder: one that was made here, or the old one."""
+        status = self._own.status(name)
+        if status is None:
+            return []
+        if not stat.S_ISDIR(status.st_mode):
+            return [name]
+        made, old = set(self._content["names"] or ()) if ours else set(), self._content["old"]
+        with self._own.enter(name) as folder:
+            for one in folder.names():
+                seen = None if ours else old.get(one)
+                folder.remove(one, lambda s, one=one, seen=seen: one in made or seen == list(Seen.of(s)))  # type: ignore[misc]
+            left = folder.names()
+        if not left:
+            self._own.remove_directory(name)
+        return left
+
+    def _number_of(self, name: str) -> list[int] | None:
+        status = self._own.status(name)
+        return None if status is None else _number(status)
+
+
+# -- what runs that were cut off left behind
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a run left behind, or is working on.
+
+    Attributes:
+        path: the directory.
+        target: the name that its output was to have.
+        lives: whether the run is still at work.
+        nbytes: bytes of the files in it.
+        own: whether its record counts, or nothing is in it; nothing is removed of another one.
+    """
+
+    path: Path
+    target: str
+    lives: bool
+    nbytes: int
+    own: bool
+
+
+def find(parent: Directory, target: str | None = None) -> list[Leftover]:
+    """The directories of runs that make TARGET in the directory PARENT, or anything in it."""
+    beginning = "." if target is None else _beginning(target)
+    try:
+        names = parent.names()
+    except OSError:  # a directory that may be written to and not listed
+        return []
+    found = []
+    for name in names:
+        status = parent.status(name) if name.startswith(beginning) and name.endswith(SUFFIX) else None
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            one = _look(parent, name)
+            if target is None or one.target == target:
+                found.append(one)
+    return found
+
+
+def remove(left: Leftover) -> list[str]:
+    """Remove what a run left behind. Returns the names of what is kept, since no record names it.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    with Directory.at(left.path.parent) as parent:
+        work = _take(parent, left.path.name)
+        if work is not None:
+            left_over = work.discard()
+            return left_over or ([] if parent.status(left.path.name) is None else [RECORD])
+        with parent.enter(left.path.name) as own:
+            if _holds_nothing(own) and not _is_locked(own):
+                own.remove(RECORD, lambda status: status.st_size == 0)
+                own.remove_directory(_NEW)
+        return [] if parent.remove_directory(left.path.name) else [RECORD]
+
+
+def _look(parent: Directory, name: str) -> Leftover:
+    path = parent.path / name
+    target = name[1 : -len(SUFFIX)].rpartition(".")[0]
+    try:
+        with parent.enter(name) as own:
+            nbytes = sum(_sizes(own))
+            content, fd = _read_record(own)
+            if content is None:
+                return Leftover(path, target, _is_locked(own), nbytes, _holds_nothing(own))
+            os.close(fd)
+            return Leftover(path, content["target"], _is_locked(own), nbytes, True)
+    except OSError:
+        return Leftover(path, target, False, 0, False)
+
+
+def _is_locked(own: Directory) -> bool:
+    """Whether the run that a record belongs to is at work. Several may look at once."""
+    try:
+        fd = own.reopen(RECORD)
+    except OSError:
+        return False
+    try:
+        return not lock(fd, shared=True)
+    finally:
+        os.close(fd)
+
+
+def _sizes(folder: Directory) -> Iterator[int]:
+    """Sizes of the files in a directory and those directly below it."""
+    for name in folder.names():
+        status = folder.status(name)
+        if status is not None and stat.S_ISDIR(status.st_mode):
+            with folder.enter(name) as inner:
+                yield from (seen.size for seen in inner.contents().values())
+        elif status is not None:
+            yield status.st_size
+
+
+def _holds_nothing(own: Directory) -> bool:
+    """Whether a run ended before it wrote a line of its record, or after it removed that: nothing can be lost."""
+    for name in own.names():
+        status = own.status(name)
+        if name == _NEW and status is not None and stat.S_ISDIR(status.st_mode):
+            with own.enter(name) as new:
+                if new.names():
+                    return False
+        elif name != RECORD or status is None or not stat.S_ISREG(status.st_mode) or status.st_size:
+            return False
+    return True
+
+
+def _take(parent: Directory, name: str) -> Work | None:
+    """Take over the work of a run that has ended. None if it lives, or its record does not count."""
+    own = parent.enter(name)
+    try:
+        content, fd = _read_record(own)
+        if content is not None and lock(fd):
+            with contextlib.suppress(OSError):
+                return Work(parent, name, own, fd, content)
+        if content is not None:
+            os.close(fd)
+    except BaseException:
+        own.close()
+        raise
+    own.close()
+    return None
+
+
+def _read_record(own: Directory) -> tuple[dict[str, Any] | None, int]:
+    """The record in a directory and its descriptor, or None if there is none that counts."""
+    try:
+        fd = own.reopen(RECORD)
+    except OSError:
+        return None, -1
+    beginning = _beginning_of_record(own)
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        if os.read(fd, len(beginning)) == beginning:
+            os.lseek(fd, 0, os.SEEK_SET)
+            return _parse(fd), fd
+    os.close(fd)
+    return None, -1
+
+
+def _beginning_of_record(own: Directory) -> bytes:
+    """How the record of a run in a directory begins. No other text is parsed: it may be large, and costs memory."""
+    return json.dumps({"ckptool": 2, "made": _number(own.own_status())}).encode()[:-1] + b", "
+
+
+def _parse(fd: int) -> dict[str, Any]:
+    """What a record says. A last line that was cut off does not count.
+
+    Raises:
+        ValueError: it is no record.
+    """
+    text = b""
+    while part := os.read(fd, 1 << 20):
+        text += part
+        if len(text) > _LARGEST_RECORD:
+            raise ValueError
+    first, *rest = text.split(b"\n")[:-1] or [b""]
+    content: Any = json.loads(first)
+    if not {"target", "plan", "new", "names"} <= content.keys():
+        raise ValueError
+    if not isinstance(content["names"], list | None) or not all(map(is_plain_name, _named(content))):
+        raise ValueError
+    content |= {"finished": {}, "old": {}}
+    for line in rest:
+        more = json.loads(line)
+        for kind in ("finished", "old"):
+            if isinstance(more, dict) and isinstance(more.get(kind), dict):
+                content[kind] |= more[kind]
+    parsed: dict[str, Any] = content
+    return parsed
+
+
+def _named(content: dict[str, Any]) -> list[Any]:
+    """All that a record names in its first line."""
+    return [content["target"], *(content["names"] or ())]
+
+
+def _append(fd: int, content: dict[str, Any]) -> None:
+    """Add a line to a record. Nothing that was written before can be lost by it."""
+    os.lseek(fd, 0, os.SEEK_END)
+    line = memoryview(json.dumps(content).encode() + b"\n")
+    while line:
+        line = line[os.write(fd, line) :]
+
+
+def _free_directory(parent: Directory, target: str) -> tuple[str, Directory]:
+    """A new directory beside TARGET, under a name that nobody can foresee."""
+    for _ in range(_TRIES):
+        name = f"{_beginning(target)}{os.urandom(4).hex()}{SUFFIX}"
+        with contextlib.suppress(FileExistsError):
+            return name, parent.make_directory(name, 0o700)
+    raise OSError(errno.EBUSY, "no name for a temporary directory is free")
+
+
+def _number(status: os.stat_result) -> list[int]:
+    return [status.st_dev, status.st_ino]
+
+
+def _beginning(target: str) -> str:
+    """How the name of a work directory begins: with that of its target, cut so that the whole fits."""
+    room = _LONGEST_NAME - len(f"..00000000{SUFFIX}")
+    return f".{os.fsencode(target)[:room].decode('utf-8', 'ignore')}."
+
+
+def _require_equal(now: Mapping[str, Seen], old: Mapping[str, Seen]) -> None:
+    changed = [name for name in (*now, *old) if now.get(name) != old.get(name)]
+    if changed:
+        raise FileExistsError(sorted(set(changed)))

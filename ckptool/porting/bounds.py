@@ -1,0 +1,74 @@
+"""Files that no model is made for: names of thousands of components, more tensors than matching can look at.
+
+Matching looks at every component of every name, and at what stands around every tensor. Both are cheap as long as files
+are those of models.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..checkpoint import StateDict
+from ..errors import RuleError, counted, printable
+from ..signature import Signature
+
+#: Characters and components of a name, at most. Those of the deepest models have some 150 and 20.
+_LONGEST, _DEEPEST = 400, 64
+#: Tensors of a file that are matched with any model, and for each tensor of a larger one.
+_MOST_TENSORS, _TIMES = 20_000, 10
+#: State dicts of one file that are tried.
+_MOST_TRIED = 16
+
+
+def stand_ins(signature: Signature) -> dict[str, str]:
+    """Short names for the keys that are too long to be looked into; nothing if there are none."""
+    long = [key for key in signature.entries if len(key) > _LONGEST or key.count(".") >= _DEEPEST]
+    found = {}
+    for number, key in enumerate(long):
+        short = f"{key[:40].replace('.', '_')}_{number}.{key.rpartition('.')[2][:40]}"
+        while short in signature.entries:
+            short += "_"
+        found[key] = short
+    return found
+
+
+def under(signature: Signature, new: dict[str, str]) -> Signature:
+    """The signature with the keys that NEW gives for some."""
+    entries = {
+        new.get(key, key): replace(entry, key=new.get(key, key), tied=entry.tied and new.get(entry.tied, entry.tied))
+        for key, entry in signature.entries.items()
+    }
+    return replace(signature, entries=entries)
+
+
+def require_size(source: Signature, target: Signature) -> None:
+    """Refuse a source with far more tensors than the model.
+
+    Raises:
+        RuleError: it has.
+    """
+    have, wanted = (sum(e.tied is None for e in side.entries.values()) for side in (source, target))
+    if have > max(_MOST_TENSORS, _TIMES * wanted):
+        raise RuleError(
+            f"its {have:,} tensors are too many to be matched with the {counted(wanted, 'tensor')} of "
+            f"{printable(target.name, 60)}",
+            where=source.name,
+            hint="name the part that the model is made for (--at PATH), or take out its keys with "
+            "`ckptool convert --select PATTERN` first",
+        )
+
+
+def likely(found: Sequence[StateDict], target: Signature) -> list[StateDict]:
+    """Of many state dicts those that have most tensors of the sizes of the model, in the order of the file."""
+    if len(found) <= _MOST_TRIED:
+        return list(found)
+    wanted = Counter(entry.shape for entry in target.entries.values())
+
+    def common(place: int) -> tuple[int, int]:
+        shapes = Counter(tensor.shape for tensor in found[place].tensors.values())
+        return sum((shapes & wanted).values()), -place
+
+    return [found[place] for place in sorted(heapq.nlargest(_MOST_TRIED, range(len(found)), key=common))]

@@ -1,0 +1,116 @@
+"""Lines of a mapping file: `layers.{0..11}.w: h.{}.w` as the keys that it stands for, each with its expression."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ..disk.files import StrPath
+from ..errors import Malformed, printable
+
+#: What the ranges of a whole file may stand for, once they are written out: keys, operations and their arguments, each
+#: of them counted, and characters. The largest models have 150,000 tensors.
+_MOST_PARTS = 1_000_000
+_MOST_CHARACTERS = 1 << 26
+_BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line, of which nothing is written out yet.
+
+    Attributes:
+        pattern, value: what stands on the left and on the right; no value for a key that is left.
+        around: the pattern without its ranges: what stands before, between and behind them.
+        ranges: the numbers of each range.
+        keys: how many keys it stands for; not more than one too many.
+    """
+
+    pattern: str
+    value: str | None
+    around: list[str]
+    ranges: list[list[range]]
+    keys: int
+
+
+def line(pattern: str, value: str | None, path: StrPath) -> Line:
+    """A line of the file PATH.
+
+    Raises:
+        Malformed: what stands in braces is no range.
+    """
+    ranges, around, keys = [], [""], 1
+    for text, inner in _pieces(pattern):
+        if inner is None:
+            around[-1] += text
+        else:
+            ranges.append(_numbers(inner, pattern, path))
+            around.append("")
+            keys = min(keys * sum(map(len, ranges[-1])), _MOST_PARTS + 1)
+    return Line(pattern, value, around, ranges, keys)
+
+
+def within_limits(lines: Iterable[Line], path: StrPath) -> list[Line]:
+    """LINES, if what all of them stand for is not too much to be written out.
+
+    Raises:
+        Malformed: it is.
+    """
+    found, parts, characters = [], 0, 0
+    for one in lines:
+        value = one.value or ""
+        parts += one.keys * (2 + value.count(",") + value.count("("))
+        characters += one.keys * (len(one.pattern) + len(value))
+        if parts > _MOST_PARTS or characters > _MOST_CHARACTERS:
+            raise Malformed(
+                f"stands for too much, from the line of {printable(one.pattern, 80)} on",
+                where=path,
+                evidence=[
+                    f"all lines together may make {_MOST_PARTS // 2:,} keys, fewer where several tensors make one,",
+                    f"and {_MOST_CHARACTERS:,} characters",
+                ],
+            )
+        found.append(one)
+    return found
+
+
+def written_out(one: Line, path: StrPath) -> Iterator[tuple[str, str | None]]:
+    """The keys that a line stands for, each with its expression.
+
+    Raises:
+        Malformed: the expression has a hole that no range fills.
+    """
+    value = None if one.value is None else list(_pieces(one.value))
+    for numbers in itertools.product(*(itertools.chain(*found) for found in one.ranges)):
+        key = one.around[0] + "".join(f"{n}{piece}" for n, piece in zip(numbers, one.around[1:], strict=True))
+        holes = {str(place): str(n) for place, n in enumerate(numbers, 1)}
+        if len(numbers) == 1:
+            holes[""] = str(numbers[0])
+        try:
+            yield key, None if value is None else "".join(text if hole is None else holes[hole] for text, hole in value)
+        except KeyError:
+            shown = f"{printable(one.pattern)}: {printable(one.value or '')}"
+            raise Malformed(f"{shown} has a hole that the left side does not fill", where=path) from None
+
+
+def _pieces(text: str) -> Iterator[tuple[str, str | None]]:
+    """What a text is made of: (literal text, None), with double braces as single ones, or ("", what is in braces)."""
+    at = 0
+    for found in _BRACES.finditer(text):
+        yield text[at : found.start()], None
+        yield (found[0][0], None) if found[1] is None else ("", found[1])
+        at = found.end()
+    yield text[at:], None
+
+
+def _numbers(text: str, pattern: str, path: StrPath) -> list[range]:
+    out = []
+    for one in text.split(","):
+        found = re.fullmatch(r"\s*([0-9]{1,9})(?:\.\.([0-9]{1,9}))?\s*", one)
+        numbers = range(0) if found is None else range(int(found[1]), int(found[2] or found[1]) + 1)
+        if not numbers:
+            raise Malformed(f"{printable(pattern)}: {{{printable(text)}}} is no range such as {{0..11}}", where=path)
+        out.append(numbers)
+    return out
