@@ -53,8 +53,8 @@ class Negated:
             yield self.read(at, min(self.step, self.length - at))
 
 
-def require_resolvable(dtype: DType) -> None:
-    """Refuse a lazily conjugated or negated tensor of a type that has no negative numbers.
+def require_resolvable(dtype: DType, where: object = "") -> None:
+    """Refuse a lazily conjugated or negated tensor, in the file WHERE, of a type that has no negative numbers.
 
     Raises:
         CannotCarry: bool, float8_e8m0fnu, a quantized type, or one of bits.
@@ -62,7 +62,7 @@ def require_resolvable(dtype: DType) -> None:
     integers = dtype.numpy is not None and dtype.numpy.startswith(("int", "uint"))
     signed = dtype.is_complex or (dtype.is_floating and dtype.numpy is not None and dtype.name != "float8_e8m0fnu")
     if not (integers or signed):
-        raise CannotCarry(f"a lazily negated tensor of {dtype.name} has no values: torch cannot negate it")
+        raise CannotCarry(f"a lazily negated tensor of {dtype.name} has no values: torch cannot negate it", where=where)
 
 
 def resolved(raw: np.ndarray[Any, Any], dtype: DType, *, conj: bool, neg: bool) -> np.ndarray[Any, Any]:

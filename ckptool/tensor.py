@@ -176,20 +176,23 @@ class LazyTensor:
             CannotCarry: a stride of 0 makes a huge tensor of a few bytes; or it is lazily negated, and its type has no
                 negative numbers.
         """
+        stored = self.storage.source
+        where = stored.file.path if isinstance(stored, FileRange) else ""
         if self.conj or self.neg:
-            require_resolvable(self.dtype)
+            require_resolvable(self.dtype, where)
         if self.storage.big_endian:
             return replace(self, storage=little_endian(self.storage, self.dtype)).source()
         if self.is_contiguous and not self.conj and not self.neg:
-            whole, start = self.storage.source, self.offset * self.dtype.itemsize
-            if start == 0 and self.nbytes == whole.length:
-                return whole
-            if isinstance(whole, FileRange | Buffer):
-                return whole.part(start if self.nbytes else 0, self.nbytes)
+            start = self.offset * self.dtype.itemsize
+            if start == 0 and self.nbytes == stored.length:
+                return stored
+            if isinstance(stored, FileRange | Buffer):
+                return stored.part(start if self.nbytes else 0, self.nbytes)
         if self.nbytes > max(64 << 20, 256 * self.storage.nbytes):
-            raise CannotCarry(
+            what = (
                 f"a tensor of shape {list(self.shape)} expands {self.storage.nbytes:,} stored bytes to {self.nbytes:,}"
             )
+            raise CannotCarry(what, where=where)
         return Gathered(self)
 
     def numpy(self) -> np.ndarray[Any, Any]:

@@ -73,7 +73,7 @@ def cast(
             plain = little_endian(storage, old)
             source = plain.source
             if tensor.neg:
-                require_resolvable(old)
+                require_resolvable(old, ckpt.where)
                 source = Negated(source, old)
             made[id(storage), tensor.neg] = replace(
                 plain,
