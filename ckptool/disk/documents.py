@@ -342,13 +342,13 @@ def read_json(
 
 
 def _is_deep(made: Any) -> bool:
-    level = [made] if isinstance(made, list | dict) else []
-    for _ in range(DEEPEST_JSON):
+    level: list[Any] = [[made]]
+    for _ in range(DEEPEST_JSON + 1):
         level = [
             item
             for one in level
-            for item in (one.values() if isinstance(one, dict) else one)
-            if isinstance(item, list | dict)
+            for item in (one.values() if type(one) is dict else one)
+            if type(item) is list or type(item) is dict
         ]
         if not level:
             return False
