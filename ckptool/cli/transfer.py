@@ -18,7 +18,7 @@ import click
 
 from .. import formats, passes, user_code, values
 from ..checkpoint import Checkpoint
-from ..disk.files import shell_quote
+from ..disk.files import is_file, shell_quote
 from ..disk.folders import check_folder
 from ..disk.targets import check_target
 from ..disk.urls import as_path
@@ -45,13 +45,13 @@ class _WithPatterns(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         told = [
             f"{word}={_ALL}" if word in ("--accept-guesses", "--partial") and _is_a_file(after) else word
-            for word, after in zip(args, [*args[1:], ""], strict=True)
+            for word, after in zip(args, [*args[1:], ""], strict=False)
         ]
         return super().parse_args(ctx, told)
 
 
 def _is_a_file(word: str) -> bool:
-    return Path(word).is_file() or word.partition(":")[0].endswith(".py")
+    return is_file(word) or word.partition(":")[0].endswith(".py")
 
 
 @click.command(cls=_WithPatterns)
@@ -216,7 +216,7 @@ def _check_options(options: dict[str, Any]) -> None:
 
 def _check_order(source: str, model: str) -> None:
     """Refuse the code in the place of the weights."""
-    if source.partition(":")[0].endswith(".py") and Path(model).is_file() and not model.endswith(".py"):
+    if source.partition(":")[0].endswith(".py") and is_file(model) and not model.endswith(".py"):
         swapped = {source: model, model: source}
         raise RuleError(
             "is code; the weights come first, and then the model that they go into",
@@ -347,7 +347,7 @@ def _kwargs(texts: Sequence[str], option: str) -> dict[str, Any]:
             raise RuleError(f"{printable(text)!r} is not NAME=VALUE", where=option, hint=f"{option} classes=10")
         try:
             out[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):  # a text, or brackets by the thousand
             out[name] = {"True": True, "False": False, "None": None}.get(value, value)
         if isinstance(out[name], list):
             out[name] = tuple(out[name])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from ..disk.files import reason
+from ..disk.files import is_folder, reason
 from ..errors import CheckpointError, Malformed, NotFound, RuleError, Unreadable, counted, printable
 from .config import Config
 
@@ -268,7 +268,7 @@ def image_folder(config: Config) -> Data:
             "reading images needs Pillow", where="--task imagefolder", hint="pip install 'ckptool[train]'"
         ) from None
     folder = Path(config.data or ".")
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise NotFound("is no folder", where=folder)
     given = _label_map(Path(config.labels)) if config.labels else None
     parts = [folder / name for name in ("train", "test", "val") if (folder / name).is_dir()]
@@ -300,7 +300,7 @@ def _label_map(path: Path) -> dict[str, int]:
         labels = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise Unreadable(reason(error), where=path) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Malformed(f"is no JSON: {error}", where=path) from None
     numbers: list[Any] = list(labels.values()) if isinstance(labels, dict) else []
     if not numbers or any(type(n) is not int for n in numbers) or sorted(numbers) != list(range(len(numbers))):
