@@ -8,14 +8,11 @@
 Importing it imports neither torch nor numpy: names are loaded when they are first used.
 """
 
-import sys
+from .starting import begin
 
-if sys.argv[:1] == ["-m"]:
-    from .starting import begin
+begin()
 
-    begin()
-
-from .lazy import lazily
+from .lazy import lazily  # noqa: E402 (the program begins before anything else is imported)
 
 TYPE_CHECKING = False  # what this module imports, the program waits for before it can answer a signal
 

@@ -1,11 +1,11 @@
 """`python -m ckptool`, and the script `ckptool`."""
 
-from .starting import answer_signals
+from .starting import prepare
 
 
 def main() -> None:
     """Run the command line."""
-    answer_signals()
+    prepare()
     from .cli import main as run
 
     run()

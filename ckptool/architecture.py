@@ -96,7 +96,7 @@ def _import(place: str) -> Any:
             f"raised while it was imported: {_error_text(error)}",
             where=place,
             evidence=_where_in_user_code(error, place),
-            hint=f"python {shell_path(place)} shows the whole traceback" if user_code.is_file(place) else None,
+            hint=f"python {shell_path(place)} shows the whole traceback" if user_code.names_file(place) else None,
         ) from error
 
 

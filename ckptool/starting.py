@@ -16,11 +16,15 @@ ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def begin() -> None:
-    """Begin as a program, if this is `python -m ckptool`."""
-    named = sys.orig_argv[-len(sys.argv)].partition(".")[0]  # while Python looks for it, argv[0] is "-m"
-    if named == "ckptool" or (named.startswith("-") and named.endswith("mckptool")):
-        _leave_current_folder()
-        answer_signals()
+    """Begin as a program, if this is `python -m ckptool` or the script `ckptool`."""
+    typed = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
+    if typed.partition(".")[0] == "ckptool":
+        prepare()
+    if typed == "-m":  # as long as Python looks for the module; its name is
+        named = sys.orig_argv[-len(sys.argv)].partition(".")[0]
+        if named == "ckptool" or (named.startswith("-") and named.endswith("mckptool")):
+            _leave_current_folder()
+            prepare()
 
 
 def _leave_current_folder() -> None:
@@ -39,7 +43,28 @@ def _leave_current_folder() -> None:
         sys.path.append(home)  # a source tree that is not installed: processes of `train` have to find it
 
 
-def answer_signals() -> None:
+def prepare() -> None:
+    """See to the streams and signals of the program."""
+    _open_streams()
+    _answer_signals()
+
+
+def _open_streams() -> None:
+    """Open streams that are closed as /dev/null. The files that are opened next would have their numbers: what is said
+    to nobody would be written into a checkpoint.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            if opened != number:
+                os.dup2(opened, number)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
+def _answer_signals() -> None:
     """End at once when a signal arrives, with one line. While modules are imported, there is nothing to take back."""
     import signal
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from .disk.files import is_file, is_folder, is_there
 from .errors import Unreadable
 
 _WAYS = "MODEL.py, MODEL.py:Name or package.module:Name"
@@ -54,18 +55,18 @@ def import_code(place: str) -> Any:
         Unreadable: there is no such file.
     """
     path = Path(place)
-    if not is_file(place):
+    if not names_file(place):
         with _current_folder_last():
             return importlib.import_module(place)
-    if not path.is_file() or not place:
-        what = "is a folder" if path.is_dir() and place else "no such file or directory"
+    if not is_file(place):
+        what = "is a folder" if is_folder(place) else "no such file or directory"
         raise Unreadable(what, where=place or "MODEL.py", hint=_WAYS)
     return _import_file(path)
 
 
-def is_file(place: str) -> bool:
+def names_file(place: str) -> bool:
     """Whether PLACE names a file, rather than a module."""
-    return place.endswith(".py") or "/" in place or (Path(place).exists() and file_of(place) is None)
+    return not place or place.endswith(".py") or "/" in place or (is_there(place) and file_of(place) is None)
 
 
 def _import_file(path: Path) -> Any:

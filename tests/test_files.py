@@ -138,6 +138,15 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, make, monkeypatch)
     assert isinstance(caught.value, OSError)
 
 
+def test_what_the_system_does_not_read_is_named(tmp_path):
+    (tmp_path / "x").write_bytes(b"bytes")
+    file = File(tmp_path / "x", os.open(tmp_path / "x", os.O_WRONLY))
+    for read in (lambda: file.read(0, 5), lambda: file.read_into(memoryview(bytearray(5)), 0)):
+        with pytest.raises(Unreadable, match="bad file descriptor") as caught:
+            read()
+        assert caught.value.where == str(tmp_path / "x")
+
+
 def test_a_closed_file_is_closed_once(tmp_path):
     (tmp_path / "x").write_bytes(b"x")
     file = File(tmp_path / "x")

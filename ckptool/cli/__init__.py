@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import gc
 import os
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 import click
 
 from .. import __version__
+from ..disk.files import reason
 from ..errors import CheckpointError, counted, printable
 from ..starting import ENDING
 
@@ -143,13 +145,28 @@ def _run(argv: list[str] | None) -> int:
     except CheckpointError as error:
         _debug()
         return _say(str(error), 2)
-    except Exception as error:  # a bug of ours: say so in one line, keep the traceback for those who ask
+    except OSError as error:
+        place = _place_of(error)
+        if not place:
+            return _say_unexpected(error)
         _debug()
-        return _say(
-            f"ckptool failed unexpectedly ({type(error).__name__}: {str(error)[:200]!r}).\n"
-            "Hint: CKPTOOL_DEBUG=1 shows where; please report it with that",
-            2,
-        )
+        return _say(f"{place}: {reason(error)}.", 2)
+    except Exception as error:
+        return _say_unexpected(error)
+
+
+def _place_of(error: OSError) -> str:
+    """What the system could not do something with: a file, or the stream of a report; "" if nothing tells."""
+    if error.filename is not None:
+        return printable(os.fsdecode(error.filename) if isinstance(error.filename, bytes) else str(error.filename))
+    return "stdout" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO) else ""
+
+
+def _say_unexpected(error: Exception) -> int:
+    """A bug of ours: say so in one line, and keep the traceback for those who ask."""
+    _debug()
+    text = f"ckptool failed unexpectedly ({type(error).__name__}: {str(error)[:200]!r})."
+    return _say(f"{text}\nHint: CKPTOOL_DEBUG=1 shows where; please report it with that", 2)
 
 
 def _leave(status: int) -> None:
@@ -194,7 +211,8 @@ def _forget_targets() -> None:
 
 
 def _say(text: str, status: int) -> int:
-    click.echo(f"Error: {text}", err=True)
+    with contextlib.suppress(OSError):  # nobody listens, or the disk is full
+        click.echo(f"Error: {text}", err=True)
     return status
 
 

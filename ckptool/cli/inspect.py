@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ..disk.files import shell_path
+from ..disk.files import is_there, shell_path
 from ..disk.inside import not_followed
 from ..disk.work import SUFFIX
 from ..errors import CheckpointError, NotFound, UnknownFormat, printable
@@ -121,7 +121,7 @@ def _plain(found: Sequence[Any]) -> list[dict[str, Any] | None]:
 
 def _unfolded(files: tuple[str, ...]) -> list[str]:
     """The files, with those that fit a pattern which the shell left alone."""
-    patterns = {name for name in files if not Path(name).exists() and glob.has_magic(name)}
+    patterns = {name for name in files if not is_there(name) and glob.has_magic(name)}
     return [one for name in files for one in (name in patterns and sorted(glob.glob(name))) or [name]]  # noqa: PTH207
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
+from ..disk.files import is_folder
 from ..disk.inside import files_in
 from ..errors import Unreadable
 
@@ -29,7 +29,7 @@ class Search:
 
     def __iter__(self) -> Iterator[tuple[str, bool]]:
         for name in self._named:
-            if not Path(name).is_dir() or self._whole(name):
+            if not is_folder(name) or self._whole(name):
                 yield name, True
                 continue
             for path, inside in files_in(name, self.failures.append):

@@ -19,7 +19,7 @@ import click
 from .. import formats, passes, user_code, values
 from ..checkpoint import Checkpoint
 from ..disk.documents import read_json
-from ..disk.files import shell_quote
+from ..disk.files import is_file, shell_quote
 from ..disk.folders import check_folder
 from ..disk.targets import check_target, is_same_file
 from ..disk.urls import as_path
@@ -46,13 +46,13 @@ class _WithPatterns(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         told = [
             f"{word}={_ALL}" if word in ("--accept-guesses", "--partial") and _is_a_file(after) else word
-            for word, after in zip(args, [*args[1:], ""], strict=True)
+            for word, after in zip(args, [*args[1:], ""], strict=False)
         ]
         return super().parse_args(ctx, told)
 
 
 def _is_a_file(word: str) -> bool:
-    return Path(word).is_file() or word.partition(":")[0].endswith(".py")
+    return is_file(word) or word.partition(":")[0].endswith(".py")
 
 
 @click.command(cls=_WithPatterns)
@@ -221,7 +221,7 @@ def _check_options(options: dict[str, Any]) -> None:
 
 def _check_order(source: str, model: str) -> None:
     """Refuse the code in the place of the weights."""
-    if source.partition(":")[0].endswith(".py") and Path(model).is_file() and not model.endswith(".py"):
+    if source.partition(":")[0].endswith(".py") and is_file(model) and not model.endswith(".py"):
         swapped = {source: model, model: source}
         raise RuleError(
             "is code; the weights come first, and then the model that they go into",

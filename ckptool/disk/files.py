@@ -84,6 +84,7 @@ class File:
 
         Raises:
             Malformed: if the file ends before that.
+            Unreadable: if the system cannot read it there.
         """
         if offset < 0 or length < 0 or offset + length > self.size:
             raise Malformed(
@@ -91,22 +92,28 @@ class File:
                 where=self.path,
                 hint="the download or copy did not finish; compare the size with the source",
             )
-        data = _pread(self.fd, length, offset)
-        if len(data) == length:
-            return data
-        parts = [data]
-        got = len(data)
-        while got < length:
-            more = _pread(self.fd, length - got, offset + got)
-            if not more:
-                raise Malformed("became shorter while it was being read", where=self.path)
-            parts.append(more)
-            got += len(more)
+        try:
+            data = _pread(self.fd, length, offset)
+            if len(data) == length:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < length:
+                more = _pread(self.fd, length - got, offset + got)
+                if not more:
+                    raise Malformed("became shorter while it was being read", where=self.path)
+                parts.append(more)
+                got += len(more)
+        except OSError as error:
+            raise Unreadable(reason(error), where=self.path) from None
         return b"".join(parts)
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill VIEW with the bytes from OFFSET, as `read` does, into memory that is there already."""
-        done = os.preadv(self.fd, [view], offset) if hasattr(os, "preadv") else 0
+        try:
+            done = os.preadv(self.fd, [view], offset) if hasattr(os, "preadv") else 0
+        except OSError as error:
+            raise Unreadable(reason(error), where=self.path) from None
         if done < len(view):
             view[done:] = self.read(offset + done, len(view) - done)
 
@@ -485,6 +492,11 @@ def beside(path: object, word: str, suffix: str | None = None) -> str:
 def is_folder(path: StrPath) -> bool:
     """Whether there is a folder at PATH. False for names that the system does not take (pathlib raises for those)."""
     return os.path.isdir(path)
+
+
+def is_file(path: StrPath) -> bool:
+    """Whether there is a regular file at PATH. False for names that the system does not take."""
+    return os.path.isfile(path)
 
 
 def is_there(path: StrPath) -> bool:

@@ -157,7 +157,11 @@ def files_in(folder: StrPath, failed: Callable[[Unreadable], None]) -> Iterator[
 
     Folders that may not be listed are told to FAILED.
     """
-    root = os.path.realpath(folder)
+    try:
+        root = os.path.realpath(folder)
+    except OSError as error:  # the current folder was deleted
+        failed(Unreadable(reason(error), where=folder))
+        return
     for at, inner, names in os.walk(folder, onerror=lambda e: failed(Unreadable(reason(e), where=e.filename))):
         inner.sort()
         for name in sorted([*names, *(one for one in inner if os.path.islink(os.path.join(at, one)))]):
@@ -166,6 +170,11 @@ def files_in(folder: StrPath, failed: Callable[[Unreadable], None]) -> Iterator[
                 yield str(path), False
             elif path.is_file():
                 yield str(path), True
+
+
+def same_place(one: StrPath, other: StrPath) -> bool:
+    """Whether two paths lead to the same place."""
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def not_followed(names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..checkpoint import Checkpoint
 from ..disk.files import FileRange, Piece
-from ..disk.inside import Folder, listed, not_followed
+from ..disk.inside import Folder, listed, not_followed, same_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def may_go(ckpt: Checkpoint, target: Path) -> Callable[[str], bool]:
 
     In the directory that CKPT itself came from, only the files that it was read from may.
     """
-    if isinstance(ckpt.origin, FolderOrigin) and target.resolve() == ckpt.origin.folder.path.resolve():
+    if isinstance(ckpt.origin, FolderOrigin) and same_place(target, ckpt.origin.folder.path):
         return ckpt.origin.own.__contains__
     return is_part
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, StrPath, is_url, shell_path
+from ..disk.files import File, StrPath, is_folder, is_url, shell_path
 from ..disk.inside import Folder
 from ..disk.urls import as_path, open_file
 from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, Unreadable
@@ -23,7 +23,7 @@ def detect(path: StrPath) -> str:
         UnknownFormat: it is no checkpoint; the message says what it is instead.
         Unreadable: it cannot be opened.
     """
-    return (detect_folder(Folder(path)) if Path(path).is_dir() else detect_file(open_file(path))).name
+    return (detect_folder(Folder(path)) if is_folder(path) else detect_file(open_file(path))).name
 
 
 def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
@@ -38,7 +38,7 @@ def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
     """
     try:
         place = as_path(path)
-        if place.is_dir():
+        if is_folder(place):
             return _open_folder(Folder(path), format)
         if is_url(path) and (sharded.is_index(place.name) or place.name == ".metadata"):
             raise Unreadable(

@@ -294,7 +294,7 @@ def parse_size(text: int | str) -> int:
     Raises:
         RuleError: it is no size.
     """
-    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([kmgt]b)?\s*", str(text), re.IGNORECASE | re.ASCII)
+    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]b)?\s*", str(text), re.IGNORECASE | re.ASCII)
     size = (
         int(float(found[1]) * _UNITS[found[2].upper()])
         if found and found[2]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from ..disk.documents import LARGEST_LIST, read_json, read_text
-from ..disk.files import reason
+from ..disk.files import is_folder, reason
 from ..errors import CheckpointError, Malformed, NotFound, RuleError, Unreadable, counted, printable
 from .config import Config
 
@@ -269,7 +269,7 @@ def image_folder(config: Config) -> Data:
             "reading images needs Pillow", where="--task imagefolder", hint="pip install 'ckptool[train]'"
         ) from None
     folder = Path(config.data or ".")
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise NotFound("is no folder", where=folder)
     given = _label_map(Path(config.labels)) if config.labels else None
     parts = [folder / name for name in ("train", "test", "val") if (folder / name).is_dir()]

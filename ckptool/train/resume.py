@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..disk.files import StrPath
+from ..disk.files import StrPath, is_folder
 from ..errors import CannotCarry, CheckpointError, Malformed, counted, printable
 from ..formats import open as open_checkpoint
 from ..model import load
@@ -150,7 +150,7 @@ def read(path: StrPath) -> Progress:
     Raises:
         CheckpointError: it cannot be read, or holds no weights.
     """
-    if Path(path).is_dir():
+    if is_folder(path):
         return _read_directory(Path(path))
     ckpt = open_checkpoint(path)
     if isinstance(ckpt.root, Dict) and isinstance(ckpt.root.get("model"), Dict) and "optimizer" in ckpt.root:
