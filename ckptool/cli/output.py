@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..formats import Plan
 
 _WORTH_A_BAR = 64 << 20
+_MOST_DAMAGED = 12
 
 
 @contextlib.contextmanager
@@ -134,10 +135,17 @@ def _receipt(plan: Plan, renamed: list[tuple[str, str]], dry_run: bool) -> Itera
         yield f"  form: {line}"
     for line in plan.content:
         yield f"  LOST, as allowed: {line}"
-    for line in plan.damaged:
-        yield f"  DAMAGED, as allowed: {line}"
+    yield from damage(plan)
     for name, count in plan.objects.items():
         yield f"  object kept: {printable(name, 100)} ({count:,}); whoever loads the file runs what it names"
+
+
+def damage(plan: Plan) -> Iterator[str]:
+    """The first of the tensors that were written though their checksums are wrong, and how many more there are."""
+    lines = plan.damaged
+    yield from (f"  DAMAGED, as allowed: {line}" for line in lines[:_MOST_DAMAGED])
+    if lines[_MOST_DAMAGED:]:
+        yield f"  DAMAGED, as allowed: … and {len(lines) - _MOST_DAMAGED:,} more, which --json lists"
 
 
 def terminal_width() -> int:

@@ -32,7 +32,7 @@ from ..porting.sources import apply, by_position, match_signature, open_source, 
 from ..reports.render import size_text
 from ..signature import Signature
 from .options import FileName, FormatName, SideOutput
-from .output import check_side_outputs, print_json, progress_bar, status_line, write_page
+from .output import check_side_outputs, damage, print_json, progress_bar, status_line, write_page
 
 if TYPE_CHECKING:
     from ..architecture import ModelSource
@@ -184,8 +184,8 @@ def transfer(source: str, model: str, **options: Any) -> int:
         click.echo(f"wrote {printable(out)}: {plan.format}, {size_text(plan.nbytes)}, {plan.steps[-1]}", err=True)
         for line in plan.steps[:-1]:
             click.echo(f"  {line}", err=True)
-        for line in plan.damaged:
-            click.echo(f"  DAMAGED, as allowed: {line}", err=True)
+        for line in damage(plan):
+            click.echo(line, err=True)
     return 0
 
 

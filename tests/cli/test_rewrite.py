@@ -8,9 +8,11 @@ import stat
 from pathlib import Path
 
 import pytest
-from samples import Files, Ran, Run
+from samples import Files, Ran, Run, tensor
 
 import ckptool
+from ckptool.checkpoint import Checkpoint
+from ckptool.tree import Dict
 
 PLAIN = ["conv1.weight", "conv1.bias", "fc.weight"]
 
@@ -253,3 +255,17 @@ def test_damaged_bytes_are_refused_with_their_name_or_listed(run: Run, files: Fi
     assert "  DAMAGED, as allowed: fc.weight: CRC-32 recorded " in ran.err
     receipt = json.loads(run("convert", "plain.pth", "other.safetensors", "--allow-loss", "--json").out)
     assert [line.split(":")[0] for line in receipt["damaged"]] == ["fc.weight"]
+
+
+def test_of_much_damage_the_first_are_listed_and_the_rest_counted(run: Run, tmp_path: Path) -> None:
+    weights = Dict([(f"w{n}", tensor(8, fill=n)) for n in range(20)])
+    ckptool.save(Checkpoint(weights), "many.pth")
+    data = bytearray(Path("many.pth").read_bytes())
+    for storage in ckptool.open("many.pth").storages():
+        data[storage.source.offset] ^= 1  # type: ignore[attr-defined]
+    Path("many.pth").write_bytes(data)
+    ran = run("convert", "many.pth", "out.safetensors", "--allow-loss", "--json")
+    assert len(json.loads(ran.out)["damaged"]) == 20
+    lines = run("convert", "many.pth", "other.safetensors", "--allow-loss").err.splitlines()
+    assert sum("DAMAGED, as allowed: w" in line for line in lines) == 12
+    assert lines[-1] == "  DAMAGED, as allowed: … and 8 more, which --json lists"
