@@ -88,7 +88,7 @@ def test_patterns_that_fit_nothing_and_types_that_are_none_are_refused():
 @pytest.mark.parametrize("path", ["x.pth", "x.safetensors", "x/"])
 def test_what_casting_lost_is_said_when_it_is_written(tmp_path, path):
     ckpt = ckptool.cast(state_dict_of({"w": floats(1e6, -1e5, 1e-9, float("nan"), 1, float("inf"))}), "fp16")
-    notes = write(plan(ckpt, str(tmp_path) + "/" + path))
+    notes = write(plan(ckpt, str(tmp_path) + "/" + path, format="shards" if path == "x/" else None))
     assert notes == [
         "2 values beyond the range of the new type",
         "1 value too small for it, now 0",
@@ -125,7 +125,7 @@ def test_a_cast_into_a_folder_is_taken_up_where_it_stopped(tmp_path):
         ckptool.save(done(), tmp_path / "out", progress=interrupt, **options)
     assert not (tmp_path / "out").exists()
     notes = write(plan(done(), tmp_path / "out", **options))
-    assert "taken up from a run that was cut off" in notes[0]
+    assert "went on from a run that was cut off" in notes[0]
     found = ckptool.open(tmp_path / "out").state_dict()
     assert [read(found[key])[:2] for key in found] == [[n, n + 1] for n in range(6)]
     other = ckptool.cast(ckptool.open(tmp_path / "in.safetensors"), "fp16")
