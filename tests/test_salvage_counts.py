@@ -111,7 +111,7 @@ def test_the_storage_before_a_count_that_moved_is_given_up(tmp_path):
     found = ckptool.salvage(path)
     assert [name for name, _ in found.lost] == ["w1", "w2", "w3"]
     assert found.lost[0][1] == "64 bytes are missing in it or before it"
-    assert found.wrong == ("the file is cut short: its tensors take 64 bytes more",)
+    assert found.wrong == ("64 bytes of its tensors are missing",)
     path.write_bytes(damaged(data, [(ADDED, places[3] + 50, 64)]))
     found = ckptool.salvage(path)
     assert found.lost == (("w3", "64 bytes are too many in it or before it"),)

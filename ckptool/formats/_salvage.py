@@ -110,7 +110,7 @@ def _wrong_length(file: File, ckpt: Checkpoint) -> list[str]:
     far = file.size - max(ends, default=file.size)
     if far > 0:
         return [f"{far:,} bytes follow the last tensor"]
-    return [f"the file is cut short: its tensors take {-far:,} bytes more"] if far else []
+    return [f"{-far:,} bytes of its tensors are missing"] if far else []
 
 
 # -- zip
