@@ -110,6 +110,7 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
     found: list[tuple[bool, StateDict]] = []
     seen: set[int] = set()
     paths = Paths()
+    known: dict[int, bool] = {}
     pending: list[tuple[Trail, Any, bool]] = [(None, ckpt.root, False)]
     while pending:
         trail, node, usual = pending.pop()
@@ -126,7 +127,7 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
             below = list(enumerate(node.items if isinstance(node, List) else node))
         parts = [value for key, value in below if isinstance(key, str) and key in PARTS]
         of_parts = any(map(is_state_dict, parts))
-        of_modules = any(map(_holds_modules, parts))
+        of_modules = any(_holds_modules(value, known) for value in parts)
         inner = [
             (
                 (trail, key),
@@ -134,7 +135,7 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
                 usual
                 or key in ENVELOPES
                 or (of_parts and _names_layers(value))
-                or (of_modules and (is_state_dict(value) or _holds_modules(value))),
+                or (of_modules and (is_state_dict(value) or _holds_modules(value, known))),
             )
             for key, value in below
             if isinstance(key, str | int) and not is_training_state(key) and _holds_others(value)
@@ -150,21 +151,29 @@ def _names_layers(node: Any) -> bool:
     return is_state_dict(node) and any("." in key for key, _ in node.entries)
 
 
-def _holds_modules(node: Any) -> bool:
-    """Whether it is a dict of dicts, down to one for each module with its tensors, as frameworks of functions make."""
+def _holds_modules(node: Any, known: dict[int, bool]) -> bool:
+    """Whether it is a dict of dicts, down to one for each module with its tensors, as frameworks of functions make.
+
+    KNOWN is what was found of others of the same tree, by their ids: dicts within dicts are asked one after the other.
+    """
     if not is_mapping(node) or is_state_dict(node):
         return False
+    stands_in: dict[int, int] = {id(node): 0}
     pending: list[Any] = [node]
-    seen: set[int] = set()
     while pending:
         one = pending.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if not is_mapping(one) or not one.entries or _names_layers(one):
+        fine = known.get(id(one))
+        if fine is None:
+            fine = is_mapping(one) and bool(one.entries) and not _names_layers(one)
+            below = [value for _, value in one.entries] if fine and not is_state_dict(one) else []
+            pending += [value for value in below if stands_in.setdefault(id(value), id(one)) == id(one)]
+        if not fine:
+            at = id(one)
+            while at:
+                known[at] = False
+                at = stands_in[at]
             return False
-        if not is_state_dict(one):
-            pending.extend(value for _, value in one.entries)
+    known.update(dict.fromkeys(stands_in, True))
     return True
 
 

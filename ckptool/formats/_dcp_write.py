@@ -93,7 +93,7 @@ class _Flat:
 
     def _goes_on(self, path: Path, node: Any) -> bool:
         """Whether a node is gone through. One that stands at two places is a single value at the second."""
-        if len(path) > _DEEPEST or not isinstance(node, Dict | List) or not _is_container(node, set()):
+        if len(path) > _DEEPEST or not isinstance(node, Dict | List) or not _is_container(node):
             return False
         if id(node) in self._seen:
             self._repeated += 1
@@ -134,16 +134,26 @@ class _Flat:
             yield "_metadata that are not plain data are changed or left out"
 
 
-def _is_container(node: Any, above: set[int]) -> bool:
-    """Whether torch goes through a node, as `_traverse` has it; and whether keys and paths can tell what is in it."""
-    if id(node) in above or len(above) > _DEEPEST:
-        return False
-    if isinstance(node, Dict):
-        return bool(node.entries) and _has_plain_keys(node)
-    if not isinstance(node, List):
-        return False
-    above = above | {id(node)}
-    return any(isinstance(item, LazyTensor) or _is_container(item, above) for item in node.items)
+def _is_container(node: Dict | List) -> bool:
+    """Whether torch goes through a node, as `_traverse` has it; and whether keys and paths can tell what is in it.
+
+    A list is one if there is a tensor or such a dict in it, or in a list in it. What stands at many places is looked at
+    once.
+    """
+    seen: set[int] = set()
+    level: list[Any] = [node]
+    for _ in range(_DEEPEST + 1):
+        below = []
+        for one in level:
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            if isinstance(one, LazyTensor) or (isinstance(one, Dict) and one.entries and _has_plain_keys(one)):
+                return True
+            if isinstance(one, List):
+                below += one.items
+        level = below
+    return any(isinstance(one, LazyTensor) for one in level)
 
 
 def _has_plain_keys(node: Dict) -> bool:

@@ -105,6 +105,8 @@ class Reader:
             value = self._stack.pop()
         except IndexError:
             self._fail("takes a value from an empty stack", self.position - 1)
+        finally:
+            self._persistent = None  # mostly a method of this reader: files with many pickles leave no cycles behind
         self._discard(self._stack)
         for below in self._marks:
             self._discard(below)

@@ -7,7 +7,7 @@ the middle, and what is fused on both comes out as a copy.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -122,6 +122,7 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
     for path in split.values():
         for at, component in enumerate(path):
             siblings[path[:at]].add(component)
+    beside = {path: _Beside(held) for path, held in siblings.items()}
     more = _with_more(siblings)
     aliases: dict[str, list[str]] = defaultdict(list)
     for entry in signature.entries.values():
@@ -141,7 +142,7 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
         if role == _COUNTER:
             canon.counters[entry.key] = ".".join(path)
             continue
-        words = _counted_from_one(path, siblings, more)  # without the leaf: two things with a mean are not alike
+        words = _counted_from_one(path, beside, more)  # without the leaf: two things with a mean are not alike
         words = (*_other_name(entry.key, words, aliases), *words)
         piece = Piece(path, role, entry.shape, ex.of(entry.key), order, entry.used, words, entry)
         piece = canon.put(piece)
@@ -222,9 +223,34 @@ def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]])
     return next((other for other in others if label(group, other) is not None), ())
 
 
+class _Beside:
+    """The names of modules that stand beside each other, and what they say of each of them.
+
+    Attributes:
+        counted: name without the number at its end -> how many of the names are that and a number.
+        from_zero: of those, the ones that are counted from 0.
+        behind: norms that stand behind the parts of a block: `post_attention_norm` beside `post_mlp_norm`, with none
+            before the first part. Alone, it is the norm between the attention and the next part, and mostly that
+            part's.
+    """
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        stems = [name.rstrip("0123456789") for name in names]
+        self.counted = Counter(stem for stem, name in zip(stems, names, strict=True) if stem != name)
+        self.from_zero = {stem for stem in self.counted if f"{stem}0" in names}
+        first = {name: cut(name)[:1] for name in names}
+        purposes = table().group("purpose")
+        after = {name for name, word in first.items() if word == ("post",) and label(purposes, cut(name)) == "norm"}
+        before = any(word in (("pre",), ("input",)) for word in first.values())
+        self.behind = after if len(after) > 1 and not before else set()
+
+
+_ALONE = _Beside()
+
+
 def _counted_from_one(
     path: tuple[str, ...],
-    siblings: Mapping[tuple[str, ...], Collection[str]],
+    siblings: Mapping[tuple[str, ...], _Beside],
     more: Collection[tuple[tuple[str, ...], str]],
 ) -> tuple[str, ...]:
     """The words of a path; `ln0` beside `ln1` is the first of its kind, and called so, unless others count from 1.
@@ -232,17 +258,17 @@ def _counted_from_one(
     Of three layers or more that are counted, `fc1` is no first of two.
     """
     last = path[-1] if path else ""
-    if (behind := _norm_of_what_it_is_behind(last, siblings.get(path[:-1], ()))) is not None:
-        return words_of((*path[:-1], behind))
+    beside = siblings.get(path[:-1], _ALONE)
+    if last in beside.behind and (part := last.partition("_")[2]):
+        return words_of((*path[:-1], part))
     stem = last.rstrip("0123456789") if last else ""
     if not stem or stem == last:
         return words_of(path)
-    beside = {name for name in siblings.get(path[:-1], ()) if name.rstrip("0123456789") == stem != name}
-    numbered = f"{stem}0" in beside and (template(path[:-1]), stem) not in more
+    numbered = stem in beside.from_zero and (template(path[:-1]), stem) not in more
     if numbered and cut(last) not in table().parts:  # whose numbers are names
         path = (*path[:-1], f"{stem}{int(last[len(stem) :]) + 1}")
     words = words_of(path)
-    if len(beside) > 2:
+    if beside.counted[stem] > 2:
         neck = table().group("neck")
         plain = words_of((*path[:-1], stem))
         if label(neck, words) != label(neck, plain):
@@ -271,17 +297,6 @@ def _count_letters(canon: Canon, theirs: Collection[str]) -> None:
         canon.become(piece, [(replace(piece, path=found[piece.path]), unchanged)], unchanged)
     moved = {".".join(old): ".".join(new) for old, new in found.items()}
     canon.counters.update((key, moved[path]) for key, path in canon.counters.items() if path in moved)
-
-
-def _norm_of_what_it_is_behind(name: str, beside: Collection[str]) -> str | None:
-    """`post_attention_norm` as `attention_norm`, in a block whose norms are behind its parts; else None.
-
-    Alone it is the norm between the attention and the next part, and mostly that part's. Beside `post_mlp_norm`, with
-    none before the first part, it is the attention's.
-    """
-    after = {one for one in beside if cut(one)[:1] == ("post",) and label(table().group("purpose"), cut(one)) == "norm"}
-    before = {one for one in beside if cut(one)[:1] in (("pre",), ("input",))}
-    return name.partition("_")[2] or None if name in after and len(after) > 1 and not before else None
 
 
 def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:

@@ -317,7 +317,9 @@ def _others(ckpt: Checkpoint, weights: list[StateDict]) -> list[tuple[str, str]]
         pairs = [(key, value) for key, value in ckpt.root.entries if id(value) not in inside]
     else:
         return [("(root)", _summary(ckpt.root))]
-    return [(component_text(key) if isinstance(key, str | int) else "#", _summary(value)) for key, value in pairs]
+    values = {id(value): value for _, value in pairs}
+    told = {key: _summary(value) for key, value in values.items()}  # once of what stands under several keys
+    return [(component_text(key) if isinstance(key, str | int) else "#", told[id(value)]) for key, value in pairs]
 
 
 def _summary(node: Any) -> str:

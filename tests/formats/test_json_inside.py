@@ -234,6 +234,13 @@ def test_values_that_stand_in_many_places_are_left_out_and_named(tmp_path, forma
 
 
 @pytest.mark.parametrize("made", [tuples_in_tuples, lists_in_lists])
+def test_values_that_stand_in_many_places_become_one_slice(tmp_path, made):
+    tree = Dict([("model", state_dict_of({"a": tensor_of("float32")}).root), ("extra", made(40))])
+    ckptool.save(Checkpoint(tree), tmp_path / "x", format="dcp")
+    assert list(ckptool.open(tmp_path / "x").state_dict()) == ["a"]
+
+
+@pytest.mark.parametrize("made", [tuples_in_tuples, lists_in_lists])
 def test_values_that_stand_in_many_places_are_compared_once(tmp_path, made):
     for name, times in (("a", 40), ("b", 40), ("c", 39)):
         ckptool.save(beside(made(times)), tmp_path / f"{name}.pth")
