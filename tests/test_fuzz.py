@@ -61,7 +61,7 @@ import random, sys
 from pathlib import Path
 from tests.fuzz import judge
 
-judge.MOST_SECONDS = 1
+judge.MOST_SECONDS, judge.MOST_MEGABYTES = 1, 64
 
 class Careless(judge.Judge):
     def _ask(self, path, rng, everything):
@@ -80,7 +80,7 @@ CARELESS = {
     "start": lambda path: __import__("os").system("true"),
     "remove": lambda path: path.unlink(),
     "raise": lambda path: {}["x"],
-    "take": lambda path: len(b"x" * (1100 << 20)),
+    "take": lambda path: len(b"x" * (100 << 20)),
     "hang": hang,
     "leave": lambda path: (asks.temporary / "left").write_text(""),
     "read": lambda path: path.read_bytes(),

@@ -272,7 +272,8 @@ def _last_names_in_company(units: Iterable[Unit]) -> _Places:
     beside: dict[tuple[_Path, int], set[str]] = defaultdict(set)
     for unit in units:
         beside[unit.path[:-1], len(unit.main.shape)].add(unit.last)
-    return {id(unit): (unit.last, frozenset(beside[unit.path[:-1], len(unit.main.shape)])) for unit in units}
+    company = {where: frozenset(names) for where, names in beside.items()}
+    return {id(unit): (unit.last, company[unit.path[:-1], len(unit.main.shape)]) for unit in units}
 
 
 def _doubt_about(own: _Places, doubtful: Mapping[Hashable, Doubt], t: Unit, *_: object) -> Doubt | None:

@@ -380,8 +380,8 @@ def _worth_knowing(ckpt: Checkpoint, tree: _Tree) -> Iterator[Finding]:
 
 
 def _training_bytes(ckpt: Checkpoint) -> int:
-    tops = [child for part, child in children(ckpt.root) if is_training_state(component_text(part))]
-    nodes = (node for child in tops for _, node in walk(child))
+    tops = {id(child): child for part, child in children(ckpt.root) if is_training_state(component_text(part))}
+    nodes = (node for child in tops.values() for _, node in walk(child))
     return totals(distinct(node for node in nodes if isinstance(node, LazyTensor)))[1]
 
 

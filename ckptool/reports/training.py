@@ -74,7 +74,9 @@ def training_of(ckpt: Checkpoint) -> Training:
     names = {key for key, _ in entries}
     framework = next((name for name, groups in _FRAMEWORKS if any(group <= names for group in groups)), "")
     progress = [(key, shown) for key, value in entries if key in _PROGRESS and (shown := _shown(value))]
-    state = [(key, *_state(value)) for key, value in entries if is_training_state(key) and not _is_empty(value)]
+    kept = [(key, value) for key, value in entries if is_training_state(key) and not _is_empty(value)]
+    told = {key: _state(value) for key, value in {id(value): value for _, value in kept}.items()}  # once of each
+    state = [(key, *told[id(value)]) for key, value in kept]
     settings = [found for key, value in entries if key in _SETTINGS for found in _settings(key, value)]
     return Training(framework, progress, state, settings)
 

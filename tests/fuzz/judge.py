@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import os
 import pkgutil
+import resource
 import shutil
 import signal
 import sys
