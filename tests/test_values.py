@@ -133,7 +133,7 @@ def test_a_cast_into_a_folder_is_taken_up_where_it_stopped(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         ckptool.save(done(), tmp_path / "two", progress=interrupt, **options)
     notes = write(plan(other, tmp_path / "two", **options))
-    left, = tmp_path.glob(".two.*.ckptool-tmp")
+    (left,) = tmp_path.glob(".two.*.ckptool-tmp")
     assert notes[0].startswith(f"a run that was cut off left {left.name} (")
 
 

@@ -11,7 +11,7 @@ from .counting import counted, rows
 from .doubts import About, Doubt
 from .places import Path, block_of
 from .scopes import AGAINST_LEVELS, Scopes
-from .sequences import Around, Sequences, neighbours
+from .sequences import Around, Sequences
 from .series import common
 from .units import SOME, Unit, label_of, number_ranks, related, same_numbers, series, similarity, tables_of_words
 from .words import label, table
@@ -120,7 +120,7 @@ class Orders:
     def by_neighbours(self) -> bool:
         """What comes directly before and after it, where those are decided."""
         for name, targets, sources in self.sequences.all():
-            around = (neighbours(targets), neighbours(sources))
+            around = (self.sequences.neighbours(targets), self.sequences.neighbours(sources))
             between = f"between the same neighbours in {name}"
             doubt = partial(self._doubt_of, name)
             if self.cells.split(between, partial(self._both_sides, around), mode="one", doubt_of=doubt):
@@ -198,8 +198,8 @@ class Orders:
     def by_chain(self) -> bool:
         """In cells with more on one side: what follows a decided pair on both sides, from the front on."""
         for name, targets, sources in self.sequences.all():
-            before_t, _ = neighbours(targets)
-            before_s, _ = neighbours(sources)
+            before_t, _ = self.sequences.neighbours(targets)
+            before_s, _ = self.sequences.neighbours(sources)
             following = {id(b): u for u in sources if isinstance(b := before_s.get(id(u)), Unit)}
             first = sources[0] if sources else None
             for t in targets:
@@ -268,7 +268,10 @@ class Orders:
         if not self.sequences.ordered or not s.last.isdecimal():
             return False
         for _, targets, sources in self.sequences.all():
-            before, earlier = neighbours(targets)[0].get(id(t)), neighbours(sources)[0].get(id(s))
+            before, earlier = (
+                self.sequences.neighbours(targets)[0].get(id(t)),
+                self.sequences.neighbours(sources)[0].get(id(s)),
+            )
             if not isinstance(before, Unit) or not isinstance(earlier, Unit):
                 return False
             in_row = earlier.path[:-1] == s.path[:-1] and earlier.last == str(int(s.last) - 1)
@@ -277,8 +280,8 @@ class Orders:
         return True
 
     def _fits_between(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
-        before_t, after_t = neighbours(targets)
-        before_s, after_s = neighbours(sources)
+        before_t, after_t = self.sequences.neighbours(targets)
+        before_s, after_s = self.sequences.neighbours(sources)
 
         def same(a: object, b: object) -> bool:
             if not isinstance(a, Unit) or not isinstance(b, Unit):

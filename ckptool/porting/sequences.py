@@ -25,9 +25,20 @@ class Sequences:
         self._cells = cells
         self.ordered, self.traced, self.source_traced = ordered, traced, source_traced
         self._credits: dict[str, float] = {}
+        self._around: dict[int, Around] = {}  # by the id of one of the lists in `_all`
+        self._all = self._ordered()
 
     def all(self) -> list[Sequence]:
         """The orders in which the two sides can be laid beside each other, the most telling first."""
+        return self._all
+
+    def neighbours(self, units: list[Unit]) -> Around:
+        """What stands directly before and after each, in one of those orders of a side."""
+        if id(units) not in self._around:
+            self._around[id(units)] = _neighbours(units)
+        return self._around[id(units)]
+
+    def _ordered(self) -> list[Sequence]:
         found = []
         stored = sorted(self._cells.sources, key=lambda u: u.order)
         if self.source_traced and self.traced:
@@ -58,8 +69,7 @@ def _in_use(units: list[Unit]) -> list[Unit]:
     return sorted((u for u in units if u.used is not None), key=lambda u: u.used or 0.0)
 
 
-def neighbours(units: list[Unit]) -> Around:
-    """What stands directly before and after each."""
+def _neighbours(units: list[Unit]) -> Around:
     before: dict[int, Unit | str] = {}
     after: dict[int, Unit | str] = {}
     for place, unit in enumerate(units):

@@ -485,7 +485,9 @@ def with_device(device):
     ],
 )
 def test_an_exported_tensor_is_on_a_device_that_torch_has_or_refused(samples, tmp_path, device):
-    with pytest.raises(ckptool.Malformed, match=r"is no (list of )?tensors?|is not JSON"):  # infinity is no number of JSON
+    with pytest.raises(
+        ckptool.Malformed, match=r"is no (list of )?tensors?|is not JSON"
+    ):  # infinity is no number of JSON
         ckptool.open(changed_config(samples, tmp_path, with_device(device)))
 
 
