@@ -298,6 +298,7 @@ class _Loader:
 
 
 def _finished(made: Any, conj: bool, neg: bool, parameter: bool, requires_grad: bool) -> Any:
+    requires_grad = requires_grad and (made.is_floating_point() or made.is_complex())  # torch knows no other
     """A tensor over its storage, with all else that a tensor can be."""
     made = torch._conj(made) if conj else made
     made = torch._neg_view(made) if neg else made

@@ -99,6 +99,8 @@ def check_side_outputs() -> None:
     context = click.get_current_context()
     named = [(p, context.params.get(p.name)) for p in context.command.params if p.name and isinstance(p.type, FileName)]
     files = [(param, path) for param, value in named for path in ([value] if isinstance(value, str) else value or ())]
+    if suffix := context.params.get("backup"):
+        files += [(param, f"{path}{suffix}") for param, path in files if not isinstance(param.type, SideOutput)]
     for param, path in files:
         if not isinstance(param.type, SideOutput):
             continue

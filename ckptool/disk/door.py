@@ -270,6 +270,11 @@ def is_own_file(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and own
 
 
+def permissions(old: os.stat_result) -> int:
+    """The permissions of a file, for one that takes its place: without that of running as somebody else (setuid)."""
+    return old.st_mode & 0o777
+
+
 def set_mode(fd: int, mode: int) -> None:
     """Give an open file other permissions."""
     if hasattr(os, "fchmod"):

@@ -74,6 +74,11 @@ def _there(
         return None
     if not stat.S_ISDIR(target.old.st_mode):
         raise Unwritable("is a file, where a folder is to be written", where=target.path, hint="choose another name")
+    if os.path.ismount(target.path):
+        what = "a disk is mounted there, and a folder is replaced as a whole"
+        raise Unwritable(
+            what, where=target.path, hint=f"name a folder in it: {shell_path(os.path.join(target.path, 'NAME'))}"
+        )
     try:
         with target.folder.enter(target.name) as folder:
             there = folder.contents()

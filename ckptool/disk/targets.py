@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import CheckpointError, OutputExists, RuleError, Unwritable, counted, printable
-from .door import Directory, Seen, lock, set_mode
+from .door import Directory, Seen, lock, permissions, set_mode
 from .files import StrPath, is_remote, reason, shell_path
 from .interrupts import put_off_signals
 from .work import Work, find
@@ -250,9 +250,9 @@ def replacing(
             target.require_room(size)
             with put_off_signals():
                 work = Work.start(target.folder, target.name)
-            with work.create(mode=mode if old is None else stat.S_IMODE(old.st_mode)) as out:
+            with work.create(mode=mode if old is None else permissions(old)) as out:
                 if old is not None:
-                    set_mode(out.fileno(), stat.S_IMODE(old.st_mode))
+                    set_mode(out.fileno(), permissions(old))
                 yield out
                 os.fsync(out.fileno())
             with put_off_signals():
@@ -294,7 +294,7 @@ def _copy(target: Target, kept: str) -> None:
     assert target.old is not None
     with (
         os.fdopen(target.folder.open_to_read(target.name), "rb") as old,
-        os.fdopen(target.folder.create(kept, stat.S_IMODE(target.old.st_mode)), "wb") as copy,
+        os.fdopen(target.folder.create(kept, permissions(target.old)), "wb") as copy,
     ):
         made = Seen.of(os.fstat(copy.fileno()))
         try:

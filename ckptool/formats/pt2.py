@@ -93,6 +93,8 @@ def _tensors(
 
 def _tensor(archive: Archive, record: str, entry: dict[str, Any], storages: dict[str, Storage]) -> LazyTensor:
     meta = entry["tensor_meta"]
+    if type(meta["dtype"]) is not int:
+        raise TypeError
     dtype = BY_NAME[_DTYPES[meta["dtype"]]]
     sizes, strides = ([_number(n) for n in meta[part]] for part in ("sizes", "strides"))
     if meta["layout"] != _STRIDED or len(sizes) > MOST_DIMENSIONS or record not in archive.members:

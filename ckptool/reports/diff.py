@@ -266,7 +266,7 @@ def _compared(pairs: list[_Match], rtol: float, atol: float, progress: Callable[
         (number, at, length)
         for number, pair in enumerate(pairs)
         if pair.left and pair.right and _same_bytes_possible(pair.left[1], pair.right[1])
-        for at, length in values.shares(pair.left[1].nbytes)
+        for at, length in values.shares(pair.left[1].source().length)  # refused where it is endless
     ]
     unequal: set[int] = set()
 

@@ -225,3 +225,31 @@ def test_a_run_that_is_interrupted_says_where_the_finished_files_are(run: Run, f
     assert ran.code == 130
     (left,) = Path().glob(".out.*.ckptool-tmp")
     assert f"what is finished stays in {left.name}; the same command goes on from there" in ran.err
+
+
+def test_a_recipe_is_never_the_backup_of_its_command(run: Run, files: Files) -> None:
+    before = files["dp.pth"].read_bytes()
+    ran = run("strip-prefix", "dp.pth", "--in-place", "--backup", ".bak", "--save-recipe", "dp.pth.bak")
+    assert ran.code == 2
+    assert "dp.pth.bak is another file of this command" in ran.err
+    assert files["dp.pth"].read_bytes() == before
+    assert not Path("dp.pth.bak").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no such permission")
+def test_what_replaces_a_file_does_not_run_as_its_owner(run: Run, files: Files) -> None:
+    files["dp.pth"].chmod(0o4755)
+    assert run("strip-prefix", "dp.pth", "--in-place").code == 0
+    assert files["dp.pth"].stat().st_mode & 0o7777 == 0o755
+
+
+def test_a_folder_where_a_disk_is_mounted_is_refused_before_the_work(
+    run: Run, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("disk").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: os.path.basename(path) == "disk")
+    ran = run("convert", "dp.pth", "disk", "-t", "shards", "--overwrite")
+    assert ran.code == 2
+    assert "disk: a disk is mounted there" in ran.err
+    assert "Hint: name a folder in it: disk/NAME" in ran.err
+    assert os.listdir("disk") == []

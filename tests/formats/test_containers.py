@@ -19,6 +19,7 @@ from contract import everything_in
 import ckptool
 from ckptool.errors import CheckpointError
 from ckptool.formats import FORMATS
+from ckptool.formats.torchscript import _QUOTED
 from ckptool.reports.inspect import describe
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -508,3 +509,30 @@ def test_no_part_of_a_program_is_taken_for_what_is_whole_of_it(samples, tmp_path
     for path in (samples / f"{name}.pt", damaged):
         with pytest.raises(ckptool.CannotCarry, match="cannot be repaired"):
             ckptool.salvage(path)
+
+
+@pytest.mark.parametrize("dtype", [True, 7.0, "7"])
+def test_the_type_of_an_exported_tensor_is_a_number(samples, tmp_path, dtype):
+    def change(config):
+        for entry in config.values():
+            entry["tensor_meta"]["dtype"] = dtype
+        return config
+
+    with pytest.raises(ckptool.Malformed, match="is no tensor"):
+        ckptool.open(changed_config(samples, tmp_path, change))
+
+
+def test_integers_that_say_to_need_gradients_load_without(samples, tmp_path, torch):
+    def change(config):
+        for entry in config.values():
+            entry["tensor_meta"] |= {"dtype": 1, "requires_grad": True}
+        return config
+
+    found = ckptool.load(changed_config(samples, tmp_path, change))["state_dict"]
+    assert {tensor.dtype for tensor in found.values()} == {torch.uint8}
+    assert not any(tensor.requires_grad for tensor in found.values())
+
+
+def test_names_that_nobody_closes_are_looked_for_once():
+    found = _QUOTED.findall('"weight", ' + '\\"' * 400_000)  # some hours, if every quote began another search
+    assert found[0] == "weight"

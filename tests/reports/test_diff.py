@@ -219,3 +219,10 @@ def test_numbers_agree_with_torch(torch, tmp_path):
     cosine = torch.nn.functional.cosine_similarity(x.flatten(), y.flatten(), 0)
     assert found.values.cosine == pytest.approx(float(cosine))
     assert found.values.distance == pytest.approx(float((x - y).norm() / y.norm()))
+
+
+def test_a_tensor_that_few_bytes_make_endless_is_refused(tmp_path):
+    endless = LazyTensor(Storage(Buffer(b"\0" * 4), "cpu", FLOAT), FLOAT, (1 << 40, 1 << 20), (0, 0))
+    path = saved(tmp_path / "a.pth", {"w": endless})
+    with pytest.raises(ckptool.CannotCarry, match="expands 4 stored bytes"):
+        ckptool.diff(path, path)
