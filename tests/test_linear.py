@@ -19,7 +19,7 @@ from ckptool.signature import Entry, Signature
 from ckptool.tree import Dict, Global, List, Object
 
 SMALL, TIMES = 40, 8
-#: At most twice more than in proportion: for sorting, and for pickles of which more than the first bytes are read again.
+#: Twice more than in proportion: files are sorted, and of long pickles the first bytes are read again.
 MOST = 2 * TIMES
 #: Lines that a report may have.
 SCREEN = 60
