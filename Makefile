@@ -51,7 +51,7 @@ test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must
 	$(BIN)/python $(PIP) --group page
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
 		echo "installing chromium"; apt-get install -y --no-install-recommends chromium; }
-	CKPTOOL_REQUIRE_BROWSER=1 $(BIN)/pytest -q tests/test_page.py
+	CKPTOOL_REQUIRE_BROWSER=1 $(BIN)/pytest -q tests/drawing/test_page.py
 
 # How much is asked: mutants of each family of formats, and seconds of each target that coverage guides.
 FUZZ_MUTANTS ?= 2000

@@ -32,7 +32,7 @@ import torch
 import ckptool
 from ckptool.errors import counted, printable
 from ckptool.porting.mapping import Entry
-from ckptool.porting.units import natural
+from ckptool.porting.matching.units import natural
 
 from .porting import folder_of_pairs, pairs_in
 from .zoo.__main__ import PAIRS, built

@@ -91,7 +91,7 @@ def port(
     folder: Path, meta: dict[str, Any], prove: bool, *, own_inputs: bool = False
 ) -> tuple[Any, list[str], list[str], str]:
     """What `ckptool transfer --accept-guesses --partial` gives: tensors, flagged keys, keys left, and a remark."""
-    from ckptool.inputs import InputSpec
+    from ckptool.model_code.inputs import InputSpec
     from ckptool.porting.sources import apply
 
     arguments: dict[str, Any] = {}

@@ -21,20 +21,21 @@ __version__ = "0.1.0"
 #: Public name -> the module that holds it.
 _HOMES = {
     **dict.fromkeys(("open", "save", "plan", "detect", "salvage", "Plan", "Salvage", "FORMATS"), "formats"),
-    **dict.fromkeys(("load", "from_torch", "Inert"), "model"),
+    "load": "formats.loading",
+    **dict.fromkeys(("from_torch", "Inert"), "torch_bridge"),
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
-    **dict.fromkeys(("Scan", "scan"), "reports.scan"),
-    **dict.fromkeys(("Diff", "diff"), "reports.diff"),
-    **dict.fromkeys(("Diagnosis", "doctor", "explain"), "reports.doctor"),
-    **dict.fromkeys(("Fit", "fits"), "reports.fits"),
+    **dict.fromkeys(("Scan", "scan"), "reports.scanning.scan"),
+    **dict.fromkeys(("Diff", "diff"), "reports.comparing.diff"),
+    **dict.fromkeys(("Diagnosis", "doctor", "explain"), "reports.diagnosis.doctor"),
+    **dict.fromkeys(("Fit", "fits"), "reports.diagnosis.fits"),
     **dict.fromkeys(("Verification", "verify"), "reports.verify"),
     **dict.fromkeys(
         """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
-        "passes",
+        "passes.by_key",
     ),
-    **dict.fromkeys(("cast", "untie", "compact", "average"), "values"),
-    "slim": "slimming",
+    **dict.fromkeys(("cast", "untie", "compact", "average"), "passes.values"),
+    "slim": "passes.slimming",
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
@@ -63,8 +64,8 @@ if TYPE_CHECKING:
         Unwritable,
     )
     from .formats import FORMATS, Plan, Salvage, detect, open, plan, salvage, save
-    from .model import Inert, from_torch, load
-    from .passes import (
+    from .formats.loading import load
+    from .passes.by_key import (
         add_prefix,
         clean,
         dequantize,
@@ -77,15 +78,16 @@ if TYPE_CHECKING:
         to_dense,
         unwrap,
     )
+    from .passes.slimming import slim
+    from .passes.values import average, cast, compact, untie
     from .porting import Mapping, load_into, read_mapping, transfer
-    from .reports.diff import Diff, diff
-    from .reports.doctor import Diagnosis, doctor, explain
-    from .reports.fits import Fit, fits
-    from .reports.scan import Scan, scan
+    from .reports.comparing.diff import Diff, diff
+    from .reports.diagnosis.doctor import Diagnosis, doctor, explain
+    from .reports.diagnosis.fits import Fit, fits
+    from .reports.scanning.scan import Scan, scan
     from .reports.verify import Verification, verify
-    from .slimming import slim
     from .tensor import LazyTensor, Storage
-    from .values import average, cast, compact, untie
+    from .torch_bridge import Inert, from_torch
 
 
 __getattr__ = lazily(__name__, _HOMES, globals())

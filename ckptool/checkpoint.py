@@ -13,13 +13,32 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from .disk.files import same_bytes, shell_path, shell_quote
 from .dtypes import DType
-from .errors import KeyCollision, counted, printable
+from .errors import Ambiguous, KeyCollision, NotFound, counted, printable
+from .inert.other_tensors import OtherTensor, other_tensor, others_in
+from .inert.pickled_models import PickledModule, find_modules, is_module, state_dict_of
 from .keys import find_wrappers
-from .kinds import OtherTensor, other_tensor, others_in
-from .modules import PickledModule, state_dict_of
 from .tensor import LazyTensor, Storage, distinct, little_endian, totals, width_of_numbers
-from .tree import ABSENT, Dict, List, Mapped, Object, Paths, address, attributes_of, rebuild, walk, with_entries
+from .tree import (
+    ABSENT,
+    Dict,
+    List,
+    Mapped,
+    Object,
+    Paths,
+    address,
+    attributes_of,
+    component_text,
+    descend,
+    is_mapping,
+    rebuild,
+    trail_to,
+    walk,
+    with_entries,
+)
+from .weights import around as entries_around
+from .weights import find_state_dicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +102,14 @@ class Checkpoint:
         return list(self._known["storages"])
 
     def state_dicts(self) -> list[StateDict]:
-        """The state dicts in it: the dicts of tensors that hold a model's weights (see `ckptool.weights`)."""
-        from .weights import find_state_dicts
+        """The state dicts in it: the dicts of tensors that hold a model's weights (see `ckptool.weights`).
 
+        Without any, those that can be recovered from whole pickled models.
+        """
         if "state dicts" not in self._known:  # many ask for them, and the whole tree is searched
-            self._known["state dicts"] = find_state_dicts(self)
+            found = [StateDict(node, path) for path, node in find_state_dicts(self.root)]
+            models = [] if found else find_modules(self.root)
+            self._known["state dicts"] = found or [recovered(module, self.where) for module in models]
         return list(self._known["state dicts"])
 
     def state_dict(self, at: str | None = None) -> StateDict:
@@ -97,9 +119,7 @@ class Checkpoint:
             NotFound: there is none.
             Ambiguous: there are several and AT does not say which.
         """
-        from .weights import the_state_dict
-
-        return the_state_dict(self, at)
+        return _the_state_dict(self, at)
 
     def noting(self, *lines: str) -> Checkpoint:
         """The same checkpoint with further lines in its history."""
@@ -119,7 +139,8 @@ class StateDict(Mapping[str, Any]):
         path: the path of that place, "" at the root; of a recovered one that of the model.
         model: the pickled model that it was recovered from, or None.
         places: of a recovered one, the path of each of its tensors.
-        lost, aside, strangers: of a recovered one, what is not in it or may not be (see `ckptool.modules.Recovered`).
+        lost, aside, strangers: of a recovered one, what is not in it or may not be (see
+            `ckptool.inert.pickled_models.Recovered`).
     """
 
     def __init__(self, node: Mapped, path: str, model: Object | None = None) -> None:
@@ -190,13 +211,64 @@ class StateDict(Mapping[str, Any]):
 
 
 def recovered(module: PickledModule, where: object = "") -> StateDict:
-    """The state dict that a whole pickled model would give (see `ckptool.modules`)."""
+    """The state dict that a whole pickled model would give (see `ckptool.inert.pickled_models`)."""
     found = state_dict_of(module, where)
     made = StateDict(found.node, address(module.trail), module.node)
     paths = Paths()
     made.places = {key: paths.of(trail) for key, trail in found.places.items()}
     made.lost, made.aside, made.strangers = found.lost, found.aside, found.strangers
     return made
+
+
+def _the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
+    at = ckpt.at if at is None else at
+    if at is not None:
+        node = descend(ckpt.root, at)
+        if is_module(node):
+            return recovered(PickledModule(node, trail_to(at)), ckpt.where)
+        if is_mapping(node):
+            return StateDict(node, at)
+        what = "nothing is" if node is ABSENT else "there is no dict"
+        raise NotFound(f"{what} at {printable(repr(at))}", where=ckpt.where, evidence=_overview(ckpt), hint=_look(ckpt))
+    found = ckpt.state_dicts()
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise NotFound("holds no state dict", where=ckpt.where, evidence=_overview(ckpt), hint=_look(ckpt))
+    width = max(len(printable(one.path, 60)) for one in found[:8])
+    raise Ambiguous(
+        f"holds {len(found)} state dicts; say which one:",
+        where=ckpt.where,
+        evidence=[
+            f"{printable(one.path, 60):{width}}   {counted(len(one), 'key')}   {counted(one.parameters, 'parameter')}"
+            for one in found[:8]
+        ]
+        + (["…"] if len(found) > 8 else []),
+        hint=f"--at {shell_quote(found[0].path, 200)}",
+    )
+
+
+def _overview(ckpt: Checkpoint) -> list[str]:
+    """What stands at the root, in a line or two."""
+    root = ckpt.root
+    if isinstance(root, Dict):
+        keys = [printable(component_text(key), 40) for key, _ in root.entries[:8] if isinstance(key, str | int)]
+        return [f"at the root: {', '.join(keys)}{', …' if len(root.entries) > 8 else ''}"] if keys else []
+    if isinstance(root, Object):
+        return [f"the root is an object of class {printable(root.class_name, 80)}"]
+    return [f"the root is a {type(root).__name__.lower()}"]
+
+
+def _look(ckpt: Checkpoint) -> str | None:
+    return f"ckptool inspect {shell_path(ckpt.where)}" if ckpt.path else None
+
+
+def around(ckpt: Checkpoint, weights: StateDict) -> list[str]:
+    """What stands around a state dict, an entry a line, with the number of tensors in it."""
+    lines: list[str] = []
+    if weights.model is not None:
+        lines = [f"the model around them: an object of class {printable(weights.model.class_name, 80)}", *weights.lost]
+    return lines + entries_around(ckpt.root, weights.model or weights.node)
 
 
 def ties_of(tensors: Mapping[str, LazyTensor]) -> list[list[str]]:
@@ -446,3 +518,24 @@ def to_plain(node: Any, made: dict[int, Any] | None = None) -> Any:
     if type(node) is tuple:
         return made.setdefault(id(node), tuple(to_plain(item, made) for item in node))
     return node
+
+
+def settle_ties(ckpt: Checkpoint) -> Checkpoint:
+    """Compare the tensors that a note calls tied: equal ones become one storage, different ones stay apart."""
+    ties: dict[int, Storage] = {}
+    broken: list[str] = []
+
+    def settled(storage: Storage) -> Storage:
+        if storage.tie is None:
+            return storage
+        first = ties.setdefault(id(storage.tie), storage)
+        if first is not storage and not same_bytes(first.source, storage.source):
+            broken.append(f"note: {printable(storage.key)} is no longer tied to {printable(first.key)}: they differ")
+            return replace(storage, tie=None)
+        return alone.setdefault(id(storage.tie), replace(first, tie=None))
+
+    alone: dict[int, Storage] = {}
+    if all(storage.tie is None for storage in ckpt.storages()):
+        return ckpt
+    done = map_storages(ckpt, settled)
+    return done.noting(*broken)

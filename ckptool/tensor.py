@@ -48,7 +48,7 @@ class Storage:
         crc: CRC-32 as recorded there, or None if it was not recorded.
         big_endian: the bytes are in big-endian order.
         tie: storages with the same tie are said, by a note in a format that cannot share, to be one. Held against
-            their bytes by `formats.settle_ties` before anything is written or loaded.
+            their bytes by `checkpoint.settle_ties` before anything is written or loaded.
     """
 
     source: Source

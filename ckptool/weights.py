@@ -4,34 +4,24 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .disk.files import shell_path, shell_quote
-from .errors import Ambiguous, NotFound, counted, printable
-from .kinds import stands_for_a_tensor
-from .modules import PickledModule, find_modules, is_module
-from .quantized import is_packed
+from .errors import counted, printable
+from .inert.other_tensors import stands_for_a_tensor
+from .inert.quantized import is_packed
 from .tensor import LazyTensor
 from .tree import (
-    ABSENT,
     NODES,
-    Dict,
     Global,
     List,
     Mapped,
-    Object,
     Paths,
     Trail,
     children,
     component_text,
-    descend,
     is_mapping,
-    trail_to,
     walk,
 )
-
-if TYPE_CHECKING:
-    from .checkpoint import Checkpoint, StateDict
 
 #: Characters of the path of an entry that are kept where only its beginning is shown.
 _SHOWN = 200
@@ -95,30 +85,27 @@ def is_state_dict(node: Any) -> bool:
     return tensors > scalars
 
 
-def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
-    """The state dicts in a checkpoint, in the order of the file.
+def find_state_dicts(root: Any) -> list[tuple[str, Mapped]]:
+    """The state dicts in the tree of a checkpoint, each with its path, in the order of the file.
 
     The root, if it is one. Else those in dicts and lists below it, leaving out training state (optimizers, schedulers,
     random number generators). If some stand under a usual envelope key, only those, and what stands beside the name of
     a part: `target_encoder` beside `encoder`, and `token_embedder` beside an `encoder` that has a dict for each module.
-    Without any, those that can be recovered from whole pickled models.
     """
-    from .checkpoint import StateDict, recovered
-
-    if is_state_dict(ckpt.root):
-        return [StateDict(ckpt.root, "")]
-    found: list[tuple[bool, StateDict]] = []
+    if is_state_dict(root):
+        return [("", root)]
+    found: list[tuple[bool, tuple[str, Mapped]]] = []
     seen: set[int] = set()
     paths = Paths()
     known: dict[int, bool] = {}
-    pending: list[tuple[Trail, Any, bool]] = [(None, ckpt.root, False)]
+    pending: list[tuple[Trail, Any, bool]] = [(None, root, False)]
     while pending:
         trail, node, usual = pending.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
         if is_state_dict(node):
-            found.append((usual, StateDict(node, paths.of(trail))))
+            found.append((usual, (paths.of(trail), node)))
             continue
         below: list[tuple[Any, Any]] = []
         if is_mapping(node) and not _is_optimizer(node):
@@ -141,9 +128,7 @@ def find_state_dicts(ckpt: Checkpoint) -> list[StateDict]:
             if isinstance(key, str | int) and not is_training_state(key) and _holds_others(value)
         ]
         pending.extend(reversed(inner))
-    usual_ones = [state_dict for usual, state_dict in found if usual]
-    plain = usual_ones or [state_dict for _, state_dict in found]
-    return plain or [recovered(module, ckpt.where) for module in find_modules(ckpt.root)]
+    return [one for usual, one in found if usual] or [one for _, one in found]
 
 
 def _names_layers(node: Any) -> bool:
@@ -185,50 +170,15 @@ def _is_optimizer(node: Mapped) -> bool:
     return {"param_groups", "state"} <= {key for key, _ in node.entries if isinstance(key, str)}
 
 
-def the_state_dict(ckpt: Checkpoint, at: str | None = None) -> StateDict:
-    """The one state dict of a checkpoint, or the one at the path AT."""
-    from .checkpoint import StateDict, recovered
-
-    at = ckpt.at if at is None else at
-    if at is not None:
-        node = descend(ckpt.root, at)
-        if is_module(node):
-            return recovered(PickledModule(node, trail_to(at)), ckpt.where)
-        if is_mapping(node):
-            return StateDict(node, at)
-        what = "nothing is" if node is ABSENT else "there is no dict"
-        raise NotFound(f"{what} at {printable(repr(at))}", where=ckpt.where, evidence=_overview(ckpt), hint=_look(ckpt))
-    found = ckpt.state_dicts()
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise NotFound("holds no state dict", where=ckpt.where, evidence=_overview(ckpt), hint=_look(ckpt))
-    width = max(len(printable(one.path, 60)) for one in found[:8])
-    raise Ambiguous(
-        f"holds {len(found)} state dicts; say which one:",
-        where=ckpt.where,
-        evidence=[
-            f"{printable(one.path, 60):{width}}   {counted(len(one), 'key')}   {counted(one.parameters, 'parameter')}"
-            for one in found[:8]
-        ]
-        + (["…"] if len(found) > 8 else []),
-        hint=f"--at {shell_quote(found[0].path, 200)}",
-    )
-
-
-def around(ckpt: Checkpoint, weights: StateDict) -> list[str]:
-    """What stands around a state dict, an entry a line, with the number of tensors in it."""
-    held = weights.model or weights.node
+def around(root: Any, held: Any) -> list[str]:
+    """What stands around HELD in the tree below ROOT, an entry a line, with the number of tensors in it."""
     lines: list[str] = []
-    if weights.model is not None:
-        lines.append(f"the model around them: an object of class {printable(weights.model.class_name, 80)}")
-        lines += weights.lost
-    if held is ckpt.root:
+    if held is root:
         return lines
-    holders = _holders(ckpt.root, held)
+    holders = _holders(root, held)
     opened: set[int] = set()
     counts: dict[int, int] = {}
-    pending: list[tuple[str, Any]] = [("", ckpt.root)]
+    pending: list[tuple[str, Any]] = [("", root)]
     while pending:
         path, node = pending.pop()
         if node is held or isinstance(node, Global):  # the class of an object around them
@@ -262,18 +212,3 @@ def _holders(root: Any, held: Any) -> set[int]:
         found.update(new)
         pending += new
     return found
-
-
-def _overview(ckpt: Checkpoint) -> list[str]:
-    """What stands at the root, in a line or two."""
-    root = ckpt.root
-    if isinstance(root, Dict):
-        keys = [printable(component_text(key), 40) for key, _ in root.entries[:8] if isinstance(key, str | int)]
-        return [f"at the root: {', '.join(keys)}{', …' if len(root.entries) > 8 else ''}"] if keys else []
-    if isinstance(root, Object):
-        return [f"the root is an object of class {printable(root.class_name, 80)}"]
-    return [f"the root is a {type(root).__name__.lower()}"]
-
-
-def _look(ckpt: Checkpoint) -> str | None:
-    return f"ckptool inspect {shell_path(ckpt.where)}" if ckpt.path else None

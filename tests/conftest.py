@@ -47,11 +47,12 @@ def in_new_python():
     """Run a program in a fresh interpreter and return what it prints; it fails the test if it fails."""
     import subprocess
 
+    from programs import unwatched
+
     def run(program, *args, **environment):
         command = [sys.executable, "-c", program, *map(str, args)]
-        unwatched = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=False, env={**unwatched, **environment}
+            command, capture_output=True, text=True, timeout=120, check=False, env={**unwatched(), **environment}
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()

@@ -24,7 +24,7 @@ from pathlib import Path
 import ckptool
 from ckptool.cli import main
 from ckptool.disk.work import SUFFIX
-from ckptool.reports.leftovers import remove_leftovers
+from ckptool.reports.diagnosis.leftovers import remove_leftovers
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Some mutants of every format, always the same ones. `make fuzz` asks of as many as there is time for."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from programs import unwatched
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is watched is told by /proc")
 
@@ -23,10 +23,9 @@ def run(*words):
 
 def run_program(*words):
     """Python, in a process of its own: what it watches there cannot be left unwatched again."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(
-        command, cwd=FUZZ.parents[1], env=environment, capture_output=True, text=True, timeout=600, check=False
+        command, cwd=FUZZ.parents[1], env=unwatched(), capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

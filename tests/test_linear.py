@@ -8,14 +8,14 @@ from strategies import state_dict_of, tensor_of
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
+from ckptool.model_code.signature import Entry, Signature
 from ckptool.porting.sources import match_signature
-from ckptool.reports.diff_text import diff_text
-from ckptool.reports.doctor_text import doctor_text
+from ckptool.reports.comparing.diff_text import diff_text
+from ckptool.reports.diagnosis.doctor_text import doctor_text
 from ckptool.reports.inspect import describe
 from ckptool.reports.inspect_text import inspect_text
-from ckptool.reports.render import scan_text
+from ckptool.reports.scanning.scan_text import scan_text
 from ckptool.reports.verify_text import verify_text
-from ckptool.signature import Entry, Signature
 from ckptool.tree import Dict, Global, List, Object
 
 SMALL, TIMES = 40, 8

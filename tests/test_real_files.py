@@ -12,7 +12,7 @@ from same import graph
 
 import ckptool
 from ckptool.errors import UnknownFormat
-from ckptool.objects import beyond_plain_data
+from ckptool.inert.allowed import beyond_plain_data
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "real"
 FILES = sorted(path for path in FOLDER.glob("*") if path.is_file() and path.suffix not in (".md", ".json", ".toml"))

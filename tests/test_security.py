@@ -8,7 +8,7 @@ import tarfile
 import zipfile
 
 import pytest
-from formats.assemble import Call, Name, Ordered, Stored, body, pickled
+from assemble import Call, Name, Ordered, Stored, body, pickled
 
 MAGIC = 0x1950A86A20F9469CFC6C
 DATA = struct.pack("<4f", *range(4))

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 import ckptool
 from ckptool import Checkpoint, LazyTensor, Storage
-from ckptool.checkpoint import StateDict, from_plain
+from ckptool.checkpoint import StateDict, around, from_plain
 from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import Ambiguous, NotFound
 from ckptool.tree import Dict, Global, List, Object, descend
-from ckptool.weights import ENVELOPES, PARTS, around, find_state_dicts, is_state_dict, is_training_state
+from ckptool.weights import ENVELOPES, PARTS, is_state_dict, is_training_state
 
 
 def tensor():
@@ -35,7 +35,7 @@ def optimizer():
 
 
 def paths(value):
-    return [found.path for found in find_state_dicts(Checkpoint(from_plain(value)))]
+    return [found.path for found in Checkpoint(from_plain(value)).state_dicts()]
 
 
 def namespace():
@@ -336,7 +336,7 @@ def numbered():
 def test_a_path_reaches_keys_of_every_kind(at, expected):
     ckpt = Checkpoint(numbered())
     assert list(ckpt.state_dict(at)) == [expected]
-    assert at in [found.path for found in find_state_dicts(ckpt)]
+    assert at in [found.path for found in ckpt.state_dicts()]
 
 
 @given(st.lists(st.text(max_size=6) | st.integers(-5, 5), min_size=1, max_size=4))
@@ -345,7 +345,7 @@ def test_the_path_that_a_state_dict_has_finds_it_again(components):
     for component in reversed(components):
         node = Dict([("decoy", 1), (component, node)])
     ckpt = Checkpoint(node)
-    found = find_state_dicts(ckpt)
+    found = ckpt.state_dicts()
     for one in found:
         assert descend(ckpt.root, one.path) is one.node is state_dict
         assert ckpt.state_dict(one.path).path == one.path
@@ -409,7 +409,7 @@ def test_the_path_in_a_hint_is_one_word_of_a_shell():
 def test_a_tree_that_contains_itself_is_searched_once():
     root = from_plain({"model": {"inner": {"w": T}}})
     root.entries.append(("again", root))
-    assert [found.path for found in find_state_dicts(Checkpoint(root))] == ["model/inner"]
+    assert [found.path for found in Checkpoint(root).state_dicts()] == ["model/inner"]
 
 
 # ------------------------------------------------------------------------------------- files that torch has made
@@ -444,7 +444,7 @@ def test_what_stands_around_deep_weights_is_listed_in_a_time_that_grows_with_the
         node = Dict([("epoch", number), ("deeper", node)])
     ckpt = Checkpoint(node)
     began = time.process_time()
-    lines = around(ckpt, find_state_dicts(ckpt)[0])
+    lines = around(ckpt, ckpt.state_dicts()[0])
     assert time.process_time() - began < 1
     assert len(lines) == 3000
     assert lines[1] == "deeper/epoch"

@@ -14,7 +14,7 @@ from torch import nn
 
 import ckptool
 from ckptool.errors import CheckpointError
-from ckptool.inputs import made, parse_inputs
+from ckptool.model_code.inputs import made, parse_inputs
 
 from . import PAIRS, Pair, layouts, more, networks, parts, stacks, text, vision  # noqa: F401 - they fill PAIRS
 

@@ -107,7 +107,7 @@ class _Interrupted(BaseException):
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and leave with its exit code."""
     gc.disable()  # what commands build is needed to the end: a fifth of the time of a file with many tensors
-    _forget_targets()
+    _begin_to_count()
     try:
         status = _run(argv)
         _say_traffic(sys.argv[1:] if argv is None else argv)
@@ -189,7 +189,6 @@ def _say_traffic(argv: list[str]) -> None:
         if found.size:
             requests = counted(found.requests, "request")
             click.echo(f"read {found.received:,} of {found.size:,} bytes in {requests}: {printable(url)}", err=True)
-    urls.TRAFFIC.clear()
 
 
 def _done_before(error: BaseException) -> str:
@@ -203,11 +202,12 @@ def _done_before(error: BaseException) -> str:
     return f"{done}; {left}" if left else done
 
 
-def _forget_targets() -> None:
-    """Begin to count what the command has written."""
-    targets = sys.modules.get("ckptool.disk.targets")
-    if targets is not None:
+def _begin_to_count() -> None:
+    """Begin to count what the command writes, and what it reads from URLs."""
+    if (targets := sys.modules.get("ckptool.disk.targets")) is not None:
         targets.written.clear()
+    if (urls := sys.modules.get("ckptool.disk.urls")) is not None:
+        urls.TRAFFIC.clear()
 
 
 def _say(text: str, status: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from ..disk.urls import size_of
-from ..reports import diff as report
-from ..reports.diff_text import diff_page, diff_text
+from ..reports.comparing import diff as report
+from ..reports.comparing.diff_text import diff_page, diff_text
 from .options import FileName, SideOutput
 from .output import check_side_outputs, print_json, progress_bar, terminal_width, write_page
 

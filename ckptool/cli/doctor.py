@@ -8,9 +8,9 @@ from dataclasses import asdict
 import click
 
 from ..disk.urls import size_of
-from ..reports import doctor as report
-from ..reports import leftovers
-from ..reports.doctor_text import doctor_text, explanation_text
+from ..reports.diagnosis import doctor as report
+from ..reports.diagnosis import leftovers
+from ..reports.diagnosis.doctor_text import doctor_text, explanation_text
 from .options import FileName
 from .output import print_json, progress_bar, terminal_width
 

@@ -88,7 +88,7 @@ def inspect(
         left_alone = [not_followed(search.left_alone)] if search.left_alone else []
         raise NotFound("holds no checkpoint", where=files[0], evidence=left_alone)
     if html and seen:
-        from ..reports.page import inspect_page
+        from ..reports.inspect_page import inspect_page
 
         page = inspect_page(seen, [_plain(found) for found in numbers] if stats else None)
         write_page(page, html, overwrite=overwrite)

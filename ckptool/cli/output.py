@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..drawing.sizes import size_text
 from ..errors import RuleError, printable
-from ..reports.render import size_text
 
 if TYPE_CHECKING:
     from ..formats import Plan

@@ -1,8 +1,8 @@
 """The commands that rewrite a checkpoint. `convert` is the engine; the others are its everyday short forms.
 
-Passes run in one order, whatever the order typed: that of `ckptool.recipes`. Those of a recipe run before, as listed.
-So patterns of `--rename` see keys without wrappers and prefixes, and those of `--select` and `--drop` see the keys that
-will be written.
+Passes run in one order, whatever the order typed: that of `ckptool.passes.recipes`. Those of a recipe run before, as
+listed. So patterns of `--rename` see keys without wrappers and prefixes, and those of `--select` and `--drop` see the
+keys that will be written.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import Any
 
 import click
 
-from .. import formats, passes, recipes, values
+from .. import formats
 from ..checkpoint import Checkpoint
 from ..disk.documents import read_text
 from ..disk.files import shell_path, shell_quote
 from ..disk.targets import write_side_output
 from ..errors import RuleError, printable
 from ..keys import Rename, parse_rules
-from ..recipes import Step
+from ..passes import by_key as passes
+from ..passes import recipes, values
+from ..passes.recipes import Step
 from .options import FileName, output_options, writing_options
 from .output import check_side_outputs, print_receipt, progress_bar
 

@@ -6,8 +6,8 @@ import click
 
 from ..disk.inside import not_followed
 from ..errors import CheckpointError, counted
-from ..reports import scan as report
-from ..reports.render import scan_text
+from ..reports.scanning import scan as report
+from ..reports.scanning.scan_text import scan_text
 from .options import FileName
 from .output import collect, print_json, terminal_width
 from .searching import Search

@@ -16,26 +16,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .. import formats, passes, user_code, values
+from .. import formats
 from ..checkpoint import Checkpoint
 from ..disk.documents import read_json
 from ..disk.files import is_file, shell_quote
 from ..disk.folders import check_folder
 from ..disk.targets import check_target, is_same_file
 from ..disk.urls import as_path
+from ..drawing.sizes import size_text
 from ..errors import Doubtful, Malformed, NotFound, RuleError, printable
+from ..model_code import user_code
+from ..model_code.signature import Signature
+from ..passes import by_key as passes
+from ..passes import values
 from ..porting import mapping_file
 from ..porting.mapping import Mapping
+from ..porting.mapping_text import mapping_page, mapping_text
 from ..porting.refusal import require_accepted
-from ..porting.report import mapping_page, mapping_text
 from ..porting.sources import apply, by_position, match_signature, open_source, require_fit
-from ..reports.render import size_text
-from ..signature import Signature
 from .options import FileName, FormatName, SideOutput
 from .output import check_side_outputs, damage, print_json, progress_bar, status_line, write_page
 
 if TYPE_CHECKING:
-    from ..architecture import ModelSource
+    from ..model_code.building import ModelSource
 
 _ALL = "*"
 
@@ -231,7 +234,7 @@ def _check_order(source: str, model: str) -> None:
 
 
 def _initial_values(found: ModelSource, keys: Sequence[str]) -> Any:
-    from ..architecture import initial_values
+    from ..model_code.building import initial_values
 
     return initial_values(found, keys)
 
@@ -247,9 +250,9 @@ def _matched(
     ckpt: Checkpoint, model: str, options: dict[str, Any], read: Mapping | None
 ) -> tuple[Mapping, ModelSource, str]:
     """The mapping, the model's code, and the name of the model. READ is the mapping of a file, if there is one."""
-    from ..architecture import build, find_model, unwrapped
-    from ..inputs import parse_inputs
-    from ..trace import signature_of
+    from ..model_code.building import build, find_model, unwrapped
+    from ..model_code.inputs import parse_inputs
+    from ..model_code.trace import signature_of
 
     inputs = parse_inputs(options["inputs"])
     source_inputs = parse_inputs(options["source_inputs"], "--source-input")

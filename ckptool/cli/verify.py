@@ -75,7 +75,7 @@ def verify(
             continue
         fit = None
         if model:
-            from ..reports.fits import fits
+            from ..reports.diagnosis.fits import fits
 
             fit = fits(path, model)
         good = found.verdict(strict=strict, fits=fit is None or fit.fits) == "sound"

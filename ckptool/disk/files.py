@@ -455,6 +455,23 @@ def nested(source: object) -> Iterator[object]:
                 pending.extend(getattr(one, one_field.name) for one_field in reversed(fields(one)))
 
 
+class Tally(Protocol):
+    """What happened to values while they were computed."""
+
+    def clear(self) -> None:
+        """Begin anew."""
+
+    def lines(self) -> list[str]:
+        """What a person should know."""
+
+
+def tallies_in(pieces: Iterable[Piece]) -> list[Tally]:
+    """The tallies of what PIECES are computed from, once each."""
+    computed = (piece for piece in pieces if is_computed(piece) or isinstance(piece, Joined))
+    found = (getattr(inner, "tally", None) for piece in computed for inner in nested(piece))
+    return list({id(tally): tally for tally in found if tally is not None}.values())
+
+
 def crc32(source: Source, value: int = 0) -> int:
     """The CRC-32 of all bytes of SOURCE, read in bounded pieces; that of bytes with the CRC-32 VALUE and these."""
     if isinstance(source, FileRange):  # through one buffer, in steps that leave the copying thread in peace

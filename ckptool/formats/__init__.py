@@ -12,7 +12,7 @@ from ..lazy import lazily
 #: Name -> the module that holds it.
 _HOMES = {
     **dict.fromkeys(("detect", "open", "salvage"), "opening"),
-    **dict.fromkeys(("Plan", "plan", "save", "check", "write", "settle_ties"), "saving"),
+    **dict.fromkeys(("Plan", "plan", "save", "check", "write"), "saving"),
     **dict.fromkeys(
         ("FOLDERS", "FORMATS", "find_format", "named_format", "refuse_folder", "split_of", "target_format"), "_choice"
     ),
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from .saving import check as check
     from .saving import plan as plan
     from .saving import save as save
-    from .saving import settle_ties as settle_ties
     from .saving import write as write
 
 

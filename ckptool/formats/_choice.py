@@ -21,8 +21,8 @@ from . import (
     torch_zip,
     torchscript,
 )
-from ._foreign import describe
 from .base import AnyFormat, FolderFormat, Format, Split
+from .foreign import describe
 
 #: In the order in which they are tried.
 FORMATS: tuple[Format, ...] = (

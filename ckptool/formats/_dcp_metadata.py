@@ -20,12 +20,12 @@ from typing import Any, NoReturn
 from ..disk.files import File
 from ..dtypes import BY_NAME, DType
 from ..errors import Malformed, printable
-from ..kinds import numbers
-from ..objects import beyond_plain_data
+from ..inert.allowed import beyond_plain_data
+from ..inert.other_tensors import numbers
 from ..tree import Dict, Global, List, Object
-from ._pickle_read import Reader
-from ._pickle_write import write_pickle
 from ._records import LARGEST_PICKLE
+from .pickle.reader import Reader
+from .pickle.writer import write_pickle
 
 NAME = ".metadata"
 _RECORDS = "torch.distributed.checkpoint.metadata"

@@ -7,9 +7,9 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..disk.files import File, beside, nested, shell_path, shell_quote
 from ..errors import CannotCarry, printable
-from ..vintage import impossible, parse_target
-from ._zip import Inflated
 from .base import AnyFormat, Draft
+from .torch_versions import impossible, parse_target
+from .zip.archive import Inflated
 
 #: Kind of tensor -> the option that makes dense ones of it.
 _DECODED = {"sparse": "--to-dense", "quantized": "--dequantize"}

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..decode import check_all
 from ..disk.door import Directory, scratch_directory
 from ..disk.files import File, FileRange, crc32, nested, shell_path
 from ..errors import CannotCarry, CheckpointError, Malformed, NotFound, UnknownFormat, counted, printable
+from ..inert.decode import check_all
 from ..tensor import LazyTensor, Storage
 from ..tree import Aside, Dict, address, children, rebuild, walk
 from . import safetensors, torch_legacy
-from ._carve import by_directory, carve
-from ._foreign import describe
 from ._records import is_big_endian, read_pickle
 from ._torch import StorageId, TorchReader
-from ._zip import DEFLATED, Archive, Member, find_end, looks_like_zip, open_archive
+from .foreign import describe
+from .zip.archive import DEFLATED, Archive, Member, find_end, looks_like_zip, open_archive
+from .zip.carve import by_directory, carve
 
 #: Records of archives that hold a program with its weights, and what these are.
 _PROGRAMS = {

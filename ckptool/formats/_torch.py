@@ -1,6 +1,6 @@
 """What the pickles of torch.save mean: persistent ids are storages, and rebuild functions make tensors of them.
 
-What the arguments of rebuild functions mean is in `ckptool.kinds`.
+What the arguments of rebuild functions mean is in `ckptool.inert.other_tensors`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 from ..dtypes import BY_STORAGE, UINT8, DType
 from ..errors import Malformed, printable
-from ..kinds import COMPLETE_WHEN_CALLED, Contradiction, dense_tensor, other_tensor, stands_for_a_tensor
+from ..inert.other_tensors import COMPLETE_WHEN_CALLED, Contradiction, dense_tensor, other_tensor, stands_for_a_tensor
 from ..records import record
 from ..tensor import LazyTensor, Storage
 from ..tree import ABSENT, Dict, Global, Object
-from ._pickle_read import Reader
+from .pickle.reader import Reader
 
 _STORAGE_MODULES = ("torch", "torch.cuda", "torch.storage")
 

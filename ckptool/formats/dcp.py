@@ -24,14 +24,13 @@ from itertools import pairwise
 from typing import Any
 
 from ..checkpoint import Checkpoint, from_plain
-from ..decode import check_all
 from ..disk.documents import read_json
 from ..disk.files import File, Window
 from ..disk.inside import Folder
 from ..errors import CannotCarry, CheckpointError, Malformed, counted, printable
-from ..kinds import as_dense
+from ..inert.decode import check_all
+from ..inert.other_tensors import as_dense
 from ..tensor import LazyTensor, Storage, contiguous_stride
-from ..tiles import Chunk, assemble
 from ..tree import ABSENT, Dict, List
 from . import _dcp_metadata as records
 from . import safetensors
@@ -40,8 +39,9 @@ from ._dcp_write import NOTE, draft_dcp
 from ._folder import origin_in
 from ._records import is_big_endian, read_pickle, storages_of
 from ._torch import TorchReader
-from ._zip import open_archive
 from .base import FolderFormat
+from .tiles import Chunk, assemble
+from .zip.archive import open_archive
 
 _SHARD = re.compile(r"shard-(\d{5})-(.+)\.safetensors", re.ASCII)
 _OFFSETS = "DCP_SHARDING_INFO"

@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from ..checkpoint import Checkpoint
-from ..decode import check_all
 from ..disk.files import Buffer, File, FileRange
 from ..errors import CannotCarry, Malformed, UnknownFormat
+from ..inert.decode import check_all
 from ..tensor import Storage
 from ..tree import ABSENT, Global
-from ._foreign import OLD_PICKLE
 from ._torch import StorageId, TorchReader
 from .base import Format
+from .foreign import OLD_PICKLE
 from .torch_legacy import read_stream
 
 _LARGEST = 1 << 30

@@ -21,12 +21,12 @@ from ..disk.documents import read_json
 from ..disk.files import File
 from ..dtypes import BY_NAME
 from ..errors import Malformed, printable
-from ..locations import is_device
+from ..inert.tags import is_device
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage
 from ..tree import Dict, List
 from ._records import is_big_endian
-from ._zip import Archive, holds_record, open_archive
 from .base import Format
+from .zip.archive import Archive, holds_record, open_archive
 
 _LARGEST_CONFIG = 1 << 28
 _STRIDED = 7

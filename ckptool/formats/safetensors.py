@@ -21,18 +21,17 @@ from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
-from ..checkpoint import Checkpoint, StateDict, from_plain, metadata_of, ties_of, to_plain
+from ..checkpoint import Checkpoint, StateDict, around, from_plain, metadata_of, ties_of, to_plain
 from ..disk.documents import read_json, through_json
 from ..disk.files import Buffer, File, FileRange, Piece
 from ..dtypes import BY_SAFETENSORS, DType
 from ..errors import CannotCarry, Malformed, counted, in_words, printable
-from ..kinds import as_dense, other_tensor
+from ..inert.other_tensors import as_dense, other_tensor
 from ..records import record
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride, is_permutation, permuted
 from ..tree import ABSENT, Dict, attributes_of
-from ..weights import around, the_state_dict
-from ._beginnings import LARGEST_HEADER, is_safetensors
 from .base import Draft, Format
+from .beginnings import LARGEST_HEADER, is_safetensors
 
 _NOTE = "ckptool"
 
@@ -275,7 +274,7 @@ def _pairs(value: Any) -> list[tuple[str, Any]]:
 
 def draft_safetensors(ckpt: Checkpoint) -> Draft:
     """Lay out the weights of a checkpoint as a safetensors file; what else is in it would be lost and is listed."""
-    weights = the_state_dict(ckpt)
+    weights = ckpt.state_dict()
     content = around(ckpt, weights) + _not_tensors(weights)
     dense = {key: (value if isinstance(value, LazyTensor) else as_dense(value)) for key, value in weights.items()}
     tensors = {key: t for key, t in dense.items() if t is not None and _obstacle(key, t) is None}

@@ -10,16 +10,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..casting import tallies_in
-from ..checkpoint import Checkpoint, map_storages
+from ..checkpoint import Checkpoint, settle_ties
 from ..disk.checksums import Damaged
-from ..disk.files import File, FileRange, Piece, StrPath, beside, is_computed, nested, same_bytes, shell_path
+from ..disk.files import File, FileRange, Piece, StrPath, beside, is_computed, nested, shell_path, tallies_in
 from ..disk.folders import check_folder, replacing_folder
 from ..disk.targets import check_target, leftover_notes, replacing
 from ..disk.writing import room_for, write_pieces
-from ..errors import CannotCarry, CheckpointError, Malformed, OutputExists, RuleError, printable
-from ..objects import beyond_plain_data
-from ..tensor import Storage
+from ..errors import CannotCarry, CheckpointError, Malformed, OutputExists, RuleError
+from ..inert.allowed import beyond_plain_data
 from . import torch_zip
 from ._checks import Checks
 from ._choice import split_of, target_format
@@ -106,7 +104,7 @@ def plan(
             cannot load it, or it would be out of all proportion to its source.
     """
     if not isinstance(ckpt, Checkpoint):
-        from ..model import from_torch
+        from ..torch_bridge import from_torch
 
         ckpt = from_torch(ckpt)
     split = split_of(max_shard_size, variant)
@@ -290,24 +288,3 @@ def _require_unchanged(inputs: Sequence[File], replaced: Sequence[File]) -> None
     for file in replaced:
         if not file.is_at_its_path():
             raise OutputExists("was replaced by somebody else meanwhile", where=file.path, hint="run the command again")
-
-
-def settle_ties(ckpt: Checkpoint) -> Checkpoint:
-    """Compare the tensors that a note calls tied: equal ones become one storage, different ones stay apart."""
-    ties: dict[int, Storage] = {}
-    broken: list[str] = []
-
-    def settled(storage: Storage) -> Storage:
-        if storage.tie is None:
-            return storage
-        first = ties.setdefault(id(storage.tie), storage)
-        if first is not storage and not same_bytes(first.source, storage.source):
-            broken.append(f"note: {printable(storage.key)} is no longer tied to {printable(first.key)}: they differ")
-            return replace(storage, tie=None)
-        return alone.setdefault(id(storage.tie), replace(first, tie=None))
-
-    alone: dict[int, Storage] = {}
-    if all(storage.tie is None for storage in ckpt.storages()):
-        return ckpt
-    done = map_storages(ckpt, settled)
-    return done.noting(*broken)

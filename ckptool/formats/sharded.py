@@ -26,14 +26,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, around
 from ..disk.documents import read_json
 from ..disk.files import Buffer, File, Piece, nested, shell_path
 from ..disk.inside import Folder
 from ..errors import Ambiguous, CheckpointError, Malformed, RuleError, UnknownFormat, counted, printable
 from ..tensor import LazyTensor
 from ..tree import ABSENT, Dict, Object
-from ..weights import around, the_state_dict
 from . import safetensors, torch_legacy, torch_zip
 from ._folder import FolderOrigin, carried_along, origin_in
 from .base import SHARD_SIZE, Draft, FolderFormat, Format, Split
@@ -323,7 +322,7 @@ def check_variant(word: str | None) -> str | None:
 def draft_sharded(ckpt: Checkpoint, split: Split, kind: str) -> Draft:
     """Lay out the weights of a checkpoint as shards with their index; what else is in it is listed as lost."""
     inner = safetensors.draft_safetensors if kind == "safetensors" else torch_zip.draft_zip
-    weights = the_state_dict(ckpt)
+    weights = ckpt.state_dict()
     content = around(ckpt, weights)
     entries = [(key, value) for key, value in weights.node.entries if isinstance(key, str)]
     odd = len(weights.node.entries) - len(entries)

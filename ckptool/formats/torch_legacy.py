@@ -20,16 +20,16 @@ from itertools import accumulate
 from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
-from ..decode import check_all
 from ..disk.files import Buffer, File, FileRange, Piece
 from ..errors import CannotCarry, Malformed, counted, in_words, printable
+from ..inert.decode import check_all
 from ..tensor import LazyTensor, Storage
 from ..tree import Dict, List
-from ._beginnings import LEGACY_MAGIC, is_legacy
-from ._pickle_read import NeedsMore
-from ._pickle_write import names_class, write_pickle
 from ._torch import StorageId, TorchReader
 from .base import Draft, Format
+from .beginnings import LEGACY_MAGIC, is_legacy
+from .pickle.reader import NeedsMore
+from .pickle.writer import names_class, write_pickle
 
 _PROTOCOL = 1001
 _FIRST_READ = 1 << 18

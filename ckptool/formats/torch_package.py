@@ -14,14 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..decode import check_all
 from ..disk.files import File, FileRange
 from ..errors import Malformed, printable
+from ..inert.decode import check_all
 from ..tree import Dict, Global, Object
 from ._records import is_big_endian, read_pickle, storages_of
 from ._torch import TorchReader
-from ._zip import Archive, holds_record, open_archive
 from .base import Format
+from .zip.archive import Archive, holds_record, open_archive
 
 SEALED = "is a torch.package archive: its pickles belong to the code that is packed with them"
 

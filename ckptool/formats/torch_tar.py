@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..decode import check_all
 from ..disk.files import File, FileRange
 from ..dtypes import BY_STORAGE
 from ..errors import Malformed, counted, printable
+from ..inert.decode import check_all
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage
 from ..tree import Global, List
-from ._pickle_read import NeedsMore, Reader
 from ._torch import TorchReader
 from .base import Format
+from .pickle.reader import NeedsMore, Reader
 
 _BLOCK = 512
 _NAMES = ("sys_info", "pickle", "tensors", "storages")

@@ -22,18 +22,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
-from ..decode import check_all
 from ..disk.documents import read_json
 from ..disk.files import Buffer, Crc32Of, File, FileRange, Piece
 from ..errors import Malformed, UnknownFormat, counted, printable
+from ..inert.decode import check_all
 from ..tensor import Storage
-from ._foreign import describe_zip
-from ._pickle_write import fit, names_class, write_pickle
 from ._records import is_big_endian, read_pickle, small, storages_of
 from ._torch import TorchReader
-from ._zip import FOLLOWS, STORED, Archive, holds_record, looks_like_zip, open_archive
-from ._zip_layout import CRC_IN_DESCRIPTOR, CRC_IN_ENTRY, Record, lay_out
 from .base import Draft, Format
+from .foreign import describe_zip
+from .pickle.writer import fit, names_class, write_pickle
+from .zip.archive import FOLLOWS, STORED, Archive, holds_record, looks_like_zip, open_archive
+from .zip.layout import CRC_IN_DESCRIPTOR, CRC_IN_ENTRY, Record, lay_out
 
 #: Among the warnings of an archive that torch refuses for want of this record.
 NO_VERSION = "its record 'version' is missing, without which torch does not load it"

@@ -18,17 +18,17 @@ import re
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..decode import check_all
 from ..disk.files import File
 from ..errors import Malformed, counted
-from ..kinds import stands_for_a_tensor
-from ..modules import find_modules
+from ..inert.decode import check_all
+from ..inert.other_tensors import stands_for_a_tensor
+from ..inert.pickled_models import find_modules
 from ..tensor import LazyTensor
 from ..tree import Dict, Global, List, Object, rebuild, walk
 from ._records import is_big_endian, read_pickle, storages_of
 from ._torch import TorchReader
-from ._zip import Archive, holds_record, open_archive
 from .base import Format
+from .zip.archive import Archive, holds_record, open_archive
 
 _LARGEST_SOURCE = 1 << 24
 _CLASS = re.compile(r"^class (\w+)\((?:Module|NamedTuple|Interface|Enum)?.*\):\n((?:  __\w+__ = \[.*\]\n)*)", re.M)

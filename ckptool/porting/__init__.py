@@ -4,9 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
-from typing import Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
-from .mapping import Entry, Mapping
+from . import mapping as data
+from .mapping import Entry
+
+if TYPE_CHECKING:
+    from ..checkpoint import Checkpoint
+    from ..disk.files import StrPath
+
+
+class Mapping(data.Mapping):
+    """A port from one set of keys to another. Made by `ckptool.transfer` or read from a file; values never change it.
+
+    Attributes: see `ckptool.porting.mapping.Mapping`.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, found: data.Mapping) -> Mapping:
+        """What matching or a file gave, with the ways to show, save and apply it."""
+        return cls(**{field.name: getattr(found, field.name) for field in fields(found)})
+
+    def __str__(self) -> str:
+        """The report that `ckptool transfer` prints."""
+        from .mapping_text import mapping_text
+
+        return mapping_text(self)
+
+    def save(self, path: StrPath, *, overwrite: bool = False) -> None:
+        """Write it as a mapping file (YAML), to be read, edited and used again (see `ckptool.read_mapping`)."""
+        from .mapping_file import save
+
+        save(self, path, overwrite=overwrite)
+
+    def apply(self, source: Any) -> Checkpoint:
+        """The model's state dict made of SOURCE, a path, a Checkpoint or a dict of tensors; `ckptool.save` writes it.
+
+        No tensor is read before it is written. Keys that are left are not in it.
+
+        Raises:
+            NotFound: the source does not have a key that is read.
+            RuleError: an operation does not fit the sizes of the source.
+        """
+        from .sources import apply
+
+        return apply(self, source)
 
 
 def transfer(
@@ -46,8 +91,8 @@ def transfer(
     Raises:
         CheckpointError: the source cannot be read, the model cannot be built, or nothing fits.
     """
-    from ..architecture import signature_for
-    from ..inputs import read_inputs
+    from ..model_code.building import signature_for
+    from ..model_code.inputs import read_inputs
     from .sources import match_signature, require_fit
 
     given = read_inputs(inputs)
@@ -75,7 +120,7 @@ def transfer(
             progress=progress,
         )
     require_fit(mapping, source, target)
-    return mapping
+    return Mapping.of(mapping)
 
 
 def load_into(
@@ -106,7 +151,7 @@ def load_into(
         Doubtful: there are guesses or gaps that were not accepted; the model is as it was.
         CheckpointError: as `ckptool.transfer`.
     """
-    from ..architecture import fill, require_model, unwrapped
+    from ..model_code.building import fill, require_model, unwrapped
     from .refusal import require_accepted
     from .sources import apply
 
@@ -122,12 +167,13 @@ def load_into(
 
 def _for_model(mapping: Mapping, source: Any, model: Any) -> Mapping:
     """A mapping that was read or made before, for this model and source, whose shapes it has to fit."""
-    from ..trace import signature_of
+    from ..model_code.trace import signature_of
     from .mapping_file import for_target
     from .sources import open_source
 
     weights = open_source(source).state_dict(mapping.at)
-    return for_target(mapping, signature_of(model, trace=False), {k: t.shape for k, t in weights.tensors.items()})
+    shapes = {key: tensor.shape for key, tensor in weights.tensors.items()}
+    return Mapping.of(for_target(mapping, signature_of(model, trace=False), shapes))
 
 
 def _patterns(given: bool | Sequence[str]) -> Sequence[str] | None:
@@ -140,7 +186,7 @@ def read_mapping(path: Any) -> Mapping:
     """Read a mapping file (YAML); see docs/transfer.md for what is in one."""
     from .mapping_file import read
 
-    return read(path)
+    return Mapping.of(read(path))
 
 
 __all__ = ["Entry", "Mapping", "MappingOf", "load_into", "read_mapping", "transfer"]

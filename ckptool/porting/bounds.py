@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ..checkpoint import StateDict
 from ..errors import RuleError, counted, printable
-from ..signature import Signature
+from ..model_code.signature import Signature
 
 #: Characters and components of a name, at most. Those of the deepest models have some 150 and 20.
 _LONGEST, _DEEPEST = 400, 64

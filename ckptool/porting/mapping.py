@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal, get_args
 
-from ..checkpoint import Checkpoint
-from ..disk.files import StrPath
 from ..errors import printable
 from ..keys import Pattern
 from .expression import Expr, Shape, of
@@ -71,7 +69,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Mapping:
-    """A port from one set of keys to another. Made by `ckptool.transfer` or read from a file; values never change it.
+    """A port from one set of keys to another. Values never change it.
 
     Attributes:
         entries: every key of the target, in its order.
@@ -97,12 +95,6 @@ class Mapping:
     def __repr__(self) -> str:
         counts = (f"{len(self.having(status)):,} {status}" for status in get_args(Status))
         return f"<Mapping {printable(self.source) or 'the source'} -> {printable(self.target)}: {', '.join(counts)}>"
-
-    def __str__(self) -> str:
-        """The report that `ckptool transfer` prints."""
-        from .report import mapping_text
-
-        return mapping_text(self)
 
     def __getitem__(self, key: str) -> Entry:
         return next(entry for entry in self.entries if entry.target == key)
@@ -138,25 +130,6 @@ class Mapping:
         """The same with other entries; what is unused follows."""
         used = {key for entry in entries for key in entry.sources}
         return replace(self, entries=tuple(entries), unused=tuple(key for key in self.source_shapes if key not in used))
-
-    def save(self, path: StrPath, *, overwrite: bool = False) -> None:
-        """Write it as a mapping file (YAML), to be read, edited and used again (see `ckptool.read_mapping`)."""
-        from .mapping_file import save
-
-        save(self, path, overwrite=overwrite)
-
-    def apply(self, source: Any) -> Checkpoint:
-        """The model's state dict made of SOURCE, a path, a Checkpoint or a dict of tensors; `ckptool.save` writes it.
-
-        No tensor is read before it is written. Keys that are left are not in it.
-
-        Raises:
-            NotFound: the source does not have a key that is read.
-            RuleError: an operation does not fit the sizes of the source.
-        """
-        from .sources import apply
-
-        return apply(self, source)
 
     def as_json(self) -> dict[str, Any]:
         """The document that `--json` prints, without what only the command knows."""

@@ -32,12 +32,12 @@ from ..disk.files import StrPath
 from ..disk.targets import write_side_output
 from ..errors import Malformed, RuleError, counted, in_words, printable
 from ..keys import collapse, unwrap
-from ..signature import Signature
+from ..model_code.signature import Signature
 from . import expression as ex
 from . import ranges
 from .expression import Expr, Shape
+from .forms.pieces import substituted
 from .mapping import Entry, Mapping
-from .pieces import substituted
 from .ranges import Line
 
 _VERSION = 1

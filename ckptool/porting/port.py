@@ -7,24 +7,24 @@ from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..signature import Entry as Tensor
-from ..signature import Signature
+from ..model_code.signature import Entry as Tensor
+from ..model_code.signature import Signature
 from . import expression as ex
-from .background import doubt_background
-from .canonical import canonical
-from .conventions import doubt_conventions
-from .copies import copies, doubt_copies
-from .doubles import called_as_in
 from .doubts import About
 from .expression import Shape
-from .filling import Filling, Values
-from .layouts import turn_bare_matrices
+from .forms.canonical import canonical
+from .forms.copies import copies, doubt_copies
+from .forms.doubles import called_as_in
+from .forms.layouts import turn_bare_matrices
+from .forms.permuted import permute
+from .forms.pieces import STATISTICS, squeezed, substituted
+from .holes.background import doubt_background
+from .holes.conventions import doubt_conventions
+from .holes.filling import Filling, Values
+from .holes.substitutes import substitute
 from .mapping import Entry, Mapping
-from .match import Matcher, is_average, kind_of
-from .permuted import permute
-from .pieces import STATISTICS, squeezed, substituted
+from .matching.match import Matcher, is_average, kind_of
 from .rivals import weigh
-from .substitutes import substitute
 from .words import cut, table
 
 

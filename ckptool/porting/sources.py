@@ -14,18 +14,18 @@ from ..disk.files import Buffer, shell_path
 from ..errors import Ambiguous, NoMatch, NotFound, RuleError, counted, printable
 from ..formats import open as open_checkpoint
 from ..keys import Rename, closest, unwrap
-from ..signature import Entry as Wanted
-from ..signature import Signature, of_state_dict
+from ..model_code.signature import Entry as Wanted
+from ..model_code.signature import Signature, of_state_dict
 from ..tensor import LazyTensor, Storage, contiguous_stride
 from ..tree import Dict, names_in, walk
 from . import expression as ex
 from .bounds import likely, require_size, stand_ins, under
-from .doubles import doubles
+from .forms.doubles import doubles
+from .forms.nameless import doubt_order, named_by_position
+from .forms.own_code import named_alike
+from .forms.ranks import joined_ranks
 from .mapping import Entry, Mapping
-from .nameless import doubt_order, named_by_position
-from .own_code import named_alike
 from .port import port
-from .ranks import joined_ranks
 from .words import cut, table
 
 #: Elements of a tensor whose values may be looked at while matching (norm weights).
@@ -37,7 +37,7 @@ def open_source(source: Any) -> Checkpoint:
     if isinstance(source, Checkpoint):
         return source
     if isinstance(source, MappingOf):
-        from ..model import from_torch
+        from ..torch_bridge import from_torch
 
         return from_torch(source)
     return open_checkpoint(source)

@@ -12,9 +12,9 @@ from ..checkpoint import Checkpoint, StateDict, metadata_of
 from ..disk.files import StrPath, beside, shell_path, shell_quote
 from ..errors import NoMatch, counted, printable
 from ..formats import open as open_checkpoint
-from ..kinds import OtherTensor, as_dense, other_tensor
-from ..locations import mentions
-from ..objects import beyond_plain_data, count_objects
+from ..inert.allowed import beyond_plain_data, count_objects
+from ..inert.other_tensors import OtherTensor, as_dense, other_tensor
+from ..passes.locations import mentions
 from ..records import record
 from ..tensor import LazyTensor, Storage, distinct, share_nothing
 from ..tree import (
@@ -35,7 +35,7 @@ from ..weights import is_tensor
 from .training import Training, training_of
 
 if TYPE_CHECKING:
-    from .values import Statistics
+    from .comparing.numbers import Statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def statistics_of(path: StrPath, seen: Inspection) -> list[Statistics | None]:
 
     Every tensor is read once, in pieces, by several threads.
     """
-    from .values import in_threads, statistics
+    from .comparing.numbers import in_threads, statistics
 
     found = dict(open_checkpoint(path).tensors())
     tensors = [found.get(t.path) for t in seen.tensors]

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from ..drawing.screen import ROWS, Block, Part, Several, screen, section
+from ..drawing.sizes import count_text, parameters_text, percent, size_text, table
 from ..errors import counted, printable
 from ..keys import collapse
-from .render import count_text, parameters_text, percent, size_text, table
-from .screen import ROWS, Block, Part, Several, screen, section
 
 if TYPE_CHECKING:
+    from .comparing.numbers import Statistics
     from .inspect import Inspection, StateDictReport, TensorReport
-    from .values import Statistics
 
 _T = TypeVar("_T")
 Order = Literal["file", "name", "size"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..errors import counted, printable
-from ..plain_values import plain_value
+from ..inert.plain_values import plain_value
 from ..tensor import LazyTensor
 from ..tree import ABSENT, Dict, List, Object, Paths, walk
 from ..weights import is_training_state

@@ -16,17 +16,17 @@ from ..disk.urls import open_file
 from ..dtypes import DType
 from ..errors import CheckpointError, Malformed, counted, printable
 from ..formats import open as open_checkpoint
-from ..formats._zip import Archive, Inflated, Member, looks_like_zip, open_archive
+from ..formats.tiles import Tiled
+from ..formats.zip.archive import Archive, Inflated, Member, looks_like_zip, open_archive
 from ..records import record
 from ..tensor import LazyTensor, Storage
-from ..tiles import Tiled
 from ..tree import Trail, address, walk
-from . import values
-from .contents import contents_of
-from .values import in_threads
+from .comparing import numbers as values
+from .comparing.contents import contents_of
+from .comparing.numbers import in_threads
 
 if TYPE_CHECKING:
-    from .diff import Diff
+    from .comparing.diff import Diff
 
 _PAGE = 4096
 #: Bytes that are looked at at once: few enough to be in the cache at the second look, and not so few that threads do
@@ -152,7 +152,7 @@ def verify(
         damage += _against_manifest(digests, expected)
     compared = None
     if against is not None:
-        from .diff import diff
+        from .comparing.diff import diff
 
         compared = diff(ckpt.where, against, weights=True)
     notes = list(ckpt.warnings)
@@ -409,8 +409,8 @@ def _count_pages(found: _Found, piece: Any, at: int) -> None:
 def digests_of(ckpt: Checkpoint) -> dict[str, str]:
     """The digest of each of the weights, by key if there is one state dict, else by path.
 
-    It is SHA-256 over type, shape and values (see `ckptool.reports.values.digest`), so it does not depend on the
-    container, on the order or on what else is in the file.
+    It is SHA-256 over type, shape and values (see `ckptool.reports.comparing.numbers.digest`), so it does not depend on
+    the container, on the order or on what else is in the file.
     """
     found = ckpt.state_dicts()
     weights = contents_of(ckpt, found, by_key=len(found) == 1).weights

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..drawing.screen import Part, screen, section
+from ..drawing.sizes import size_text
 from ..errors import printable
-from .render import size_text
-from .screen import Part, screen, section
 
 if TYPE_CHECKING:
-    from .fits import Fit
+    from .diagnosis.fits import Fit
     from .verify import Verification
 
 
@@ -32,13 +32,13 @@ def verify_text(
 def _parts(found: Verification, fit: Fit | None, strict: bool, everything: bool) -> Iterator[Part]:
     yield from _lines(found, found.verdict(strict=strict, fits=fit is None or fit.fits), everything)
     if fit is not None:
-        from .doctor_text import fit_lines
+        from .diagnosis.doctor_text import fit_lines
 
         yield from fit_lines(fit, everything)
         for command, what in fit.commands:
             yield from section(what, [command])
     if found.against is not None and not found.against.same:
-        from .diff_text import diff_parts
+        from .comparing.diff_text import diff_parts
 
         yield ""
         yield from diff_parts(found.against, everything)

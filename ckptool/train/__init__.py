@@ -18,11 +18,11 @@ from .config import Config, Save
 
 if TYPE_CHECKING:
     from .launch import run
-    from .loop import Epoch, Run, Watcher
+    from .session import Epoch, Run, Watcher
 
 __all__ = ["Config", "Epoch", "Run", "Save", "Watcher", "run"]
 
-_HOMES = {"run": "launch", "Epoch": "loop", "Run": "loop", "Watcher": "loop"}
+_HOMES = {"run": "launch", "Epoch": "session", "Run": "session", "Watcher": "session"}
 
 
 __getattr__ = lazily(__name__, _HOMES, globals())

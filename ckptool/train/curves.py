@@ -14,7 +14,7 @@ from ..errors import NotFound
 
 if TYPE_CHECKING:
     from .config import Config
-    from .loop import Session
+    from .session import Session
 
 _EVENTS = "events.out.tfevents."
 _INSTALL = "pip install 'ckptool[train]'"

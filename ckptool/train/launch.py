@@ -23,11 +23,12 @@ from .. import errors
 from ..disk.door import Directory, is_own_file, scratch_directory
 from ..disk.files import shell_path
 from ..errors import CheckpointError, RuleError, TrainingFailed, counted
-from . import curves, devices, saving
+from . import checkpoints, curves, devices
 from .children import interrupts_kept_from_children
 from .config import Config
 from .devices import Place
-from .loop import Run, Silent, Watcher, train_rank
+from .loop import train_rank
+from .session import Run, Silent, Watcher
 
 if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
@@ -69,7 +70,7 @@ def run(config: Config, watcher: Watcher | None = None) -> Run:
     if places[0].leads:
         for line in curves.check(config):
             watcher.say(line)
-        saving.check_targets(config)
+        checkpoints.check_targets(config)
     if own:
         return _as_rank(config, own, watcher)
     return _launch(config, places, watcher) if config.in_processes else train_rank(config, places[0], watcher)
@@ -102,7 +103,7 @@ def _launched(config: Config, places: list[Place], watcher: Watcher, logs: Path)
         with _silenced(), _signals(launch), interrupts_kept_from_children():
             results = elastic_launch(launch, _rank)(config, places, watcher, os.getpid())
     except BaseException as error:
-        saving.clear(config)  # a rank that is killed while it writes cannot do that itself
+        checkpoints.clear(config)  # a rank that is killed while it writes cannot do that itself
         if isinstance(error, ChildFailedError):
             raise _explained(error) from None
         signalled = getattr(error, "sigval", None)  # of torch's SignalException

@@ -6,9 +6,8 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,99 +16,18 @@ from torch.utils.data import DataLoader
 
 from ..disk.interrupts import put_off_signals
 from ..errors import CheckpointError, TrainingFailed, counted
-from . import devices, resume, saving
+from . import checkpoints, devices, resume
 from .children import loaders_start, no_child_left
 from .config import Config
 from .data import unburied
 from .devices import Place
 from .optim import build_optimizer, build_scheduler
+from .session import Epoch, Run, Session, Silent, Watcher
 from .strategies import STRATEGIES
 from .tasks import TASKS, network
 
 #: Part of the moving average that stays at each step.
 _EMA_DECAY = 0.99
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What one epoch came to.
-
-    Attributes:
-        number: from 1.
-        loss: mean over the training samples, while the weights changed.
-        test_loss: mean over the test samples, after it.
-        accuracy: part of the test samples whose class was right; None for a regression.
-        rate: learning rate of the first group.
-        seconds: on the clock; not kept in checkpoints, so that the same run gives the same file.
-    """
-
-    number: int
-    loss: float
-    test_loss: float
-    accuracy: float | None
-    rate: float
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Run:
-    """What a run came to: its epochs, those of the run that it resumed included, and the files that it wrote."""
-
-    history: tuple[Epoch, ...]
-    files: tuple[Path, ...]
-    remarks: tuple[str, ...] = ()
-
-
-class Watcher(Protocol):
-    """Is told how a run goes. Lives in the process of rank 0, to which it is sent as a pickle."""
-
-    def say(self, text: str) -> None:
-        """A remark in a line."""
-
-    def begin_epoch(self, number: int, epochs: int, steps: int) -> None:
-        """An epoch begins."""
-
-    def step(self, loss: float) -> None:
-        """The optimizer has made a step."""
-
-    def end_epoch(self, epoch: Epoch) -> None:
-        """An epoch is over."""
-
-
-class Silent:
-    """Says nothing."""
-
-    def say(self, text: str) -> None:
-        """Say nothing."""
-
-    def begin_epoch(self, number: int, epochs: int, steps: int) -> None:
-        """Say nothing."""
-
-    def step(self, loss: float) -> None:
-        """Say nothing."""
-
-    def end_epoch(self, epoch: Epoch) -> None:
-        """Say nothing."""
-
-
-@dataclass
-class Session:
-    """A run in one of its processes: everything that changes while it trains, and that a checkpoint keeps."""
-
-    config: Config
-    place: Place
-    strategy: Any
-    scheduler: Any
-    average: AveragedModel | None
-    classes: tuple[str, ...]
-    history: list[Epoch] = field(default_factory=list)
-    #: What this run has written, and may replace when it saves again.
-    saved: set[Path] = field(default_factory=set)
-
-    @property
-    def epoch(self) -> int:
-        """Epochs that are over."""
-        return len(self.history)
 
 
 @no_child_left()
@@ -189,7 +107,7 @@ def train_rank(config: Config, place: Place, watcher: Watcher) -> Run:
         session.history.append(epoch)
         watcher.end_epoch(epoch)
         if number == config.epochs or (config.save_every and number % config.save_every == 0):
-            files = saving.save(session)
+            files = checkpoints.save(session)
     if not files:
         raise TrainingFailed(
             f"the checkpoint has {counted(session.epoch, 'epoch')} behind it; there is nothing left to train",
@@ -293,8 +211,3 @@ def _shown_sizes(session: Session, watcher: Watcher) -> Iterator[None]:
         del strategy.backward
         for hook in hooks:
             hook.remove()
-
-
-def plain_history(history: list[Epoch]) -> list[dict[str, Any]]:
-    """A history as plain data, as checkpoints keep it."""
-    return [{name: value for name, value in asdict(epoch).items() if name != "seconds"} for epoch in history]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,3 +54,13 @@ def parameter_names(strategy: Any) -> list[list[str]]:
     """The names of the parameters in each group of the optimizer, which numbers them group after group."""
     name_of = {id(parameter): name for name, parameter in strategy.plain.named_parameters()}
     return [[name_of[id(p)] for p in group["params"]] for group in strategy.optimizer.param_groups]
+
+
+def by_name(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The state of an optimizer with names for keys, as torch.distributed.checkpoint takes it."""
+    return {
+        "state": {names[number]: entry for number, entry in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]
+        ],
+    }

@@ -13,12 +13,12 @@ from torch import nn
 from ..disk.files import StrPath, is_folder
 from ..errors import CannotCarry, CheckpointError, Malformed, counted, printable
 from ..formats import open as open_checkpoint
-from ..model import load
-from ..passes import extract, unwrap
+from ..formats.loading import load
+from ..passes.by_key import extract, unwrap
 from ..tree import Dict
 
 if TYPE_CHECKING:
-    from .loop import Session
+    from .session import Session
 
 
 @dataclass
@@ -87,8 +87,8 @@ class Progress:
             ) from None
 
     def _restored(self, session: Session) -> list[str]:
-        from .loop import Epoch
         from .optim import parameter_names
+        from .session import Epoch
 
         lacking = []
         remarks = []
@@ -249,16 +249,6 @@ def by_number(state: Mapping[str, Any], names: Sequence[str] | None, wanted: Seq
     groups = [{**given[frozenset(group)], "params": [number_of[name] for name in group]} for group in wanted]
     entries = {number_of[name(old)]: entry for old, entry in state["state"].items()}
     return {"state": dict(sorted(entries.items())), "param_groups": groups}
-
-
-def by_name(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """The state of an optimizer with names for keys, as torch.distributed.checkpoint takes it."""
-    return {
-        "state": {names[number]: entry for number, entry in state["state"].items()},
-        "param_groups": [
-            {**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]
-        ],
-    }
 
 
 # -- directories of torch.distributed.checkpoint

@@ -336,8 +336,7 @@ class FullyShard(_InProcesses):
         """Go on with a gathered state; each process takes its shards."""
         from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
-        from .optim import parameter_names
-        from .resume import by_name
+        from .optim import by_name, parameter_names
 
         named = by_name(state, [name for group in parameter_names(self) for name in group])
         set_optimizer_state_dict(self.plain, self.optimizer, named, options=self._gathered())

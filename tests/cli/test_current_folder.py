@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from programs import unwatched
 from samples import Files
 
 import ckptool
@@ -34,11 +34,10 @@ def canaries(files: Files, tmp_path: Path) -> Path:
 
 
 def python(folder: Path, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    found = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     return subprocess.run(
         [sys.executable, *args],
         cwd=folder,
-        env={**found, **environment},
+        env={**unwatched(), **environment},
         capture_output=True,
         text=True,
         check=False,

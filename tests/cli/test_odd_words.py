@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+from programs import unwatched
 from samples import Files, Ran, Run
 
 import ckptool
@@ -217,7 +218,13 @@ def test_files_and_folders_that_may_not_be_read(files: Files, folder: Path) -> N
     shutil.copy(files["dp.pth"], folder)
     (folder / "dp.pth").chmod(0o600)
     done = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY], cwd=folder, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", AS_NOBODY],
+        cwd=folder,
+        env=unwatched(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

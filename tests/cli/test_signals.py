@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from programs import unwatched
 from samples import Files
 
 from ckptool.cli import main
@@ -51,8 +52,7 @@ runpy.run_module("ckptool", run_name="__main__", alter_sys=True)
 
 def sent(folder: Path, name: str, kind: str, moment: int, command: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-c", SENDER, str(int(getattr(signal, name))), kind, str(moment), *command.split()]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE_")}
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(words, cwd=folder, env=unwatched(), capture_output=True, text=True, timeout=60, check=False)
 
 
 def check(done: subprocess.CompletedProcess[str], name: str, folder: Path, before: set[str]) -> None:
@@ -89,7 +89,7 @@ def test_while_it_works_and_ends(files: Files, tmp_path: Path, command: str) -> 
         "runpy.run", "end, os._exit = os._exit, lambda code: (print(-left, flush=True), end(code))\nrunpy.run"
     )
     words = [sys.executable, "-c", counting, "2", "call", "0", *command.split()]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(words, cwd=tmp_path, env=unwatched(), capture_output=True, text=True, timeout=60, check=True)
     calls = int(done.stdout.splitlines()[-1])
     moments = [*(calls * part // 100 for part in (75, 95, 98)), calls - 40, calls - 12, calls - 3]
     for number, moment in enumerate(moments):
@@ -110,7 +110,7 @@ def test_in_the_first_milliseconds(files: Files, tmp_path: Path, name: str, modu
         (tmp_path / "out.pth").unlink(missing_ok=True)
         with subprocess.Popen(
             [sys.executable, *start, "strip-prefix", "dp.pth", "out.pth"],
-            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=tmp_path, env=unwatched(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         ) as child:  # fmt: skip
             time.sleep(delay)
             child.send_signal(getattr(signal, name))
@@ -131,14 +131,15 @@ def test_one_that_is_ignored_stays_ignored(files: Files, tmp_path: Path, name: s
     )
     for moment in (1, 30, 100):
         words = [sys.executable, "-c", program, str(int(getattr(signal, name))), "import", str(moment)]
-        done = subprocess.run([*words, "inspect", "dp.pth"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        words += ["inspect", "dp.pth"]
+        done = subprocess.run(words, cwd=tmp_path, env=unwatched(), capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_second_signal_adds_nothing(files: Files, tmp_path: Path) -> None:
     program = SENDER.replace("left == 0", "left <= 0")
     words = [sys.executable, "-c", program, str(int(signal.SIGTERM)), "call", "2000", "inspect", "dp.pth"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, cwd=tmp_path, env=unwatched(), capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (143, "Error: terminated; nothing was changed\n")
 
 

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from samples import Run
 from torch import nn
 
-from ckptool import user_code
+from ckptool.model_code import user_code
 
 OLD = """
     from torch import nn
@@ -676,7 +676,7 @@ def test_only_a_model_whose_own_values_stay_is_built_with_memory(run: Run, folde
 
 
 def test_of_a_model_that_keeps_some_values_only_those_get_memory(folder: Path) -> None:
-    from ckptool.architecture import _partly_real, find_model, initial_values
+    from ckptool.model_code.building import _partly_real, find_model, initial_values
 
     found = find_model(f"{folder / 'net.py'}:Net", {"classes": 5})
     partly = _partly_real(found, {"head.weight", "head.bias"})
@@ -688,7 +688,7 @@ def test_of_a_model_that_keeps_some_values_only_those_get_memory(folder: Path) -
 
 
 def test_a_model_that_looks_at_its_values_while_it_is_built_is_built_whole(folder: Path) -> None:
-    from ckptool.architecture import find_model, initial_values
+    from ckptool.model_code.building import find_model, initial_values
 
     (folder / "looks.py").write_text(
         "import torch\nfrom torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n"

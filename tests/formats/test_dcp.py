@@ -16,10 +16,10 @@ from ckptool.disk.files import Buffer, FileRange, Joined
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import CheckpointError
 from ckptool.formats import _dcp_metadata as records
-from ckptool.formats._pickle_read import Reader
-from ckptool.formats._pickle_write import write_pickle
+from ckptool.formats.pickle.reader import Reader
+from ckptool.formats.pickle.writer import write_pickle
+from ckptool.formats.tiles import Chunk, assemble
 from ckptool.tensor import LazyTensor, Storage
-from ckptool.tiles import Chunk, assemble
 from ckptool.tree import Dict, Global, List, Object, walk
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "trained"

@@ -9,8 +9,8 @@ from same import graph
 
 from ckptool.disk.files import Buffer
 from ckptool.errors import Malformed
-from ckptool.formats._pickle_read import Reader
 from ckptool.formats._torch import TorchReader
+from ckptool.formats.pickle.reader import Reader
 from ckptool.tensor import Storage
 
 

@@ -27,8 +27,8 @@ from same import graph
 from strategies import INTS, TEXTS
 
 from ckptool.errors import CheckpointError, Malformed, printable
-from ckptool.formats._pickle_read import NeedsMore, Reader
-from ckptool.formats._pickle_write import fit, write_pickle
+from ckptool.formats.pickle.reader import NeedsMore, Reader
+from ckptool.formats.pickle.writer import fit, write_pickle
 from ckptool.tree import ABSENT, ByteString, Dict, Global, List, Object, Set
 
 PROTOCOLS = range(6)
@@ -590,8 +590,8 @@ def test_nesting_of_any_depth_is_read_walked_and_written_without_recursion(name,
     program = """
 import sys
 from ckptool.errors import Malformed
-from ckptool.formats._pickle_read import Reader
-from ckptool.formats._pickle_write import write_pickle
+from ckptool.formats.pickle.reader import Reader
+from ckptool.formats.pickle.writer import write_pickle
 from ckptool.tree import rebuild, walk
 data = open(sys.argv[1], "rb").read()
 try:
@@ -652,9 +652,9 @@ watched = []
 sys.addaudithook(lambda event, args: watched.append((event, str(args[:1]))) if event in {
     "pickle.find_class", "os.system", "os.exec", "exec", "compile", "subprocess.Popen", "os.posix_spawn", "os.fork",
 } else None)
-import ckptool, ckptool.formats, ckptool.passes, ckptool.weights
-from ckptool.formats._pickle_read import Reader
-from ckptool.formats._pickle_write import write_pickle
+import ckptool, ckptool.formats, ckptool.passes.by_key, ckptool.weights
+from ckptool.formats.pickle.reader import Reader
+from ckptool.formats.pickle.writer import write_pickle
 from ckptool.tree import walk
 modules = set(sys.modules)
 watched.clear()

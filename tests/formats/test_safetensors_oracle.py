@@ -15,8 +15,8 @@ from same import graph
 from strategies import ALL, flat_checkpoints, state_dict_of, tensor_of, torch_values
 
 import ckptool
+from ckptool.checkpoint import settle_ties
 from ckptool.errors import CheckpointError
-from ckptool.formats import settle_ties
 
 #: What safetensors.torch.load_file can give as a torch tensor.
 DTYPES = tuple(dtype for dtype in ALL if dtype.safetensors and dtype.packed == 1)

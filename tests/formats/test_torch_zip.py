@@ -15,7 +15,7 @@ from strategies import checkpoints, state_dict_of, tensor_of
 
 import ckptool
 from ckptool.disk.files import File
-from ckptool.formats._zip import open_archive
+from ckptool.formats.zip.archive import open_archive
 from ckptool.tree import Dict, Object
 
 PATCHED = "the old file with its pickle replaced"

@@ -40,7 +40,7 @@ def tensors_in(root, strided=True):
     """[(path, what is to be equal)] of the tensors below ROOT; memory that they share is numbered as it comes."""
     import torch
 
-    from ckptool.model import Inert
+    from ckptool.torch_bridge import Inert
 
     found, memory, seen, pending = [], [], set(), [("", root)]
     while pending:

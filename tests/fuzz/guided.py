@@ -28,9 +28,9 @@ with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(inclu
     from ckptool.disk.files import Buffer, File
     from ckptool.formats import plain_pickle, safetensors, torch_zip, torchscript
     from ckptool.formats._torch import StorageId, TorchReader
-    from ckptool.formats._zip import open_archive
-    from ckptool.reports.following import Recorder
-    from ckptool.reports.scan import scan
+    from ckptool.formats.zip.archive import open_archive
+    from ckptool.reports.scanning.following import Recorder
+    from ckptool.reports.scanning.scan import scan
     from ckptool.tensor import Storage
 
 from . import seeds

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import ckptool
-from ckptool.reports.doctor_text import doctor_text
+from ckptool.reports.diagnosis.doctor_text import doctor_text
 from ckptool.reports.inspect import describe
 from ckptool.reports.inspect_text import inspect_text
-from ckptool.reports.render import scan_text
+from ckptool.reports.scanning.scan_text import scan_text
 from ckptool.reports.verify import digests_of
 from ckptool.reports.verify_text import verify_text
 

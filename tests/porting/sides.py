@@ -10,9 +10,9 @@ import numpy as np
 
 from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
+from ckptool.model_code.signature import Entry, Signature
 from ckptool.porting.expression import lazy
 from ckptool.porting.port import port
-from ckptool.signature import Entry, Signature
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
 
 

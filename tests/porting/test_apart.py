@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from sides import found, pairing, signature, wanted, worked_out
 
-from ckptool.porting.canonical import canonical
+from ckptool.porting.forms.canonical import canonical
+from ckptool.porting.matching.units import units_of
 from ckptool.porting.port import port
 from ckptool.porting.rivals.company import counted_alike
-from ckptool.porting.units import units_of
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from sides import pairing, signature, wanted
 
-from ckptool.porting.branches import beside
+from ckptool.model_code.signature import Signature
+from ckptool.porting.forms.branches import beside
+from ckptool.porting.matching.units import units_of
 from ckptool.porting.port import port
-from ckptool.porting.units import units_of
-from ckptool.signature import Signature
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -95,8 +95,8 @@ def test_one_member_that_differs_shows_that_a_list_is_counted_backwards() -> Non
 
 def test_a_forward_pass_shows_which_layers_run_beside_each_other() -> None:
     torch = pytest.importorskip("torch")
-    from ckptool.porting.canonical import canonical
-    from ckptool.trace import signature_of
+    from ckptool.model_code.trace import signature_of
+    from ckptool.porting.forms.canonical import canonical
 
     class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:

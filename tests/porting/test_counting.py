@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import pairing, signature, wanted
 
-from ckptool.porting.counting import counted, direction, turned
+from ckptool.porting.matching.counting import counted, direction, turned
 from ckptool.porting.port import port
 
 Shapes = dict[str, tuple[int, ...]]

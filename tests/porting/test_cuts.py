@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn
 
-from ckptool.architecture import signature_of
+from ckptool.model_code.building import signature_of
 from ckptool.porting.sources import match_signature
 
 

@@ -42,7 +42,7 @@ def exported(model: Net, *, dynamo: bool = False) -> dict[str, Any]:
 
 
 def transfer(source: dict[str, Any], model: Any) -> Any:
-    from ckptool.architecture import signature_of
+    from ckptool.model_code.building import signature_of
     from ckptool.porting.sources import match_signature
 
     return match_signature(source, signature_of(model, inputs=(torch.zeros(1, 3, 5, 5),)))

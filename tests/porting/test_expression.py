@@ -300,7 +300,7 @@ def test_parts_that_alternate_by_head_are_put_together_and_taken_apart_again(hea
 
 
 def test_a_sum_keeps_float64_and_rounds_bfloat16_once(torch) -> None:  # type: ignore[no-untyped-def]
-    from ckptool.model import from_torch, to_torch
+    from ckptool.torch_bridge import from_torch, to_torch
 
     x = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
@@ -315,7 +315,7 @@ def test_a_sum_keeps_float64_and_rounds_bfloat16_once(torch) -> None:  # type: i
 def test_norms_are_those_of_torch(torch) -> None:  # type: ignore[no-untyped-def]
     from torch.nn.utils import parametrizations
 
-    from ckptool.model import from_torch, to_torch
+    from ckptool.torch_bridge import from_torch, to_torch
 
     torch.manual_seed(0)
     layer = parametrizations.weight_norm(torch.nn.Conv2d(3, 4, 3))
@@ -332,7 +332,7 @@ def test_norms_are_those_of_torch(torch) -> None:  # type: ignore[no-untyped-def
 
 @pytest.mark.parametrize(("old", "new"), [(7, 14), (14, 7), (16, 24), (4, 4)])
 def test_a_position_table_is_resized_as_torch_does(torch, old: int, new: int) -> None:  # type: ignore[no-untyped-def]
-    from ckptool.model import from_torch, to_torch
+    from ckptool.torch_bridge import from_torch, to_torch
 
     table = torch.randn(1, 1 + old * old, 8, generator=torch.Generator().manual_seed(1))
     grid = table[:, 1:].reshape(1, old, old, 8).permute(0, 3, 1, 2)
@@ -346,7 +346,7 @@ def test_a_position_table_is_resized_as_torch_does(torch, old: int, new: int) ->
 def test_batch_norms_are_folded_as_torch_does(torch) -> None:  # type: ignore[no-untyped-def]
     from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-    from ckptool.model import from_torch, to_torch
+    from ckptool.torch_bridge import from_torch, to_torch
 
     torch.manual_seed(0)
     conv, norm = torch.nn.Conv2d(3, 4, 3, bias=False).eval(), torch.nn.BatchNorm2d(4).eval()

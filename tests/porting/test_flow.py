@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from ckptool.model import from_torch, to_torch
 from ckptool.porting import expression as ex
 from ckptool.porting.prove.fingerprints import Known, fingerprints, pairing
 from ckptool.porting.prove.recorder import follow
+from ckptool.torch_bridge import from_torch, to_torch
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "as it is": lambda w: w,

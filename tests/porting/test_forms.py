@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sides import found, pairing, signature, wanted, worked_out
 
-from ckptool.porting.nameless import named_by_position
+from ckptool.porting.forms.nameless import named_by_position
 from ckptool.porting.port import port
 
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn
 
 import ckptool
-from ckptool.inputs import parse_inputs
+from ckptool.model_code.inputs import parse_inputs
 from ckptool.porting.mapping import Mapping
 from ckptool.porting.prove import prove
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import found, lazy_tensor, pairing, signature, wanted, worked_out
 
+from ckptool.model_code.signature import Entry, Signature
 from ckptool.porting.expression import lazy
 from ckptool.porting.port import port
-from ckptool.signature import Entry, Signature
 
 WIDTH, HEAD = 12, 3
 RANDOM = np.random.default_rng(0)

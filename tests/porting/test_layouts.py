@@ -32,7 +32,7 @@ class Multiplied(torch.nn.Module):
 
 
 def transfer(source: Mapping[str, Any], model: Any, width: int = 6) -> Any:
-    from ckptool.architecture import signature_of
+    from ckptool.model_code.building import signature_of
     from ckptool.porting.sources import match_signature
 
     return match_signature(source, signature_of(model, inputs=(torch.zeros(1, 3, width),)))
@@ -496,7 +496,7 @@ class Grouped(torch.nn.Module):
 def test_a_stack_of_experts_that_takes_groups_of_rows_is_seen_to_have_inputs_or_outputs_first(
     inputs_first: bool,
 ) -> None:
-    from ckptool.architecture import signature_of
+    from ckptool.model_code.building import signature_of
     from ckptool.porting.sources import match_signature
 
     model = Grouped(inputs_first=inputs_first)

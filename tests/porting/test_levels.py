@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from sides import pairing, signature, wanted
 
+from ckptool.model_code.signature import Signature
 from ckptool.porting.port import port
-from ckptool.signature import Signature
 
 Shapes = dict[str, tuple[int, ...]]
 #: Channels of the feature maps of three levels.

@@ -9,9 +9,9 @@ from ckptool.errors import Doubtful
 from ckptool.keys import Pattern
 from ckptool.porting import expression as ex
 from ckptool.porting.mapping import Entry, Mapping
+from ckptool.porting.mapping_text import mapping_text
 from ckptool.porting.port import port
 from ckptool.porting.refusal import gap_patterns, require_accepted
-from ckptool.porting.report import mapping_text
 
 
 def blocks(depth: int, *, fused: bool) -> dict[str, tuple[int, ...]]:

@@ -36,7 +36,7 @@ INPUTS = (torch.zeros(2, 3, 6), torch.zeros(2, 4))
 
 
 def transfer(source: Any, target: Any, *, code: bool = False) -> Any:
-    from ckptool.architecture import signature_of
+    from ckptool.model_code.building import signature_of
     from ckptool.porting.sources import match_signature
 
     told = signature_of(source, inputs=INPUTS) if code else None
@@ -93,7 +93,7 @@ LAST = (torch.zeros(2, 3, 6), torch.zeros(2, 6))
 
 
 def ported(source: Any, target: Any, inputs: Any = LAST) -> Any:
-    from ckptool.architecture import signature_of
+    from ckptool.model_code.building import signature_of
     from ckptool.porting.sources import match_signature
 
     return match_signature(source.state_dict(), signature_of(target, inputs=inputs))

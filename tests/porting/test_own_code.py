@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptool.porting.own_code import named_alike
+from ckptool.porting.forms.own_code import named_alike
 
 CODE = {"conv.weight": (4, 3), "conv.bias": (4,), "fc.weight": (2, 4)}
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import ckptool
 from ckptool.errors import CannotCarry
-from ckptool.inputs import parse_inputs
+from ckptool.model_code.inputs import parse_inputs
 from ckptool.porting import expression as ex
 from ckptool.porting.prove import prove
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptool.porting.relation import Relation
-from ckptool.porting.series import Ways
+from ckptool.porting.matching.relation import Relation
+from ckptool.porting.matching.series import Ways
 
 COUPLES = st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("wxyz")))
 

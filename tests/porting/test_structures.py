@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import found, lazy_tensor, pairing, signature, wanted
 
+from ckptool.model_code.signature import Entry, Signature
 from ckptool.porting import expression as ex
-from ckptool.porting.joined import _Join
+from ckptool.porting.forms.joined import _Join
 from ckptool.porting.port import port
-from ckptool.signature import Entry, Signature
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -426,7 +426,7 @@ def test_blocks_counted_in_flat_names_are_blocks() -> None:
 
 
 def test_names_that_count_nothing_stay_whole() -> None:
-    from ckptool.porting.roles import divided
+    from ckptool.porting.forms.roles import divided
 
     assert divided({("conv1_1",), ("conv1_2",), ("fc1",)}) == {}
     assert divided({("stage1_unit2_conv1",), ("fc1",)})["stage1_unit2_conv1",] == ("stage", "1", "unit", "2", "conv1")

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import found, pairing, signature, wanted
 
+from ckptool.porting.forms.roles import counted_by_letters
+from ckptool.porting.matching.telling import translation
+from ckptool.porting.matching.units import hard_conflict
 from ckptool.porting.port import port
-from ckptool.porting.roles import counted_by_letters
-from ckptool.porting.telling import translation
-from ckptool.porting.units import hard_conflict
 from ckptool.porting.words import words_of
 
 WORDS = ("fine", "mid", "coarse", "deepest")

@@ -12,8 +12,8 @@ import ckptool
 from ckptool.checkpoint import Checkpoint
 from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
-from ckptool.reports import values
-from ckptool.reports.renames import rename_command
+from ckptool.reports.comparing import numbers as values
+from ckptool.reports.comparing.renames import rename_command
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
 from ckptool.tree import Dict
 

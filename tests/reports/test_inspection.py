@@ -12,10 +12,10 @@ from ckptool import tree
 from ckptool.checkpoint import Checkpoint
 from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
+from ckptool.reports.comparing.numbers import statistics
 from ckptool.reports.inspect import describe, inspect, narrowed, statistics_of
 from ckptool.reports.inspect_text import inspect_text
 from ckptool.reports.training import _FRAMEWORKS
-from ckptool.reports.values import statistics
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
 from ckptool.tree import Dict, Global, List, Object
 

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptool
-from ckptool.reports.following import Recorder
-from ckptool.reports.scan import call_text, group_of
+from ckptool.reports.scanning.following import Recorder
+from ckptool.reports.scanning.scan import call_text, group_of
 from ckptool.tree import Global, List, Object
 
 GZIP = gzip.compress(b"x", mtime=0)
@@ -181,8 +181,8 @@ def test_many_headers_over_one_bomb_cost_no_more_than_the_file_is_worth(scanned,
             followed.append(len(data))
             super().__init__(data, *args, **kwargs)
 
-    monkeypatch.setattr("ckptool.reports.pickles.Recorder", Counting)
-    monkeypatch.setattr("ckptool.reports.pickles._FREE", 1 << 16)
+    monkeypatch.setattr("ckptool.reports.scanning.pickles.Recorder", Counting)
+    monkeypatch.setattr("ckptool.reports.scanning.pickles._FREE", 1 << 16)
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     bomb = packer.compress(b"N" * (16 << 20)) + packer.flush()
     headers = [struct.pack("<4s2x2H4x3I2H", b"PK\3\4", 0, 8, 0, 0, 0, 0, 30 * left) for left in range(39, -1, -1)]

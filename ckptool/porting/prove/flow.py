@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ..expression import Expr, Shape
-from ..pieces import substituted
+from ..forms.pieces import substituted
 from .fingerprints import Known
 
 #: Kinds of uses that make each channel of all, and kinds that go channel by channel.

@@ -13,8 +13,8 @@ import torch
 from ...errors import RuleError
 from .. import expression as ex
 from ..expression import Expr, Shape
+from ..forms.pieces import squeezed, substituted
 from ..mapping import Entry
-from ..pieces import squeezed, substituted
 from .flow import Flow, Held, Use
 from .rows import Rows
 

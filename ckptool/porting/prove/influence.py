@@ -13,8 +13,8 @@ from ...errors import RuleError, printable
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..mapping import Entry, Mapping
-from .conventions import module_of
 from .flow import Flow, Use
+from .other_conventions import module_of
 from .recorder import called, tensors
 from .trial import Trial
 from .verdict import Verdict, compared_outputs

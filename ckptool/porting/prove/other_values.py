@@ -9,7 +9,7 @@ from math import prod
 
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..pieces import squeezed
+from ..forms.pieces import squeezed
 from .flow import VECTORS, Held, Use
 from .goes_in import tables
 from .ground import Change, Ground

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import printable
-from ...inputs import leaves, with_leaves
+from ...model_code.inputs import leaves, with_leaves
 from .. import expression as ex
 from ..expression import Expr, Shape
 from .fingerprints import fingerprints

@@ -11,8 +11,9 @@ import torch
 
 from ...disk.files import StrPath, shell_path, shell_quote
 from ...errors import CannotCarry, NotFound, RuleError, UnknownFormat, counted, printable
-from ...inputs import inputs_text, leaves, nested, with_leaves
-from ...model import Inert, load
+from ...formats.loading import load
+from ...model_code.inputs import inputs_text, leaves, nested, with_leaves
+from ...torch_bridge import Inert
 from .recorder import arguments, attempt, first_line, tensors
 from .verdict import of_one_size
 

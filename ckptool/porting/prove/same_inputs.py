@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from ...errors import CannotCarry, printable
-from ...input_search import working_inputs
-from ...inputs import InputSpec, inputs_text, leaves, made, with_leaves
+from ...model_code.input_search import working_inputs
+from ...model_code.inputs import InputSpec, inputs_text, leaves, made, with_leaves
 from .flow import Flow
 from .recorder import arguments, attempt, called, first_line, follow
 from .verdict import NOTHING, Verdict

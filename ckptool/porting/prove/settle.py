@@ -12,9 +12,9 @@ from ...errors import counted, printable
 from ...keys import collapse
 from ..mapping import Entry, Mapping
 from .flow import Flow
+from .improving import search
 from .influence import by_itself_alone, carried_along, doubt_unseen_rows, felt, taken_back, unfelt_keys, unseen
 from .layers import layers
-from .search import search
 from .trial import Trial
 from .verdict import Verdict, apart, judge, shown_by
 

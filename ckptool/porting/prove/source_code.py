@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from ...architecture import ModelSource, build, fill, find_model, unwrapped
 from ...checkpoint import Checkpoint
 from ...errors import NotFound, counted, printable
-from ...signature import Signature
-from ...trace import signature_of
+from ...model_code.building import ModelSource, build, fill, find_model, unwrapped
+from ...model_code.signature import Signature
+from ...model_code.trace import signature_of
 from .. import expression as ex
 from ..expression import Expr, Shape
+from ..forms.own_code import named_alike
 from ..mapping import Entry, Mapping
-from ..own_code import named_alike
 from ..sources import apply, match_signature
 from .flow import Flow
 

@@ -10,7 +10,7 @@ import torch
 
 from ...checkpoint import Checkpoint
 from ...errors import RuleError
-from ...model import to_torch
+from ...torch_bridge import to_torch
 from .. import expression as ex
 from ..expression import Expr
 from ..mapping import Entry, Mapping

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..counting import backwards, rows
 from ..doubts import Doubt
-from ..match import Matching
-from ..places import block_of
-from ..sequences import Sequences
-from ..units import Pair
+from ..matching.counting import backwards, rows
+from ..matching.match import Matching
+from ..matching.places import block_of
+from ..matching.sequences import Sequences
+from ..matching.units import Pair
 from . import elsewhere
 from .alike import COMPANY, MOST, across_blocks, by_block, in_doubt, look_alikes, out_of_place, strays
 from .belief import Belief

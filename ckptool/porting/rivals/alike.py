@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
-from ..branches import beside
-from ..places import Path, block_of, parts_around
-from ..units import Pair, series
+from ..forms.branches import beside
+from ..matching.places import Path, block_of, parts_around
+from ..matching.units import Pair, series
 from .company import crossed, in_company
 from .names import by_names
 from .swaps import AGAINST, Swaps

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
 
-from ..branches import beside
-from ..places import Path, block_of, nearness, parts_around
-from ..series import series_of
-from ..units import Pair, Unit
+from ..forms.branches import beside
+from ..matching.places import Path, block_of, nearness, parts_around
+from ..matching.series import series_of
+from ..matching.units import Pair, Unit
 from ..words import numbers, shared, telling_words
 from .names import list_places
 

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from ..doubts import About, Doubt
-from ..match import Matching
-from ..places import Path, block_of, parts_around
-from ..units import Pair, Unit, hard_conflict, tables_of_words
+from ..matching.match import Matching
+from ..matching.places import Path, block_of, parts_around
+from ..matching.units import Pair, Unit, hard_conflict, tables_of_words
 from .alike import MOST, by_look
 from .belief import BELIEVED
 from .company import Certain, crossed, in_company

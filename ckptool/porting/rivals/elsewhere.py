@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from ..places import Path, around, without_digits
-from ..relation import Relation
-from ..units import Pair
+from ..matching.places import Path, around, without_digits
+from ..matching.relation import Relation
+from ..matching.units import Pair
 
 #: The names of a block of the target and of its counterpart, without their numbers.
 _Kinds = tuple[Path, Path]

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from itertools import combinations
 
 from ..doubts import About, Doubt
-from ..match import Matching
-from ..places import block_of, nearness, without_digits
-from ..units import Pair, Unit, hard_conflict, series, similarity
+from ..matching.match import Matching
+from ..matching.places import block_of, nearness, without_digits
+from ..matching.units import Pair, Unit, hard_conflict, series, similarity
 from .alike import MOST, by_look
 from .belief import BELIEVED
 from .company import ANCHORS, Certain, crossed, in_company

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal
 
-from ..branches import flows_into
-from ..counting import row_of
-from ..fused import part_label
-from ..places import Path
-from ..units import Pair, Unit, hard_conflict, label_of, series
+from ..forms.branches import flows_into
+from ..forms.fused import part_label
+from ..matching.counting import row_of
+from ..matching.places import Path
+from ..matching.units import Pair, Unit, hard_conflict, label_of, series
 from ..words import labels, shared, table, telling_words, words_of
 
 #: They exclude the swap, speak for the pairs as they are, speak for the swap, or say nothing.

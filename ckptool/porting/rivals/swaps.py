@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from ..branches import Branches, beside
-from ..match import Matching
-from ..sequences import Sequences
-from ..units import Pair, series
+from ..forms.branches import Branches, beside
+from ..matching.match import Matching
+from ..matching.sequences import Sequences
+from ..matching.units import Pair, series
 from .belief import BELIEVED, concordance, orders_of
-from .contents import Contents
+from .insides import Contents
 from .names import by_convention, by_names, by_numbers, in_equal_places, step
 
 #: Why a swap is not excluded; the source of the other pair goes into the braces.

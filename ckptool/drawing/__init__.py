@@ -1,0 +1,1 @@
+"""Text for a terminal and pages of HTML, whatever they report."""

@@ -1,0 +1,54 @@
+"""Pages of HTML, for what is better looked at than read.
+
+A page is one file. It asks for nothing on the network, and everything that comes out of a checkpoint is in it as JSON,
+which its script puts on the screen as text only. `page.html` beside this file is that page without its data.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from ..errors import printable
+
+
+def pairs_page(
+    title: str, left: str, right: str, links: Sequence[dict[str, Any]], *, summary: str = "", notes: Sequence[str] = ()
+) -> str:
+    """The page of `diff` and `transfer`: two columns, with a line for each pair, coloured by its status.
+
+    Args:
+        left, right: the names of the columns.
+        links: each with `left` and `right` (a key, or None), `status` (a word, which filters the list), and `details`,
+            (name, value) pairs that are shown when it is chosen; also `about`, a few words beside it, and `via`, a word
+            on the line for what happens on the way.
+    """
+    return render(
+        {
+            "title": shown(title),
+            "left": shown(left),
+            "right": shown(right),
+            "links": [_link(link) for link in links],
+            "summary": summary,
+            "notes": [shown(note) for note in notes],
+        }
+    )
+
+
+def _link(link: dict[str, Any]) -> dict[str, Any]:
+    names = {side: shown(link[side]) if link[side] is not None else None for side in ("left", "right")}
+    return {**link, **names, "details": [(name, shown(str(value))) for name, value in link["details"]]}
+
+
+def render(data: dict[str, Any]) -> str:
+    """The page with DATA in it. `<` is written as an escape, so that no text in it can end the element it stands in."""
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c")
+    template = files(__package__).joinpath("page.html").read_text(encoding="utf-8")
+    return template.replace("{{DATA}}", text, 1)
+
+
+def shown(text: str) -> str:
+    """A text of a checkpoint for a page: printable, and cut."""
+    return printable(text, 2000)

@@ -1,0 +1,1 @@
+"""Pickles: read, written and followed, and never run."""

@@ -1,0 +1,372 @@
+"""Writing a tree as a pickle: protocol 2, within the opcodes that torch's `weights_only` unpickler takes.
+
+A value that is referenced again is put into the memo, and nothing else is, so what we write is nearly always shorter
+than what torch wrote. `fit` fills it up to a given length with memo puts before its STOP: any unpickler runs them, none
+sees anything odd, and the pickle can then be patched over the old one in place. Only where the tree holds what
+protocol 2 cannot say (nested class names, keyword arguments to __new__, a module that is called as one of Python 2 was)
+is protocol 4 written.
+
+Opcodes: CPython's `pickletools`. The subset: `torch/_weights_only_unpickler.py` of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from ...errors import CannotCarry, printable
+from ...tensor import LazyTensor, Storage
+from ...tree import ABSENT, ByteString, Dict, Global, List, Object, Set
+from .python2 import python2_name, python3_name
+
+_LONGEST_TEXT = (1 << 32) - 1  # bytes that the texts of protocol 2 can have
+_BATCH = 1000  # items per APPENDS or SETITEMS, as the standard pickler does
+
+_ORDERED_DICT = Global("collections", "OrderedDict")
+_ENCODE = Global("_codecs", "encode")
+_BYTEARRAY = Global("builtins", "bytearray")
+_SETS = {False: Global("builtins", "set"), True: Global("builtins", "frozenset")}
+_PARAMETER = Global("torch._utils", "_rebuild_parameter")
+_TENSOR_2 = Global("torch._utils", "_rebuild_tensor_v2")
+_TENSOR_3 = Global("torch._utils", "_rebuild_tensor_v3")
+_UNTYPED = Global("torch.storage", "UntypedStorage")
+
+
+class _PutLater:
+    """A task: put VALUE, just made, under KEY."""
+
+    __slots__ = ("key", "value")
+
+    def __init__(self, key: Any, value: Any) -> None:
+        self.key = key
+        self.value = value
+
+
+class _TupleEnd:
+    """A task: make a tuple of the items just emitted."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: tuple[Any, ...]) -> None:
+        self.value = value
+
+
+class _Op:
+    """A task: emit these bytes."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: bytes) -> None:
+        self.code = code
+
+
+_REDUCE, _NEWOBJ, _NEWOBJ_EX, _OBJ = _Op(b"R"), _Op(b"\x81"), _Op(b"\x92"), _Op(b"o")
+_BUILD, _MARK, _APPENDS, _SETITEMS = _Op(b"b"), _Op(b"("), _Op(b"e"), _Op(b"u")
+
+
+def write_pickle(root: Any, persistent: Callable[[Storage], tuple[Any, ...]]) -> bytes:
+    """The pickle of the tree below ROOT.
+
+    Args:
+        root: the tree.
+        persistent: gives the persistent id of a storage, called for each tensor in the order of the pickle.
+
+    Raises:
+        CannotCarry: a name that no pickle can spell.
+    """
+    emitter = _Emitter(persistent)
+    pickle = emitter.run(root)
+    return pickle if emitter.protocol == 2 else _Emitter(persistent, emitter.protocol).run(root)
+
+
+class _Emitter:
+    """Turns a tree into opcodes.
+
+    Values that can be referenced again are numbered as they are put. In `out`, a number N stands for a fetch of value N
+    and ~N for its put; which of them are needed, and their places in the memo, is known only at the end.
+    """
+
+    def __init__(self, persistent: Callable[[Storage], tuple[Any, ...]], protocol: int = 2) -> None:
+        self.protocol = protocol  # grows to 4 where the tree needs it; what was written then is written again
+        self._persistent = persistent
+        self._out: list[bytes | int] = []
+        self._numbers_of: dict[Any, int] = {}
+        self._fetched: list[int] = []  # how often each is fetched
+        self._alive: list[Any] = []  # what is known by its `id` must live, lest another value gets the same
+        self._todo: list[Any] = []
+
+    def run(self, root: Any) -> bytes:
+        todo = self._todo
+        todo.append(root)
+        while todo:
+            self._emit(todo.pop())
+        return self._render()
+
+    def _render(self) -> bytes:
+        # the most fetched values get the one-byte indices
+        used = sorted((n for n, count in enumerate(self._fetched) if count), key=lambda n: -self._fetched[n])
+        place = {number: index for index, number in enumerate(used)}
+        parts = [bytes((0x80, self.protocol))]
+        for item in self._out:
+            if isinstance(item, bytes):
+                parts.append(item)
+            elif item >= 0:
+                parts.append(_indexed(b"h", b"j", place[item]))
+            elif ~item in place:
+                parts.append(_indexed(b"q", b"r", place[~item]))
+        parts.append(b".")
+        return b"".join(parts)
+
+    def _fetch(self, key: Any) -> bool:
+        """Emit a fetch if the value was put already."""
+        number = self._numbers_of.get(key)
+        if number is None:
+            return False
+        self._fetched[number] += 1
+        self._out.append(number)
+        return True
+
+    def _put(self, key: Any, value: Any) -> None:
+        number = self._numbers_of[key] = len(self._fetched)
+        self._fetched.append(0)
+        self._alive.append(value)
+        self._out.append(~number)
+
+    def _push(self, *tasks: Any) -> None:
+        """Do TASKS next, in this order."""
+        self._todo.extend(reversed(tasks))
+
+    def _emit(self, node: Any) -> None:
+        # ordered by how often each comes in a checkpoint
+        kind = type(node)
+        if kind is _Op:
+            self._out.append(node.code)
+        elif kind is _PutLater:
+            self._put(node.key, node.value)
+        elif kind is _TupleEnd:
+            self._end_tuple(node.value)
+        elif kind is str:
+            self._text(node)
+        elif kind is bool:
+            self._out.append(b"\x88" if node else b"\x89")
+        elif kind is int:
+            self._out.append(_integer(node))
+        elif kind is Global:
+            self._global(node)
+        elif kind is tuple:
+            self._tuple(node)
+        elif node is None:
+            self._out.append(b"N")
+        elif kind is float:
+            self._out.append(struct.pack(">cd", b"G", node))
+        elif kind is ByteString:
+            self._byte_string(node)
+        elif kind is bytes:
+            self._bytes(node)
+        elif kind is Storage:
+            self._storage(node)
+        elif not self._fetch(id(node)):
+            self._new_node(node)
+
+    def _new_node(self, node: Any) -> None:
+        put = _PutLater(id(node), node)
+        if isinstance(node, LazyTensor):
+            self._tensor(node)
+        elif isinstance(node, Dict):
+            self._dict(node, put)
+        elif isinstance(node, List):
+            self._out.append(b"]")
+            self._push(put, *self._items(node.items))
+        elif isinstance(node, Object):
+            self._object(node, put)
+        elif isinstance(node, Set):
+            self._push(_SETS[node.frozen], (List(list(node.items)),), _REDUCE, put)
+        elif isinstance(node, bytearray):
+            self._push(_BYTEARRAY, (bytes(node),), _REDUCE, put)
+        else:
+            raise CannotCarry(f"a {type(node).__name__} cannot be written to a pickle")
+
+    # -- scalars
+
+    def _text(self, text: str) -> None:
+        if not self._fetch(text):
+            raw = text.encode("utf-8", "surrogatepass")
+            if len(raw) <= _LONGEST_TEXT:
+                self._out.append(struct.pack("<cI", b"X", len(raw)) + raw)
+            else:
+                self.protocol = 4
+                self._out.append(struct.pack("<BQ", 0x8D, len(raw)) + raw)
+            self._put(text, text)
+
+    def _byte_string(self, text: ByteString) -> None:
+        key = (ByteString, text.raw)
+        if not self._fetch(key):
+            size = len(text.raw)
+            self._out.append((bytes((0x55, size)) if size < 256 else struct.pack("<cI", b"T", size)) + text.raw)
+            self._put(key, text)
+
+    def _bytes(self, data: bytes) -> None:
+        if not self._fetch((bytes, id(data))):
+            made = (data.decode("latin-1"), "latin1")  # also of none: weights_only knows no call of bytes()
+            self._push(_ENCODE, made, _REDUCE, _PutLater((bytes, id(data)), data))
+
+    def _global(self, node: Global) -> None:
+        if self._fetch(node):
+            return
+        if "\n" in str(node) or any("\ud800" <= char <= "\udfff" for char in str(node)):
+            raise CannotCarry(f"the class name {printable(str(node))} is none; no pickle should carry it")
+        if "." in node.name:  # nested: only protocol 4 walks through attributes
+            self.protocol = 4
+        spelled = (node.module, node.name)
+        if self.protocol == 2:
+            spelled = python2_name(*spelled)
+            if python3_name(*spelled) != (node.module, node.name):  # readers would take it for a name of Python 2
+                self.protocol = 4
+        if "." in node.name:
+            self._push(*spelled, _Op(b"\x93"), _PutLater(node, node))
+        else:
+            self._out.append(f"c{spelled[0]}\n{spelled[1]}\n".encode())
+            self._put(node, node)
+
+    # -- containers
+
+    def _tuple(self, items: tuple[Any, ...]) -> None:
+        if not items:
+            self._out.append(b")")
+        elif not self._fetch(id(items)):
+            begin = (_MARK,) if len(items) > 3 else ()
+            self._push(*begin, *items, _TupleEnd(items))
+
+    def _end_tuple(self, items: tuple[Any, ...]) -> None:
+        if id(items) in self._numbers_of:  # it holds itself, and was made while its items were
+            self._out.append(b"1" if len(items) > 3 else b"0" * len(items))
+            self._fetch(id(items))
+            return
+        self._out.append((b"\x85", b"\x86", b"\x87")[len(items) - 1] if len(items) <= 3 else b"t")
+        self._put(id(items), items)
+
+    def _items(self, items: list[Any]) -> list[Any]:
+        tasks: list[Any] = []
+        for at in range(0, len(items), _BATCH):
+            tasks += [_MARK, *items[at : at + _BATCH], _APPENDS]
+        return tasks
+
+    def _pairs(self, entries: list[tuple[Any, Any]]) -> list[Any]:
+        tasks: list[Any] = []
+        for at in range(0, len(entries), _BATCH):
+            tasks += [_MARK, *(x for pair in entries[at : at + _BATCH] for x in pair), _SETITEMS]
+        return tasks
+
+    def _dict(self, node: Dict, put: _PutLater) -> None:
+        begin = (_ORDERED_DICT, (), _REDUCE) if node.ordered else (_Op(b"}"),)
+        state = () if node.attributes is ABSENT else (node.attributes, _BUILD)
+        self._push(*begin, put, *self._pairs(node.entries), *state)
+
+    def _object(self, node: Object, put: _PutLater) -> None:
+        tasks: list[Any] = []
+        if node.how == "obj":
+            tasks += [_MARK, node.callee, *node.args, _OBJ]
+        elif node.how == "newobj_ex":
+            self.protocol = 4
+            tasks += [node.callee, *node.args, _NEWOBJ_EX]
+        else:
+            tasks += [node.callee, node.args, _NEWOBJ if node.how == "newobj" else _REDUCE]
+        tasks.append(put)
+        for kind, value in node.steps:
+            if kind == "items":
+                tasks += self._items(value)
+            elif kind == "entries":
+                tasks += self._pairs(value)
+            else:
+                tasks += [value, _BUILD]
+        self._push(*tasks)
+
+    # -- tensors: written at once, since nothing in them can be referenced again
+
+    def _tensor(self, tensor: LazyTensor) -> None:
+        out = self._out
+        typed = tensor.storage.dtype is not None
+        if typed and tensor.storage.dtype != tensor.dtype:  # torch rebuilds it as what the storage is
+            raise CannotCarry(f"a tensor of {tensor.dtype.name} over a storage of {tensor.storage.dtype}")
+        if tensor.parameter:
+            self._global(_PARAMETER)
+        self._global(_TENSOR_2 if typed else _TENSOR_3)
+        out.append(b"(")
+        self._storage(tensor.storage)
+        out.append(_integer(tensor.offset))
+        self._numbers(tensor.shape)
+        self._numbers(tensor.stride)
+        out.append(b"\x88" if tensor.requires_grad and not tensor.parameter else b"\x89")
+        self._no_hooks()
+        if not typed:
+            self._global(Global("torch", tensor.dtype.name))
+        if tensor.conj or tensor.neg:
+            out.append(b"}")
+            for name in ("conj", "neg"):
+                if getattr(tensor, name):
+                    self._text(name)
+                    out.append(b"\x88s")
+        out.append(b"tR")
+        if tensor.parameter:
+            out.append(b"\x88" if tensor.requires_grad else b"\x89")
+            self._no_hooks()
+            out.append(b"\x87R")
+        self._put(id(tensor), tensor)
+
+    def _storage(self, storage: Storage) -> None:
+        self._out.append(b"(")
+        for part in self._persistent(storage):
+            if part is None:
+                self._out.append(b"N")
+            elif isinstance(part, str):
+                self._text(str(part))
+            elif isinstance(part, Global):
+                self._global(part)
+            else:
+                self._out.append(_integer(part))
+        self._out.append(b"tQ")
+
+    def _numbers(self, numbers: tuple[int, ...]) -> None:
+        short = len(numbers) <= 3
+        end = (b")", b"\x85", b"\x86", b"\x87")[len(numbers)] if short else b"t"
+        self._out.append((b"" if short else b"(") + b"".join(map(_integer, numbers)) + end)
+
+    def _no_hooks(self) -> None:
+        self._global(_ORDERED_DICT)
+        self._out.append(b")R")
+
+
+def _integer(value: int) -> bytes:
+    if 0 <= value < 1 << 8:
+        return bytes((0x4B, value))
+    if 0 <= value < 1 << 16:
+        return struct.pack("<cH", b"M", value)
+    if -(1 << 31) <= value < 1 << 31:
+        return struct.pack("<ci", b"J", value)
+    raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    return (bytes((0x8A, len(raw))) if len(raw) < 256 else struct.pack("<BI", 0x8B, len(raw))) + raw
+
+
+def _indexed(short: bytes, long: bytes, index: int) -> bytes:
+    return short + bytes((index,)) if index < 256 else long + struct.pack("<I", index)
+
+
+def fit(pickle: bytes, length: int) -> bytes | None:
+    """PICKLE made exactly LENGTH bytes long, or None if it is longer or cannot be.
+
+    Memo puts (2 or 5 bytes) just before its STOP refer to slots that nothing fetches any more. Their lengths add up to
+    everything but 1 and 3.
+    """
+    missing = length - len(pickle)
+    if missing < 0 or missing in (1, 3):
+        return None
+    long, short = divmod(missing, 5)
+    if short % 2:  # one LONG_BINPUT less makes the rest even: 1 becomes 6, 3 becomes 8
+        long, short = long - 1, short + 5
+    return pickle[:-1] + b"r\0\0\0\0" * long + b"q\0" * (short // 2) + b"."
+
+
+def names_class(storage: Storage) -> Global:
+    """The class that a persistent id names for a storage."""
+    return Global("torch", storage.class_name) if storage.class_name != "UntypedStorage" else _UNTYPED

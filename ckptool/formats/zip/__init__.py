@@ -1,0 +1,1 @@
+"""Zip archives, as PyTorch writes and reads them."""

@@ -1,0 +1,1 @@
+"""Models in code: importing, building and tracing what a user names."""

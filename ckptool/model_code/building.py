@@ -1,0 +1,399 @@
+"""Models in code: importing a file that defines one, building it, and filling it.
+
+Importing a model file runs it; nothing else in ckptool runs a user's code. Models are built on the meta device where
+that works, so that one of any size costs no memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import re
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..checkpoint import Checkpoint, StateDict
+from ..disk.files import shell_path, shell_quote
+from ..errors import Ambiguous, CannotCarry, NotFound, RuleError, Unreadable, printable
+from ..keys import closest
+from ..tensor import LazyTensor
+from ..torch_bridge import from_torch, to_torch
+from . import user_code
+from .signature import Signature
+from .trace import signature_of
+
+# ------------------------------------------------------------------------------------------ finding the model
+
+#: Names that say "this makes the model", in the order in which they are preferred.
+_FACTORIES = ("build_model", "create_model", "make_model", "get_model")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model in a user's code, found but not yet built.
+
+    Attributes:
+        text: as it was named.
+        name: what it is called there (`Net`, `build_model`, `model`).
+        make: builds it; for an instance, gives it.
+    """
+
+    text: str
+    name: str
+    make: Callable[[], torch.nn.Module]
+    instance: bool = False
+
+
+def find_model(text: str, kwargs: Mapping[str, Any] | None = None, *, option: str = "MODEL.py") -> ModelSource:
+    """Import the code that TEXT names and find the model in it. This runs that code.
+
+    Args:
+        text: `MODEL.py`, `MODEL.py:Name` or `package.module:Name`; Name is a class, a factory or an instance.
+        kwargs: arguments for the class or factory.
+        option: what the user typed it for, for messages.
+
+    Raises:
+        Unreadable: there is no such file, or it raises when it is imported.
+        NotFound: there is no model in it, or none of that name.
+        Ambiguous: there are several and TEXT does not say which.
+        RuleError: the arguments do not fit.
+    """
+    place, name = user_code.split(text)
+    module = _import(place)
+    if name:
+        found: Any = module
+        for part in name.split("."):
+            if not hasattr(found, part):
+                raise NotFound(
+                    f"there is no {printable(name)!r} in it",
+                    where=place,
+                    evidence=_listed(_choices(module)),
+                    hint=_hint(place, _choices(module), part),
+                )
+            found = getattr(found, part)
+    else:
+        name, found = _only_choice(module, place)
+    return ModelSource(text, name, lambda: _build(found, name, place, dict(kwargs or {})), _is_model(found))
+
+
+def _import(place: str) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return user_code.import_code(place)
+    except Unreadable:
+        raise
+    except (Exception, SystemExit) as error:
+        raise Unreadable(
+            f"raised while it was imported: {_error_text(error)}",
+            where=place,
+            evidence=_where_in_user_code(error, place),
+            hint=f"python {shell_path(place)} shows the whole traceback" if user_code.names_file(place) else None,
+        ) from error
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module)
+
+
+def _choices(module: Any) -> dict[str, Any]:
+    """What in a module could be the model: instances, classes and factories that it defines itself."""
+    own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    here = module.__name__
+    return {
+        name: value
+        for name, value in own.items()
+        if _is_model(value)
+        or (isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == here)
+        or (inspect.isfunction(value) and value.__module__ == here and _makes_a_model(name, value))
+    }
+
+
+def _makes_a_model(name: str, function: Any) -> bool:
+    made = function.__annotations__.get("return")
+    if isinstance(made, type) and issubclass(made, torch.nn.Module):
+        return True
+    return name in _FACTORIES or bool(re.match(r"(build|create|make|get)_?(\w*_)?(model|net|network)$", name))
+
+
+def _only_choice(module: Any, place: str) -> tuple[str, Any]:
+    choices = _choices(module)
+    for name in _FACTORIES:
+        if name in choices:
+            return name, choices[name]
+    instances = {name: value for name, value in choices.items() if _is_model(value)}
+    if len(instances) == 1:
+        return next(iter(instances.items()))
+    factories = {name: value for name, value in choices.items() if inspect.isfunction(value)}
+    if len(factories) == 1 and not instances:
+        return next(iter(factories.items()))
+    classes = {name: value for name, value in choices.items() if isinstance(value, type)}
+    outer = _outermost(module, classes)
+    if len(outer) == 1 and not instances and not factories:
+        return next(iter(outer.items()))
+    if not choices:
+        raise NotFound(
+            "defines no model: no torch.nn.Module class, instance or factory",
+            where=place,
+            hint=f"{shell_path(place)}:Name names a class, an instance or a function that returns one",
+        )
+    shown = instances or factories or outer or choices
+    raise Ambiguous(
+        f"defines {len(shown)} models; say which:", where=place, evidence=_listed(shown), hint=_hint(place, shown)
+    )
+
+
+def _outermost(module: Any, classes: dict[str, Any]) -> dict[str, Any]:
+    """The classes that no other class of the file is made of: whose name no other's source mentions."""
+    inner = set()
+    for other in classes.values():
+        try:
+            text = inspect.getsource(other)
+        except (OSError, TypeError):
+            continue
+        inner |= {name for name, value in classes.items() if value is not other and re.search(rf"\b{name}\b", text)}
+    return {name: value for name, value in classes.items() if name not in inner} or classes
+
+
+def _listed(choices: Mapping[str, Any]) -> list[str]:
+    return [f"{printable(name)} ({_kind(value)})" for name, value in list(choices.items())[:20]]
+
+
+def _kind(value: Any) -> str:
+    return "instance" if _is_model(value) else "class" if isinstance(value, type) else "function"
+
+
+def _hint(place: str, choices: Mapping[str, Any], wanted: str = "") -> str | None:
+    """One of the choices as it is typed: the one whose name is nearest to what was wanted."""
+    near = closest(wanted, list(choices), 1) if wanted else []
+    return f"{shell_path(place)}:{(near or list(choices))[0]}" if choices else None
+
+
+def _build(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> torch.nn.Module:
+    if _is_model(found):
+        if kwargs:
+            raise RuleError(f"{printable(name)} is a model already and takes no arguments", where="--kwargs")
+        return found
+    if not callable(found):
+        raise NotFound(f"{printable(name)} is no model, class or factory", where=place)
+    _check_arguments(found, name, place, kwargs)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = found(**kwargs)
+    except (Exception, SystemExit) as error:
+        raise CannotCarry(
+            f"{printable(name)}({_call_text(kwargs)}) raised {_error_text(error)}",
+            where=place,
+            evidence=_where_in_user_code(error, place),
+            hint="--kwargs NAME=VALUE gives it arguments" if not kwargs else "check the --kwargs",
+        ) from error
+    if not _is_model(made):
+        raise NotFound(f"{printable(name)}() gives a {type(made).__name__}, not a torch.nn.Module", where=place)
+    return made
+
+
+def _check_arguments(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> None:
+    try:
+        wanted = inspect.signature(found)
+    except (TypeError, ValueError):
+        return
+    parameters = wanted.parameters
+    missing = [
+        p.name
+        for p in parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in kwargs
+    ]
+    if missing:
+        raise RuleError(
+            f"{printable(name)} needs {', '.join(missing)}",
+            where=place,
+            evidence=[f"{name}{wanted}"],
+            hint=" ".join(f"--kwargs {one}=…" for one in missing),
+        )
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    unknown = [one for one in kwargs if one not in parameters and not takes_any]
+    if unknown:
+        near, value = closest(unknown[0], list(parameters), 1), kwargs[unknown[0]]
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        raise RuleError(
+            f"{printable(name)} takes no {printable(unknown[0])!r}",
+            where="--kwargs",
+            evidence=[f"{name}{wanted}"],
+            hint=f"--kwargs {shell_quote(f'{near[0]}={text}')}" if near else None,
+        )
+
+
+def _call_text(kwargs: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in kwargs.items())
+
+
+def _error_text(error: BaseException) -> str:
+    text = str(error).strip().split("\n")[0]
+    return printable(f"{type(error).__name__}: {text}" if text else type(error).__name__, 300)
+
+
+def _where_in_user_code(error: BaseException, place: str) -> list[str]:
+    """The innermost line of the user's file that the error went through."""
+    frame, shown = error.__traceback__, ""
+    while frame is not None:
+        name = frame.tb_frame.f_code.co_filename
+        if Path(name).name == Path(place).name:
+            shown = f"line {frame.tb_lineno} of {Path(name).name}"
+        frame = frame.tb_next
+    return [shown] if shown else []
+
+
+# ----------------------------------------------------------------------------------------------- building it
+
+
+def signature_for(model: Any, *, inputs: Any = None, kwargs: Mapping[str, Any] | None = None) -> Signature:
+    """The signature of a module, or of the code that a text names (which is imported and run).
+
+    Raises:
+        RuleError: MODEL is neither.
+    """
+    if not isinstance(model, str | os.PathLike):
+        return signature_of(unwrapped(require_model(model)), inputs=inputs)
+    found = find_model(str(model), kwargs)
+    return signature_of(unwrapped(build(found)), inputs=inputs)
+
+
+def require_model(model: Any) -> torch.nn.Module:
+    """MODEL, if it is one, and a RuleError that says what it is otherwise."""
+    if _is_model(model):
+        return model
+    name = getattr(model, "__name__", None)
+    if name is not None and callable(model):
+        what, hint = f"{printable(name)} makes a model and is none itself", f"{printable(name)}()"
+    else:
+        what, hint = f"{printable(repr(model), 60)} is no torch.nn.Module", None
+    raise RuleError(what, where="model", hint=hint)
+
+
+def initial_values(source: ModelSource, keys: Sequence[str]) -> dict[str, LazyTensor]:
+    """The values that the model itself gives to KEYS when it is built.
+
+    This builds it once more, and only those of its parameters for real: a new head on a big model costs the head.
+    """
+    try:
+        model = _partly_real(source, set(keys))
+        state = None if model is None else model.state_dict()
+    except Exception:  # code that looks at the values of others while it builds
+        state = None
+    if state is None or any(state[key].is_meta for key in keys):
+        state = unwrapped(build(source, real=True)).state_dict()
+    tensors = from_torch({key: state[key].detach().contiguous() for key in keys}).state_dict("").tensors
+    return dict(tensors)
+
+
+def _partly_real(source: ModelSource, keys: set[str]) -> torch.nn.Module | None:
+    """The model with all parameters on the meta device but KEYS; None where they are not made in a fixed order.
+
+    Parameters are told by the order in which modules register them, which is noted on the meta device first. Their
+    memory is not touched before that: they are empty then, and are filled afterwards.
+    """
+    if source.instance:
+        return None
+    order: list[torch.nn.Parameter] = []
+    with torch.device("meta"), _on_registration(lambda _, parameter: order.append(parameter)):
+        shape_only = unwrapped(source.make())
+    wanted = {id(p) for name, p in shape_only.named_parameters(remove_duplicate=False) if name in keys}
+    real = {n for n, parameter in enumerate(order) if id(parameter) in wanted}
+    made = 0
+
+    def chosen(_: str, parameter: torch.nn.Parameter) -> torch.nn.Parameter | None:
+        nonlocal made
+        made += 1
+        if made - 1 in real:
+            return None
+        return torch.nn.Parameter(torch.empty_like(parameter.data, device="meta"), parameter.requires_grad)
+
+    with _on_registration(chosen):
+        model = unwrapped(source.make())
+    return model if made == len(order) else None
+
+
+@contextlib.contextmanager
+def _on_registration(then: Callable[[str, torch.nn.Parameter], torch.nn.Parameter | None]) -> Iterator[None]:
+    """Call THEN with every parameter that a module registers; what it returns is registered in its place."""
+
+    def hook(_module: torch.nn.Module, name: str, parameter: Any) -> Any:
+        return then(name, parameter) if isinstance(parameter, torch.nn.Parameter) else None
+
+    handle = torch.nn.modules.module.register_module_parameter_registration_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
+    """Copy the tensors of a checkpoint into the parameters and buffers of MODEL that have their names."""
+    own, tensors = model.state_dict(), ckpt.state_dict("").tensors
+    for key in tensors:
+        if own[key].is_meta:
+            raise CannotCarry(
+                f"{printable(key)} is on the meta device and has no memory",
+                hint="model.to_empty(device='cpu') gives it some",
+            )
+    with torch.no_grad():
+        for key, tensor in tensors.items():
+            own[key].copy_(to_torch(tensor))
+
+
+def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:
+    """Build the model: on the meta device unless REAL values are wanted or the code cannot be run there."""
+    if real or source.instance:
+        return source.make()
+    state = torch.get_rng_state()
+    try:
+        with torch.device("meta"):
+            return source.make()
+    except RuleError:
+        raise
+    except CannotCarry:
+        torch.set_rng_state(state)
+        return source.make()
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The model inside DataParallel, DistributedDataParallel and torch.compile."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DataParallel", "DistributedDataParallel"):
+            inner = getattr(model, "module", None)
+        if inner is None or not _is_model(inner):
+            return model
+        model = inner
+
+
+def refused(model: torch.nn.Module, weights: StateDict) -> str | None:
+    """What `model.load_state_dict(…, strict=True)` says against WEIGHTS, or None if it takes them.
+
+    It is asked itself, with tensors of these shapes that have no memory. MODEL has none either afterwards.
+    """
+    state: OrderedDict[str, Any] = OrderedDict()
+    for key, tensor in weights.tensors.items():
+        state[key] = torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype.name), device="meta")
+    metadata = weights.metadata
+    if metadata is not None:
+        state._metadata = metadata  # type: ignore[attr-defined]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it adds itself (num_batches_tracked) is not on the meta device
+            model.to("meta").load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+__all__ = ["ModelSource", "build", "fill", "find_model", "initial_values", "refused", "signature_for", "unwrapped"]

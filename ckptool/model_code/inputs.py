@@ -1,0 +1,394 @@
+"""Example inputs of a model: as they are written on the command line, and worked out from its first layers."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import RuleError, printable
+
+_SPEC = re.compile(r"(?:(\w+(?:\.\w+)*)=)?(\w+)\[([\d,\s]*)\](?:<(\d+))?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """A random input: element type and shape; integers are below HIGH and not below LOW."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    high: int = 0
+    low: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]" + (f"<{self.high}" if self.high else "")
+
+
+class Fields(dict[str, Any]):
+    """Inputs with names inside one argument, as `batch["image"]` or `data.x`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"'Fields' object has no attribute {name!r}") from None
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
+    """Every spec or tensor in inputs, lists and dicts inside of them included, with the way there."""
+    if isinstance(value, Mapping):
+        return [one for key, item in value.items() for one in leaves(item, (*path, key))]
+    if isinstance(value, list | tuple):
+        return [one for place, item in enumerate(value) for one in leaves(item, (*path, place))]
+    return [(path, value)]
+
+
+def with_leaves(value: Any, new: Sequence[Any]) -> Any:
+    """Inputs of the same structure with other specs or tensors, given in the order of `leaves`."""
+    left = iter(new)
+
+    def put(item: Any) -> Any:
+        if isinstance(item, Mapping):
+            made_ = {key: put(inner) for key, inner in item.items()}
+            return Fields(made_) if isinstance(item, Fields) else made_
+        if isinstance(item, list | tuple):
+            return [put(inner) for inner in item]
+        return next(left)
+
+    return put(value)
+
+
+def parse_inputs(texts: Sequence[str], option: str = "--input") -> list[Any] | dict[str, Any] | None:
+    """Inputs as they are written on the command line: `float32[2,3,64,64]`, `int64[2,12]<100`, `name=float32[2,8]`.
+
+    `batch.image=…` is an entry of a dict (or an attribute), `maps.0=…`, `maps.1=…` are a list.
+    OPTION is what they were given to.
+
+    Raises:
+        RuleError: a text is none of these.
+    """
+    positional: list[InputSpec] = []
+    named: dict[str, InputSpec] = {}
+    for text in texts:
+        found = _SPEC.match(text.strip())
+        sizes = [] if found is None else [n.strip() for n in found[3].split(",") if n.strip()]
+        if (
+            found is None
+            or not isinstance(getattr(torch, found[2], None), torch.dtype)
+            or not all(re.fullmatch("[0-9]{1,18}", n) for n in (*sizes, found[4] or "0"))
+        ):
+            raise RuleError(f"{printable(text)!r} is no input", where=option, hint=f"{option} 'float32[2,3,64,64]'")
+        spec = InputSpec(found[2], tuple(map(int, sizes)), int(found[4] or 0))
+        if found[1]:
+            named[found[1]] = spec
+        else:
+            positional.append(spec)
+    if positional and named:
+        raise RuleError("some inputs have a name and some have none", where=option, hint="name all of them, or none")
+    return nested(named, option) or positional or None
+
+
+_DEEPEST = 32
+
+
+def nested(flat: Mapping[str, Any], where: object = "--input") -> dict[str, Any]:
+    """Names with dots as dicts, and as lists where they end in numbers."""
+    out: dict[str, Any] = {}
+    for name, value in flat.items():
+        at = out
+        *path, last = name.split(".")
+        if len(path) > _DEEPEST:
+            raise RuleError(f"{printable(name, 80)!r} is more than {_DEEPEST} inputs deep", where=where)
+        for part in path:
+            at = at.setdefault(part, Fields())
+            if not isinstance(at, dict):
+                raise RuleError(f"{printable(name)!r} is inside of another input", where=where)
+        at[last] = value
+    return {name: _lists(value) for name, value in out.items()}
+
+
+def _lists(value: Any) -> Any:
+    if not isinstance(value, Fields):
+        return value
+    if all(re.fullmatch("[0-9]{1,9}", key) for key in value):
+        return [_lists(value[key]) for key in sorted(value, key=int)]
+    return Fields({key: _lists(item) for key, item in value.items()})
+
+
+def made(value: Any, device: str = "cpu", generator: Any = None) -> Any:
+    """The random tensors that specs describe; anything else as it is."""
+    if isinstance(value, Mapping | list | tuple):
+        return with_leaves(value, [made(one, device, generator) for _, one in leaves(value)])
+    if not isinstance(value, InputSpec):
+        return value
+    dtype = getattr(torch, value.dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        if device == "meta":
+            return torch.empty(value.shape, dtype=dtype, device="meta")
+        return torch.randn(value.shape, dtype=dtype, generator=generator).to(device)
+    if device == "meta":
+        return torch.empty(value.shape, dtype=dtype, device="meta")
+    if dtype == torch.bool:
+        return torch.full(value.shape, value.high != 1)
+    high = max(value.high, value.low + 1, 2)
+    tokens = torch.randint(value.low, high, value.shape, dtype=dtype, generator=generator)
+    if (
+        tokens.ndim == 2 and high - value.low > 2
+    ):  # a text ends where its highest token is, for code that looks for that
+        tokens.clamp_(max=high - 2)[:, -1] = high - 1
+    return tokens
+
+
+def inputs_text(inputs: Any) -> str:
+    """Inputs as a person would type them."""
+    told = []
+    for path, value in leaves(inputs):
+        name = ".".join(map(str, path)) if isinstance(inputs, Mapping) or len(path) > 1 else ""
+        told.append(f"{name}={_text(value)}" if name else _text(value))
+    return " ".join(told) or "no input"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, value.shape))}]"
+    return str(value)
+
+
+_TOKENS = re.compile(r"(^|_)(ids?|idx|tokens?|indices|text|src|tgt|words?|sentence|caption|labels?|seq)($|_)")
+_PICTURES = re.compile(r"(^|_)(images?|imgs?|pixel(_values)?|pictures?|frames?|video|photo)($|_)")
+_TIMES = re.compile(r"(^|_)(t|time|times|timesteps?|sigmas?|noise_level|step)($|_)")
+_LABELS = re.compile(r"(^|_)(y|labels?|cls|class(es)?|class_(ids?|labels?))$")
+_EDGES = re.compile(r"(^|_)edges?(_index)?$")
+_ADJACENT = re.compile(r"(^|_)adj(acency)?(_|$)")
+_LENGTHS = re.compile(r"(^|_)(lengths?|lens?)$")
+_MASKS = re.compile(r"mask")
+#: What a model is conditioned on: one vector, a sequence of them, a number, or where each place of a sequence lies.
+_VECTORS = re.compile(r"(^|_)(pooled|pool|vec|vectors?|global)($|_)")
+_SEQUENCES = re.compile(
+    r"(^|_)(encoder_hidden_states|context|memory|prompt|(text|prompt|caption)_(embeds|states))($|_)"
+)
+_NUMBERS = re.compile(r"(^|_)(guidance(_scale)?|strength|cfg|fps)$")
+_COORDINATES = re.compile(r"(^|_)(ids|coords|coordinates)$")
+_PLACES = re.compile(r"pos|type|seg|time|rel|wpe")
+_SIZES = (32, 64, 16, 224, 28, 24, 8, 128, 96, 48, 256, 299, 384, 512, 12, 20, 40)
+
+
+def guess_inputs(model: torch.nn.Module) -> Iterator[Any]:
+    """Inputs that MODEL might take, the likeliest first, from the names of its arguments and its first layers."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except (TypeError, ValueError):
+        return
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if needed:
+        yield from _combined(model, [p.name for p in needed], by_name=False)
+        return
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    if not names:
+        yield []
+        return
+    main = getattr(model, "main_input_name", None)
+    first = main if isinstance(main, str) and main in names else names[0]
+    tokens = next((n for n in names if n in ("input_ids", "text", "tokens", "ids")), None)
+    pictures = next((n for n in names if n in ("pixel_values", "image", "images", "img")), None)
+    if tokens and pictures:
+        yield from _combined(model, [n for n in names if n in (tokens, pictures)], by_name=True)
+    if "decoder_input_ids" in names:
+        yield from _combined(model, [first, "decoder_input_ids"], by_name=True)
+    yield from _combined(model, [first], by_name=True)
+
+
+def _combined(model: torch.nn.Module, wanted: list[str], *, by_name: bool) -> Iterator[Any]:
+    """Inputs for the arguments WANTED, the likeliest combinations first."""
+    options = [list(inputs_for(model, name, len(wanted))) for name in wanted]
+    if len(wanted) == 1:
+        combined: Iterator[tuple[InputSpec, ...]] = ((one,) for one in options[0])
+    elif len({str(one) for one in options[0]} ^ {str(one) for one in options[1]}) == 0:
+        # the same kinds of input: equal ones first
+        equal = (tuple(one for _ in wanted) for one in options[0])
+        combined = itertools.chain(equal, itertools.islice(itertools.product(*(o[:8] for o in options)), 64))
+    else:
+        most = {2: 12, 3: 5, 4: 3}.get(len(wanted), 2)
+        combined = itertools.islice(itertools.product(*(o[:most] for o in options)), 150)
+    for specs in combined:
+        yield dict(zip(wanted, specs, strict=True)) if by_name else list(specs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """What the layers of a model take: entries of tables, those that are no places or kinds of words, (dimensions,
+    channels) of convolutions, widths.
+
+    Of convolutions and widths the first that is registered comes first, then those that no other layer gives.
+    """
+
+    tokens: list[int]
+    words: list[int]
+    convolutions: list[tuple[int, int]]
+    widths: list[int]
+    sides: list[tuple[int, int]]
+    places: list[int]
+
+
+def _layers(model: torch.nn.Module) -> _Layers:
+    tokens: list[int] = []
+    words: list[int] = []
+    convolutions: list[tuple[int, int]] = []
+    widths: list[int] = []
+    given: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding):
+            tokens.append(module.num_embeddings)
+            if not _PLACES.search(name.lower()):
+                words.append(module.num_embeddings)
+            given.add(module.embedding_dim)
+        elif isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d | torch.nn.Conv3d):
+            convolutions.append((module.weight.ndim - 2, module.in_channels))
+            given.add(module.out_channels)
+        elif isinstance(module, torch.nn.ConvTranspose1d | torch.nn.ConvTranspose2d | torch.nn.ConvTranspose3d):
+            convolutions.append((module.weight.ndim - 2, -module.in_channels))
+            given.add(module.out_channels)
+        elif isinstance(module, torch.nn.Linear):
+            widths.append(module.in_features)
+            given.add(module.out_features)
+        elif isinstance(module, torch.nn.RNNBase | torch.nn.RNNCellBase):
+            widths.insert(0, module.input_size)
+    if not (tokens or convolutions):  # layers that the model defines itself
+        own = [
+            n for m in model.modules() for p in m.parameters(recurse=False) if p.ndim in (2, 3) for n in p.shape[-2:]
+        ]
+        widths += own if not isinstance(model, torch.nn.Linear) else []
+    first = list(dict.fromkeys(convolutions))
+    channels = first[:1] + sorted(first[1:], key=lambda c: (abs(c[1]) in given, abs(c[1]) not in (1, 3, 4)))
+    distinct = list(dict.fromkeys(widths))
+    widths = distinct[:1] + sorted(distinct[1:], key=lambda n: n in given)
+    return _Layers(tokens, words, channels[:4], widths, _sides(model), _places(model))
+
+
+def _sides(model: torch.nn.Module) -> list[tuple[int, int]]:
+    """Sizes of pictures of which feature maps are left for a linear layer, by the strides of the layers."""
+    stride, channels, widths = 1, 0, []
+    for module in model.modules():
+        if isinstance(module, torch.nn.AdaptiveAvgPool2d | torch.nn.AdaptiveMaxPool2d):
+            return []  # any size will do
+        if isinstance(module, torch.nn.Conv2d | torch.nn.MaxPool2d | torch.nn.AvgPool2d):
+            step = module.stride
+            stride *= step if isinstance(step, int) else step[0]
+            channels = module.out_channels if isinstance(module, torch.nn.Conv2d) else channels
+        elif isinstance(module, torch.nn.Linear):
+            widths.append(module.in_features)
+    for width in widths if channels else ():
+        places = width // channels
+        high = next((n for n in range(math.isqrt(places), 1, -1) if places % n == 0), 0)
+        if width % channels == 0 and high and places // high < 2 * high:
+            steps = [step for step in dict.fromkeys((stride, 32, 16, 8, 4)) if places // high * step <= 512]
+            return [(high * step, places // high * step) for step in steps]
+    return []
+
+
+def _pictures(found: _Layers) -> Iterator[InputSpec]:
+    """Inputs of convolutions, one of every kind before another size of the first."""
+    sizes = {
+        (dims, channels): [InputSpec("float32", (2, abs(channels), *one)) for one in _extents(found, dims, channels)]
+        for dims, channels in found.convolutions
+    }
+    for row in itertools.zip_longest(*sizes.values()):
+        yield from (spec for spec in row if spec is not None)
+
+
+def _extents(found: _Layers, dims: int, channels: int) -> list[tuple[int, ...]]:
+    """Lengths, sizes of pictures or of volumes to try."""
+    if channels < 0:
+        return [(n,) * dims for n in (1, 4, 8)]
+    if dims == 1:  # spectra, of which a stride may leave as many as there are places
+        return [(n,) for n in dict.fromkeys((*(m * n for n in found.places for m in (2, 1)), 64, 256, 1024, 16))]
+    if dims == 3:
+        return [(16, 16, 16), (8, 16, 16), (32, 32, 32), (16, 112, 112), (8, 8, 8)]
+    return list(dict.fromkeys([*found.sides, *((n, n) for n in _SIZES)]))
+
+
+def _places(model: torch.nn.Module) -> list[int]:
+    """How many places the tables of positions have."""
+    named = itertools.chain(model.named_parameters(), model.named_buffers())
+    found = [t.shape[-2] for name, t in named if _POSITIONS.search(name.lower()) and t.ndim >= 2]
+    return list(dict.fromkeys(n for n in found if 4 <= n <= 4096))[:3]
+
+
+_POSITIONS = re.compile(r"pos(ition)?")
+
+
+def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputSpec]:
+    """Inputs for the argument NAME: tokens, pictures or vectors, by its name and by the first layers of each kind."""
+    found = _layers(model)
+    highs = dict.fromkeys(min(n, 1 << 30) for n in (min(found.words, default=0), min(found.tokens, default=0)) if n)
+    tokens = [InputSpec("int64", (2, n), high) for high in highs for n in (12, 8, 16, 4, 77, 32, 64, 10)]
+    pictures = list(_pictures(found))
+    size = getattr(getattr(model, "config", None), "image_size", None)
+    channels_of = getattr(getattr(model, "config", None), "num_channels", 3)
+    if isinstance(size, int):
+        pictures.insert(0, InputSpec("float32", (2, channels_of, size, size)))
+    plain = []
+    for width in found.widths[:5]:
+        plain += [InputSpec("float32", (2, width)), InputSpec("float32", (2, 12, width))]
+        plain += [InputSpec("float32", (2, width, 8, 8)), InputSpec("float32", (2, width, 12))] if among == 1 else []
+    for width in found.widths[:2] if among == 1 else ():  # code may cut what it takes in two
+        plain += [InputSpec("float32", (2, 2 * width)), InputSpec("float32", (2, 12, 2 * width))]
+    if not found.convolutions and not tokens:  # pictures may be cut into patches for a linear layer
+        plain += [InputSpec("float32", (2, c, n, n)) for c in (3, 1) for n in _SIZES]
+    pictures = list(dict.fromkeys(pictures))
+    labels = [InputSpec("int64", (2,), high) for high in sorted({n for n in found.tokens if n > 1})[:2]]
+    if among == 2 and not found.convolutions and not found.tokens:  # two vectors that are joined
+        plain[2:2] = [InputSpec("float32", (2, n)) for w in found.widths[:1] if w > 3 for n in (w - w // 4, w // 4)]
+    if among == 1 and found.convolutions:  # words as their letters
+        tokens += [InputSpec("int64", (2, 5, n), high) for high in highs for n in (12, 50)]
+    if among > 1:  # every combination is tried: few of each kind, those first that differ most
+        tokens, plain, pictures = tokens[:4], plain[:6], pictures[:4]
+    if _EDGES.search(name):
+        yield InputSpec("int64", (2, 20), 2)
+    elif _ADJACENT.search(name):
+        yield InputSpec("float32", (2, 2))
+    elif _LENGTHS.search(name):
+        yield from (InputSpec("int64", (2,), n + 1, n) for n in (12, 64))
+    elif _MASKS.search(name) and among > 1:
+        yield from (InputSpec("bool", (2, 12)), InputSpec("int64", (2, 12), 2), InputSpec("bool", (12, 12), 1))
+    states = name == "hidden_states" and not found.convolutions
+    if among > 1 and (states or _VECTORS.search(name) or _SEQUENCES.search(name)):
+        dims = 2 if _VECTORS.search(name) else 3
+        yield from sorted(plain, key=lambda one: len(one.shape) != dims)
+    elif among > 1 and _NUMBERS.search(name):
+        yield InputSpec("float32", (2,))
+    elif among > 1 and not tokens and _COORDINATES.search(name):
+        yield from (InputSpec("float32", shape) for shape in ((12, 3), (12, 4), (12, 2), (2, 12, 3), (2, 12, 4)))
+    if _LABELS.search(name) and labels:
+        yield from (*labels, *tokens, *plain)
+    elif _TIMES.search(name):
+        yield from (InputSpec("int64", (2,), 100), InputSpec("float32", (2,)), *plain, *pictures, *tokens)
+    elif _TOKENS.search(name):
+        yield from (*tokens, *plain, *pictures)
+    elif _PICTURES.search(name):
+        yield from (*pictures, *plain, *tokens)
+    elif tokens and not found.convolutions:
+        yield from (*tokens, *plain)
+    elif found.convolutions:
+        yield from (*pictures, *tokens, *plain)
+    else:
+        yield from (*plain, *tokens)
+
+
+def read_inputs(inputs: Any) -> Any:
+    """Inputs as they may be given: texts, tensors, or specs; positional or by name."""
+    if inputs is None:
+        return None
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if isinstance(inputs, Mapping):
+        return {k: (parse_inputs([v])[0] if isinstance(v, str) else v) for k, v in inputs.items()}  # type: ignore[index]
+    if all(isinstance(one, str) for one in inputs):
+        return parse_inputs(inputs)
+    return list(inputs)

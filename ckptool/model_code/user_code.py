@@ -1,0 +1,109 @@
+"""The code that a user names: `MODEL.py`, `MODEL.py:Name` or `package.module:Name`. Importing it runs it.
+
+A package that is installed goes before a folder of its name: who stands in a download and asks for `torchvision.models`
+does not mean a `torchvision` that came with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..disk.files import is_file, is_folder, is_there
+from ..errors import Unreadable
+
+_WAYS = "MODEL.py, MODEL.py:Name or package.module:Name"
+
+
+def split(text: str) -> tuple[str, str]:
+    """`a/b.py:Net` -> (`a/b.py`, `Net`). A drive letter of Windows is not a name."""
+    place, colon, name = text.rpartition(":")
+    if not colon or re.search(r"[\\/]", name):
+        return text, ""
+    return place, name
+
+
+def file_of(text: str) -> Path | None:
+    """The file that a module's name stands for, found without running any code. None where TEXT names a file itself."""
+    place, _ = split(text)
+    if place.endswith(".py") or not all(part.isidentifier() for part in place.split(".")):
+        return None
+    found, name = None, ""
+    with _current_folder_last():
+        for part in place.split("."):
+            where = found and found.submodule_search_locations
+            if name and where is None:
+                return None
+            name = f"{name}.{part}".lstrip(".")
+            specs = (finder.find_spec(name, where) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+            found = next((spec for spec in specs if spec is not None), None)
+            if found is None:
+                return None
+    return Path(found.origin) if found is not None and found.origin and found.has_location else None
+
+
+def import_code(place: str) -> Any:
+    """Import the file or the module that PLACE names, which runs it. What the code raises comes through.
+
+    Raises:
+        Unreadable: there is no such file.
+    """
+    path = Path(place)
+    if not names_file(place):
+        with _current_folder_last():
+            return importlib.import_module(place)
+    if not is_file(place):
+        what = "is a folder" if is_folder(place) else "no such file or directory"
+        raise Unreadable(what, where=place or "MODEL.py", hint=_WAYS)
+    return _import_file(path)
+
+
+def names_file(place: str) -> bool:
+    """Whether PLACE names a file, rather than a module."""
+    return not place or place.endswith(".py") or "/" in place or (is_there(place) and file_of(place) is None)
+
+
+def _import_file(path: Path) -> Any:
+    name = re.sub(r"\W", "_", path.stem) or "model"
+    if name in sys.modules:
+        name = f"{name}_{abs(hash(str(path.resolve()))):x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise Unreadable("is not a Python file", where=path, hint=_WAYS)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)  # files beside it can be imported, as when it is run
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)
+    return module
+
+
+@contextlib.contextmanager
+def _current_folder_last() -> Iterator[None]:
+    """Within it modules that are found nowhere else are looked for in the current folder."""
+    try:
+        here = str(Path.cwd())
+    except OSError:  # it was deleted
+        here = ""
+    if not here or here in sys.path:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(here)

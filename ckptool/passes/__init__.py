@@ -1,0 +1,1 @@
+"""What is done to a checkpoint, and gives another one: keys, places, values."""

@@ -1,0 +1,179 @@
+"""Recipes: passes as a list that can be run, written down, and run again.
+
+    ckptool: 1
+    passes:
+    - strip-prefix: module.
+    - rename: [features=backbone, 'classifier.{}=head.{}']
+    - cast: {to: bfloat16, keep: [re:norm]}
+    - map-location: cpu
+
+The passes run in the order in which they are listed. Values are what the options of `ckptool convert` take; `true` for
+those that take none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..checkpoint import Checkpoint
+from ..disk.documents import read_yaml, yaml_text
+from ..disk.files import StrPath
+from ..errors import RuleError, counted, in_words
+from . import by_key as passes
+from . import slimming, values
+from .by_key import Missing
+
+#: Passes of a recipe, and texts of one pass. Each is a look at every tensor.
+_MOST_PASSES = 100
+_MOST_TEXTS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A pass and what it is given: text, a list of texts, True, or (of `cast`) a dict."""
+
+    name: str
+    value: Any = True
+
+
+def _texts(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)
+
+
+def _cast(ckpt: Checkpoint, value: Any, at: str | None, missing: Missing) -> Checkpoint:
+    wanted = value if isinstance(value, dict) else {"to": value}
+    return values.cast(ckpt, str(wanted["to"]), keep=_texts(wanted.get("keep", [])), at=at, missing=missing)
+
+
+def _slim(ckpt: Checkpoint, value: Any, at: str | None, missing: Missing) -> Checkpoint:
+    return slimming.slim(ckpt, weights=None if value is True else value, at=at)
+
+
+_Run = Callable[[Checkpoint, Any, str | None, Missing], Checkpoint]
+#: Pass -> the kind of its value, and how it is run. In the order in which `convert` runs its options.
+_PASSES: dict[str, tuple[str, _Run]] = {
+    "extract": ("flag", lambda c, v, at, m: passes.extract(c, at=at)),
+    "slim": ("which", _slim),
+    "clean": ("flag", lambda c, v, at, m: passes.clean(c)),
+    "unwrap": ("flag", lambda c, v, at, m: passes.unwrap(c, at=at, missing=m)),
+    "strip-prefix": ("text", lambda c, v, at, m: passes.strip_prefix(c, v, at=at, missing=m)),
+    "strip-first": ("flag", lambda c, v, at, m: passes.strip_prefix(c, first=True, at=at, missing=m)),
+    "rename": ("texts", lambda c, v, at, m: passes.rename(c, _texts(v), at=at, missing=m)),
+    "add-prefix": ("text", lambda c, v, at, m: passes.add_prefix(c, v, at=at)),
+    "select": ("texts", lambda c, v, at, m: passes.select(c, _texts(v), at=at, missing=m)),
+    "drop": ("texts", lambda c, v, at, m: passes.drop(c, _texts(v), at=at, missing=m)),
+    "to-dense": ("flag", lambda c, v, at, m: passes.to_dense(c, missing=m)),
+    "dequantize": ("flag", lambda c, v, at, m: passes.dequantize(c, missing=m)),
+    "untie": ("flag", lambda c, v, at, m: values.untie(c, at=at)),
+    "compact": ("flag", lambda c, v, at, m: values.compact(c)),
+    "cast": ("cast", _cast),
+    "map-location": ("texts", lambda c, v, at, m: passes.map_location(c, _texts(v), missing=m)),
+}
+#: After these the weights are the root.
+_TAKE_OUT = ("extract", "slim")
+_RENAME = ("unwrap", "strip-prefix", "strip-first", "rename", "add-prefix")
+
+
+def run(
+    ckpt: Checkpoint, steps: Sequence[Step], *, at: str | None = None, missing: Missing = "error"
+) -> tuple[Checkpoint, list[tuple[str, str]]]:
+    """Run passes one after the other.
+
+    Returns:
+        The result, and (old key, new key) of the tensors whose key changed.
+
+    Raises:
+        CheckpointError: as the passes do.
+    """
+    renamed: dict[str, str] = {}  # the key of now -> that of the beginning
+    for step in steps:
+        before = ckpt
+        ckpt = _PASSES[step.name][1](ckpt, step.value, at, missing)
+        if step.name in _TAKE_OUT:
+            at = None
+        if step.name in _RENAME:
+            changed = _changed(before, ckpt)
+            earlier = {old: renamed.pop(old, old) for old, _ in changed}
+            renamed |= {new: earlier[old] for old, new in changed}
+    return ckpt, [(old, new) for new, old in renamed.items() if old != new]
+
+
+def _changed(before: Checkpoint, after: Checkpoint) -> list[tuple[str, str]]:
+    old = {id(t): key for weights in before.state_dicts() for key, t in weights.tensors.items()}
+    new = {id(t): key for weights in after.state_dicts() for key, t in weights.tensors.items()}
+    return [(old[t], key) for t, key in new.items() if t in old and old[t] != key]
+
+
+def read(path: StrPath) -> list[Step]:
+    """The passes of the recipe at PATH.
+
+    Raises:
+        Unreadable: it cannot be read.
+        RuleError: it is no recipe, or names a pass that does not exist or a value that it does not take.
+    """
+    loaded = read_yaml(path)
+    listed = loaded.get("passes") if isinstance(loaded, dict) else None
+    if not isinstance(listed, list) or loaded.get("ckptool") != 1 or set(loaded) - {"ckptool", "passes"}:
+        raise RuleError(
+            "is no recipe: a recipe has 'ckptool: 1' and a list of passes", where=path, hint="see docs/cli.md, Recipes"
+        )
+    return _steps(listed, path)
+
+
+def _steps(listed: Sequence[Any], where: StrPath) -> list[Step]:
+    if len(listed) > _MOST_PASSES:
+        raise RuleError(f"lists {counted(len(listed), 'pass', 'passes')}; {_MOST_PASSES} is the limit", where=where)
+    return [_step(item, where) for item in listed]
+
+
+def _step(item: Any, where: StrPath) -> Step:
+    if isinstance(item, str):
+        item = {item: True}
+    if not isinstance(item, dict) or len(item) != 1:
+        raise RuleError(f"has the pass {in_words(item, 80)}, which is none: one name a line", where=where)
+    ((name, value),) = item.items()
+    if name not in _PASSES:
+        known = ", ".join(_PASSES)
+        raise RuleError(f"names the pass {in_words(name)}; there are {known}", where=where)
+    kind = _PASSES[name][0]
+    if not _fits(kind, value):
+        raise RuleError(f"gives {name} the value {in_words(value)}; it takes {_TAKES[kind]}", where=where)
+    texts = value.get("keep") if isinstance(value, dict) else value
+    if isinstance(texts, list) and len(texts) > _MOST_TEXTS:
+        raise RuleError(f"gives {name} {counted(len(texts), 'text')}; {_MOST_TEXTS:,} is the limit", where=where)
+    return Step(name, value)
+
+
+_TAKES = {
+    "flag": "true, or nothing",
+    "text": "a text",
+    "texts": "a text or a list of texts",
+    "cast": "a type, or {to: TYPE, keep: [PATTERN, …]}",
+    "which": "ema, raw, or nothing",
+}
+
+
+def _fits(kind: str, value: Any) -> bool:
+    are_texts = isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
+    if kind == "cast" and isinstance(value, dict):
+        keep = value.get("keep", [])
+        fine = isinstance(keep, str) or (isinstance(keep, list) and all(isinstance(item, str) for item in keep))
+        return set(value) <= {"to", "keep"} and isinstance(value.get("to"), str) and fine
+    return {
+        "flag": value is True,
+        "which": value is True or value in ("ema", "raw"),
+        "texts": isinstance(value, str) or are_texts,
+    }.get(kind, isinstance(value, str))
+
+
+def text(steps: Sequence[Step]) -> str:
+    """STEPS as a recipe.
+
+    Raises:
+        RuleError: they are more than a recipe holds.
+    """
+    listed = [{step.name: step.value} for step in steps]
+    _steps(listed, "--save-recipe")
+    return yaml_text({"ckptool": 1, "passes": listed}, "--save-recipe")

@@ -1,0 +1,139 @@
+"""Which of the weights in a checkpoint to keep: those of the model, or their exponential moving average.
+
+Where the two stand depends on the framework: timm keeps the average in `state_dict_ema`, DiT and ultralytics in `ema`,
+torchvision in `model_ema`, BasicSR in `params_ema`, latent diffusion under `model_ema.` within the state dict.
+mmengine's EMAHook swaps them when it saves: `state_dict` is the average, and `ema_state_dict` the raw model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ..checkpoint import Checkpoint, StateDict
+from ..disk.files import same_bytes
+from ..errors import Ambiguous, NotFound, counted, printable
+from ..inert.pickled_models import is_module
+from ..tensor import LazyTensor
+from ..tree import Dict
+from ..weights import is_state_dict
+from .by_key import extract
+from .values import with_other_entries
+
+Which = Literal["ema", "raw"]
+
+
+#: (averaged, raw): where frameworks put the two.
+_PAIRS = (
+    ("ema_state_dict", "state_dict"),
+    ("state_dict_ema", "state_dict"),  # timm
+    ("model_ema", "model"),  # torchvision's references
+    ("model_ema", "state_dict"),
+    ("model_ema_state_dict", "model_state_dict"),
+    ("ema_state_dict", "model_state_dict"),
+    ("ema", "model"),  # DiT, ultralytics
+    ("params_ema", "params"),  # BasicSR
+    ("params-ema", "params"),
+    ("g_ema", "g"),  # StyleGAN2
+    ("g_ema", "G"),
+)
+#: Inside one state dict: the copy of `model.a.b` is `model_ema.ab` (latent diffusion).
+_INSIDE = "model_ema."
+
+
+def slim(ckpt: Checkpoint, *, weights: Which | None = None, at: str | None = None) -> Checkpoint:
+    """Keep only the weights; of a checkpoint with an exponential moving average, the averaged or the raw ones.
+
+    The two are told apart by their places, as each framework has them; whether they differ is looked at.
+
+    Args:
+        ckpt: the checkpoint.
+        weights: "ema" or "raw"; None if there is but one set.
+        at: path of the state dict, which settles it.
+
+    Raises:
+        Ambiguous: there are both, and WEIGHTS does not say which.
+        NotFound: WEIGHTS says "ema" and there is no average.
+    """
+    if at is not None:
+        return extract(ckpt, at=at)
+    places = _averaged_and_raw(ckpt)
+    inside = None if places else _inside(ckpt)
+    if places is None and inside is None:
+        if weights == "ema":
+            raise NotFound("holds no moving average that is known by its place", where=ckpt.where, hint="--at PATH")
+        return extract(ckpt)
+    if weights is None:
+        shown = places or (f"{_INSIDE}*", "model.*")
+        raise Ambiguous(
+            "holds the weights and their moving average; say which:",
+            where=ckpt.where,
+            evidence=[f"ema: {printable(shown[0], 60)}", f"raw: {printable(shown[1], 60)}"],
+            hint="--weights ema",
+        )
+    if inside is not None:
+        return _taken_apart(ckpt, *inside, weights)
+    assert places is not None
+    both = [ckpt.state_dict(place) for place in places]
+    note = "note: the moving average and the raw weights are equal" if _equal(*both) else None
+    chosen, other = places if weights == "ema" else places[::-1]
+    done = extract(ckpt, at=chosen)
+    word = "moving average" if weights == "ema" else "raw weights"
+    return done.noting(
+        f"slim: {word} at {printable(chosen, 60)}, not {printable(other, 60)}", *([note] if note else [])
+    )
+
+
+def _averaged_and_raw(ckpt: Checkpoint) -> tuple[str, str] | None:
+    if not isinstance(ckpt.root, Dict):
+        return None
+    there = {key for key, value in ckpt.root.entries if is_module(value) or is_state_dict(value)}
+    found = next((pair for pair in _PAIRS if set(pair) <= there), None)
+    return found[::-1] if found == _PAIRS[0] and _is_mmengine(ckpt.root) else found
+
+
+def _is_mmengine(root: Dict) -> bool:
+    """Whether mmengine saved it, whose EMAHook swaps the two. Others call the average what it is."""
+    meta = root.get("meta")
+    return "message_hub" in root or (isinstance(meta, Dict) and "mmengine_version" in meta)
+
+
+def _inside(ckpt: Checkpoint) -> tuple[StateDict, dict[str, str]] | None:
+    """The state dict, and which of its keys is the averaged twin of which."""
+    try:
+        weights = ckpt.state_dict()
+    except (Ambiguous, NotFound):
+        return None
+    twins = {
+        key: twin
+        for key in weights
+        if key.startswith("model.") and (twin := _INSIDE + key.removeprefix("model.").replace(".", "")) in weights
+    }
+    return (weights, twins) if twins else None
+
+
+def _taken_apart(ckpt: Checkpoint, weights: StateDict, twins: Mapping[str, str], which: Which) -> Checkpoint:
+    equal = all(_same(weights[key], weights[twin]) for key, twin in twins.items())
+    entries = [
+        (key, weights[twins[key]] if which == "ema" and key in twins else value)
+        for key, value in weights.node.entries
+        if not str(key).startswith(_INSIDE)
+    ]
+    done = extract(with_other_entries(ckpt, weights, entries), at=weights.path)
+    word = "moving average" if which == "ema" else "raw weights"
+    notes = ["note: the moving average and the raw weights are equal"] if equal else []
+    return done.noting(f"slim: {word} of {counted(len(twins), 'key')} with a twin under {_INSIDE}", *notes)
+
+
+def _equal(one: StateDict, other: StateDict) -> bool:
+    """Whether two sets of weights are the same, wrappers aside. Compared until something differs."""
+    plain = {key.removeprefix("module."): value for key, value in other.tensors.items()}
+    return all(key.removeprefix("module.") in plain for key in one.tensors) and all(
+        _same(value, plain[key.removeprefix("module.")]) for key, value in one.tensors.items()
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not isinstance(one, LazyTensor) or not isinstance(other, LazyTensor):
+        return False
+    return one.dtype == other.dtype and one.shape == other.shape and same_bytes(one.source(), other.source())

@@ -1,0 +1,195 @@
+"""Low-rank adapters: merged into the weights that they adapt, or named where they cannot be.
+
+Written from the sources of loralib, of peft (its LoRA and DoRA layers), and of the scripts that store `lora_down`,
+`lora_up` and `alpha` with every layer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
+
+from .. import expression as ex
+from ..doubts import Doubt
+from ..expression import Expr
+from ..words import table
+from .pieces import Canon, Piece, unchanged
+
+_Path = tuple[str, ...]
+
+#: Words that the name of an adapter has at most before the path that it spells.
+_MOST_PREFIX = 4
+
+
+@dataclass(slots=True)
+class _Adapter:
+    """What stands beside one weight: its parts by role, once for each named adapter."""
+
+    parts: dict[str, dict[str, Piece]] = field(default_factory=lambda: defaultdict(dict))
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [piece for named in self.parts.values() for piece in named.values()]
+
+
+def merge_adapters(source: Canon, target: Canon, scale: float | None) -> None:
+    """Merge the adapters of the source, unless the target has some itself; whatever is not merged is doubted.
+
+    Args:
+        source, target: the two sides.
+        scale: alpha by rank, where the file says it beside its weights; an `alpha` with every layer counts before it.
+    """
+    own, theirs = _adapters(source), _adapters(target)
+    for canon, found in ((source, own), (target, theirs)):
+        _only_trained(canon)
+        for base in found:
+            _without_wrapper(canon, base)
+    if not own or theirs:
+        return
+    bases = {base: _base_of(source, base) for base in own}
+    turned = _all_turned(source, own, bases)
+    for base, adapter in own.items():
+        name = bases[base]
+        weight = None if name is None else source.pieces[name]
+        reason = "" if weight is None else _merged(source, weight, adapter, scale, turned)
+        for piece in adapter.pieces:
+            source.pieces.pop(piece.name, None)
+        if reason and weight is not None:
+            source.pieces[weight.name] = replace(weight, doubts=(*weight.doubts, Doubt(reason)))
+    if any({"lora", "lora_alpha"} & set(piece.expr.operations()) for piece in source.pieces.values()):
+        source.notes.append("low-rank adapters are merged into the weights that they adapt")
+
+
+def _adapters(canon: Canon) -> dict[_Path, _Adapter]:
+    """Adapters by the path of the module that they stand beside."""
+    found: dict[_Path, _Adapter] = defaultdict(_Adapter)
+    alphas = []
+    roles = table().adapters
+    for piece in canon.pieces.values():
+        at, role = next(((at, roles[c]) for at, c in enumerate(piece.path) if c in roles), (0, ""))
+        if role == "alpha":
+            alphas.append((piece, at))
+        elif role and at:
+            found[piece.path[:at]].parts[".".join(piece.path[at + 1 :])][role] = piece
+    for piece, at in alphas:  # which is the name of much else
+        if piece.path[:at] in found and prod(piece.shape) == 1:
+            for named in found[piece.path[:at]].parts.values():
+                named["alpha"] = piece
+    return found
+
+
+def _only_trained(canon: Canon) -> None:
+    """Where a module has a trained copy beside what it was, the copy is the module."""
+    for copy, original in table().trained_instead.items():
+        for piece in [p for p in canon.pieces.values() if copy in p.path]:
+            base = piece.path[: piece.path.index(copy)]
+            old = canon.pieces.pop(".".join((*base, original)) + f"|{piece.role}", None)
+            if old is not None:
+                inner = piece.path[len(base) + 2 :]
+                canon.become(piece, [(replace(piece, path=(*base, *inner)), unchanged)], unchanged)
+
+
+def _without_wrapper(canon: Canon, base: _Path) -> None:
+    """Take the component out of paths that says which part of an adapted module is what it was."""
+    for piece in [p for p in canon.pieces.values() if p.path[: len(base)] == base and len(p.path) > len(base)]:
+        if piece.path[len(base)] in table().adapted and ".".join(base) + f"|{piece.role}" not in canon.pieces:
+            path = (*base, *piece.path[len(base) + 1 :])
+            words = tuple(w for w in piece.words if w not in piece.path[len(base)].split("_"))
+            canon.become(piece, [(replace(piece, path=path, words=words), unchanged)], unchanged)
+
+
+def _base_of(source: Canon, base: _Path) -> str | None:
+    """The weight that an adapter stands beside, or that its name spells out with other separators."""
+    name = ".".join(base) + "|weight"
+    if name in source.pieces:
+        return name
+    said = base[-1].split("_")
+    if said[0] not in table().adapter_prefixes:
+        return None
+    weights = {"_".join(p.path): p.name for p in source.pieces.values() if p.role == "weight" and len(p.shape) >= 2}
+    spelt = ["_".join(said[skipped:]) for skipped in range(1, min(len(said), _MOST_PREFIX))]
+    exact = [weights[flat] for flat in spelt if flat in weights]
+    ending = [[name for known, name in weights.items() if known.endswith("_" + flat)] for flat in spelt]
+    return next(iter(exact), None) or next((found[0] for found in ending if len(found) == 1), None)
+
+
+def _factors(parts: dict[str, Piece]) -> tuple[Piece, Piece, bool] | None:
+    """What takes the inputs, what gives the outputs, and whether their names say that the product is turned."""
+    for prefix in ("", "turned_"):
+        if f"{prefix}down" in parts and f"{prefix}up" in parts:
+            return parts[f"{prefix}down"], parts[f"{prefix}up"], bool(prefix)
+    return None
+
+
+def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
+    """Whether the product of an adapter fits a weight as it is (False), turned (True), or in both ways."""
+    if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[0] != prod(b.shape[1:]):
+        return set()
+    rows, columns = b.shape[0], prod(a.shape[1:])
+    if len(weight.shape) == 2:
+        fits = {False: (rows, columns), True: (columns, rows)}
+        return {turned for turned, shape in fits.items() if weight.shape == shape}
+    return {False} if prod(weight.shape) == rows * columns > 0 == rows % weight.shape[0] else set()
+
+
+def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Path, str | None]) -> bool:
+    """Whether all weights whose sizes tell stand with the inputs first, and so the square ones, most likely."""
+    votes: Counter[bool] = Counter()
+    for base, adapter in adapters.items():
+        name = bases[base]
+        for parts in adapter.parts.values():
+            found = _factors(parts)
+            if name is not None and found is not None and not found[2]:
+                ways = _ways(source.pieces[name], found[0], found[1])
+                votes.update(ways if len(ways) == 1 else ())
+    return votes[True] > 0 and not votes[False]
+
+
+def _merged(source: Canon, weight: Piece, adapter: _Adapter, scale: float | None, all_turned: bool) -> str:
+    """Merge one adapter into a weight; or why it was not, as a sentence."""
+    named = list(adapter.parts.values())
+    unknown = [p for parts in named for role, p in parts.items() if role == "other"]
+    factors = _factors(named[0])
+    if len(named) > 1:
+        return f"the file has {len(named)} adapters for this ({', '.join(sorted(adapter.parts))}), which are not merged"
+    if unknown or factors is None:
+        left = (unknown or adapter.pieces)[0]
+        return f"the file has an adapter for this that is not merged: {left.entry.key}"
+    a, b, by_name = factors
+    ways = _ways(weight, a, b)
+    if not ways:
+        return f"the adapter {a.entry.key} does not fit and is not merged"
+    turned = by_name or all_turned if len(ways) == 2 else True in ways
+    alpha, magnitude = named[0].get("alpha"), named[0].get("magnitude")
+    doubts = list(weight.doubts)
+    if alpha is None and scale is None:
+        doubts.append(Doubt("the scale of the low-rank adapters is not in the file"))
+    if magnitude is not None and not _along_rows(magnitude, weight):
+        doubts.append(
+            Doubt("whether the magnitudes of the adapter are those of rows or of columns is in the code only")
+        )
+    olds = [weight, a, b, *([alpha] if alpha else []), *([magnitude] if magnitude else [])]
+    down = partial(_product, scale=1.0 if scale is None else scale, turned=turned, alpha=alpha, magnitude=magnitude)
+    source.merge(olds, replace(weight, doubts=tuple(doubts)), down, [])
+    return ""
+
+
+def _along_rows(magnitude: Piece, weight: Piece) -> bool:
+    sizes = [n for n in magnitude.shape if n != 1]
+    return sizes == [weight.shape[0]] and (weight.shape[0] not in weight.shape[1:] or len(magnitude.shape) == 1)
+
+
+def _product(
+    w: Expr, a: Expr, b: Expr, *more: Expr, scale: float, turned: bool, alpha: object, magnitude: Piece | None
+) -> Expr:
+    rest = list(more)
+    w = ex.transpose(w) if turned else w
+    made = Expr("lora_alpha", (w, a, b, rest.pop(0))) if alpha else Expr("lora", (w, a, b), (scale,))
+    if magnitude is not None:
+        norms = rest.pop(0)
+        if len(magnitude.shape) > 2 and magnitude.shape[0] == 1:  # stored along the second dimension, though of rows
+            norms = ex.reshape(norms, (prod(magnitude.shape),))
+        made = Expr("weight_norm", (norms, made))
+    return ex.transpose(made) if turned else made

@@ -1,0 +1,105 @@
+"""Batch norms whose statistics stand in one layer, and their scale and shift in another beside it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+from math import prod
+
+from ..words import words_of
+from .pieces import STATISTICS, Canon, Piece, squeezed, unchanged
+
+_Path = tuple[str, ...]
+#: What of a name is one word on the side of the statistics and another, or one more, on that of the factors.
+_Change = tuple[str, str]
+
+
+def join_affine(one: Canon, other: Canon) -> None:
+    """Put scale and shift to the statistics that they belong to, unless the other side has them apart, too.
+
+    They are a layer of their own, of a weight and a bias as long as the statistics: one whose name differs from theirs
+    by one word, the same one all over the model (`bn2a`, `scale2a`), or else the one that comes next.
+    """
+    layers = _layers(one)
+    bare = [path for path, held in layers.items() if _is_bare(held)]
+    if not bare or any(_is_bare(held) for held in _layers(other).values()):
+        return
+    factors = [
+        path
+        for path, held in layers.items()
+        if held.keys() == {"weight", "bias"} and len(squeezed(held["weight"].shape)) <= 1
+    ]
+    free = {path: prod(layers[path]["weight"].shape) for path in factors}
+    found = _by_name(bare, free, layers)
+    for path in bare:
+        if path not in found and (near := _next(path, free.keys() - found.values(), layers)) is not None:
+            found[path] = near
+    for path, own in found.items():
+        for role, piece in layers[own].items():
+            shape = layers[path]["running_var"].shape
+            if piece.shape == shape:
+                one.become(piece, [(replace(piece, path=path, role=role), unchanged)], unchanged)
+
+
+def _is_bare(held: dict[str, Piece]) -> bool:
+    return held.keys() >= STATISTICS and "weight" not in held
+
+
+def _layers(canon: Canon) -> dict[_Path, dict[str, Piece]]:
+    found: dict[_Path, dict[str, Piece]] = defaultdict(dict)
+    for piece in canon.pieces.values():
+        found[piece.path][piece.role] = piece
+    return found
+
+
+def _by_name(bare: list[_Path], free: dict[_Path, int], layers: dict[_Path, dict[str, Piece]]) -> dict[_Path, _Path]:
+    """Statistics and factors whose names differ by one word, the one by which most of them do."""
+    size = {path: prod(layers[path]["running_var"].shape) for path in bare}
+    words = {path: words_of(path) for path in (*bare, *free)}
+    ways: Counter[_Change] = Counter()
+    fitting: dict[tuple[_Path, _Change], list[_Path]] = defaultdict(list)
+    by_length: dict[tuple[int, int], list[_Path]] = defaultdict(list)
+    for own in free:
+        by_length[free[own], len(words[own])].append(own)
+    for path in bare:
+        for longer in (0, 1):
+            for own in by_length[size[path], len(words[path]) + longer]:
+                change = _change(words[path], words[own])
+                if change is not None:
+                    ways[change] += 1
+                    fitting[path, change].append(own)
+    found: dict[_Path, _Path] = {}
+    if ways:
+        best, count = ways.most_common(1)[0]
+        if count >= max(len(bare) / 2, 1):
+            found = {path: fits[0] for path in bare if len(fits := fitting[path, best]) == 1}
+    taken = Counter(found.values())
+    return {path: own for path, own in found.items() if taken[own] == 1}
+
+
+def _change(one: tuple[str, ...], other: tuple[str, ...]) -> _Change | None:
+    """The one word by which two names differ, which is no number: ("bn", "scale"), or ("", "scale") if added."""
+    if len(one) == len(other):
+        changes = [(a, b) for a, b in zip(one, other, strict=True) if a != b]
+        return changes[0] if len(changes) == 1 and not "".join(changes[0]).isdecimal() else None
+    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+    return ("", other[at]) if one[at:] == other[at + 1 :] and not other[at].isdecimal() else None
+
+
+def _next(path: _Path, free: set[_Path], layers: dict[_Path, dict[str, Piece]]) -> _Path | None:
+    """The factors that come next after statistics, in the same module."""
+    mean = layers[path]["running_mean"]
+
+    def place(piece: Piece) -> float:
+        return piece.order if mean.used is None or piece.used is None else piece.used
+
+    after = [
+        (place(piece), own)
+        for own, held in layers.items()
+        if own != path and place(piece := next(iter(held.values()))) > place(mean)
+    ]
+    nearest = min(after, default=None)
+    if nearest is None or nearest[1] not in free or nearest[1][:-1] != path[:-1]:
+        return None
+    same = layers[nearest[1]]["weight"].shape == layers[path]["running_var"].shape
+    return nearest[1] if same else None

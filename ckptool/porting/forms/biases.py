@@ -1,0 +1,156 @@
+"""Biases that stand apart from the matrices that they belong to, or are one for several."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Set
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, pairwise
+
+from .. import expression as ex
+from ..expression import Expr, Shape
+from ..words import label, numbers, table
+from .fused import fused_kind, part_label
+from .layouts import is_bare, turn
+from .pieces import Canon, Piece, squeezed, unchanged
+
+
+def attach_biases(one: Canon, other: Canon) -> None:
+    """Biases that stand apart from their matrices, as the biases of those, where the other side has none apart.
+
+    That a matrix stands with its inputs first, if it is a parameter of its own, is seen by its bias.
+    """
+    apart = {squeezed(piece.shape) for piece in _lone_biases(other)}
+    tables = {piece.shape for piece in other.pieces.values() if piece.role == "weight" and piece.shape[1:] == (1,)}
+    lone = []
+    for piece in _lone_biases(one):
+        if piece.shape in tables:
+            continue  # of each user, say: the other side has it as a table of one column, too, whatever its name
+        if squeezed(piece.shape) not in apart:
+            lone.append(piece)
+        elif piece.role != "bias":
+            one.become(piece, [(replace(piece, role="bias"), unchanged)], unchanged)
+    matrices = [
+        p
+        for p in one.pieces.values()
+        if p.role == "weight" and len(p.shape) >= 2 and ".".join(p.path) + "|bias" not in one.pieces and p not in lone
+    ]
+    together = _layers(other)
+    for piece in lone:
+        fitting = [m for m in matrices if _rows(m) == _rows(piece) or _gives(m, piece)]
+        if not squeezed(piece.shape):  # of one value, as much else is
+            fitting = [m for m in fitting if (m.shape, piece.shape) in together]
+        if not fitting:  # a table may be a layer over words that are 0 or 1, and the other side has its bias with it
+            fitting = [m for m in matrices if (m.shape, piece.shape) in together]
+        same = [m for m in fitting if numbers(m.path) == numbers(piece.path)]
+        if len(same) != 1:
+            same = _nearest(piece, same or fitting)
+        if len(same) != 1:  # which of them the other side has with a bias
+            with_bias = [m for m in same or fitting if (m.shape, piece.shape) in together]
+            same = with_bias if len(with_bias) == 1 else same
+        if len(same) != 1 and piece.used is not None:
+            same = sorted((m for m in fitting if m.used is not None and m.used < piece.used), key=lambda m: m.used or 0)
+            same = same[-1:]
+        if len(same) != 1 and _of_output(piece):
+            same = [m for m in fitting if _of_output(m)]
+        owner = same[0] if len(same) == 1 else fitting[0] if len(fitting) == 1 else None
+        if owner is not None:
+            matrices.remove(owner)
+            if _rows(owner) != _rows(piece):
+                turn(one, owner)
+            one.become(piece, [(replace(piece, path=owner.path, role="bias"), unchanged)], unchanged)
+
+
+def _rows(piece: Piece) -> int:
+    """How many values a matrix gives, or a bias adds to."""
+    return next(iter(squeezed(piece.shape) if len(piece.shape) != 2 else piece.shape), 1)
+
+
+def _of_output(piece: Piece) -> bool:
+    """Whether the name of a piece says that it is of the output layer."""
+    return label(table().group("purpose"), piece.words) == "head" or not table().vocabulary.isdisjoint(piece.words)
+
+
+def _gives(matrix: Piece, bias: Piece) -> bool:
+    """Whether a matrix that is a parameter of its own would have the sizes for a bias if it were turned."""
+    beside = matrix.path[:-1] == bias.path[: len(matrix.path) - 1]
+    return beside and is_bare(matrix) and len(matrix.shape) == 2 and matrix.shape[-1:] == squeezed(bias.shape)
+
+
+def _nearest(piece: Piece, matrices: list[Piece]) -> list[Piece]:
+    """The matrices that have more of their path in common with a bias than all others."""
+    shared = [_together(m.path, piece.path) for m in matrices]
+    return [m for m, n in zip(matrices, shared, strict=True) if n == max(shared) > 0]
+
+
+def _together(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _lone_biases(canon: Canon) -> list[Piece]:
+    together = Counter(piece.path for piece in canon.pieces.values())
+    matrices = {piece.path for piece in canon.pieces.values() if len(piece.shape) > 1}
+    return [
+        piece
+        for piece in canon.pieces.values()
+        if len(squeezed(piece.shape)) <= 1
+        and together[piece.path] == 1
+        and (
+            {"bias", "biases", "intercept"} & {*piece.words, piece.role}
+            or _own_name(piece.path) == "b"
+            or _after_matrices(piece, matrices)
+        )
+    ]
+
+
+_B = re.compile(r"(.*_)b(?::\d+)?\Z")
+
+
+def _after_matrices(piece: Piece, matrices: Set[tuple[str, ...]]) -> bool:
+    """Whether what is called `cell_b` stands beside matrices that are called `cell_wx` and so on, all in one name; or
+    what is in a list of that name."""
+    at = next((at for at in reversed(range(len(piece.path))) if not piece.path[at].isdecimal()), 0)
+    found = _B.match(piece.path[at]) if piece.path else None
+    start = () if found is None else (*piece.path[:at], f"{found[1]}w")
+    beside = (path for path in matrices if len(path) > at and path[:at] == start[:-1])
+    return bool(start) and any(path[at].startswith(start[-1]) for path in beside)
+
+
+def _own_name(path: tuple[str, ...]) -> str:
+    """The last component of a path that is no number: a list of biases is called as one is."""
+    return next((component for component in reversed(path) if not component.isdecimal()), "")
+
+
+def _layers(canon: Canon) -> set[tuple[Shape, Shape]]:
+    """The sizes of weight and bias of every layer that has both."""
+    weights = {p.path: p.shape for p in canon.pieces.values() if p.role == "weight"}
+    return {(weights[p.path], p.shape) for p in canon.pieces.values() if p.role == "bias" and p.path in weights}
+
+
+def divide_biases(canon: Canon) -> None:
+    """The one bias of projections whose matrices stand apart (`in_proj_bias` beside `q_proj_weight` …), as theirs."""
+    for piece in list(canon.pieces.values()):
+        kind = fused_kind(piece) if piece.role == "bias" and len(piece.shape) == 1 else None
+        if kind is None or ".".join(piece.path) + "|weight" in canon.pieces:
+            continue
+        beside = [p for p in canon.pieces.values() if p.path[:-1] == piece.path[:-1] and p.role == "weight"]
+        owners = [next((p for p in beside if part_label(p.path) == part), None) for part in kind.parts]
+        if any(o is None or ".".join(o.path) + "|bias" in canon.pieces for o in owners):
+            continue
+        rows = [o.shape[0] for o in owners if o is not None]
+        if sum(rows) != piece.shape[0]:
+            continue
+        edges = list(pairwise(accumulate((0, *rows))))
+        new: list[tuple[Piece, Callable[[Expr], Expr]]] = [
+            (
+                replace(
+                    o, role="bias", shape=(stop - start,), order=o.order + 0.5, entry=piece.entry, doubts=piece.doubts
+                ),
+                partial(ex.part, dim=0, start=start, stop=stop),
+            )
+            for o, (start, stop) in zip(owners, edges, strict=True)
+            if o is not None
+        ]
+        canon.become(piece, new, partial(ex.cat, 0))

@@ -1,0 +1,177 @@
+"""Branches that run beside each other, which code may register in any order; and whether two sides keep one order.
+
+Layers of which one works on what the other gives are registered in that order as a rule. Nothing orders the branches
+of a block, the two towers of a model, or queries, keys and values: where two of them look alike, that both sides have
+them in some order says little about which is which, unless branches that cannot be confused show that this code keeps
+the order, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import reduce
+from itertools import combinations
+from operator import and_
+
+from ..matching.units import Pair, Unit, take_turns, template
+
+#: The number of what a layer gives, and as bits those of all that went into what it works on.
+Flow = tuple[int, int]
+#: For two pairs: 1 where both sides have them in one order, -1 where not, 0 where that is not known.
+Vote = Callable[[Pair, Pair], int]
+
+#: So many couples of branches that cannot be confused have to be in order, and this share of them.
+_ENOUGH, _KEPT = 2, 0.85
+#: In modules with more children than this, not all couples are looked at.
+_MOST = 24
+
+
+def beside(one: Unit, other: Unit) -> bool:
+    """Whether nothing that one of two gives flows into the other, as far as the forward pass was followed."""
+    a, b = one.main.entry.notes.get("flow"), other.main.entry.notes.get("flow")
+    if a is None or b is None or a[0] == b[0]:
+        return False
+    return not (flows_into(one, other) or flows_into(other, one))
+
+
+def flows_into(one: Unit, other: Unit) -> bool:
+    """Whether what one gives flows into the other, as far as the forward pass was followed."""
+    a, b = one.main.entry.notes.get("flow"), other.main.entry.notes.get("flow")
+    return a is not None and b is not None and a[0] != b[0] and bool(b[1] >> a[0] & 1)
+
+
+def in_channel_order(units: Sequence[Unit]) -> None:
+    """See branches that one layer takes side by side as used in the order in which it takes them.
+
+    In which order they are computed is free. In which their channels stand is in the weights of that layer, which both
+    sides share, and code registers branches in that order as a rule: the pooled features of an ASPP are computed first
+    in some code, and come last in all.
+    """
+    flows: dict[str, Flow] = {}
+    numbered: dict[int, Unit] = {}
+    for unit in units:
+        flow = unit.main.entry.notes.get("flow")
+        if unit.used is not None and flow is not None:
+            flows[unit.main.entry.key] = flow
+            numbered[flow[0]] = unit
+    for unit in units:
+        end = flows.get(unit.main.entry.key)
+        parts = [flows.get(key) for key, _ in unit.main.entry.notes.get("joined", ())]
+        if end is None or len(parts) < 2 or None in parts:
+            continue
+        branches = _branches([part for part in parts if part is not None], end, numbered)
+        places = sorted(u.used or 0.0 for branch in branches for u in branch)
+        members = [u for branch in branches for u in sorted(branch, key=lambda u: u.used or 0.0)]
+        for member, place in zip(members, places, strict=True):
+            member.used = place
+    take_turns(units)
+
+
+def _branches(parts: Sequence[Flow], end: Flow, numbered: Mapping[int, Unit]) -> list[list[Unit]]:
+    """What is in each branch alone: before what ends it, or behind that and before what takes them all.
+
+    Args:
+        parts: the layers that end the branches.
+        end: the layer that takes them.
+        numbered: all layers, by the numbers in their flows.
+    """
+    found: list[list[Unit]] = [[] for _ in parts]
+    before = [part[1] | 1 << part[0] for part in parts]
+    rest = end[1] & ~reduce(and_, before)
+    while rest:
+        number = (rest & -rest).bit_length() - 1
+        rest &= rest - 1
+        unit = numbered.get(number)
+        if unit is None:
+            continue
+        behind = unit.main.entry.notes["flow"][1]
+        inside = [at for at, part in enumerate(parts) if before[at] >> number & 1 or behind >> part[0] & 1]
+        if len(inside) == 1:
+            found[inside[0]].append(unit)
+    return found
+
+
+class Branches:
+    """What branches that cannot be confused show about the orders of both sides.
+
+    Args:
+        pairs: what was matched.
+        content: what a module of the target holds, by its path.
+        votes: the orders, by name.
+    """
+
+    def __init__(
+        self, pairs: Iterable[Pair], content: Callable[[tuple[str, ...]], Hashable], votes: dict[str, Vote]
+    ) -> None:
+        self._votes = votes
+        parts: dict[tuple[str, ...], dict[str, list[Pair]]] = defaultdict(lambda: defaultdict(list))
+        for pair in pairs:
+            path = pair[0].path
+            for at in range(len(path)):
+                parts[path[:at]][path[at]].append(pair)
+        self._kind = {path: _kind(path, held) for path, held in parts.items()}
+        self._kept: dict[tuple[str, Hashable], Counter[bool]] = defaultdict(Counter)
+        for path, held in parts.items():
+            apart = _Apart(held)
+            seen: list[tuple[str, str]] = []
+            for a, b in combinations(list(held)[:_MOST], 2):
+                if content((*path, a)) == content((*path, b)) or not apart(a, b):
+                    continue
+                one, other = _first(held[a]), _first(held[b])
+                if one is None or other is None or not beside(one[0], other[0]):
+                    continue
+                # Beside layers that follow each other, a branch is one choice of the code: it confirms an order once.
+                again = any(not apart(a, c) and not apart(b, d) for c, d in (*seen, *((d, c) for c, d in seen)))
+                seen.append((a, b))
+                for name, vote in votes.items():
+                    said = vote(one, other)
+                    if said < 0 or (said and not again):
+                        self._kept[name, self._kind[path]][said > 0] += 1
+                        self._kept[name, None][said > 0] += 1
+                    if said:
+                        self._kept[name, (self._kind[path], *sorted((a, b)))][said > 0] += 1
+
+    def shown(self, one: Pair, other: Pair, order: str) -> bool:
+        """Whether other branches show that an order is kept for such as these: in modules of this kind, or else all."""
+        at = next(i for i, (a, b) in enumerate(zip(one[0].path, other[0].path, strict=False)) if a != b)
+        kind = self._kind[one[0].path[:at]]
+        same = self._kept[order, (kind, *sorted((one[0].path[at], other[0].path[at])))]
+        if same[False] or same[True]:
+            return not same[False]
+        for counts in (self._kept[order, kind], self._kept[order, None]):
+            if counts.total() >= _ENOUGH or counts[False]:
+                return counts[True] >= max(_KEPT * counts.total(), _ENOUGH)
+        return False
+
+
+class _Apart:
+    """Which parts of a module nothing flows between, all that is in them taken together.
+
+    Args:
+        held: what was matched in each part.
+    """
+
+    def __init__(self, held: Mapping[str, Iterable[Pair]]) -> None:
+        self._own: dict[str, int] = defaultdict(int)
+        self._before: dict[str, int] = defaultdict(int)
+        for name, pairs in held.items():
+            for t, _ in pairs:
+                if (flow := t.main.entry.notes.get("flow")) is not None:
+                    self._own[name] |= 1 << flow[0]
+                    self._before[name] |= flow[1]
+
+    def __call__(self, a: str, b: str) -> bool:
+        """Whether A and B are two parts of which neither works on what the other gives."""
+        return a != b and not (self._before[a] & self._own[b] or self._before[b] & self._own[a])
+
+
+def _kind(path: tuple[str, ...], held: Iterable[str]) -> Hashable:
+    """What modules of one class have in common: the names in them, or their path where those are numbers."""
+    names = frozenset(held)
+    return template(path) if all(name.isdecimal() for name in names) else names
+
+
+def _first(pairs: list[Pair]) -> Pair | None:
+    """The first of a part that nothing speaks against."""
+    return next((pair for pair in pairs if not pair[0].doubts), None)

@@ -1,0 +1,342 @@
+"""One form for both sides: names without wrappers, roles instead of leaf names, projections apart, layouts of torch.
+
+The same steps are taken on the source and on the target, so what is fused on one side and apart on the other meets in
+the middle, and what is fused on both comes out as a copy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from ... import keys as names
+from ...model_code.signature import Entry, Signature
+from .. import expression as ex
+from ..matching.units import template
+from ..words import cut, label, table, words_of
+from .adapters import merge_adapters
+from .affine import join_affine
+from .biases import attach_biases, divide_biases
+from .exported import name_exported
+from .fused import fused_alike, missing_key_bias, split_by_initials, split_fused
+from .gates import join_gates, of_recurrent_kernels
+from .heads import flat_heads, flat_vectors
+from .implied import forget_plain_words, imply
+from .joined import join_parts
+from .kernels import channels_first, lay_down, turn_transposed
+from .layouts import follow_names, general_dense, is_bare, torch_layout, turn_by_vote
+from .pieces import Canon, Piece, squeezed, unchanged
+from .reparametrized import merge_masks, merge_norms, name_unknown
+from .roles import components, counted_by_letters, divided, numbered, role_of
+from .scanned import divide_layers
+from .shared_heads import add_key_biases, repeat_shared_heads
+from .sides import cut_sides
+from .stacked import unstack, unstack_together
+
+#: What is merged or derived rather than matched.
+_COUNTER = "num_batches_tracked"
+
+
+def canonical(source: Signature, target: Signature, *, lora_scale: float | None = None) -> tuple[Canon, Canon]:
+    """Two sides in the common form, and in the same granularity: (source, target)."""
+    s, t = _named(source, is_target=False), _named(target, is_target=True, counted=_counted_otherwise(target, source))
+    name_exported(s, t)
+    divide_layers(s, t)
+    general_dense(s, t)
+    for canon, other in ((s, t), (t, s)):
+        _laid_out(canon, other)
+    forget_plain_words(s, t)
+    forget_plain_words(t, s)
+    _reconcile(s, t, lora_scale)
+    letters = [{word for p in canon.pieces.values() for name in p.path for word in cut(name)[-1:]} for canon in (t, s)]
+    for canon, theirs in zip((s, t), letters, strict=True):
+        _count_letters(canon, theirs)
+    return s, t
+
+
+def _counted_otherwise(one: Signature, other: Signature) -> dict[str, int]:
+    """Names of layers that one side counts from 1 (`norm1`, `norm2`) and the other from 0, wherever they stand.
+
+    As many have to be there: `layer0` beside `layer1` to `layer4` may be something else.
+
+    Returns:
+        name -> what to add to the numbers of ONE.
+    """
+    own, theirs = _numbers(one), _numbers(other)
+    found = {}
+    for stem, rows in own.items():
+        if max(map(len, rows)) < 2:
+            continue
+        for n in (-1, 1):
+            if (
+                all(min(row) == (n < 0) for row in rows)
+                and {frozenset(at + n for at in row) for row in rows} == theirs[stem]
+            ):
+                found[stem] = n
+    return found
+
+
+def _numbers(signature: Signature) -> dict[str, set[frozenset[int]]]:
+    """The numbers of layers of one name that stand beside each other: name -> every such set of numbers."""
+    rows: dict[tuple[str, str], set[int]] = defaultdict(set)
+    for key in signature.entries:
+        path = components(key)[:-1]
+        for at, component in enumerate(path):
+            if (counted := _COUNTED.match(component)) is not None:
+                rows[".".join(path[:at]), counted[1]].add(int(counted[2]))
+    found: dict[str, set[frozenset[int]]] = defaultdict(set)
+    for (_, stem), numbers in rows.items():
+        found[stem].add(frozenset(numbers))
+    return found
+
+
+#: The name of one of several layers, with its number.
+_COUNTED = re.compile(r"([A-Za-z][A-Za-z_]*?_?)(\d)\Z")
+
+
+def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] | None = None) -> Canon:
+    """One side with roles in place of the names of leaves, and names without wrappers.
+
+    Args:
+        signature: of that side.
+        is_target: which one it is.
+        counted: names of layers that are counted from another number here -> what to add.
+    """
+    kept = _kept_raw(signature)
+    canon = Canon(signature, is_target, dropped=kept)
+    entries = [e for e in signature.entries.values() if e.tied is None and e.key not in kept.values()]
+    short = names.unwrap([*(entry.key for entry in entries), *kept.values()])
+    tops = {components(key)[0] for key in short.values()}
+    collections = table().collections if tops <= table().collections else frozenset()
+    split = {}
+    siblings: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for entry in entries:
+        path = components(short[kept.get(entry.key, entry.key)])
+        if collections and len(path) > 1:
+            path = path[1:]
+        split[entry.key] = tuple(_moved(component, counted) for component in path) if counted else path
+    if any("/" in entry.key for entry in entries):
+        split = dict(zip(split, numbered(split.values()), strict=True))
+    for path in split.values():
+        for at, component in enumerate(path):
+            siblings[path[:at]].add(component)
+    beside = {path: _Beside(held) for path, held in siblings.items()}
+    more = _with_more(siblings)
+    aliases: dict[str, list[str]] = defaultdict(list)
+    for entry in signature.entries.values():
+        if entry.tied is not None:
+            aliases[entry.tied].append(entry.key)
+    around = _around_layers(entries, split)
+    roles = {
+        entry.key: (split[entry.key], "weight")
+        if split[entry.key][-1] in _FACTORS and split[entry.key][:-1] in around
+        else _path_and_role(entry, split[entry.key], siblings)
+        for entry in entries
+    }
+    flat = divided({path for path, _ in roles.values()})
+    for order, entry in enumerate(entries):
+        path, role = roles[entry.key]
+        path = flat.get(path, path)
+        if role == _COUNTER:
+            canon.counters[entry.key] = ".".join(path)
+            continue
+        words = _counted_from_one(path, beside, more)  # without the leaf: two things with a mean are not alike
+        words = (*_other_name(entry.key, words, aliases), *words)
+        piece = Piece(path, role, entry.shape, ex.of(entry.key), order, entry.used, words, entry)
+        piece = canon.put(piece)
+        if is_target:
+            canon.assembly[entry.key] = piece.expr
+    if is_target:
+        canon.assembly.update((copy, canon.assembly[key]) for key, copy in kept.items())
+    return canon
+
+
+def _around_layers(entries: Sequence[Entry], split: Mapping[str, tuple[str, ...]]) -> set[tuple[str, ...]]:
+    """The modules that hold others with matrices: gamma and beta there are no scale and shift of a norm."""
+    found: set[tuple[str, ...]] = set()
+    for entry in entries:
+        module = split[entry.key][:-1]
+        if len(squeezed(entry.shape)) > 1:
+            found.update(module[:at] for at in range(1, len(module)))
+    return found
+
+
+def _moved(component: str, by: Mapping[str, int]) -> str:
+    """The name of one of several layers with its number moved."""
+    found = _COUNTED.match(component)
+    return f"{found[1]}{int(found[2]) + by[found[1]]}" if found is not None and found[1] in by else component
+
+
+def _path_and_role(
+    entry: Entry, split: tuple[str, ...], siblings: Mapping[tuple[str, ...], set[str]]
+) -> tuple[tuple[str, ...], str]:
+    beside = siblings[split[:-1]]
+    path, role = role_of(split, beside)
+    lone = role == "bias" and len(squeezed(entry.shape)) > 1 and split[-1].endswith("_bias")
+    if lone and sum(other.startswith(path[-1]) for other in beside) == 1:
+        return split, "weight"  # a table that is added: of relative positions, say
+    return path, role
+
+
+#: Scale and shift of a norm, or what a block multiplies with, where it holds other layers.
+_FACTORS = frozenset({"gamma", "beta"})
+#: What code that drops out weights calls those that it learns, beside the copy that was left by its last pass.
+_RAW = "_raw"
+
+
+def _kept_raw(signature: Signature) -> dict[str, str]:
+    """Weights that are kept beside a copy some of which is dropped: their key -> that of the copy."""
+    found = {}
+    for key, entry in signature.entries.items():
+        head, _, leaf = key.removesuffix(_RAW).rpartition(".")
+        dropped = key.endswith(_RAW) and leaf.startswith("weight")  # other values may have a raw form of their own
+        for copy in (f"{head}.module.{leaf}", f"{head}.{leaf}") if dropped else ():
+            if copy in signature.entries and signature.entries[copy].shape == entry.shape:
+                found[key] = copy
+                break
+    return found
+
+
+def _laid_out(canon: Canon, other: Canon) -> None:
+    """One side in the layouts of torch. Of the other only the sizes of what it holds as bare parameters are asked."""
+    bare = {p.shape for p in other.pieces.values() if is_bare(p)} - {
+        p.shape[::-1] if len(p.shape) == 3 else () for p in other.pieces.values() if not is_bare(p)
+    }
+    for piece in list(canon.pieces.values()):
+        torch_layout(canon, piece, bare)
+    if not canon.is_target:
+        of_recurrent_kernels(canon)
+    turn_by_vote(canon)
+    missing_key_bias(canon)
+    divide_biases(canon)
+    imply(canon)
+
+
+def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]]) -> tuple[str, ...]:
+    """What another name of a tied tensor says about tables of words and the like, where its own says nothing."""
+    group = table().group("embedding")
+    if key not in aliases or label(group, words) is not None:
+        return ()
+    others = [words_of(components(other)[-2:-1]) for other in aliases[key]]
+    return next((other for other in others if label(group, other) is not None), ())
+
+
+class _Beside:
+    """The names of modules that stand beside each other, and what they say of each of them.
+
+    Attributes:
+        counted: name without the number at its end -> how many of the names are that and a number.
+        from_zero: of those, the ones that are counted from 0.
+        behind: norms that stand behind the parts of a block: `post_attention_norm` beside `post_mlp_norm`, with none
+            before the first part. Alone, it is the norm between the attention and the next part, and mostly that
+            part's.
+    """
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        stems = [name.rstrip("0123456789") for name in names]
+        self.counted = Counter(stem for stem, name in zip(stems, names, strict=True) if stem != name)
+        self.from_zero = {stem for stem in self.counted if f"{stem}0" in names}
+        first = {name: cut(name)[:1] for name in names}
+        purposes = table().group("purpose")
+        after = {name for name, word in first.items() if word == ("post",) and label(purposes, cut(name)) == "norm"}
+        before = any(word in (("pre",), ("input",)) for word in first.values())
+        self.behind = after if len(after) > 1 and not before else set()
+
+
+_ALONE = _Beside()
+
+
+def _counted_from_one(
+    path: tuple[str, ...],
+    siblings: Mapping[tuple[str, ...], _Beside],
+    more: Collection[tuple[tuple[str, ...], str]],
+) -> tuple[str, ...]:
+    """The words of a path; `ln0` beside `ln1` is the first of its kind, and called so, unless others count from 1.
+
+    Of three layers or more that are counted, `fc1` is no first of two.
+    """
+    last = path[-1] if path else ""
+    beside = siblings.get(path[:-1], _ALONE)
+    if last in beside.behind and (part := last.partition("_")[2]):
+        return words_of((*path[:-1], part))
+    stem = last.rstrip("0123456789") if last else ""
+    if not stem or stem == last:
+        return words_of(path)
+    numbered = stem in beside.from_zero and (template(path[:-1]), stem) not in more
+    if numbered and cut(last) not in table().parts:  # whose numbers are names
+        path = (*path[:-1], f"{stem}{int(last[len(stem) :]) + 1}")
+    words = words_of(path)
+    if beside.counted[stem] > 2:
+        neck = table().group("neck")
+        plain = words_of((*path[:-1], stem))
+        if label(neck, words) != label(neck, plain):
+            return plain
+    return words
+
+
+def _with_more(siblings: Mapping[tuple[str, ...], Collection[str]]) -> set[tuple[tuple[str, ...], str]]:
+    """Names that some of the blocks that are alike count from 1, so that a 0 in another is something more: (of which
+    blocks, name). One alone is not counted from 1: what is before it is left out there."""
+    return {
+        (template(path), stem)
+        for path, held in siblings.items()
+        for name in held
+        if (stem := name.rstrip("0123456789")) and stem != name and f"{stem}0" not in held and f"{stem}2" in held
+    }
+
+
+def _count_letters(canon: Canon, theirs: Collection[str]) -> None:
+    """See modules that letters count as numbered, unless names of the other side end in THEIRS, which are the same.
+
+    When parts are joined, letters say less about their order.
+    """
+    found = counted_by_letters({piece.path for piece in canon.pieces.values()}, beside=theirs)
+    for piece in [p for p in canon.pieces.values() if p.path in found]:
+        canon.become(piece, [(replace(piece, path=found[piece.path]), unchanged)], unchanged)
+    moved = {".".join(old): ".".join(new) for old, new in found.items()}
+    canon.counters.update((key, moved[path]) for key, path in canon.counters.items() if path in moved)
+
+
+def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:
+    """Bring the two sides to the same granularity: what one holds in one tensor and the other in several."""
+    merge_adapters(source, target, lora_scale)
+    channels_first(source, target)
+    for one, other in ((source, target), (target, source)):
+        merge_norms(one, other)
+        join_affine(one, other)
+    merge_masks(source, target)
+    for one, other in ((source, target), (target, source)):
+        name_unknown(one, other)
+    join_gates(source, target)
+    for one, other in ((source, target), (target, source)):
+        cut_sides(one, other)
+    follow_names(source, target)
+    for one, other in ((target, source), (source, target)):
+        flat_heads(one, other)
+        flat_vectors(one, other)
+    both = fused_alike(source, target)
+    for one, other in (
+        (source, target),
+        (target, source),
+        (source, target),
+    ):  # what one is in shows in what the other is
+        split_fused(one, other, both)
+    repeat_shared_heads(source, target)
+    add_key_biases(source, target)
+    for one, other in ((source, target), (target, source)):
+        split_by_initials(one, other)
+    for one, other in ((source, target), (target, source)):
+        unstack(one, other)
+        unstack_together(one, other)
+    for one, other in ((source, target), (target, source)):
+        join_parts(one, other)
+    both = fused_alike(source, target)
+    for one, other in ((source, target), (target, source)):
+        split_fused(one, other, both)  # of experts that were stacked, or of heads
+    for one, other in ((source, target), (target, source)):
+        lay_down(one, other)
+        turn_transposed(one, other)
+    for one, other in ((source, target), (target, source)):
+        attach_biases(one, other)

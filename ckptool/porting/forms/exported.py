@@ -1,0 +1,94 @@
+"""Weights with the names and layouts that an export to ONNX gives them.
+
+torch.onnx.export computes what it can when it exports, and gives what comes out a number in place of a name, in the
+order in which the model uses it: `onnx::Conv_193` and `onnx::Conv_194` are weight and bias of a convolution with the
+batch norm after it folded in, `onnx::MatMul_211` the weight of a linear layer with its inputs first, whose bias keeps
+its name. So does torch 2.13 with `dynamo=False`; with `dynamo=True` a matrix is `val_308`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .. import expression as ex
+from ..doubts import Doubt
+from ..expression import Shape
+from .pieces import Canon, Piece, unchanged
+
+_NUMBERED = re.compile(r"(?:onnx::(\w+)|val)_(\d+)\Z")
+_Path = tuple[str, ...]
+
+_WHICH = Doubt("exports to ONNX number matrices as they are used: which belongs to which bias is in the code only")
+
+
+def name_exported(source: Canon, target: Canon) -> None:
+    """Give what an export to ONNX left without a name the layer that it belongs to, and the layout of torch."""
+    numbered = sorted(
+        (int(found[2]), found[1] or "", piece)
+        for piece in source.pieces.values()
+        if (found := _NUMBERED.match(piece.entry.key))
+    )
+    _convolutions(source, [(op, piece) for _, op, piece in numbered])
+    lone = [
+        p
+        for p in source.pieces.values()
+        if p.role == "bias" and len(p.shape) == 1 and ".".join(p.path) + "|weight" not in source.pieces
+    ]
+    matrices: dict[Shape, list[Piece]] = defaultdict(list)
+    for _, op, piece in numbered:
+        if (op == "MatMul" and len(piece.shape) == 2) or (not op and piece.shape[1:] in {b.shape for b in lone}):
+            matrices[piece.shape[::-1]].append(piece)
+    for shape, alike in matrices.items():
+        _linear(source, alike, _layers(source, target, shape, lone, len(alike)))
+
+
+def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
+    """What follows the weight of an operation, and is as long as one vector, is its bias."""
+    before: Piece | None = None
+    for op, piece in numbered:
+        if op.startswith(("Conv", "Gemm")) and len(piece.shape) > 1:
+            path = (f"{op}_{piece.leaf.rpartition('_')[2]}",)
+            source.become(piece, [(replace(piece, path=path, words=("conv",)), unchanged)], unchanged)
+            before = source.pieces[f"{path[0]}|weight"]
+        elif before is not None and op == before.path[0].rpartition("_")[0] and len(piece.shape) == 1:
+            made = replace(piece, path=before.path, role="bias", words=before.words)
+            source.become(piece, [(made, unchanged)], unchanged)
+            before = None
+
+
+def _layers(source: Canon, target: Canon, shape: Shape, lone: Sequence[Piece], count: int) -> list[tuple[_Path, bool]]:
+    """The layers of so many matrices of one SHAPE, in the order in which they are used, and whether that is certain.
+
+    Where the model has the names of all biases, it also says in which order it uses these layers.
+    """
+    own = [p for p in lone if p.shape == shape[:1]]
+    names = {".".join(p.path) for p in lone}
+    if all(f"{name}|bias" in target.pieces for name in names) and target.signature.traced:
+        used = [
+            p
+            for p in target.pieces.values()
+            if p.role == "weight" and p.shape == shape and p.used is not None and p.name not in source.pieces
+        ]
+        if len(used) == count:
+            return [(p.path, True) for p in sorted(used, key=lambda p: p.used or 0)]
+    return [(p.path, count == 1) for p in own] if len(own) == count else []
+
+
+def _linear(source: Canon, matrices: Sequence[Piece], layers: Sequence[tuple[_Path, bool]]) -> None:
+    for place, piece in enumerate(matrices):
+        path, certain = layers[place] if layers else ((f"MatMul_{piece.leaf.rpartition('_')[2]}",), True)
+        bias = source.pieces.get(".".join(path) + "|bias")
+        others = [ex.transpose(other.expr) for other in matrices if other is not piece]
+        doubt = () if certain else (replace(_WHICH, rival=others[0] if others else None),)
+        made = replace(
+            piece,
+            path=path,
+            shape=piece.shape[::-1],
+            order=piece.order if bias is None else bias.order - 0.5,
+            words=piece.words if bias is None else bias.words,
+            doubts=(*piece.doubts, *doubt),
+        )
+        source.become(piece, [(made, ex.transpose)], ex.transpose)

@@ -1,0 +1,512 @@
+"""Projections that are several in one: q, k and v, or gate and up, in blocks or alternating by attention head."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import TypeVar
+
+from ...model_code.signature import Entry
+from .. import expression as ex
+from ..doubts import About, Doubt
+from ..expression import Expr, Shape
+from ..words import Fused, OfLibrary, cut, label, table
+from .pieces import Canon, Piece, squeezed
+from .roles import role_of
+
+
+def fused_kind(piece: Piece) -> Fused | None:
+    """What the name of a piece says that it holds: several projections, or nothing of the kind."""
+    if not piece.shape:
+        return None
+    own = table().fused.get(cut(piece.leaf))  # a module may have the name of what torch has as a parameter
+    whole = own is not None and own.fixed and piece.last not in own.parts  # and was not taken apart
+    kind = own if whole else _said(piece.path, table().fused)
+    convolution = len(piece.shape) > 2 and not squeezed(piece.shape[2:])
+    return replace(kind, sure=False) if kind is not None and kind.linear and convolution else kind
+
+
+def fused_by_name(key: str) -> bool:
+    """Whether the name of a key says that it is several projections in one."""
+    return _said(role_of(tuple(key.split(".")), set())[0], table().fused) is not None
+
+
+def part_label(path: Sequence[str]) -> str | None:
+    """Which part of a fused projection a module is by its name: q, k, v, gate, up, or None."""
+    return _said(path, table().parts)
+
+
+_Meaning = TypeVar("_Meaning")
+_CONVOLUTIONS = frozenset("conv dwconv depthwise dw conv1d conv2d conv3d".split())
+
+
+def _said(path: Sequence[str], phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
+    """What the last component of a path means: with its numbers, without them, or by its last words.
+
+    That of a list, for what is numbered in it. What kind of convolution it is says nothing: `qkv_dwconv`.
+    """
+    name = next((component for component in reversed(path) if not component.isdecimal()), "")
+    every = cut(name)
+    words = tuple(word for word in every if not word.isdecimal())
+    if len(words) > 1 and words[-1] in _CONVOLUTIONS:
+        words = words[:-1]
+    return next((phrases[one] for one in (every, words, words[-2:], words[-1:]) if one in phrases), None)
+
+
+def fused_alike(one: Canon, other: Canon) -> set[Shape]:
+    """Sizes of projections that are fused on both sides, and stay so.
+
+    Where one side has more of them than the other and holds the parts of some apart, all are taken apart.
+    """
+    own, theirs = _fused_shapes(one), _fused_shapes(other)
+    alike = set()
+    for shape in own.keys() & theirs.keys():
+        sizes = {shape[0] // 2, shape[0] // 3}
+        apart = any(
+            part_label(p.path) and p.role == "weight" and p.shape[1:] == shape[1:] and p.shape[0] in sizes
+            for canon in (one, other)
+            for p in canon.pieces.values()
+            if p.shape
+        )
+        if own[shape] == theirs[shape] or not apart:
+            alike.add(shape)
+    return alike
+
+
+def _fused_shapes(canon: Canon) -> Counter[Shape]:
+    return Counter(p.shape for p in canon.pieces.values() if p.role == "weight" and fused_kind(p))
+
+
+def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
+    """Take fused projections apart, unless the other side has them fused, too: BOTH are shapes that both have."""
+    fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := fused_kind(p))]
+    if not fused:
+        return
+    theirs = Counter(_flat(p.shape) for p in other.pieces.values() if p.role == "weight")
+    own = Counter(_flat(p.shape) for p in one.pieces.values() if p.role == "weight")
+    rows = _rows_of_parts(other)
+    theirs_by_name = _Parts(other)
+    for weight, kind in fused:
+        shape = _flat(weight.shape)
+        rest = shape[1:]
+        sizes = _part_sizes(weight, kind, rows)
+        apart = [rows[label][_of_rows(size, rest)] for label, size in zip(kind.parts, sizes or (), strict=False)]
+        enough = bool(apart) and min(apart) >= own[shape]  # then what has this shape is something else
+        whole = weight.shape in both or (not enough and theirs[shape] >= (own[shape] if any(apart) else 1))
+        shared = sizes is not None and _of_shared_heads(kind, sizes, rest, rows)
+        whole = whole and not (shared and weight.shape not in both)
+        conflict = sizes is not None and whole and _conflicting_layout(one, other, weight, kind)
+        if sizes is None or (whole and not conflict):
+            continue
+        alike = shared or all(
+            theirs[_of_rows(size, rest)] or rows[label][_of_rows(size, rest)]
+            for label, size in zip(kind.parts, sizes, strict=True)
+        )
+        if not alike and not whole:
+            continue
+        form = _form(one, theirs_by_name, weight, kind, sizes)
+        if conflict and not one.is_target and not form.doubt and kind.by_heads is False and not kind.fixed:
+            heads = _alternating(other, weight, len(kind.parts))
+            form = replace(form, doubt=BY_HEADS, rival=(form.parts, form.sizes, heads))
+        _take_apart(one, weight, form)
+        bias = one.pieces.get(".".join(weight.path) + "|bias")
+        if bias is not None and bias.shape == weight.shape[:1]:
+            _take_apart(one, bias, form)
+
+
+def _of_shared_heads(kind: Fused, sizes: Sequence[int], rest: Shape, rows: Mapping[str, Counter[Shape]]) -> bool:
+    """Whether keys and values are of fewer heads than those that the other side has apart."""
+    own = dict(zip(kind.parts, sizes, strict=True))
+    return own.keys() >= {"k", "v"} and all(
+        any(shape[1:] == rest and shape[0] > own[part] and shape[0] % own[part] == 0 for shape in rows.get(part, ()))
+        and not rows[part][_of_rows(own[part], rest)]
+        for part in "kv"
+    )
+
+
+def split_by_initials(one: Canon, other: Canon) -> None:
+    """Take apart layers in whose names one word has the first letters of what the other side has side by side, in their
+    order: `qkvg_proj`, of `q_proj`, `k_proj`, `v_proj` and `gate_proj`."""
+    words = {id(p): [w for w in cut(p.last) if _spells(w)] for p in one.pieces.values()}
+    wholes = [p for p in one.pieces.values() if words.get(id(p)) and p.role == "weight" and len(p.shape) > 1]
+    wholes = [p for p in wholes if fused_kind(p) is None and not other.has(p)]
+    if not wholes:
+        return
+    modules = _initials(other)
+    forms: dict[tuple[str, Shape], _Form | None] = {}
+    for weight in wholes:
+        asked = [(word, _flat(weight.shape)) for word in words[id(weight)]]
+        for word, shape in asked:
+            if (word, shape) not in forms:
+                forms[word, shape] = _spelled_form(word, shape, modules)
+        form = next((forms[one] for one in asked if forms[one] is not None), None)
+        if form is not None:
+            _take_apart(one, weight, form)
+            bias = one.pieces.get(".".join(weight.path) + "|bias")
+            if bias is not None and bias.shape == weight.shape[:1]:
+                _take_apart(one, bias, form)
+
+
+#: The parts of one module by the first letters of what is their own in their names.
+_Initials = dict[str, list[Piece]]
+
+
+def _spells(word: str) -> bool:
+    return len(word) > 1 and len(set(word)) == len(word)
+
+
+def _initials(canon: Canon) -> list[_Initials]:
+    """What stands side by side, by the first letters of words that most of it has not in common."""
+    siblings: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for p in canon.pieces.values():
+        if p.path and p.role == "weight" and len(p.shape) > 1:
+            siblings[p.path[:-1]].append(p)
+    found: list[_Initials] = []
+    for pieces in siblings.values():
+        common = Counter(word for p in pieces for word in set(cut(p.last)))
+        letters: _Initials = defaultdict(list)
+        for p in pieces:
+            own = [word for word in cut(p.last) if 2 * common[word] <= len(pieces)]
+            if own:
+                letters[own[0][0]].append(p)
+        found.append(letters)
+    return found
+
+
+def _spelled_form(word: str, whole: Shape, modules: Sequence[_Initials]) -> _Form | None:
+    """How a layer of sizes WHOLE is taken apart as a word of its name says, if all modules with such parts agree."""
+    forms = set()
+    for letters in modules:
+        parts = [letters[letter][0] for letter in word if len(letters.get(letter, ())) == 1]
+        sizes = tuple(p.shape[0] for p in parts)
+        alike = all(_flat(p.shape)[1:] == whole[1:] for p in parts)
+        if len(word) < 3 and not all(letter in cut(p.last) for letter, p in zip(word, parts, strict=False)):
+            continue  # two first letters are a word too often: `zr` is said of `conv_z` and `conv_r` only
+        if len(word) < 3 and len(set(sizes)) > 1:
+            continue  # keys and values of other sizes may stand in each head
+        if alike and len(parts) == len(word) and sum(sizes) == whole[0]:
+            forms.add(_Form(tuple(p.last for p in parts), sizes))
+    return forms.pop() if len(forms) == 1 else None
+
+
+def _rows_of_parts(canon: Canon) -> dict[str, Counter[Shape]]:
+    """The sizes of what is a part by its name, or by that of a smaller projection that holds it."""
+    rows: dict[str, Counter[Shape]] = defaultdict(Counter)
+    for p in canon.pieces.values():
+        if p.role != "weight" or len(p.shape) < 2:
+            continue
+        label = part_label(p.path)
+        if label:
+            rows[label][_flat(p.shape)] += 1
+        kind = fused_kind(p)
+        if kind is not None and len(kind.parts) == 2 and p.shape[0] % 2 == 0:
+            for part in kind.parts:
+                rows[part][_of_rows(p.shape[0] // 2, _flat(p.shape)[1:])] += 1
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How a projection is taken apart.
+
+    Attributes:
+        parts: their names, in the order in which they stand.
+        sizes: rows of each.
+        heads: how many groups of rows hold all parts each, or 0 where one part follows the other.
+        doubt: why that is not certain, or an empty text.
+        rival: the form that is as likely, as (parts, sizes, heads).
+    """
+
+    parts: tuple[str, ...]
+    sizes: tuple[int, ...]
+    heads: int = 0
+    doubt: str = ""
+    rival: tuple[tuple[str, ...], tuple[int, ...], int] | None = None
+
+
+#: How far the parts of a projection stand from each other: less than the members of a list that was in one tensor.
+_STEP = 1e-7
+#: Why it is not certain how a projection is taken apart.
+BY_HEADS = "the name does not say whether the parts of this projection alternate by attention head"
+_TAKE_TURNS = "whether the rows of gate and up stand one after the other or take turns is in the code only"
+_WHICH_HALF = "which half of this projection is the gate is in the code only"
+_OTHER_ORDER = "the name says {}, and the model holds them as {}: in which order they stand is in the code only"
+
+
+def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
+    """How a projection is taken apart: as code shows, as its name says, or most likely."""
+    parts, size = kind.parts, tuple(sizes)
+    if one.is_target and (half := weight.entry.notes.get("gate half")) is not None and "gate" in parts:
+        return _Form(parts, size) if half == 0 else _Form(parts[::-1], size[::-1])
+    if one.is_target:
+        layout, heads = layout_of(weight.entry, len(parts), size)
+        if layout or kind.fixed or weight.entry.module == "MultiheadAttention":
+            return _Form(parts, size, heads if _divides(heads, size) else 0)
+    if kind.fixed or (one.is_target and kind.sure):
+        return _Form(parts, size)
+    if "q" not in parts and "k" not in parts:
+        bias = one.pieces.get(".".join(weight.path) + "|bias")
+        if weight.expr.op != "key" and bias is not None and not one.is_target:  # of experts, in products with biases
+            return _Form(parts, size, 0, _TAKE_TURNS, (parts, size, size[0]))
+        swapped = (parts[::-1], size[::-1], 0)
+        return _Form(parts, size) if kind.sure else _Form(parts, size, 0, _WHICH_HALF, swapped)
+    heads = other.groups(size[-1]) if not one.is_target else 0
+    heads = heads if _divides(heads, size) and heads > 1 else 0
+    library = of_library(one, weight.path)
+    if library is not None and library.by_heads and heads:
+        return _Form(parts, size, heads)
+    order = other.order(parts)
+    if order != parts and not one.is_target and not kind.ordered:
+        doubt = _OTHER_ORDER.format(", ".join(parts), ", ".join(order))
+        return _Form(parts, size, 0, doubt, (order, tuple(size[parts.index(p)] for p in order), 0))
+    one_group = heads == 0 and not one.is_target and len(set(size)) > 1 and other.groups(size[-1]) == 1
+    one_group = one_group or (kind.linear and heads == 0 and not one.is_target and other.whole(size[-1]))
+    if one_group or kind.sure:
+        return _Form(parts, size)
+    if kind.by_heads and heads and not (kind.ungated and len(set(size)) > 1 and _gate_and_up(one)):
+        return _Form(parts, size, heads, BY_HEADS, (parts, size, 0))
+    return _Form(parts, size, 0, BY_HEADS, (parts, size, heads) if heads else None)
+
+
+def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
+    """What is known of a module, or of a part of it, by its name and what stands beside it; None where nothing is."""
+    for end in (len(path), len(path) - 1):
+        known = table().of_library.get(path[end - 1]) if end else None
+        if known is not None and ".".join((*path[: end - 1], known.beside)) + "|weight" in canon.pieces:
+            return known
+    return None
+
+
+def _gate_and_up(one: Canon) -> bool:
+    """Whether one layer of a side gives twice as much as the one after it takes: gate and up."""
+    neck = table().group("neck")
+    sizes: dict[str | None, set[Shape]] = defaultdict(set)
+    for piece in one.pieces.values():
+        if piece.role == "weight" and len(piece.shape) == 2:
+            sizes[label(neck, piece.words)].add(piece.shape)
+    return any((2 * inner, width) in sizes["up"] for width, inner in sizes["down"])
+
+
+def _divides(heads: int, sizes: Sequence[int]) -> bool:
+    return heads > 0 and all(size % heads == 0 for size in sizes)
+
+
+class _Parts:
+    """What is a part of a projection by its name on one side: looked through once, asked for each projection."""
+
+    def __init__(self, canon: Canon) -> None:
+        self._labelled = [(label, p) for p in canon.pieces.values() if (label := part_label(p.path))]
+        self._orders: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._groups: dict[int, int] = {}
+
+    def order(self, parts: tuple[str, ...]) -> tuple[str, ...]:
+        """In which order the blocks of a model hold what a projection joins, if all hold it in one order."""
+        if parts not in self._orders:
+            blocks: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+            for label, p in self._labelled:
+                if p.role == "weight" and label in parts and len(p.shape) >= 2:
+                    blocks[p.path[:-1]][label] = p.order
+            held = {tuple(sorted(b, key=b.__getitem__)) for b in blocks.values() if len(b) == len(parts)}
+            self._orders[parts] = held.pop() if len(held) == 1 else parts
+        return self._orders[parts]
+
+    def groups(self, rows: int) -> int:
+        """How many heads of keys the code of a model has, where those have so many ROWS together, or 0."""
+        if rows not in self._groups:
+            found: Counter[int] = Counter()
+            for label, p in self._labelled:
+                heads = heads_of(p.entry)
+                if heads and label == "k" and p.shape[0] == rows:
+                    found[heads] += 2
+                elif heads and label == "q" and p.shape[0] and rows * heads % p.shape[0] == 0:
+                    found[rows * heads // p.shape[0]] += 1
+            self._groups[rows] = found.most_common(1)[0][0] if found else 0
+        return self._groups[rows]
+
+    def whole(self, rows: int) -> bool:
+        """Whether the code of a model was followed, and makes no heads of keys of so many ROWS."""
+        keys = [p for label, p in self._labelled if label == "k" and p.role == "weight" and p.shape[0] == rows]
+        return bool(keys) and all(p.entry.used is not None and not heads_of(p.entry) for p in keys)
+
+
+def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) -> bool:
+    """Whether a projection that is fused on both sides is known to be laid out differently."""
+    rivals = [p for p in other.pieces.values() if p.role == "weight" and p.shape == weight.shape]
+    for rival in rivals:
+        theirs = fused_kind(rival)
+        if theirs is None or rival.path == weight.path or _same_module(one, other, weight, rival):
+            return False
+        target = weight if one.is_target else rival
+        source_kind = theirs if one.is_target else kind
+        if layout_of(target.entry, len(source_kind.parts))[0] == "heads" and source_kind.sure:
+            return True
+    return False
+
+
+def _same_module(one: Canon, other: Canon, weight: Piece, rival: Piece) -> bool:
+    """Whether the modules around two projections hold the same, and more than the projections of any attention."""
+    if weight.path[-2:] != rival.path[-2:]:
+        return False
+    own, theirs = (
+        {p.name.removeprefix(start) for p in canon.pieces.values() if p.name.startswith(start)}
+        for canon, start in ((one, ".".join(weight.path[:-1]) + "."), (other, ".".join(rival.path[:-1]) + "."))
+    )
+    leaves = {name.partition("|")[0] for name in own}
+    return own == theirs and len(leaves) > _PLAIN_ATTENTION
+
+
+#: Layers that every attention with one projection for queries, keys and values has.
+_PLAIN_ATTENTION = 2
+
+
+def _alternating(target: Canon, weight: Piece, parts: int) -> int:
+    """In how many heads the model has the parts of a projection of this size alternate."""
+    rivals = (p for p in target.pieces.values() if p.role == "weight" and p.shape == weight.shape and fused_kind(p))
+    return next((n for p in rivals for kind, n in [layout_of(p.entry, parts)] if kind == "heads"), 0)
+
+
+def other_arrangement(target: Piece, source: Piece) -> str:
+    """Why what is several projections in one on both sides may be arranged otherwise in the model, or an empty text.
+
+    A layer that has the same name on both sides is taken to be arranged alike, unless one of them is a convolution.
+    """
+    own, theirs = fused_kind(target), fused_kind(source)
+    kind = theirs or own
+    same = target.path[-1:] == source.path[-1:] and len(target.shape) == len(source.shape)
+    if kind is None or same:
+        return ""
+    if "q" in kind.parts:
+        layout = layout_of(target.entry, len(kind.parts))[0]
+        block = layout == "block" or (not layout and own is not None and own.sure)  # as its name says, if not followed
+        return BY_HEADS if own and theirs and block and not theirs.sure else ""
+    if "gate" not in kind.parts or (own and theirs and own.sure and theirs.sure):
+        return ""
+    if len(squeezed(target.entry.shape)) > 2:
+        return _TAKE_TURNS
+    return _WHICH_HALF if target.entry.notes.get("gate") is None else ""  # where code shows the half, it is asked there
+
+
+def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:
+    """How the forward pass takes a projection of so many PARTS apart: ("block", 0), ("heads", how many), or ("", 0)."""
+    kind, inner = entry.notes.get("layout", ("", ()))
+    if kind != "block" and len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
+        grouped = len(inner) == 3 and inner[0] * inner[2] == sizes[-1]
+        return ("heads", inner[0]) if grouped else ("", 0)
+    if kind == "block" or (inner and inner[0] == parts != inner[1]):
+        return "block", 0
+    if len(inner) == 3 and inner[1] == parts != inner[0]:
+        return "heads", inner[0]
+    if len(inner) == 2 and inner[0] == parts:
+        return "block", 0
+    if len(inner) == 2 and inner[1] % parts == 0:  # what is cut into heads first holds its parts inside of each
+        return "heads", inner[0]
+    return "", 0
+
+
+def heads_of(entry: Entry) -> int:
+    """How many attention heads the forward pass makes of what a projection gives, or 0."""
+    kind, inner = entry.notes.get("layout", ("", ()))
+    return inner[0] if kind == "grouped" and len(inner) == 2 else 0
+
+
+def _part_sizes(weight: Piece, kind: Fused, rows: dict[str, Counter[tuple[int, ...]]]) -> list[int] | None:
+    total, rest = weight.shape[0], _flat(weight.shape)[1:]
+    n = len(kind.parts)
+    if n == 3 and rows:
+        found = {label: [s[0] for s in rows[label] if s[1:] == rest] for label in kind.parts}
+        for q in found["q"]:
+            for k in found["k"]:
+                if q + 2 * k == total and k in found["v"]:
+                    return [q, k, k]
+        for q in found["q"]:  # keys and values of fewer heads than the other side has
+            k, odd = divmod(total - q, 2)
+            if not odd and 0 < k < q and q % k == 0 and q in found["k"] and q in found["v"]:
+                return [q, k, k]
+    return [total // n] * n if total % n == 0 else None
+
+
+def _of_rows(size: int, rest: Shape) -> Shape:
+    return (size, *rest)
+
+
+def _flat(shape: Shape) -> Shape:
+    """SHAPE as that of a matrix, if it is a convolution over one pixel."""
+    return (*shape[:2], *squeezed(shape[2:]))
+
+
+def _block(e: Expr, *, start: int, stop: int) -> Expr:
+    return ex.part(e, 0, start, stop)
+
+
+def _parts_of(e: Expr, sizes: Sequence[int], heads: int) -> list[Expr]:
+    """The parts of a projection, of so many rows each: one after the other, or alternating in so many heads."""
+    if heads > 1:
+        return ex.of_heads(e, heads, [size // heads for size in sizes])
+    edges = [0, *accumulate(sizes)]
+    return [ex.part(e, 0, start, stop) for start, stop in pairwise(edges)]
+
+
+def _take_apart(canon: Canon, piece: Piece, form: _Form) -> None:
+    new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
+    for index, (name, size) in enumerate(zip(form.parts, form.sizes, strict=True)):
+        doubts = piece.doubts
+        if form.doubt:
+            other = None
+            if form.rival is not None and not canon.is_target:
+                parts, sizes, heads = form.rival
+                other = _parts_of(piece.expr, sizes, heads)[parts.index(name)]
+            doubts = (*doubts, Doubt(form.doubt, About.LAYOUT, rival=other))
+        made = replace(
+            piece,
+            path=(*piece.path, name),
+            shape=(size, *piece.shape[1:]),
+            order=piece.order + index * _STEP,
+            used=None if piece.used is None else piece.used + index * _STEP,
+            words=(*piece.words, *cut(name)),
+            doubts=doubts,
+        )
+        new.append((made, partial(_nth, form=form, index=index)))
+    if form.heads > 1:
+        canon.become(piece, new, lambda *e: Expr("by_heads", e, (form.heads,)))
+    else:
+        canon.become(piece, new, lambda *e: ex.cat(0, *e))
+
+
+def _nth(e: Expr, *, form: _Form, index: int) -> Expr:
+    return _parts_of(e, form.sizes, form.heads)[index]
+
+
+def _with_zeros_between(q: Expr, v: Expr, *, n: int) -> Expr:
+    return ex.cat(0, q, Expr("zeros", (), (n,)), v)
+
+
+def missing_key_bias(canon: Canon) -> None:
+    """`q_bias` and `v_bias` beside a fused projection without a bias: its bias, with zeros for the keys."""
+    for piece in list(canon.pieces.values()):
+        if piece.role != "bias" or piece.last != "q_bias" or len(piece.shape) != 1:
+            continue
+        base = piece.path[:-1]
+        other = canon.pieces.get(".".join((*base, "v_bias")) + "|bias")
+        fused = next(
+            (
+                p
+                for p in canon.pieces.values()
+                if p.path[:-1] == base and p.role == "weight" and cut(p.last) in table().fused
+            ),
+            None,
+        )
+        if other is None or fused is None:
+            continue
+        n = piece.shape[0]
+        if ".".join(fused.path) + "|bias" in canon.pieces or fused.shape[0] != 3 * n:
+            continue
+        new = replace(piece, path=fused.path, role="bias", shape=(3 * n,))
+        canon.merge(
+            [piece, other],
+            new,
+            partial(_with_zeros_between, n=n),
+            [partial(_block, start=0, stop=n), partial(_block, start=2 * n, stop=3 * n)],
+        )

@@ -1,0 +1,403 @@
+"""Gates of recurrent cells: a layer for each, or all of them in one matrix in the order of torch."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate, pairwise
+
+from .. import expression as ex
+from ..doubts import About, Doubt
+from ..expression import Expr, Shape
+from ..words import Cell, cut, table
+from .layouts import is_bare
+from .pieces import Canon, Piece, unchanged
+
+_Path = tuple[str, ...]
+_Held = dict[tuple[str, str], Piece]  # (side, gate) -> matrix
+
+#: Words that say no more than that something is a layer.
+_NOISE = frozenset("linear lin weight fc layer gate gates proj dense net kernel".split())
+_SIDES = ("ih", "hh")
+_BIAS = ("b", "bias")
+#: Why it is not certain how a matrix of a cell is laid out.
+INPUT_FIRST = "whether this matrix takes the input or the hidden state first is in the code only"
+_WHICH_WAY = "whether these matrices stand with their inputs or their outputs first is in the code only"
+GATE_ORDER = "in which order the gates stand in this matrix is in the code only"
+
+
+def join_gates(source: Canon, target: Canon) -> None:
+    """Join gates that stand apart, where the other side has a layer that holds them in one matrix or kernel.
+
+    And on both sides, where one holds some of them in a matrix that is called by their letters (`iou`).
+    """
+    lettered = [_divide_letters(one, other) for one, other in ((source, target), (target, source))]
+    both = any(lettered) and _has_gates(source) and _has_gates(target)
+    for one, other in ((source, target), (target, source)):
+        _join_all(one, other, layers=both or any(piece.role == "weight_ih" for piece in other.pieces.values()))
+    for one in (source, target):
+        _name_apart(one)
+
+
+def _join_all(one: Canon, other: Canon, *, layers: bool) -> None:
+    wholes = {p.shape for p in other.pieces.values() if p.role == "weight" and len(p.shape) > 1}
+    for depth in (1, 2):
+        for scope, pieces in _weights_in(one, depth).items():
+            _join_scope(one, scope, pieces, depth, None if layers else wholes)
+    if layers:
+        _name_sides(one)
+
+
+def _name_apart(one: Canon) -> None:
+    """Say which gate each of those is that stay apart, where a module has a layer for all of them, and of one size."""
+    for pieces in _weights_in(one, 1).values():
+        sizes = Counter(p.shape for p in pieces if len(p.shape) > 1)
+        for cell in table().cells:
+            held = [p for p in pieces if sizes[p.shape] == len(cell.gates)]
+            said = {p.name: key[1] for p in held if (key := _gate_alone(_tokens(p.path[-1:]), cell)) is not None}
+            if len(said) == len(held) and sorted(said.values()) == sorted(cell.gates):
+                for name, gate in said.items():
+                    piece = one.pieces[name]
+                    one.pieces[name] = replace(piece, words=(*piece.words, "cell", "gate", gate))
+
+
+def _weights_in(one: Canon, depth: int) -> dict[_Path, list[Piece]]:
+    """The weights of every module, so many components below it."""
+    scopes: dict[_Path, list[Piece]] = defaultdict(list)
+    for piece in one.pieces.values():
+        if piece.role == "weight" and len(piece.path) >= depth:
+            scopes[piece.path[:-depth]].append(piece)
+    return scopes
+
+
+def _has_gates(one: Canon) -> bool:
+    """Whether some module has a layer for every gate and both sides of a cell."""
+    return any(
+        {key for p in pieces if (key := read(_tokens(p.path[-depth:]), cell)) is not None} >= _all_of(cell)
+        for depth in (1, 2)
+        for pieces in _weights_in(one, depth).values()
+        for cell in table().cells
+        for read in _READINGS
+    )
+
+
+def _all_of(cell: Cell) -> set[tuple[str, str]]:
+    return {(side, gate) for side in _SIDES for gate in cell.gates}
+
+
+def _divide_letters(one: Canon, other: Canon) -> bool:
+    """Take matrices apart that hold several gates of a cell, where the other side has none of their sizes.
+
+    Only where these and others beside them are all gates of the cell; those get names of one form, too.
+
+    Returns:
+        Whether there were any.
+    """
+    theirs = {p.shape for p in other.pieces.values() if p.role == "weight"}
+    found = False
+    for scope, pieces in _weights_in(one, 1).items():
+        matrices = [p for p in pieces if len(p.shape) == 2]
+        for cell in table().cells:
+            several = {p.name: said for p in matrices if (said := _several_gates(_tokens(p.path[-1:]), cell))}
+            if not several or any(p.shape in theirs for p in matrices if p.name in several):
+                continue
+            for read in _READINGS:
+                held = [(p, several.get(p.name) or _alone(read(_tokens(p.path[-1:]), cell))) for p in matrices]
+                known = [(p, said) for p, said in held if said is not None]
+                gates = [(side, gate) for _, (side, letters) in known for gate in letters]
+                rows = {p.shape[0] / len(letters) for p, (_, letters) in known}
+                if set(gates) == _all_of(cell) and len(gates) == len(set(gates)) and len(rows) == 1:
+                    for piece, (side, letters) in known:
+                        _divide(one, scope, piece, side, letters)
+                    for piece in [p for p in pieces if len(p.shape) == 1]:
+                        letters = _spelled_after_bias(_tokens(piece.path[-1:]), cell)
+                        if letters and piece.shape[0] == len(letters) * int(min(rows)):
+                            _divide(one, scope, piece, "b", letters)
+                    found = True
+                    break
+    return found
+
+
+def _spelled_after_bias(tokens: tuple[str, ...], cell: Cell) -> tuple[str, ...]:
+    """The gates whose letters make up the name of a bias: `bias_ifgo`."""
+    gates = tuple(cell.words.get(letter, "") for letter in tokens[1]) if len(tokens) == 2 and tokens[0] in _BIAS else ()
+    return gates if set(gates) == set(cell.gates) and len(gates) == len(cell.gates) else ()
+
+
+_Gates = tuple[str, tuple[str, ...]]  # (side, gates)
+
+
+def _alone(key: tuple[str, str] | None) -> _Gates | None:
+    return None if key is None else (key[0], key[1:])
+
+
+def _several_gates(tokens: tuple[str, ...], cell: Cell) -> _Gates | None:
+    """The side and the gates of a matrix that is called by their letters: `ioux`, `W_iou`, `h_rz`."""
+    word = tokens[0] if len(tokens) == 1 else ""
+    if len(word) == len(cell.gates) == len({cell.words.get(letter) for letter in word} - {None}):
+        return "ih", tuple(cell.words[letter] for letter in word)  # of all gates: what the side is, the other one says
+    ways = [(word[-1:], word[:-1]), (word[:1], word[1:])] if word else [tokens, tokens[::-1]]
+    for way in ways:
+        if len(way) == 2 and way[0] in table().cell_sides and len(way[1]) > 1:
+            gates = tuple(cell.words.get(letter, "") for letter in way[1])
+            if len(set(gates) - {""}) == len(way[1]):
+                return table().cell_sides[way[0]], gates
+    return None
+
+
+def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[str]) -> None:
+    """Cut a matrix, and its bias, into a layer for each gate."""
+    for whole in (piece, one.pieces.get(".".join(piece.path) + "|bias")):
+        if whole is None:
+            continue
+        size = whole.shape[0] // len(gates)
+        new: list[tuple[Piece, Callable[[Expr], Expr]]] = [
+            (
+                replace(
+                    whole, path=(*scope, f"{side}_{gate}"), shape=(size, *whole.shape[1:]), order=whole.order + at / 8
+                ),
+                partial(ex.part, dim=0, start=at * size, stop=(at + 1) * size),
+            )
+            for at, gate in enumerate(gates)
+        ]
+        one.become(whole, new, partial(ex.cat, 0)) if len(gates) > 1 else one.become(
+            whole, [(new[0][0], unchanged)], unchanged
+        )
+
+
+def are_gates(components: Sequence[str]) -> bool:
+    """Whether these components are the names of all gates of one cell."""
+    for cell in table().cells:
+        said = [_gate_alone(_tokens([component]), cell) for component in components]
+        if len(said) == len(cell.gates) and {key[1] for key in said if key is not None} == set(cell.gates):
+            return True
+    return False
+
+
+def _join_scope(one: Canon, scope: _Path, pieces: list[Piece], depth: int, wholes: set[Shape] | None) -> None:
+    """Join the gates of one cell; if there are WHOLES, only to one over the input and the hidden state at once."""
+    matrices = [p for p in pieces if len(p.shape) >= 2]
+    for cell in table().cells:
+        for read in _READINGS:
+            said = [(p, read(_tokens(p.path[-depth:]), cell)) for p in matrices]
+            held = {key: p for p, key in said if key is not None}
+            wanted = _all_of(cell)
+            counted = [key for _, key in said if key is not None]
+            if len(counted) != len(held):
+                continue
+            if held.keys() == wanted and (wholes is None or _whole(held, cell) in wholes):
+                _join(one, scope, cell, held, pieces, depth)
+                return
+            if wholes is None and held.keys() == {("", gate) for gate in cell.gates}:
+                _join(one, scope, cell, _cut_in_two(one, held), pieces, depth)
+                return
+
+
+def _whole(held: _Held, cell: Cell) -> Shape | None:
+    """The sizes of one layer for all gates over the input and the hidden state side by side."""
+    ih, hh = (held[side, cell.gates[0]].shape for side in _SIDES)
+    return (ih[0] * len(cell.gates), ih[1] + hh[1], *ih[2:]) if len(ih) == len(hh) else None
+
+
+def _tokens(components: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for component in components for word in cut(component) if word not in _NOISE)
+
+
+_Reading = Callable[[tuple[str, ...], Cell], "tuple[str, str] | None"]
+
+
+def _side_then_gate(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
+    if len(tokens) != 2 or tokens[0] not in table().cell_sides or tokens[1] not in cell.words:
+        return None
+    return table().cell_sides[tokens[0]], cell.words[tokens[1]]
+
+
+def _gate_then_side(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
+    return _side_then_gate(tokens[::-1], cell)
+
+
+def _in_one_word(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
+    tokens = _without_letter(tokens)
+    return _side_then_gate(tuple(tokens[0]), cell) if len(tokens) == 1 and len(tokens[0]) == 2 else None
+
+
+def _without_letter(tokens: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of a name without the letter that stands for a weight: `W_xi` and `Wxi` are xi."""
+    if tokens[:1] in (("w",), ("u",)):
+        return tokens[1:]
+    return (tokens[0][1:],) if len(tokens) == 1 and len(tokens[0]) == 3 and tokens[0][0] == "w" else tokens
+
+
+def _in_one_word_turned(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
+    tokens = _without_letter(tokens)
+    return _gate_then_side(tuple(tokens[0]), cell) if len(tokens) == 1 and len(tokens[0]) == 2 else None
+
+
+def _after_a_letter(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
+    return _side_then_gate(tokens[1:], cell) if tokens[:1] == ("w",) else None
+
+
+def _gate_alone(tokens: tuple[str, ...], cell: Cell) -> tuple[str, str] | None:
+    tokens = tokens[1:] if tokens[:1] == ("w",) else tokens
+    return ("", cell.words[tokens[0]]) if len(tokens) == 1 and tokens[0] in cell.words else None
+
+
+_READINGS: tuple[_Reading, ...] = (
+    _side_then_gate,
+    _gate_then_side,
+    _after_a_letter,
+    _in_one_word,
+    _in_one_word_turned,
+    _gate_alone,
+)
+
+
+def _cut_in_two(one: Canon, held: _Held) -> _Held:
+    """Matrices that take the input and the hidden state side by side, as two each."""
+    found: _Held = {}
+    for (_, gate), piece in held.items():
+        rows, columns, *rest = piece.shape
+        if rest or columns <= rows:
+            return {}
+        edges = (0, columns - rows, columns)
+        turned = (0, rows, columns)
+        new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
+        for place, side in enumerate(_SIDES):
+            rival = None if one.is_target else ex.part(piece.expr, 1, *((rows, columns), turned[:2])[place])
+            shape = (rows, edges[place + 1] - edges[place])
+            doubts = (*piece.doubts, Doubt(INPUT_FIRST, rival=rival))
+            made = replace(piece, path=(*piece.path, side), shape=shape, order=piece.order + place / 8, doubts=doubts)
+            new.append((made, partial(ex.part, dim=1, start=edges[place], stop=edges[place + 1])))
+        one.become(piece, new, lambda *e: ex.cat(1, *e))
+        for side, (made, _) in zip(_SIDES, new, strict=True):
+            found[side, gate] = one.pieces[made.name]
+    return found
+
+
+def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece], depth: int) -> None:
+    """Join the matrices of a cell, and their biases, in the order of torch."""
+    rows = {p.shape[0] for p in held.values()}
+    if not held or any(held["hh", gate].shape != held["hh", cell.gates[0]].shape for gate in cell.gates):
+        return
+    width = held["hh", cell.gates[0]].shape[0]
+    doubts: tuple[Doubt, ...] = ()
+    ranks = {len(p.shape) for p in held.values()}
+    if ranks != {2} and (len(ranks) > 1 or rows != {width}):
+        return
+    if rows != {width}:  # parameters of their own, with the inputs first
+        if {held["ih", gate].shape[1] for gate in cell.gates} != {width}:
+            return
+        held = {key: _turned(one, p) for key, p in held.items()}
+    elif {p.shape for p in held.values()} == {(width, width)} and is_bare(held["ih", cell.gates[0]]):
+        doubts = (Doubt(_WHICH_WAY, About.TURNED),)
+    lone = {
+        cell.words[tokens[1]]: p
+        for p in pieces
+        if len(p.shape) == 1
+        and len(tokens := _tokens(p.path[-depth:])) == 2
+        and tokens[0] in _BIAS
+        and tokens[1] in cell.words
+    }
+    first = held["ih", cell.gates[0]]
+    for place, side in enumerate(_SIDES):
+        own = [held[side, gate] for gate in cell.gates]
+        biases = [one.pieces.get(".".join(_layer(p)) + "|bias") for p in own]
+        new = replace(
+            first,
+            path=scope or ("cell",),
+            role=f"weight_{side}",
+            shape=(width * len(own), *own[0].shape[1:]),
+            order=first.order + place / 8,
+            words=tuple(w for c in scope for w in cut(c)),
+            doubts=(*(d for p in own for d in p.doubts), *doubts),
+        )
+        _stack(one, own, new)
+        if any(b is not None for b in biases):
+            _stack(one, biases, replace(new, role=f"bias_{side}", shape=(width * len(own),)))
+    if lone.keys() == set(cell.gates):
+        made = replace(
+            first, path=scope or ("cell",), role="bias_ih", shape=(width * len(lone),), order=first.order + 1 / 4
+        )
+        _stack(one, [lone[gate] for gate in cell.gates], made)
+
+
+def _layer(piece: Piece) -> _Path:
+    """The path of the layer that a matrix was cut from, where it was."""
+    return piece.path[:-1] if piece.last in _SIDES else piece.path
+
+
+def _turned(one: Canon, piece: Piece) -> Piece:
+    made = replace(piece, shape=piece.shape[::-1])
+    one.become(piece, [(made, ex.transpose)], ex.transpose)
+    return one.pieces[made.name]
+
+
+def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
+    """Several pieces one after the other as one; those that are missing are zeros."""
+    there = [p for p in parts if p is not None]
+    size = new.shape[0] // len(parts)
+    gaps = [p is None for p in parts]
+
+    def down(*e: Expr) -> Expr:
+        given: Iterator[Expr] = iter(e)
+        return ex.cat(0, *(Expr("zeros", (), (size,)) if gap else next(given) for gap in gaps))
+
+    edges = list(pairwise(accumulate([0, *[size] * len(parts)])))
+    up = [partial(ex.part, dim=0, start=a, stop=b) for (a, b), gap in zip(edges, gaps, strict=True) if not gap]
+    one.merge(there, new, down, up)
+
+
+def _name_sides(one: Canon) -> None:
+    """Layers that hold all gates of one side each, as the two matrices of a cell; the order of the gates is a doubt."""
+    scopes: dict[_Path, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
+    for piece in one.pieces.values():
+        side = table().cell_matrices.get(cut(piece.last))
+        if side is not None and piece.role in ("weight", "bias"):
+            scopes[piece.path[:-1]][side].append(piece)
+    for scope, sides in scopes.items():
+        weights = {side: next((p for p in found if p.role == "weight"), None) for side, found in sides.items()}
+        ih, hh = weights.get("ih"), weights.get("hh")
+        if ih is None or hh is None or len(hh.shape) != 2 or ih.shape[0] != hh.shape[0]:
+            continue
+        cell = next((c for c in table().cells if hh.shape[0] == len(c.gates) * hh.shape[1]), None)
+        if cell is None:
+            continue
+        for side, found in sides.items():
+            for piece in found:
+                rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
+                doubts = (*piece.doubts, Doubt(GATE_ORDER, rival=rival))
+                made = replace(piece, path=scope or ("cell",), role=f"{piece.role}_{side}", doubts=doubts)
+                one.become(piece, [(made, lambda e: e)], lambda e: e)
+
+
+def reordered(e: Expr, rows: int, have: Iterable[str], want: Iterable[str]) -> Expr:
+    """The blocks of rows of a matrix, which stand in the order HAVE, in the order WANT."""
+    have = list(have)
+    size = rows // len(have)
+    return ex.cat(0, *(ex.part(e, 0, size * at, size * (at + 1)) for at in (have.index(gate) for gate in want)))
+
+
+def of_recurrent_kernels(source: Canon) -> None:
+    """Gates that stand beside a `recurrent_kernel`, in the order of torch; of two biases in one tensor, two."""
+    for hh in [p for p in source.pieces.values() if p.leaf == "recurrent_kernel"]:
+        if hh.role != "weight_hh" or len(hh.shape) != 2 or not hh.shape[1]:
+            continue
+        cell = next((c for c in table().cells if hh.shape[0] == len(c.gates) * hh.shape[1]), None)
+        if cell is None:
+            continue
+        bias = source.pieces.get(".".join(hh.path) + "|bias_ih")
+        if bias is not None and bias.shape == (2, hh.shape[0]):
+            both = [
+                (replace(bias, role=f"bias_{side}", shape=bias.shape[1:]), partial(ex.select, dim=0, index=place))
+                for place, side in enumerate(_SIDES)
+            ]
+            source.become(bias, both, lambda *e: ex.stack(*e))
+        if cell.recurrent_kernel == cell.gates:
+            continue
+        for role in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+            piece = source.pieces.get(".".join(hh.path) + "|" + role)
+            if piece is not None and piece.shape[0] == hh.shape[0]:
+                order = partial(reordered, rows=piece.shape[0], have=cell.recurrent_kernel, want=cell.gates)
+                source.become(piece, [(piece, order)], lambda e: e)

@@ -1,0 +1,116 @@
+"""Projections of attention that hold their heads in a dimension of their own, as parameters that no layer holds."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+
+from .. import expression as ex
+from ..expression import Expr, Shape
+from ..words import cut, label, table
+from .layouts import is_bare, matrices_wanted
+from .pieces import Canon, Piece, squeezed
+from .stacked import fits_inside, numbered_lists
+
+
+def flat_heads(one: Canon, other: Canon) -> None:
+    """See projections of all heads ([heads, in, width], [in, heads, width] …) as the matrix that the other side has.
+
+    Which dimensions are inputs is in the equation by which the model multiplies, in the sizes of the bias or of others
+    beside it, or in what the name says and the other side wants.
+    """
+    deep = [p for p in one.pieces.values() if p.role == "weight" and len(p.shape) == 3 and min(p.shape) > 1]
+    if not deep:
+        return
+    theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
+    lists = numbered_lists(other)
+    wanted = matrices_wanted(other)
+    beside = _widths_beside(one, deep)
+    for piece in deep:
+        if theirs[piece.shape] or fits_inside(piece, lists.get(piece.shape[0], set())):
+            continue
+        bias = one.pieces.get(".".join(piece.path) + "|bias")
+        inputs = _inputs(piece, bias, wanted, beside[piece.path[:-1]])
+        if not inputs:
+            continue
+        outputs = [d for d in range(3) if d not in inputs]
+        order = (*outputs, *inputs)
+        flat = (prod(piece.shape[d] for d in outputs), prod(piece.shape[d] for d in inputs))
+        there = tuple(piece.shape[d] for d in order)
+        down = partial(_down, order=order, flat=flat)
+        up = partial(_up, order=order, shape=there)
+        one.become(piece, [(replace(piece, shape=flat), down)], up)
+        if bias is not None and len(bias.shape) == 2 and prod(bias.shape) == flat[0]:
+            row = partial(ex.reshape, shape=flat[:1])
+            one.become(bias, [(replace(bias, shape=flat[:1]), row)], partial(ex.reshape, shape=bias.shape))
+
+
+def flat_vectors(one: Canon, other: Canon) -> None:
+    """See biases by heads ([heads, width]) as the vectors over all of them that the other side has, where it has none
+    of their sizes and as many such vectors: what a relative attention adds to its queries (Dai et al.,
+    "Transformer-XL", 2019)."""
+    own, theirs = (Counter(p.shape for p in side.pieces.values() if _is_bias(p)) for side in (one, other))
+    by_heads = Counter(
+        p.shape for p in one.pieces.values() if len(squeezed(p.shape)) == len(p.shape) == 2 and is_bare(p)
+    )
+    for shape, count in by_heads.items():
+        flat = (prod(shape),)
+        if count != own[shape] or theirs[shape] or theirs[flat] - own[flat] < count or 0 in shape:
+            continue
+        for piece in [p for p in one.pieces.values() if p.shape == shape]:
+            down, up = partial(ex.reshape, shape=flat), partial(ex.reshape, shape=shape)
+            one.become(piece, [(replace(piece, shape=flat), down)], up)
+
+
+def _is_bias(piece: Piece) -> bool:
+    """Whether the name of a parameter says what it is a bias of: that of a layer is no more than its `bias`."""
+    return "bias" in cut(piece.leaf)[1:]
+
+
+def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], set[Shape]]:
+    """Heads and their widths, as the biases of what gives them say, by what they are parts of."""
+    found: dict[tuple[str, ...], set[Shape]] = defaultdict(set)
+    for piece in deep:
+        bias = one.pieces.get(".".join(piece.path) + "|bias")
+        if bias is not None and bias.shape == piece.shape[1:] != piece.shape[:2]:
+            found[piece.path[:-1]].add(bias.shape)
+    return found
+
+
+def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape], beside: Collection[Shape]) -> list[int]:
+    """The dimensions of a tensor that are inputs, or nothing where that is not known.
+
+    BESIDE are the heads and their widths that others beside it give: what begins with these takes them.
+    """
+    told: Sequence[str] = piece.entry.notes.get("dims", ())
+    if len(told) == 3 and set(told) == {"input", "output"}:
+        return [d for d, kind in enumerate(told) if kind == "input"]
+    group = table().group("attention")
+    said = label(group, piece.words)
+    if said in ("q", "k", "v") and bias is not None and bias.shape == piece.shape[:2]:
+        return [2]
+    if bias is not None and len(bias.shape) == 2 and bias.shape == piece.shape[1:] != piece.shape[:2]:
+        return [0]
+    takes = piece.shape[:2] in beside and piece.shape[1:] not in beside
+    if takes and said not in ("q", "k", "v") and wanted[piece.shape[2], prod(piece.shape[:2])]:
+        return [0, 1]
+    ways: list[list[int]] = []
+    if said in ("q", "k", "v"):
+        ways = [[d] for d in range(3)]
+    elif said == "o":
+        ways = [[1, 2], [0, 2], [0, 1]]
+    sizes = [(prod(piece.shape) // (n := prod(piece.shape[d] for d in way)), n) for way in ways]
+    fitting = [way for way, size in zip(ways, sizes, strict=True) if wanted[size]]
+    return fitting[0] if len(fitting) == 1 else []
+
+
+def _down(e: Expr, *, order: tuple[int, ...], flat: Shape) -> Expr:
+    return ex.reshape(ex.permute(e, *order), flat)
+
+
+def _up(e: Expr, *, order: tuple[int, ...], shape: Shape) -> Expr:
+    back = [order.index(d) for d in range(len(order))]
+    return ex.permute(ex.reshape(e, shape), *back)

@@ -1,0 +1,154 @@
+"""What a name says by the company that it keeps: words that the table cannot know."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+from ..words import cut, label, table, words_of
+from .fused import fused_kind, part_label
+from .pieces import Canon, Piece
+
+_GATED = {"w1": "gate", "w2": "down", "w3": "up"}
+
+
+def imply(canon: Canon) -> None:
+    """Add words that follow from what stands together."""
+    _gated(canon)
+    _embedded(canon)
+    _seen_gates(canon)
+    _listed_attention(canon)
+    _norm_of_layer(canon)
+    _third_norm(canon)
+
+
+def _gated(canon: Canon) -> None:
+    """Where w1, w2 and w3 stand together they are gate, down and up of a gated block."""
+    heads = Counter(p.path[:-1] for p in canon.pieces.values() if p.last in _GATED and p.role == "weight")
+    for piece in list(canon.pieces.values()):
+        if piece.last in _GATED and heads[piece.path[:-1]] == 3:
+            _add(canon, piece, _GATED[piece.last])
+
+
+#: What papers on non-local blocks call queries, keys and values.
+_EMBEDDED = {"theta": "q", "phi": "k", "g": "v"}
+
+
+def _embedded(canon: Canon) -> None:
+    """Where theta, phi and g stand together, they are queries, keys and values."""
+    beside: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for piece in canon.pieces.values():
+        for at, name in enumerate(piece.path):
+            if name in _EMBEDDED:
+                beside[piece.path[:at]].add(name)
+    for piece in list(canon.pieces.values()):
+        for at, name in enumerate(piece.path):
+            if name in _EMBEDDED and beside[piece.path[:at]] == _EMBEDDED.keys():
+                _add(canon, piece, _EMBEDDED[name])
+
+
+def _seen_gates(canon: Canon) -> None:
+    """What the forward pass showed to be a gate, or what a gate is multiplied with, is that, whatever it is called."""
+    attention = table().group("attention")
+    for piece in [p for p in canon.pieces.values() if "gated" in p.entry.notes]:
+        for one in [p for p in canon.pieces.values() if p.path == piece.path]:
+            if label(attention, one.words) is None:
+                _add(canon, one, f"{piece.entry.notes['gated']}_proj")
+
+
+def forget_plain_words(one: Canon, other: Canon) -> None:
+    """Take words for what expands and what contracts from two layers that are a gate and what it is multiplied with.
+
+    The other side shows that layers of these sizes are; `fc1` and `fc2` of one size beside each other then say by their
+    numbers which was registered first, and no more.
+    """
+    gated = {p.shape for p in other.pieces.values() if "gated" in p.entry.notes and p.role == "weight"}
+    neck = table().group("neck")
+    beside: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for piece in one.pieces.values():
+        if piece.role == "weight" and piece.shape in gated and "gated" not in piece.entry.notes and piece.path:
+            beside[piece.path[:-1]].append(piece)
+    for pieces in beside.values():
+        said = {label(neck, p.words) for p in pieces} | {part_label(p.path) for p in pieces} - {None}
+        if len(pieces) != 2 or "gate" in said or any(part_label(p.path) == "up" for p in pieces):
+            continue
+        for path in [p.path for p in pieces]:
+            for piece in [p for p in one.pieces.values() if p.path == path]:
+                words = piece.words
+                while words and label(neck, words) is not None:
+                    words = words[:-1]
+                one.pieces[piece.name] = replace(piece, words=words)
+
+
+def _listed_attention(canon: Canon) -> None:
+    """Where an attention holds a list of four equal layers, they are those of queries, keys, values and outputs."""
+    lists: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for piece in canon.pieces.values():
+        if len(piece.path) > 1 and piece.last.isdecimal() and piece.role in ("weight", "bias"):
+            lists[piece.path[:-1]].append(piece)
+    for head, pieces in lists.items():
+        matrices = [p for p in pieces if p.role == "weight"]
+        numbers = sorted(int(p.last) for p in matrices)
+        alike = len({p.shape for p in matrices}) == 1 and len(matrices[0].shape) == 2
+        if numbers != [0, 1, 2, 3] or not alike or not set(cut(head[-2] if len(head) > 1 else "")) & _ATTENTION:
+            continue
+        for piece in pieces:
+            _add(canon, piece, ("q", "k", "v", "o_proj")[int(piece.last)])
+
+
+_ATTENTION = frozenset({"attn", "attention", "mha", "att"})
+
+
+def _norm_of_layer(canon: Canon) -> None:
+    """A norm that a layer itself holds (`qkv.layer_norm_weight` beside `qkv.weight`) is the one before it.
+
+    Transformer Engine's `LayerNormLinear` holds its norm so.
+    """
+    layers = {p.entry.key.removesuffix("weight"): p for p in canon.pieces.values() if len(p.shape) == 2}
+    for piece in [p for p in canon.pieces.values() if len(p.shape) == 1]:
+        module, _, leaf = piece.entry.key.rpartition(".")
+        layer = layers.get(f"{module}.")
+        if (
+            layer is None
+            or not leaf.startswith(_NORM_OF_LAYER)
+            or label(table().group("crossing"), piece.words) == "cross"
+        ):
+            continue
+        kind = fused_kind(layer)
+        if kind is not None and "q" in kind.parts:
+            _add(canon, piece, "attn_norm")
+        elif label(table().group("neck"), layer.words) == "up" or (kind is not None and "up" in kind.parts):
+            _add(canon, piece, "ffn_norm")
+
+
+_NORM_OF_LAYER = ("layer_norm_", "layernorm_")
+
+
+def _third_norm(canon: Canon) -> None:
+    """The norm of the feed-forward part is the second of a block, or the third where attention is there twice."""
+    group = table().group("purpose")
+    blocks: dict[tuple[str, ...], dict[tuple[str, ...], list[Piece]]] = defaultdict(lambda: defaultdict(list))
+    for piece in canon.pieces.values():
+        if piece.path and len(piece.shape) == 1 and label(group, _singular(piece.path)) == "norm":
+            path = piece.path
+            at = next((at + 1 for at in range(len(path) - 2, -1, -1) if path[at].isdecimal()), len(path) - 1)
+            blocks[path[:at]][path[at:]].append(piece)
+    for norms in blocks.values():
+        if len(norms) == 3:
+            for path, pieces in norms.items():
+                if set(words_of(path)) & _FEED_FORWARD:
+                    for piece in pieces:
+                        _add(canon, piece, "norm3")
+
+
+def _singular(path: tuple[str, ...]) -> tuple[str, ...]:
+    """The words of the last name of a path; of a list that a number is in (`norms.1`), those of one of its members."""
+    words = cut(next((component for component in reversed(path) if not component.isdecimal()), ""))
+    return (*words[:-1], words[-1].removesuffix("s")) if path[-1].isdecimal() and words else words
+
+
+_FEED_FORWARD = frozenset({"ffn", "mlp", "ff", "ffw", "fc"})
+
+
+def _add(canon: Canon, piece: Piece, word: str) -> None:
+    canon.pieces[piece.name] = replace(piece, words=(*piece.words, *cut(word)))

@@ -1,0 +1,328 @@
+"""Matrices and kernels that stand with the inputs first, or with their heads in a dimension of their own."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
+from math import prod
+
+from ...model_code.signature import Entry
+from .. import expression as ex
+from ..doubts import About, Doubt
+from ..expression import Shape
+from ..words import label, table
+from .fused import fused_kind
+from .pieces import Canon, Piece, squeezed, unchanged
+from .roles import components
+
+#: Functions that multiply with a matrix.
+PRODUCTS = frozenset("linear matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm einsum".split())
+
+_TURNED = {2: (1, 0), 3: (2, 1, 0), 4: (3, 2, 0, 1), 5: (4, 3, 0, 1, 2)}
+
+
+def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
+    """Weights that stand with the inputs first, as their name or their use says, in the layout of torch.
+
+    Args:
+        canon: the side that it is of, which is changed.
+        piece: it.
+        bare: sizes of what the other side holds as parameters of their own, and of no kernel of its layers turned.
+            What has these is no kernel of a layer.
+    """
+    rank = len(piece.shape)
+    if canon.is_target:
+        of_heads = rank > 2 and {*piece.entry.notes.get("dims", ())} == {"input", "output"}
+        named = rank == 2 and piece.leaf in table().inputs_first and _unseen(piece.entry)
+        used_so = piece.entry.notes.get("right") and rank >= 2 and not of_heads
+        if (named or used_so) and piece.entry.module != "Embedding":
+            turn(canon, piece)
+        return
+    recurrent = canon.pieces.get(".".join(piece.path) + "|weight_hh")
+    of_cell = recurrent is not None and recurrent.leaf == "recurrent_kernel"
+    if piece.leaf in table().depthwise and rank in (3, 4):
+        made = _reorder(canon, piece, (*range(rank - 2, rank), *range(rank - 2)))
+        inputs, multiplier, *size = made.shape
+        if multiplier != 1:
+            flat = (inputs * multiplier, 1, *size)
+            canon.become(made, [(replace(made, shape=flat), partial(ex.reshape, shape=flat))], unchanged)
+    elif rank == 3 and piece.shape in bare:
+        return
+    elif piece.leaf in table().inputs_first and rank in _TURNED:
+        if piece.role == "weight" and of_cell:
+            piece = _renamed(canon, piece, "weight_ih")
+        _reorder(canon, piece, _TURNED[rank]) if rank != 2 else turn(canon, piece)
+    elif piece.leaf == "bias" and of_cell and rank in (1, 2):
+        _renamed(canon, piece, "bias_ih")
+
+
+def _renamed(canon: Canon, piece: Piece, role: str) -> Piece:
+    new = replace(piece, role=role)
+    canon.become(piece, [(new, lambda e: e)], lambda e: e)
+    return canon.pieces[new.name]
+
+
+def turn(canon: Canon, piece: Piece) -> Piece:
+    """Swap the last two dimensions of a piece."""
+    shape = (*piece.shape[:-2], piece.shape[-1], piece.shape[-2])
+    canon.become(piece, [(replace(piece, shape=shape), ex.transpose)], ex.transpose)
+    return canon.pieces[piece.name]
+
+
+def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> Piece:
+    back = [0] * len(dims)
+    for new, old in enumerate(dims):
+        back[old] = new
+    shape = tuple(piece.shape[d] for d in dims)
+    canon.become(
+        piece,
+        [(replace(piece, shape=shape), lambda e: ex.permute(e, *dims))],
+        lambda e: ex.permute(e, *back),
+    )
+    return canon.pieces[piece.name]
+
+
+def turn_by_vote(canon: Canon) -> None:
+    """Find matrices that stand with the inputs first by the lengths of their biases; square ones follow their kin.
+
+    Also of matrices that stand in one tensor: [n, in, out] beside biases [n, out] or [n, 1, out]. Those say nothing of
+    the layers beside them: experts are parameters that code multiplies with as it likes, and the rest is `nn.Linear`.
+    """
+    votes: dict[tuple[object, str], Counter[bool]] = defaultdict(Counter)
+    everywhere: dict[object, Counter[bool]] = defaultdict(Counter)
+    matrices = []
+    for piece in canon.pieces.values():
+        rank = len(piece.shape)
+        if piece.role != "weight" or rank not in (2, 3) or piece.expr.op not in ("key", "select"):
+            continue
+        bias = canon.pieces.get(".".join(piece.path) + "|bias")
+        if bias is None or not bias.shape or squeezed(bias.shape[:-1]) != squeezed(piece.shape[:-2]):
+            continue
+        if components(bias.entry.key)[:-1] != components(piece.entry.key)[:-1]:  # of a module: it is in torch's layout
+            continue
+        if canon.is_target and not _unseen(piece.entry):
+            continue
+        matrices.append(piece)
+        rows, columns = (n == bias.shape[-1] for n in piece.shape[-2:])
+        if rows != columns:
+            votes[_held(piece), kin(piece)][columns] += 1
+            everywhere[_held(piece)][columns] += 1
+    for piece in matrices:
+        vote = votes.get((_held(piece), kin(piece))) or everywhere[_held(piece)]
+        if vote[True] > vote[False]:
+            turn(canon, piece)
+
+
+def _held(piece: Piece) -> tuple[int, str]:
+    """How a matrix is held: one among several in a tensor, or alone."""
+    return len(piece.shape), piece.expr.op
+
+
+def _unseen(entry: Entry) -> bool:
+    """Whether neither the forward pass nor the class of its module says how a matrix of the target stands."""
+    told = entry.notes.get("right") is not None or entry.how == "linear"
+    return not told and entry.module not in ("Linear", "Embedding", "NonDynamicallyQuantizableLinear")
+
+
+def kin(piece: Piece) -> str:
+    """The name of a layer without its number: what has it is laid out in one way."""
+    return next((re.sub(r"\d+", "", c) for c in reversed(piece.path) if not c.isdecimal()), "")
+
+
+#: Why a square matrix is not certain.
+TURNED_IN_CODE = Doubt(
+    "whether this matrix stands with its inputs or its outputs first is in the code only", About.TURNED
+)
+
+
+def follow_names(source: Canon, target: Canon) -> None:
+    """Turn what the target turns and the source has under the same name, unless sizes show that it has it turned.
+
+    What stands under one name and in one shape is laid out in one way as a rule. Where other matrices of the same names
+    have their sizes swapped, another convention is in use, and square ones follow them.
+    """
+    ends: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
+    for piece in source.pieces.values():
+        if len(piece.shape) >= 2 and piece.expr.op == "key":
+            for at in range(len(piece.path)):
+                ends[piece.path[at:]].append(piece)
+    same, votes = [], Counter[bool]()
+    for piece in target.pieces.values():
+        if not is_turned(target, piece):
+            continue
+        found = _namesakes(piece, ends)
+        if len(found) == 1:
+            if found[0].shape == piece.entry.shape:
+                same.append((piece, found[0]))
+            if piece.shape[-1] != piece.shape[-2]:
+                votes[found[0].shape == piece.entry.shape] += 1
+    keys = {key for key, entry in target.signature.entries.items() if entry.parameter is not False}
+    everything = keys <= set(source.signature.entries)
+    for piece, own in same:
+        if own.name not in source.pieces or votes[False] > votes[True]:
+            continue
+        if everything or votes[True] or is_bare(piece):
+            turn(source, own)
+        else:
+            doubt = replace(TURNED_IN_CODE, rival=ex.transpose(own.expr))
+            source.pieces[own.name] = replace(own, doubts=(*own.doubts, doubt))
+
+
+def is_turned(target: Canon, piece: Piece) -> bool:
+    """Whether the model holds a matrix with its inputs first."""
+    return target.assembly.get(piece.entry.key) == ex.transpose(ex.of(piece.name))
+
+
+def _namesakes(piece: Piece, ends: dict[tuple[str, ...], list[Piece]]) -> list[Piece]:
+    """Pieces of the source whose path ends as that of a piece of the target, in as many components as possible."""
+    for at in range(len(piece.path)):
+        found = [p for p in ends.get(piece.path[at:], ()) if p.role == piece.role]
+        if found:
+            return found
+    return []
+
+
+#: Matrices of torch's attention, which holds them itself, as a linear layer does.
+_OF_TORCH = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+
+
+def is_bare(piece: Piece) -> bool:
+    """Whether a tensor is a parameter of its own, of which no name says that a layer of torch holds it."""
+    leaf = piece.leaf
+    own = piece.last == leaf or leaf in ("W", "w") or (leaf.endswith("_weight") and leaf not in _OF_TORCH)
+    return piece.role == "weight" and own
+
+
+def turn_bare_matrices(source: Canon, target: Canon) -> None:
+    """Matrices that are parameters of their own, not of a linear layer, may stand with the inputs first.
+
+    Nothing in a file says so but how they lie in the order of the model: both ways are laid beside it.
+    """
+    wanted = {squeezed(p.shape) for p in target.pieces.values()}
+    turned_there = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
+    for p in list(source.pieces.values()):  # what is in a layer is laid out as in torch, as a rule; the sizes say not
+        if p.role == "weight" and p.expr.op == "key" and p.shape in turned_there and squeezed(p.shape) not in wanted:
+            turn(source, p)
+    bare = [
+        p
+        for p in source.pieces.values()
+        if is_bare(p)
+        and len(p.shape) in (2, 3)
+        and p.shape[-1] != p.shape[-2]
+        and (*p.shape[:-2], p.shape[-1], p.shape[-2]) in wanted
+    ]
+    for p in [p for p in bare if len(p.shape) == 3]:
+        bare.remove(p)
+        if p.shape not in wanted:
+            turn(source, p)
+    for p in list(bare):
+        said = _said(p, target)
+        if said is not None:
+            bare.remove(p)
+            if said:
+                turn(source, p)
+    if not bare:
+        return
+    as_is = _agreement(source, target, set())
+    turned = _agreement(source, target, {p.name for p in bare})
+    if turned == as_is and all(p.shape in wanted for p in bare):
+        for p in bare:
+            source.pieces[p.name] = replace(p, doubts=(*p.doubts, TURNED_IN_CODE))
+        return
+    if turned >= as_is:
+        for p in bare:
+            turn(source, p)
+
+
+def _said(piece: Piece, target: Canon) -> bool | None:
+    """Whether what has its name in the target has its sizes swapped (True) or as they are; None where that is open."""
+    group = table().group("neck")
+    word = label(group, piece.words)
+    of_word = {p.shape for p in target.pieces.values() if word is not None and label(group, p.words) == word}
+    of_name = {p.shape for p in target.pieces.values() if p.last == piece.last}
+    for shapes in (of_name, of_word):
+        as_is, turned = piece.shape in shapes, piece.shape[::-1] in shapes
+        if as_is != turned:
+            return turned
+    return None
+
+
+def _agreement(source: Canon, target: Canon, turned: set[str]) -> int:
+    """How many tensors lie in the same order on both sides if some matrices are TURNED."""
+    from difflib import SequenceMatcher
+
+    a = [
+        (p.role, squeezed(p.shape[::-1] if p.name in turned else p.shape))
+        for p in sorted(source.pieces.values(), key=lambda p: p.order)
+    ]
+    in_use = [p for p in target.pieces.values() if p.used is not None]
+    b = [
+        (p.role, squeezed(p.shape))
+        for p in sorted(in_use or target.pieces.values(), key=lambda p: (p.used or 0, p.order))
+    ]
+    return sum(block.size for block in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks())
+
+
+def general_dense(source: Canon, target: Canon) -> None:
+    """Kernels with their heads in a dimension of their own ([in, heads, width]), as plain ones: [in, out].
+
+    How many of the first dimensions are inputs is in the sizes of the bias, or of those of other layers beside it, or
+    in what the target wants.
+    """
+    wanted = matrices_wanted(target)
+    theirs = Counter(p.shape for p in target.pieces.values())
+    kernels = [p for p in source.pieces.values() if p.leaf in table().inputs_first and 2 < len(p.shape) < 6]
+    inputs: dict[str, int] = {}
+    of_heads: dict[_Path, set[Shape]] = defaultdict(set)
+    for piece in kernels:
+        bias = source.pieces.get(".".join(piece.path) + "|bias")
+        if bias is not None and len(bias.shape) > 1 and piece.shape[-len(bias.shape) :] == bias.shape:
+            inputs[piece.name] = len(piece.shape) - len(bias.shape)
+            of_heads[piece.path[:-1]].add(bias.shape)
+    for piece in kernels:
+        beside = of_heads[piece.path[:-1]]
+        if piece.name not in inputs:
+            found = next((len(s) for s in beside if piece.shape[: len(s)] == s and len(piece.shape) > len(s)), 0)
+            as_convolution = tuple(piece.shape[d] for d in _TURNED[len(piece.shape)])
+            if not found and not theirs[as_convolution]:
+                found = next((k for k in range(1, len(piece.shape)) if _wanted(piece, k, wanted)), 0)
+            if found:
+                inputs[piece.name] = found
+    for piece in kernels:
+        if piece.name in inputs:
+            k = inputs[piece.name]
+            _flat(source, piece, (prod(piece.shape[:k]), prod(piece.shape[k:])))
+    for piece in list(source.pieces.values()):
+        if piece.role == "bias" and len(piece.shape) > 1 and not theirs[piece.shape]:
+            flat = (prod(piece.shape),)
+            weight = ".".join(piece.path) + "|weight"
+            if weight in inputs or (theirs[flat] and weight not in source.pieces):
+                _flat(source, piece, flat)
+
+
+_Path = tuple[str, ...]
+
+
+def _wanted(kernel: Piece, inputs: int, wanted: Counter[Shape]) -> bool:
+    """Whether a kernel of which so many dimensions are inputs is a matrix that the target wants, or several."""
+    rows, columns = prod(kernel.shape[inputs:]), prod(kernel.shape[:inputs])
+    kind = fused_kind(kernel)
+    parts = len(kind.parts) if kind is not None and rows % len(kind.parts) == 0 else 1
+    return wanted[rows, columns] > 0 or wanted[rows // parts, columns] > 0
+
+
+def matrices_wanted(side: Canon) -> Counter[Shape]:
+    """The sizes of a side's matrices, and of the parts of those that are several in one by their names."""
+    wanted = Counter(p.shape for p in side.pieces.values())
+    for piece in side.pieces.values():
+        kind = fused_kind(piece) if piece.role == "weight" and len(piece.shape) == 2 else None
+        if kind is not None and piece.shape[0] % len(kind.parts) == 0:
+            wanted[piece.shape[0] // len(kind.parts), piece.shape[1]] += len(kind.parts)
+    return wanted
+
+
+def _flat(source: Canon, piece: Piece, shape: Shape) -> None:
+    source.become(piece, [(replace(piece, shape=shape), partial(ex.reshape, shape=shape))], unchanged)

@@ -1,0 +1,106 @@
+"""Files that number their tensors and name none: lists of arrays, as `np.savez(path, *arrays)` keeps them.
+
+`[value.numpy() for value in model.state_dict().values()]` gives `arr_0`, `arr_1` …. Which module a tensor belongs to,
+and what it is there, is in no key; where the sizes are, in their order, those that the model registers, the model says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations
+
+from ...model_code.signature import Entry, Signature
+from ..mapping import Mapping
+from ..matching.places import block_of
+from .roles import components
+
+_NUMBERED = re.compile(r"(.*?)(?<!\d)(\d+)\Z")
+#: So many tensors are a list.
+_LEAST = 4
+#: Such a share of sizes has to be those of the model, where a head of other classes is part of it.
+_MOST = 0.6
+
+
+def named_by_position(source: Signature, target: Signature) -> tuple[Signature, dict[str, str]]:
+    """A list of tensors under the names that the model has for them in its order, if sizes say that it is that; else
+    as it is.
+
+    Returns:
+        The signature in the order of its numbers, and the new name of each old one, nothing if it is no such list.
+    """
+    keys = _in_order(source)
+    if not keys or any(key in target.entries for key in keys):
+        return source, {}
+    entries = [source.entries[key] for key in keys]
+    fitting = [wanted for wanted in _registered(target) if _fits(entries, wanted)]
+    if not fitting:
+        return source, {}
+    best = max(fitting, key=lambda wanted: _equal(entries, wanted))
+    new = {entry.key: own.key for entry, own in zip(entries, best, strict=True)}
+    made = {new[e.key]: replace(e, key=new[e.key], tied=None if e.tied is None else new[e.tied]) for e in entries}
+    return replace(source, entries=made, ordered=True), new
+
+
+def doubt_order(mapping: Mapping, target: Signature) -> Mapping:
+    """Doubt what nothing but a place in the list tells from another: layers of equal sizes in one block, of which none
+    works on what the other gives. Code registers such in any order."""
+    alike: dict[object, list[Entry]] = defaultdict(list)
+    for made in mapping.having("mapped"):
+        entry = target.entries[made.target]
+        path = components(made.target)
+        if made.expr is not None and len(path) > 1:
+            alike[block_of(path[:-1]), path[-1], entry.shape].append(entry)
+    doubts = {}
+    for group in alike.values():
+        for one, other in permutations(group, 2):
+            if one.key not in doubts and _beside(one, other, traced=target.traced):
+                doubts[one.key] = _ORDER.format(other.key)
+    entries = [
+        replace(e, status="guessed", doubts=(*e.doubts, doubts[e.target])) if e.target in doubts else e
+        for e in mapping.entries
+    ]
+    return replace(mapping, entries=tuple(entries))
+
+
+_ORDER = "the file has no names, and nothing but its order tells this from what is used for {}"
+
+
+def _beside(one: Entry, other: Entry, *, traced: bool) -> bool:
+    """Whether two layers may run beside each other: neither works on what the other gives, as far as that is known."""
+    if not traced:
+        return components(one.key)[:-2] == components(other.key)[:-2] and not components(one.key)[-2].isdecimal()
+    a, b = one.notes.get("flow"), other.notes.get("flow")
+    return a is not None and b is not None and a[0] != b[0] and not (b[1] >> a[0] & 1 or a[1] >> b[0] & 1)
+
+
+def _in_order(source: Signature) -> list[str]:
+    """The keys of a list by their numbers, if all are one name with numbers that leave none out; else nothing."""
+    found = [_NUMBERED.match(key) for key in source.entries]
+    named = [one for one in found if one is not None]
+    numbers = sorted(int(one[2]) for one in named)
+    whole = len(named) == len(found) >= _LEAST and len({one[1] for one in named}) == 1
+    if not whole or numbers != list(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] > 1:
+        return []
+    return [one[0] for one in sorted(named, key=lambda one: int(one[2]))]
+
+
+def _registered(target: Signature) -> Iterator[list[Entry]]:
+    """What code lists of a model: its state dict, without counters, or its parameters."""
+    entries = list(target.entries.values())
+    for ties in (True, False):
+        some = [e for e in entries if ties or e.tied is None]
+        yield some
+        yield [e for e in some if not e.key.endswith("num_batches_tracked")]
+        yield [e for e in some if e.parameter is not False]
+
+
+def _fits(entries: Sequence[Entry], wanted: Sequence[Entry]) -> bool:
+    ranks = [len(e.shape) for e in entries] == [len(e.shape) for e in wanted]
+    return ranks and _equal(entries, wanted) >= _MOST * len(entries)
+
+
+def _equal(entries: Sequence[Entry], wanted: Sequence[Entry]) -> int:
+    return sum(own.shape == theirs.shape for own, theirs in zip(entries, wanted, strict=True))

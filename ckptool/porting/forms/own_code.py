@@ -1,0 +1,102 @@
+"""A file and the code that it was saved from: the same names, but for wrappers and the ways of other libraries.
+
+Files put the model below modules and collections that the code does not have (`module.`, `state_dict/`, `encoder_q.`,
+`network_fn_state_dict`), Keras writes paths with slashes, layers twice and `:0` behind (`conv1/conv1/kernel:0`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ...keys import unwrap
+from ..expression import Shape
+
+_STATE = re.compile(r"_?(model_)?state_dict$")
+
+
+def named_alike(
+    code: Mapping[str, Shape], file: Mapping[str, Shape], optional: frozenset[str] = frozenset(), *, share: float = 1.0
+) -> list[dict[str, str]]:
+    """For each key of the code its key in the file, where names and sizes say so for all of them.
+
+    Args:
+        code: keys of the code with their shapes.
+        file: those of the file.
+        optional: keys of the code that the file may lack.
+        share: how many of the others it has to have in these sizes; a head may be of another size.
+
+    Returns:
+        Every way to do so below one place of the file; several where the file holds the model several times. Empty if
+        too many keys are missing.
+    """
+    wanted = {key: _words(key) for key in code}
+    short = {key: _words(own) for key, own in unwrap(list(code)).items()}
+    ends: dict[tuple[str, ...], list[tuple[tuple[str, ...], str]]] = {}
+    for key in file:
+        words = _words(key)
+        for depth in range(min(len(words), 8)):
+            ends.setdefault(words[depth:], []).append((words[:depth], key))
+    found: dict[str, dict[tuple[str, ...], str | None]] = {}
+    for key, shape in code.items():
+        below: dict[tuple[str, ...], str | None] = {}
+        for words in dict.fromkeys((wanted[key], short[key])):
+            for place, held in ends.get(words, ()):
+                if file[held] == shape and held != below.get(place):
+                    below[place] = None if place in below else held
+        found[key] = below
+    needed = [key for key in code if key not in optional]
+    places = Counter(place for key in needed for place in found[key])
+    whole = sorted(
+        (place for place, n in places.items() if n == len(needed) > 0), key=lambda place: (len(place), place)
+    )
+    if whole:
+        several = [place for place in whole if len(place) == len(whole[0])] if whole[0] else whole[:1]
+        return [_one_way(found, place) for place in several]
+    apart = _from_several_places(found, needed)
+    most = max(places.values(), default=0)
+    if apart or share >= 1 or most < share * len(needed):
+        return apart
+    near = sorted(place for place, n in places.items() if n == most)
+    return [_one_way(found, place) for place in near if len(place) == min(map(len, near))]
+
+
+def _one_way(found: Mapping[str, Mapping[tuple[str, ...], str | None]], place: tuple[str, ...]) -> dict[str, str]:
+    """Each key from one place; where it is not there (Flax keeps statistics apart), from the only other."""
+    way: dict[str, str] = {}
+    for key, below in found.items():
+        others = {held for held in below.values() if held is not None}
+        held = below.get(place, next(iter(others)) if len(others) == 1 else None)
+        if held is not None:
+            way[key] = held
+    return way
+
+
+def _from_several_places(
+    found: Mapping[str, Mapping[tuple[str, ...], str | None]], needed: Sequence[str]
+) -> list[dict[str, str]]:
+    """Each key from where it is, if that is one place, or one that is less deep than all others."""
+    way: dict[str, str] = {}
+    for key, below in found.items():
+        least = min(map(len, below), default=0)
+        nearest = {held for place, held in below.items() if len(place) == least}
+        only = nearest.pop() if len(nearest) == 1 else None
+        if only is not None:
+            way[key] = only
+        elif key in needed:
+            return []
+    return [way] if way and len(set(way.values())) == len(way) else []
+
+
+def _words(key: str) -> tuple[str, ...]:
+    """The components of a key, without `:0`, repetitions and "state_dict"."""
+    out: list[str] = []
+    for part in re.split(r"[./]", re.sub(r":\d+$", "", key)):
+        word = _STATE.sub("", part)
+        if word and (not out or out[-1] != word or word.isdecimal()):
+            out.append(word)
+    return tuple(out)
+
+
+__all__ = ["named_alike"]

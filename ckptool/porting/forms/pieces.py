@@ -1,0 +1,138 @@
+"""One side of a port in the common form: its tensors as pieces, with what was done to make them.
+
+On the source a step makes expressions over its keys; on the target it makes the expression that puts a key together
+again, with holes where sources go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...model_code.signature import Entry, Signature
+from .. import expression as ex
+from ..doubts import Doubt
+from ..expression import Expr, Shape
+from .roles import components
+
+#: Roles of statistics, which a model computes and does not learn.
+STATISTICS = frozenset({"running_mean", "running_var"})
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One tensor in the common form.
+
+    Attributes:
+        path: components of the module that it belongs to.
+        role: what it is there ("weight", "bias", "running_mean", "weight_ih").
+        shape: its sizes.
+        expr: over the source's keys; for a target, over holes (its own `name`).
+        order: place in the state dict.
+        used: place in the execution order, or None.
+        words: its names, for words; those of the key it came from and of what it became.
+        entry: the entry that it came from.
+        doubts: why a step that made it is not certain, each with the expression that is as likely.
+    """
+
+    path: tuple[str, ...]
+    role: str
+    shape: Shape
+    expr: Expr
+    order: float
+    used: float | None
+    words: tuple[str, ...]
+    entry: Entry
+    doubts: tuple[Doubt, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name in the common form."""
+        return ".".join(self.path) + "|" + self.role
+
+    @property
+    def last(self) -> str:
+        """The last component of its path; nothing for what the outermost module holds."""
+        return self.path[-1] if self.path else ""
+
+    @property
+    def leaf(self) -> str:
+        """The last component of its key."""
+        return components(self.entry.key)[-1]
+
+
+@dataclass(slots=True)
+class Canon:
+    """One side in the common form.
+
+    Attributes:
+        signature: what it was made from.
+        is_target: expressions are over holes.
+        pieces: by name.
+        assembly: for a target, each key as an expression over holes.
+        counters: keys of `num_batches_tracked`.
+        dropped: keys of weights, with that of the copy beside each of which some is dropped.
+        notes: what was done, for the report.
+    """
+
+    signature: Signature
+    is_target: bool
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    assembly: dict[str, Expr] = field(default_factory=dict)
+    counters: dict[str, str] = field(default_factory=dict)
+    dropped: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def put(self, piece: Piece) -> Piece:
+        """Add a piece; one whose name is taken gets another."""
+        while piece.name in self.pieces:
+            piece = replace(piece, path=(*piece.path, "again"))
+        if self.is_target:
+            piece = replace(piece, expr=ex.of(piece.name))
+        self.pieces[piece.name] = piece
+        return piece
+
+    def has(self, piece: Piece) -> bool:
+        """Whether this side has a tensor of the other by its name and with its sizes, so that nothing is to be done."""
+        own = self.pieces.get(piece.name)
+        return own is not None and own.shape == piece.shape
+
+    def become(self, old: Piece, new: Sequence[tuple[Piece, Callable[[Expr], Expr]]], up: Callable[..., Expr]) -> None:
+        """Replace OLD by NEW pieces: each with what makes it from OLD; UP makes OLD from them."""
+        del self.pieces[old.name]
+        placed = [self.put(replace(piece, expr=down(old.expr))) for piece, down in new]
+        if self.is_target:
+            self._fill(old.name, up(*(piece.expr for piece in placed)))
+
+    def _fill(self, hole: str, value: Expr) -> None:
+        for key, expr in self.assembly.items():
+            if hole in expr.keys():  # noqa: SIM118
+                self.assembly[key] = substituted(expr, {hole: value})
+
+    def merge(
+        self, olds: Sequence[Piece], new: Piece, down: Callable[..., Expr], up: Sequence[Callable[[Expr], Expr]]
+    ) -> None:
+        """Replace OLDS by one NEW piece, made by DOWN from them; UP makes each of them from it."""
+        for old in olds:
+            del self.pieces[old.name]
+        placed = self.put(replace(new, expr=down(*(old.expr for old in olds))))
+        if self.is_target:
+            for old, make in zip(olds, up, strict=True):
+                self._fill(old.name, make(placed.expr))
+
+
+def substituted(expr: Expr, values: dict[str, Expr]) -> Expr:
+    """EXPR with some keys replaced by expressions."""
+    if expr.op == "key":
+        return values.get(expr.key, expr)
+    return replace(expr, args=tuple(substituted(arg, values) for arg in expr.args))
+
+
+def unchanged(e: Expr) -> Expr:
+    """The same, where a piece only gets another name."""
+    return e
+
+
+def squeezed(shape: Shape) -> Shape:
+    """SHAPE without dimensions of one element."""
+    return tuple(n for n in shape if n != 1)

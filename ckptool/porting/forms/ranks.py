@@ -1,0 +1,105 @@
+"""Shares of one model: a file with a state dict for each rank of tensor parallel training, joined to one.
+
+Each rank holds its rows of some matrices, its columns of others, and all of what is not divided (Shoeybi et al. 2019,
+Megatron-LM; LLaMA's own files). Which of these it is for a key, the sizes that the model wants say, and equal values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...checkpoint import Checkpoint, StateDict
+from ...errors import printable
+from ...model_code.signature import Entry, Signature
+from ...tensor import LazyTensor
+from .. import expression as ex
+from ..expression import Expr, Shape
+from ..mapping import Mapping as Port
+from .doubles import are_equal
+from .fused import fused_by_name
+from .pieces import squeezed, substituted
+
+_NUMBER = re.compile(r"\d+")
+_FUSED = "each rank holds its share of several projections; in which order they are joined is in the code only"
+_BOTH = "joined along dimension {}, the ranks' shares fit the model as well"
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The state dicts of all ranks as one.
+
+    Attributes:
+        paths: those of the state dicts.
+        shares: key -> what it is, over keys `PATH/KEY`.
+        doubts: why that is not certain for some.
+        tensors: key -> the joined tensor, which is read when its values are asked for.
+        sizes: of every tensor of the file.
+    """
+
+    paths: tuple[str, ...]
+    shares: Mapping[str, Expr]
+    doubts: Mapping[str, str]
+    tensors: Mapping[str, LazyTensor]
+    sizes: Mapping[str, Shape]
+
+    def signature(self, ckpt: Checkpoint) -> Signature:
+        """What they offer together."""
+        entries = {key: Entry(key, t.shape, t.dtype.name) for key, t in self.tensors.items()}
+        return Signature(ckpt.where, entries, ordered=ckpt.order_preserved)
+
+    def mapping(self, joined: Port) -> Port:
+        """The mapping that JOINED, one from their signature, is over the file itself."""
+        entries = []
+        for entry in joined.entries:
+            doubts = dict.fromkeys(self.doubts[key] for key in entry.sources if key in self.doubts)
+            values = dict(self.shares)
+            entry = replace(
+                entry,
+                expr=None if entry.expr is None else substituted(entry.expr, values),
+                rivals=tuple(substituted(rival, values) for rival in entry.rivals),
+            )
+            if doubts and entry.expr is not None and not entry.expr.is_copy:
+                entry = replace(entry, status="guessed", doubts=(*entry.doubts, *doubts))
+            entries.append(entry)
+        names = ", ".join(printable(path, 40) for path in self.paths[:8])
+        note = f"{len(self.paths)} ranks are joined: {names}; what is equal in all of them is taken from the first"
+        made = replace(joined, source_shapes=self.sizes, at=self.paths[0], notes=(*joined.notes, note))
+        return made.with_entries(entries)
+
+
+def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
+    """The state dicts of a file as shares of one model, or None where they are nothing of the kind.
+
+    They have the same keys and sizes, and only numbers in their paths differ.
+    """
+    if len(found) < 2 or len({_NUMBER.sub("", one.path) for one in found}) > 1:
+        return None
+    ranks = sorted(found, key=lambda one: [int(n) for n in _NUMBER.findall(one.path)])
+    looks = [{key: (t.shape, t.dtype.name) for key, t in one.tensors.items()} for one in ranks]
+    if not looks[0] or any(look != looks[0] for look in looks):
+        return None
+    wanted = {tuple(sorted(squeezed(entry.shape))) for entry in target.entries.values()}
+    tensors = {f"{one.path}/{key}": t for one in ranks for key, t in one.tensors.items()}
+    shares: dict[str, Expr] = {}
+    doubts: dict[str, str] = {}
+    for key, tensor in ranks[0].tensors.items():
+        every = [one.tensors[key] for one in ranks]
+        if are_equal(every):
+            shares[key] = ex.of(f"{ranks[0].path}/{key}")
+            continue
+        fit = [dim for dim in range(len(tensor.shape)) if _sizes(tensor.shape, dim, len(ranks)) in wanted]
+        dim = fit[0] if fit else 0
+        shares[key] = ex.cat(dim, *(ex.of(f"{one.path}/{key}") for one in ranks))
+        if len(fit) > 1:
+            doubts[key] = _BOTH.format(fit[1])
+        elif fused_by_name(key):
+            doubts[key] = _FUSED
+    joined = {key: ex.lazy(share, tensors) for key, share in shares.items()}
+    sizes = {key: t.shape for key, t in tensors.items()}
+    return Ranks(tuple(one.path for one in ranks), shares, doubts, joined, sizes)
+
+
+def _sizes(shape: Shape, dim: int, ranks: int) -> Shape:
+    return tuple(sorted(squeezed((*shape[:dim], shape[dim] * ranks, *shape[dim + 1 :]))))

@@ -1,0 +1,105 @@
+"""Weights that are computed from others: weight norm, spectral norm, pruning masks."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+
+from .. import expression as ex
+from ..doubts import Doubt
+from ..expression import Expr
+from .layouts import turn
+from .pieces import Canon, Piece, unchanged
+
+_GAIN = "by their names, {} is the gain of weight norm on this matrix: what it is, is in the code only"
+
+
+def _name_gains(one: Canon, other: Canon) -> None:
+    """Vectors called `gx` beside matrices called `wx`, as many as those have outputs, as the gains of weight norm.
+
+    Where a shift is beside them (`bx`), they are those of a norm of what the matrix gives. It is a guess: only code
+    shows what such a vector is.
+    """
+    held = {p.path: p for p in one.pieces.values() if p.role == "weight"}
+    theirs = {named[2] for p in other.pieces.values() if (named := _LAST.match(p.last))}
+    found: list[tuple[Piece, Piece]] = []
+    for path, matrix in held.items():
+        named = _LAST.match(path[-1]) if path else None
+        if named is None or named[2][0] != "w" or len(matrix.shape) != 2:
+            continue
+        gain, shift = (held.get((*path[:-1], f"{named[1]}{letter}{named[2][1:]}{named[3]}")) for letter in ("g", "b"))
+        if gain is not None and len(gain.shape) == 1 and shift is None and f"g{named[2][1:]}" not in theirs:
+            found.append((gain, matrix))
+    outputs_last = all(g.shape == w.shape[1:] for g, w in found)
+    if not found or not (outputs_last or all(g.shape == w.shape[:1] for g, w in found)):
+        return
+    for gain, matrix in found:
+        doubt = Doubt(_GAIN.format(gain.entry.key), rival=matrix.expr)
+        v = replace(matrix, role="weight_v", doubts=(*matrix.doubts, doubt))
+        one.become(matrix, [(v, unchanged)], unchanged)
+        rows = gain.shape[0]
+        g = replace(gain, path=matrix.path, role="weight_g", shape=(rows, 1), words=matrix.words)
+        one.become(gain, [(g, partial(ex.reshape, shape=(rows, 1)))], partial(ex.reshape, shape=(rows,)))
+        if outputs_last:
+            turn(one, one.pieces[v.name])
+
+
+#: The last word of a name, in small letters; the number of an output may stand behind it.
+_LAST = re.compile(r"(.*?)([a-z]+)((?::\d+)?)\Z")
+
+
+def merge_norms(one: Canon, other: Canon) -> None:
+    """Weight norm and spectral norm as a plain weight, where the other side has no such thing, or none of that size."""
+    if not one.is_target:
+        _name_gains(one, other)
+    roles = {piece.role for piece in other.pieces.values()}
+    normed, plain = ({p.shape for p in other.pieces.values() if p.role == role} for role in ("weight_v", "weight"))
+    for g in [p for p in one.pieces.values() if p.role == "weight_g"]:
+        v = one.pieces.get(".".join(g.path) + "|weight_v")
+        if v is None or ("weight_g" in roles and (v.shape in normed or v.shape not in plain)):
+            continue
+        new = replace(v, role="weight")
+        one.merge([g, v], new, lambda a, b: Expr("weight_norm", (a, b)), [lambda e: Expr("norm", (e,)), lambda e: e])
+    for w in [p for p in one.pieces.values() if p.role == "weight_orig"]:
+        if "weight_orig" in roles:
+            continue
+        u = one.pieces.get(".".join(w.path) + "|weight_u")
+        v = one.pieces.get(".".join(w.path) + "|weight_sv")
+        if u is None or v is None or one.is_target:
+            continue
+        one.merge([w, u, v], replace(w, role="weight"), lambda a, b, c: Expr("spectral_norm", (a, b, c)), [])
+
+
+def merge_masks(source: Canon, target: Canon) -> None:
+    """Pruned weights (`weight_orig` times `weight_mask`) as plain ones, where the two sides are not pruned alike."""
+    pruned = {id(side): [p for p in side.pieces.values() if p.role.endswith("_mask")] for side in (source, target)}
+    if len(pruned[id(source)]) == len(pruned[id(target)]):
+        return
+    for one, other in ((source, target), (target, source)):
+        kept = {p.name for p in pruned[id(one)]} & {p.name for p in pruned[id(other)]}
+        for mask in pruned[id(one)]:
+            role = mask.role.removesuffix("_mask")
+            whole = one.pieces.get(f"{'.'.join(mask.path)}|{role}_orig")
+            if whole is None or mask.name in kept or whole.shape != mask.shape:
+                continue
+            new = replace(whole, role=role)
+            if one.is_target:
+                why = "which elements count as pruned is read from the zeros of the source"
+                new = replace(new, doubts=(*new.doubts, Doubt(why)))
+            one.merge(
+                [whole, mask], new, lambda a, b: Expr("mul", (a, b)), [unchanged, lambda e: Expr("nonzero", (e,))]
+            )
+
+
+def name_unknown(one: Canon, other: Canon) -> None:
+    """Weights that something computes from what is stored, which no tensor shows: plain ones, with a doubt."""
+    for piece in [p for p in one.pieces.values() if p.role.endswith("_orig")]:
+        base = piece.role.removesuffix("_orig")
+        beside = [p for p in one.pieces.values() if p.path == piece.path and p.role.startswith(f"{base}_")]
+        if len(beside) > 1 or any(p.role == piece.role for p in other.pieces.values()):
+            continue
+        whose = "the model computes its" if one.is_target else "the source computed its"
+        why = f"{whose} {base} from this tensor by a parametrization that only code shows"
+        new = replace(piece, role=base, doubts=(*piece.doubts, Doubt(why)))
+        one.become(piece, [(new, unchanged)], unchanged)

@@ -1,0 +1,96 @@
+"""Layers that a framework scans over: every tensor of a block holds that of all layers, along one dimension."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+
+from .. import expression as ex
+from .pieces import Canon, Piece, unchanged
+from .stacked import counted
+
+_Path = tuple[str, ...]
+
+#: Tensors that a block has at least; two that begin with the same size may do so by chance.
+_FEWEST = 3
+#: How far the sizes of a block and of a layer may differ, as a share: some code has a bias or a scale more.
+_NEARLY = 0.05
+
+
+def divide_layers(source: Canon, target: Canon) -> None:
+    """Take blocks of the source apart of which every tensor holds those of all layers, where the target has them apart.
+
+    A block is one if its tensors are together as large as so many members of a list. This goes before anything is said
+    of how a tensor is laid out: what is a matrix for each layer looks like one convolution.
+    """
+    lists: dict[int, list[list[int]]] = defaultdict(list)
+    for n, sizes in _lists(target):
+        lists[n].append(sizes)
+    below: dict[_Path, list[Piece]] = defaultdict(list)
+    for piece in source.pieces.values():
+        for depth in range(len(piece.path)):
+            below[piece.path[:depth]].append(piece)
+    done: list[_Path] = []
+    for tolerance in (0.0, _NEARLY):
+        for head, pieces in sorted(below.items(), key=lambda item: len(item[0])):
+            if len(pieces) < _FEWEST or any(head[: len(one)] == one or one[: len(head)] == head for one in done):
+                continue
+            if any(target.has(piece) for piece in pieces):
+                continue
+            for dim in (0, 1):
+                counts = {p.shape[dim] if len(p.shape) > dim else 1 for p in pieces}
+                n = counts.pop() if len(counts) == 1 else 1
+                if n > 1 and any(_holds(pieces, dim, inside, tolerance) for inside in lists[n]):
+                    _divide(source, head, pieces, dim, n)
+                    done.append(head)
+                    break
+
+
+def _lists(target: Canon) -> Iterator[tuple[int, list[int]]]:
+    """The lists of a target whose members are equally large: their length, and the sizes of what a member holds."""
+    found: dict[tuple[_Path, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for piece in target.pieces.values():
+        for at, component in enumerate(piece.path):
+            number = counted(component)
+            if number is not None:
+                found[piece.path[:at], number[0]][number[1]].append(prod(piece.shape))
+    for members in found.values():
+        if len(members) > 1 and len({sum(sizes) for sizes in members.values()}) == 1:
+            yield len(members), next(iter(members.values()))
+
+
+def _holds(pieces: Sequence[Piece], dim: int, inside: Sequence[int], tolerance: float) -> bool:
+    """Whether pieces hold for each layer what a member of a list does: as much in all, and vectors of its sizes."""
+    each = [prod(p.shape) // p.shape[dim] for p in pieces]
+    if abs(sum(each) - sum(inside)) > tolerance * sum(inside):
+        return False
+    fitting = [_fits(size, inside) for size in each]
+    vectors = [fits for p, fits in zip(pieces, fitting, strict=True) if len(p.shape) == 2]
+    return bool(vectors) and all(vectors) and sum(fitting) >= 0.7 * len(pieces)
+
+
+def _fits(size: int, inside: Iterable[int]) -> bool:
+    """Whether a tensor of so many elements may be one of these, a part of one, or several."""
+    return any(n in (size, 2 * size, 3 * size) or size in (2 * n, 3 * n) for n in inside)
+
+
+def _divide(source: Canon, head: _Path, pieces: Sequence[Piece], dim: int, n: int) -> None:
+    ordered = sorted(pieces, key=lambda p: p.order)
+    first = ordered[0].order
+    for place, piece in enumerate(ordered):
+        new = [
+            (
+                replace(
+                    piece,
+                    path=(*head, str(layer), *piece.path[len(head) :]),
+                    shape=(*piece.shape[:dim], *piece.shape[dim + 1 :]),
+                    order=first + (layer * len(ordered) + place) * 1e-6,
+                ),
+                partial(ex.select, dim=dim, index=layer),
+            )
+            for layer in range(n)
+        ]
+        source.become(piece, new, unchanged)

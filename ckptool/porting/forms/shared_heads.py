@@ -1,0 +1,84 @@
+"""Keys and values as code has them: of heads that several queries share, or without biases."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from .. import expression as ex
+from ..doubts import Doubt
+from ..expression import Expr, Shape
+from .fused import fused_by_name, heads_of, part_label
+from .pieces import Canon, Piece
+
+_DOUBT = "the source has {} heads of keys and values; each is put in the place of {} that follow each other"
+
+
+def repeat_shared_heads(source: Canon, target: Canon) -> None:
+    """Put each head of keys and values of the source in the place of those that the model has for its queries.
+
+    Queries of one group stand together as a rule (Ainslie et al., "GQA: Training Generalized Multi-Query Transformer
+    Models", 2023), so that a head is repeated in place. In code in which they take turns, all heads are repeated one
+    after the other: that is in doubt, unless there is only one.
+    """
+    wanted = _heads(target)
+    for parts in _attentions(source):
+        if parts["k"].shape != parts["v"].shape:
+            continue
+        rows, fewer, rest = parts["q"].shape[0], parts["k"].shape[0], parts["k"].shape[1:]
+        heads = wanted.get((rows, *rest), 0)
+        if not 0 < fewer < rows or rows % fewer or heads == 0 or rows % heads or fewer % (rows // heads):
+            continue
+        for piece in (parts["k"], parts["v"]):
+            for role in ("weight", "bias"):
+                own = source.pieces.get(".".join(piece.path) + "|" + role)
+                if own is not None and own.shape[:1] == (fewer,):
+                    _repeat(source, own, fewer * heads // rows, rows // fewer)
+
+
+def add_key_biases(source: Canon, target: Canon) -> None:
+    """Biases of keys, which change nothing in an attention and which some code leaves out: zeros, where the model has
+    them and the queries and values of the source have theirs."""
+    if not any(part_label(p.path) == "k" and p.role == "bias" for p in target.pieces.values()):
+        return
+    for parts in _attentions(source):
+        biases = {part: source.pieces.get(".".join(p.path) + "|bias") for part, p in parts.items()}
+        value = biases["v"]
+        if biases["q"] is not None and value is not None and biases["k"] is None:
+            shape = parts["k"].shape[:1]
+            source.put(replace(value, path=parts["k"].path, shape=shape, expr=Expr("zeros", (), shape)))
+
+
+def _attentions(source: Canon) -> list[dict[str, Piece]]:
+    """Queries, keys and values that stand together: the matrix of each."""
+    blocks: dict[tuple[str, ...], dict[str, Piece]] = defaultdict(dict)
+    for piece in source.pieces.values():
+        label = part_label(piece.path)
+        if label in ("q", "k", "v") and piece.role == "weight" and len(piece.shape) > 1:
+            inside = 2 if fused_by_name(piece.entry.key) else 1  # a fused projection that was taken apart is a module
+            blocks[piece.path[:-inside]][label] = piece
+    return [parts for parts in blocks.values() if len(parts) == 3]
+
+
+def _heads(target: Canon) -> dict[Shape, int]:
+    """Sizes of the matrices of keys in a model, with the heads that its code makes of them, where all have one size."""
+    keys = [p for p in target.pieces.values() if part_label(p.path) == "k" and p.role == "weight" and len(p.shape) > 1]
+    found = {p.shape: heads_of(p.entry) or p.entry.notes.get("heads", 0) for p in keys}
+    return found if len(found) == 1 else {}
+
+
+def _repeat(source: Canon, piece: Piece, groups: int, times: int) -> None:
+    """Repeat each of so many GROUPS of rows."""
+    doubts = piece.doubts
+    if groups > 1:
+        rival = ex.cat(0, *[piece.expr] * times)
+        doubts = (*doubts, Doubt(_DOUBT.format(groups, times), rival=rival))
+    make: Callable[[Expr], Expr] = partial(_in_place, groups=groups, times=times)
+    made = replace(piece, shape=(piece.shape[0] * times, *piece.shape[1:]), doubts=doubts)
+    source.become(piece, [(made, make)], lambda e: e)
+
+
+def _in_place(e: Expr, *, groups: int, times: int) -> Expr:
+    return Expr("by_heads", (e,) * times, (groups,)) if groups > 1 else ex.cat(0, *[e] * times)

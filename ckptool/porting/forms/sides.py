@@ -1,0 +1,93 @@
+"""Layers of a recurrent cell that take the input and the hidden state side by side, or apart as those of torch do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from .. import expression as ex
+from ..doubts import Doubt
+from ..expression import Expr, Shape
+from ..words import Cell, table
+from .gates import GATE_ORDER, INPUT_FIRST, reordered
+from .pieces import Canon, Piece
+
+
+def cut_sides(one: Canon, other: Canon) -> None:
+    """Cut layers over both sides of a cell in two, where the other side has cells that hold them apart."""
+    cells: dict[Shape, list[tuple[int, int]]] = defaultdict(list)
+    for ih in other.pieces.values():
+        hh = other.pieces.get(".".join(ih.path) + "|weight_hh") if ih.role == "weight_ih" else None
+        if hh is not None and min(len(ih.shape), len(hh.shape)) > 1 and _around(ih.shape) == _around(hh.shape):
+            whole = (ih.shape[0], ih.shape[1] + hh.shape[1], *ih.shape[2:])
+            cells[whole].append((ih.shape[1], hh.shape[1]))
+    for whole, widths in cells.items():
+        wholes = [p for p in one.pieces.values() if p.role == "weight" and p.shape == whole]
+        apart = any(p.role in ("weight", "weight_ih") and p.shape == whole for p in other.pieces.values())
+        if len(set(widths)) == 1 and len(wholes) <= len(widths) and not apart:
+            for piece in wholes:
+                _cut(one, piece, *widths[0])
+
+
+def _around(shape: Shape) -> Shape:
+    """All sizes but the inputs."""
+    return (shape[0], *shape[2:])
+
+
+def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
+    rows = piece.shape[0]
+    have, other, cell = _orders(piece, hidden)
+    own: tuple[str, ...] = () if cell is None else cell.gates
+    first = ((0, inputs), (inputs, inputs + hidden))
+    second = ((hidden, hidden + inputs), (0, hidden))
+    new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
+    for place, side in enumerate(("ih", "hh")):
+        side_of = partial(_side_of, edges=first[place], rows=rows, have=have, want=own)
+        doubts = [Doubt(INPUT_FIRST, rival=_rival(one, piece, partial(side_of, edges=second[place])))]
+        if cell is not None:
+            doubts.append(Doubt(GATE_ORDER, rival=_rival(one, piece, partial(side_of, have=other))))
+        made = replace(
+            piece,
+            role=f"weight_{side}",
+            shape=(rows, (inputs, hidden)[place], *piece.shape[2:]),
+            order=piece.order + place / 8,
+            used=None if piece.used is None else piece.used + place / 8,
+            doubts=(*piece.doubts, *doubts),
+        )
+        new.append((made, side_of))
+    bias = one.pieces.get(".".join(piece.path) + "|bias")
+    one.become(piece, new, partial(_both, rows=rows, have=own, want=have))
+    if bias is not None and bias.shape == (rows,):
+        order = partial(_in_order, rows=rows, have=have, want=own)
+        doubts = [*bias.doubts]
+        if cell is not None:
+            doubts.append(Doubt(GATE_ORDER, rival=_rival(one, bias, partial(order, have=other))))
+        back = partial(_in_order, rows=rows, have=own, want=have)
+        one.become(bias, [(replace(bias, role="bias_ih", doubts=tuple(doubts)), order)], back)
+
+
+def _orders(piece: Piece, hidden: int) -> tuple[tuple[str, ...], tuple[str, ...], Cell | None]:
+    """The order in which the gates most likely stand, another, and the cell that has them; nothing for one gate."""
+    cell = next((c for c in table().cells if piece.shape[0] == len(c.gates) * hidden), None)
+    if cell is None:
+        return (), (), None
+    # torch has no cells with convolutions, so code that has them does not follow its order
+    return (cell.gates, cell.other, cell) if len(piece.shape) == 2 else (cell.other, cell.gates, cell)
+
+
+def _rival(one: Canon, piece: Piece, make: Callable[[Expr], Expr]) -> Expr | None:
+    return None if one.is_target else make(piece.expr)
+
+
+def _in_order(e: Expr, *, rows: int, have: tuple[str, ...], want: tuple[str, ...]) -> Expr:
+    return e if have == want else reordered(e, rows, have, want)
+
+
+def _side_of(e: Expr, *, edges: tuple[int, int], rows: int, have: tuple[str, ...], want: tuple[str, ...]) -> Expr:
+    return _in_order(ex.part(e, 1, *edges), rows=rows, have=have, want=want)
+
+
+def _both(*sides: Expr, rows: int, have: tuple[str, ...], want: tuple[str, ...]) -> Expr:
+    return ex.cat(1, *(_in_order(side, rows=rows, have=have, want=want) for side in sides))

@@ -1,0 +1,40 @@
+"""Names of a whole that spell those of its parts: `conv_zr` of `conv_z` and `conv_r`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from itertools import permutations, product
+
+from ..words import common_start, cut
+
+#: So many parts may be spelled in the name of the whole.
+MOST_SPELLED = 4
+
+
+def spelled(names: Sequence[str], wholes: Set[str]) -> tuple[int, ...] | None:
+    """The order in which the name of a whole spells those of its parts: `conv_z` and `conv_r` in `conv_zr`.
+
+    What the names of the parts begin and end with alike is in that of the whole once, or something else is: `mix_rkv`
+    for `time_mix_r`, `time_mix_k` and `time_mix_v`; or it holds one word of each, as `uqk` does of `gate_u`, `query_q`
+    and `key_k`.
+    """
+    if len(names) > MOST_SPELLED:
+        return None
+    spoken = {word for whole in wholes if len(word := "".join(cut(whole))) >= len(names)}
+    ends = {name.rpartition("_")[2] for name in wholes}
+    head, tail = common_start(names), common_start([name[::-1] for name in names])
+    found = []
+    for order in permutations(range(len(names))):
+        own = [names[at] for at in order]
+        for a, b in product(range(head + 1), range(tail + 1)):
+            inner = [name[a : len(name) - b] for name in own]
+            texts = {f"{own[0][:a]}{between.join(inner)}{own[0][len(own[0]) - b :]}" for between in ("", "_", "_and_")}
+            alone = "".join(inner) if a == head and b == tail else ""
+            if all(inner) and (texts & wholes or (len(alone) > 1 and alone in ends)):
+                found.append(order)
+                break
+        else:
+            words = [cut(name) for name in own]
+            if spoken & {"".join(word[at] for word in words if word) for at in (0, -1)}:
+                found.append(order)
+    return found[0] if len(found) == 1 else None

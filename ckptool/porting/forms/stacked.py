@@ -1,0 +1,403 @@
+"""Tensors that hold a list of layers or experts along their first dimension."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+
+from .. import expression as ex
+from ..doubts import About, Doubt
+from ..expression import Expr, Shape
+from ..words import cut, label, table, telling_words
+from .fused import fused_kind
+from .layouts import turn
+from .pieces import Canon, Piece, squeezed, unchanged
+
+#: A member of a list: a number, or a name and a number ("expert_0").
+_COUNTED = re.compile(r"(|.*[A-Za-z]_?)(\d+)\Z")
+
+
+def unstack(one: Canon, other: Canon) -> None:
+    """Take apart tensors that hold a list of layers or experts, where the other side has such a list."""
+    lists = numbered_lists(other)
+    stacks = _other_stacks(one, other)
+    for n, shapes in stacks.items():
+        lists[n] = lists.get(n, set()) | shapes
+    if not lists:
+        return
+    _stand_up(one, other)
+    _unfold(one, other)
+    theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
+    own = Counter(squeezed(p.shape) for p in one.pieces.values())
+    groups: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
+    for piece in one.pieces.values():
+        if (
+            len(piece.shape) >= 2
+            and piece.shape[0] in lists
+            and not other.has(piece)
+            and (piece.shape[0] in stacks or theirs[squeezed(piece.shape)] < own[squeezed(piece.shape)])
+        ):
+            groups[(piece.path[:-1], piece.shape[0])].append(piece)
+    _with_those_of_its_module(groups)
+    groups, alone = _listed_alone(groups, lists_of(other))
+    called = _called(other)
+    turned = {key: _turned(members, lists[key[1]], called) for key, members in groups.items()}
+    everywhere: Counter[bool] = sum(turned.values(), Counter())
+    for (path, n), members in groups.items():
+        votes = turned[path, n]
+        inside = lists[n]
+        fitting = [p for p in members if fits_inside(p, inside)]
+        big = [p for p in fitting if len(p.shape) >= 3]
+        if not big and (path not in alone or len(fitting) < len(members)):
+            continue
+        if len(fitting) == 1 and fitting[0].path == path:
+            fitting = [_beside_others(one, fitting[0])]
+            path = fitting[0].path
+        first = min(fitting, key=lambda p: p.order)
+        for place, piece in enumerate(sorted(fitting, key=lambda p: p.order)):
+            if len(piece.shape) == 3:
+                piece = _laid_out(one, piece, inside, votes or everywhere)
+            _unstacked(one, piece, n, len(path), first, place, len(fitting))
+
+
+def _with_those_of_its_module(groups: dict[tuple[tuple[str, ...], int], list[Piece]]) -> None:
+    """See a matrix that is called by its module alone (`attend.W`) among the other parameters of that (`attend.a`)."""
+    for (path, n), members in groups.items():
+        outer = groups.get((path[:-1], n), []) if path else []
+        for piece in [p for p in outer if p.path == path]:
+            outer.remove(piece)
+            members.append(piece)
+
+
+def _listed_alone(
+    groups: dict[tuple[tuple[str, ...], int], list[Piece]], lists: Sequence[List]
+) -> tuple[dict[tuple[tuple[str, ...], int], list[Piece]], set[tuple[str, ...]]]:
+    """See stacks beside each other as a list each, where the other side has lists of such layers and nothing else.
+
+    Returns:
+        The stacks, and the paths of those of vectors that are a list each: norms, with a weight and a bias each.
+    """
+    found: dict[tuple[tuple[str, ...], int], list[Piece]] = defaultdict(list)
+    vectors: set[tuple[str, ...]] = set()
+    for (path, n), members in groups.items():
+        layers = [one for one in lists if one.length == n and one.role == "weight"]
+        alone = {squeezed(one.shape) for one in layers if not one.below}
+        among = {squeezed(one.shape) for one in layers if one.below}
+        big = [squeezed(p.shape[1:]) for p in members if len(p.shape) > 2]
+        apart = len(big) > 1 and {*big} <= alone | {shape[::-1] for shape in alone} and among.isdisjoint(big)
+        for piece in members:
+            found[piece.path if apart else path, n].append(piece)
+        held = Counter(p.path for p in members if len(p.shape) == 2 and squeezed(p.shape[1:]) in alone)
+        vectors |= {one for one, count in held.items() if apart and count == _FACTORS}
+    return found, vectors
+
+
+#: A norm has so many: a scale and a shift.
+_FACTORS = 2
+
+
+def _beside_others(one: Canon, piece: Piece) -> Piece:
+    """A stack that a module holds beside other parameters, in a part of its own."""
+    at = len(piece.path)
+    if not any(p.path[:at] == piece.path and len(p.path) > at for p in one.pieces.values()):
+        return piece
+    one.become(piece, [(replace(piece, path=(*piece.path, piece.leaf)), unchanged)], unchanged)
+    return one.pieces[".".join((*piece.path, piece.leaf)) + "|" + piece.role]
+
+
+def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:
+    """What the members of a stack hold on the other side, where what is several in one here is not there, or back."""
+    own, theirs = (
+        [p for p in side.pieces.values() if len(p.shape) == 3 and p.role == "weight"] for side in (one, other)
+    )
+    found: dict[int, set[Shape]] = {}
+    for fused, apart in ((own, theirs), (theirs, own)):
+        for piece in fused:
+            same = [p for p in apart if p.shape[0] == piece.shape[0] and fused_kind(p) is None]
+            if (
+                fused_kind(piece)
+                and _fused_ways(piece, {p.shape[1:] for p in same})
+                and all(p.shape != piece.shape for p in apart)
+            ):
+                found.setdefault(piece.shape[0], set())
+    for piece in other.pieces.values():
+        stacked = (len(piece.shape) == 3 and piece.role == "weight") or (len(piece.shape) == 2 and piece.role == "bias")
+        if stacked and piece.shape[0] in found:
+            found[piece.shape[0]].add(_part(piece, piece.shape[1:]))
+    return found
+
+
+def _part(piece: Piece, shape: Shape) -> Shape:
+    """SHAPE, or that of one part where the name of a piece says that it holds several."""
+    kind = fused_kind(piece)
+    return shape if kind is None or shape[0] % len(kind.parts) else (shape[0] // len(kind.parts), *shape[1:])
+
+
+def _stand_up(one: Canon, other: Canon) -> None:
+    """See matrices that hold those of all experts below each other, [experts * rows, columns], as a stack of them."""
+    theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
+    inside = numbered_lists(other, of=table().experts)
+    for piece in list(one.pieces.values()):
+        if len(piece.shape) != 2 or theirs[piece.shape] or not table().experts & set(piece.words):
+            continue
+        for n, shapes in inside.items():
+            rows, columns = piece.shape[0] // n, piece.shape[1]
+            if piece.shape[0] == n * rows and {(rows, columns), (columns, rows)} & shapes:
+                _as_stack(one, piece, (n, rows, columns))
+                break
+            if piece.shape[1] % n == 0 and (piece.shape[0], columns // n) in shapes:
+                _side_by_side(one, piece, n)  # of what gives the results, which are added
+                break
+
+
+def _as_stack(one: Canon, piece: Piece, shape: Shape) -> None:
+    flat = partial(ex.reshape, shape=piece.shape)
+    one.become(piece, [(replace(piece, shape=shape), partial(ex.reshape, shape=shape))], flat)
+
+
+def _side_by_side(one: Canon, piece: Piece, n: int) -> None:
+    """See a matrix [rows, n * columns] as so many beside each other, [n, rows, columns]."""
+    rows, columns = piece.shape[0], piece.shape[1] // n
+
+    def down(e: Expr) -> Expr:
+        return ex.permute(ex.reshape(e, (rows, n, columns)), 1, 0, 2)
+
+    def up(e: Expr) -> Expr:
+        return ex.reshape(ex.permute(e, 1, 0, 2), piece.shape)
+
+    one.become(piece, [(replace(piece, shape=(n, rows, columns)), down)], up)
+
+
+def _unfold(one: Canon, other: Canon) -> None:
+    """See matrices of which each row holds a whole kernel, [n, out * in * height * width], as a stack of kernels.
+
+    Where the other side has a list of as many kernels of one such size, and nothing of these sizes.
+    """
+    theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
+    kernels: dict[tuple[int, int], set[Shape]] = defaultdict(set)
+    for found in lists_of(other):
+        if found.role == "weight" and len(found.shape) > 2 and len(squeezed(found.shape)) > 1:
+            kernels[found.length, prod(found.shape)].add(found.shape)
+    for piece in list(one.pieces.values()):
+        shapes = kernels.get(piece.shape, set()) if len(piece.shape) == 2 and piece.role == "weight" else set()
+        if len(shapes) == 1 and not theirs[piece.shape]:
+            _as_stack(one, piece, (piece.shape[0], *next(iter(shapes))))
+
+
+def _turned(members: list[Piece], inside: set[Shape], called: dict[str, set[Shape]]) -> Counter[bool]:
+    """How many of the matrices in a stack have to be turned to fit a list of matrices, where sizes or words tell.
+
+    Args:
+        members: the stack.
+        inside: sizes of what a list holds.
+        called: those that it holds under a word.
+    """
+    votes: Counter[bool] = Counter()
+    for piece in members:
+        if len(piece.shape) != 3:
+            continue
+        shape, turned = piece.shape[1:], piece.shape[:0:-1]
+        ways = [way for way, size in ((False, shape), (True, turned)) if size in inside] or _fused_ways(piece, inside)
+        if len(ways) > 1 and shape != turned:
+            own = called.get(_word(piece), set())
+            ways = [way for way, size in ((False, shape), (True, turned)) if size in own]
+        if len(ways) == 1:
+            votes[ways[0]] += 1
+    return votes
+
+
+def _called(canon: Canon) -> dict[str, set[Shape]]:
+    """The sizes of matrices in lists and stacks, by the words for the parts of a feed-forward block."""
+    found: dict[str, set[Shape]] = defaultdict(set)
+    for piece in canon.pieces.values():
+        rank = len(piece.shape)
+        if piece.role == "weight" and (rank == 3 or (rank == 2 and any(map(counted, piece.path)))):
+            kind = fused_kind(piece)
+            for word in (_word(piece),) if kind is None else kind.parts:
+                found[word].add(_part(piece, piece.shape[-2:]))
+    return {word: shapes for word, shapes in found.items() if word}
+
+
+def _word(piece: Piece) -> str:
+    group = table().group("neck")
+    return label(group, piece.words) or ""
+
+
+def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]) -> Piece:
+    """A stack of matrices, turned as the others of its stack whose sizes tell; in doubt where none tells."""
+    shape, turned = piece.shape[1:], piece.shape[:0:-1]
+    seen = one.is_target and (piece.entry.notes.get("right") is not None or piece.entry.how == "linear")
+    if seen:  # and turned before, unless it looked like heads: [heads, in, out]
+        of_heads = {*piece.entry.notes.get("dims", ())} == {"input", "output"}
+        as_is = piece.entry.notes.get("right") and of_heads and piece.shape == piece.entry.shape
+        return turn(one, piece) if as_is else piece
+    if shape != turned:
+        ways = [way for way, size in ((False, shape), (True, turned)) if size in inside] or _fused_ways(piece, inside)
+        if len(ways) < 2:
+            return turn(one, piece) if ways == [True] else piece
+    if votes[True] > votes[False]:
+        return turn(one, piece)
+    if votes or piece.expr.op not in ("key", "transpose"):
+        return piece
+    reason = "whether these matrices stand with their inputs or their outputs first is in the code only"
+    rival = None if one.is_target else ex.transpose(piece.expr)
+    doubted = replace(piece, doubts=(*piece.doubts, Doubt(reason, About.TURNED, rival=rival)))
+    one.pieces[piece.name] = doubted
+    return doubted
+
+
+def fits_inside(piece: Piece, inside: set[Shape]) -> bool:
+    """Whether what one element of a stacked tensor holds is in the members of a list: as it is, turned, or in parts."""
+    shape = piece.shape[1:]
+    if squeezed(shape) in inside or (len(shape) == 2 and shape[::-1] in inside):
+        return True
+    kind = fused_kind(piece) if piece.role == "bias" and len(shape) == 1 else None
+    if kind is not None and shape[0] % len(kind.parts) == 0 and (shape[0] // len(kind.parts),) in inside:
+        return True
+    return bool(_fused_ways(piece, inside))
+
+
+def _fused_ways(piece: Piece, inside: set[Shape]) -> list[bool]:
+    """Whether a stack of fused matrices has to be turned for its parts to fit a list: the ways that do.
+
+    What no name says to be several may be two where it does not fit as a whole.
+    """
+    kind, shape = fused_kind(piece), piece.shape[1:]
+    if piece.role != "weight" or (kind is None and {shape, shape[::-1]} & inside):
+        return []
+    n = 2 if kind is None else len(kind.parts)
+    ways = [(False, shape), (True, shape[::-1])] if len(shape) == 2 else [(False, shape)]
+    return [turned for turned, (rows, *rest) in ways if rows % n == 0 and (rows // n, *rest) in inside]
+
+
+def counted(component: str) -> tuple[str, int] | None:
+    """What a component of a path is called and the number that it ends in, if it does: ("expert_", 0)."""
+    found = _COUNTED.match(component)
+    return None if found is None else (found[1], int(found[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """What equal members of a numbered list hold under one name.
+
+    Attributes:
+        around: what stands before the number.
+        below: what stands behind it, to the tensor.
+        role: of the tensor.
+        length: how many members there are.
+        shape: of the tensor in each.
+    """
+
+    around: tuple[str, ...]
+    below: tuple[str, ...]
+    role: str
+    length: int
+    shape: Shape
+
+
+def lists_of(canon: Canon, of: frozenset[str] = frozenset()) -> list[List]:
+    """The numbered lists of equal members of one side. OF: words of which a list has one."""
+    members: dict[tuple[tuple[str, ...], tuple[str, ...], str], dict[int, Shape]] = defaultdict(dict)
+    for piece in canon.pieces.values():
+        for at, component in enumerate(piece.path):
+            found = _COUNTED.match(component)
+            if found and (not of or of & set(cut(".".join((*piece.path[max(at - 1, 0) : at], found[1]))))):
+                held = members[(*piece.path[:at], found[1]), piece.path[at + 1 :], piece.role]
+                held[int(found[2])] = piece.shape
+    return [
+        List(around, below, role, len(shapes), next(iter(shapes.values())))
+        for (around, below, role), shapes in members.items()
+        if len(shapes) > 1 and len(set(shapes.values())) == 1
+    ]
+
+
+def numbered_lists(canon: Canon, of: frozenset[str] = frozenset()) -> dict[int, set[Shape]]:
+    """Numbered lists of equal members: length -> shapes that their members hold. OF: words of which a list has one."""
+    parts: dict[Shape, Shape] = {}
+    for piece in canon.pieces.values():
+        if piece.role in ("weight", "bias") and 0 < len(piece.shape) < 3 and _part(piece, piece.shape) != piece.shape:
+            parts[piece.shape] = _part(piece, piece.shape)
+    found: dict[int, set[Shape]] = defaultdict(set)
+    for one in lists_of(canon, of):
+        found[one.length] |= {squeezed(one.shape)} | ({parts[one.shape]} if one.shape in parts else set())
+    return found
+
+
+def _unstacked(canon: Canon, piece: Piece, n: int, cut_at: int, first: Piece, place: int, of: int) -> None:
+    """Take apart one tensor of a list, so that its parts stand layer by layer among those of the others.
+
+    CUT_AT is how many components of its path are around the list.
+    """
+    new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
+    for i in range(n):
+        made = replace(
+            piece,
+            path=(*piece.path[:cut_at], str(i), *piece.path[cut_at:]),
+            doubts=tuple(replace(d, rival=None if d.rival is None else ex.select(d.rival, 0, i)) for d in piece.doubts),
+            shape=piece.shape[1:],
+            order=first.order + (i * of + place) * 1e-6,
+            used=None if piece.used is None or first.used is None else first.used + (i * of + place) * 1e-6,
+        )
+        new.append((made, partial(ex.select, dim=0, index=i)))
+    canon.become(piece, new, lambda *e: ex.stack(*e))
+
+
+#: Why it is not certain which layer of a list has which part of several tensors.
+_WHICH_FIRST = "the layers of a list stand in {}: which of these comes first is in the code only"
+
+
+def unstack_together(one: Canon, other: Canon) -> None:
+    """Take apart tensors that hold a list of layers together, some layers each, where the other side has that list.
+
+    As where the first layer has a table of its own, [1, n, d], and the others one for all of them, [layers - 1, n, d].
+    """
+    lists = numbered_lists(other)
+    theirs = Counter(squeezed(p.shape) for p in other.pieces.values())
+    own = Counter(squeezed(p.shape) for p in one.pieces.values())
+    groups: dict[tuple[tuple[str, ...], Shape], list[Piece]] = defaultdict(list)
+    for piece in one.pieces.values():
+        if piece.role == "weight" and len(piece.shape) > 2:
+            groups[piece.path[:-1], squeezed(piece.shape[1:])].append(piece)
+    for (_, rest), members in groups.items():
+        n, alone = sum(p.shape[0] for p in members), sum(squeezed(p.shape) == rest for p in members)
+        inside = next((shape for shape in (rest, rest[::-1]) if shape in lists.get(n, ())), None)
+        if len(members) < 2 or inside is None or theirs[inside] != n or own[rest] != alone:
+            continue
+        if alone == len(members) or not frozenset.intersection(*(telling_words(p.path) for p in members)):
+            continue
+        if inside != rest:
+            members = [turn(one, p) for p in members]
+        _in_a_row(one, sorted(members, key=lambda p: p.order if p.used is None else p.used))
+
+
+def _in_a_row(canon: Canon, members: list[Piece]) -> None:
+    """Take apart tensors of which each holds the layers after those of the one before it.
+
+    That is certain where one holds the first layer, and the other, which is called as it is with a word more, the rest:
+    `prompts` and `deep_prompts`.
+    """
+    ordered = canon.signature.traced if canon.is_target else canon.signature.ordered
+    named = len(members) == 2 and telling_words(members[0].path) < telling_words(members[1].path)
+    certain = ordered and named and members[0].shape[0] == 1
+    why = _WHICH_FIRST.format(" and ".join(".".join(p.path) for p in members))
+    backwards = [ex.select(p.expr, 0, i) for p in members[::-1] for i in range(p.shape[0])]
+    layer = 0
+    for piece in members:
+        new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
+        for i in range(piece.shape[0]):
+            doubt = Doubt(why, rival=None if canon.is_target else backwards[layer])
+            made = replace(
+                piece,
+                path=(*piece.path[:-1], str(layer), piece.last),
+                shape=piece.shape[1:],
+                order=members[0].order + layer * 1e-6,
+                used=None if piece.used is None or members[0].used is None else members[0].used + layer * 1e-6,
+                doubts=piece.doubts if certain else (*piece.doubts, doubt),
+            )
+            new.append((made, partial(ex.select, dim=0, index=i)))
+            layer += 1
+        canon.become(piece, new, lambda *e: ex.stack(*e))

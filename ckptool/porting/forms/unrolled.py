@@ -1,0 +1,54 @@
+"""Blocks of the model that the source holds once, as code does whose layers share their weights."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from ..expression import Shape
+from ..matching.places import Path
+from ..matching.units import Unit
+
+#: A block of fewer layers than this is no block: any list of equal layers would be one.
+_LAYERS = 4
+
+
+def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]:
+    """Units of all blocks but the first of lists whose content the source has once (Lan et al., "ALBERT", 2020).
+
+    Held against one block, every layer of the source has one partner; against all of them it fits several, and no two
+    numbers agree. A source that counts layers of such sizes beyond the first has a list of its own, of which blocks may
+    be missing; and where the model has them in two lists, sizes do not tell whose they are.
+    """
+    blocks: dict[Path, dict[int, list[Unit]]] = defaultdict(lambda: defaultdict(list))
+    for unit in targets:
+        for at, component in enumerate(unit.path[:-1]):
+            if component.isdecimal():
+                blocks[unit.path[:at]][int(component)].append(unit)
+    own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))
+    counted = {u.colour for u in sources if any(number != 0 for number in u.numbers)}
+    later: list[Unit] = []
+    for path, found in blocks.items():
+        held = [_colours(found[number]) for number in sorted(found)]
+        if len(held) < 2 or held[0].total() < _LAYERS or any(colours != held[0] for colours in held):
+            continue
+        if any(own[c] - (len(held) - 1) * n != theirs[c] for c, n in held[0].items()):
+            continue
+        # only of the few lists that come here: each is held against all others
+        elsewhere = {
+            u.colour for other in blocks if not _inside(other, path) for us in blocks[other].values() for u in us
+        }
+        if not held[0].keys() & (counted | elsewhere):
+            rest = [unit for number in sorted(found)[1:] for unit in found[number]]
+            later += rest
+            own.subtract(_colours(rest))
+    return later
+
+
+def _inside(one: Path, other: Path) -> bool:
+    """Whether one list is in a block of the other, or around it."""
+    return one[: len(other)] == other or other[: len(one)] == one
+
+
+def _colours(units: Sequence[Unit]) -> Counter[tuple[Shape, str]]:
+    return Counter(unit.colour for unit in units)

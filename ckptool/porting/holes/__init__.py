@@ -1,0 +1,1 @@
+"""What goes into each tensor of the target, matched or not."""

@@ -1,0 +1,36 @@
+"""Classes of a detector: code that has one for the background counts it first or last."""
+
+from __future__ import annotations
+
+from .. import expression as ex
+from ..doubts import Doubt
+from ..expression import Expr
+from ..matching.units import label_of
+from .filling import Filling
+
+_DOUBT = "of the classes one is the background: whether code counts it first or last is a convention of the code"
+
+
+def doubt_background(filling: Filling) -> None:
+    """Doubt layers for classes that give one more than the boxes beside them, in code that has other names.
+
+    Boxes have four rows for each class but the background.
+    """
+    pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}.values()
+    if not any(t.path[-1:] != s.path[-1:] for t, s in pairs):
+        return
+    boxes = {(t.path[:-1], t.main.shape[0]) for t, _ in pairs if t.main.shape and label_of(t, "task") == "boxes"}
+    for t, s in pairs:
+        rows = t.main.shape[0] if t.main.shape else 0
+        if rows < 3 or label_of(t, "task") != "classes" or (t.path[:-1], 4 * (rows - 1)) not in boxes:
+            continue
+        for role, piece in t.pieces.items():
+            filled = filling.holes.get(piece.name)
+            if filled is not None and role in s.pieces:
+                filled.doubts.append(Doubt(_DOUBT))
+                filled.rivals.append(_turned(filled.expr, rows))
+
+
+def _turned(e: Expr, rows: int) -> Expr:
+    """The last row first."""
+    return ex.cat(0, ex.part(e, 0, rows - 1, rows), ex.part(e, 0, 0, rows - 1))

@@ -1,0 +1,395 @@
+"""Conventions of code that neither names nor shapes show: what may be otherwise than it looks is doubted here."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from .. import expression as ex
+from ..doubts import About, Doubt
+from ..expression import Expr, Shape
+from ..forms.fused import heads_of, of_library, other_arrangement, part_label
+from ..forms.layouts import PRODUCTS, TURNED_IN_CODE, is_bare, is_turned, kin
+from ..forms.pieces import Piece, squeezed
+from ..matching.units import Unit, label_of
+from ..words import Rotary, cut, label, table, words_of
+from .filling import Filling, Values
+from .modulation import doubt_gates, doubt_modulation
+
+#: What a matrix that is taken as it stands may have been through.
+_AS_IT_IS = frozenset({"select", "reshape"})
+_JOINED = (
+    "it takes branches side by side that the source holds in another order: in which order its channels stand is in "
+    "the code only"
+)
+
+
+def doubt_conventions(filling: Filling) -> None:
+    """Doubt, or turn, what code on the two sides may take in different ways."""
+    for step in (
+        _bare_squares,
+        _turned_squares,
+        _arranged,
+        _rotary,
+        _flatten,
+        _concatenated,
+        doubt_modulation,
+        doubt_gates,
+        _centred_norms,
+        _equalised,
+    ):
+        step(filling)
+
+
+def _bare_squares(filling: Filling) -> None:
+    """Turn square bare parameters as the others of the file whose sizes show their layout; doubt them if none does."""
+    votes: Counter[bool] = Counter()
+    square = []
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece = t.pieces.get(hole.rpartition("|")[2])
+        shape = None if piece is None else _as_matrix(piece)
+        if piece is None or shape is None:
+            continue
+        same = filled.expr, filled.expr.args[0] if filled.expr.op == "reshape" else None
+        own = next((p for p in s.pieces.values() if p.expr in same), None)
+        if own is None or not is_bare(own) or len(own.shape) < 2:
+            continue
+        if own.shape != shape:
+            votes[own.shape == piece.entry.shape] += 1  # one row or column, as the model has it or turned
+        elif own.shape[-1] != own.shape[-2]:
+            votes["transpose" in filled.expr.operations()] += 1
+        elif own.entry.key.split(".")[-1] != piece.entry.key.split(".")[-1] and _AS_IT_IS.issuperset(
+            filled.expr.operations()
+        ):
+            square.append((filled, own))
+    for filled, own in square:
+        if votes[True] and not votes[False]:
+            filled.expr = ex.transpose(filled.expr)
+        elif not votes[False] and not any(doubt.about is About.TURNED for doubt in filled.doubts):
+            filled.doubts.append(TURNED_IN_CODE)
+            turned = ex.transpose(filled.expr)
+            if len(own.shape) != 3 and not own.leaf.endswith("_weight"):
+                # as a rule, code multiplies with its own parameters from the right; `F.linear` takes a `weight`, and
+                # those of experts are as often taken by it, one after the other
+                filled.expr, turned = turned, filled.expr
+            filled.rivals.append(turned)
+
+
+def _turned_squares(filling: Filling) -> None:
+    """Square matrices of a layer, which most layers hold with their outputs first.
+
+    Not all do: graph convolutions and layers after those of TF hold their inputs first, as the others of their name
+    show whose sizes differ. Where there is none, it is open whether what the model takes the other way round is turned.
+    """
+    votes: dict[str, Counter[bool]] = defaultdict(Counter)
+    square = []
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece = t.pieces.get(hole.rpartition("|")[2])
+        own = next((p for p in s.pieces.values() if p.expr == filled.expr), None)
+        if piece is None or own is None or len(own.shape) < 2:
+            continue
+        turned = is_turned(filling.target, piece)
+        if own.shape[-1] != own.shape[-2]:
+            if not is_bare(own):  # a parameter of its own is laid out as its code likes, and no kin of a layer
+                votes[kin(own)][turned != (own.expr.op == "transpose")] += 1
+        elif own.expr.op == "key" and own.leaf not in table().inputs_first and not is_bare(own):
+            unseen = piece.entry.used is None and is_bare(piece) and piece.entry.module != "Embedding"
+            square.append((filled, own, turned, turned or unseen))
+    for filled, own, turned, is_open in square:
+        said = votes[kin(own)]
+        if said[not turned] and not said[turned]:
+            filled.expr = ex.transpose(filled.expr)
+        elif is_open and not said and not any(doubt.about is About.TURNED for doubt in filled.doubts):
+            filled.doubts.append(TURNED_IN_CODE)
+            other = ex.transpose(filled.expr)
+            name = cut(kin(own).removesuffix("s"))
+            if turned and label(table().group("purpose"), name) == "conv":  # no layer of torch: a graph's, mostly
+                filled.expr, other = other, filled.expr
+            filled.rivals.append(other)
+
+
+def _arranged(filling: Filling) -> None:
+    """What is several projections in one on both sides, under names that do not say how it is arranged."""
+    if filling.same_names:
+        return
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        if not _AS_IT_IS.union({"transpose"}).issuperset(filled.expr.operations()):
+            continue
+        reason = other_arrangement(t.main, s.main)
+        if reason and all(doubt.reason != reason for doubt in filled.doubts):
+            filled.doubts.append(Doubt(reason))
+
+
+def _rotary(filling: Filling) -> None:
+    """Rows of queries and keys: rotary embeddings pair them in one of two ways, which no shape shows."""
+    anywhere = filling.target.signature.rotary
+    if anywhere is None or filling.same_names:
+        return
+    seen = any("rotary" in entry.notes for entry in filling.target.signature.entries.values())
+    settled: set[tuple[tuple[str, ...], str]] = set()  # projections about which there is no doubt
+    for hole, filled in sorted(filling.holes.items(), key=lambda item: len(filling.unit_of[item[0]][0].main.shape) < 2):
+        t, s = filling.unit_of[hole]
+        kind: str | None = anywhere
+        if seen:  # what the model turns is known of what was followed, and nothing of the rest
+            kind = "unknown" if t.main.entry.used is None else t.main.entry.notes.get("rotary")
+        if kind == "unknown" and (own := _rotary_by_name(t.path)) is not None and own.sure:
+            kind = own.kind
+        if kind is None:
+            continue  # other parts of the model turn theirs
+        which = part_label(t.path) or part_label(s.path)
+        if which not in ("q", "k") or hole.endswith(("norm|weight", "norm|bias")):
+            continue
+        if len(t.main.shape) < 2 and (t.path[:-1], which) in settled:
+            continue  # norms of queries are turned as those are
+        piece = t.pieces[hole.rpartition("|")[2]]
+        if kind == "unknown" and _are_queries(piece):
+            continue
+        heads = heads_of(t.main.entry)
+        library = of_library(filling.source, s.path)
+        theirs = _rotary_by_name(s.path) if library is None else library.rotary
+        otherwise = kind != "unknown" and theirs is not None and theirs.kind != kind
+        same_code = filling.same_code(t, s)
+        if (theirs is not None and theirs.sure and theirs.kind == kind) or (same_code and not otherwise):
+            settled.add((t.path[:-1], which))
+            continue
+        turned = None
+        if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
+            turned = Expr("rotary", (filled.expr,), (heads, kind if kind != "unknown" else "half"))
+        doubt = Doubt(
+            "the model turns queries and keys (rotary embedding); whether the source pairs rows in the same way is "
+            "not in its names"
+        )
+        if turned is not None and otherwise and not same_code:
+            filled.rivals.insert(0, filled.expr)
+            filled.expr = turned
+        elif turned is not None:
+            filled.rivals.append(turned)
+        filled.doubts.append(doubt)
+
+
+def _are_queries(piece: Piece) -> bool:
+    """Whether a parameter is a row for each query that a model has learned, not a layer that makes queries."""
+    bare = piece.last == piece.entry.key.split(".")[-1] in ("query", "queries")
+    return bare and squeezed(piece.shape)[:1] != squeezed(piece.shape)[1:]
+
+
+def _flatten(filling: Filling) -> None:
+    """A linear layer after feature maps: the order in which they are flattened is in the code only."""
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece = t.pieces.get(hole.rpartition("|")[2])
+        if piece is None or piece.role != "weight" or len(piece.shape) != 2:
+            continue
+        note = piece.entry.notes.get("flatten")
+        if note is None or filling.same_code(t, s):
+            continue
+        layout, c, h, w = note
+        leaf = s.main.leaf
+        theirs = "nhwc" if leaf in table().inputs_first else "nchw"
+        if layout != theirs and squeezed(piece.shape)[-1] == c * h * w:
+            filled.rivals.append(filled.expr)
+            if layout not in ("nchw", "nhwc"):
+                sizes = {"c": c, "h": h, "w": w}
+                apart = ex.reshape(filled.expr, (piece.shape[0], *(sizes[letter] for letter in theirs[1:])))
+                filled.expr = ex.reshape(ex.permute(apart, *map(theirs.index, layout)), piece.shape)
+            else:
+                filled.expr = Expr("flatten", (filled.expr,), (c, h, w, layout))
+            own, other = layout.upper(), theirs.upper()
+            filled.doubts.append(Doubt(f"the model flattens features as {own}; the source most likely does as {other}"))
+
+
+def _concatenated(filling: Filling) -> None:
+    """Layers that take several branches side by side: in which order is in the code of the source only.
+
+    As a rule branches are joined in the order in which they are registered. Where the source has registered those
+    of the target in another order than the target joins them, the order of the channels is a guess.
+    """
+    told = filling.source.signature.traced
+    if not told and (filling.same_names or not filling.matcher.sequences.ordered):
+        return
+    weights = {p.entry.key: p for p in filling.target.pieces.values() if p.name in filling.unit_of}
+    for hole, filled in filling.holes.items():
+        t, s = filling.unit_of[hole]
+        piece = t.pieces.get(hole.rpartition("|")[2])
+        joined = piece.entry.notes.get("joined") if piece is not None else None
+        if piece is None or not joined or not all(key in weights for key, _ in joined):
+            continue
+        units = [filling.unit_of[weights[key].name] for key, _ in joined]
+        named_so = all(a.path[-2:] == b.path[-2:] for a, b in (*units, (t, s)))
+        in_one_order = sorted(units, key=lambda u: u[0].order) == sorted(units, key=lambda u: u[1].order)
+        if not told and named_so and in_one_order and filling.same_code(t, s):
+            continue  # of one code, with the same branches in the same order
+        dim = 1 if len(piece.shape) > 1 else 0
+        sizes = [n for _, n in joined]
+        if len(piece.shape) <= dim or piece.shape[dim] != sum(sizes):
+            continue
+        theirs = _joined_by(s.pieces.get(piece.role))
+        known = None if theirs is None else [theirs.get(u.main.entry.key) for _, u in units]
+        order = [u.order for _, u in units] if known is None or None in known else [int(n or 0) for n in known]
+        stored = sorted(range(len(units)), key=order.__getitem__)
+        if any(filling.holes[weights[key].name].doubts for key, _ in joined):
+            filled.doubts.append(Doubt("it takes branches side by side of which some are guesses"))
+        if stored == list(range(len(units))) or len(set(order)) < len(order):
+            continue
+        starts = {place: sum(sizes[i] for i in stored[:at]) for at, place in enumerate(stored)}
+        moved = ex.cat(dim, *(ex.part(filled.expr, dim, starts[i], starts[i] + n) for i, n in enumerate(sizes)))
+        if theirs is not None and known is not None and None not in known:
+            filled.expr = moved
+            continue
+        own = [u.order for u, _ in units]
+        filled.doubts.append(Doubt(_JOINED))
+        filled.rivals.append(filled.expr if own == sorted(own) else moved)
+        filled.expr = moved if own == sorted(own) else filled.expr
+
+
+def _centred_norms(filling: Filling) -> None:
+    """Norm weights around 0 where the model takes them as they are, or around 1 where it adds 1.
+
+    A model that adds 1 may have trained all weights above 0. Under its own names they are certain, unless they all lie
+    closely around 1; under other names they are a guess.
+    """
+    if filling.values is None:
+        return
+    norms = []
+    for t, s in filling.matching.pairs:
+        piece = t.pieces.get("weight")
+        if piece is None or len(piece.shape) != 1 or piece.name not in filling.holes:
+            continue
+        if "norm" not in t.main.entry.module.lower() and label_of(t, "purpose") != "norm":
+            continue
+        leaf = piece.entry.key.rpartition(".")[2]
+        if "running_var" in t.pieces or leaf in table().beside_bias or not filling.holes[piece.name].expr.is_copy:
+            continue
+        norms.append((t, s, piece))
+    by_use: dict[bool, list[Any]] = defaultdict(list)
+    for item in norms:
+        by_use[_adds(item[2])].append(item)
+    for adds_one, members in by_use.items():
+        keys = [filling.holes[p.name].expr.key for _, _, p in members[:24]]
+        share = _share_of_negatives(filling.values, keys)
+        if share is None:
+            continue
+        if not adds_one and share > 0.25:
+            amount, doubt = (
+                1.0,
+                "the source's norm weights lie around 0, as where code adds 1 to them; this model does not",
+            )
+        elif adds_one and share < 0.02 and (_are_near_1(filling.values, keys) or not _same_names(members)):
+            amount, doubt = (
+                -1.0,
+                "this model adds 1 to its norm weights; those of the source look as if its code may not",
+            )
+        else:
+            continue
+        for t, _, piece in members:
+            filled = filling.holes[piece.name]
+            moved = Expr("shift", (filled.expr,), (amount,))
+            filled.doubts.append(Doubt(doubt))
+            # code that adds 1 has as a rule no bias; weights that are above 0 may be so after 1 was taken from them
+            if not adds_one and "bias" not in t.pieces:
+                filled.expr, moved = moved, filled.expr
+            filled.rivals.append(moved)
+
+
+def _same_names(members: Sequence[tuple[Unit, Unit, Piece]]) -> bool:
+    return all(t.path == s.path or "name" in t.evidence for t, s, _ in members)
+
+
+def _are_near_1(values: Values, keys: Sequence[str]) -> bool:
+    """Whether norm weights lie closely around 1, as those do that nothing is added to; those of code that adds 1 begin
+    at 0, and where training took all of them above it, it took them far apart."""
+    found = [value.astype("float64") for key in keys if (value := values(key)) is not None]
+    total = sum(value.size for value in found)
+    if not total:
+        return False
+    mean = sum(float(value.sum()) for value in found) / total
+    spread = sum(float(((value - mean) ** 2).sum()) for value in found) / total
+    return bool(abs(mean - 1) < _NEAR and spread < _NEAR**2)
+
+
+#: How far from 1 the mean of norm weights may be, and how far apart they are, that nothing is added to.
+_NEAR = 0.3
+
+
+def _adds(piece: Piece) -> bool:
+    """Whether the model adds something to what a tensor holds."""
+    return piece.entry.how in ("add", "__add__", "__radd__")
+
+
+#: Weights this many times as wide as code initialises them (1 / sqrt(inputs)) are multiplied by it, if all of them are.
+_WIDE = 4.0
+#: Layers of so many inputs tell, and so many of them are looked at.
+_MANY_INPUTS, _FEWEST, _MOST_SEEN = 64, 4, 24
+
+
+def _equalised(filling: Filling) -> None:
+    """Weights of one spread whatever their inputs, as code has them that multiplies them on every call.
+
+    Equalised learning rates: weights are normally distributed, and 1 / sqrt(inputs) or sqrt(2 / inputs) is a factor in
+    the code (Karras et al., "Progressive Growing of GANs", 2018, section 4.1). This model has no such factor.
+    A file of weights that are scaled as code initialises them does not show the factor.
+    """
+    if filling.values is None or filling.same_names:
+        return
+    layers = []
+    for hole, filled in filling.holes.items():
+        piece = filling.target.pieces.get(hole)
+        if piece is None or piece.role != "weight" or len(piece.shape) < 2 or not filled.expr.is_copy:
+            continue
+        used = piece.entry.how or piece.entry.module.lower()
+        if used.startswith(("linear", "conv")) and "name" not in filling.unit_of[hole][0].evidence:
+            layers.append((filled, prod(piece.shape[1:])))
+    seen: list[bool] = []
+    for filled, inputs in layers:
+        found = filling.values(filled.expr.key) if inputs >= _MANY_INPUTS and len(seen) < _MOST_SEEN else None
+        if found is not None:
+            seen.append(float((found.astype("float64") ** 2).mean()) * inputs > _WIDE**2)
+    if len(seen) < _FEWEST or sum(seen) < 0.9 * len(seen):
+        return
+    doubt = Doubt("the source's weights are as wide as where code multiplies them by 1 / sqrt(inputs)")
+    for filled, inputs in layers:
+        filled.doubts.append(doubt)
+        filled.rivals += [Expr("scale", (filled.expr,), ((n / inputs) ** 0.5,)) for n in (2, 1)]
+
+
+def _joined_by(piece: Piece | None) -> dict[str, int] | None:
+    """The place of each branch that a layer of the source takes side by side, where its code was followed."""
+    joined = piece.entry.notes.get("joined") if piece is not None else None
+    return {key: place for place, (key, _) in enumerate(joined)} if joined else None
+
+
+def _as_matrix(piece: Piece) -> Shape | None:
+    """The shape of what the model multiplies with, a convolution of size 1 included, or None."""
+    how, module = piece.entry.how, piece.entry.module
+    if len(piece.shape) > 2 and (how.startswith("conv") or module.startswith("Conv")):
+        return piece.shape[:2] if not squeezed(piece.shape[2:]) else None
+    return piece.shape if (how in PRODUCTS or module == "Linear") and len(piece.shape) > 1 else None
+
+
+def _share_of_negatives(values: Values, keys: Sequence[str]) -> float | None:
+    negative = total = 0
+    for key in keys:
+        found = values(key)
+        if found is None:
+            continue
+        negative += int((found < 0).sum())
+        total += int(found.size)
+    return negative / total if total else None
+
+
+def _rotary_by_name(path: Sequence[str]) -> Rotary | None:
+    """How queries and keys are paired by rotary embeddings in code that uses this name, the longest that is known.
+
+    Code with `Wqkv`, `qkv`, `to_q` or `query_key_value` pairs them in either way, so the table does not have these.
+    """
+    for end in (len(path), len(path) - 1):  # what was taken out of a fused projection has its name behind it
+        words = words_of(path[max(end - 2, 0) : end])
+        for start in range(len(words)):
+            if words[start:] in table().rotary:
+                return table().rotary[words[start:]]
+    return None

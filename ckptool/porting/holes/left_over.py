@@ -1,0 +1,166 @@
+"""What is left when all is matched: layers that hold several of the other side, and one that stands for several.
+
+None of it is certain: everything here is a proposal that ends as a guess.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from .. import expression as ex
+from ..expression import Expr, Shape
+from ..matching.places import around
+from ..matching.units import Unit, hard_conflict, template
+from ..words import label, table
+
+#: As many parts of one layer are looked for, at most.
+_MOST_PARTS = 4
+_PARTS = "which part of {} comes first is in the code only"
+_NO_SEGMENTS = "the source has no table of segments; zeros are put here"
+_SHARED = "the source has one of these for {} of the model, which all get it"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What may go into one tensor of the target.
+
+    Attributes:
+        target, source: the units.
+        role: which tensor of the target's unit.
+        expr: what goes there.
+        doubt: why that is not certain.
+        rivals: what else may go there.
+    """
+
+    target: Unit
+    source: Unit
+    role: str
+    expr: Expr
+    doubt: str
+    rivals: tuple[Expr, ...] = ()
+
+
+def parts(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
+    """Layers of one side that hold, side by side, all that is left in a part of the other.
+
+    Args:
+        pairs: what was matched, (target, source).
+        targets, sources: what was not.
+    """
+    for to_target in (True, False):
+        several, one = (targets, sources) if to_target else (sources, targets)
+        for held in _families(several):
+            around = _counterpart(pairs, held[0].path[:-1], of_target=to_target)
+            whole = [u for u in one if around is not None and _inside(u, around) and _dimension(u, held) is not None]
+            dim = _dimension(whole[0], held) if len(whole) == 1 else None
+            if dim is None or any(hard_conflict(u.words, whole[0].words) for u in held):
+                continue
+            yield from _cut(held, whole[0], dim) if to_target else _joined(whole[0], held, dim)
+
+
+def _families(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Units of one module with the same roles, in the order in which they are registered, two to four at a time."""
+    found: dict[object, list[Unit]] = defaultdict(list)
+    for unit in units:
+        if unit.main.shape:
+            found[(unit.path[:-1], frozenset(unit.pieces), len(unit.main.shape))].append(unit)
+    return [sorted(held, key=lambda u: u.order) for held in found.values() if 1 < len(held) <= _MOST_PARTS]
+
+
+def _counterpart(
+    pairs: Sequence[tuple[Unit, Unit]], module: tuple[str, ...], *, of_target: bool
+) -> tuple[str, ...] | None:
+    """The part of the other side that holds what was matched with the content of a module, or of one around it."""
+    for at in range(len(module), 0, -1):
+        others = [(s if of_target else t).path for t, s in pairs if (t if of_target else s).path[:at] == module[:at]]
+        if others:
+            return around(others)
+    return None
+
+
+def _inside(unit: Unit, module: tuple[str, ...]) -> bool:
+    return unit.path[: len(module)] == module
+
+
+def _dimension(whole: Unit, held: Sequence[Unit]) -> int | None:
+    """The dimension in which the tensors of some units are together those of one, or None."""
+    if whole.pieces.keys() != held[0].pieces.keys():
+        return None
+    for dim in range(min(len(whole.main.shape), 2)):
+        if all(
+            _sum([u.pieces[role].shape for u in held], dim if len(piece.shape) > 1 or dim == 0 else None) == piece.shape
+            for role, piece in whole.pieces.items()
+        ):
+            return dim
+    return None
+
+
+def _sum(shapes: Sequence[Shape], dim: int | None) -> Shape | None:
+    if dim is None or any(len(s) <= dim for s in shapes) or len({(*s[:dim], 0, *s[dim + 1 :]) for s in shapes}) != 1:
+        return None
+    return (*shapes[0][:dim], sum(s[dim] for s in shapes), *shapes[0][dim + 1 :])
+
+
+def _cut(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
+    doubt = _PARTS.format(".".join(whole.path))
+    for role, piece in whole.pieces.items():
+        sizes = [u.pieces[role].shape[dim] for u in held]
+        total = sum(sizes)
+        for place, unit in enumerate(held):
+            start, stop = sum(sizes[:place]), sum(sizes[: place + 1])
+            made = ex.part(piece.expr, dim, start, stop)
+            rival = ex.part(piece.expr, dim, total - stop, total - start)
+            yield Proposal(unit, whole, role, made, doubt, (rival,))
+
+
+def _joined(whole: Unit, held: Sequence[Unit], dim: int) -> Iterator[Proposal]:
+    doubt = _PARTS.format(".".join(whole.path))
+    for role in whole.pieces:
+        exprs = [u.pieces[role].expr for u in held]
+        yield Proposal(whole, held[0], role, ex.cat(dim, *exprs), doubt, (ex.cat(dim, *exprs[::-1]),))
+
+
+def segments(
+    pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]
+) -> Iterator[Proposal]:
+    """Tables of segments that the model adds to its words, where the source has none: zeros, which add nothing.
+
+    Args:
+        pairs: what was matched.
+        targets: units without a source.
+        sources: all units of the source.
+    """
+    group = table().group("embedding")
+    words = next((s for t, s in pairs if "token" in (label(group, t.words), label(group, s.words))), None)
+    if words is None or any(label(group, unit.words) == "segment" for unit in sources):
+        return
+    for unit in targets:
+        if label(group, unit.words) == "segment" and unit.main.entry.module == "Embedding":
+            yield Proposal(unit, words, unit.main.role, Expr("zeros", (), unit.main.shape), _NO_SEGMENTS)
+
+
+def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
+    """What the source has once and the model in every block.
+
+    Args:
+        pairs: what was matched.
+        targets: units without a source.
+        sources: all units of the source.
+    """
+    count = Counter((template(unit.path), unit.colour) for unit in sources)
+    known: dict[object, tuple[Unit, Unit]] = {}
+    for t, s in pairs:
+        if count[template(s.path), s.colour] == 1:
+            known.setdefault((template(t.path), t.colour), (t, s))
+    for unit in targets:
+        found = known.get((template(unit.path), unit.colour))
+        if found is None or not any(component.isdecimal() for component in unit.path):
+            continue
+        t, s = found
+        doubt = _SHARED.format(".".join(template(unit.path)))
+        for role, piece in unit.pieces.items():
+            own = s.pieces.get(role)
+            if own is not None and own.shape == piece.shape and role in t.pieces:
+                yield Proposal(unit, s, role, own.expr, doubt)

@@ -1,0 +1,161 @@
+"""Layers of which one part of the outputs scales or gates, and another is added or multiplied: which part is first.
+
+Code that conditions norms takes shift and scale from one layer, shift first where the layer is beside the norm (Peebles
+and Xie, "Scalable Diffusion Models with Transformers", 2023), scale first where it is part of it (FiLM; Perez et al.,
+2018). Gated feed-forward layers have gate and value in one, in either order. No shape shows which.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from .. import expression as ex
+from ..doubts import Doubt
+from ..expression import Expr
+from ..forms.fused import fused_kind
+from ..forms.pieces import Piece
+from ..matching.units import Unit
+from ..words import table, words_of
+from .filling import Filling
+
+_ORDERS = (
+    "the model takes scale and shift from it in another order than elsewhere; the source may have one order everywhere"
+)
+_WHICH = "whether scale or shift comes first in it is in the code of the source only"
+_NOT_SEEN = "it gives scale and shift; in which order the model takes them could not be seen"
+_GATE = "which half of this layer is the gate is in the code of the source only"
+
+
+def doubt_modulation(filling: Filling) -> None:
+    """Layers that give scale and shift at once: which comes first is in the code of the source only.
+
+    As a rule one model has one order, and layers beside the norm give the shift first. A layer of the target whose
+    outputs are taken otherwise, than those of most of its layers or than the source's name for it says, may come from
+    code that has the other order. It is certain under an equal name, if its name in the source says the model's order,
+    or if it gives gates, too, and the model takes the shift first. Layers that scale first in both codes, under names
+    that say nothing, are flagged without need.
+    """
+    if filling.same_names:
+        return
+    layers = [(t, s, taken) for t, s in filling.matching.pairs if (taken := _taken(t)) and _is_filled(filling, t)]
+    first = Counter(taken[0] for *_, taken in layers)
+    usual = max(first, key=first.__getitem__) if first else ""
+    for t, s, taken in layers:
+        if filling.same_code(t, s) or "name" in t.evidence or t.path[-2:] == s.path[-2:]:
+            continue
+        theirs = _taken(s)
+        if theirs:
+            if theirs[0] != taken[0]:
+                _turn(filling, t, len(taken), None)
+            continue
+        own = "shift" if taken[0] == "add" else "scale"
+        said, sure = _first_by_name(s) or ("", False)
+        if said == own and (sure or own == "shift"):
+            continue
+        if len(first) > 1 and taken[0] != usual:
+            _turn(filling, t, len(taken), _ORDERS)
+        elif own == "scale" or len(taken) == 2:
+            _turn(filling, t, len(taken), _WHICH, kept=said in ("", own))
+    # Where the model was not followed, every layer with such a name is a guess.
+    for t, s in () if filling.target.signature.traced else filling.matching.pairs:
+        parts = _parts_of(t)
+        named = _first_by_name(t) or _first_by_name(s)
+        if parts and named and t.path[-2:] != s.path[-2:] and not filling.same_code(t, s):
+            _turn(filling, t, parts, _NOT_SEEN, kept=True)
+
+
+def doubt_gates(filling: Filling) -> None:
+    """Layers that give what is gated and the gate at once: which half is which is in the code of the source only.
+
+    As a rule the gate is first where it goes through silu, second elsewhere (Shazeer, "GLU Variants Improve
+    Transformer", 2020, has one layer for each).
+    """
+    if filling.same_names:
+        return
+    for t, s in filling.matching.pairs:
+        gate, theirs = _gate(t), _gate(s)
+        if gate is None or not _is_filled(filling, t) or "name" in t.evidence or t.path[-2:] == s.path[-2:]:
+            continue
+        if theirs is not None and theirs[0] != gate[0]:
+            _turn(filling, t, 2, None)
+        if theirs is not None or filling.same_code(t, s):
+            continue
+        weight = _whole(s)
+        if weight is None:
+            continue  # put together of parts with names
+        kind = fused_kind(weight)
+        named = kind is not None and kind.parts[0] == "gate"
+        first = 0 if named or gate[1] == "silu" else 1
+        if not (kind is not None and named and kind.sure and gate[0] == first):
+            _turn(filling, t, 2, _GATE, kept=gate[0] == first)
+
+
+def _taken(unit: Unit) -> tuple[str, ...]:
+    """What the code of a side does with the parts of a layer that gives scale and shift, or nothing."""
+    piece = _whole(unit)
+    taken = tuple(piece.entry.notes.get("modulates") or ()) if piece is not None else ()
+    return taken if {*taken[:2]} == {"add", "mul"} else ()
+
+
+def _gate(unit: Unit) -> tuple[int, str] | None:
+    """Which half of a layer's outputs the code of a side multiplies with the other, through which activation."""
+    piece = _whole(unit)
+    return piece.entry.notes.get("gate") if piece is not None else None
+
+
+def _whole(unit: Unit) -> Piece | None:
+    """The matrix of a layer, as its side has it: no part of one that was taken apart."""
+    piece = unit.pieces.get("weight")
+    return piece if piece is not None and piece.shape == piece.entry.shape else None
+
+
+def _is_filled(filling: Filling, unit: Unit) -> bool:
+    piece = unit.pieces.get("weight")
+    return piece is not None and piece.name in filling.holes
+
+
+def _parts_of(unit: Unit) -> int:
+    """How many parts a layer gives that is wider than what it takes, as a norm's condition is, or 0."""
+    piece = unit.pieces.get("weight")
+    shape = piece.shape if piece is not None else ()
+    times, rest = divmod(shape[0], shape[1]) if len(shape) == 2 and shape[1] else (0, 1)
+    return times if not rest and times in (2, 3, 6, 9) else 0
+
+
+def _first_by_name(unit: Unit) -> tuple[str, bool] | None:
+    """Which of shift and scale a layer gives first by its name, and whether all code with that name does so."""
+    known = table().modulation
+    words = words_of(unit.path[-3:])
+    spans = sorted((words[a:b] for a in range(len(words)) for b in range(a + 1, len(words) + 1)), key=len, reverse=True)
+    return next((known[one] for one in spans if one in known), None)
+
+
+def _turn(filling: Filling, unit: Unit, parts: int, why: str | None, *, kept: bool = False) -> None:
+    """Exchange the first two parts of a layer, and those of every further three; or only name that as a rival.
+
+    Args:
+        filling: what is filled.
+        unit: the layer of the target.
+        parts: how many parts its outputs have.
+        why: the doubt; None where code shows the order.
+        kept: leave the layer as it is, with the exchange as a rival.
+    """
+    for piece in unit.pieces.values():
+        filled = filling.holes.get(piece.name)
+        if filled is None or not piece.shape or piece.shape[0] % parts:
+            continue
+        turned = ex.cat(0, *_exchanged(filled.expr, piece.shape[0] // parts, parts))
+        if why is not None:
+            filled.rivals.append(turned if kept else filled.expr)
+            filled.doubts.append(Doubt(why))
+        if not kept:
+            filled.expr = turned
+
+
+def _exchanged(whole: Expr, size: int, parts: int) -> Sequence[Expr]:
+    cut = [ex.part(whole, 0, size * n, size * (n + 1)) for n in range(parts)]
+    step = 3 if parts % 3 == 0 else parts
+    for at in range(0, parts, step):
+        cut[at], cut[at + 1] = cut[at + 1], cut[at]
+    return cut

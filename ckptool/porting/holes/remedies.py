@@ -1,0 +1,134 @@
+"""Ways from one size to another that change content: none of them is taken without being called a guess."""
+
+from __future__ import annotations
+
+from math import isqrt, prod
+
+from ...errors import counted
+from .. import expression as ex
+from ..expression import Expr, Shape
+
+#: What to do, what there is to say about it, and what else could be meant.
+Remedy = tuple[Expr, str, tuple[Expr, ...]]
+
+#: Rows that code keeps for padding in front of a table of positions, at most.
+_PADDING = 2
+
+
+def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None) -> Remedy | None:
+    """A known way from the sizes that a source has to those that a target wants, or None, as where one has no elements.
+
+    Args:
+        wanted, have: the sizes.
+        expr: what has the sizes HAVE.
+        kind: "token" for a table of words, "position" for one of positions.
+    """
+    if 0 in (*wanted, *have):
+        return None
+    found = _of_kernel(wanted, have, expr)
+    if found is None and kind == "token":
+        found = of_rows(wanted, have, expr)
+    if found is None and kind == "position":
+        found = _of_positions(wanted, have, expr)
+    return found
+
+
+def _of_kernel(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
+    """Kernels of other input channels or dimensions."""
+    if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
+        doubt = "a linear layer over patches seen as a convolution; the order of pixels in a patch is in the code only"
+        return ex.reshape(expr, wanted), doubt, _by_pixels(wanted, have, expr)
+    narrow, other = (tuple(n for n in shape if n != 1) for shape in (wanted, have))
+    groups = _of_groups(wanted, narrow, have, expr)
+    if groups:
+        doubt = "blocks of a layer by groups, one below the other: how they stand is in the code only"
+        return groups[0], doubt, groups[1:]
+    if len(narrow) == 2 and narrow == other[::-1] and narrow != other and len(wanted) != len(have):
+        doubt = "a linear layer is seen turned, as what a transposed convolution does"
+        return ex.reshape(ex.transpose(ex.reshape(expr, other, have)), wanted, narrow), doubt, ()
+    if len(wanted) == len(have) and len(wanted) in (3, 4, 5) and wanted[:1] + wanted[2:] == have[:1] + have[2:]:
+        if wanted[1] == 1:
+            return Expr("sum", (expr,), (1,)), f"{have[1]} input channels are summed to 1", ()
+        if wanted[1] % have[1] == 0:
+            times = wanted[1] // have[1]
+            doubt = f"{have[1]} input channels are repeated to {wanted[1]}, divided by {times}"
+            return Expr("repeat", (expr,), (1, times)), doubt, ()
+    if len(wanted) == 5 and len(have) == 4 and wanted[:2] + wanted[3:] == have and wanted[2] > 1:
+        flat = ex.reshape(expr, (*have[:2], 1, *have[2:]))
+        doubt = f"the kernel of pictures is repeated for {wanted[2]} frames, divided by {wanted[2]}"
+        return Expr("repeat", (flat,), (2, wanted[2])), doubt, ()
+    if len(wanted) == 4 and len(have) == 5 and have[:2] + have[3:] == wanted:
+        doubt = f"the kernels of {have[2]} frames are summed to one of pictures"
+        return ex.reshape(Expr("sum", (expr,), (2,)), wanted), doubt, ()
+    return None
+
+
+def _by_pixels(wanted: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
+    """A linear layer and a convolution over patches, where the linear layer takes all channels of one pixel, then those
+    of the next."""
+    if len(have) == 2 < len(wanted):
+        pixels = ex.reshape(expr, (wanted[0], *wanted[2:], wanted[1]))
+        return (ex.permute(pixels, 0, len(wanted) - 1, *range(1, len(wanted) - 1)),)
+    if len(wanted) == 2 < len(have):
+        return (ex.reshape(ex.permute(expr, 0, *range(2, len(have)), 1), wanted),)
+    return ()
+
+
+def _of_groups(wanted: Shape, narrow: Shape, have: Shape, expr: Expr) -> tuple[Expr, ...]:
+    """The ways in which a stack of matrices may be one layer by groups: as rows, the outputs of one after the other.
+
+    Args:
+        wanted, narrow: the sizes of that layer, and those that are not 1.
+        have: the sizes of the stack.
+        expr: the stack.
+    """
+    if len(have) != 3 or len(wanted) < 2:
+        return ()
+    ways = [
+        ((have[0] * have[2], have[1]), ex.reshape(ex.transpose(expr), wanted)),
+        ((have[0] * have[1], have[2]), ex.reshape(expr, wanted)),
+    ]
+    return tuple(way for sizes, way in ways if sizes == narrow)
+
+
+def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
+    """A table or an output layer of another vocabulary."""
+    if 0 in (*wanted, *have) or not wanted or len(wanted) != len(have):
+        return None
+    if wanted[1:] != have[1:] or wanted == have:
+        return None
+    if wanted[0] < have[0]:
+        return ex.part(expr, 0, 0, wanted[0]), f"the first {wanted[0]:,} of {have[0]:,} words", ()
+    doubt = f"{wanted[0] - have[0]:,} words more than the source has, which get the mean of its {have[0]:,}"
+    return Expr("grow", (expr,), (0, wanted[0])), doubt, ()
+
+
+def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
+    """A table of other positions: of a grid with 0 to 2 rows before it, or of a sequence."""
+    if len(wanted) < 2 or len(have) < 2 or wanted[-1] != have[-1] or prod(wanted[:-2]) != 1 or prod(have[:-2]) != 1:
+        return None
+    for prefix in (1, 0, 2):
+        old, new = have[-2] - prefix, wanted[-2] - prefix
+        a, b = isqrt(max(old, 0)), isqrt(max(new, 0))
+        if old > 0 and new > 0 and a * a == old and b * b == new:
+            made = ex.reshape(Expr("resize", (expr,), (prefix, a, a, b, b)), wanted, (*have[:-2], *wanted[-2:]))
+            kept = counted(prefix, "class token")
+            return made, f"position table resized from {a} x {a} to {b} x {b} (bicubic, {kept})", ()
+    if len(wanted) != 2 or len(have) != 2:
+        return None
+    old, new = have[0], wanted[0]
+    if new < old:
+        first, last = ex.part(expr, 0, 0, new), ex.part(expr, 0, old - new, old)
+        if old - new <= _PADDING:
+            return (
+                last,
+                f"the first {old - new} of {old:,} positions are taken to be for padding, and left out",
+                (first,),
+            )
+        return first, f"the first {new:,} of {old:,} positions", (last,)
+    if new - old <= _PADDING:
+        padded = ex.cat(0, Expr("zeros", (), (new - old, wanted[1])), expr)
+        grown = Expr("grow", (expr,), (0, new))
+        return padded, f"{new - old} positions more than the source has, taken to be for padding, in front", (grown,)
+    made = Expr("resize", (expr,), (0, 1, old, 1, new))
+    return made, f"position table resized from {old:,} to {new:,} (bicubic)", (Expr("grow", (expr,), (0, new)),)

@@ -1,0 +1,297 @@
+"""What goes where nothing was matched: layers of other sizes, folded, left over, or tied to another."""
+
+from __future__ import annotations
+
+from math import prod
+
+from .. import expression as ex
+from ..doubts import Doubt
+from ..expression import Expr, Shape
+from ..forms.pieces import substituted
+from ..matching.match import is_average
+from ..matching.units import SOME, Pair, Unit, label_of, related, similarity
+from ..words import table
+from . import left_over as leftovers
+from .filling import Filled, Filling
+from .remedies import of_rows, remedy
+
+
+def substitute(filling: Filling) -> None:
+    """Fill what has no partner of equal shape. Most of it ends as a guess."""
+    _averages(filling)
+    _fold_norms(filling)
+    _near_misses(filling)
+    _tied_sources(filling)
+    _leftovers(filling)
+    _tied_tables(filling)
+    _tied_heads(filling)
+    _of_other_sizes(filling)
+
+
+def _averages(filling: Filling) -> None:
+    """Averages that training keeps of a tensor, where the source keeps one beside what fills that tensor."""
+    entries, made = filling.source.signature.entries, filling.target.assembly
+    kept = [key for key in entries if is_average((key.rpartition(".")[2],))]
+    pieces = list(filling.target.pieces.values()) if kept else []
+    for piece in [p for p in pieces if is_average(p.path) and p.name not in filling.holes and p.expr.is_copy]:
+        beside = [p for p in pieces if p.path[:-1] == piece.path[:-1] and p.entry.shape == piece.shape]
+        of = [p for p in beside if p.name in filling.holes]
+        own = list(filling.holes[of[0].name].expr.keys()) if len(of) == 1 else []
+        theirs = [k for k in kept if own and _holds(k.rpartition(".")[0], own[0])]
+        theirs = [k for k in theirs if entries[k].shape == entries[own[0]].shape]
+        alone = sum(is_average(p.path) and p.name not in filling.holes for p in beside) == 1
+        if len(own) == len(theirs) == 1 and alone:
+            filled = filling.holes[of[0].name]
+            expr = substituted(made[of[0].entry.key], {of[0].name: filled.expr})
+            expr = substituted(expr, {own[0]: ex.of(theirs[0])})
+            filling.holes[piece.name] = Filled(expr, "the average of what is beside it", list(filled.doubts))
+            filling.unit_of[piece.name] = filling.unit_of[of[0].name]
+
+
+def _holds(module: str, key: str) -> bool:
+    """Whether a tensor is in a module, or is the weight of a layer in it."""
+    return module in (key.rpartition(".")[0], key.rpartition(".")[0].rpartition(".")[0])
+
+
+def _fold_norms(filling: Filling) -> None:
+    """Batch norms of the source that the target does not have, folded into what stands before them.
+
+    Whatever comes after a norm that is left out gets other values than it was trained with, so that a layer before one
+    is never certain: where it has no bias to fold into, that is said.
+    """
+    free = [u for u in filling.matching.free_sources if u.pieces.keys() >= {"running_mean", "running_var", "weight"}]
+    if not free:
+        return
+    stored = sorted(filling.matcher.cells.sources, key=lambda u: u.order)
+    place = {id(u): i for i, u in enumerate(stored)}
+    partner = {id(s): t for t, s in filling.matching.pairs}
+    for norm in free:
+        i = place[id(norm)]
+        before = stored[i - 1] if i else None
+        t = partner.get(id(before))
+        if before is None or t is None or "weight" not in before.pieces or "weight" not in t.pieces:
+            continue
+        w = before.pieces["weight"]
+        if not w.shape or w.shape[0] != norm.pieces["running_mean"].shape[0] or len(w.shape) < 2:
+            continue
+        if any(u.main.shape == norm.main.shape for u in filling.matching.free_targets):  # it may be what has no source
+            continue
+        if "bias" not in t.pieces:
+            doubt = Doubt(
+                "the source has a batch norm behind it, {}, and nothing reads that", named=".".join(norm.path)
+            )
+            for piece in t.pieces.values():
+                filling.holes[piece.name].doubts.append(doubt)
+            continue
+        gamma, var = norm.pieces["weight"].expr, norm.pieces["running_var"].expr
+        mean = norm.pieces["running_mean"].expr
+        beta = norm.pieces["bias"].expr if "bias" in norm.pieces else Expr("zeros", (), norm.pieces["weight"].shape)
+        doubt = Doubt("the source has a batch norm here and the target has none: folded in, with eps 1e-05")
+        hole = t.pieces["weight"].name
+        plain = filling.holes[hole].expr
+        filling.holes[hole] = Filled(Expr("fold_weight", (plain, gamma, var), (1e-05,)), "folded", [doubt], [plain])
+        own = filling.holes.get(t.pieces["bias"].name) if "bias" in before.pieces else None
+        bias = Expr("zeros", (), norm.pieces["weight"].shape) if own is None else own.expr
+        filling.holes[t.pieces["bias"].name] = Filled(
+            Expr("fold_bias", (bias, gamma, beta, mean, var), (1e-05,)),
+            "folded",
+            [doubt],
+            [beta if own is None else bias],
+        )
+        filling.unit_of[t.pieces["bias"].name] = (t, norm)
+
+
+def _leftovers(filling: Filling) -> None:
+    """What several layers of one side are in one of the other, or one in several: always guesses."""
+    for propose in (leftovers.parts, leftovers.segments, leftovers.shared):
+        used = {key for filled in filling.holes.values() for key in filled.expr.keys()}  # noqa: SIM118
+        cells = filling.matcher.cells
+        every = (*cells.targets, *filling.matching.later)
+        targets = [u for u in every if not any(p.name in filling.holes for p in u.pieces.values())]
+        sources = [u for u in cells.sources if not used & set(u.main.expr.keys())]
+        pairs = [filling.unit_of[t.main.name] for t in cells.targets if t.main.name in filling.unit_of]
+        everything = propose is not leftovers.parts
+        for one in propose(pairs, targets, cells.sources if everything else sources):
+            hole = one.target.pieces[one.role].name
+            filling.holes[hole] = Filled(one.expr, "left over", [Doubt(one.doubt)], list(one.rivals))
+            filling.unit_of[hole] = (one.target, one.source)
+
+
+def _near_misses(filling: Filling) -> None:
+    """Tensors with the same name or place whose sizes differ in a way that has a known remedy. Always guesses."""
+    joined: list[Unit] = []
+    while _near_misses_once(filling, joined):  # what was joined is a neighbour of what comes before it
+        pass
+
+
+def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
+    """One pass through what has no source. JOINED are layers of other sizes that were filled. Whether more was."""
+    new = set(map(id, filling.matching.new))  # another head is not filled for its shape
+    free_t = [u for u in filling.matching.free_targets if u.main.name not in filling.holes and id(u) not in new]
+    used = {id(s) for _, s in filling.unit_of.values()}
+    free_s = [s for s in filling.matching.free_sources if id(s) not in used]
+    before = len(joined)
+    for t in free_t:
+        near = [s for s in free_s if filling.alike(t, s)]
+        if len(near) != 1:
+            continue
+        s = near[0]
+        if t.main.shape == s.main.shape:
+            if similarity(t, s) > SOME or related(t, s):
+                filling.fill(t, s)
+            elif joined:
+                why = Doubt("nothing but its sizes and its place beside such a layer speak for it")
+                filling.fill(t, s, [why] if any(filling.holes[one.main.name].doubts for one in joined) else [])
+            continue
+        kind = label_of(t, "embedding") or label_of(s, "embedding") or ("token" if _is_looked_up(filling, t) else None)
+        found = remedy(t.main.shape, s.main.shape, s.main.expr, kind)
+        if found is None:
+            continue
+        expr, doubt, rivals = found
+        channels_first = s.main.leaf not in table().inputs_first and _follows_its_channels(filling, t)
+        flat = len(s.main.shape) == 2 and (channels_first or _is_its_transpose(t, s))
+        doubts = [] if flat else [Doubt(doubt)]
+        filling.holes[t.main.name] = Filled(expr, "similar names", doubts, list(rivals))
+        filling.unit_of[t.main.name] = (t, s)
+        filling.matcher.cells.join(t, s)
+        joined.append(t)
+        for role, piece in t.pieces.items():
+            other = s.pieces.get(role)
+            if piece is not t.main and other is not None and prod(other.shape) == prod(piece.shape):
+                same = ex.reshape(other.expr, piece.shape, other.shape)
+                filling.holes[piece.name] = Filled(same, "similar names", list(doubts))
+                filling.unit_of[piece.name] = (t, s)
+        if kind == "token":
+            _other_vocabulary(filling, t.main.shape, s.main.shape)
+    return len(joined) > before
+
+
+def _is_looked_up(filling: Filling, t: Unit) -> bool:
+    """Whether rows of a table are looked up whose name does not say what they are: of the only one, or of one that an
+    output layer of the same size is over, it is words."""
+    tables = [u for u in filling.matcher.cells.targets if u.main.entry.how == "embedding"]
+    others = (u for u in filling.matching.free_targets if u is not t)
+    return t in tables and (len(tables) == 1 or any(u.main.shape[:1] == t.main.shape[:1] for u in others))
+
+
+def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
+    """Output layers over a vocabulary whose table of words has another size on the two sides."""
+    for t in filling.matching.free_targets:
+        near = [s for s in filling.matching.free_sources if s.main.shape[:1] == have[:1] and filling.alike(t, s)]
+        if t.main.name in filling.holes or t.main.shape[:1] != wanted[:1] or len(near) != 1:
+            continue
+        for role, piece in t.pieces.items():
+            own = near[0].pieces.get(role)
+            found = None if own is None else of_rows(piece.shape, own.shape, own.expr)
+            if found is not None:
+                filling.holes[piece.name] = Filled(found[0], "similar names", [Doubt(found[1])], list(found[2]))
+                filling.unit_of[piece.name] = (t, near[0])
+
+
+def _follows_its_channels(filling: Filling, t: Unit) -> bool:
+    """Whether a convolution takes the feature maps of another, which linear layers take flattened in that order."""
+    before = [
+        u for u in filling.matcher.cells.targets if u.used is not None and t.used is not None and u.used < t.used
+        if len(u.main.shape) == len(t.main.shape)
+    ]  # fmt: skip
+    last = max(before, key=lambda u: u.used or 0.0, default=None)
+    return last is not None and len(t.main.shape) in (4, 5) and last.main.shape[0] == t.main.shape[1]
+
+
+def _is_its_transpose(t: Unit, s: Unit) -> bool:
+    """Whether the model applies a transposed convolution of one dimension, of one channel that comes out, where the
+    source has a matrix: the frames that it makes of each input are laid over each other, and sizes show its sides."""
+    wanted = t.main.shape
+    return t.main.entry.how == "conv_transpose1d" and wanted[1] == 1 and s.main.shape == (wanted[2], wanted[0])
+
+
+def _of_other_sizes(filling: Filling) -> None:
+    """What stands in the place of a tensor that has no source, with other sizes, to be named in the refusal."""
+    for t in filling.matching.free_targets:
+        near = [s for s in filling.matching.free_sources if filling.alike(t, s)]
+        if t.main.name not in filling.holes and len(near) == 1:
+            for role, piece in t.pieces.items():
+                if role in near[0].pieces:
+                    other = near[0].pieces[role].entry
+                    filling.misses[piece.name] = f"in its place the source has {other.key} {list(other.shape)}"
+
+
+def _tied_sources(filling: Filling) -> None:
+    """Keys of the source that are the same tensor as another, for what the model holds apart."""
+    tied = [e for e in filling.source.signature.entries.values() if e.tied is not None]
+    for t in filling.matching.free_targets if tied else ():
+        hole = t.main.name
+        if hole in filling.holes:
+            continue
+        wanted = t.main.entry.key.split(".")
+        near = [e for e in tied if e.shape == t.main.shape and e.key.split(".")[-2:] == wanted[-2:]]
+        exact = [e for e in near if e.key == t.main.entry.key] or near
+        if len(exact) == 1:
+            filling.holes[hole] = Filled(ex.of(exact[0].key), f"name; tied to {exact[0].tied} in the source")
+            filling.unit_of[hole] = (t, t)
+
+
+def _tables_of_words(filling: Filling) -> list[Pair]:
+    """The tables of words that were matched, (of the model, of the source)."""
+    pairs = {id(t): (t, s) for t, s in filling.unit_of.values()}
+    return [
+        (t, s)
+        for t, s in pairs.values()
+        if (label_of(t, "embedding") in ("token", None) and t.main.entry.how == "embedding")
+        or label_of(s, "embedding") == "token"
+    ]
+
+
+def _tied_tables(filling: Filling) -> None:
+    """A second table of words of the model, where the source has one for all: an encoder's and a decoder's."""
+    tables = [t for t in filling.matching.free_targets if label_of(t, "embedding") == "token"]
+    words = [(t, s) for t, s in _tables_of_words(filling) if t.main.entry.how == "embedding"] if tables else []
+    for t in tables:
+        found = [filling.holes[own.main.name] for own, _ in words if own.main.shape == t.main.shape]
+        if t.main.name not in filling.holes and t.main.entry.how == "embedding" and len(found) == 1:
+            doubt = Doubt("the source has one table of words, which is put here as well")
+            filling.holes[t.main.name] = Filled(found[0].expr, "the table of words", [doubt])
+            filling.unit_of[t.main.name] = next((t, s) for own, s in words if own.main.shape == t.main.shape)
+
+
+def _tied_heads(filling: Filling) -> None:
+    """An output layer that the source does not have, of the sizes of its word embedding: tied, most likely.
+
+    One with a bias that the source has not either is a new one, unless it is called after the words.
+    """
+    tokens = _tables_of_words(filling)
+    used = [t.used for t in filling.matcher.cells.targets if t.used is not None and len(t.main.shape) > 1]
+    last = max(used, default=0)
+    for t in filling.matching.free_targets:
+        hole = t.main.name
+        if hole in filling.holes or len(t.main.shape) != 2 or t.main.role != "weight":
+            continue
+        biased = any(p.name not in filling.holes for p in t.pieces.values() if p.role != "weight")
+        if biased and table().vocabulary.isdisjoint(t.words):
+            continue
+        if label_of(t, "purpose") != "head" and (t.main.entry.how != "linear" or t.used != last):
+            continue
+        for own, s in tokens:
+            if own.main.shape == t.main.shape and t.main.entry.how != "embedding":
+                tied = any(e.tied == s.main.entry.key for e in filling.source.signature.entries.values())
+                tied = tied or _was_beside(filling, t, own, s)
+                doubts = [] if tied else [Doubt("the source has no such layer; its word embedding is put here")]
+                table_of_words = filling.holes[own.main.name]
+                doubts += [d for d in table_of_words.doubts if table_of_words.expr != s.main.expr]
+                filling.holes[hole] = Filled(table_of_words.expr, "tied to the embedding", doubts)
+                filling.unit_of[hole] = (t, s)
+                break
+
+
+def _was_beside(filling: Filling, t: Unit, own: Unit, s: Unit) -> bool:
+    """Whether the file is of a model that held something beside the body with its table of words, and has no key of it.
+
+    The model has the same body under the same name, and beside it nothing but the output layer. What the body alone was
+    saved as has no such name in front; a model with another head has keys of that.
+    """
+    first, *more = own.main.entry.key.split(".")
+    if not more or s.main.entry.key.split(".")[0] != first:
+        return False
+    theirs = {key.split(".")[0] for key in filling.source.signature.entries}
+    ours = {key.split(".")[0] for key in filling.target.signature.entries}
+    return theirs == {first} and ours == {first, t.main.entry.key.split(".")[0]} and len(ours) == 2

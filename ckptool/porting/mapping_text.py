@@ -1,0 +1,296 @@
+"""A mapping as text that people can check in a minute."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from typing import Any
+
+from ..drawing.sizes import count_text, parameters_text
+from ..errors import counted, printable
+from ..keys import collapse
+from .divergence import divergence_table
+from .mapping import Entry, Mapping, different
+from .mapping_file import folded
+
+
+def mapping_text(mapping: Mapping, *, everything: bool = False, width: int = 100) -> str:
+    """What becomes of every key of the target: coverage, doubts first, then the rest, blocks folded.
+
+    Args:
+        mapping: the mapping.
+        everything: one line for each key, with its evidence.
+        width: columns to fill.
+    """
+    return "\n".join(line.rstrip() for line in _lines(mapping, everything, width))
+
+
+def mapping_page(mapping: Mapping) -> str:
+    """A mapping as a page of HTML: the source's keys beside the target's, coloured by what is known of each pair."""
+    links = []
+    for entry in mapping.entries:
+        details = [("shape", "x".join(map(str, entry.shape))), ("evidence", entry.evidence)]
+        details += [("made of", str(entry.expr))] if entry.expr is not None and not entry.expr.is_copy else []
+        details += [("doubt", doubt) for doubt in entry.doubts]
+        details += [("fits as well", str(rival)) for rival in entry.rivals]
+        status = "default" if entry.default else entry.status
+        keys: list[str | None] = list(entry.sources) or [None]
+        done = {"about": "x".join(map(str, entry.shape))}
+        if entry.expr is not None and not entry.expr.is_copy:
+            done["via"] = str(entry.expr).partition("(")[0][:16]
+        links += [{**_link(key, entry.target, status, details), **done} for key in keys]
+    links += [_link(key, None, "unused", []) for key in mapping.unused]
+    covered, parameters = mapping.coverage["keys"], mapping.coverage["parameters"]
+    summary = (
+        f"{covered[0]:,} of {counted(covered[1], 'key')}, {parameters[0]:,} of {counted(parameters[1], 'parameter')}"
+    )
+    notes = [*mapping.notes, *([str(mapping.proof.get("text", ""))] if mapping.proof is not None else [])]
+    title = f"{mapping.source} to {mapping.target}"
+    from ..drawing.page import pairs_page  # here, since few ask for a page
+
+    return pairs_page(title, mapping.source, mapping.target, links, summary=summary, notes=notes)
+
+
+def _link(left: str | None, right: str | None, status: str, details: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    return {"left": left, "right": right, "status": status, "details": [d for d in details if d[1]]}
+
+
+def _lines(mapping: Mapping, everything: bool, width: int) -> Iterator[str]:
+    keys, parameters = mapping.coverage["keys"], mapping.coverage["parameters"]
+    yield (
+        f"{printable(mapping.source, 60) or 'the source'} -> {printable(mapping.target, 60)}: "
+        f"{keys[0]:,} of {counted(keys[1], 'key')}, "
+        f"{count_text(parameters[0])} of {parameters_text(parameters[1])}"
+    )
+    for note in (*mapping.notes, *_blocks_left(mapping)):
+        yield f"  note: {printable(note)}"
+    guessed, unmapped = mapping.having("guessed"), mapping.having("unmapped")
+    mapped = [e for e in mapping.entries if e.status == "mapped" and e.expr is not None]
+    defaults = [e for e in mapping.entries if e.default]
+    if guessed:
+        yield from _section(f"guessed ({len(guessed):,})", guessed, everything, width, doubts=True)
+    if unmapped:
+        yield ""
+        yield f"  without a source ({len(unmapped):,}); the model's own initial values stay:"
+        yield from _keys_only(unmapped, everything or len(unmapped) <= _MOST_NAMES)
+    if mapped:
+        yield from _section(f"mapped ({len(mapped):,})", mapped, everything, width, doubts=False)
+    if defaults:
+        counters = sum(e.target.endswith("num_batches_tracked") for e in defaults)
+        yield ""
+        words = [f"{counted(counters, 'counter')} num_batches_tracked"] if counters else []
+        if len(defaults) > counters:
+            words.append(f"{counted(len(defaults) - counters, 'buffer')} that the model computes itself")
+        yield f"  needs no source: {', '.join(words)}"
+    if mapping.unused:
+        yield ""
+        yield f"  not used, of the source ({len(mapping.unused):,}):"
+        shown = list(mapping.unused) if everything else _unused(mapping)
+        yield from (f"    {printable(text, 100)}" for text in (shown if everything else shown[:_FEW]))
+        if len(shown) > _FEW and not everything:
+            yield f"    … and {len(shown) - _FEW:,} more lines (-v lists all)"
+    if mapping.proof is not None:
+        yield ""
+        said = f"proof: {printable(str(mapping.proof.get('text', '')), 600)}"
+        yield from textwrap.wrap(said, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+        yield from divergence_table(mapping.proof.get("layers") or (), width)
+
+
+_FEW = 12
+
+
+def _section(title: str, entries: Sequence[Entry], everything: bool, width: int, *, doubts: bool) -> Iterator[str]:
+    yield ""
+    yield f"  {title}:"
+    rows: list[_Row] = []
+    if everything:
+        rows = [_Row(e.target, str(e.expr), _sizes([e]), [e], list(map(str, e.rivals))) for e in entries]
+    else:
+        for some in _by_doubts(entries):
+            whole = _from_one_prefix(some) if doubts else None
+            rows += [whole] if whole is not None else _rows(some)
+    left = min(max((len(row.target) for row in rows), default=0), max(width // 2 - 4, 20))
+    right = max((len(row.made) for row in rows if len(row.made) <= max(width // 2 - 8, 20)), default=0)
+    said = ""
+    for row in rows:
+        first = row.members[0]
+        if doubts:
+            text = "; ".join(first.doubts)
+            if text != said:
+                yield from _folded(f"    ({printable(text, 400)})", width, 5)
+                said = text
+        evidence = f"   [{first.evidence}]" if everything and first.evidence else ""
+        line = (
+            f"    {printable(row.target, 100):<{left}} <- {printable(row.made, 200):<{right}}   {row.sizes}{evidence}"
+        )
+        yield from _folded(line, width, left + 8)
+        for rival in row.rivals[:_RIVALS]:
+            yield from _folded(f"    {'':<{left}}  or {printable(rival, 200)}", width, left + 8)
+        if len(row.rivals) > _RIVALS:
+            yield f"    {'':<{left}}  or {counted(len(row.rivals) - _RIVALS, 'other')}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One line: what a key, or a module with all its keys, is made of."""
+
+    target: str
+    made: str
+    sizes: str
+    members: Sequence[Entry]
+    rivals: Sequence[str] = ()
+
+
+def _folded(line: str, width: int, indent: int) -> list[str]:
+    """A line that is longer than WIDTH as several, the others indented by INDENT where the longest word leaves room."""
+    if len(line) <= width:
+        return [line.replace(_SPACE, " ")]
+    indent = max(min(indent, width - max(map(len, line.split(" ")))), 6)
+    lines = textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return [one.replace(_SPACE, " ") for one in lines]
+
+
+#: A space at which no line ends; keys have none, since they are shown as `printable` makes them.
+_SPACE = "\N{NO-BREAK SPACE}"
+
+
+def _unused(mapping: Mapping) -> list[str]:
+    """Keys of the source that nothing reads: modules of which nothing is read are one line, and so are equal blocks."""
+    unused = set(mapping.unused)
+    read = {key[:end] for key in mapping.source_shapes if key not in unused for end in _ends(key)}
+    below: dict[str, list[str]] = {}
+    for key in mapping.unused:
+        whole = next((key[: end + 1] for end in _ends(key) if key[:end] not in read), key)
+        below.setdefault(whole, []).append(key)
+    alone = {keys[0] if len(keys) == 1 else whole: keys for whole, keys in below.items()}
+    lines = []
+    for found in collapse((whole, len(keys)) for whole, keys in alone.items()):
+        tensors = sum(len(alone[whole]) for whole in found.keys)
+        lines.append(found.pattern + (f"   {counted(tensors, 'tensor')}" if found.pattern.endswith(".") else ""))
+    return lines
+
+
+def _blocks_left(mapping: Mapping) -> Iterator[str]:
+    """Lists of equal blocks of which only some are read, as where a model has fewer layers than the file."""
+    unused = set(mapping.unused)
+    blocks: dict[str, dict[str, list[str]]] = {}
+    for key in mapping.source_shapes:
+        parts = key.split(".", _DEEPEST)
+        for place, part in enumerate(parts[:-1]):
+            if part.isdecimal():
+                blocks.setdefault(".".join(parts[:place]), {}).setdefault(part, []).append(key)
+    for path, below in blocks.items():
+        alike: dict[Any, list[tuple[str, bool]]] = {}
+        for number, keys in below.items():
+            head = len(f"{path}.{number}." if path else f"{number}.")
+            look = frozenset((key[head:], mapping.source_shapes[key]) for key in keys)
+            if len(keys) >= _A_BLOCK:
+                alike.setdefault(look, []).append((number, all(key in unused for key in keys)))
+        for found in alike.values():
+            left = [number for number, is_left in found if is_left]
+            if 0 < len(left) < len(found):
+                (row,) = collapse((f"{path}.{number}" if path else number, None) for number in left)[:1]
+                yield f"{len(left):,} of {len(found):,} equal blocks of the source are not used: {row.pattern}"
+
+
+#: Tensors of what is called a block, at least.
+_A_BLOCK = 4
+
+
+def _ends(key: str) -> Iterator[int]:
+    """Where the modules that a key stands in end, from the outermost. In thousands of them none does in a model."""
+    return islice((place for place, character in enumerate(key) if character == "."), _DEEPEST)
+
+
+_DEEPEST = 64
+
+
+def _by_doubts(entries: Sequence[Entry]) -> list[list[Entry]]:
+    """Entries of the same doubts together, in the order in which these come first."""
+    found: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.doubts, []).append(entry)
+    return list(found.values())
+
+
+def _from_one_prefix(entries: Sequence[Entry]) -> _Row | None:
+    """One line for copies of equal names from below one prefix, whose rivals are the same below others."""
+    first = entries[0]
+    if len(entries) < _WORTH_A_STAR or first.expr is None or not first.expr.is_copy:
+        return None
+    own, theirs = different(first.target, first.expr.key)
+    below: set[tuple[str, ...]] = set()
+    for entry in entries:
+        if not entry.target.startswith(own) or any(not e.is_copy for e in (*entry.rivals, entry.expr) if e is not None):
+            return None
+        tail = entry.target[len(own) :]
+        if entry.expr is None or entry.expr.key != theirs + tail or any(not r.key.endswith(tail) for r in entry.rivals):
+            return None
+        if entry.rivals:
+            below.add(tuple(rival.key.removesuffix(tail) for rival in entry.rivals))
+    if len(below) != 1:
+        return None
+    rivals = [f"{prefix}*" for prefix in below.pop()]
+    return _Row(f"{own}*", f"{theirs}*", counted(len(entries), "tensor"), entries, rivals)
+
+
+_WORTH_A_STAR = 8
+
+
+def _rows(entries: Sequence[Entry]) -> list[_Row]:
+    """Entries folded: equal blocks are one line, and so is a module that takes all its tensors from one module."""
+    rows: list[_Row] = []
+    found = [_Row(pattern, made, _sizes(some), some, _rivals(some)) for pattern, made, some in folded(entries)]
+    for head, group in groupby(found, _modules):
+        lines = list(group)
+        if head is None or len(lines) == 1:
+            rows += lines
+            continue
+        leaves = [f"{line.target.rpartition('.')[2]}{_SPACE}{line.sizes}".rstrip() for line in lines]
+        shown = [*leaves[:2], *([f"… {len(leaves) - 2} more"] if len(leaves) > 2 else [])]
+        members = [entry for line in lines for entry in line.members]
+        rows.append(_Row(f"{head[0]}.", f"{head[1]}.", ", ".join(shown), members, [f"{r}." for r in head[2]]))
+    return rows
+
+
+def _rivals(members: Sequence[Entry]) -> list[str]:
+    """What fits as well as what a line says, with the same holes."""
+    texts = []
+    for number in range(max(len(e.rivals) for e in members)):
+        some = folded([replace(e, expr=e.rivals[number]) for e in members if len(e.rivals) > number])
+        texts.append(some[0][1] + (" …" if len(some) > 1 else ""))
+    return texts
+
+
+def _modules(line: _Row) -> tuple[str, str, tuple[str, ...], tuple[str, ...]] | None:
+    """The two modules between which a line copies a tensor of the same name, those of its rivals, and its doubts."""
+    (own, _, leaf), made = line.target.rpartition("."), [line.made, *line.rivals]
+    exprs = [expr for e in line.members for expr in (e.expr, *e.rivals)]
+    if not own or any(text.rpartition(".")[2] != leaf for text in made):
+        return None
+    if any(expr is None or not expr.is_copy for expr in exprs):
+        return None
+    theirs = [text.rpartition(".")[0] for text in made]
+    return own, theirs[0], tuple(theirs[1:]), line.members[0].doubts
+
+
+def _sizes(members: Sequence[Entry]) -> str:
+    sizes = {e.shape for e in members}
+    return "x".join(map(str, next(iter(sizes)))) if len(sizes) == 1 else "(several sizes)"
+
+
+_RIVALS = 3
+
+
+#: Keys without a source that are named one by one; more of them are folded.
+_MOST_NAMES = 60
+
+
+def _keys_only(entries: Sequence[Entry], one_by_one: bool) -> Iterator[str]:
+    sized = [(e.target, "x".join(map(str, e.shape))) for e in entries]
+    rows = sized if one_by_one else [(found.pattern, str(found.signature)) for found in collapse(sized)]
+    width = max((len(key) for key, _ in rows), default=0)
+    for key, size in rows:
+        yield f"    {printable(key, 100):<{min(width, 100)}}   {size}"

@@ -1,0 +1,1 @@
+"""Which module of one side is which of the other."""

@@ -1,0 +1,133 @@
+"""Cells of units that could be one another, and how a piece of evidence splits them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from ..doubts import Doubt
+from ..words import Group, label
+from .units import Unit
+
+
+class _Worded(Protocol):
+    words: tuple[str, ...]
+
+
+class Cells:
+    """All units of two sides, each in a cell with those of both sides that could be it.
+
+    Attributes:
+        targets, sources: the units.
+        pair_of: the cells that hold one pair.
+    """
+
+    def __init__(self, targets: list[Unit], sources: list[Unit]) -> None:
+        self.targets = targets
+        self.sources = sources
+        colours: dict[Hashable, int] = {}
+        for unit in (*targets, *sources):
+            unit.cell = colours.setdefault(unit.colour, len(colours))
+        self._count = len(colours)
+        self.pair_of: dict[int, tuple[Unit, Unit]] = {}
+        self._settle()
+
+    def groups(self) -> dict[int, tuple[list[Unit], list[Unit]]]:
+        """The units of each cell: (targets, sources)."""
+        groups: dict[int, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
+        for unit in self.targets:
+            groups[unit.cell][0].append(unit)
+        for unit in self.sources:
+            groups[unit.cell][1].append(unit)
+        return groups
+
+    def open(self) -> list[tuple[list[Unit], list[Unit]]]:
+        """Cells that could still be split: with units of both sides, and more than one of a side."""
+        return [(t, s) for t, s in self.groups().values() if t and s and len(t) + len(s) > 2]
+
+    def split(
+        self,
+        name: str,
+        label_of: Callable[[Unit, bool], Hashable],
+        *,
+        mode: str = "some",
+        cells: Iterable[tuple[list[Unit], list[Unit]]] | None = None,
+        doubt: Doubt | None = None,
+        doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], Doubt | None] | None = None,
+    ) -> bool:
+        """Split cells by a label. What balances is split off. MODE says when.
+
+        "some": always; "all": where every label balances; "fair": where the labels that do not are on one side only, so
+        that what has no label on the other may be they; "one": where the label is that of a single pair.
+        """
+        changed = False
+        for targets, sources in self.open() if cells is None else cells:
+            by_label: dict[Hashable, tuple[list[Unit], list[Unit]]] = defaultdict(lambda: ([], []))
+            for unit in targets:
+                by_label[label_of(unit, True)][0].append(unit)
+            for unit in sources:
+                by_label[label_of(unit, False)][1].append(unit)
+            if len(by_label) < 2 and not (mode == "one" and by_label):
+                continue
+            if mode == "all" and any(len(t) != len(s) for t, s in by_label.values()):
+                continue
+            if mode == "fair" and not fair(by_label):
+                continue
+            for value, (t, s) in by_label.items():
+                if value is None and mode != "all":
+                    continue
+                if len(t) != len(s) or not t or (mode == "one" and len(t) != 1):
+                    continue
+                if len(t) == len(targets) and len(s) == len(sources):
+                    continue
+                self._count += 1
+                said = doubt
+                if doubt_of is not None and len(t) == 1:
+                    said = said or doubt_of(t[0], s[0], targets, sources)
+                for unit in (*t, *s):
+                    unit.cell = self._count
+                    unit.evidence.append(name)
+                    if said:
+                        unit.doubts.append(said)
+                if said:
+                    for unit in t:
+                        unit.rivals = [u for u in sources if u is not s[0]][:8]
+                    for unit in (*targets, *sources):  # who is left over is so because of a guess
+                        if unit.cell != self._count and said not in unit.doubts:
+                            unit.doubts.append(said)
+                            unit.rivals = unit.rivals or list(s)
+                changed = True
+        if changed:
+            self._settle()
+        return changed
+
+    def join(self, target: Unit, source: Unit) -> None:
+        """Note as a pair what no shape shows to be one, so that what stands beside it can be known by its place."""
+        self._count += 1
+        target.cell = source.cell = self._count
+        self._settle()
+
+    def _settle(self) -> None:
+        """Note the cells that hold one pair."""
+        groups = self.groups()
+        self.pair_of = {cell: (ts[0], ss[0]) for cell, (ts, ss) in groups.items() if len(ts) == len(ss) == 1}
+
+
+def fair(by_label: Mapping[Hashable, tuple[Sequence[object], Sequence[object]]]) -> bool:
+    """Whether labels of one side that the other does not have can be what has no label there, and both hold as many."""
+    sizes = {value: (len(t), len(s)) for value, (t, s) in by_label.items()}
+    uneven = [pair for value, pair in sizes.items() if value is not None and pair[0] != pair[1]]
+    if sum(t for t, _ in sizes.values()) != sum(s for _, s in sizes.values()):
+        return not uneven and sizes.get(None, (0, 0))[0] == sizes.get(None, (0, 0))[1]
+    return all(0 in pair for pair in uneven) and len({pair[0] == 0 for pair in uneven}) <= 1
+
+
+def of(labels: Mapping[int, Hashable], unit: object, _: bool) -> Hashable:
+    """The label of a unit, from a table by identity."""
+    return labels.get(id(unit))
+
+
+def said(group: Group, item: _Worded, _: bool) -> str | None:
+    """What a group of words calls a unit or a scope."""
+    return label(group, item.words)

@@ -1,0 +1,134 @@
+"""Lists that go through the levels of another list, and may be numbered by level or as they are used.
+
+A decoder goes from the coarsest level to the finest. Some code numbers its blocks by the level that they take, other
+code by when they are used; where all of them have one size, nothing else shows which. Which of the two the model does,
+its forward pass shows: the other side may have done the same or not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+
+from ..words import table, words_of
+from .cells import Cells
+from .counting import Row, direction, rows
+from .series import NUMBER, Series
+from .units import Unit
+
+#: Lists with more members than this are no levels.
+_MOST = 12
+
+
+@dataclass(slots=True)
+class _Part:
+    """What is in one member of a list: which tensors, all that flowed into them, and when they are first used."""
+
+    own: int = 0
+    before: int = 0
+    used: float = float("inf")
+    looks: Counter[Hashable] = field(default_factory=Counter)
+
+
+class Levels:
+    """The lists of both sides, and which of the target's go through which others."""
+
+    def __init__(self, cells: Cells) -> None:
+        self._lists: dict[bool, dict[Row, dict[int, _Part]]] = {
+            True: _lists(cells.targets),
+            False: _lists(cells.sources),
+        }
+        self._known: dict[tuple[Row, Row], int] = {}
+
+    def against(self, own: Series, theirs: Series) -> int:
+        """Whether the model takes other levels against the numbers of a list, of which all members look alike.
+
+        Args:
+            own, theirs: the list on both sides, where nothing but numbers tells its members apart.
+
+        Returns:
+            0: It does not; the numbers say which is which as far as this is concerned.
+            1: It does, or the source numbers sizes and it does not, and how the source does it is not known.
+            -1: It does, and the source has names that count those levels as these, so that the first is the last.
+        """
+        both = own.partition("{}")[0], theirs.partition("{}")[0]
+        if both not in self._known:
+            self._known[both] = self._look_up(*both)
+        return self._known[both]
+
+    def _look_up(self, own: Row, theirs: Row) -> int:
+        members, others = self._lists[True].get(own, {}), self._lists[False].get(theirs, {})
+        if not 2 <= len(members) <= _MOST:
+            return 0
+        followed = all(part.own for part in members.values())
+        if followed and len(members) == len(others) and own in self._apart and _of_sizes(own) != _of_sizes(theirs):
+            return 1  # `scale0` may be the smallest, and `discriminators.0` sees the whole picture
+        against = [
+            levels
+            for row, levels in self._apart.items()
+            if len(levels) <= len(members) and _kind(row) != _kind(own) and _takes(members, levels) < 0
+        ]
+        if not against:
+            return 0
+        looks = [_looks(levels) for levels in against]
+        alike = (row for row, levels in self._lists[False].items() if row != theirs and levels.keys() == others.keys())
+        named = _in_name(theirs) and any(_in_name(row) and _looks(self._lists[False][row]) in looks for row in alike)
+        return -1 if named else 1
+
+    @cached_property
+    def _apart(self) -> dict[Row, dict[int, _Part]]:
+        """The lists of the model of which no member works on what another gives."""
+        return {
+            row: members
+            for row, members in self._lists[True].items()
+            if len(members) <= _MOST
+            and not any(a.before & b.own or b.before & a.own for a, b in combinations(members.values(), 2))
+        }
+
+
+def _of_sizes(row: Row) -> bool:
+    """Whether the name of a list says that its numbers are sizes."""
+    return not table().sizes.isdisjoint(w.removesuffix("s") for w in words_of(row.rstrip(".").split("."))[-1:])
+
+
+def _kind(row: Row) -> Row:
+    return NUMBER.sub("", row)
+
+
+def _lists(units: Iterable[Unit]) -> dict[Row, dict[int, _Part]]:
+    found: dict[Row, dict[int, _Part]] = defaultdict(lambda: defaultdict(_Part))
+    for unit in units:
+        flow = unit.main.entry.notes.get("flow")
+        for row, number in rows(unit.path):
+            part = found[row][number]
+            part.looks[unit.colour] += 1
+            part.used = min(part.used, part.used if unit.used is None else unit.used)
+            if flow is not None:
+                part.own |= 1 << flow[0]
+                part.before |= flow[1]
+    return {row: dict(members) for row, members in found.items() if len(members) > 1}
+
+
+def _looks(members: Mapping[int, _Part]) -> Counter[Hashable]:
+    return Counter(frozenset(part.looks.items()) for part in members.values())
+
+
+def _takes(members: dict[int, _Part], levels: dict[int, _Part]) -> int:
+    """Whether the members of a list take up those of another one by one, in one order (1) or in opposite ones (-1)."""
+    if any(part.own & level.own for part in members.values() for level in levels.values()):
+        return 0
+    taken = {}
+    for number, level in levels.items():
+        having = [n for n, part in members.items() if part.before & level.own]
+        if not having:
+            return 0
+        taken[min(having, key=lambda n: members[n].used)] = number
+    return direction(combinations(taken.items(), 2)) if len(taken) == len(levels) else 0
+
+
+def _in_name(row: Row) -> bool:
+    """Whether the numbers of a list are parts of names (`stage3`), and no places of a list of modules."""
+    return row.rpartition(".")[2] != ""

@@ -1,0 +1,496 @@
+"""Which tensor goes where: two lists of modules, split into ever smaller cells until each holds one pair.
+
+All modules that look the same (equal shapes) begin in one cell. A piece of evidence gives every module a label that
+means the same on both sides: its name, the pair of scopes that it stands in, the word `query` in its name, the pair
+that comes just before it. Where both sides have as many of a label, the cell is split. Strong evidence goes first, and
+whenever something was learned, it begins again: decided pairs make scopes known, and scopes decide what is in them.
+What is never split by anything is not decided and is reported as a guess; what only weak or contradicting evidence
+split, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ...model_code.signature import Entry
+from ..doubts import Doubt
+from ..forms.branches import flows_into, in_channel_order
+from ..forms.pieces import STATISTICS, Canon, squeezed
+from ..forms.unrolled import later_blocks
+from ..words import common_start, cut, label, shared, table, telling_words, words_of
+from .cells import Cells
+from .classes import Classes
+from .counting import of_unlike_sizes
+from .naming import Naming
+from .orders import RANKS, Orders
+from .scopes import Scopes
+from .sequences import Sequences
+from .units import SOME, Pair, Unit, hard_conflict, label_of, natural, of_one_name, related, similarity, units_of
+
+_UNNAMED = Doubt("which of these are queries, keys and values is in no name of one side")
+_BESIDE = Doubt("one of the two is called an auxiliary part, and the other is not")
+
+
+@dataclass(slots=True)
+class Matching:
+    """What was found.
+
+    Attributes:
+        pairs: (target, source) units, in the order of the target.
+        free_targets, free_sources: units without a partner.
+        undecided: cells that nothing could split: (targets, sources).
+        new: units of the target, free ones, that stand in the place of another head.
+        later: units of the target in blocks that the source holds once, but for the first of these; in no other list.
+    """
+
+    pairs: list[tuple[Unit, Unit]]
+    free_targets: list[Unit]
+    free_sources: list[Unit]
+    undecided: list[tuple[list[Unit], list[Unit]]]
+    new: list[Unit] = field(default_factory=list)
+    later: list[Unit] = field(default_factory=list)
+
+
+class Matcher:
+    """Two sides in their common form, being matched.
+
+    Attributes:
+        cells: what could still be what.
+        sequences: the orders of both sides.
+        scopes: parts of them that hold the same.
+        orders: what those orders say.
+    """
+
+    def __init__(self, source: Canon, target: Canon) -> None:
+        sources, targets = units_of(source), units_of(target)
+        for side in (sources, targets):
+            in_channel_order(side)
+        for one, other in ((sources, targets), (targets, sources)):
+            _as_plain(one, other)
+        self._constants = _constants(targets, sources, source)
+        held = {id(u) for u in self._constants}
+        targets = [u for u in targets if id(u) not in held]
+        wanted = {u.colour for u in targets}
+        sources = [u for u in sources if u.colour in wanted or not _computed(u)]
+        sources = _without_averages(sources, targets)
+        self._later = later_blocks(targets, sources)
+        later = {id(u) for u in self._later}
+        targets = [u for u in targets if id(u) not in later]
+        ordered = source.signature.ordered and not _sorted_by_name(source)
+        if not ordered:
+            for place, unit in enumerate(sorted(sources, key=lambda u: natural(u.path))):
+                unit.order = place
+        self.cells = Cells(targets, sources)
+        self.sequences = Sequences(
+            self.cells,
+            ordered=ordered,
+            traced=target.signature.traced,
+            source_traced=source.signature.traced,
+        )
+        self.scopes = Scopes(self.cells, self.sequences)
+        self._naming = Naming(self.cells, self.scopes.levels)
+        self._classes = Classes(self.cells, self.scopes)
+        self.orders = Orders(self.cells, self.sequences, self.scopes)
+        own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))
+        self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
+
+    def run(self) -> Matching:
+        """Split cells until nothing is learned any more."""
+        names, orders = self._naming, self.orders
+        evidence: list[Callable[[], bool]] = [
+            names.by_exact_names,
+            names.by_roles,  # which tensors a layer holds tells it before the modules around it do
+            self.scopes.split,
+            names.by_hard_words,
+            names.by_parts,
+            names.by_soft_words,
+            names.by_other_blocks,
+            names.by_series,
+            names.by_words_beside,
+            names.by_owners,
+            orders.by_numbers,
+            orders.by_neighbours,
+            orders.by_said_places,
+            names.by_similar_names,
+            orders.by_rank,
+            orders.by_chain,
+        ]
+        strong = evidence[:4]
+        for _ in range(400):
+            self.scopes.pair(in_order=False)
+            if any(step() for step in strong) or self._classes.split():
+                continue
+            self.scopes.pair(in_order=True)
+            if not any(step() for step in evidence):
+                break
+        return self._result()
+
+    def _result(self) -> Matching:
+        groups = self.cells.groups()
+        pairs, undecided, free_t, free_s, lone = [], [], [], [], []
+        complete = all(len(t) == len(s) for t, s in groups.values())
+        alone = [(t[0], s[0]) for t, s in groups.values() if len(t) == len(s) == 1]
+        growing = set() if complete else of_unlike_sizes(alone)
+        for targets, sources in groups.values():
+            if len(targets) == len(sources) == 1:
+                t, s = targets[0], sources[0]
+                if complete or id(t) in growing or self._supported(t, s):
+                    pairs.append((t, s))
+                elif self._only_so(t, s):
+                    lone.append((t, s))
+                    pairs.append((t, s))
+                else:
+                    free_t.append(t)
+                    free_s.append(s)
+            elif targets and sources:
+                undecided.append((targets, sources))
+            else:
+                free_t += targets
+                free_s += sources
+        new: list[Unit] = []
+        for t, s in self._new_heads(pairs):
+            pairs.remove((t, s))
+            new.append(t)
+            free_s.append(s)
+        for cell in self._heads_of_others(pairs, undecided):
+            undecided.remove(cell)
+            new += cell[0]
+            free_s += cell[1]
+        free_t += new
+        whole = not free_t and not undecided
+        for t, s in lone:
+            nothing_left = not free_s or ("bias" in s.pieces and _are_positions(free_s))
+            if not (whole and self._in_its_place(t, s, pairs, nothing_left=nothing_left)):
+                t.doubts.append(Doubt("nothing but its shape speaks for it"))
+        self._contradictions(pairs, whole=complete)
+        pairs.sort(key=lambda pair: pair[0].order)
+        return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
+
+    def _supported(self, t: Unit, s: Unit) -> bool:
+        """The last gate: a pair that only its shape made needs a name, a scope or neighbours that agree."""
+        strong = [
+            e
+            for e in t.evidence
+            if e in ("name", "similar names", "other blocks", "named after what it stands with")
+            or e.startswith(("between", "follows"))
+        ]
+        if strong or s.path[-len(t.path) :] == t.path or t.path[-len(s.path) :] == s.path:
+            return True
+        if hard_conflict(t.words, s.words):
+            return False
+        if self.scopes.same(t, s) or of_one_name(t, s):
+            return True
+        weak = {*t.evidence} <= {"scope"} and self._in_unused_parts(t, s)
+        if not weak and (similarity(t, s) > SOME or related(t, s)):
+            return True
+        same_form = t.pieces.keys() == s.pieces.keys() and len(t.main.shape) == len(s.main.shape)
+        if same_form and shared(telling_words(t.path), telling_words(s.path)):
+            return True
+        if self.orders.between(t, s):
+            return True
+        own, theirs = self._alike[t.colour]
+        if own == theirs and t.pieces.keys() == s.pieces.keys() and self.orders.goes_on(t, s):
+            return True
+        alone = self._alike[t.colour] == (1, 1) or any(e in RANKS for e in t.evidence)
+        return alone and self.orders.at_the_end(t, s)
+
+    def _in_unused_parts(self, t: Unit, s: Unit, *, both: bool = False) -> bool:
+        """Whether one of two, or BOTH, is in a part of its side of which nothing else has a partner: a new neck, or
+        a tower that the model does not have."""
+        unused = (self._in_unused_part(t, self.cells.targets), self._in_unused_part(s, self.cells.sources))
+        return all(unused) if both else any(unused)
+
+    def _in_unused_part(self, unit: Unit, units: Sequence[Unit]) -> bool:
+        for depth in range(1, len(unit.path)):
+            beside = [u for u in units if u is not unit and u.path[:depth] == unit.path[:depth]]
+            if beside and not any(u.cell in self.cells.pair_of for u in beside):
+                return True
+        return False
+
+    def _only_so(self, t: Unit, s: Unit) -> bool:
+        """Whether these are no plain vectors or squares, and all else on both sides that looks like them is paired.
+
+        Or all else in the same part of both, where it is one of several parts.
+        """
+        sizes = {n for n in t.main.shape if n > 1}
+        if len(sizes) < 2 or hard_conflict(t.words, s.words):
+            return False
+        own, theirs = self._alike[t.colour]
+        return own == theirs == 1 or (own == theirs and ("scope" in t.evidence or t.pieces.keys() == s.pieces.keys()))
+
+    def _in_its_place(self, t: Unit, s: Unit, pairs: list[tuple[Unit, Unit]], *, nothing_left: bool) -> bool:
+        """Whether a pair is on the way to others on both sides, or the end of both: what is trained anew, or was left
+        out, is at the end of one of them, and something else is at that of the other.
+
+        The end of the source is that of the part of it in which all the others are; or, with NOTHING_LEFT, it itself
+        wherever it stands: all else of the source has a partner.
+        """
+        others = [(a, b) for a, b in pairs if a is not t]
+        own, theirs = self._alike[t.colour]
+        if own != theirs or any(a.doubts for a, _ in others if a.colour == t.colour):
+            return False
+        others = [(a, b) for a, b in others if not a.doubts]
+        if not self.sequences.ordered or t.pieces.keys() != s.pieces.keys() or not others:
+            return False
+        if any(b.order > s.order and self._comes_before(t, a) for a, b in others):
+            return True
+        part = s.path[: common_start([b.path for _, b in others])]
+        inside = others[0][1].path[: len(part)] == part
+        behind = [u for u in self.cells.sources if u.order > s.order and u.path[: len(part)] == part]
+        last = t.turn is not None and all(a.turn is not None and a.turn < t.turn for a, _ in others)
+        return last and (nothing_left or (inside and not behind))
+
+    def _comes_before(self, one: Unit, other: Unit) -> bool:
+        """Whether what one unit of the model gives flows into another; or, where that was not followed, whether it is
+        registered before it."""
+        return flows_into(one, other) if self.sequences.traced else one.order < other.order
+
+    def _contradictions(self, pairs: list[tuple[Unit, Unit]], *, whole: bool) -> None:
+        self._unusual_attention(pairs)
+        self._parts_without_names(pairs)
+        for t, s in self._strangers_among_namesakes(pairs):
+            on_the_way = any(b.order > s.order and self._comes_before(t, a) for a, b in pairs if not a.doubts)
+            if not (whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)):
+                t.doubts.append(Doubt("all else has the same name on both sides, and this has another"))
+        for t, s in pairs:
+            conflict = hard_conflict(t.words, s.words)
+            if conflict and "name" not in t.evidence:
+                t.doubts.append(Doubt(conflict))
+            beside = _is_beside(s) and not _is_beside(t)
+            if (beside or (not whole and _is_beside(t) and not _is_beside(s))) and "name" not in t.evidence:
+                t.doubts.append(_BESIDE)
+            t.doubts += [d for d in self.scopes.doubts_of(t, s) if d not in t.doubts]
+
+    def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
+        """Where all else has the same name on both sides, a pair of two names may be something new that merely fits.
+
+        Equal numbers below two prefixes (`box_head.0`, `mask_head.0`) are no equal names where most have no prefix. And
+        where several modules have other names, so has the next layer of the row that one of them is.
+        """
+        names = self._naming.exact
+        named = [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
+        renamed = [(t, s) for t, s in named if self._naming.renamed(t)]
+        counted = (
+            [] if 2 * len(renamed) >= len(named) else [p for p in renamed if not telling_words(names[id(p[0])][2])]
+        )
+        inside = {id(t) for t, _ in named} - {id(t) for t, _ in counted}
+        strangers = [(t, s) for t, s in pairs if id(t) not in inside]
+        if len(strangers) > 0.2 * len(pairs):
+            strangers = counted
+        several = len({names[id(t)][:2] for t, _ in renamed}) > 1
+        rows = {s.path[:-1] for _, s in renamed if s.last.isdecimal()} if several else set()
+        last = max((u.order for u in self.cells.sources), default=0.0)
+        # The last layer is the output whatever it is called, unless it is a norm.
+        ends = {id(s) for _, s in strangers if s.order == last and not s.pieces.keys() & STATISTICS}
+        # `linear` at the end says nothing against the name of an output
+        plain = {
+            id(s)
+            for t, s in strangers
+            if id(s) in ends and self.sequences.ordered and _is_plain(s) and label_of(t, "purpose") == "head"
+        }
+        found = [
+            (t, s)
+            for t, s in strangers
+            if hard_conflict(t.words, s.words)
+            or (similarity(t, s) <= SOME and not related(t, s) and s.path[:-1] not in rows and id(s) not in plain)
+            or (
+                s.path[:-1] not in rows
+                and id(s) not in ends
+                and not shared(_of_no_head(t), _of_no_head(s))
+                and (self.sequences.ordered or not related(t, s))  # which is last is not known of sorted keys
+            )
+        ]
+        odd = {id(t) for t, _ in found}
+        known = [(t, s) for t, s in pairs if id(t) not in odd and not t.doubts]
+        return [(t, s) for t, s in found if hard_conflict(t.words, s.words) or not _explained(t, s, known)]
+
+    def _heads_of_others(
+        self, pairs: list[tuple[Unit, Unit]], undecided: list[tuple[list[Unit], list[Unit]]]
+    ) -> list[tuple[list[Unit], list[Unit]]]:
+        """Cells of what the model uses after all that has its name in the source, and of which there are more or fewer
+        there, with other words: what stands in the source in its place is another head."""
+        if not pairs or any(self._naming.renamed(t) for t, _ in pairs):
+            return []
+        last = max(_turn(t) for t, _ in pairs)
+        return [
+            (targets, sources)
+            for targets, sources in undecided
+            if len(targets) != len(sources)
+            and all(_turn(t) > last for t in targets)
+            and not any(shared(_of_no_head(t), _of_no_head(s)) for t in targets for s in sources)
+        ]
+
+    def _new_heads(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
+        """Strangers that the model uses after all that has its name in the source: what one trains anew.
+
+        And those of which the names exclude each other, anywhere: a token for the class is not that for what is masked.
+        """
+        strangers = self._strangers_among_namesakes(pairs)
+        inside = {id(t) for t, _ in strangers}
+        others = [t for t, _ in pairs if id(t) not in inside]
+        renamed = any(self._naming.renamed(t) for t in others)
+        last = max((_turn(t) for t in others), default=0)
+        paired = {id(u) for pair in pairs for u in pair}
+        return [
+            (t, s)
+            for t, s in strangers
+            if hard_conflict(t.words, s.words)
+            or (
+                _turn(t) > last
+                and (not renamed or self._behind_new(t, s, paired) or self._in_unused_parts(t, s, both=True))
+            )
+        ]
+
+    def _behind_new(self, t: Unit, s: Unit, paired: set[int]) -> bool:
+        """Whether a vector is that of a layer without a partner on both sides: the norm of a head that is trained anew
+        has the sizes of the old one's."""
+        if len(squeezed(t.main.shape)) != 1:
+            return False
+        before = max((u for u in self.cells.targets if _turn(u) < _turn(t)), key=_turn, default=None)
+        earlier = max((u for u in self.cells.sources if u.order < s.order), key=lambda u: u.order, default=None)
+        return before is not None and earlier is not None and paired.isdisjoint((id(before), id(earlier)))
+
+    def _parts_without_names(self, pairs: list[tuple[Unit, Unit]]) -> None:
+        """Queries, keys and values that are one tensor on one side, where no name of the other says which is which."""
+        group = table().group("attention")
+        for side in (0, 1):
+            held = Counter(pair[side].main.entry.key for pair in pairs)
+            for pair in pairs:
+                own, others = (label(group, pair[n].words) for n in (side, 1 - side))
+                apart = held[pair[side].main.entry.key] > 1 and own in ("q", "k", "v") and others is None
+                if apart and "name" not in pair[0].evidence:
+                    pair[0].doubts.append(_UNNAMED)
+
+    def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
+        """Queries, keys, values and output by the names of one side that the other does not use in that order."""
+        group = table().group("attention")
+        blocks: dict[tuple[str, ...], list[tuple[str, Unit, Unit]]] = defaultdict(list)
+        for t, s in pairs:
+            own, theirs = label(group, _in_block(t)), label(group, _in_block(s))
+            if (own is None) != (theirs is None) and "name" not in t.evidence:
+                blocks[t.path[:-1]].append((own or theirs or "", t, s))
+        for members in blocks.values():
+            members.sort(key=lambda m: m[1].used if m[1].used is not None else m[1].order)
+            said = [name for name, _, _ in members]
+            if len(said) > 1 and said != sorted(said, key="qkvo".index):
+                for name, t, _ in members:
+                    t.doubts.append(Doubt(f"{name} is not where queries, keys and values are computed as a rule"))
+
+
+def _is_beside(unit: Unit) -> bool:
+    """Whether a name says that something is there beside the main thing, in training only."""
+    return not table().beside.isdisjoint(unit.words)
+
+
+def _are_positions(units: Sequence[Unit]) -> bool:
+    """Whether all are tables of positions, which the model may compute itself; no layer is one."""
+    return all(label_of(unit, "embedding") == "position" for unit in units)
+
+
+def _is_plain(unit: Unit) -> bool:
+    """Whether a name says what kind of layer it is, and no more: no number and no purpose."""
+    return not telling_words(unit.path) and not unit.numbers
+
+
+def _turn(unit: Unit) -> float:
+    """The place of a unit in the order of use, or of registration where that is not known."""
+    return unit.order if unit.turn is None else unit.turn
+
+
+def _explained(t: Unit, s: Unit, known: list[Pair]) -> bool:
+    """Whether it is known why two units have two names, though all else has the same on both sides."""
+    return _of_one_role(t, s) or _in_a_renamed_module(t, s, known)
+
+
+def _of_one_role(t: Unit, s: Unit) -> bool:
+    """Whether two parameters in modules of one name are called by two words for the same, as `offset` and `b` are."""
+    own, theirs = (table().leaves.get(cut(u.last)) for u in (t, s))
+    return own is not None and own == theirs and t.path[:-1] == s.path[:-1]
+
+
+def _in_a_renamed_module(t: Unit, s: Unit, known: list[Pair]) -> bool:
+    """Whether two units have one name in modules of two names, of which more is known to be in each other."""
+    same = common_start([t.path[::-1], s.path[::-1]])
+    own, theirs = t.path[: len(t.path) - same], s.path[: len(s.path) - same]
+    if not same or not own or not theirs:
+        return False
+    return any(a.path[: len(own)] == own and b.path[: len(theirs)] == theirs for a, b in known)
+
+
+def _of_no_head(unit: Unit) -> set[str]:
+    """The words that tell what a unit is, without those for any head."""
+    heads = {word for phrase, said in table().group("purpose").phrases.items() if said == "head" for word in phrase}
+    return {w for w in telling_words(unit.path) if w not in heads and w.removesuffix("s") not in heads}
+
+
+def _constants(targets: list[Unit], sources: list[Unit], source: Canon) -> list[Unit]:
+    """Units of the target that hold only buffers which are computed when it is built (masks, indices).
+
+    A buffer may as well be learned (a codebook, a moving mean under another name): one that a tensor of the source
+    could fill, of which there are more than parameters ask for, is matched as all else.
+    """
+    keys = source.signature.entries
+    tails = {".".join(key.split(".")[-2:]) for key in keys}
+    buffers = []
+    for unit in targets:
+        if any(p.entry.parameter is not False for p in unit.pieces.values()) or unit.pieces.keys() & STATISTICS:
+            continue
+        own = {p.entry.key for p in unit.pieces.values()}
+        if not any(key in keys or ".".join(key.split(".")[-2:]) in tails for key in own):
+            buffers.append(unit)
+    held = {id(u) for u in buffers}
+    wanted = Counter((u.colour, kind_of(u.main.entry)) for u in targets if id(u) not in held)
+    there = Counter((u.colour, kind_of(u.main.entry)) for u in sources)
+    return [u for u in buffers if there[(u.colour, kind_of(u.main.entry))] <= wanted[(u.colour, kind_of(u.main.entry))]]
+
+
+def _as_plain(units: list[Unit], others: list[Unit]) -> None:
+    """See biases that stand alone, and tables of one row, as any parameter, where the other side has none so called and
+    more parameters."""
+    theirs, own = (Counter(u.colour for u in side) for side in (others, units))
+    for unit in units:
+        shape, family = unit.colour
+        if family in ("bias", "row") and not theirs[unit.colour] and theirs[shape, ""] > own[shape, ""]:
+            unit.colour = shape, ""
+
+
+def _in_block(unit: Unit) -> tuple[str, ...]:
+    """The words of a unit's names in its numbered part: `v_layer.0.` says of no matrix that it gives values."""
+    inner = next((at + 1 for at in range(len(unit.path) - 2, -1, -1) if unit.path[at].isdecimal()), 0)
+    return unit.words[len(words_of(unit.path[:inner])) :]
+
+
+def _computed(unit: Unit) -> bool:
+    """Whether a unit of a source is what a model computes when it is built, by its names."""
+    return all(piece.leaf in table().derived for piece in unit.pieces.values())
+
+
+def _without_averages(sources: list[Unit], targets: list[Unit]) -> list[Unit]:
+    """The units of a source without averages of tensors that stand beside these, unless the target may have them."""
+    wanted, there = (Counter(u.colour for u in units) for units in (targets, sources))
+    averages = [u for u in sources if is_average(u.path)]
+    plain = {(u.path[:-1], u.colour) for u in sources if not is_average(u.path)}
+    held = {id(u) for u in averages if (u.path[:-1], u.colour) in plain and there[u.colour] > wanted[u.colour]}
+    return [u for u in sources if id(u) not in held]
+
+
+def is_average(path: Sequence[str]) -> bool:
+    """Whether the last of some names says that a tensor is an average that training keeps of another."""
+    return any(not table().averages.isdisjoint(cut(name)) for name in path[-1:])
+
+
+def kind_of(entry: Entry) -> str:
+    """What a tensor counts in: "float", "int", "bool" or "complex"; one of these does not become another."""
+    return next((kind for kind in ("float", "complex", "bool") if kind in entry.dtype), "int")
+
+
+def _sorted_by_name(canon: Canon) -> bool:
+    """Whether the keys of a file are in the order of the alphabet, as no model registers them."""
+    found = list(canon.signature.entries)
+    modules = list(dict.fromkeys(key.rpartition("/" if "/" in key else ".")[0] for key in found))
+    return any(
+        len(names) > 3 and names == sorted(names) and names != sorted(names, key=lambda name: natural(name.split(".")))
+        for names in (found, modules)
+    ) or (len(found) > 8 and found == sorted(found))

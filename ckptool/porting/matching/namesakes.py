@@ -1,0 +1,65 @@
+"""What both sides have under one name, below some prefix of each: `backbone.conv1` here, `encoder.conv1` there."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from ..expression import Shape
+from ..forms.pieces import Canon, Piece
+
+_Path = tuple[str, ...]
+
+#: How many matrices, and what share of those below a prefix, have to be there under another for the two to be one.
+_SEVERAL, _MOST = 4, 0.8
+#: So many prefixes may have the same name below them and count, each for one.
+_FEW = 4
+
+
+def namesakes(one: Canon, other: Canon) -> set[str]:
+    """The names of pieces of one side that the other has with these sizes, too, below the same or another prefix.
+
+    Such a one is what it is called, and no part of something else.
+    """
+    found = {name for name, piece in one.pieces.items() if _fits(piece, other.pieces.get(name))}
+    below, there = _below(one), _below(other)
+    wanted: dict[_Path, list[_Path]] = defaultdict(list)
+    for (own, theirs), n in _votes(one, other).items():
+        if n >= _SEVERAL and n >= _MOST * min(below[own], there[theirs]):
+            wanted[own].append(theirs)
+    for name, piece in one.pieces.items():
+        for at in range(len(piece.path)):
+            for theirs in wanted.get(piece.path[:at], ()):
+                renamed = ".".join((*theirs, *piece.path[at:]))
+                if _fits(piece, other.pieces.get(f"{renamed}|{piece.role}")):
+                    found.add(name)
+    return found
+
+
+def _fits(piece: Piece, namesake: Piece | None) -> bool:
+    return namesake is not None and namesake.shape == piece.shape
+
+
+def _matrices(canon: Canon) -> Iterator[Piece]:
+    return (p for p in canon.pieces.values() if p.role == "weight" and len(p.shape) > 1)
+
+
+def _below(canon: Canon) -> Counter[_Path]:
+    """Prefix -> how many matrices are below it."""
+    return Counter(piece.path[:at] for piece in _matrices(canon) for at in range(len(piece.path)))
+
+
+def _votes(one: Canon, other: Canon) -> Counter[tuple[_Path, _Path]]:
+    """Pairs of prefixes -> how many matrices of equal sizes have the same name below them, and no longer one."""
+    endings: dict[tuple[_Path, Shape], list[_Path]] = defaultdict(list)
+    for piece in _matrices(other):
+        for at in range(len(piece.path)):
+            endings[piece.path[at:], piece.shape].append(piece.path[:at])
+    votes: Counter[tuple[_Path, _Path]] = Counter()
+    for piece in _matrices(one):
+        for at in range(len(piece.path)):
+            found = endings.get((piece.path[at:], piece.shape))
+            if found:
+                votes.update((piece.path[:at], theirs) for theirs in found[:_FEW])
+                break
+    return votes

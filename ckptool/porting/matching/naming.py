@@ -1,0 +1,359 @@
+"""Evidence from names: equal ones, words that exclude each other or are alike, and what other blocks settled."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+
+from ..doubts import Doubt
+from ..forms.pieces import STATISTICS
+from ..words import Group, cut, table, words_of
+from .cells import Cells, of, said
+from .counting import turned
+from .levels import Levels
+from .owners import Owners
+from .relation import Relation
+from .series import Series, Ways, common
+from .telling import translation
+from .units import Pair, Unit, hard_conflict, similarity, template
+
+#: A prefix of the target, one of the source, and the path below both.
+Exact = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+
+
+class Naming:
+    """What the names of two sides say about which unit is which.
+
+    Attributes:
+        exact: units with equal paths below a prefix of each side, labelled alike.
+    """
+
+    def __init__(self, cells: Cells, levels: Levels) -> None:
+        self.cells = cells
+        self._levels = levels
+        self._owners = Owners(cells)
+        self.exact: dict[int, Exact] = self._prefix_labels()
+
+    def renamed(self, t: Unit) -> bool:
+        """Whether a unit of the target has another name than its source, and not only another prefix or none."""
+        found = self.exact.get(id(t))
+        return found is None or (found[0] != () != found[1] and found[0] != found[1])
+
+    def by_exact_names(self) -> bool:
+        """Equal paths below a prefix of each side, where most of what is below the prefixes agrees."""
+        return self.cells.split("name", partial(of, self.exact))
+
+    def _prefix_labels(self) -> dict[int, Exact]:
+        found: dict[int, Exact] = {}
+        targets, sources = list(self.cells.targets), list(self.cells.sources)
+        for _ in range(8):
+            best = self._best_prefixes(targets, sources)
+            if best is None:
+                break
+            own, theirs, agreed = best
+            for t, s in agreed:
+                found[id(t)] = found[id(s)] = (own, theirs, t.path[len(own) :])
+            done = {id(u) for pair in agreed for u in pair}
+            targets = [u for u in targets if id(u) not in done]
+            sources = [u for u in sources if id(u) not in done]
+        return found
+
+    def _best_prefixes(
+        self, targets: list[Unit], sources: list[Unit]
+    ) -> tuple[tuple[str, ...], tuple[str, ...], list[tuple[Unit, Unit]]] | None:
+        endings: dict[tuple[Hashable, tuple[str, ...]], list[Unit]] = defaultdict(list)
+        for s in sources:
+            for at in range(len(s.path)):
+                endings[(s.colour, s.path[at:])].append(s)
+        votes: Counter[tuple[tuple[str, ...], tuple[str, ...]]] = Counter()
+        for t in targets:
+            for at in range(len(t.path)):
+                hits = endings.get((t.colour, t.path[at:]))
+                if hits:
+                    for s in hits[:4]:
+                        votes[(t.path[:at], s.path[: len(s.path) - (len(t.path) - at)])] += 1
+                    break
+        for (own, theirs), _ in votes.most_common(12):
+            if hard_conflict(words_of(own), words_of(theirs)):
+                continue  # what `text.` and `image.` hold may have one name, and is not one
+            below_t = {u.path[len(own) :]: u for u in targets if u.path[: len(own)] == own}
+            below_s = {u.path[len(theirs) :]: u for u in sources if u.path[: len(theirs)] == theirs}
+            agreed = [
+                (t, below_s[path])
+                for path, t in below_t.items()
+                if path in below_s and below_s[path].colour == t.colour
+            ]
+            clash = sum(path in below_s and below_s[path].colour != t.colour for path, t in below_t.items())
+            agreed = _counted_alike(
+                agreed, below_t, below_s, unlike=self._levels.against(_list(own), _list(theirs)) != 0
+            )
+            if not agreed:
+                continue
+            share = len(agreed) / max(min(len(below_t), len(below_s)), 1)
+            plain = sum(path[-1].isdecimal() for path, t in below_t.items() if path) / max(len(below_t), 1)
+            wanted = 0.9 if plain > 0.5 else 0.5
+            rivals = [
+                pair
+                for pair, n in votes.items()
+                if n >= votes[(own, theirs)] and pair != (own, theirs) and (pair[0] == own or pair[1] == theirs)
+            ]
+            full = own == theirs == ()
+            if rivals and not full:
+                continue
+            if share >= wanted and clash <= max(2, 0.1 * len(agreed)) and (len(agreed) > 1 or full):
+                return own, theirs, agreed
+            if full and not plain:
+                return own, theirs, agreed
+        return None
+
+    def by_hard_words(self) -> bool:
+        """Words that exclude one another: query and key, encoder and decoder."""
+        return self._by_groups(hard=True)
+
+    def by_soft_words(self) -> bool:
+        """Words that only tell apart, where both sides use them alike."""
+        return self._by_groups(hard=False)
+
+    def _by_groups(self, *, hard: bool) -> bool:
+        changed = False
+        for group in table().groups:
+            if group.hard is hard:
+                changed |= self.cells.split("words", partial(_said, group), mode="some" if hard else "fair")
+        return changed
+
+    def by_other_blocks(self) -> bool:
+        """What was decided about other blocks: if `h.{}.a` went to `layers.{}.b` there, it does here.
+
+        Or if `conv1` was `first` there, among the same names of one side: of other company on both nothing is learned.
+        """
+        for (own, theirs), pairs in self._places_in_blocks():
+            labels = Relation((own[id(t)], theirs[id(s)]) for t, s in pairs).labels(own, theirs)
+            doubtful = {own[id(t)]: t.doubts[0] for t, _ in pairs if t.doubts}
+            doubt_of = partial(_doubt_about, own, doubtful)
+            if self.cells.split("other blocks", partial(of, labels), doubt_of=doubt_of):
+                return True
+        return False
+
+    def _places_in_blocks(self) -> Iterator[tuple[list[_Places], list[Pair]]]:
+        """What may be the place of a unit in a block, by its id, for both sides; and the pairs that show it."""
+        sides = self.cells.targets, self.cells.sources
+        decided = list(self.cells.pair_of.values())
+        yield [_open_paths(side) for side in sides], decided
+        sure = [
+            (t, s)
+            for t, s in decided
+            if not t.doubts and min(len(t.path), len(s.path)) > 1
+            if not t.last.isdecimal() and not s.last.isdecimal()  # places in a list move
+        ]
+        own, theirs = (_last_names(side) for side in sides)
+        yield [_last_names_in_company(sides[0]), theirs], sure
+        yield [own, _last_names_in_company(sides[1])], sure
+
+    def by_series(self) -> bool:
+        """What is known of other members of a numbered series, and of the series beside it."""
+        known = Ways((t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts)
+        if self.cells.split("others of its series", lambda u, is_target: known.label(u.path, is_target), mode="one"):
+            return True
+        for targets, sources in self.cells.open():
+            one, other = common(t.path for t in targets), common(s.path for s in sources)
+            if one is None or other is None or len(targets) != len(sources):
+                continue
+            for sign, offset in known.beside(one[0], other[0]):
+                numbers = [sign * n + offset for n in one[1]]
+                if set(numbers) == set(other[1]):
+                    ranks = {id(u): n for u, n in zip([*targets, *sources], [*numbers, *other[1]], strict=True)}
+                    if self.cells.split(
+                        "the series beside it", partial(of, ranks), mode="all", cells=[(targets, sources)]
+                    ):
+                        return True
+        return False
+
+    def by_words_beside(self) -> bool:
+        """Which word of one side means which of the other, as pairs beside it show."""
+        known = [(t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts]
+        changed = False
+        for targets, sources in self.cells.open():
+            if len(targets) != len(sources):
+                continue
+            found = translation([t.path for t in targets], [s.path for s in sources], known)
+            if found is not None:
+                labels = {id(t): found[t.path] for t in targets} | {id(s): s.path for s in sources}
+                cells = [(targets, sources)]
+                changed |= self.cells.split("words told apart beside it", partial(of, labels), cells=cells)
+        return changed
+
+    def by_owners(self) -> bool:
+        """Norms that are named after a layer (`conv2_bn`): what follows the partner of that layer is their partner."""
+        layers = {self._layer(u): u for u in self.cells.sources if len(u.main.shape) > 1}
+        labels: dict[int, Hashable] = {}
+        order = sorted(self.cells.targets, key=lambda u: u.used if u.used is not None else u.order)
+        follower = {id(a): b for a, b in pairwise(order) if len(b.main.shape) == 1}
+        for s in self.cells.sources:
+            owner = layers.get((s.path[:-1], _without_norm(s.last))) if len(s.main.shape) == 1 else None
+            pair = None if owner is None else self.cells.pair_of.get(owner.cell)
+            t = None if pair is None else follower.get(id(pair[0]))
+            if t is not None and t.cell == s.cell and pair is not None and not pair[0].doubts:
+                labels[id(s)] = labels[id(t)] = ("after", id(pair[0]))
+        return self.cells.split("named after the one before it", partial(of, labels), mode="one")
+
+    def by_parts(self) -> bool:
+        """Norms that are named after a part beside them: they stand with the partner of that part."""
+        labels: dict[int, Hashable] = {}
+        for t, s in self._owners.pairs():
+            if labels.setdefault(id(t), (id(t), id(s))) != (id(t), id(s)) or labels.setdefault(
+                id(s), (id(t), id(s))
+            ) != (id(t), id(s)):
+                labels[id(t)] = labels[id(s)] = None
+        if not self.cells.split("named after what it stands with", partial(of, labels), mode="one"):
+            return False
+        named = [
+            t for cell, (t, s) in self.cells.pair_of.items() if t.cell == cell and labels.get(id(t)) == (id(t), id(s))
+        ]
+        for t in named:
+            kinds = ("named after a part", t.path[:-1], t.colour)
+            t.settled[kinds] = t.path
+            for other in self.cells.targets:
+                if other.path[:-1] == t.path[:-1] and other.colour == t.colour:
+                    other.settled.setdefault(kinds, ())
+        return True
+
+    @staticmethod
+    def _layer(unit: Unit) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        path = unit.path[:-1] if unit.last in ("depthwise", "pointwise") else unit.path
+        return path[:-1], cut(path[-1]) if path else ()
+
+    def by_roles(self) -> bool:
+        """Which tensors they hold: a weight alone, or with a bias."""
+        return self.cells.split("which tensors they hold", lambda u, _: frozenset(u.pieces), mode="all")
+
+    def by_similar_names(self) -> bool:
+        """Names that have most words in common, each the best of the other by a margin."""
+        changed = False
+        for targets, sources in self.cells.open():
+            if len(targets) > 24 or len(sources) > 24:
+                continue
+            scores = {(id(t), id(s)): similarity(t, s) for t in targets for s in sources}
+            best: dict[int, Hashable] = {}
+            for t in targets:
+                ranked = sorted(sources, key=lambda s: -scores[(id(t), id(s))])
+                top = scores[(id(t), id(ranked[0]))]
+                second = scores[(id(t), id(ranked[1]))] if len(ranked) > 1 else 0.0
+                s = ranked[0]
+                others = max((scores[(id(o), id(s))] for o in targets if o is not t), default=0.0)
+                if top >= 0.3 and top > second + 0.1 and top > others + 0.1:
+                    best[id(t)] = best[id(s)] = (id(t), id(s))
+            if best:
+                changed |= self.cells.split("similar names", partial(of, best), mode="one", cells=[(targets, sources)])
+        return changed
+
+
+def _said(group: Group, unit: Unit, is_target: bool) -> str | None:
+    """What a group calls a unit; that a norm with statistics is one, its tensors say, and `bn2` no more than those."""
+    found = said(group, unit, is_target)
+    return None if found == "norm" and group.name == "purpose" and unit.pieces.keys() & STATISTICS else found
+
+
+_Path = tuple[str, ...]
+_Places = dict[int, Hashable]
+
+
+def _open_paths(units: Iterable[Unit]) -> _Places:
+    return {id(unit): template(unit.path) for unit in units}
+
+
+def _last_names(units: Iterable[Unit]) -> _Places:
+    return {id(unit): unit.last for unit in units}
+
+
+def _last_names_in_company(units: Iterable[Unit]) -> _Places:
+    """The last name of each, with all those of its kind that stand beside it."""
+    beside: dict[tuple[_Path, int], set[str]] = defaultdict(set)
+    for unit in units:
+        beside[unit.path[:-1], len(unit.main.shape)].add(unit.last)
+    company = {where: frozenset(names) for where, names in beside.items()}
+    return {id(unit): (unit.last, company[unit.path[:-1], len(unit.main.shape)]) for unit in units}
+
+
+def _doubt_about(own: _Places, doubtful: Mapping[Hashable, Doubt], t: Unit, *_: object) -> Doubt | None:
+    return doubtful.get(own[id(t)])
+
+
+def _counted_alike(
+    agreed: list[tuple[Unit, Unit]], below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit], *, unlike: bool
+) -> list[tuple[Unit, Unit]]:
+    """AGREED without those of lists that one side counts from another number on, or from the other end.
+
+    `blocks.1` of a list from 1 to 4 is not the `blocks.1` of one from 0 to 3, and not that of one of which the last
+    has the sizes of this one's first. Nor is the `layers.0` of `first, layers.0, last` that of `layers.0, 1, 2`.
+    """
+    both = {template(path) for path in below_t} & {template(path) for path in below_s}
+    own, theirs = _lists(below_t, both), _lists(below_s, both)
+    moved = {
+        row
+        for row, members in own.items()
+        if row in theirs and (_moved(sorted(members), sorted(theirs[row])) or turned(members, theirs[row]))
+    }
+    moved |= {
+        row
+        for row, members in own.items()
+        if len(members) < len(theirs.get(row, ())) and _continued(row, below_t, below_s)
+    }
+    if unlike and () in own:
+        moved.add(())
+    if not moved:
+        return agreed
+    paths = {id(t): path for path, t in below_t.items()}
+    return [(t, s) for t, s in agreed if moved.isdisjoint(_rows(paths[id(t)]))]
+
+
+def _list(path: _Path) -> Series:
+    return ".".join((*path, "{}"))
+
+
+def _rows(path: _Path) -> Iterator[_Path]:
+    """What stands before each number of a path: the lists that it is in."""
+    return (path[:at] for at, component in enumerate(path) if component.isdecimal())
+
+
+def _lists(below: Mapping[_Path, Unit], named: Collection[_Path]) -> dict[_Path, dict[int, Hashable]]:
+    """Of every list, its numbers and what is in each member under names that both sides have."""
+    found: dict[_Path, dict[int, set[tuple[_Path, Hashable]]]] = defaultdict(lambda: defaultdict(set))
+    for path, unit in below.items():
+        for row in _rows(path):
+            members = found[row][int(path[len(row)])]
+            if template(path) in named:
+                members.add((path[len(row) + 1 :], unit.colour))
+    return {row: {n: frozenset(held) for n, held in members.items()} for row, members in found.items()}
+
+
+def _continued(row: _Path, below_t: Mapping[_Path, Unit], below_s: Mapping[_Path, Unit]) -> bool:
+    """Whether what stands beside a list in its module is what a longer list of that name holds in the source."""
+    held_t, held_s = (
+        {path: unit.colour for path, unit in side.items() if path[: len(row) - 1] == row[:-1]}
+        for side in (below_t, below_s)
+    )
+    beside = [path for path in held_t if path[: len(row)] != row]
+    return (
+        bool(row)
+        and bool(beside)
+        and all(path not in held_s for path in beside)
+        and Counter(held_t.values()) == Counter(held_s.values())
+    )
+
+
+def _moved(own: Sequence[int], theirs: Sequence[int]) -> bool:
+    same = len(own) == len(theirs) > 1 and own[0] != theirs[0]
+    return same and len({b - a for a, b in zip(own, theirs, strict=True)}) == 1
+
+
+def _without_norm(name: str) -> tuple[str, ...]:
+    """The words of the name of a norm without those that say that it is one, or none if nothing else is left."""
+    purpose = table().group("purpose")
+    words = cut(name)
+    for size in range(len(words) - 1, 0, -1):
+        for norm, rest in ((words[-size:], words[:-size]), (words[:size], words[size:])):
+            if purpose.phrases.get(norm) == "norm":
+                return rest
+    return ()

@@ -1,0 +1,395 @@
+"""Evidence from orders: neighbours, ranks and numbers, and how far an order can be believed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+from itertools import pairwise
+
+from ..doubts import About, Doubt
+from ..words import label, table
+from .cells import Cells, of
+from .counting import counted, rows
+from .places import Path, block_of
+from .scopes import AGAINST_LEVELS, Scopes
+from .sequences import Around, Sequences
+from .series import common
+from .units import SOME, Unit, label_of, number_ranks, related, same_numbers, series, similarity, tables_of_words
+
+#: Evidence that is a place among those that look alike, of which both sides have as many.
+RANKS = ("execution order of both", "execution order", "registration order", "numbers")
+#: An order of which less than this share agrees says little on its own.
+_LITTLE = 0.6
+#: Share of pairs decided otherwise that must lie in one order on both sides for that order to decide.
+_ORDERED = 0.75
+_MOST_COMPARED = 48
+_SHIFTED = Doubt("one side has more of these in a row, and nothing but their order tells which of them are left out")
+#: Words for which norm of a block one is, in the order in which they are used.
+_PLACES = ("first", "second", "third")
+
+
+class Orders:
+    """What the orders of two sides say about which unit is which."""
+
+    def __init__(self, cells: Cells, sequences: Sequences, scopes: Scopes) -> None:
+        self.cells = cells
+        self.sequences = sequences
+        self.scopes = scopes
+        self._places: dict[str, tuple[dict[int, int], ...]] = {}
+
+    def by_numbers(self) -> bool:
+        """The places of their numbers: the first numbers of one side are the first numbers of the other."""
+        changed = False
+        for targets, sources in self.cells.open():
+            if len(targets) != len(sources):
+                continue
+            ranks = self._number_ranks(targets, sources)
+            if ranks is None:
+                continue
+            against = self._order_conflict(targets, sources, ranks)
+            if against and (not same_numbers(targets, sources) or _of_several_rows(targets)):
+                continue
+            levels = not self._known(targets[0], sources[0]) and self._against_levels(targets, sources)
+            doubt = AGAINST_LEVELS if levels else None
+            changed |= self.cells.split(
+                "numbers", partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt
+            )
+        return changed
+
+    def _number_ranks(self, targets: list[Unit], sources: list[Unit]) -> dict[int, int] | None:
+        """The ranks of their numbers; from the other end on where a decided pair of the two series says so."""
+        ranks = number_ranks(targets, sources)
+        if ranks is None or len({series(u) for u in targets}) > 1 or len({series(u) for u in sources}) > 1:
+            return ranks
+        known = self._known(targets[0], sources[0])
+        sign = counted([u.numbers for u in targets], [u.numbers for u in sources], known)
+        if not known and self._against_levels(targets, sources) < 0:
+            sign = -1
+            for unit in (*targets, *sources):
+                unit.backwards |= {row for row, _ in rows(unit.path)}
+        if sign > 0:
+            return ranks
+        last = max(ranks.values())
+        other_end = {id(u): ranks[id(u)] for u in targets} | {id(u): last - ranks[id(u)] for u in sources}
+        return other_end if sign < 0 and len(set(other_end.values())) == len(targets) else None
+
+    def _known(self, target: Unit, source: Unit) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The numbers of what is decided of the two series that these are of."""
+        both = series(target), series(source)
+        return [(t.numbers, s.numbers) for t, s in self.cells.pair_of.values() if (series(t), series(s)) == both]
+
+    def _against_levels(self, targets: list[Unit], sources: list[Unit]) -> int:
+        """What the levels that a list of single layers takes say of its numbers, see `Levels.against`."""
+        own, theirs = common(t.path for t in targets), common(s.path for s in sources)
+        return 0 if own is None or theirs is None else self.scopes.levels.against(own[0], theirs[0])
+
+    def _order_conflict(self, targets: list[Unit], sources: list[Unit], ranks: dict[int, int]) -> bool:
+        """Whether the order of numbers is not that in which the units are used and stored.
+
+        Of a model that was not followed, numbers of one list are believed; those of several are held against the order
+        in which it registers them.
+        """
+        if not self.sequences.ordered:
+            return False
+        if self.sequences.traced:
+            used = sorted(targets, key=lambda u: (u.used is None, u.used or 0.0))
+        elif len({series(u) for u in targets}) > 1:
+            used = sorted(targets, key=lambda u: u.order)
+        else:
+            return False
+        stored = sorted(sources, key=lambda u: u.order)
+        return [ranks[id(u)] for u in used] != [ranks[id(u)] for u in stored]
+
+    def by_said_places(self) -> bool:
+        """What names of the source say is the first, second or third norm of a block, and the model uses so."""
+        changed, place = False, table().group("position")
+        for targets, sources in self.cells.open():
+            # numbers may count what is registered: `norm1` of some code is used second
+            said = {label(place, [w for w in s.words if not w.isdecimal()]): s for s in sources}
+            if not (
+                len(targets) == len(sources) == len(said) and list(_PLACES)[: len(said)] == sorted(filter(None, said))
+            ):
+                continue
+            if any(t.used is None or label_of(t, "position") for t in targets):
+                continue
+            ranks = {id(t): n for n, t in enumerate(sorted(targets, key=lambda t: t.used or 0.0))}
+            ranks |= {id(s): _PLACES.index(where) for where, s in said.items() if where}
+            changed |= self.cells.split("execution order", partial(of, ranks), mode="all", cells=[(targets, sources)])
+        return changed
+
+    def by_neighbours(self) -> bool:
+        """What comes directly before and after it, where those are decided."""
+        for name, targets, sources in self.sequences.all():
+            around = (self.sequences.neighbours(targets), self.sequences.neighbours(sources))
+            between = f"between the same neighbours in {name}"
+            doubt = partial(self._doubt_of, name)
+            if self.cells.split(between, partial(self._both_sides, around), mode="one", doubt_of=doubt):
+                return True
+            even = [(t, s) for t, s in self.cells.open() if len(t) == len(s)]
+            for side, word in ((0, "after"), (1, "before")):
+                near = partial(self._one_side, around, side=side)
+                text = f"{word} the same neighbour in {name}"
+                if self.cells.split(text, near, mode="one", cells=even, doubt_of=doubt):
+                    return True
+        return False
+
+    def _one_side(self, around: tuple[Around, Around], unit: Unit, is_target: bool, *, side: int) -> Hashable:
+        """The pair that stands directly before (0) or after (1) a unit, "edge" where nothing does."""
+        place = around[0 if is_target else 1][side].get(id(unit))
+        if place is None or isinstance(place, str):
+            return place
+        return place.cell if place.cell in self.cells.pair_of else None
+
+    def _both_sides(self, around: tuple[Around, Around], unit: Unit, is_target: bool) -> Hashable:
+        before = self._one_side(around, unit, is_target, side=0)
+        after = self._one_side(around, unit, is_target, side=1)
+        return None if before is None or after is None else (before, after)
+
+    def by_rank(self) -> bool:
+        """The same place among those that look alike; last, and only for full cells."""
+        cells = sorted(((t, s) for t, s in self.cells.open() if len(t) == len(s)), key=lambda c: len(c[0]))
+        for targets, sources in cells:
+            inside_t, inside_s = set(map(id, targets)), set(map(id, sources))
+            votes = []
+            for name, ts, ss in self.sequences.all():
+                rank_t = {id(u): i for i, u in enumerate(u for u in ts if id(u) in inside_t)}
+                rank_s = {id(u): i for i, u in enumerate(u for u in ss if id(u) in inside_s)}
+                if len(rank_t) == len(rank_s) == len(targets):
+                    votes.append((name, {**rank_t, **rank_s}))
+            numbered = self._number_ranks(targets, sources)
+            if numbered is not None and len(set(numbered.values())) == len(targets):
+                votes.append(("numbers", numbered))
+            if not votes:
+                continue
+            if votes[-1][0] == "numbers" and self._counted_as_used(targets, sources, votes[-1][1]):
+                votes.insert(0, votes.pop())
+            name, ranks = votes[0]
+            first = _pairing(targets, sources, ranks)
+            other = {n: _pairing(targets, sources, r) for n, r in votes[1:]}
+            against = [n for n, pairing in other.items() if pairing != first]
+            doubt = None
+            pairs = [(t, next(s for s in sources if id(s) == i)) for t, i in zip(targets, first, strict=True)]
+            if sum(not self._corroborated(t, s, targets, sources) for t, s in pairs) <= 1:
+                against = []
+            if (
+                not against
+                and name != "numbers"
+                and self.sequences.credit_of(name) < _LITTLE
+                and other.get("numbers") != first
+            ):
+                doubt = self._against(*pairs[0], targets, sources)
+            if not doubt and name != "numbers" and other.get("numbers") != first:
+                loose = [pair for pair in pairs if not self._corroborated(*pair, targets, sources)]
+                if len(loose) > 1 and self._agreement(name, targets, sources) < _ORDERED:
+                    doubt = Doubt("elsewhere the two sides are stored and used in different orders", About.ORDER)
+            if against and other.get("numbers") != first:
+                doubt = Doubt(f"{name} and {against[0]} do not agree", About.ORDER)
+            elif name == "numbers" and not self.sequences.ordered and not same_numbers(targets, sources):
+                doubt = Doubt("nothing but numbers tells them apart", About.ORDER)
+            if self.cells.split(name, partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt):
+                return True
+        return False
+
+    def _counted_as_used(self, targets: list[Unit], sources: list[Unit], numbered: dict[int, int]) -> bool:
+        """Whether the numbers of both sides count one series each, and the model uses its own in their order."""
+        used = [u.used if u.used is not None else u.order for u in sorted(targets, key=lambda u: numbered[id(u)])]
+        return used == sorted(used) and len({series(u) for u in sources}) == len({series(u) for u in targets}) == 1
+
+    def by_chain(self) -> bool:
+        """In cells with more on one side: what follows a decided pair on both sides, from the front on."""
+        for name, targets, sources in self.sequences.all():
+            before_t, _ = self.sequences.neighbours(targets)
+            before_s, _ = self.sequences.neighbours(sources)
+            following = {id(b): u for u in sources if isinstance(b := before_s.get(id(u)), Unit)}
+            first = sources[0] if sources else None
+            for t in targets:
+                if t.cell in self.cells.pair_of:
+                    continue
+                b = before_t.get(id(t))
+                s = None
+                if b == "edge":
+                    s = first
+                elif isinstance(b, Unit) and b.cell in self.cells.pair_of:
+                    s = following.get(id(self.cells.pair_of[b.cell][1]))
+                if s is None or s.cell != t.cell or s.cell in self.cells.pair_of:
+                    continue
+                if isinstance(b, Unit) and self.cells.pair_of[b.cell][1].path[:-1] != s.path[:-1]:
+                    continue  # the list that it would go on is at its end
+                goes_on = isinstance(b, Unit) and series(b) == series(t)
+                named = similarity(t, s) > SOME or related(t, s) or tables_of_words(t, s)
+                cell = next((c for c in self.cells.open() if any(u is t for u in c[0])), None)
+                doubt = None if goes_on or named else Doubt("it only follows the one before it", About.ORDER)
+                if cell is not None and not doubt and not named and self._left_in_the_middle(t, s, cell, targets):
+                    doubt = _SHIFTED
+                if cell is not None and self.cells.split(
+                    f"follows the one before it in {name}",
+                    partial(of, {id(t): 1, id(s): 1}),
+                    mode="one",
+                    cells=[cell],
+                    doubt=doubt,
+                ):
+                    return True
+        return False
+
+    def _left_in_the_middle(self, t: Unit, s: Unit, cell: tuple[list[Unit], list[Unit]], targets: list[Unit]) -> bool:
+        """Whether one side has more of what looks like these, and both go on with a pair of other looks.
+
+        Then any of the longer row may be the one without a partner, and not only the last.
+        """
+        if len(cell[0]) == len(cell[1]):
+            return False
+        behind = targets[targets.index(t) + 1 :]
+        pairs = (self.cells.pair_of.get(u.cell) for u in behind if u.colour != t.colour)
+        last = max(u.order for u in cell[1])
+        return any(pair is not None and pair[1].order > last for pair in pairs)
+
+    def _is_last(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
+        """Whether they follow a pair, and nothing after them has a partner on either side: only the end differs."""
+        place = [next((i for i, u in enumerate(units) if u is one), -1) for units, one in ((targets, t), (sources, s))]
+        if min(place) < 1:
+            return False
+        before = targets[place[0] - 1], sources[place[1] - 1]
+        rest = [*targets[place[0] + 1 :], *sources[place[1] + 1 :]]
+        paired = before[0].cell == before[1].cell and before[0].cell in self.cells.pair_of
+        return paired and not any(u.cell in self.cells.pair_of for u in rest)
+
+    def between(self, t: Unit, s: Unit) -> bool:
+        """Whether in some order both stand between the same pairs, or between the same blocks, which code may begin
+        and end with other layers."""
+        return any(self._fits_between(t, s, ts, ss) for _, ts, ss in self.sequences.all())
+
+    def at_the_end(self, t: Unit, s: Unit) -> bool:
+        """Whether in some order both follow a pair, and only the end differs."""
+        return any(self._is_last(t, s, ts, ss) for _, ts, ss in self.sequences.all())
+
+    def goes_on(self, t: Unit, s: Unit) -> bool:
+        """Whether both are registered, and T is used, directly behind a pair, and S is the next in the row of layers
+        that the source of that pair is in (`stem.1`, `stem.2`)."""
+        if not self.sequences.ordered or not s.last.isdecimal():
+            return False
+        for _, targets, sources in self.sequences.all():
+            before, earlier = (
+                self.sequences.neighbours(targets)[0].get(id(t)),
+                self.sequences.neighbours(sources)[0].get(id(s)),
+            )
+            if not isinstance(before, Unit) or not isinstance(earlier, Unit):
+                return False
+            in_row = earlier.path[:-1] == s.path[:-1] and earlier.last == str(int(s.last) - 1)
+            if before.cell != earlier.cell or before.cell not in self.cells.pair_of or before.doubts or not in_row:
+                return False
+        return True
+
+    def _fits_between(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
+        before_t, after_t = self.sequences.neighbours(targets)
+        before_s, after_s = self.sequences.neighbours(sources)
+
+        def same(a: object, b: object) -> bool:
+            if not isinstance(a, Unit) or not isinstance(b, Unit):
+                return a == b == "edge"
+            if a.cell == b.cell:
+                return a.cell in self.cells.pair_of
+            own, theirs = block_of(a.path), block_of(b.path)
+            if not own or not theirs or inside(t, own) or inside(s, theirs):
+                return False
+            return all(
+                u.cell in self.cells.pair_of
+                and inside(self.cells.pair_of[u.cell][0], own)
+                and inside(self.cells.pair_of[u.cell][1], theirs)
+                for u in (a, b)
+            )
+
+        def inside(unit: Unit, block: Path) -> bool:
+            return unit.path[: len(block)] == block
+
+        return same(before_t.get(id(t)), before_s.get(id(s))) and same(after_t.get(id(t)), after_s.get(id(s)))
+
+    def _doubt_of(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Doubt | None:
+        """What speaks against a pair that the order NAME made."""
+        if not self._corroborated(t, s, targets, sources) and self._agreement(name, targets, sources) < _ORDERED:
+            return Doubt("elsewhere the two sides are stored and used in different orders", About.ORDER)
+        return self._against(t, s, targets, sources)
+
+    def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Doubt | None:
+        """A doubt if a credible order gives t and s different places among those that look alike."""
+        if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
+            return None
+        inside_t, inside_s = set(map(id, targets)), set(map(id, sources))
+        if self._corroborated(t, s, targets, sources):
+            return None
+        if self.sequences.best_credit() < _LITTLE:
+            return Doubt("the two sides are stored and used in different orders", About.ORDER)
+        for name, ts, ss in self.sequences.all():
+            place_t = next((i for i, u in enumerate(u for u in ts if id(u) in inside_t) if u is t), None)
+            place_s = next((i for i, u in enumerate(u for u in ss if id(u) in inside_s) if u is s), None)
+            if place_t is not None and place_s is not None and place_t != place_s:
+                return Doubt(f"the {name} speaks for another", About.ORDER)
+        return None
+
+    def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:
+        """Whether names or numbers speak for this pair and no other of the cell, too."""
+        own = similarity(t, s)
+        if own > max((similarity(t, other) for other in sources if other is not s), default=0.0) and own > max(
+            (similarity(other, s) for other in targets if other is not t), default=0.0
+        ):
+            return True
+        ranks = self._number_ranks(targets, sources)
+        if ranks is not None and len(set(ranks.values())) == len(targets):
+            return ranks[id(t)] == ranks[id(s)]
+        same = [u for u in (*targets, *sources) if u.numbers == t.numbers]
+        return bool(t.numbers) and len(same) == 2 and s.numbers == t.numbers
+
+    def _agreement(self, name: str, targets: list[Unit], sources: list[Unit]) -> float:
+        """How far what is decided by other evidence lies in one order on both sides, around these units: 0 to 1.
+
+        Around them is the innermost pair of scopes that holds all of them. Where all of them are of one series on each
+        side, series alone are compared: lists that stand one after the other are no other order than lists in turns.
+        """
+        places = self._places.get(name)
+        if places is None:
+            _, ts, ss = next(one for one in self.sequences.all() if one[0] == name)
+            places = self._places[name] = tuple({id(u): n for n, u in enumerate(side)} for side in (ts, ss))
+        around = self.scopes.around(targets, sources)
+        step = max(len(around) // _MOST_COMPARED, 1)
+        decided = [
+            (places[0][id(t)], places[1][id(s)], series(t), series(s))
+            for t in around[::step]
+            if t.cell in self.cells.pair_of
+            and (s := self.cells.pair_of[t.cell][1])
+            and id(t) in places[0]
+            and id(s) in places[1]
+            and not t.doubts
+            and not any(_is_order(e) for e in t.evidence)
+        ]
+        alike = len({series(t) for t in targets}) == len({series(s) for s in sources}) == 1
+        if name == "execution order" and _counted_as_stored(sources):
+            return 1.0  # what is numbered in the order in which it is stored is used in that order
+        compared = [
+            (a[0] < b[0]) == (a[1] < b[1])
+            for n, a in enumerate(decided)
+            for b in decided[:n]
+            if not alike or (a[2] == b[2] and a[3] == b[3])
+        ]
+        return sum(compared) / len(compared) if compared else 1.0
+
+
+def _of_several_rows(units: list[Unit]) -> bool:
+    """Whether these are layers of several rows of layers, by their places there: `down.4` and `up.2`."""
+    return all(u.last.isdecimal() for u in units) and len({u.path[:-1] for u in units}) > 1
+
+
+def _counted_as_stored(sources: list[Unit]) -> bool:
+    """Whether these are of one series and stored in the order of their numbers."""
+    stored = [u.numbers for u in sorted(sources, key=lambda u: u.order)]
+    return len({series(u) for u in sources}) == 1 and all(a < b for a, b in pairwise(stored))
+
+
+def _is_order(evidence: str) -> bool:
+    """Whether a piece of evidence comes from an order."""
+    return evidence.startswith(("between", "after", "before", "follows")) or (
+        evidence in RANKS and evidence != "numbers"
+    )
+
+
+def _pairing(targets: Sequence[Unit], sources: Sequence[Unit], ranks: dict[int, int]) -> list[int]:
+    by_rank = {ranks[id(s)]: id(s) for s in sources}
+    return [by_rank[ranks[id(t)]] for t in targets]

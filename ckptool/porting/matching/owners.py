@@ -1,0 +1,111 @@
+"""Norms that are named after a part beside them (`norm_attn`, `pre_mlp_norm`), where the other side has them in the
+module of that part, and norms within a layer (`lateral.weight`, `lateral.norm`), which stand beside it there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ..words import common_start, cut, initials, labels, shared, table
+from .cells import Cells
+from .units import Unit
+
+_Path = tuple[str, ...]
+
+
+class Owners:
+    """Which units of the two sides stand with the same part."""
+
+    def __init__(self, cells: Cells) -> None:
+        self._cells = cells
+        self._parts: dict[bool, dict[_Path, dict[str, list[Unit]]]] = {}
+        self._layers = {
+            side: {u.path: u for u in units} for side, units in ((True, cells.targets), (False, cells.sources))
+        }
+        for is_target, units in ((True, cells.targets), (False, cells.sources)):
+            inside = self._parts[is_target] = defaultdict(lambda: defaultdict(list))
+            for unit in units:
+                for at in range(len(unit.path) - 1):
+                    inside[unit.path[:at]][unit.path[at]].append(unit)
+
+    def pairs(self) -> list[tuple[Unit, Unit]]:
+        """Units of one cell of which one is named after a part, and the other stands in or beside that on its side."""
+        found: list[tuple[Unit | None, Unit | None]] = []
+        for targets, sources in self._cells.open():
+            if len(targets[0].main.shape) == 1 and len(targets) == len(sources):
+                found += [(self._nearest(s, targets, of_target=False), s) for s in sources]
+                found += [(t, self._nearest(t, sources, of_target=True)) for t in targets]
+        return [(t, s) for t, s in found if t is not None and s is not None]
+
+    def _nearest(self, unit: Unit, others: Sequence[Unit], *, of_target: bool) -> Unit | None:
+        """That of some units of the other side that stands nearest to the part that a unit is named after."""
+        layer = self._layers[of_target].get(unit.path[:-1])
+        within = layer is not None and not set(cut(unit.last)).isdisjoint(_norms())
+        part = [layer] if within and layer else self._part(unit, self._parts[of_target].get(unit.path[:-1], {}))
+        if part is None:
+            return None
+        known = [self._cells.pair_of[u.cell] for u in part if u.cell in self._cells.pair_of]
+        paths = [(s if of_target else t).path for t, s in known if not t.doubts and len(t.main.shape) > 1]
+        if not paths:
+            return None
+        there = paths[0][: common_start(paths)] if len(paths) > 1 else paths[0][:-1]
+        near = [common_start([other.path, there]) for other in others]
+        tied = [other for other, at in zip(others, near, strict=True) if at == max(near)]
+        if len(tied) == 1:
+            return tied[0]
+        return None if of_target else self._beside_in_use(tied, [t for t, s in known if not t.doubts])
+
+    def _beside_in_use(self, norms: Sequence[Unit], part: Sequence[Unit]) -> Unit | None:
+        """The norm of the target that works on what a part of its block takes, or in a block that begins with a part,
+        on what that gives."""
+        block = norms[0].path[:-1]
+        inside = [(u.used, u) for u in self._cells.targets if u.path[: len(block)] == block and u.used is not None]
+        turns = [u.used for u in part if u.used is not None]
+        if (
+            not block
+            or not any(c.isdecimal() for c in block[-1])
+            or not turns
+            or len(turns) < len(part)
+            or any(u.used is None for u in norms)
+        ):
+            return None
+        if any(norm.path[:-1] != block for norm in norms) or any(u.path[: len(block)] != block for u in part):
+            return None
+        begins_with_norm = len(min(inside, key=lambda item: item[0])[1].main.shape) == 1
+        first, last = min(turns), max(turns)
+        if begins_with_norm:
+            return max((u for u in norms if (u.used or 0) < first), key=lambda u: u.used or 0, default=None)
+        return min((u for u in norms if (u.used or 0) > last), key=lambda u: u.used or 0, default=None)
+
+    def _part(self, unit: Unit, beside: dict[str, list[Unit]]) -> list[Unit] | None:
+        """What is in the part beside a norm that it is named after, if it is after one of them."""
+        name = unit.last
+        if not set(cut(name)) & _norms() or not table().after.isdisjoint(cut(name)):
+            return None
+        said, meant = frozenset(cut(name)) - _norms() - _BEFORE, labels(cut(name), hard=True)
+        if all(word.isdecimal() for word in said) and not meant:
+            return None  # `norm_0` beside `attention_0` and `feed_forward_0`
+        fitting: list[tuple[int, str]] = []
+        for part in beside:
+            words = cut(part)
+            if part != name and said and (_all_in(said, part) or meant == labels(cut(part), hard=True) != {}):
+                fitting.append((len(words) - shared(said, words), part))
+        fitting.sort()
+        if not fitting or (len(fitting) > 1 and fitting[0][0] == fitting[1][0]):
+            return None
+        return beside[fitting[0][1]]
+
+
+#: Words for where a norm stands; what stands after something may as well belong to what follows.
+_BEFORE = frozenset({"pre", "before", "input"})
+
+
+def _norms() -> frozenset[str]:
+    phrases = table().group("purpose").phrases
+    return frozenset({"layer", *(word for phrase, said in phrases.items() if said == "norm" for word in phrase)})
+
+
+def _all_in(words: frozenset[str], part: str) -> bool:
+    """Whether all words are among those of the name of a part, or spelled by the first letters of some."""
+    own = cut(part)
+    return all(shared((word,), own) or word in initials(own) for word in words)

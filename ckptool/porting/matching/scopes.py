@@ -1,0 +1,429 @@
+"""Parts of two models that hold the same, paired; and what stands in them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ..doubts import About, Doubt
+from ..words import alike, common_start, labels, numbers, shared, table, telling_words, words_of
+from .cells import Cells, fair, of, said
+from .counting import counted, rows
+from .levels import Levels
+from .sequences import Sequences
+from .series import Ways, common, members_of, series_of
+from .telling import translation
+from .units import Unit, number_ranks, same_numbers
+
+_Path = tuple[str, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Scope:
+    """A module with modules below it."""
+
+    path: tuple[str, ...]
+    units: list[Unit]
+    words: tuple[str, ...] = ()
+    cell: Hashable = None
+    partner: Scope | None = None
+    doubts: list[Doubt] = field(default_factory=list)
+    whole: bool = False
+    all: bool = True
+    in_order: bool = False
+
+    @property
+    def order(self) -> float:
+        """Place of its first unit."""
+        return min(unit.order for unit in self.units)
+
+    @property
+    def used(self) -> float | None:
+        """When it is first used."""
+        return min((unit.used for unit in self.units if unit.used is not None), default=None)
+
+
+#: Why parts of a list are a guess.
+_IN_ANOTHER_ORDER = Doubt(
+    "equal parts of the model come in another order than they are registered or numbered", About.PARTS
+)
+_FROM_THE_OTHER_END = Doubt(
+    "equal parts of the model are counted from the other end, as far as one of them shows", About.COUNT
+)
+AGAINST_LEVELS = Doubt(
+    "equal parts are counted as they are used, and the source may count them by the levels that they take", About.COUNT
+)
+
+
+class Scopes:
+    """The parts of both sides that hold more than one unit, and which of them belong together."""
+
+    def __init__(self, cells: Cells, sequences: Sequences) -> None:
+        self.cells = cells
+        self.sequences = sequences
+        self.scopes: dict[bool, list[Scope]] = {}
+        for is_target, units in ((True, self.cells.targets), (False, self.cells.sources)):
+            other = {u.colour for u in (self.cells.sources if is_target else self.cells.targets)}
+            inside: dict[tuple[str, ...], list[Unit]] = defaultdict(list)
+            for unit in units:
+                if unit.colour in other:
+                    for at in range(len(unit.path)):
+                        inside[unit.path[:at]].append(unit)
+            found: list[Scope] = []
+            for path, members in inside.items():
+                if path and inside.get(path[:-1]) and len(inside[path[:-1]]) == len(members):
+                    continue  # the same as the one around it
+                if len(members) > 1 or not path:
+                    every = len(members) == len(units) if not path else True
+                    found.append(Scope(path, members, words_of(path), all=every))
+            self.scopes[is_target] = found
+        self.levels = Levels(cells)
+        self._ways: Ways | None = None
+        self._members = members_of(s.path for s in self.scopes[True]), members_of(s.path for s in self.scopes[False])
+        self._inner: dict[int, list[Scope]] = defaultdict(list)
+        for scopes in self.scopes.values():
+            for scope in sorted(scopes, key=lambda s: -len(s.path)):
+                for unit in scope.units:
+                    self._inner[id(unit)].append(scope)
+
+    def pair(self, *, in_order: bool) -> None:
+        """Pair scopes that hold the same: as many of each cell.
+
+        Args:
+            in_order: pair those that nothing else tells apart by their numbers and orders.
+        """
+        balanced = {cell for cell, (t, s) in self.cells.groups().items() if len(t) == len(s)}
+        for only_balanced in (False, True):
+            classes: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
+            for is_target, scopes in self.scopes.items():
+                for scope in scopes:
+                    if scope.partner is not None:
+                        continue
+                    cells = [u.cell for u in scope.units if not only_balanced or u.cell in balanced]
+                    if len(cells) > 1:
+                        classes[tuple(sorted(cells))][0 if is_target else 1].append(scope)
+            self._ways = None
+            for targets, sources in sorted(classes.values(), key=lambda c: len(c[0])):
+                if targets and sources:
+                    self._pair_class(targets, sources, in_order=in_order)
+                    for scope in (*targets, *sources):
+                        scope.whole = (
+                            scope.partner is not None and not only_balanced and scope.all and scope.partner.all
+                        )
+
+    def _pair_class(self, targets: list[Scope], sources: list[Scope], *, in_order: bool) -> None:
+        if not targets or not sources:
+            return
+        if len(targets) == len(sources) == 1:
+            _join_scopes(targets[0], sources[0])
+            return
+        if _crosswise(targets, sources):
+            return
+        by_words = [partial(said, group) for group in table().groups if group.hard]
+        tellings: list[Callable[[Scope, bool], Hashable]] = [
+            self._parent_label,
+            *by_words,
+            self._scope_name,
+            self._scope_way,
+            self._scope_numbers,
+        ]
+        if self._other_end(targets, sources)[1]:
+            tellings.pop()
+        elif in_order:
+            tellings.insert(-1, partial(of, _places_in_lists(targets, sources)))
+        for told in tellings:
+            parts: dict[Hashable, tuple[list[Scope], list[Scope]]] = defaultdict(lambda: ([], []))
+            for scope in targets:
+                parts[told(scope, True)][0].append(scope)
+            for scope in sources:
+                parts[told(scope, False)][1].append(scope)
+            good = {k: v for k, v in parts.items() if k is not None and len(v[0]) == len(v[1])}
+            if len(parts) < 2 or not good or (len(targets) == len(sources) and not fair(parts)):
+                continue
+            for t, s in good.values():
+                self._pair_class(t, s, in_order=in_order)
+            if len(targets) == len(sources):
+                rest = [v for k, v in parts.items() if k not in good]
+                self._pair_class([x for t, _ in rest for x in t], [x for _, s in rest for x in s], in_order=in_order)
+            return
+        if len(targets) == len(sources) and not self._join_by_words(targets, sources) and in_order:
+            self._pair_in_order(targets, sources)
+
+    def _join_by_words(self, targets: list[Scope], sources: list[Scope]) -> bool:
+        """Pair equal parts by the words that tell them apart, where those are known of what stands beside them, or
+        where each has such words in common with one of the others, and no other has."""
+        known = ((t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts)
+        own, theirs = [t.path for t in targets], [s.path for s in sources]
+        found = translation(own, theirs, known) or _namesakes(own, theirs)
+        if not found:
+            return False
+        partners = {s.path: s for s in sources}
+        for t in targets:
+            _join_scopes(t, partners[found[t.path]])
+        return True
+
+    def _pair_in_order(self, targets: list[Scope], sources: list[Scope]) -> None:
+        """Pair equal scopes by their numbers and by the order in which they are stored and used."""
+        votes = []
+        numbered = number_ranks(targets, sources)
+        if numbered is not None and len(set(numbered.values())) == len(targets):
+            by_number = {numbered[id(s)]: s for s in sources}
+            votes.append([by_number[numbered[id(t)]] for t in targets])
+        stored = sorted(sources, key=lambda s: s.order) if self.sequences.ordered else None
+        if stored is not None:
+            for name, _, _ in self.sequences.all():
+                if name == "registration order":
+                    own = sorted(targets, key=lambda t: t.order)
+                elif name == "execution order" and all(t.used is not None for t in targets):
+                    own = sorted(targets, key=lambda t: t.used or 0.0)
+                else:
+                    continue
+                votes.append([stored[own.index(t)] for t in targets])
+        if not votes:
+            return
+        chosen = votes[0]
+        only_registered = len(votes) == 1 and numbered is None and not self.sequences.traced
+        agree = (not only_registered and all(vote == chosen for vote in votes)) or (
+            len(votes) == 3 and votes[0] in votes[1:]
+        )
+        if not agree and numbered is not None and same_numbers(targets, sources):
+            agree = True
+        if not agree:
+            agree = sum(not _names_speak_for(t, s, targets, sources) for t, s in zip(targets, chosen, strict=True)) <= 1
+        doubt = None if agree else _IN_ANOTHER_ORDER
+        if numbered is not None:
+            turned, why = self._other_end(targets, sources)
+            doubt = why or doubt
+            if turned:
+                for scope in (*targets, *sources):
+                    for unit in scope.units:
+                        unit.backwards |= {row for row, _ in rows(scope.path)}
+                ranks = sorted(numbered[id(t)] for t in targets)
+                other_end = dict(zip(ranks, reversed(ranks), strict=True))
+                chosen = [next(s for s in sources if numbered[id(s)] == other_end[numbered[id(t)]]) for t in targets]
+        for t, s in zip(targets, chosen, strict=True):
+            _join_scopes(t, s, doubt)
+            t.in_order = True
+            if doubt:
+                for unit in t.units:
+                    unit.doubts.append(doubt)
+
+    def _other_end(self, targets: list[Scope], sources: list[Scope]) -> tuple[bool, Doubt | None]:
+        """Whether the other side counts a list that equal parts are in from the other end, and what is to doubt then.
+
+        What other parts of the list show, that are paired, comes before what the forward pass makes likely.
+        """
+        own, theirs = common(t.path for t in targets), common(s.path for s in sources)
+        if own is None or theirs is None:
+            return False, None
+        numbers = [
+            {id(s): n for s in self.scopes[side] for row, n in series_of(s.path) if row == wanted}
+            for side, wanted in ((True, own[0]), (False, theirs[0]))
+        ]
+        known = [
+            (numbers[0][id(t)], numbers[1][id(t.partner)])
+            for t in self.scopes[True]
+            if id(t) in numbers[0] and id(t.partner) in numbers[1]
+        ]
+        if known:
+            turned = counted(own[1], theirs[1], known) < 0
+            return turned, _FROM_THE_OTHER_END if turned else None
+        against = self.levels.against(own[0], theirs[0])
+        return against < 0, AGAINST_LEVELS if against else None
+
+    def _parent_label(self, scope: Scope, is_target: bool) -> Hashable:
+        outer = next(
+            (
+                o
+                for o in self._inner[id(scope.units[0])]
+                if len(o.path) < len(scope.path) and o.partner is not None and o.path == scope.path[: len(o.path)]
+            ),
+            None,
+        )
+        if outer is None:
+            return None
+        return id(outer if is_target else outer.partner)
+
+    def _scope_name(self, scope: Scope, is_target: bool) -> Hashable:
+        return scope.path
+
+    def _scope_way(self, scope: Scope, is_target: bool) -> Hashable:
+        """Its number in the source, as others of its list that are paired show it: so many more, or from the end."""
+        if self._ways is None:
+            paired = [(s.path, s.partner.path) for s in self.scopes[True] if s.partner is not None and not s.doubts]
+            self._ways = Ways(paired, self._members)
+        return self._ways.label(scope.path, is_target)
+
+    def _scope_numbers(self, scope: Scope, is_target: bool) -> Hashable:
+        return numbers(scope.path) or None
+
+    def split(self) -> bool:
+        """Being inside a pair of scopes, the innermost that is known."""
+        changed = False
+        for depth in range(3):
+            changed |= self.cells.split("scope", partial(self._scope_label, depth=depth))
+            if changed:
+                break
+        return changed
+
+    def _scope_label(self, unit: Unit, is_target: bool, *, depth: int) -> Hashable:
+        paired = [scope for scope in self._inner.get(id(unit), ()) if scope.partner is not None]
+        if len(paired) <= depth:
+            return None
+        scope = paired[depth]
+        return id(scope if is_target else scope.partner)
+
+    def around(self, targets: list[Unit], sources: list[Unit]) -> list[Unit]:
+        """The units of the innermost pair of scopes that holds all of these; of the whole model, if none does."""
+        own, theirs = set(map(id, targets)), set(map(id, sources))
+        for scope in self._inner.get(id(targets[0]), ()):
+            partner = scope.partner
+            if partner is not None and own <= set(map(id, scope.units)) and theirs <= set(map(id, partner.units)):
+                return scope.units
+        return self.cells.targets
+
+    def in_order(self, unit: Unit) -> int:
+        """How deep the innermost part around a unit of the target is that nothing but an order paired, or 0."""
+        return max((len(scope.path) for scope in self._inner.get(id(unit), ()) if scope.in_order), default=0)
+
+    def same(self, t: Unit, s: Unit) -> bool:
+        """Whether both are in a pair of scopes of which the whole content matched."""
+        partners = {
+            id(scope.partner) for scope in self._inner.get(id(t), ()) if scope.partner is not None and scope.whole
+        }
+        return any(id(scope) in partners for scope in self._inner.get(id(s), ()))
+
+    def doubts_of(self, t: Unit, s: Unit) -> list[Doubt]:
+        """What speaks against the pairs of scopes that both are in."""
+        found = []
+        for scope in self._inner.get(id(t), ()):
+            if scope.doubts and any(p is scope.partner for p in self._inner.get(id(s), ())):
+                found += scope.doubts
+        return found
+
+
+def _names_speak_for(t: Scope, s: Scope, targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
+    """Whether two scopes have more words in common than either has with another."""
+    own = _shared_words(t, s)
+    return own > max((_shared_words(t, o) for o in sources if o is not s), default=0) and own > max(
+        (_shared_words(o, s) for o in targets if o is not t), default=0
+    )
+
+
+def _outermost(path: _Path) -> tuple[_Path, int] | None:
+    """The outermost list that a path is in, and the number of the member."""
+    return next(((path[:at], int(component)) for at, component in enumerate(path) if component.isdecimal()), None)
+
+
+def _crosswise(targets: Sequence[Scope], sources: Sequence[Scope]) -> bool:
+    """Whether one side has some parts in every member of a list, and the other a list for each of those parts.
+
+    `steps.0.scale`, `steps.0.shift` … and `scale.0`, `scale.1` …: no member of the list is one of the parts, also where
+    there are as many of both.
+    """
+    forms = []
+    for scopes in (targets, sources):
+        inner = [{u.path[len(s.path)] for u in s.units if len(u.path) > len(s.path)} for s in scopes]
+        listed = {s.path[-1].isdecimal() for s in scopes if s.path}
+        lists = {name.isdecimal() for names in inner for name in names}
+        alike = len(listed) == len(lists) == 1 and all(len(names) == len(scopes) for names in inner)
+        forms.append((listed.pop(), lists.pop()) if alike else None)
+    return forms in ([(True, False), (False, True)], [(False, True), (True, False)])
+
+
+def _places_in_lists(targets: Sequence[Scope], sources: Sequence[Scope]) -> dict[int, tuple[int, int]]:
+    """Scope -> how many members its outermost list has, and its place there, where both sides have as many of each.
+
+    Also where each member of a list holds some of them on one side, and each of them is a list on the other:
+    `steps.0.first` and `first.3` are both of the first step.
+    """
+    places: dict[int, tuple[int, int]] = {}
+    sizes = []
+    for scopes in (targets, sources):
+        found = {id(scope): _outermost(scope.path) for scope in scopes}
+        lists: dict[_Path, set[int]] = defaultdict(set)
+        for around, number in filter(None, found.values()):
+            lists[around].add(number)
+        ranks = {around: sorted(numbers) for around, numbers in lists.items()}
+        own = {i: (len(ranks[at[0]]), ranks[at[0]].index(at[1])) for i, at in found.items() if at is not None}
+        sizes.append(Counter(own.values()))
+        places |= own
+    return places if sizes[0] == sizes[1] and 1 < len(sizes[0]) < len(targets) else {}
+
+
+def _namesakes(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
+    """What each of some paths is on the other side, where words that tell them apart say so; else nothing.
+
+    They have to say so of all, or of one of two.
+    """
+    sides: list[dict[_Path, frozenset[str]]] = []
+    for paths in (own, theirs):
+        words = [_said(path) for path in paths]
+        alike = frozenset.intersection(*words)
+        sides.append({path: found - alike for path, found in zip(paths, words, strict=True)})
+    fitting = {t: [s for s, there in sides[1].items() if shared(said, there)] for t, said in sides[0].items()}
+    found = {t: partners[0] for t, partners in fitting.items() if len(partners) == 1}
+    if sum(map(len, fitting.values())) > len(found) or len(set(found.values())) < len(found) or not found:
+        return _phrased_alike(own, theirs)
+    left, free = [t for t in own if t not in found], [s for s in theirs if s not in found.values()]
+    alone = not left or len(own) == len(theirs) == 2
+    return found | dict(zip(left, free, strict=True)) if alone and len(left) == len(free) else {}
+
+
+def _phrased_alike(own: Sequence[_Path], theirs: Sequence[_Path]) -> dict[_Path, _Path]:
+    """What each of some paths is on the other side by the order of its words, where that says so of all; else nothing.
+
+    `text_to_image` and `image_to_text` have the same words.
+    """
+    phrases = [_phrases(paths) for paths in (own, theirs)]
+    scores = {(t, s): _in_a_row(a, b) for t, a in phrases[0].items() for s, b in phrases[1].items()}
+    found = {}
+    for t in own:
+        best = max(theirs, key=lambda s: scores[t, s])
+        others = [scores[t, s] for s in theirs if s != best] + [scores[o, best] for o in own if o != t]
+        if scores[t, best] < _HALF or scores[t, best] <= max(others, default=0.0) + _MARGIN:
+            return {}
+        found[t] = best
+    return found
+
+
+#: How much of two phrases has to be alike, and how much more than of any other.
+_HALF, _MARGIN = 0.5, 0.2
+
+
+def _phrases(paths: Sequence[_Path]) -> dict[_Path, tuple[str, ...]]:
+    """The words of each path, from the first component on that is not that of all."""
+    start = common_start(paths)
+    return {
+        path: tuple(w for w in words_of(path[start:]) if w not in table().empty and not w.isdecimal()) for path in paths
+    }
+
+
+def _in_a_row(a: Sequence[str], b: Sequence[str]) -> float:
+    """The share of the words of two phrases that come in the same order in both."""
+    longest = [0] * (len(b) + 1)
+    for word in a:
+        row = [0]
+        for at, other in enumerate(b):
+            row.append(longest[at] + 1 if alike(word, other) else max(longest[at + 1], row[at]))
+        longest = row
+    return longest[-1] / max(len(a), len(b), 1)
+
+
+def _said(path: _Path) -> frozenset[str]:
+    """Words of a path that say what it is, and what they mean."""
+    meant = [labels(words_of((component,)), hard=False) for component in path]
+    return telling_words(path) | {f"{group}:{label}" for found in meant for group, label in found.items()}
+
+
+def _shared_words(t: Scope, s: Scope) -> int:
+    said = [labels(t.words, hard=hard).items() & labels(s.words, hard=hard).items() for hard in (True, False)]
+    return shared({*t.words} - table().empty, {*s.words} - table().empty) + sum(map(len, said))
+
+
+def _join_scopes(target: Scope, source: Scope, doubt: Doubt | None = None) -> None:
+    target.partner, source.partner = source, target
+    if doubt:
+        target.doubts.append(doubt)

@@ -1,0 +1,65 @@
+"""Words and numbers that tell like parts apart, and which of one side means which of the other.
+
+`smooth_fine` and `smooth_mid` differ in one word, `merge1` and `merge2` in a number. Where `lateral_fine` is known to
+be `output1` and `lateral_mid` to be `output2`, the words and numbers mean each other beside it, too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from ..words import words_of
+
+Path = tuple[str, ...]
+
+
+def translation(
+    own: Sequence[Path], theirs: Sequence[Path], known: Iterable[tuple[Path, Path]]
+) -> dict[Path, Path] | None:
+    """Which of some like parts is which, as pairs that are known elsewhere have the words that tell them apart.
+
+    Args:
+        own, theirs: paths of as many parts of each side.
+        known: paths of pairs.
+
+    Returns:
+        Path of the target -> path of the source, or None: the parts are not told apart by one word each, both sides
+        count them, or what is known says nothing or contradicts itself.
+    """
+    ours, others = _apart(own), _apart(theirs)
+    if ours is None or others is None or (_numbers(ours) and _numbers(others)):
+        return None
+    votes: dict[tuple[Path, Path], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for target, source in known:
+        a, b = words_of(target), words_of(source)
+        for i, word in enumerate(a):
+            if word in ours:
+                for j, other in enumerate(b):
+                    if other in others:
+                        votes[(*a[:i], "", *a[i + 1 :]), (*b[:j], "", *b[j + 1 :])][word].add(other)
+    said = {
+        tuple(sorted((word, next(iter(meant))) for word, meant in met.items()))
+        for met in votes.values()
+        if len(met) == len(ours)
+        and all(len(meant) == 1 for meant in met.values())
+        and len(set().union(*met.values())) == len(ours)
+    }
+    if len(said) != 1:
+        return None
+    return {ours[word]: others[other] for word, other in next(iter(said))}
+
+
+def _apart(paths: Sequence[Path]) -> dict[str, Path] | None:
+    """The one word in which each path differs from the others -> the path."""
+    cut_up = [words_of(path) for path in paths]
+    if len(paths) < 2 or len({len(words) for words in cut_up}) != 1:
+        return None
+    columns = [column for column in zip(*cut_up, strict=True) if len(set(column)) > 1]
+    if len(columns) != 1 or len(set(columns[0])) < len(paths):
+        return None
+    return dict(zip(columns[0], paths, strict=True))
+
+
+def _numbers(words: Iterable[str]) -> bool:
+    return all(word.isdecimal() for word in words)

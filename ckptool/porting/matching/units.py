@@ -1,0 +1,253 @@
+"""A module of one side, the unit that is matched, and how much two of them have in common by their names."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Protocol
+
+from ..doubts import Doubt
+from ..expression import Shape
+from ..forms.fused import part_label
+from ..forms.layouts import PRODUCTS
+from ..forms.pieces import STATISTICS, Canon, Piece, squeezed
+from ..words import label, labels, numbers, table
+
+
+@dataclass(eq=False, slots=True)
+class Unit:
+    """A module of one side: the tensors with one path.
+
+    Attributes:
+        path: its components.
+        pieces: its tensors by role.
+        colour: what has to be equal for two units to be one.
+        order: its place in the state dict.
+        used: its place in the execution order, or None.
+        turn: the same, counted among the units of its side.
+        words: the words of its names.
+        cell: the cell that it is in.
+        evidence: what decided about it.
+        doubts: what speaks against being sure.
+        rivals: other units that fit as well.
+        settled: pair of classes of modules -> its place in those of the target's, where others of them settled it.
+        backwards: the lists around it that the other side counts from the other end.
+    """
+
+    path: tuple[str, ...]
+    pieces: dict[str, Piece]
+    colour: tuple[Shape, str]
+    order: float
+    used: float | None
+    words: tuple[str, ...]
+    turn: int | None = None
+    cell: int = 0
+    evidence: list[str] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
+    rivals: list[Unit] = field(default_factory=list)
+    settled: dict[Hashable, Hashable] = field(default_factory=dict)
+    backwards: frozenset[str] = frozenset()
+
+    @property
+    def last(self) -> str:
+        """The last component of its path; nothing for the outermost module."""
+        return self.path[-1] if self.path else ""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers in its path."""
+        return numbers(self.path)
+
+    @property
+    def main(self) -> Piece:
+        """Its most telling tensor."""
+        return next((self.pieces[role] for role in _MAIN if role in self.pieces), next(iter(self.pieces.values())))
+
+
+#: A unit of the target and the one of the source that it is.
+Pair = tuple[Unit, Unit]
+
+
+class Placed(Protocol):
+    """What stands somewhere in a model."""
+
+    path: tuple[str, ...]
+
+
+#: Similarity of names above which they count as related.
+SOME = 0.15
+_MAIN = ("weight", "weight_ih", "weight_v", "weight_orig", "weight_mean", "running_mean", "weight_hh", "bias")
+
+
+def units_of(canon: Canon) -> list[Unit]:
+    """The units of one side, in the order of its state dict."""
+    grouped: dict[tuple[str, ...], dict[str, Piece]] = {}
+    for piece in sorted(canon.pieces.values(), key=lambda p: p.order):
+        grouped.setdefault(piece.path, {})[piece.role] = piece
+    found = []
+    for path, pieces in grouped.items():
+        used = [p.used for p in pieces.values() if p.used is not None]
+        words = max((p.words for p in pieces.values()), key=len)
+        unit = Unit(path, pieces, ((), ""), min(p.order for p in pieces.values()), min(used, default=None), words)
+        unit.colour = _colour(unit)
+        found.append(unit)
+    take_turns(found)
+    return sorted(found, key=lambda u: u.order)
+
+
+def take_turns(units: Iterable[Unit]) -> None:
+    """Count units in the order in which they are used."""
+    for turn, unit in enumerate(sorted((u for u in units if u.used is not None), key=lambda u: u.used or 0.0)):
+        unit.turn = turn
+
+
+def _colour(unit: Unit) -> tuple[Shape, str]:
+    family = ""
+    if unit.pieces.keys() & STATISTICS:
+        family = "statistics"
+    elif "weight_ih" in unit.pieces:
+        family = "recurrent"
+    elif "weight_g" in unit.pieces:
+        family = "normed"
+    elif unit.pieces.keys() == {"bias"}:
+        family = "bias"
+    elif _is_row(unit):
+        family = "row"
+    return squeezed(unit.main.shape), family
+
+
+def _is_row(unit: Unit) -> bool:
+    """Whether a unit is a table that has one row, which is no vector like the weight of a norm."""
+    if unit.pieces.keys() != {"weight"} or len(unit.main.shape) != 2 or unit.main.shape[0] != 1:
+        return False
+    if unit.main.entry.how in PRODUCTS:
+        return False  # the model multiplies with it, so it is no table, whatever its name says
+    return unit.main.entry.module == "Embedding" or label_of(unit, "embedding") in ("token", "segment")
+
+
+def natural(path: Sequence[str]) -> list[tuple[int, int, str]]:
+    """A key that sorts paths as people count: 2 before 10."""
+    out: list[tuple[int, int, str]] = []
+    for component in path:
+        pieces = re.findall(r"\d+|\D+", component)
+        out += [(0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces]
+        out.append((-1, 0, ""))
+    return out
+
+
+def template(path: Sequence[str]) -> tuple[str, ...]:
+    """A path with its numbers left open."""
+    return tuple("{}" if component.isdecimal() else component for component in path)
+
+
+def series(unit: Unit) -> tuple[str, ...]:
+    """What a path has in common with those of the same list: everything but its numbers."""
+    return _without_numbers(unit.path)
+
+
+@cache
+def _without_numbers(path: tuple[str, ...]) -> tuple[str, ...]:
+    counts = "|".join(table().ordinals)
+    return tuple(re.sub(rf"\d+|(?<![a-z])({counts})(?![a-z])", "", component) for component in path)
+
+
+def number_ranks(targets: Sequence[Placed], sources: Sequence[Placed]) -> dict[int, int] | None:
+    """The rank of each by the numbers in its path, or None where the two sides do not have as many of each."""
+    ranks: dict[int, int] = {}
+    counts = []
+    every = [[numbers(u.path) for u in side] for side in (targets, sources)]
+    columns = _columns(*every)
+    for side, found in zip((targets, sources), every, strict=True):
+        if len({len(k) for k in found}) > 1:
+            return None
+        keys = {id(u): k for u, k in zip(side, found, strict=True)}
+        if side is sources and columns is not None:
+            keys = {i: tuple(k[c] for c in columns) for i, k in keys.items()}
+        order = {value: rank for rank, value in enumerate(sorted(set(keys.values())))}
+        if len(order) < 2:
+            return None
+        ranks.update({i: order[k] for i, k in keys.items()})
+        counts.append(Counter(order[k] for k in keys.values()))
+    return ranks if counts[0] == counts[1] else None
+
+
+def _columns(own: Sequence[tuple[int, ...]], theirs: Sequence[tuple[int, ...]]) -> list[int] | None:
+    """Where numbers stand in the paths of the other side, if they count the same in another order.
+
+    `blocks.2.conv1` and `convs1.2`: what takes the same values on both sides is the same number.
+    """
+    if len({len(k) for k in (*own, *theirs)}) != 1:
+        return None
+    values = [[frozenset(column) for column in zip(*side, strict=True)] for side in (own, theirs)]
+    if len(set(values[0])) < len(values[0]) or values[0] == values[1] or set(values[0]) != set(values[1]):
+        return None
+    return [values[1].index(column) for column in values[0]]
+
+
+def same_numbers(targets: Sequence[Placed], sources: Sequence[Placed]) -> bool:
+    """Whether the paths of both sides hold the same numbers."""
+    return Counter(numbers(u.path) for u in targets) == Counter(numbers(u.path) for u in sources)
+
+
+def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> str | None:
+    """Words of two names that exclude each other, as a sentence."""
+    theirs = labels(b, hard=True)
+    for group, one in labels(a, hard=True).items():
+        if (other := theirs.get(group, one)) != one:
+            return f"the names speak of different things: {one} and {other}"
+    return None
+
+
+def _meaningful(unit: Unit) -> set[str]:
+    """Words of a unit that say something, with those that mean the same made equal."""
+    words = [w for w in unit.words if w not in table().empty and w not in ("weight", "bias", "proj", "layer")]
+    found = {w for w in words if not w.isdecimal()}
+    both = labels(unit.words, hard=True) | labels(unit.words, hard=False)
+    return found | {f"{group}:{said}" for group, said in both.items()}
+
+
+def similarity(t: Unit, s: Unit) -> float:
+    """The share of words that two names have in common, 0 to 1, and a little more for equal numbers."""
+    a, b = _meaningful(t), _meaningful(s)
+    if not a or not b:
+        return 0.0
+    score = len(a & b) / len(a | b)
+    return score + (0.05 if t.numbers == s.numbers and t.numbers else 0.0)
+
+
+def of_one_name(t: Unit, s: Unit) -> bool:
+    """Whether two names say the same in more than what kind of layer it is: a norm, or a convolution."""
+    kinds = {phrase for phrase, said in table().group("purpose").phrases.items() if said in _KINDS}
+    generic = {word for phrase in kinds for word in phrase} | {f"purpose:{said}" for said in _KINDS}
+    own, theirs = labels(t.words, hard=False), labels(s.words, hard=False)
+    alike = {f"{group}:{said}" for group, said in own.items() if theirs.get(group) == said}
+    if labels(t.words, hard=True).items() & labels(s.words, hard=True).items() or alike - generic:
+        return True
+    if part_label(t.path) is not None and part_label(t.path) == part_label(s.path):
+        return True
+    return similarity(t, s) > SOME and not (_meaningful(t) & _meaningful(s)) <= generic
+
+
+#: What a name says of most layers of a model.
+_KINDS = ("norm", "conv")
+
+
+def related(t: Unit, s: Unit) -> bool:
+    """Whether a group of words calls both the same."""
+    if any(labels(t.words, hard=hard).items() & labels(s.words, hard=hard).items() for hard in (True, False)):
+        return True
+    return part_label(t.path) is not None and part_label(t.path) == part_label(s.path)
+
+
+def label_of(unit: Unit, group: str) -> str | None:
+    """What a unit's name says in the group of that name."""
+    return label(table().group(group), unit.words)
+
+
+def tables_of_words(t: Unit, s: Unit) -> bool:
+    """Whether the model looks rows up in a table that the source calls one of words, and it nothing else."""
+    looked_up = t.main.entry.how == "embedding" and label_of(t, "embedding") in (None, "token")
+    return looked_up and label_of(s, "embedding") == "token"

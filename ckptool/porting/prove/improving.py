@@ -1,0 +1,132 @@
+"""The search for a mapping with which more agrees, where two models part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as MappingOf
+from dataclasses import replace
+from itertools import islice
+
+from ...errors import counted
+from ..expression import Expr
+from ..mapping import Entry
+from .arrangements import twice
+from .blocks import in_other_blocks
+from .flow import Flow
+from .goes_in import at_once
+from .ground import Ground
+from .hypotheses import for_use
+from .other_conventions import changes
+from .trial import Trial
+from .verdict import Verdict, judge
+
+#: Trials without success that looking for a better mapping may take, those of big models, and changes for one place.
+_TRIALS, _FEWEST, _GUESSES = 600, 80, 200
+#: Uses of weights in all trials without success.
+_WORK = 15_000
+
+
+_State = tuple[dict[str, Entry], Flow, Verdict]
+
+
+def search(
+    entries: dict[str, Entry], seen: Flow, verdict: Verdict, trial: Trial, expected: Flow
+) -> tuple[dict[str, Entry], Flow, Verdict, dict[str, None]]:
+    """Try changes where the models part, keep what makes more agree, until outputs are equal or nothing is left."""
+    changed: dict[str, None] = {}
+    trial.patience = max(_FEWEST, min(_TRIALS, _WORK // max(len(seen.uses), 1)))
+    trial.progress.begin()
+    while not verdict.equal and not trial.is_over:
+        trial.progress.say(f"{_agreeing(verdict)}, looking for what makes more agree")
+        state = _better(entries, seen, verdict, trial, expected, changed)
+        if state is None:
+            break
+        entries, seen, verdict = state
+    return entries, seen, verdict, changed
+
+
+def _better(
+    entries: dict[str, Entry], seen: Flow, verdict: Verdict, trial: Trial, expected: Flow, changed: dict[str, None]
+) -> _State | None:
+    ground = Ground(entries, seen, expected, trial.shapes, trial.factors)
+    fronts = verdict.front if expected.uses else ()
+    guesses = [*at_once(ground, fronts)] if len(fronts) > 1 else []
+    guesses += [change for use in fronts for change in islice(for_use(ground, use), _GUESSES)]
+    guesses += [change for use in fronts[:2] for change in islice(twice(ground, use), 2 * _GUESSES)]
+    for label, new in sorted(_once(guesses), key=lambda change: change[0] not in changed):
+        found = _tried(label, entries, new, verdict, trial, expected)
+        if found is not None:
+            changed[label] = None
+            return _in_all_blocks(label, entries, new, found, trial, expected)
+    best: tuple[str, _State] | None = None
+    for label, new in changes(entries):
+        found = _tried(label, entries, new, verdict, trial, expected)
+        if found is not None and (best is None or found[2].is_ahead_of(best[1][2])):
+            best = label, found
+            if found[2].equal:
+                break
+    if best is None:
+        return None
+    changed[best[0]] = None
+    return best[1]
+
+
+def _once(changes: list[tuple[str, dict[str, Expr]]]) -> list[tuple[str, dict[str, Expr]]]:
+    """Each once."""
+    seen = set()
+    out = []
+    for label, new in changes:
+        told = frozenset(new.items())
+        if told not in seen:
+            seen.add(told)
+            out.append((label, new))
+    return out
+
+
+def _in_all_blocks(
+    label: str, entries: dict[str, Entry], new: MappingOf[str, Expr], found: _State, trial: Trial, expected: Flow
+) -> _State:
+    """What was found in one block in all others, too, with what was found before and shows nothing there alone."""
+    there = in_other_blocks(entries, new)
+    if not there:
+        return found
+    trial.elsewhere = {key: expr for key, expr in trial.elsewhere.items() if key not in new} | there
+    spread = _tried(f"{label}, in all blocks", found[0], trial.elsewhere, found[2], trial, expected)
+    if spread is None:
+        return found
+    trial.elsewhere = {}
+    return spread
+
+
+def _agreeing(verdict: Verdict) -> str:
+    return f"{max(verdict.agreeing, 0):,} of {counted(verdict.uses, 'use')} of weights agree"
+
+
+def _tried(
+    label: str,
+    entries: dict[str, Entry],
+    new: MappingOf[str, Expr],
+    verdict: Verdict,
+    trial: Trial,
+    expected: Flow,
+) -> _State | None:
+    """What comes of changing entries, if more agrees than before."""
+    if trial.is_over:
+        return None
+    candidate = dict(entries)
+    for key, expr in new.items():
+        entry = candidate[key]
+        if entry.expr != expr:
+            rivals = [r for r in (entry.expr, *entry.rivals) if r is not None and r != expr]
+            doubts = entry.doubts if entry.status == "guessed" else ("found by trial",)
+            changed = replace(entry, status="guessed", expr=expr, doubts=doubts, default=False)
+            candidate[key] = replace(changed, rivals=tuple(dict.fromkeys(rivals)))
+    if all(candidate[key] is entries[key] for key in new):
+        return None
+    in_vain = f"{trial.misses:,} of at most {counted(trial.patience, 'trial')} in vain"
+    trial.progress.say(f"{_agreeing(verdict)}; {in_vain}: {label}")
+    seen = trial.run(candidate.values())
+    found = judge(expected, seen, candidate)
+    if seen is not None and found.is_ahead_of(verdict):
+        return candidate, seen, found
+    trial.misses += 1
+    return None

@@ -1,0 +1,167 @@
+"""Changes of the whole mapping: doubts settled otherwise, and conventions applied everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as MappingOf
+
+from .. import expression as ex
+from ..expression import Expr
+from ..forms.fused import fused_by_name, part_label
+from ..mapping import Entry
+
+
+def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
+    """Changes of the whole mapping: a group of doubts settled otherwise, or a convention applied everywhere."""
+    groups: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in entries.values():
+        if entry.status == "guessed" and entry.rivals:
+            groups.setdefault(entry.doubts, []).append(entry)
+    for doubts, members in groups.items():
+        for number in range(max(len(e.rivals) for e in members)):
+            yield doubts[0], {e.target: e.rivals[number] for e in members if len(e.rivals) > number}
+    yield from _conventions(list(entries.values()))
+    for doubts, members in groups.items():
+        by_module: dict[str, list[Entry]] = {}
+        for entry in members:
+            by_module.setdefault(module_of(entry), []).append(entry)
+        for one in by_module.values() if len(by_module) > 1 else ():
+            for number in range(min(len(one[0].rivals), 6)):
+                yield doubts[0], _exchanged(entries, one, number)
+    yield from _exchanges(entries)
+
+
+def module_of(entry: Entry) -> str:
+    """The path of the module that an entry belongs to."""
+    return entry.target.rpartition(".")[0]
+
+
+def _exchanged(entries: dict[str, Entry], members: Sequence[Entry], number: int) -> dict[str, Expr]:
+    """A rival in place of what a module has; whoever had it gets that instead."""
+    new = {e.target: e.rivals[number] for e in members if len(e.rivals) > number}
+    for own, expr in list(new.items()):
+        old = entries[own].expr
+        for key, entry in entries.items():
+            if key not in new and entry.expr == expr and old is not None and entry.shape == entries[own].shape:
+                new[key] = old
+    return new
+
+
+def _exchanges(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
+    """Guessed modules of equal shapes exchanged."""
+    modules: dict[str, list[Entry]] = {}
+    for entry in entries.values():
+        if entry.status == "guessed" and entry.expr is not None:
+            modules.setdefault(module_of(entry), []).append(entry)
+    paths = list(modules)
+    for i, one in enumerate(paths):
+        for other in paths[i + 1 : i + 12]:
+            a, b = modules[one], modules[other]
+            if [e.shape for e in a] == [e.shape for e in b]:
+                pairs = [(p, q) for p, q in zip(a, b, strict=True) if p.expr is not None and q.expr is not None]
+                there = {p.target: q.expr for p, q in pairs if q.expr is not None}
+                yield f"{one} and {other} exchanged", there | {q.target: p.expr for p, q in pairs if p.expr is not None}
+
+
+def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
+    """Conventions that shapes do not show, each applied to all tensors that it concerns."""
+    copied = [(p, e, e.expr) for p, e in enumerate(entries) if e.expr is not None]
+    attention = [(p, e, x) for p, e, x in copied if _part(e) in ("q", "k")]
+    widths = sorted({e.shape[0] for _, e, _ in attention})
+    if attention:
+        for head in (d for d in _HEAD_SIZES if all(w % d == 0 for w in widths)):
+            for kind in ("half", "interleaved"):
+                yield (
+                    f"rows of queries and keys in {kind} order",
+                    _with(entries, {p: Expr("rotary", (x,), (e.shape[0] // head, kind)) for p, e, x in attention}),
+                )
+    parts = [(p, e, x) for p, e, x in copied if x.op == "slice" and x.params[0] == 0]
+    for n in (3, 2):
+        split = {}
+        for p, _, x in parts:
+            _, start, stop = map(int, x.params)
+            if (stop - start) and start % (stop - start) == 0 and start // (stop - start) < n:
+                split[p] = (x, start // (stop - start))
+        if split:
+            for heads in _HEAD_COUNTS:
+                if all(entries[p].shape[0] % heads == 0 for p in split):
+                    yield (
+                        f"parts that alternate by {heads} heads",
+                        _with(entries, {p: Expr("of_heads", x.args, (heads, n, i)) for p, (x, i) in split.items()}),
+                    )
+    fused = [(p, e, x) for p, e, x in copied if x.op == "cat" and x.params == (0,) and len(x.args) in (2, 3)]
+    for heads in _HEAD_COUNTS if fused else ():
+        yield (
+            f"parts that alternate by {heads} heads",
+            _with(
+                entries,
+                {
+                    p: Expr("by_heads", x.args, (heads,))
+                    for p, e, x in fused
+                    if (e.shape[0] // len(x.args)) % heads == 0
+                },
+            ),
+        )
+    whole = [(p, e, x) for p, e, x in copied if x.is_copy and _is_fused(e)]
+    for heads in _HEAD_COUNTS if whole else ():
+        for turn in (True, False):
+            new = {}
+            for p, e, x in whole:
+                third = e.shape[0] // 3
+                if e.shape[0] % 3 or third % heads:
+                    continue
+                if turn:
+                    cut = [ex.part(x, 0, i * third, (i + 1) * third) for i in range(3)]
+                    new[p] = Expr("by_heads", tuple(cut), (heads,))
+                else:
+                    cut = [Expr("of_heads", (x,), (heads, 3, i)) for i in range(3)]
+                    new[p] = Expr("cat", tuple(cut), (0,))
+            if new:
+                yield f"fused projections {'to' if turn else 'from'} alternating by {heads} heads", _with(entries, new)
+    norms = [
+        (p, e, x.args[0] if x.op == "shift" else x)
+        for p, e, x in copied
+        if len(e.shape) == 1 and e.target.endswith("weight") and "norm" in e.target.lower()
+    ]
+    for amount in (1.0, -1.0) if norms else ():
+        yield f"norm weights {amount:+g}", _with(entries, {p: Expr("shift", (x,), (amount,)) for p, e, x in norms})
+    for p, e, x in copied:
+        if len(e.shape) == 2 and e.shape[1] >= 8 and x.op in ("key", "transpose"):
+            for c in _channels_before(entries, p, e.shape[1]):
+                side = int((e.shape[1] // c) ** 0.5)
+                if side * side * c == e.shape[1] and side > 1:
+                    for to in ("nhwc", "nchw"):
+                        yield (
+                            f"{e.target} for features flattened as {to.upper()}",
+                            _with(entries, {p: Expr("flatten", (x,), (c, side, side, to))}),
+                        )
+    square = [(p, e, x) for p, e, x in copied if len(e.shape) == 2 and e.shape[0] == e.shape[1]]
+    if square:
+        yield "square matrices transposed", _with(entries, {p: ex.transpose(x) for p, e, x in square})
+
+
+_HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 4)
+_HEAD_COUNTS = (2, 4, 8, 12, 16, 3, 6, 24, 32)
+
+
+def _with(entries: list[Entry], new: MappingOf[int, Expr]) -> dict[str, Expr]:
+    return {entries[p].target: expr for p, expr in new.items()}
+
+
+def _part(entry: Entry) -> str | None:
+    path = tuple(entry.target.split(".")[:-1])
+    found = part_label(path) if path else None
+    if found is None and entry.expr is not None:
+        own = [part_label(tuple(key.split(".")[:-1])) for key in entry.sources if "." in key]
+        found = own[0] if len(own) == 1 else None
+    return found
+
+
+def _is_fused(entry: Entry) -> bool:
+    return fused_by_name(entry.target) or any(fused_by_name(key) for key in entry.sources)
+
+
+def _channels_before(entries: list[Entry], place: int, width: int) -> list[int]:
+    """Channels that feature maps may have before a layer of WIDTH inputs: outputs of the convolutions before it."""
+    found = [e.shape[0] for e in entries[:place] if len(e.shape) == 4 and width % e.shape[0] == 0]
+    return list(dict.fromkeys(reversed(found)))[:2]

@@ -1,0 +1,67 @@
+"""What the parts of both sides hold: where only one way round holds the same, no order is needed."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable
+
+from ..matching.match import Matching
+from ..matching.places import Path, nearness
+from ..matching.units import Pair, Unit
+
+
+class Contents:
+    """How many units of each look stand in every module of both sides.
+
+    Args:
+        matching: what was matched, and what was not.
+    """
+
+    def __init__(self, matching: Matching) -> None:
+        cells = matching.undecided
+        targets = [t for t, _ in matching.pairs] + matching.free_targets + [u for ts, _ in cells for u in ts]
+        sources = [s for _, s in matching.pairs] + matching.free_sources + [u for _, ss in cells for u in ss]
+        self._held = _held(targets), _held(sources)
+
+    def of_target(self, path: Path) -> Hashable:
+        """What a module of the target holds."""
+        return frozenset(self._held[0][path].items())
+
+    def fit_only_so(self, one: Pair, other: Pair) -> bool:
+        """Whether the parts that hold the two have the same content as those of their sources, and not as the other's.
+
+        The modules that hold one and not the other; or else the units themselves; or else the lists that they are in.
+        """
+        apart = [nearness(one[side], other[side]) + 1 for side in (0, 1)]
+        held = [[unit.path[:at] for at, unit in zip(apart, pair, strict=True)] for pair in (one, other)]
+        if self._equal_only_so(held):
+            return True
+        if _made_of(one[0]) == _made_of(one[1]) != _made_of(other[0]) == _made_of(other[1]):
+            return True
+        return self._equal_only_so([[_list(unit.path) for unit in pair] for pair in (one, other)])
+
+    def _equal_only_so(self, paths: list[list[Path]]) -> bool:
+        (t, s), (t2, s2) = ((self._held[0][own], self._held[1][theirs]) for own, theirs in paths)
+        return t == s and t2 == s2 and t != t2
+
+
+def _held(units: Iterable[Unit]) -> dict[Path, Counter[Hashable]]:
+    found: dict[Path, Counter[Hashable]] = defaultdict(Counter)
+    for unit in units:
+        for at in range(1, len(unit.path) + 1):
+            found[unit.path[:at]][unit.colour] += 1
+        if (row := _list(unit.path)) != unit.path:
+            found[row][unit.colour] += 1
+    return found
+
+
+def _list(path: Path) -> Path:
+    """A path without the number of its last component, as those beside it have it; itself where it has none."""
+    last = path[-1] if path else ""
+    return (*path[:-1], "{}" + "".join(c for c in last if not c.isdecimal())) if last[-1:].isdecimal() else path
+
+
+def _made_of(unit: Unit) -> Hashable:
+    vector = sum(n > 1 for n in unit.main.shape) < 2
+    # code adds biases to matrices and drops them; a norm with a bias is no scale that stands alone
+    return frozenset((role, piece.shape) for role, piece in unit.pieces.items() if vector or role != "bias")

@@ -1,0 +1,1 @@
+"""How two checkpoints differ (see `ckptool.diff`)."""

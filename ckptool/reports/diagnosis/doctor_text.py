@@ -1,0 +1,84 @@
+"""A diagnosis as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ...drawing.screen import Block, Part, screen, section
+from ...drawing.sizes import parameters_text, percent
+from ...errors import counted, printable
+from .doctor import Diagnosis, Finding
+from .fits import Fit
+
+_SHOWN = 12
+
+
+def doctor_text(found: Diagnosis, *, everything: bool = False, width: int = 120) -> str:
+    """What is wrong with a file, for a person: what is in the way, what is worth knowing, and what to type.
+
+    Args:
+        found: the diagnosis.
+        everything: show all of it. Else the text fits on a screen.
+        width: columns to fill. Commands are never folded.
+    """
+    return screen(_parts(found, everything), width, everything=everything)
+
+
+def explanation_text(findings: Sequence[Finding], *, everything: bool = False, width: int = 120) -> str:
+    """What an error message means, for a person."""
+    if not findings:
+        return "No message that ckptool knows. `ckptool doctor FILE` looks at the file itself."
+    lines = [line for number, one in enumerate(findings) for line in ([""] if number else []) + list(_explained(one))]
+    return screen(lines, width, everything=everything)
+
+
+def _explained(one: Finding) -> Iterator[str]:
+    yield f"{one.what[0].upper()}{one.what[1:]}"
+    yield from (f"    {command}" for command, _ in one.commands)
+    yield from (f"  - {action}" for action in one.actions)
+
+
+def _parts(found: Diagnosis, everything: bool) -> Iterator[Part]:
+    trouble = [one for one in found.findings if one.trouble]
+    others = [one for one in found.findings if not one.trouble]
+    verdict = "nothing is in the way" if not trouble else f"{counted(len(trouble), 'thing')} in the way"
+    if not trouble and found.fit and not found.fit.fits:
+        verdict = "it does not fit the model"
+    yield f"{printable(found.path)}: {verdict} ({printable(found.kind)})"
+    numbered = [[f"{n}. {one.what}", *(f"   - {action}" for action in one.actions)] for n, one in enumerate(trouble, 1)]
+    yield Block(items=numbered, indent="  ")
+    if found.fit is not None:
+        yield from fit_lines(found.fit, everything)
+    if found.cure:
+        title = "to mend it, type" if len(found.cure) == 1 else "to mend it, type one after the other"
+        yield from section(title, found.cure)
+        if found.fit and found.fit.commands:
+            yield f"    ({found.fit.commands[0][1]})"
+    known = set(found.cure)
+    commands = [(what, command) for one in trouble for command, what in one.commands if command not in known]
+    for what, command in commands:
+        yield from section(what or "to see more", [command])
+    yield from section("worth knowing", [one.what for one in others])
+    for what, command in [(what, command) for one in others for command, what in one.commands]:
+        yield from section(what or "for that", [command])
+
+
+def fit_lines(fit: Fit, everything: bool) -> Iterator[str]:
+    """How a file fits a model."""
+    yield ""
+    model = printable(fit.model)
+    met, whole = fit.parameters
+    share = f"{fit.common[0]:,} of {counted(fit.common[1], 'key')}, {percent(met, whole)} of {parameters_text(whole)}"
+    yield f"  {model}: {'fits' if fit.fits else 'DOES NOT FIT'}, {share}"
+    groups = (
+        ("missing in the file", [printable(key, 80) for key in fit.missing]),
+        ("not in the model", [printable(key, 80) for key in fit.unexpected]),
+        ("other shapes", [f"{printable(key, 60)} {file} | {model}" for key, file, model in fit.mismatched]),
+    )
+    for title, lines in groups:
+        if lines:
+            shown = lines if everything else lines[:_SHOWN]
+            more = f", … {len(lines) - len(shown):,} more" if len(lines) > len(shown) else ""
+            yield f"    {title} ({len(lines):,}): {', '.join(shown)}{more}"
+    if not fit.fits and not fit.commands:
+        yield "    nothing of the file fits by name, shape or structure: it is of another model, or of other sizes"

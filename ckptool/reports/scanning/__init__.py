@@ -1,0 +1,1 @@
+"""What unpickling a file would do (see `ckptool.scan`)."""

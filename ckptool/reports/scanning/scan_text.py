@@ -1,0 +1,57 @@
+"""The report of `ckptool scan`, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...drawing.screen import Block, Part, screen
+from ...drawing.sizes import size_text
+from ...errors import counted, printable
+from .scan import Finding, Scan
+
+_FINDINGS, _PROBLEMS = 12, 8
+
+
+def scan_text(seen: Scan, *, everything: bool = False, width: int = 120) -> str:
+    """What unpickling a file would do, for a person: the verdict, then what it follows from.
+
+    Args:
+        seen: the report.
+        everything: list the names of tensors and plain data as well, and all places.
+        width: columns to fill.
+    """
+    return screen(_scanned(seen, everything), width, everything=everything)
+
+
+def _scanned(seen: Scan, everything: bool) -> Iterator[Part]:
+    beyond = len(seen.unsafe)
+    verdict = {
+        "safe": "safe, tensors and plain data only" if seen.pickles else "safe, it holds no pickle",
+        "unsafe": f"NOT SAFE, {counted(beyond, 'name')} beyond plain data",
+        "unknown": "CANNOT TELL, not all of it can be read",
+    }[seen.verdict]
+    yield f"{printable(seen.path)}: {verdict}"
+    yield Block(items=[printable(line, 160) for line in seen.problems], most=_PROBLEMS)
+    if everything:
+        yield f"  {printable(seen.kind)}, {size_text(seen.bytes)}, {counted(len(seen.pickles), 'pickle')}"
+        yield Block(items=[printable(place, 100) for place in seen.pickles if place])
+    for group in dict.fromkeys(one.group for one in seen.findings):
+        inside = [one for one in seen.findings if one.group == group]
+        if everything or inside[0] in seen.unsafe:
+            shown = inside if everything else inside[:_FINDINGS]
+            items = [list(_finding(one, len(seen.pickles) > 1, everything)) for one in shown]
+            yield Block([f"  {group}:"], items, more=len(inside) - len(shown))
+    refused = [one.name for one in seen.findings if one.group == "plain data" and not one.plain]
+    if seen.verdict == "safe" and refused:
+        names = ", ".join(printable(name, 60) for name in refused[:6]) + (", …" if len(refused) > 6 else "")
+        yield f"    torch.load(weights_only=True) does not know {names}"
+    yield Block(items=[printable(line, 160) for line in seen.notes])
+
+
+def _finding(one: Finding, several: bool, everything: bool) -> Iterator[str]:
+    where = [printable(place, 60) for place in one.places if place and (several or one.program)]
+    places = f" in {', '.join(where if everything else where[:2])}{', …' if len(where) > 2 and not everything else ''}"
+    calls = f"called {counted(one.calls, 'time')}" if one.calls else "carried" if one.program else "named"
+    yield f"{printable(one.name, 100)}: {calls}{places if where else ''}"
+    if one.group == "code execution" or everything:
+        yield from (f"    {example}" for example in one.examples)

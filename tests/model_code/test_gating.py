@@ -1,0 +1,182 @@
+"""Gates that the forward pass of a model shows: what goes through an activation before it is multiplied in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+from torch.nn import functional as F
+
+import ckptool
+from ckptool.model_code.building import signature_of
+from ckptool.porting.sources import match_signature
+
+
+class Apart(nn.Module):
+    """A gated block of three layers; the layer that is registered GATE-th is the gate."""
+
+    def __init__(self, names: tuple[str, str, str], gate: int, *, both: bool = False) -> None:
+        super().__init__()
+        self.names, self.gate, self.both = names, gate, both
+        for name, (inputs, outputs) in zip(names, ((8, 24), (8, 24), (24, 8)), strict=True):
+            self.add_module(name, nn.Linear(inputs, outputs, bias=False))
+
+    def forward(self, x: Any) -> Any:
+        one, other, down = (self.get_submodule(name) for name in self.names)
+        gate, up = (one, other) if self.gate == 0 else (other, one)
+        return down(F.silu(gate(x)) * (up(x).tanh() if self.both else up(x)))
+
+
+class Joined(nn.Module):
+    """The same with one layer for two things, of which the GATE-th half of the outputs is the gate."""
+
+    def __init__(self, gate: int, *, sliced: bool = False, name: str = "inner") -> None:
+        super().__init__()
+        self.gate, self.sliced, self.name = gate, sliced, name
+        self.add_module(name, nn.Linear(8, 48, bias=False))
+        self.down = nn.Linear(24, 8, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        both = self.get_submodule(self.name)(x)
+        halves = (both[..., :24], both[..., 24:]) if self.sliced else both.chunk(2, -1)
+        return self.down(F.gelu(halves[self.gate]) * halves[1 - self.gate])
+
+
+class Net(nn.Module):
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.block = block
+        self.last = nn.Linear(8, 5)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.block(self.first(x)))
+
+
+NAMED = ("gate_proj", "up_proj", "down_proj")
+
+
+def entries(source: nn.Module, model: nn.Module, *, trace: bool = True) -> dict[str, Any]:
+    tensors = dict(Net(source).state_dict())
+    wanted = signature_of(Net(model), inputs=(torch.zeros(2, 3, 8),), trace=trace)
+    mapping = match_signature(tensors, wanted)
+    return {entry.target.removeprefix("block."): entry for entry in mapping.entries}
+
+
+@pytest.mark.parametrize("names", [("fc1", "fc2", "fc3"), ("one", "other", "back")])
+@pytest.mark.parametrize("gate", [0, 1])
+def test_what_goes_through_the_activation_is_the_gate_whatever_it_is_called(
+    names: tuple[str, str, str], gate: int
+) -> None:
+    made = entries(Apart(NAMED, 0), Apart(names, gate))
+    assert str(made[f"{names[gate]}.weight"].expr) == "block.gate_proj.weight"
+    assert str(made[f"{names[1 - gate]}.weight"].expr) == "block.up_proj.weight"
+    assert {entry.status for entry in made.values()} == {"mapped"}
+
+
+def test_two_layers_that_both_go_through_an_activation_tell_no_gate() -> None:
+    made = entries(Apart(NAMED, 0), Apart(("one", "other", "back"), 0, both=True))
+    assert made["one.weight"].status == made["other.weight"].status == "guessed"
+
+
+def test_which_of_two_layers_without_a_meaning_is_the_gate_is_a_guess_though_the_model_shows_its_own() -> None:
+    made = entries(Apart(("w_a", "w_b", "w_c"), 0), Apart(NAMED, 0))
+    assert made["gate_proj.weight"].status == made["up_proj.weight"].status == "guessed"
+
+
+@pytest.mark.parametrize("gate", [0, 1])
+@pytest.mark.parametrize("target", [NAMED, ("one", "other", "back")])
+@pytest.mark.parametrize(
+    "names",
+    [("fc_1", "fc_2", "proj"), ("dense_in", "dense_out", "last"), ("expand", "act", "out"), ("lin1", "lin2", "o")],
+)
+def test_words_of_a_plain_block_tell_no_gate_of_a_gated_one(
+    names: tuple[str, str, str], target: tuple[str, str, str], gate: int
+) -> None:
+    """`fc_1` and `fc_2` are up and down elsewhere; two layers of one size beside a third are neither."""
+    made = entries(Apart(names, 0), Apart(target, gate))
+    assert made[f"{target[0]}.weight"].status == made[f"{target[1]}.weight"].status == "guessed"
+
+
+def test_one_layer_that_is_called_as_what_a_gate_is_multiplied_with_tells_the_other() -> None:
+    made = entries(Apart(("act", "up", "out"), 0), Apart(("one", "other", "back"), 1))
+    assert str(made["one.weight"].expr) == "block.up.weight"
+    assert made["one.weight"].status == made["other.weight"].status == "mapped"
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+@pytest.mark.parametrize("name", ["inner", "w13", "gate_up_proj"])
+@pytest.mark.parametrize("gate", [0, 1])
+def test_the_half_that_goes_through_the_activation_is_that_of_the_gate(gate: int, name: str, sliced: bool) -> None:
+    made = entries(Apart(NAMED, 0), Joined(gate, sliced=sliced, name=name))
+    parts = ["block.gate_proj.weight", "block.up_proj.weight"]
+    assert str(made[f"{name}.weight"].expr) == f"cat(0, {parts[gate]}, {parts[1 - gate]})"
+    assert made[f"{name}.weight"].status == "mapped"
+
+
+def test_which_half_is_the_gate_is_a_guess_where_the_model_was_not_followed() -> None:
+    assert entries(Apart(NAMED, 0), Joined(0), trace=False)["inner.weight"].status == "guessed"
+
+
+def test_which_half_of_a_source_is_the_gate_is_a_guess_though_the_model_shows_its_own() -> None:
+    made = entries(Joined(0), Apart(NAMED, 0))
+    assert made["gate_proj.weight"].status == made["up_proj.weight"].status == "guessed"
+
+
+class Dilated(nn.Module):
+    """Layers of which each adds what a tanh and a sigmoid give: with a list for each kind, or in blocks."""
+
+    def __init__(self, *, blocks: bool, gate: int = 1, names: tuple[str, str] = ("filters", "gates")) -> None:
+        super().__init__()
+        self.blocks, self.gate, self.names, depth = blocks, gate, names, 3
+        if blocks:
+            self.layers = nn.ModuleList(nn.ModuleDict({"both": nn.Conv1d(4, 12, 2)}) for _ in range(depth))
+        else:
+            for name in names:
+                self.add_module(name, nn.ModuleList(nn.Conv1d(4, 6, 2) for _ in range(depth)))
+        self.skips = nn.ModuleList(nn.Conv1d(6, 5, 1) for _ in range(depth))
+        self.backs = nn.ModuleList(nn.Conv1d(6, 4, 1) for _ in range(depth))
+
+    def forward(self, x: Any) -> Any:
+        total: Any = 0
+        for n, (skip, back) in enumerate(zip(self.skips, self.backs, strict=True)):
+            padded = F.pad(x, (1, 0))
+            if self.blocks:
+                halves = self.layers[n]["both"](padded).chunk(2, 1)
+                wave, gate = halves[1 - self.gate], halves[self.gate]
+            else:
+                wave, gate = (self.get_submodule(f"{name}.{n}")(padded) for name in ("filters", "gates"))
+            mixed = torch.tanh(wave) * torch.sigmoid(gate)
+            x, total = x + back(mixed), total + skip(mixed)
+        return total
+
+
+@pytest.mark.parametrize("names", [("filters", "gates"), ("gates", "filters")])
+@pytest.mark.parametrize("gate", [0, 1])
+def test_lists_beside_each_other_are_one_list_of_layers_in_which_the_sigmoid_takes_the_gate(
+    gate: int, names: tuple[str, str]
+) -> None:
+    source, target = Dilated(blocks=False, names=names), Dilated(blocks=True, gate=gate)
+    x = torch.randn(2, 4, 9)
+    mapping = match_signature(dict(source.state_dict()), signature_of(target, inputs=(torch.zeros(2, 4, 9),)))
+    assert {entry.status for entry in mapping.entries} == {"mapped"}
+    assert mapping.unused == ()
+    ckptool.load_into(target, source.state_dict(), mapping=mapping)
+    torch.testing.assert_close(target(x), source(x))
+
+
+@pytest.mark.parametrize("gate", [0, 1])
+def test_blocks_are_taken_apart_into_the_lists_of_a_model(gate: int) -> None:
+    source, target = Dilated(blocks=True), Dilated(blocks=False)
+    mapping = match_signature(dict(source.state_dict()), signature_of(target, inputs=(torch.zeros(2, 4, 9),)))
+    parts = {
+        entry.target: str(entry.expr) for entry in mapping.entries if entry.target.startswith(("filters", "gates"))
+    }
+    assert parts["filters.1.weight"] == "slice(layers.1.both.weight, 0, 0, 6)"
+    assert parts["gates.1.weight"] == "slice(layers.1.both.weight, 0, 6, 12)"
+    guessed = {entry.target for entry in mapping.having("guessed")}
+    assert guessed == set(parts), "which half is the gate is in the source's code only"
