@@ -14,7 +14,7 @@ import ckptool
 from ckptool.disk.door import Directory
 from ckptool.disk.work import Work
 from ckptool.errors import CannotCarry, CheckpointError, NotFound, OutputExists, TrainingFailed, Unwritable
-from ckptool.train import Save, curves, run, saving
+from ckptool.train import Save, curves, run
 
 SMALL = replace(SAME, samples=30, batch_size=8, epochs=1)
 ALL = ("wrapped", "wrapped:legacy", "wrapped:safetensors", "full", "full:legacy", "model", "dcp")
@@ -117,13 +117,13 @@ def test_what_a_killed_rank_left_of_a_file_is_cleared(tmp_path):
         ]:
             work.create(name).close()
             work.close()
-    saving.clear(config)
+    checkpoints.clear(config)
     assert sorted(tmp_path.iterdir()) == sorted(keep)
 
 
 def test_a_model_that_cannot_be_pickled_is_refused_and_nothing_is_left(tmp_path):
     with pytest.raises(CannotCarry, match="cannot be pickled"):
-        saving.write({"hook": lambda: None}, tmp_path / "x.pth", Save("model"))
+        checkpoints.write({"hook": lambda: None}, tmp_path / "x.pth", Save("model"))
     assert list(tmp_path.iterdir()) == []
 
 
