@@ -65,6 +65,61 @@ _OUTPUT: tuple[Callable[[Any], Any], ...] = (
     click.option("-v", "--verbose", is_flag=True, help="Also list every key that changes."),
 )
 
+#: How `transfer` finds what goes where, and proves it.
+_MATCHING: tuple[Callable[[Any], Any], ...] = (
+    click.option(
+        "--hint", "hints", multiple=True, metavar="OLD=NEW", help="Names of the source and what the model calls them."
+    ),
+    click.option(
+        "--by", type=click.Choice(["evidence", "position"]), default="evidence", help="position: the n-th to the n-th."
+    ),
+    click.option("--first", type=click.IntRange(1), metavar="N", help="With --by position: fill N tensors only."),
+    click.option(
+        "--start", type=click.IntRange(0), default=0, metavar="K", help="With --by position: skip K of the source."
+    ),
+    click.option(
+        "--mapping", "mapping_file", type=FileName(), metavar="FILE", help="Replay a mapping file instead of matching."
+    ),
+    click.option("--invert", is_flag=True, help="With --mapping: the way back."),
+    click.option(
+        "--save-mapping",
+        type=SideOutput("mapping", same_is_fine=True),
+        metavar="FILE",
+        help="Write the mapping as YAML, to read, edit and replay.",
+    ),
+    click.option(
+        "--source-model",
+        metavar="SRC.py[:NAME]",
+        help="The source's own code: its order counts, and --prove can run it.",
+    ),
+    click.option("--source-kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for it."),
+    click.option("--prove", is_flag=True, help="Run both models on the same inputs and compare; settle doubts by it."),
+    click.option(
+        "--reference", type=FileName(), metavar="FILE", help="Saved inputs and outputs of the source, to prove against."
+    ),
+    click.option(
+        "--patience",
+        type=click.FloatRange(0),
+        default=300.0,
+        metavar="SECONDS",
+        help="How long a proof may look for what makes outputs equal (300).",
+    ),
+    click.option(
+        "--input",
+        "inputs",
+        multiple=True,
+        metavar="SPEC",
+        help="Example input: 'float32[2,3,64,64]', 'int64[2,12]<100'.",
+    ),
+    click.option(
+        "--source-input",
+        "source_inputs",
+        multiple=True,
+        metavar="SPEC",
+        help="Example input of the source's code, if it takes them in another form.",
+    ),
+)
+
 _WRITING: tuple[Callable[[Any], Any], ...] = (
     click.argument("source", type=FileName(), metavar="IN"),
     click.argument("target", type=FileName(), metavar="OUT", required=False),
@@ -83,5 +138,12 @@ def writing_options(command: _Command) -> _Command:
 def output_options(command: _Command) -> _Command:
     """The same for a command with inputs of its own: neither IN and OUT nor --in-place."""
     for decorate in reversed(_OUTPUT):
+        command = decorate(command)
+    return command
+
+
+def matching_options(command: _Command) -> _Command:
+    """How `transfer` finds what goes where, and proves it."""
+    for decorate in reversed(_MATCHING):
         command = decorate(command)
     return command

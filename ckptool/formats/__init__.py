@@ -16,7 +16,7 @@ _HOMES = {
     **dict.fromkeys(
         ("FOLDERS", "FORMATS", "find_format", "named_format", "refuse_folder", "split_of", "target_format"), "_choice"
     ),
-    "Salvage": "_salvage",
+    **dict.fromkeys(("NothingLeft", "Salvage"), "_salvage"),
 }
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ._choice import refuse_folder as refuse_folder
     from ._choice import split_of as split_of
     from ._choice import target_format as target_format
+    from ._salvage import NothingLeft as NothingLeft
     from ._salvage import Salvage as Salvage
     from .opening import detect as detect
     from .opening import open as open

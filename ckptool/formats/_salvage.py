@@ -36,6 +36,10 @@ _INNER = (".pth", ".pt", ".bin", ".ckpt", ".safetensors", ".tar", ".pkl")
 _DEEPEST = 3
 
 
+class NothingLeft(Malformed):
+    """What says what the tensors are is lost, so that no repair can help."""
+
+
 @dataclass(frozen=True, slots=True)
 class Salvage:
     """What was saved of a file.
@@ -188,7 +192,7 @@ def _inside(
     inside = {name[len(folder) :]: m for name, m in archive.members.items() if name.startswith(folder)}
     cut = {name[len(folder) :] for name in cut if name.startswith(folder)}
     if "data.pkl" in cut:
-        raise Malformed(
+        raise NothingLeft(
             "nothing can be saved: its pickle, which says what the tensors are, is cut short", where=archive.file.path
         )
     if any(member.method == DEFLATED for member in inside.values()):

@@ -256,15 +256,15 @@ def _where_in_user_code(error: BaseException, place: str) -> list[str]:
 
 
 def signature_for(model: Any, *, inputs: Any = None, kwargs: Mapping[str, Any] | None = None) -> Signature:
-    """The signature of a module, or of the code that a text names (which is imported and run).
+    """The signature of a module, of code that was found, or of the code that a text names (which is imported and run).
 
     Raises:
         RuleError: MODEL is neither.
     """
-    if not isinstance(model, str | os.PathLike):
-        return signature_of(unwrapped(require_model(model)), inputs=inputs)
-    found = find_model(str(model), kwargs)
-    return signature_of(unwrapped(build(found)), inputs=inputs)
+    if isinstance(model, str | os.PathLike):
+        model = find_model(str(model), kwargs)
+    made = build(model) if isinstance(model, ModelSource) else require_model(model)
+    return signature_of(unwrapped(made), inputs=inputs)
 
 
 def require_model(model: Any) -> torch.nn.Module:

@@ -381,14 +381,14 @@ def inputs_for(model: torch.nn.Module, name: str, among: int) -> Iterator[InputS
         yield from (*plain, *tokens)
 
 
-def read_inputs(inputs: Any) -> Any:
-    """Inputs as they may be given: texts, tensors, or specs; positional or by name."""
+def read_inputs(inputs: Any, option: str = "--input") -> Any:
+    """Inputs as they may be given: texts, tensors, or specs; positional or by name. OPTION is as in `parse_inputs`."""
     if inputs is None:
         return None
     if isinstance(inputs, str):
         inputs = [inputs]
     if isinstance(inputs, Mapping):
-        return {k: (parse_inputs([v])[0] if isinstance(v, str) else v) for k, v in inputs.items()}  # type: ignore[index]
+        return {k: (parse_inputs([v], option)[0] if isinstance(v, str) else v) for k, v in inputs.items()}  # type: ignore[index]
     if all(isinstance(one, str) for one in inputs):
-        return parse_inputs(inputs)
+        return parse_inputs(inputs, option)
     return list(inputs)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from . import mapping as data
 from .mapping import Entry
@@ -13,6 +13,7 @@ from .mapping import Entry
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
     from ..disk.files import StrPath
+    from ..model_code.signature import Signature
 
 
 class Mapping(data.Mapping):
@@ -63,6 +64,11 @@ def transfer(
     inputs: Any = None,
     source_model: Any = None,
     source_inputs: Any = None,
+    mapping: data.Mapping | None = None,
+    invert: bool = False,
+    by: Literal["evidence", "position"] = "evidence",
+    first: int | None = None,
+    start: int = 0,
     prove: bool = False,
     reference: Any = None,
     patience: float = 300.0,
@@ -78,6 +84,10 @@ def transfer(
         inputs: example inputs for a forward pass, as texts (`float32[2,3,64,64]`) or tensors; worked out if None.
         source_model: the source's own code, as `model`. Its order of execution then counts, too.
         source_inputs: example inputs for the source's code, where it takes them in another form than the model.
+        mapping: use this one, that was read or made before, instead of matching.
+        invert: use it the other way round.
+        by: "position" takes the n-th tensor for the n-th, whatever their names.
+        first, start: by position, fill so many tensors only, and skip so many of the source.
         prove: run both models on the same inputs, and settle doubts by what comes out. Needs SOURCE_MODEL.
         reference: a file of inputs and outputs that were saved where the source's code runs (`input`, `input.NAME` …,
             `output` …), to compare with in place of running it.
@@ -93,34 +103,34 @@ def transfer(
     """
     from ..model_code.building import signature_for
     from ..model_code.inputs import read_inputs
-    from .sources import match_signature, require_fit
+    from .sources import by_position, match_signature, open_source, require_fit
 
-    given = read_inputs(inputs)
+    given, own = read_inputs(inputs), read_inputs(source_inputs, "--source-input")
+    ckpt = open_source(source)
     target = signature_for(model, inputs=given)
-    theirs = read_inputs(source_inputs) if source_inputs is not None else given
-    code = None if source_model is None else signature_for(source_model, inputs=theirs)
-    rules = [hints] if isinstance(hints, str) else hints
-    mapping = match_signature(source, target, at=at, hints=rules, source_code=code)
+    found: data.Mapping
+    if mapping is not None:
+        found = _replayed(mapping, ckpt, target, at=at, invert=invert)
+    elif by == "position":
+        found = by_position(ckpt, target, at=at, first=first, start=start)
+    else:
+        theirs = given if own is None else own
+        code = None if source_model is None else signature_for(source_model, inputs=theirs)
+        rules = [hints] if isinstance(hints, str) else hints
+        found = match_signature(ckpt, target, at=at, hints=rules, source_code=code)
     if reference is not None:
         from .prove import prove_against
 
-        mapping = prove_against(mapping, source, model, reference, patience=patience, progress=progress)
+        found = prove_against(found, ckpt, model, reference, patience=patience, progress=progress)
     elif prove:  # which may find what matching does not
         from .prove import prove as prove_mapping
 
-        own = read_inputs(source_inputs)
-        mapping = prove_mapping(
-            mapping,
-            source,
-            source_model,
-            model,
-            inputs=given,
-            source_inputs=own,
-            patience=patience,
-            progress=progress,
+        found = prove_mapping(
+            found, ckpt, source_model, model, inputs=given, source_inputs=own, patience=patience, progress=progress
         )
-    require_fit(mapping, source, target)
-    return Mapping.of(mapping)
+    if mapping is None and by != "position":
+        require_fit(found, ckpt, target)
+    return Mapping.of(found)
 
 
 def load_into(
@@ -165,15 +175,26 @@ def load_into(
     return found
 
 
-def _for_model(mapping: Mapping, source: Any, model: Any) -> Mapping:
+def _for_model(mapping: data.Mapping, source: Any, model: Any) -> Mapping:
     """A mapping that was read or made before, for this model and source, whose shapes it has to fit."""
     from ..model_code.trace import signature_of
-    from .mapping_file import for_target
     from .sources import open_source
 
-    weights = open_source(source).state_dict(mapping.at)
-    shapes = {key: tensor.shape for key, tensor in weights.tensors.items()}
-    return Mapping.of(for_target(mapping, signature_of(model, trace=False), shapes))
+    return Mapping.of(_replayed(mapping, open_source(source), signature_of(model, trace=False)))
+
+
+def _replayed(
+    mapping: data.Mapping, ckpt: Checkpoint, target: Signature, *, at: str | None = None, invert: bool = False
+) -> data.Mapping:
+    """A mapping that was read or made before, forth or back, for these sizes."""
+    from . import mapping_file
+
+    if invert:
+        mapping = mapping_file.invert(mapping, {key: entry.shape for key, entry in target.entries.items()})
+    if at is not None:
+        mapping = replace(mapping, at=at)
+    weights = ckpt.state_dict(mapping.at)
+    return mapping_file.for_target(mapping, target, {key: tensor.shape for key, tensor in weights.tensors.items()})
 
 
 def _patterns(given: bool | Sequence[str]) -> Sequence[str] | None:

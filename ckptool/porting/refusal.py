@@ -11,6 +11,21 @@ from ..keys import Pattern, Rename, closest, collapse
 from .mapping import Entry, Mapping, different
 
 
+def require_proof(mapping: Mapping, unproved: str) -> None:
+    """Refuse a mapping whose outputs were compared in vain. UNPROVED is the command that asks for no proof.
+
+    Raises:
+        Doubtful: it says what the comparison showed.
+    """
+    proof = mapping.proof
+    if proof is None or proof.get("equal"):
+        return
+    by_hand = "--input 'float32[2,3,64,64]' gives the inputs, if there are some for both"
+    written = "nothing was written; as matching has it, unproved, it is written by:"
+    evidence = [written] if proof.get("compared", True) else [by_hand, written]
+    raise Doubtful(f"not proved: {proof.get('text')}", where=mapping.target, evidence=evidence, hint=unproved)
+
+
 def require_accepted(
     mapping: Mapping, guesses: Sequence[str] | None, gaps: Sequence[str] | None, command: str = ""
 ) -> None:

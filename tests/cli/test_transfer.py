@@ -430,7 +430,7 @@ def test_a_mapping_file_is_refused_before_the_models_code_runs(run: Run, folder:
 
 
 def test_an_argument_is_json_or_a_text(run: Run) -> None:
-    from ckptool.cli.transfer import _kwargs
+    from ckptool.cli.typed import keyword_arguments as _kwargs
 
     told = ["a=1", "b=[1, 2]", "c=x", "d=True", "e=NaN", "f=" + "[" * 100_000, "g=" + "9" * 5000, 'h={"i": null}']
     read = _kwargs(told, "--kwargs")

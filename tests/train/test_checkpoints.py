@@ -14,7 +14,7 @@ import ckptool
 from ckptool.disk.door import Directory
 from ckptool.disk.work import Work
 from ckptool.errors import CannotCarry, CheckpointError, NotFound, OutputExists, TrainingFailed, Unwritable
-from ckptool.train import Save, curves, run
+from ckptool.train import Save, checkpoints, curves, run
 
 SMALL = replace(SAME, samples=30, batch_size=8, epochs=1)
 ALL = ("wrapped", "wrapped:legacy", "wrapped:safetensors", "full", "full:legacy", "model", "dcp")

@@ -21,7 +21,7 @@ from .progress import PATIENCE, Progress, Tell
 from .recorder import follow
 from .reference import read_reference
 from .same_inputs import same_inputs
-from .settle import settle
+from .settle import nothing_compared, settle
 from .source_code import adapter_factors, built, load_own
 from .trial import Trial
 from .verdict import Verdict, judge
@@ -83,8 +83,7 @@ def prove(
     except CannotCarry as error:
         if inputs is not None or source_inputs is not None:
             raise
-        proof = {"equal": False, "text": f"nothing could be compared: {error.what}", "first_divergence": None}
-        return replace(mapping, proof=proof | {"runs": trial.runs, "changes": [], "unfelt": []})
+        return replace(mapping, proof=nothing_compared(error.what, trial.runs) | {"changes": [], "unfelt": []})
     assert both.flow is not None
     trial.inputs = both.values
     more = [values for seed in _MORE_SEEDS if (values := both.made(seed)) is not None]

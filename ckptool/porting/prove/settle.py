@@ -37,7 +37,7 @@ def settle(
     verdict = judge(expected, seen, entries)
     if seen is None or (not verdict.compared and verdict.agreeing <= 0 and not expected.uses):
         what = "the model cannot be run on these inputs" if seen is None else "no output is of the size of a saved one"
-        return replace(mapping, proof=_proof(False, f"nothing could be compared: {what}", None, trial.runs))
+        return replace(mapping, proof=nothing_compared(what, trial.runs))
     changed: dict[str, None] = {}
     if not verdict.equal:
         entries, seen, verdict, changed = search(entries, seen, verdict, trial, expected)
@@ -163,6 +163,11 @@ def _unfelt_text(keys: Sequence[str]) -> str:
 def _few(keys: Sequence[str]) -> str:
     patterns = [group.pattern for group in collapse([(key, None) for key in keys])]
     return ", ".join(printable(p, 60) for p in patterns[:3]) + (", …" if len(patterns) > 3 else "")
+
+
+def nothing_compared(why: str, runs: int) -> dict[str, Any]:
+    """The proof where no outputs could be compared, so that it says nothing against the mapping."""
+    return {**_proof(False, f"nothing could be compared: {why}", None, runs), "compared": False}
 
 
 def _proof(equal: bool, text: str, divergence: str | None, runs: int) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from ...checkpoint import Checkpoint, StateDict
 from ...disk.files import StrPath, beside, shell_path, shell_quote
 from ...disk.urls import open_file
 from ...errors import CheckpointError, Unreadable, counted, printable
+from ...formats import NothingLeft, salvage
 from ...formats import open as open_checkpoint
-from ...formats import salvage
 from ...formats.torch_zip import FORMAT as TORCH_ZIP
 from ...formats.torch_zip import NO_VERSION
 from ...inert.allowed import PLAIN, named_globals
@@ -227,7 +227,7 @@ def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
         found = salvage(path)
     except CheckpointError as refused:
         finding = Finding("unreadable", what, actions=actions)
-        if refused.what.startswith("nothing can be saved: its pickle"):
+        if isinstance(refused, NothingLeft):
             finding.actions.append(refused.what)
     else:
         command = f"ckptool repair {file} {out}"

@@ -1,0 +1,76 @@
+"""What was typed: arguments for code, options whose value may be left out, and the command itself, for hints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ..disk.documents import read_json
+from ..disk.files import is_file, shell_quote
+from ..errors import Malformed, RuleError, printable
+
+#: Stands for the value of an option that was given without one.
+ALL = "*"
+
+
+class WithPatterns(click.Command):
+    """A command with options whose value may be left out, and then means all: never a file that stands after it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse ARGS, with `*` for a value that was left out."""
+        told = [
+            f"{word}={ALL}" if word in ("--accept-guesses", "--partial") and _is_a_file(after) else word
+            for word, after in zip(args, [*args[1:], ""], strict=False)
+        ]
+        return super().parse_args(ctx, told)
+
+
+def _is_a_file(word: str) -> bool:
+    return is_file(word) or word.partition(":")[0].endswith(".py")
+
+
+#: Words of Python that are none of JSON.
+_PYTHON = {"True": True, "False": False, "None": None, "NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def keyword_arguments(texts: Sequence[str], option: str) -> dict[str, Any]:
+    """The arguments NAME=VALUE for a class or factory: JSON, words of Python, else text."""
+    out = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise RuleError(f"{printable(text)!r} is not NAME=VALUE", where=option, hint=f"{option} classes=10")
+        try:
+            out[name] = read_json(value)
+        except Malformed:
+            out[name] = _PYTHON.get(value, value)
+        if isinstance(out[name], list):
+            out[name] = tuple(out[name])
+    return out
+
+
+def command_as_typed(without: Sequence[str] = (), swapped: dict[str, str] | None = None) -> str:
+    """The command as it was typed, to be shown with what would accept the rest added.
+
+    Args:
+        without: options that are left out, with their values.
+        swapped: words that take the place of others.
+    """
+    words: list[str] = []
+    dropped = False
+    for word in click.get_current_context().find_root().obj:
+        if dropped and without:
+            dropped = False
+            continue
+        name, equals, _ = word.partition("=")
+        if name in without:
+            dropped = not equals and name != "--prove"
+            continue
+        words.append((swapped or {}).get(word, word))
+    if "--" in words:  # what is added is to be an option again
+        at = words.index("--")
+        words[at:] = [f"./{word}" if word.startswith("-") else word for word in words[at + 1 :]]
+    return "ckptool " + " ".join(map(shell_quote, words))
