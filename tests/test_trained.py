@@ -11,7 +11,7 @@ import pytest
 from same import graph
 
 import ckptool
-from ckptool.train.config import STRATEGIES
+from ckptool.train.ways import WAYS
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 TRAINED = FIXTURES / "trained"
@@ -37,7 +37,7 @@ def test_every_file_is_in_the_manifest_with_its_checksum_and_how_it_was_made():
 
 
 def test_all_strategies_are_there_and_all_together_are_small():
-    for strategy in STRATEGIES:
+    for strategy in WAYS:
         assert f"housing-{strategy}-wrapped.pth" in FILES
         assert f"housing-{strategy}-full.pth" in FILES
     assert sum((TRAINED / name).stat().st_size for name in FILES) < 3_000_000

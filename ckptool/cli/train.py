@@ -23,11 +23,11 @@ from ..train.config import (
     OPTIMIZERS,
     SAVES,
     SCHEDULES,
-    STRATEGIES,
     TASKS,
     Config,
     split_saves,
 )
+from ..train.ways import WAYS
 from . import _Terminated
 from .options import FileName
 
@@ -100,7 +100,7 @@ Tasks:
 
 Strategies:
 
-{_table(STRATEGIES)}
+{_table({name: way.title for name, way in WAYS.items()})}
 
 Kinds of --save, each as KIND or KIND:CONTAINER ({", ".join(CONTAINERS)}):
 

@@ -12,19 +12,7 @@ from typing import Any
 
 from ..disk.files import StrPath
 from ..errors import RuleError, printable
-
-#: Strategy -> what it is, in a line. The classes are in `strategies`, which needs torch.
-STRATEGIES = {
-    "single": "one device",
-    "data-parallel": "nn.DataParallel: one process, the batch split over several GPUs",
-    "functional": "nn.parallel.data_parallel: the same split, without a wrapper",
-    "manual": "replicas, scatter and allreduce written out by hand, in one process",
-    "average-gradients": "processes that average every gradient by hand",
-    "ddp": "DistributedDataParallel: a process for each device",
-    "fsdp": "fully_shard (FSDP2): a process for each device, parameters in shards",
-}
-#: The strategies that run one process for each device.
-IN_PROCESSES = ("average-gradients", "ddp", "fsdp")
+from .ways import WAYS, Way
 
 #: Task -> what it is, in a line. What they are made of is in `tasks`.
 TASKS = {
@@ -101,7 +89,7 @@ class Config:
     """Everything that a run is told. What is not given has the default of `ckptool train`, which explains each.
 
     Attributes:
-        task, strategy: names out of TASKS and STRATEGIES.
+        task, strategy: names out of TASKS and WAYS.
         out: folder for what is saved; made if it is not there.
         devices: "auto", "cpu", "cuda", or a list such as ("cuda:0", "cuda:1").
         nproc: processes, or replicas of `manual` on a CPU; None: as many as there are devices.
@@ -153,15 +141,14 @@ class Config:
     verbose: bool = False
 
     @property
-    def in_processes(self) -> bool:
-        """Whether this strategy runs a process for each device."""
-        return self.strategy in IN_PROCESSES
+    def way(self) -> Way:
+        """What the strategy is."""
+        return WAYS[self.strategy]
 
     @property
     def saves(self) -> tuple[Save, ...]:
         """What is saved. Unless something else is asked for: the weights, and what a run can be resumed from."""
-        default = ("wrapped", "full", "dcp") if self.strategy == "fsdp" else ("wrapped", "full")
-        return tuple(dict.fromkeys(Save.parse(text) for text in self.save or default))
+        return tuple(dict.fromkeys(Save.parse(text) for text in self.save or self.way.saves))
 
     @property
     def compiles(self) -> bool:
@@ -180,7 +167,7 @@ class Config:
             RuleError: an option has a value that does not exist, or two options contradict each other.
         """
         _one_of("--task", self.task, TASKS)
-        _one_of("--strategy", self.strategy, STRATEGIES)
+        _one_of("--strategy", self.strategy, WAYS)
         _one_of("--optimizer", self.optimizer, OPTIMIZERS)
         with_numbers("--init", self.init, INITS)
         name, numbers = with_numbers("--schedule", self.schedule, SCHEDULES)
@@ -218,10 +205,10 @@ class Config:
             raise RuleError("must be between 0 and 1", where="--test-fraction", hint="--test-fraction 0.2")
         if any(save.kind == "full-2018" for save in self.saves) and not self.wrap_optimizer:
             raise RuleError("belongs to --wrap-optimizer", where="--save full-2018", hint="--save full")
-        if self.wrap_optimizer and self.strategy != "data-parallel":
-            raise RuleError("belongs to --strategy data-parallel", where="--wrap-optimizer")
-        if self.strategy == "fsdp":
-            self._check_fsdp()
+        if self.wrap_optimizer and not self.way.wraps_optimizer:
+            wrapping = " or ".join(name for name, way in WAYS.items() if way.wraps_optimizer)
+            raise RuleError(f"belongs to --strategy {wrapping}", where="--wrap-optimizer")
+        self._check_way()
         if not self.rendezvous.startswith(("env://", "tcp://", "file://")):
             raise RuleError(
                 f"{printable(self.rendezvous)} is no rendezvous",
@@ -238,15 +225,15 @@ class Config:
             if getattr(self, option) is not None and (self.task != task or self.data is None):
                 raise RuleError(f"belongs to --task {task} --data", where=f"--{option}")
 
-    def _check_fsdp(self) -> None:
-        for kind, why in (
-            ("model", "the classes that fully_shard makes cannot be pickled"),
-            ("ema", "AveragedModel copies the model, which fully_shard does not allow"),
-        ):
+    def _check_way(self) -> None:
+        """Refuse what the strategy cannot do."""
+        name, way = self.strategy, self.way
+        for kind, why in way.never_saves.items():
             if any(save.kind == kind for save in self.saves):
-                raise RuleError(why, where=f"--save {kind} with fsdp", hint="--save wrapped,full,dcp")
-        if self.amp == "fp16":
-            raise RuleError("fsdp is trained in bf16 here", where="--amp fp16", hint="--amp bf16")
+                raise RuleError(why, where=f"--save {kind} with {name}", hint=f"--save {','.join(way.saves)}")
+        if self.amp != "none" and way.amp and self.amp not in way.amp:
+            only = " or ".join(way.amp)
+            raise RuleError(f"{name} is trained in {only} here", where=f"--amp {self.amp}", hint=f"--amp {way.amp[0]}")
 
 
 def split_saves(text: str) -> tuple[str, ...]:

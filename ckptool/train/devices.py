@@ -97,13 +97,13 @@ def places(config: Config) -> list[Place]:
             where="--nproc",
             hint=f"--nproc {len(devices)}, or --devices cpu",
         )
-    if config.in_processes:
+    if config.way.in_processes:
         count = config.nproc or len(devices)
         each = [_CPU] * count if on_cpu else devices
         return [Place((each[rank],), rank, count, rank) for rank in range(count)]
-    if config.strategy == "single":
+    if config.way.devices == "one":
         return [Place((devices[0],))]
-    if config.strategy == "manual" and on_cpu:
+    if config.way.devices == "replicas" and on_cpu:
         return [Place((_CPU,) * (config.nproc or 2))]
     return [Place(tuple(devices if config.nproc is None else devices[: config.nproc]))]
 
@@ -114,7 +114,7 @@ def check_batch(config: Config, place: Place) -> int:
     Raises:
         RuleError: the batch does not reach for all devices, or cannot be divided as asked.
     """
-    sharing = place.world if config.in_processes else len(place.devices)
+    sharing = place.world if config.way.in_processes else len(place.devices)
     smallest = sharing * config.accumulate
     if config.batch_size < smallest:
         raise RuleError(
@@ -123,7 +123,7 @@ def check_batch(config: Config, place: Place) -> int:
             where="--batch-size",
             hint=f"--batch-size {smallest}",
         )
-    parts = config.accumulate * (place.world if config.in_processes else 1)
+    parts = config.accumulate * (place.world if config.way.in_processes else 1)
     if config.batch_size % parts:
         raise RuleError(
             f"{config.batch_size} cannot be divided by {parts} (processes times accumulated passes)",
@@ -135,29 +135,22 @@ def check_batch(config: Config, place: Place) -> int:
 
 def remarks(config: Config, place: Place) -> list[str]:
     """What a person should know about a strategy on the devices at hand, so that nobody believes to see a speed-up."""
+    way = config.way
     on_cpu, alone = place.device.type == "cpu", len(place.devices) == 1
     lines: list[str] = []
-    if config.strategy == "data-parallel" and on_cpu:
-        lines.append(
-            "no GPU: torch's DataParallel runs the module on the CPU without splitting the batch; nothing gets faster, "
-            "but the keys have 'module.' all the same"
-        )
-    elif config.strategy == "data-parallel" and alone:
-        lines.append("one GPU: DataParallel does not split the batch; the keys have 'module.' all the same")
-    if config.strategy == "functional" and on_cpu:
-        lines.append(
-            "no GPU: torch's data_parallel refuses to run, so the module is called directly; its keys have no 'module.'"
-        )
+    if way.on_cpu and on_cpu:
+        lines.append(way.on_cpu.format(replicas=counted(len(place.devices), "logical replica")))
+    elif way.on_one_gpu and not on_cpu and alone:
+        lines.append(way.on_one_gpu)
     if config.wrap_optimizer and not on_cpu and alone:
         lines.append(
             "one GPU: torch's DataParallel calls .to(device) on what it wraps, which an optimizer does not have; "
             "the optimizer is not wrapped"
         )
-    if config.strategy == "manual" and on_cpu:
-        lines.append(f"no GPU: {counted(len(place.devices), 'logical replica')} on the CPU, one after the other")
-    if config.in_processes and on_cpu and place.world > 1:
+    if way.in_processes and on_cpu and place.world > 1:
         lines.append(f"no GPU: {place.world} processes on the CPU, joined by gloo")
-    if config.nproc and config.nproc > 1 and config.strategy in ("single", "data-parallel", "functional") and on_cpu:
+    single = not way.in_processes and way.devices != "replicas"
+    if config.nproc and config.nproc > 1 and single and on_cpu:
         lines.append(
             f"--nproc {config.nproc} has no meaning for {config.strategy} on a CPU: it is one process with one model"
         )

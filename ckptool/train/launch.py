@@ -52,15 +52,15 @@ def run(config: Config, watcher: Watcher | None = None) -> Run:
     config.check()
     watcher = Silent() if watcher is None else watcher
     ranked = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if ranked and not config.in_processes and os.environ["WORLD_SIZE"] != "1":
+    if ranked and not config.way.in_processes and os.environ["WORLD_SIZE"] != "1":
         raise RuleError(
             f"{config.strategy} is one process, and torchrun has started {os.environ['WORLD_SIZE']}",
             where="--strategy",
             hint="start it without torchrun, or --strategy ddp",
         )
-    own = _own_place(config) if ranked and config.in_processes else None
+    own = _own_place(config) if ranked and config.way.in_processes else None
     places = [own] if own else devices.places(config)
-    if config.in_processes:
+    if config.way.in_processes:
         _check_backend(config)
         if not own:
             _check_rendezvous(config)
@@ -73,7 +73,7 @@ def run(config: Config, watcher: Watcher | None = None) -> Run:
         checkpoints.check_targets(config)
     if own:
         return _as_rank(config, own, watcher)
-    return _launch(config, places, watcher) if config.in_processes else train_rank(config, places[0], watcher)
+    return _launch(config, places, watcher) if config.way.in_processes else train_rank(config, places[0], watcher)
 
 
 def _launch(config: Config, places: list[Place], watcher: Watcher) -> Run:
@@ -293,7 +293,7 @@ def _meeting_file(config: Config) -> Path:
 
 
 def _check_cpu_wrapper(config: Config, place: Place) -> None:
-    if config.strategy == "data-parallel" and place.device.type == "cpu" and torch.cuda.is_available():
+    if config.way.takes_every_gpu and place.device.type == "cpu" and torch.cuda.is_available():
         raise RuleError(
             "torch's DataParallel takes every GPU that it sees",
             where="--devices cpu",

@@ -348,6 +348,7 @@ class FullyShard(_InProcesses):
         return StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
+#: The class of each of the `ways`.
 STRATEGIES: dict[str, type[Strategy]] = {
     "single": Strategy,
     "data-parallel": DataParallel,

@@ -4,7 +4,8 @@ import pytest
 
 from ckptool.errors import RuleError
 from ckptool.train import Config, Save
-from ckptool.train.config import CONTAINERS, IN_PROCESSES, SAVES, STRATEGIES, TASKS, split_saves
+from ckptool.train.config import CONTAINERS, SAVES, TASKS, split_saves
+from ckptool.train.ways import WAYS
 
 REFUSED = {
     "a task that is not there": ({"task": "huosing"}, "--task", "--task housing"),
@@ -96,11 +97,11 @@ def test_an_option_that_cannot_work_is_refused_by_its_name(case):
 def test_what_is_known_is_listed_where_a_name_is_not():
     with pytest.raises(RuleError) as caught:
         Config(strategy="quantum").check()
-    assert caught.value.evidence == (f"known: {', '.join(STRATEGIES)}",)
+    assert caught.value.evidence == (f"known: {', '.join(WAYS)}",)
     assert caught.value.hint is None
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", WAYS)
 @pytest.mark.parametrize("task", [task for task in TASKS if task != "imagefolder"])
 def test_every_strategy_goes_with_every_task(task, strategy):
     Config(task=task, strategy=strategy).check()
@@ -137,4 +138,5 @@ def test_the_namespace_of_a_checkpoint_says_nothing_about_the_machine():
 
 
 def test_only_strategies_that_need_processes_are_launched():
-    assert [name for name in STRATEGIES if Config(strategy=name).in_processes] == list(IN_PROCESSES)
+    launched = [name for name in WAYS if Config(strategy=name).way.in_processes]
+    assert launched == ["average-gradients", "ddp", "fsdp"]

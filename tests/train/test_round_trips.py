@@ -15,15 +15,16 @@ from same import graph
 from torch import nn
 
 import ckptool
-from ckptool.train.config import CONTAINERS, SAVES, STRATEGIES, WEIGHTS_ONLY
+from ckptool.train.config import CONTAINERS, SAVES, WEIGHTS_ONLY
 from ckptool.train.models import HousingNet
+from ckptool.train.ways import WAYS
 
 TRAINED = Path(__file__).resolve().parents[2] / "fixtures" / "trained"
 NEVER = {("fsdp", "model"), ("fsdp", "ema")}  # refused, see ckptool.train.config
 #: Everything but the whole model in a legacy file, into which torch writes the path of its code.
 MATRIX = [
     (strategy, kind, container)
-    for strategy in STRATEGIES
+    for strategy in WAYS
     for kind in SAVES
     if kind != "full-2018" and (strategy, kind) not in NEVER
     for container in (["dcp"] if kind == "dcp" else CONTAINERS)
@@ -84,7 +85,7 @@ def expected(strategy, kind):
 
 
 def test_the_matrix_is_whole():
-    assert Counter(strategy for strategy, *_ in MATRIX) == {s: 12 if s == "fsdp" else 16 for s in STRATEGIES}
+    assert Counter(strategy for strategy, *_ in MATRIX) == {s: 12 if s == "fsdp" else 16 for s in WAYS}
     for strategy, kind, container in MATRIX:
         assert there(strategy, kind, container).exists()
 
@@ -140,7 +141,7 @@ def test_every_container_can_become_every_other_and_come_back(strategy, kind, co
             assert graph(ckptool.open(f"back-{form}").root) == graph(ckptool.open(path).root)
 
 
-@pytest.mark.parametrize("strategy", [s for s in STRATEGIES if s not in ("fsdp", "ddp")])
+@pytest.mark.parametrize("strategy", [s for s in WAYS if s not in ("fsdp", "ddp")])
 def test_a_pickled_model_is_one_that_torch_can_use(strategy):
     """The oracle unpickles it whole, with all that it imports, and calls it."""
     model = torch.load(TRAINED / f"housing-{strategy}-model.pth", weights_only=False)
@@ -159,7 +160,7 @@ def test_a_pickled_model_of_ddp_is_lost_without_its_process_group_but_for_its_we
 def test_the_state_of_a_full_checkpoint_goes_strictly_into_optimizer_and_scheduler():
     import argparse
 
-    for strategy in STRATEGIES:
+    for strategy in WAYS:
         with torch.serialization.safe_globals([argparse.Namespace]):
             root = torch.load(TRAINED / f"housing-{strategy}-full.pth", weights_only=True)
         if strategy == "fsdp":  # which names its parameters; torch's own door for that takes them
