@@ -14,7 +14,17 @@ _HOMES = {
     **dict.fromkeys(("detect", "open", "salvage"), "opening"),
     **dict.fromkeys(("Plan", "plan", "save", "check", "write"), "saving"),
     **dict.fromkeys(
-        ("FOLDERS", "FORMATS", "find_format", "named_format", "refuse_folder", "split_of", "target_format"), "_choice"
+        (
+            "FOLDERS",
+            "FORMATS",
+            "find_format",
+            "format_of",
+            "named_format",
+            "refuse_folder",
+            "split_of",
+            "target_format",
+        ),
+        "_choice",
     ),
     **dict.fromkeys(("NothingLeft", "Salvage"), "_salvage"),
 }
@@ -23,6 +33,7 @@ if TYPE_CHECKING:
     from ._choice import FOLDERS as FOLDERS
     from ._choice import FORMATS as FORMATS
     from ._choice import find_format as find_format
+    from ._choice import format_of as format_of
     from ._choice import named_format as named_format
     from ._choice import refuse_folder as refuse_folder
     from ._choice import split_of as split_of

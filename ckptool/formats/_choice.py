@@ -67,6 +67,11 @@ def named_format(name: str) -> AnyFormat:
     raise RuleError(f"there is no format {printable(name)!r}; there are {known}", where="--to", hint="ckptool formats")
 
 
+def format_of(ckpt: Checkpoint) -> AnyFormat | None:
+    """The format that a checkpoint was read from, or None if it came from no file."""
+    return next((format_ for format_ in _ALL if format_.name == ckpt.format), None)
+
+
 def detect_folder(folder: Folder) -> FolderFormat:
     """The format of a directory, from what is in it."""
     for format_ in FOLDERS:
@@ -109,7 +114,8 @@ def target_format(
         raise RuleError("files are written here, not to a URL", where=path, hint="name a file here, and copy it there")
     named = named_format(format) if format else None
     suffix = Path(path).suffix.lower()
-    came = next((f for f in FOLDERS if f.name == ckpt.format), None)
+    before = format_of(ckpt)
+    came = before if isinstance(before, FolderFormat) else None
     like_a_file = any(suffix in f.suffixes for f in FORMATS)
     there, as_folder = is_folder(path), os.fspath(path).endswith(("/", os.sep))
     asked = isinstance(named, FolderFormat) or split not in (None, Split())
@@ -120,7 +126,7 @@ def target_format(
             hint=f"name it {shell_path(f'{Path(path).stem}/')}",
         )
     if isinstance(named, FolderFormat):
-        if split is not None and split.variant is not None and named is dcp.FORMAT:
+        if split is not None and split.variant is not None and not named.variants:
             raise RuleError("goes with the names of shards", where="--variant")
         return named
     if came is not None:
@@ -142,11 +148,8 @@ def target_format(
         )
     if suffix == ".safetensors":
         return safetensors.FORMAT
-    if ckpt.format == "torch-legacy":
-        return torch_legacy.FORMAT
-    if ckpt.format in ("safetensors", "sharded-safetensors") and suffix not in torch_zip.FORMAT.suffixes:
-        return safetensors.FORMAT
-    return torch_zip.FORMAT
+    kept = find_format(before.kept_as) if before is not None and before.kept_as else torch_zip.FORMAT
+    return torch_zip.FORMAT if kept.suffixes and suffix in torch_zip.FORMAT.suffixes else kept
 
 
 def refuse_folder(path: StrPath, source: Path | None, format: Format | None = None) -> None:

@@ -97,7 +97,7 @@ def require_readable(ckpt: Checkpoint, chosen: AnyFormat, for_torch: str) -> Non
         RuleError: FOR_TORCH is no version.
     """
     version = parse_target(for_torch)
-    lines = impossible(ckpt.root, version, zipped=chosen.name != "torch-legacy") if chosen.pickles else []
+    lines = impossible(ckpt.root, version, zipped=chosen.archive) if chosen.pickles else []
     if lines:
         ways = [
             f"{option} makes dense tensors of {kind} ones"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from ..checkpoint import Checkpoint
 from ..disk.files import File, Piece
 from ..disk.inside import Folder
+
+#: `torch.load` as it is called since 2.6, `torch.load` that runs what the pickle says, the safetensors library, or
+#: another function of torch's.
+Loader = Literal["weights_only", "pickle", "safetensors", "other"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,12 @@ class Format:
             container, such as zip.
         open: read headers and pickles of one.
         draft: lay out a checkpoint as one; None for a format that is only read.
+        loader: what loads it: `torch.load` with or without `weights_only`, or safetensors.
+        mapped: torch can map it into memory (`mmap=True`).
+        checksums: it has one for each record.
+        archive: its pickles are in zip archives, as torch writes them since 1.6.
+        kept_as: name of the format that it is written as, if nothing else is asked for; torch-zip without one.
+        keeps_members: further files in it are kept, if it came as one.
     """
 
     name: str
@@ -63,6 +73,12 @@ class Format:
     sniff: Callable[[bytes, File], bool]
     open: Callable[[File], Checkpoint]
     draft: Callable[[Checkpoint], Draft] | None = None
+    loader: Loader = "weights_only"
+    mapped: bool = True
+    checksums: bool = False
+    archive: bool = False
+    kept_as: str | None = None
+    keeps_members: bool = False
 
 
 #: Bytes of tensors in a file of a directory, unless somebody wants another size. That of huggingface_hub.
@@ -92,6 +108,8 @@ class FolderFormat:
         fits: whether a directory is one.
         open: read headers and pickles of one.
         draft: lay out a checkpoint as one.
+        loader, mapped, checksums, archive, kept_as: as those of a `Format`.
+        variants: names of its files can hold a word (`fp16`).
     """
 
     name: str
@@ -103,7 +121,14 @@ class FolderFormat:
     fits: Callable[[Folder], bool]
     open: Callable[[Folder], Checkpoint]
     draft: Callable[[Checkpoint, Split], Draft]
+    loader: Loader = "weights_only"
+    mapped: bool = True
+    checksums: bool = False
+    archive: bool = False
+    kept_as: str | None = None
+    variants: bool = False
 
+    keeps_members: ClassVar[bool] = False
     suffixes: ClassVar[tuple[str, ...]] = ()
 
 

@@ -352,4 +352,6 @@ FORMAT = FolderFormat(
     fits=fits,
     open=open_dcp,
     draft=draft_dcp,
+    loader="other",
+    archive=True,
 )

@@ -107,4 +107,5 @@ FORMAT = Format(
     pickles=True,
     sniff=sniff,
     open=open_pickle,
+    loader="pickle",
 )

@@ -143,4 +143,6 @@ FORMAT = Format(
     pickles=False,
     sniff=lambda head, file: holds_record(file, "archive_format"),
     open=open_pt2,
+    loader="other",
+    checksums=True,
 )

@@ -456,4 +456,6 @@ FORMAT = Format(
     sniff=sniff,
     open=open_safetensors,
     draft=draft_safetensors,
+    loader="safetensors",
+    kept_as="safetensors",
 )

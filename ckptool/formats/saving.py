@@ -130,7 +130,7 @@ def plan(
     content = (
         *draft.content,
         *ckpt.lost_content,
-        *(() if chosen is torch_zip.FORMAT else torch_zip.extra_members(ckpt)),
+        *(() if chosen.keeps_members else torch_zip.extra_members(ckpt)),
     )
     if content and not allow_loss:
         raise loss_of_content(ckpt, chosen, content)

@@ -436,6 +436,9 @@ SAFETENSORS = FolderFormat(
     fits=lambda folder: fits(folder, "safetensors"),
     open=lambda folder: open_sharded(folder, "safetensors"),
     draft=lambda ckpt, split: draft_sharded(ckpt, split, "safetensors"),
+    loader="safetensors",
+    kept_as="safetensors",
+    variants=True,
 )
 
 BIN = FolderFormat(
@@ -448,4 +451,6 @@ BIN = FolderFormat(
     fits=lambda folder: fits(folder, "bin"),
     open=lambda folder: open_sharded(folder, "bin"),
     draft=lambda ckpt, split: draft_sharded(ckpt, split, "bin"),
+    archive=True,
+    variants=True,
 )

@@ -334,4 +334,6 @@ FORMAT = Format(
     sniff=sniff,
     open=open_legacy,
     draft=draft_legacy,
+    mapped=False,
+    kept_as="torch-legacy",
 )

@@ -93,4 +93,6 @@ FORMAT = Format(
     pickles=True,
     sniff=lambda head, file: holds_record(file, ".data/extern_modules"),
     open=open_package,
+    loader="other",
+    checksums=True,
 )

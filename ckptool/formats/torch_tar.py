@@ -290,4 +290,5 @@ FORMAT = Format(
     pickles=True,
     sniff=sniff,
     open=open_tar,
+    loader="pickle",
 )

@@ -246,4 +246,7 @@ FORMAT = Format(
     sniff=lambda head, file: looks_like_zip(head) and not any(holds_record(file, name) for name in _RELATIVES),
     open=open_zip,
     draft=draft_zip,
+    checksums=True,
+    archive=True,
+    keeps_members=True,
 )

@@ -150,4 +150,6 @@ FORMAT = Format(
     pickles=True,
     sniff=lambda head, file: holds_record(file, "constants.pkl"),
     open=open_torchscript,
+    loader="other",
+    checksums=True,
 )

@@ -11,6 +11,7 @@ from .. import keys
 from ..checkpoint import Checkpoint, StateDict, metadata_of
 from ..disk.files import StrPath, beside, shell_path, shell_quote
 from ..errors import NoMatch, counted, printable
+from ..formats import format_of
 from ..formats import open as open_checkpoint
 from ..inert.allowed import beyond_plain_data, count_objects
 from ..inert.other_tensors import OtherTensor, as_dense, other_tensor
@@ -142,7 +143,9 @@ def describe(ckpt: Checkpoint) -> Inspection:
     bare = [node for _, node in rest if isinstance(node, Storage)]
     storages = dict.fromkeys([*(t.storage for t in tensors), *bare])
     stored = sum(storage.nbytes for storage in storages)
-    unsafe = dict(beyond_plain_data(ckpt.root, rest)) if ckpt.format != "safetensors" and not ckpt.sealed else {}
+    kind = format_of(ckpt)
+    live = (kind is None or kind.pickles) and not ckpt.sealed
+    unsafe = dict(beyond_plain_data(ckpt.root, rest)) if live else {}
     return Inspection(
         ckpt.where,
         ckpt.format,

@@ -15,6 +15,7 @@ from ..disk.targets import write_side_output
 from ..disk.urls import open_file
 from ..dtypes import DType
 from ..errors import CheckpointError, Malformed, counted, printable
+from ..formats import format_of
 from ..formats import open as open_checkpoint
 from ..formats.tiles import Tiled
 from ..formats.zip.archive import Archive, Inflated, Member, looks_like_zip, open_archive
@@ -156,7 +157,7 @@ def verify(
 
         compared = diff(ckpt.where, against, weights=True)
     notes = list(ckpt.warnings)
-    if unknown and ckpt.format in ("torch-zip", "torchscript", "torch-package", "pt2"):
+    if unknown and (kind := format_of(ckpt)) and kind.checksums:
         notes.append(f"for {counted(unknown, 'record')} no checksum was recorded")
     elif not matched:
         notes.append(f"{ckpt.format} has no checksums: changed bytes in a tensor would not show")

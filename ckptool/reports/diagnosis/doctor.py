@@ -14,8 +14,9 @@ from ...checkpoint import Checkpoint, StateDict
 from ...disk.files import StrPath, beside, shell_path, shell_quote
 from ...disk.urls import open_file
 from ...errors import CheckpointError, Unreadable, counted, printable
-from ...formats import NothingLeft, salvage
+from ...formats import NothingLeft, format_of, salvage
 from ...formats import open as open_checkpoint
+from ...formats.base import AnyFormat, Format
 from ...formats.torch_zip import FORMAT as TORCH_ZIP
 from ...formats.torch_zip import NO_VERSION
 from ...inert.allowed import PLAIN, named_globals
@@ -340,14 +341,15 @@ def _beyond_weights_only(ckpt: Checkpoint, tree: _Tree) -> Iterator[Finding]:
         yield Finding("sealed", printable(ckpt.sealed, 200))
         return
     suffix = Path(ckpt.where).suffix.lower()
-    if ckpt.format == "safetensors":
+    loader = _kind(ckpt).loader
+    if loader == "safetensors":
         if suffix in TORCH_ZIP.suffixes:
             what = f"it is a safetensors file, which torch.load does not read, under the name of a {suffix} file"
             yield Finding("misnamed", what, actions=["or load it with safetensors.torch.load_file"])
         return
     if suffix == ".safetensors":
         yield Finding("misnamed", f"it is a {ckpt.format} file, which safetensors does not read, in spite of its name")
-    if ckpt.format in ("pickle", "torch-tar"):
+    if loader == "pickle":
         yield Finding("old-container", f"a {ckpt.format} file, which torch.load reads without weights_only at most")
     beyond = [name for name in tree.named if name not in PLAIN]
     if beyond:
@@ -358,10 +360,12 @@ def _beyond_weights_only(ckpt: Checkpoint, tree: _Tree) -> Iterator[Finding]:
 
 def _worth_knowing(ckpt: Checkpoint, tree: _Tree) -> Iterator[Finding]:
     file = shell_path(ckpt.where)
-    if ckpt.format == "torch-zip" and any(hasattr(storage.source, "packed") for storage in tree.storages):
+    kind = _kind(ckpt)
+    mapped = kind.mapped and kind.loader == "weights_only"
+    if mapped and isinstance(kind, Format) and any(hasattr(storage.source, "packed") for storage in tree.storages):
         command = f"ckptool repair {file} {beside(ckpt.where, 'repaired')}"
         yield Finding("compressed", "it is compressed, so torch cannot map it (mmap=True)", False, [(command, "")])
-    if ckpt.format == "torch-legacy":
+    if not kind.mapped:
         command = f"ckptool convert {file} {beside(ckpt.where, 'zip')} -t torch-zip"
         what = "a legacy file: torch cannot map it (mmap=True)"
         yield Finding("legacy", what, False, [(command, "to make it one that can be mapped")])
@@ -427,7 +431,11 @@ def _cure(ckpt: Checkpoint, weights: StateDict | None, findings: list[Finding], 
     wrapped = ["--unwrap"] if "wrapped" in names and weights is not None else []
     inner = weights is not None and (bool(weights.path) or weights.model is not None)
     if "misnamed" in names:
-        kind = ["-t", "torch-zip", *wrapped] if ckpt.format == "safetensors" else ["--extract", *wrapped, *on_cpu, *at]
+        kind = (
+            ["-t", "torch-zip", *wrapped]
+            if _kind(ckpt).loader == "safetensors"
+            else ["--extract", *wrapped, *on_cpu, *at]
+        )
         return [" ".join(["ckptool convert", file, out, *kind])]
     objects = names & {"weights-only", "pickled-model", "code-execution", "sealed", "old-container"}
     if not (wrapped or on_cpu or objects):
@@ -455,4 +463,10 @@ def _one_of_several(ckpt: Checkpoint, one: StateDict, on_cpu: list[str]) -> str:
 
 def _container(ckpt: Checkpoint) -> list[str]:
     """The format has to be named where that of the file cannot be written."""
-    return ["-t", "torch-zip"] if ckpt.format in ("pickle", "torch-tar", "torchscript", "torch-package", "pt2") else []
+    return ["-t", "torch-zip"] if _kind(ckpt).draft is None else []
+
+
+def _kind(ckpt: Checkpoint) -> AnyFormat:
+    kind = format_of(ckpt)
+    assert kind is not None  # it was opened
+    return kind
