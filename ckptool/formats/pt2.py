@@ -19,7 +19,7 @@ from typing import Any
 from ..checkpoint import Checkpoint
 from ..disk.documents import read_json
 from ..disk.files import File
-from ..dtypes import BY_NAME
+from ..dtypes import BY_EXPORTED
 from ..errors import Malformed, printable
 from ..inert.tags import is_device
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage
@@ -30,12 +30,6 @@ from .zip.archive import Archive, holds_record, open_archive
 
 _LARGEST_CONFIG = 1 << 28
 _STRIDED = 7
-_DTYPES = {
-    **dict(enumerate("uint8 int8 int16 int32 int64 float16 float32 float64".split(), start=1)),
-    **dict(enumerate("complex32 complex64 complex128 bool bfloat16".split(), start=9)),
-    **dict(enumerate("uint16 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz".split(), start=28)),
-    **dict(enumerate("float8_e8m0fnu uint32 uint64".split(), start=33)),
-}
 
 SEALED = "is an exported program: it names its weights, so that it cannot be written with other ones"
 
@@ -95,7 +89,7 @@ def _tensor(archive: Archive, record: str, entry: dict[str, Any], storages: dict
     meta = entry["tensor_meta"]
     if type(meta["dtype"]) is not int:
         raise TypeError
-    dtype = BY_NAME[_DTYPES[meta["dtype"]]]
+    dtype = BY_EXPORTED[meta["dtype"]]
     sizes, strides = ([_number(n) for n in meta[part]] for part in ("sizes", "strides"))
     if meta["layout"] != _STRIDED or len(sizes) > MOST_DIMENSIONS or record not in archive.members:
         raise ValueError

@@ -10,23 +10,13 @@ import re
 from collections import Counter
 from typing import Any
 
+from ..dtypes import BY_NAME
 from ..errors import RuleError, printable
 from ..tensor import LazyTensor, Storage
 from ..tree import Global, Object, walk
 
 Version = tuple[int, int]
 
-_DTYPES: dict[str, Version] = {
-    **dict.fromkeys(("bool", "bfloat16"), (1, 2)),
-    **dict.fromkeys(("qint8", "quint8", "qint32"), (1, 3)),
-    **dict.fromkeys(("complex64", "complex128"), (1, 6)),
-    **dict.fromkeys(("quint4x2", "quint2x4"), (1, 11)),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "bits8", "bits16", "bits1x8", "bits2x4", "bits4x2"), (2, 1)),
-    **dict.fromkeys(("complex32", "float8_e4m3fnuz", "float8_e5m2fnuz"), (2, 2)),
-    **dict.fromkeys(("uint16", "uint32", "uint64"), (2, 3)),
-    "float8_e8m0fnu": (2, 7),
-    "float4_e2m1fn_x2": (2, 8),
-}
 _TENSORS: Version = (0, 4)  # _rebuild_tensor_v2
 _UNTYPED: Version = (2, 1)  # tensors over storages without a type, whose own type is named (_rebuild_tensor_v3)
 _BARE: Version = (2, 0)  # torch.UntypedStorage under this name
@@ -83,8 +73,13 @@ def impossible(root: Any, target: Version, *, zipped: bool) -> list[str]:
             found["storages without a type", _BARE] += 1
         elif isinstance(node, Global) and node.module.startswith("numpy._core"):
             found["numpy objects under the names of numpy 2", _NUMPY_2] += 1
-        elif isinstance(node, Global) and node.module == "torch" and node.name in _DTYPES:
-            found[f"the type {node}", _DTYPES[node.name]] += 1
+        elif (
+            isinstance(node, Global)
+            and node.module == "torch"
+            and (dtype := BY_NAME.get(node.name))
+            and dtype.since > _TENSORS
+        ):
+            found[f"the type {node}", dtype.since] += 1
     lines = [
         f"{what}: {count:,} (since torch {_text(since)})" for (what, since), count in found.items() if since > target
     ]
@@ -94,7 +89,7 @@ def impossible(root: Any, target: Version, *, zipped: bool) -> list[str]:
 
 
 def _since_dtype(tensor: LazyTensor) -> Version:
-    since = _DTYPES.get(tensor.dtype.name, _TENSORS)
+    since = tensor.dtype.since
     return max(since, _UNTYPED) if tensor.storage.dtype is None else since
 
 

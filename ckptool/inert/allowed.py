@@ -17,9 +17,6 @@ from ..tree import Dict, Global, Object, Walked, walk
 _TENSOR_TYPES = "BFloat16 Bool Byte Char Double Float Half Int Long Short".split()
 _SPARSE_TYPES = [name for name in _TENSOR_TYPES if name != "Bool"]
 _TORCH_CONSTANTS = """
-    float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool complex128 complex64 complex32
-    qint8 quint8 qint32 quint4x2 quint2x4 bits8 bits16 bits1x8 bits2x4 bits4x2 uint16 uint32 uint64
-    float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2
     int1 int2 int3 int4 int5 int6 int7 uint1 uint2 uint3 uint4 uint5 uint6 uint7
     per_tensor_affine per_channel_affine per_channel_affine_float_qparams per_tensor_symmetric per_channel_symmetric
 """.split()
@@ -27,7 +24,7 @@ _TORCH_CONSTANTS = """
 #: What `torch.load(weights_only=True)` accepts in torch 2.13, apart from calls that allocate what they are told to.
 PLAIN: frozenset[str] = frozenset(
     [
-        *(f"torch.{name}" for name in ("Size", "Tensor", "device", *_TORCH_CONSTANTS)),
+        *(f"torch.{name}" for name in ("Size", "Tensor", "device", *BY_NAME, *_TORCH_CONSTANTS)),
         *(f"torch.{name}" for name in BY_STORAGE),
         *(f"{module}.{name}Tensor" for module in ("torch", "torch.cuda") for name in _TENSOR_TYPES),
         *(f"{module}.sparse.{name}Tensor" for module in ("torch", "torch.cuda") for name in _SPARSE_TYPES),

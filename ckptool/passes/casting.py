@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from ..disk.files import Source
-from ..dtypes import ALL, BY_NAME, DType
+from ..dtypes import ALL, BY_NAME, BY_SHORT, DType, Limits
 from ..errors import RuleError, counted, printable
 
 if TYPE_CHECKING:
@@ -24,34 +24,6 @@ if TYPE_CHECKING:
 
 #: The types that torch casts between.
 FLOATING: tuple[DType, ...] = tuple(dtype for dtype in ALL if dtype.is_floating and dtype.numpy)
-_SHORT = {
-    **dict.fromkeys(("fp64", "f64", "double"), "float64"),
-    **dict.fromkeys(("fp32", "f32", "float"), "float32"),
-    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
-    "bf16": "bfloat16",
-    **dict.fromkeys(("fp8", "fp8_e4m3", "e4m3", "f8_e4m3"), "float8_e4m3fn"),
-    **dict.fromkeys(("fp8_e5m2", "e5m2", "f8_e5m2"), "float8_e5m2"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    """Magnitudes as bits of float32: from OVER on a value is beyond the range, up to UNDER one becomes 0."""
-
-    over: int
-    under: int = 0
-
-
-#: What is half way between the largest value and the next, and half the smallest.
-_LIMITS = {
-    "bfloat16": _Limits(0x7F7F8000, 0x00008000),
-    "float16": _Limits(0x477FF000, 0x33000000),  # 65520, 2**-25
-    "float8_e4m3fn": _Limits(0x43E80001, 0x3A800000),  # above 464, 2**-10
-    "float8_e4m3fnuz": _Limits(0x43780000, 0x3A000000),  # 248, 2**-11
-    "float8_e5m2": _Limits(0x47700000, 0x37000000),  # 61440, 2**-17
-    "float8_e5m2fnuz": _Limits(0x47700000, 0x36800000),  # 61440, 2**-18
-    "float8_e8m0fnu": _Limits(0x7F400000),
-}
 _INFINITY = 0x7F800000
 
 
@@ -62,7 +34,7 @@ def floating(name: str) -> DType:
         RuleError: there is none that torch casts to.
     """
     word = name.lower().removeprefix("torch.")
-    dtype = BY_NAME.get(_SHORT.get(word, word))
+    dtype = BY_SHORT.get(word) or BY_NAME.get(word)
     if dtype not in FLOATING:
         known = ", ".join(dtype.name for dtype in FLOATING)
         raise RuleError(
@@ -158,7 +130,7 @@ def _count(single: Array, dtype: DType) -> tuple[int, int, int]:
 
     if not single.size:
         return 0, 0, 0
-    limits = _LIMITS.get(dtype.name, _Limits(_INFINITY))
+    limits = dtype.limits or Limits(_INFINITY)
     bits = single.view(np.uint32) & 0x7FFFFFFF
     over = under = nan = 0
     if int(bits.max()) >= limits.over:

@@ -13,7 +13,7 @@ from ..disk.documents import read_json
 from ..disk.files import File, FileRange, Joined, Source, StrPath, is_url, reason
 from ..disk.targets import write_side_output
 from ..disk.urls import open_file
-from ..dtypes import DType
+from ..dtypes import DType, NotFinite
 from ..errors import CheckpointError, Malformed, counted, printable
 from ..formats import format_of
 from ..formats import open as open_checkpoint
@@ -35,22 +35,6 @@ _PAGE = 4096
 _PIECE = 1 << 20
 _MANIFEST = "ckptool-manifest"
 _LARGEST_MANIFEST = 1 << 28
-
-#: Element type -> (unsigned type of that size, mask, value): where x & mask == value, x is no finite number. And
-#: whether it is infinite rather than NaN if the remaining bits, but for the sign, are 0.
-_NOT_FINITE: dict[str, tuple[str, int, int, bool]] = {
-    "float64": ("u8", 0x7FF0000000000000, 0x7FF0000000000000, True),
-    "float32": ("u4", 0x7F800000, 0x7F800000, True),
-    "float16": ("u2", 0x7C00, 0x7C00, True),
-    "bfloat16": ("u2", 0x7F80, 0x7F80, True),
-    "complex128": ("u8", 0x7FF0000000000000, 0x7FF0000000000000, True),
-    "complex64": ("u4", 0x7F800000, 0x7F800000, True),
-    "float8_e5m2": ("u1", 0x7C, 0x7C, True),
-    "float8_e4m3fn": ("u1", 0x7F, 0x7F, False),
-    "float8_e5m2fnuz": ("u1", 0xFF, 0x80, False),
-    "float8_e4m3fnuz": ("u1", 0xFF, 0x80, False),
-    "float8_e8m0fnu": ("u1", 0xFF, 0xFF, False),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +308,7 @@ def _looked_at(region: _Region) -> _Found:
     """Read a region once."""
     found = _Found()
     start = region.source.offset if isinstance(region.source, FileRange) else None
-    rule = _NOT_FINITE.get(region.dtype.name) if region.dtype else None
+    rule = region.dtype.not_finite if region.dtype else None
     at = 0
     try:
         for piece in _pieces(region.source):
@@ -362,10 +346,10 @@ def _pieces(source: Source) -> Iterator[bytes | bytearray | memoryview]:
         yield buffer
 
 
-def _count_odd(found: _Found, piece: Any, rule: tuple[str, int, int, bool], big_endian: bool) -> None:
+def _count_odd(found: _Found, piece: Any, rule: NotFinite, big_endian: bool) -> None:
     import numpy as np
 
-    kind, mask, value, infinite = rule
+    kind, mask, value = rule.kind, rule.mask, rule.value
     order, size = ">" if big_endian else "<", int(kind[1:])
     words = np.frombuffer(piece, f"{order}{kind}", len(piece) // size)
     if size > 2:  # the sum of finite numbers is finite, or too large, which the mask then tells
@@ -379,7 +363,7 @@ def _count_odd(found: _Found, piece: Any, rule: tuple[str, int, int, bool], big_
         return
     rest = words[odd]
     sign = 1 << (8 * size - 1)
-    ends = int(np.count_nonzero((rest & ~np.array(mask | sign, kind)) == 0)) if infinite else 0
+    ends = int(np.count_nonzero((rest & ~np.array(mask | sign, kind)) == 0)) if rule.infinite else 0
     found.infinite += ends
     found.nan += len(rest) - ends
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 import ckptool
 from ckptool.checkpoint import Checkpoint
 from ckptool.disk.files import Buffer
-from ckptool.dtypes import BY_NAME
+from ckptool.dtypes import ALL, BY_NAME
 from ckptool.reports.verify import (
-    _NOT_FINITE,
     _count_odd,
     _Found,
     digests_of,
@@ -115,7 +114,7 @@ def test_nan_and_infinite_values_are_doubts_with_their_numbers(tmp_path):
     assert found.doubts == ["w: 1 NaN", "w: 2 infinite values"]
 
 
-@pytest.mark.parametrize("name", _NOT_FINITE)
+@pytest.mark.parametrize("name", [dtype.name for dtype in ALL if dtype.not_finite])
 @given(data=st.binary(max_size=64))
 def test_numbers_that_are_not_finite_are_told_as_numpy_tells_them(name, data):
     import ml_dtypes
@@ -128,7 +127,7 @@ def test_numbers_that_are_not_finite_are_told_as_numpy_tells_them(name, data):
     with np.errstate(all="ignore"):
         values = values.astype("float64") if numbers.itemsize < 8 else values
     found = _Found()
-    _count_odd(found, data, _NOT_FINITE[name], False)
+    _count_odd(found, data, BY_NAME[name].not_finite, False)
     assert (found.nan, found.infinite) == (np.isnan(values).sum(), np.isinf(values).sum())
 
 
