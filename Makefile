@@ -16,7 +16,7 @@ FUZZ_STAMP := $(FUZZ)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test test-page fuzz faults demo fixtures bench golden golden-accept clean
+.PHONY: help env env-notorch lint types test test-libraries test-page test-wheel fuzz faults demo fixtures bench golden golden-accept clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,18 @@ types: $(STAMP) ## Check types
 test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the suite with coverage, the suite without torch
 	$(BIN)/pytest $(WORKERS) --cov
 	HYPOTHESIS_PROFILE=brief $(BARE)/bin/pytest $(WORKERS)
+
+# Each in an environment of its own: nothing here is needed to use or to develop the package.
+test-libraries: test-page test-wheel ## Test with what is not torch or safetensors: pages in Chromium, the wheel by itself
+
+test-wheel: $(STAMP) ## Build the wheel and the sdist, and try the wheel in an empty environment
+	rm -rf build/wheel && $(PYTHON) -m venv build/wheel/maker && $(PYTHON) -m venv build/wheel/empty
+	build/wheel/maker/bin/python $(PIP) build
+	build/wheel/maker/bin/python -m build --outdir build/wheel . >build/wheel/log || { cat build/wheel/log; exit 1; }
+	build/wheel/empty/bin/python $(PIP) build/wheel/ckptool-*.whl
+	cd build/wheel && empty/bin/ckptool --version && empty/bin/ckptool inspect ../../fixtures/real/deepcr-mask.pth
+	cd build/wheel && empty/bin/ckptool inspect ../../fixtures/real/deepcr-mask.pth --html page.html --overwrite
+	cd build/wheel && empty/bin/python -c 'from ckptool.porting.words import table; assert table().parts'
 
 test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must be installed (Debian: chromium)
 	$(BIN)/python $(PIP) --group page
