@@ -1,4 +1,4 @@
-"""Checkpoints that other projects published, rewritten and held against what torch makes of them.
+"""Checkpoints that other projects published, rewritten and checked against what torch makes of them.
 
 They lie in `fixtures/real` (see the README there). Where the folder is missing, nothing here runs.
 """

@@ -15,7 +15,7 @@ from .output import check_side_outputs, collect, print_json, progress_bar, termi
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=FileName(), metavar="FILE…")
 @click.option("--against", type=FileName(), metavar="REF", help="Another file, which should have the same weights.")
-@click.option("--manifest", type=FileName(), metavar="MANIFEST", help="Hold the weights against these digests.")
+@click.option("--manifest", type=FileName(), metavar="MANIFEST", help="Compare the weights with these digests.")
 @click.option(
     "--write-manifest", type=SideOutput("manifest"), metavar="MANIFEST", help="Write the digests of the weights."
 )
@@ -39,7 +39,7 @@ def verify(
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Read every byte of a checkpoint once, and hold it against what the file says of itself.
+    """Read every byte of a checkpoint once, and check it against what the file says of itself.
 
     Exit code 0: sound. 1: not sound, and the first line says why. 2: it could not be opened.
 

@@ -86,7 +86,7 @@ class Metadata:
 
 
 def read_metadata(file: File) -> Metadata:
-    """Read `.metadata` and hold its parts against each other.
+    """Read `.metadata` and compare its parts with each other.
 
     Raises:
         Malformed: it is no such file, or contradicts itself.

@@ -102,7 +102,7 @@ def salvage(file: File, depth: int = 0) -> Salvage:
     rest, lost = without(ckpt, broken)
     steps = tuple(dict.fromkeys(wrong))
     told = tuple(f"{printable(path, 80)}: {why}" for path, why in lost)
-    history = (*(f"mended: {line}" for line in steps), *(f"note: {line}" for line in unseen))
+    history = (*(f"repaired: {line}" for line in steps), *(f"note: {line}" for line in unseen))
     rest = replace(rest, lost_content=(*rest.lost_content, *told), history=history)
     return Salvage(rest, steps, lost, sum(1 for _ in rest.tensors()), total, tuple(unseen))
 
@@ -243,7 +243,7 @@ def _inner(archive: Archive, wrong: list[str], depth: int) -> Salvage:
     inner = salvage(_unpacked(archive, names[0]), depth + 1)
     told = f"it is a zip archive with a checkpoint in it, {printable(names[0], 60)}"
     steps = (*wrong, told, *inner.wrong)
-    history = (*(f"mended: {line}" for line in steps), *(f"note: {line}" for line in inner.unseen))
+    history = (*(f"repaired: {line}" for line in steps), *(f"note: {line}" for line in inner.unseen))
     ckpt = replace(inner.checkpoint, path=archive.file.path, origin=None, history=history)
     return replace(inner, checkpoint=ckpt, wrong=steps)
 

@@ -209,14 +209,14 @@ class Dequantized:
         return np.stack(parts, axis=1).reshape(-1)[first - start * per_byte : last - start * per_byte]
 
 
-# -- what is in index tensors is structure: it is held against the sizes before anybody relies on it
+# -- what is in index tensors is structure: it is checked against the sizes before anybody relies on it
 
 #: Bytes of index tensors that are read to check them when a file is opened. The others are checked when they are used.
 CHECKED_ON_OPENING = 64 << 20
 
 
 def check_indices(other: OtherTensor) -> None:
-    """Read the index tensors of a sparse or nested tensor and hold them against its sizes.
+    """Read the index tensors of a sparse or nested tensor and check them against its sizes.
 
     Raises:
         Malformed: an index is out of range, or out of order where order is needed.

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is whole, as a value: every byte read once, and held against what the file says of itself."""
+"""Whether a checkpoint is whole, as a value: every byte read once, and checked against what the file says of itself."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def verify(
     digest: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Verification:
-    """Read every byte of a checkpoint once and hold it against what the file says of itself.
+    """Read every byte of a checkpoint once and check it against what the file says of itself.
 
     Structure, sizes and the rules of the format are checked by opening it; then checksums, and values.
 

@@ -36,7 +36,7 @@ def test_the_text_ends_with_what_to_type(run: Run, files: Files, monkeypatch, wi
         "  1. the names are those of a wrapped model: 'module.' in 3 of 3 keys\n"
         "  2. its storages are tagged with devices that must be there: cuda:1 x3\n"
         "\n"
-        "  to mend it, type:\n"
+        "  to repair it, type:\n"
         "    ckptool convert dp.pth dp-fixed.pth --unwrap --map-location cpu\n"
     )
 

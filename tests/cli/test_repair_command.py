@@ -26,7 +26,7 @@ def test_a_file_that_was_zipped_again_is_rebuilt(run: Run, files: Files) -> None
     assert run("inspect", "flat.pth").code == 2
     ran = run("repair", "flat.pth", "out.pth")
     assert ran.code == 0
-    assert "mended: its records are not in a folder" in ran.err
+    assert "repaired: its records are not in a folder" in ran.err
     assert run("diff", "plain.pth", "out.pth").code == 0
 
 

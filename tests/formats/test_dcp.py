@@ -195,7 +195,7 @@ def test_the_metadata_of_torch_are_records_that_hold_data(tmp_path):
     assert report.verdict == "safe"
 
 
-# -- what is said is held against what is there
+# -- what is said is checked against what is there
 
 
 def one(path, item=None, data=None, **changes):

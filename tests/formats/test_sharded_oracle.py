@@ -1,4 +1,4 @@
-"""Shards held against huggingface_hub: the same split, names, index and sizes; it reads ours and we read its."""
+"""Shards checked against huggingface_hub: the same split, names, index and sizes; it reads ours and we read its."""
 
 import json
 import os

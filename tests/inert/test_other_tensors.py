@@ -1,4 +1,4 @@
-"""Tensors that are no dense ones: shown, carried, converted on request, and held against torch."""
+"""Tensors that are no dense ones: shown, carried, converted on request, and checked against torch."""
 
 import json
 import warnings

@@ -567,7 +567,7 @@ def test_torch_tensors_move_between_cpu_and_gpu_and_stay_tied():
     assert all(back[key].equal(weights[key]) for key in weights)
 
 
-# ----------------------------------------------------------------- keys and `_metadata`, held against torch itself
+# ----------------------------------------------------------------- keys and `_metadata`, checked against torch itself
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`ckptool doctor`: what people have is made, fails as it does for them, is named, and mended as is advised."""
+"""`ckptool doctor`: what people have is made, fails as it does for them, is named, and repaired as is advised."""
 
 import json
 import shlex

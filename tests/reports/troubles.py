@@ -308,7 +308,7 @@ def mapped(path):
 
 @dataclass
 class Trouble:
-    """How it is made and fails; the lesson about the message; what doctor finds; how it loads when it is mended."""
+    """How it is made and fails; the lesson about the message; what doctor finds; how it loads when it is repaired."""
 
     make: Any
     fail: Any

@@ -1,7 +1,7 @@
 """Reading pickles without running them: a small machine for every opcode of protocols 0 to 5.
 
 What the stock unpickler would import becomes a `Global`, what it would call becomes an `Object`; nothing is imported,
-called, hashed or compared, and no length is believed before it is held against what is there. (The stock unpickler
+called, hashed or compared, and no length is believed before it is checked against what is there. (The stock unpickler
 with stand-in classes is not enough: deep tuples as dict keys crash it, doubled ones hang it, declared lengths make
 it allocate.) Opcodes are those of CPython's `pickletools`; an opcode that straddles a frame, on which readers
 disagree, is refused.

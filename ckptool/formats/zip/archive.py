@@ -19,7 +19,7 @@ byte with torch 2.13; integers are little-endian:
 
 Readers of zip files disagree on archives that contradict themselves, so that a scanner and a loader can be
 shown two different pickles in one file. Hence everything said twice is compared, and one disagreement refuses
-the archive. No size or offset is used before it has been held against the size of the file.
+the archive. No size or offset is used before it has been checked against the size of the file.
 """
 
 from __future__ import annotations
@@ -488,7 +488,7 @@ def _end_record64(file: File | Window, at: int, locator: int, classic: _End) -> 
 
 
 def read_directory(file: File | Window, count: int, offset: int, size: int) -> Iterator[Member]:
-    """The records as the central directory tells them, by their whole names, held against what no checkpoint may have.
+    """The records as the central directory tells them, by whole names, checked against what no checkpoint may have.
 
     Where their payloads begin is for `locate` to say.
     """
@@ -643,9 +643,9 @@ def refuse_doubles(file: File | Window, names: list[str]) -> None:
 
 
 def locate(headers: Ahead, entry: Member, limit: int, *, behind: bool = True) -> None:
-    """Read the local header of a record, hold it against the directory, and note where the payload is.
+    """Read the local header of a record, check it against the directory, and note where the payload is.
 
-    The descriptor BEHIND the payload is held against both, unless its being there is not worth a read of its own.
+    The descriptor BEHIND the payload is checked against both, unless its being there is not worth a read of its own.
     """
     raw, flags, compressed, header = entry.raw, entry.flags, entry.compressed, entry.header
     end = header + LOCAL.size + len(raw)
@@ -677,7 +677,7 @@ def _as_written(flags: int, method: int, named: int) -> bytes:
 
 
 def _compare(headers: Ahead, entry: Member, data: bytes) -> None:
-    """Hold the local header and the name in DATA against the entry in the directory."""
+    """Check the local header and the name in DATA against the entry in the directory."""
     raw, flags, method = entry.raw, entry.flags, entry.method
     _, flags2, method2, crc2, compressed2, size2, named, extra = LOCAL.unpack_from(data)
     if CAP32 in (compressed2, size2):

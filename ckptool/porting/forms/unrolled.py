@@ -34,7 +34,7 @@ def later_blocks(targets: Sequence[Unit], sources: Sequence[Unit]) -> list[Unit]
             continue
         if any(own[c] - (len(held) - 1) * n != theirs[c] for c, n in held[0].items()):
             continue
-        # only of the few lists that come here: each is held against all others
+        # only of the few lists that come here: each is checked against all others
         elsewhere = {
             u.colour for other in blocks if not _inside(other, path) for us in blocks[other].values() for u in us
         }

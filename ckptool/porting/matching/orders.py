@@ -86,8 +86,8 @@ class Orders:
     def _order_conflict(self, targets: list[Unit], sources: list[Unit], ranks: dict[int, int]) -> bool:
         """Whether the order of numbers is not that in which the units are used and stored.
 
-        Of a model that was not followed, numbers of one list are believed; those of several are held against the order
-        in which it registers them.
+        Of a model that was not followed, numbers of one list are believed; those of several are checked against the
+        order in which it registers them.
         """
         if not self.sequences.ordered:
             return False

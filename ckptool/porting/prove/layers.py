@@ -1,4 +1,4 @@
-"""Where two models part, layer by layer: what comes out of each use of weights, held against the source's code."""
+"""Where two models part, layer by layer: what comes out of each use of weights, checked against the source's code."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def same_inputs(
         own: the model.
         inputs: for the model; worked out if None.
         source_inputs: for the source's code, if it takes them in another form.
-        judged: runs the model on inputs and holds it against the source's code.
+        judged: runs the model on inputs and checks it against the source's code.
         known: modules of the source's code whose weights the model has; where it is a part of that, it begins there.
 
     Raises:

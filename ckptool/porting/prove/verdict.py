@@ -1,4 +1,4 @@
-"""How far a mapping gets: outputs and uses of weights held against those of the source's code."""
+"""How far a mapping gets: outputs and uses of weights checked against those of the source's code."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Order:
 
 
 def orders_of(sequences: Sequences) -> list[Order]:
-    """The orders of two sides that can be held against each other."""
+    """The orders of two sides that can be checked against each other."""
     found: list[Order] = []
     both = sequences.traced and sequences.source_traced
     if both:

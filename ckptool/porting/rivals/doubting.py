@@ -124,7 +124,7 @@ def _wanted_elsewhere(matching: Matching) -> None:
                 break
 
 
-#: Of so many others a pair is held against, and the share of them that a pair out of its place, and one in it, crosses.
+#: How many others a pair is checked against, and the share of them that one out of its place, and one in it, crosses.
 _ANCHORS, _OUT, _IN = 100, 0.3, 0.05
 
 

@@ -42,7 +42,7 @@ class Side:
 
 @record(frozen=True, slots=True)
 class Pair:
-    """A tensor on the left and the one that it is held against on the right; None where there is none.
+    """A tensor on the left and the one that it is checked against on the right; None where there is none.
 
     Attributes:
         left, right: the two.

@@ -113,7 +113,7 @@ def doctor(
 
     Args:
         path: the file.
-        model: code to hold it against, as in `ckptool.reports.diagnosis.fits.fits`. Importing it runs it.
+        model: code to check it against, as in `ckptool.reports.diagnosis.fits.fits`. Importing it runs it.
         at: where the weights are in the file, if there are several state dicts.
         progress: called with the number of bytes that were read, each time.
 

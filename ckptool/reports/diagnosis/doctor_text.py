@@ -50,7 +50,7 @@ def _parts(found: Diagnosis, everything: bool) -> Iterator[Part]:
     if found.fit is not None:
         yield from fit_lines(found.fit, everything)
     if found.cure:
-        title = "to mend it, type" if len(found.cure) == 1 else "to mend it, type one after the other"
+        title = "to repair it, type" if len(found.cure) == 1 else "to repair it, type one after the other"
         yield from section(title, found.cure)
         if found.fit and found.fit.commands:
             yield f"    ({found.fit.commands[0][1]})"

@@ -49,7 +49,7 @@ class Fit:
 
 
 def fits(path: StrPath, model: str, *, at: str | None = None, kwargs: Mapping[str, Any] | None = None) -> Fit:
-    """Hold the weights of a file against a model in code. The model file is imported, which runs it; torch is needed.
+    """Check the weights of a file against a model in code. The model file is imported, which runs it; torch is needed.
 
     Args:
         path: the file.
