@@ -1,4 +1,4 @@
-"""What `ckptool doctor --error` advises where the file is not all there is to it: it happens, is explained, is repaired.
+"""What `ckptool doctor --error` advises where the file is not all there is to it: it happens, is explained, repaired.
 
 Every message is that of the program that says it, made here. What cannot be made here is in `ELSEWHERE`, with the
 reason; its text is in `messages.py`, and what is advised is followed all the same where there is something to type.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...disk.files import File, Source
 from ...dtypes import BY_STORAGE
-from ...errors import Malformed, printable
+from ...errors import CheckpointError, Malformed, printable
 from ...formats.pickle.follower import Follower
 from ...tree import Global, Object
 
@@ -83,6 +84,79 @@ class Reading:
     def calls(self) -> bool:
         """Whether it is a pickle that does something, or may be."""
         return bool(self.reader.made) or (bool(self.reader.named) and not self.failure) or not self.certain
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A part of a container that may be anything."""
+
+    source: Source
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loose:
+    """Bytes from START on that no container speaks of, and that some program may take for a pickle."""
+
+    source: Source
+    start: int
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A pickle, and those that follow it."""
+
+    source: Source
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What follows the end of WHAT, from AT on."""
+
+    source: Source
+    at: int
+    place: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why not all of a container can be accounted for."""
+
+    place: str
+    what: str | CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Code that is not pickled: (what it is, where)."""
+
+    found: list[tuple[str, str]]
+
+
+#: What a container is made of. Its walk returns what it is.
+Parts = Generator[Record | Loose | Row | Behind | Problem | Programs, None, str]
+#: Follows a pickle that a loader of the container reads, and notes what it does, under the name of a place.
+Follow = Callable[[Source, str], Reading]
+
+
+class Budget:
+    """Bytes that may still be read as pickles or inflated, for one file.
+
+    Attributes:
+        left: how many.
+    """
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def spend(self, length: int) -> None:
+        """Take LENGTH bytes off, or raise `TooMuch`."""
+        if length > self.left:
+            raise TooMuch("needs more reading than a file of its size should; not looked at further")
+        self.left -= length
 
 
 class TooMuch(Malformed):

@@ -17,6 +17,7 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from ...disk.files import Buffer, File, FileRange, Source
 from ...errors import CheckpointError, printable
@@ -25,8 +26,23 @@ from ...formats.foreign import OLD_PICKLE, describe, packed
 from ...formats.pickle.reader import NeedsMore
 from ...formats.zip.archive import looks_like_zip
 from ...tree import Global, List, Object, walk
-from .following import HEAD, Part, Reading, Recorder, TooMuch
-from .pickles_in_zip import carve, ends_like_zip, look_into_zip
+from .following import (
+    HEAD,
+    Behind,
+    Budget,
+    Loose,
+    Part,
+    Parts,
+    Problem,
+    Programs,
+    Reading,
+    Record,
+    Recorder,
+    Row,
+    TooMuch,
+)
+from .pickles_in_zip import carved, ends_like_zip, parts_of_zip
+from .programs import program_in
 
 _FIRST_READ = 4096
 _LARGEST_PICKLE = 1 << 30
@@ -96,19 +112,13 @@ class Search:
         opened: the structure of the file has been checked.
 
     Attributes:
-        left: bytes that may still be read as pickles or inflated.
+        budget: bytes that may still be read as pickles or inflated.
     """
 
     def __init__(self, found: Contents, size: int, *, opened: bool = False) -> None:
         self.found = found
         self.opened = opened
-        self.left = _FREE + _TIMES * size
-
-    def spend(self, length: int) -> None:
-        """Take LENGTH bytes off the budget, or raise `TooMuch`."""
-        if length > self.left:
-            raise TooMuch("needs more reading than a file of its size should; not looked at further")
-        self.left -= length
+        self.budget = Budget(_FREE + _TIMES * size)
 
     def file(self, file: File) -> None:
         """Look at a whole file, in every way in which a program may read it."""
@@ -136,7 +146,7 @@ class Search:
         if not looks_like_zip(head) and ends_like_zip(file):
             found.checkpoint = True
             found.problems.append("it ends like a zip archive; programs disagree on what it is")
-            carve(self, whole, "", 0, file.size)
+            self._all_of(carved(whole, "", 0, file.size, self.budget), 0)
 
     def look(self, source: Source, head: bytes, place: str, depth: int) -> str | None:
         """Look at what begins with HEAD. Returns what it is, or None if it is nothing that holds pickles."""
@@ -144,11 +154,11 @@ class Search:
             self.problem(place, f"archives are nested more than {_DEEPEST} deep")
             return "archive"
         if looks_like_zip(head):
-            return look_into_zip(self, source, place, depth)
+            return self._all_of(parts_of_zip(source, place, self.budget, partial(self._follow, depth)), depth)
         if is_tar(head):  # as with safetensors below, what only such files need is imported when there is one
-            from .pickles_in_tar import look_into_tar
+            from .pickles_in_tar import parts_of_tar
 
-            return look_into_tar(self, source, place, depth)
+            return self._all_of(parts_of_tar(source, place, partial(self._follow, depth)), depth)
         if is_legacy(head):
             return self._legacy(source, place, depth)
         if head.startswith(b"\x93NUMPY"):
@@ -164,6 +174,46 @@ class Search:
                     check_safetensors(Part(source, place))
             return "safetensors"
         return None
+
+    def _all_of(self, parts: Parts, depth: int) -> str:
+        """Look at all that a container is made of. Returns what it is."""
+        while True:
+            try:
+                part = next(parts)
+            except StopIteration as end:
+                return str(end.value)
+            if isinstance(part, Problem):
+                self.problem(part.place, part.what)
+            elif isinstance(part, Programs):
+                self.found.programs += part.found
+            else:
+                with self.reporting(part.place):
+                    self._one_of(part, depth)
+
+    def _one_of(self, part: Record | Loose | Row | Behind, depth: int) -> None:
+        if isinstance(part, Loose):
+            self.attempt(part.source, part.start, part.place)
+        elif isinstance(part, Row):
+            self.in_a_row(part.source, 0, part.place, depth)
+        elif isinstance(part, Behind):
+            self.rest(part.source, part.at, part.place, part.what, depth)
+        else:
+            self._record(part.source, part.place, depth)
+
+    def _record(self, source: Source, here: str, depth: int) -> None:
+        """Look at one record of an archive, whatever it is."""
+        head = bytes(source.read(0, min(HEAD, source.length)))
+        if program := program_in(head):
+            self.found.programs.append((program, here))
+        known = self.look(source, head, here, depth + 1) or self.attempt(source, 0, here, depth + 1)
+        if not known and (what := packed(head)):
+            self.problem(here, f"it is {what}, which is not looked into")
+
+    def _follow(self, depth: int, source: Source, place: str) -> Reading:
+        """Follow a pickle that a loader of a container reads, and note what it does."""
+        reading = self.read(source, 0)
+        self.add(place, reading, depth)
+        return reading
 
     def rest(self, source: Source, at: int, place: str, what: str, depth: int) -> None:
         """What follows the end of WHAT: something that a program reads next, or bytes that nobody unpickles."""
@@ -184,7 +234,7 @@ class Search:
         while True:
             length = min(have, left)
             try:
-                self.spend(length)
+                self.budget.spend(length)
                 data = bytes(source.read(start, length))
             except TooMuch as error:
                 reading.failure, reading.certain = error.what, False

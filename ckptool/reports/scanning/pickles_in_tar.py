@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...disk.files import CHUNK, FileRange, Source
-from ...errors import Malformed, printable
+from ...errors import CheckpointError, Malformed, printable
 from ...formats import torch_tar
-from .following import Part
-from .pickles_in_zip import look_into_record
-
-if TYPE_CHECKING:
-    from .pickles import Search
+from .following import Behind, Follow, Part, Parts, Problem, Record, Row
 
 #: Bytes of the longest header, that is of a long name, that is read.
 _LARGEST_HEADER = 1 << 20
 
 
-def look_into_tar(search: Search, source: Source, place: str, depth: int) -> str:
-    """Look at all that a tar archive holds. Returns what it is."""
+def parts_of_tar(source: Source, place: str, follow: Follow) -> Parts:
+    """All that a tar archive holds."""
     import tarfile
 
     members: dict[str, FileRange] = {}
@@ -31,66 +27,66 @@ def look_into_tar(search: Search, source: Source, place: str, depth: int) -> str
             for info in tar:
                 here = f"{place}/{info.name}".lstrip("/")
                 if info.size < 0:  # tarfile of some versions of Python goes back by so much, for ever
-                    search.problem(here, "its size is a negative number")
+                    yield Problem(here, "its size is a negative number")
                     break
                 if info.name in names:
-                    search.problem(here, "it is there twice; readers disagree on which counts")
+                    yield Problem(here, "it is there twice; readers disagree on which counts")
                 names.add(info.name)
                 if info.isdir():
                     continue
                 if info.sparse is not None or not info.isreg() or info.offset_data + info.size > source.length:
-                    search.problem(here, "it is no whole and plain file, and not looked into")
+                    yield Problem(here, "it is no whole and plain file, and not looked into")
                     continue
                 members[info.name] = FileRange(Part(source, here), info.offset_data, info.size)
                 end = info.offset_data + info.size
     except (tarfile.TarError, ValueError, OSError, OverflowError) as error:
-        search.problem(place, f"its tar archive is damaged ({printable(str(error), 80)})")
+        yield Problem(place, f"its tar archive is damaged ({printable(str(error), 80)})")
     torch = {"pickle", "storages"} <= members.keys()
     for name, member in members.items():
         here = f"{place}/{name}".lstrip("/")
-        with search.reporting(here):
-            if not torch or name not in ("sys_info", "pickle", "tensors", "storages"):
-                look_into_record(search, member, here, name, depth)
-            elif name in ("sys_info", "pickle"):
-                search.in_a_row(member, 0, here, depth)
+        if not torch or name not in ("sys_info", "pickle", "tensors", "storages"):
+            yield Record(member, here)
+        elif name in ("sys_info", "pickle"):
+            yield Row(member, here)
     if torch:
-        _tar_storages(search, members, place, depth)
+        yield from _tar_storages(members, place, follow)
     for at in range(end, source.length, CHUNK):
         if bytes(source.read(at, min(CHUNK, source.length - at))).strip(b"\0"):
-            search.problem(place, "something follows the members of its tar archive; not looked into")
+            yield Problem(place, "something follows the members of its tar archive; not looked into")
             break
     return "tar archive of torch before 0.1.10" if torch else "tar archive"
 
 
-def _tar_storages(search: Search, members: dict[str, FileRange], place: str, depth: int) -> None:
+def _tar_storages(members: dict[str, FileRange], place: str, follow: Follow) -> Parts:
     """Pickles and numbers in turn, as torch reads them."""
     streams = {
         name: _TarStream(
-            member.file, member.offset, member.offset + member.length, search, f"{place}/{name}".lstrip("/"), depth
+            member.file, member.offset, member.offset + member.length, follow, f"{place}/{name}".lstrip("/")
         )
         for name, member in members.items()
         if name in ("storages", "tensors")
     }
-    with search.reporting(place):
+    try:
         storages, bases = torch_tar.read_storages(streams["storages"])
         if "tensors" in streams:
             torch_tar.read_tensors(streams["tensors"], storages, bases)
+    except CheckpointError as error:
+        yield Problem(place, error)
     for name, stream in streams.items():
-        search.rest(members[name], stream.at - members[name].offset, stream.place, "last number", depth)
+        yield Behind(members[name], stream.at - members[name].offset, stream.place, "last number")
+    return "tar archive of torch before 0.1.10"
 
 
 @dataclass(slots=True)
 class _TarStream(torch_tar.Stream):
     """A member of a tar archive, whose pickles are followed as they are read."""
 
-    search: Search
+    follow: Follow
     place: str
-    depth: int
 
     def pickle(self) -> Any:
         """What the next pickle holds."""
-        reading = self.search.read(FileRange(self.file, self.at, self.end - self.at), 0)
-        self.search.add(self.place, reading, self.depth)
+        reading = self.follow(FileRange(self.file, self.at, self.end - self.at), self.place)
         if reading.failure:
             raise Malformed("its pickles and numbers are not those that torch writes")
         self.at += reading.reader.position

@@ -6,18 +6,13 @@ import contextlib
 import re
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ...disk.door import unnamed_file
 from ...disk.files import CHUNK, Buffer, File, FileRange, Source, crc32
 from ...errors import CheckpointError, Malformed
-from ...formats.foreign import packed
 from ...formats.zip.archive import DEFLATED, LOCAL, STORED, Archive, Member, open_archive
-from .following import HEAD, Part, TooMuch
-from .programs import program_in, programs_of_archive
-
-if TYPE_CHECKING:
-    from .pickles import Search
+from .following import Behind, Budget, Follow, Loose, Part, Parts, Problem, Programs, Record, TooMuch
+from .programs import programs_of_archive
 
 _FIRST_READ = 4096
 _MOST_HEADERS = 100_000
@@ -25,95 +20,88 @@ _MOST_HEADERS = 100_000
 _GROWTH, _SMALL = 100, 1 << 26
 
 
-def look_into_zip(search: Search, source: Source, place: str, depth: int) -> str:
-    """Look at all that a zip archive, or several in a row, may hold. Returns what it is."""
+def parts_of_zip(source: Source, place: str, budget: Budget, follow: Follow) -> Parts:
+    """All that a zip archive, or several in a row, may hold."""
     try:
         file = source.file if isinstance(source, FileRange) and not place else Part(source, place)
         archive = open_archive(file, any_layout=True)
     except CheckpointError as error:
-        parts = list(_archives_in_a_row(source))
-        if sum(part.file.size for part in parts) != source.length:
-            search.problem(place, error)
-            carve(search, source, place, 0, source.length)
+        found = list(_archives_in_a_row(source))
+        if sum(one.file.size for one in found) != source.length:
+            yield Problem(place, error)
+            yield from carved(source, place, 0, source.length, budget)
             return "zip archive"
-        for number, part in enumerate(parts, start=1):
-            _records(search, part, f"{place} #{number}".strip(), depth)
+        for number, one in enumerate(found, start=1):
+            yield from _records(one, f"{place} #{number}".strip(), budget, follow)
         return "zip archives in a row"
-    return _records(search, archive, place, depth)
+    return (yield from _records(archive, place, budget, follow))
 
 
-def _records(search: Search, archive: Archive, place: str, depth: int) -> str:
+def _records(archive: Archive, place: str, budget: Budget, follow: Follow) -> Parts:
     source = archive.file.range(0, archive.file.size)
     kind = _zip_kind(archive)
-    done = _data_pickles(search, archive, place, kind, depth)
+    done: set[str] = set()
+    yield from _data_pickles(archive, place, kind, budget, follow, done)
     for name, member in archive.members.items():
         if name in done or not member.size:
             continue
         here = f"{place}/{name}".lstrip("/")
-        with search.reporting(here):
-            look_into_record(search, _inside(search, archive, member), here, name, depth)
-    search.found.programs += programs_of_archive(archive, place, kind)
+        try:
+            yield Record(_inside(archive, member, budget), here)
+        except CheckpointError as error:
+            yield Problem(here, error)
+    yield Programs(programs_of_archive(archive, place, kind))
     end = 0  # what stands between the records, and is in no directory
     for member in sorted(archive.members.values(), key=lambda member: member.header):
         if member.header - end >= LOCAL.size:
-            carve(search, source, place, end, member.header)
+            yield from carved(source, place, end, member.header, budget)
         end = member.start + member.compressed
     if archive.directory - end >= LOCAL.size:
-        carve(search, source, place, end, archive.directory)
+        yield from carved(source, place, end, archive.directory, budget)
     return kind
 
 
-def _inside(search: Search, archive: Archive, member: Member) -> Source:
+def _inside(archive: Archive, member: Member, budget: Budget) -> Source:
     """The payload of a record, inflated as far as it is read."""
     if member.method != DEFLATED:
         return archive.range(member.name)
     if member.size > max(_SMALL, _GROWTH * member.compressed):
         grows = f"it grows from {member.compressed:,} to {member.size:,} bytes; not looked into"
         raise Malformed(grows)
-    return _Inflating(archive, member, search)
+    return _Inflating(archive, member, budget)
 
 
-def _data_pickles(search: Search, archive: Archive, place: str, kind: str, depth: int) -> set[str]:
-    """Read the pickles that torch reads, and return their names and those of the storages that they use.
+def _data_pickles(archive: Archive, place: str, kind: str, budget: Budget, follow: Follow, done: set[str]) -> Parts:
+    """The pickles that torch reads. DONE gets their names, and those of the storages that they use.
 
     Where a loader would take another record than `data/NUMBER` for a pickle, none is passed over.
     """
-    done = set()
     for name, member in archive.members.items():
         stem, _, suffix = name.rpartition(".")
         if suffix.lower() != "pkl" or not member.size:
             continue
         done.add(name)
         here = f"{place}/{name}".lstrip("/")
-        with search.reporting(here):
-            source = _inside(search, archive, member)
-            reading = search.read(source, 0)
-            search.add(here, reading, depth)
+        try:
+            source = _inside(archive, member, budget)
+            reading = follow(source, here)
             if member.crc and crc32(source) != member.crc:
-                search.problem(here, "its checksum does not match; torch does not look at it")
+                yield Problem(here, "its checksum does not match; torch does not look at it")
             if not reading.failure:
-                search.rest(source, reading.reader.position, here, "end of the pickle", depth)
+                yield Behind(source, reading.reader.position, here, "end of the pickle")
             if kind in ("torch-zip", "TorchScript archive") and stem.rpartition("/")[2] in ("data", "constants"):
                 done |= {f"{stem}/{key}" for key in reading.reader.storages if re.fullmatch("[0-9]+", key)}
-    return done
+        except CheckpointError as error:
+            yield Problem(here, error)
+    return kind
 
 
-def look_into_record(search: Search, source: Source, here: str, name: str, depth: int) -> None:
-    """Look at one record called NAME of an archive, whatever it is."""
-    head = bytes(source.read(0, min(HEAD, source.length)))
-    if program := program_in(head):
-        search.found.programs.append((program, here))
-    known = search.look(source, head, here, depth + 1) or search.attempt(source, 0, here, depth + 1)
-    if not known and (what := packed(head)):
-        search.problem(here, f"it is {what}, which is not looked into")
-
-
-def carve(search: Search, source: Source, place: str, begin: int, end: int) -> None:
-    """Look at what follows every local header, directory or not: some program may believe in it."""
+def carved(source: Source, place: str, begin: int, end: int, budget: Budget) -> Parts:
+    """What follows every local header, directory or not: some program may believe in it."""
     try:
         for at in _found(source, b"PK\3\4", _MOST_HEADERS, begin, end):
             if at + LOCAL.size > source.length:
-                return
+                break
             fields = LOCAL.unpack(bytes(source.read(at, LOCAL.size)))
             method, named, extra = fields[2], fields[-2], fields[-1]
             start = at + LOCAL.size + named + extra
@@ -121,37 +109,38 @@ def carve(search: Search, source: Source, place: str, begin: int, end: int) -> N
                 continue
             name = bytes(source.read(at + LOCAL.size, named)).decode("utf-8", "backslashreplace")
             here = f"{place}/{name}".lstrip("/")
-            search.spend(LOCAL.size)
+            budget.spend(LOCAL.size)
             if method == STORED:
-                search.attempt(source, start, here)
+                yield Loose(source, start, here)
             elif method == DEFLATED:
-                search.attempt(Buffer(_inflated(search, source, start)), 0, here)
+                yield Loose(Buffer(_inflated(source, start, budget)), 0, here)
     except TooMuch as error:
-        search.problem(place, error)
+        yield Problem(place, error)
+    return "zip archive"
 
 
-def _inflated(search: Search, source: Source, start: int) -> bytes:
+def _inflated(source: Source, start: int, budget: Budget) -> bytes:
     """What a deflated stream at START becomes, as far as it can be inflated and the budget goes."""
-    stream, most = zlib.decompressobj(-zlib.MAX_WBITS), min(_SMALL, search.left // 4)
+    stream, most = zlib.decompressobj(-zlib.MAX_WBITS), min(_SMALL, budget.left // 4)
     out = bytearray()
     with contextlib.suppress(zlib.error):
         for at in range(start, source.length, _FIRST_READ):
             out += stream.decompress(bytes(source.read(at, min(_FIRST_READ, source.length - at))), most - len(out))
             if stream.eof or len(out) >= most:
                 break
-    search.spend(len(out) + _FIRST_READ)
+    budget.spend(len(out) + _FIRST_READ)
     return bytes(out)
 
 
 class _Inflating:
     """A compressed record as a source, inflated only as far as somebody reads."""
 
-    def __init__(self, archive: Archive, member: Member, search: Search) -> None:
+    def __init__(self, archive: Archive, member: Member, budget: Budget) -> None:
         self.length = member.size
         self._chunks = archive.inflate(member)
         self._file = unnamed_file(CHUNK)
         self._have = 0
-        self._search = search
+        self._budget = budget
 
     def read(self, offset: int, length: int) -> bytes:
         """LENGTH bytes from OFFSET."""
@@ -159,7 +148,7 @@ class _Inflating:
             chunk = next(self._chunks, None)  # behind the last one, the sizes are compared
             if chunk is None:
                 break
-            self._search.spend(len(chunk))
+            self._budget.spend(len(chunk))
             self._file.seek(self._have)
             self._file.write(chunk)
             self._have += len(chunk)
