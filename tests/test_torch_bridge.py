@@ -16,7 +16,7 @@ from same import graph
 from strategies import torch_values
 
 import ckptool
-from ckptool.passes.locations import parse_rules
+from ckptool.passes.locations import new_location, parse_rules
 from ckptool.torch_bridge import Inert, from_torch, move
 
 
@@ -310,11 +310,16 @@ def test_stripping_what_data_parallel_adds_gives_the_metadata_of_the_plain_model
 # -------------------------------------------------------------------------------------------------------- moving
 
 
+def place(rule):
+    """Where storages go by a rule."""
+    return lambda device: new_location(device, parse_rules(rule))
+
+
 def test_moving_keeps_ties_views_and_parameters():
     weight = torch.nn.Parameter(torch.arange(4.0))
     value = OrderedDict(weight=weight, tied=weight, view=weight.detach()[1:], other=torch.ones(1))
     value._metadata = OrderedDict()
-    moved = move(value, parse_rules("cpu=meta"))
+    moved = move(value, place("cpu=meta"))
     assert {tensor.device.type for tensor in moved.values()} == {"meta"}
     assert type(moved["weight"]) is torch.nn.Parameter
     assert moved["view"].storage_offset() == 1
@@ -329,14 +334,14 @@ def test_moving_a_conjugate_view_keeps_its_value():
         "y": torch._neg_view(torch.ones(2)),
         "z": torch.ones(2).to_sparse(),
     }
-    moved = move(value, parse_rules("cpu=meta"))
+    moved = move(value, place("cpu=meta"))
     assert (moved["x"].is_conj(), moved["y"].is_neg()) == (True, True)
     assert moved["z"].layout == torch.sparse_coo
 
 
 def test_moving_to_where_it_is_changes_nothing():
     value = {"a": torch.ones(1), "n": 3, "list": [torch.ones(1)]}
-    moved = move(value, parse_rules("cpu"))
+    moved = move(value, place("cpu"))
     assert moved["a"] is value["a"]
     assert moved["list"][0] is value["list"][0]
     assert moved["n"] == 3

@@ -11,7 +11,7 @@ from ..checkpoint import Checkpoint
 from ..disk.files import shell_path
 from ..errors import CannotCarry, Malformed, NoMatch, counted, printable
 from .options import writing_options
-from .rewrite import Passes, rewrite
+from .rewrite import rewrite
 
 _SHOWN = 12
 
@@ -57,4 +57,4 @@ def repair(**options: Any) -> None:
             )
         return found.checkpoint
 
-    rewrite(Passes(), "repair", options, opener=salvaged)
+    rewrite([], "repair", options, opener=salvaged)

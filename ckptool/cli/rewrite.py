@@ -7,10 +7,9 @@ keys that will be written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -27,56 +26,28 @@ from ..passes.recipes import Step
 from .options import FileName, output_options, writing_options
 from .output import check_side_outputs, print_receipt, progress_bar
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
-@dataclass(frozen=True, slots=True)
-class Passes:
-    """The passes that a command asks for."""
 
-    extract: bool = False
-    slim: str | bool = False
-    clean: bool = False
-    unwrap: bool = False
-    strip_prefix: str | None = None
-    strip_first: bool = False
-    rename: Sequence[str] = ()
-    rules: str | None = None
-    add_prefix: str | None = None
-    select: Sequence[str] = ()
-    drop: Sequence[str] = ()
-    to_dense: bool = False
-    dequantize: bool = False
-    untie: bool = False
-    compact: bool = False
-    cast: str | None = None
-    cast_keep: Sequence[str] = ()
-    map_location: Sequence[str] = ()
+def _steps(wanted: Mapping[str, Any], rules: str | None = None, keep: Sequence[str] = ()) -> list[Step]:
+    """The passes in the order in which they run.
 
-    def steps(self) -> list[Step]:
-        """The passes in the order in which they run."""
-        if self.cast_keep and self.cast is None:
-            raise click.UsageError("--cast-keep goes with --cast.")
-        rules = [*self.rename, *(str(rule) for rule in (_rules_from(self.rules) if self.rules else ()))]
-        cast = {"to": self.cast, "keep": list(self.cast_keep)} if self.cast_keep else self.cast
-        prefix = None if self.strip_first else self.strip_prefix
-        listed = [
-            ("extract", self.extract),
-            ("slim", self.slim),
-            ("clean", self.clean),
-            ("unwrap", self.unwrap),
-            ("strip-prefix", prefix),
-            ("strip-first", self.strip_first),
-            ("rename", rules),
-            ("add-prefix", self.add_prefix),
-            ("select", list(self.select)),
-            ("drop", list(self.drop)),
-            ("to-dense", self.to_dense),
-            ("dequantize", self.dequantize),
-            ("untie", self.untie),
-            ("compact", self.compact),
-            ("cast", cast),
-            ("map-location", list(_explain_redirection(self.map_location))),
-        ]
-        return [Step(name, value) for name, value in listed if value not in (False, None, [])]
+    Args:
+        wanted: pass -> its value; one that is False, None or empty is not asked for.
+        rules: a file with more rules for `rename`.
+        keep: keys that `cast` leaves as they are.
+    """
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in wanted.items()}
+    if keep and given.get("cast") is None:
+        raise click.UsageError("--cast-keep goes with --cast.")
+    if keep:
+        given["cast"] = {"to": given["cast"], "keep": list(keep)}
+    if rules:
+        given["rename"] = [*given.get("rename", []), *map(str, _rules_from(rules))]
+    if given.get("strip-first"):
+        given["strip-prefix"] = None
+    _explain_redirection(given.get("map-location") or [])
+    return [Step(name, given[name]) for name in recipes.PASSES if given.get(name) not in (False, None, [])]
 
 
 def _rules_from(path: str) -> list[Rename]:
@@ -87,7 +58,7 @@ def _rules_from(path: str) -> list[Rename]:
 
 
 def rewrite(
-    wanted: Passes,
+    wanted: Sequence[Step],
     command: str,
     options: dict[str, Any],
     *,
@@ -101,7 +72,7 @@ def rewrite(
     overwrite = options["overwrite"] or options["in_place"]
     check_side_outputs()
     missing: passes.Missing = "ok" if options["if_present"] else "error"
-    steps = [*(recipes.read(recipe) if recipe else ()), *wanted.steps()]
+    steps = [*(recipes.read(recipe) if recipe else ()), *wanted]
     noted = recipes.text(steps) if options["save_recipe"] is not None else ""
     opened = (opener or formats.open)(source)
     if options["at"] is not None:
@@ -192,7 +163,7 @@ def strip_prefix(prefix: str, first: bool, **options: Any) -> None:
     ckptool strip-prefix in.pth --in-place --prefix model.
     ckptool strip-prefix in.pth out.pth --first
     """
-    rewrite(Passes(strip_prefix=prefix, strip_first=first), "strip-prefix", options)
+    rewrite(_steps({"strip-prefix": prefix, "strip-first": first}), "strip-prefix", options)
 
 
 @click.command()
@@ -205,7 +176,7 @@ def add_prefix(prefix: str, **options: Any) -> None:
     ckptool add-prefix in.pth out.pth
     ckptool add-prefix in.pth out.pth --prefix backbone.
     """
-    rewrite(Passes(add_prefix=prefix), "add-prefix", options)
+    rewrite(_steps({"add-prefix": prefix}), "add-prefix", options)
 
 
 @click.command()
@@ -226,7 +197,7 @@ def rename(rules: tuple[str, ...], rules_file: str | None, **options: Any) -> No
     """
     if not rules and not rules_file:
         raise click.UsageError("Missing --rename OLD=NEW or --rules FILE.")
-    rewrite(Passes(rename=rules, rules=rules_file), "rename", options)
+    rewrite(_steps({"rename": rules}, rules_file), "rename", options)
 
 
 @click.command()
@@ -248,47 +219,37 @@ def remap(locations: tuple[str, ...], **options: Any) -> None:
     ckptool remap in.pth out.pth --map-location cuda:1=cuda:0
     ckptool remap in.pth out.pth --map-location 'cuda:1->cuda:0'
     """
-    rewrite(Passes(map_location=locations), "remap", options)
+    rewrite(_steps({"map-location": locations}), "remap", options)
+
+
+#: Options of `convert` that stand beside those of passes.
+_BESIDE = {
+    "rename": click.option("--rules", type=FileName(), metavar="FILE", help="A file with one rule OLD=NEW a line."),
+    "cast": click.option("--cast-keep", multiple=True, metavar="PATTERN", help="Keys that --cast leaves as they are."),
+}
+
+
+def _pass_options(command: _Command) -> _Command:
+    """An option for each pass of the table, in its order."""
+    for name, one in reversed(recipes.PASSES.items()):
+        if one.help:
+            if name in _BESIDE:
+                command = _BESIDE[name](command)
+            words = [f"--{name}", *([one.letter] if one.letter else [])]
+            kind: dict[str, Any] = {"is_flag": True} if one.kind == "flag" else {"metavar": one.metavar}
+            command = click.option(*words, multiple=one.kind == "texts", help=one.help, **kind)(command)
+    return command
 
 
 @click.command()
-@click.option("--extract", is_flag=True, help="Keep only the weights; leave the rest of the file behind.")
-@click.option("--unwrap", is_flag=True, help="Remove wrappers from keys: DataParallel, torch.compile, FSDP …")
-@click.option("--strip-prefix", metavar="PREFIX", help="Remove PREFIX from every key.")
-@click.option("--strip-first", is_flag=True, help="Drop the first component of each key.")
-@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename keys (see `ckptool rename`).")
-@click.option("--rules", type=FileName(), metavar="FILE", help="A file with one rule OLD=NEW a line.")
-@click.option("--add-prefix", metavar="PREFIX", help="Put PREFIX before every key.")
-@click.option("--select", multiple=True, metavar="PATTERN", help="Keep only the keys that match.")
-@click.option("--drop", multiple=True, metavar="PATTERN", help="Leave out the keys that match.")
-@click.option("--to-dense", is_flag=True, help="Make dense tensors of sparse ones.")
-@click.option("--dequantize", is_flag=True, help="Make float32 tensors of quantized ones.")
-@click.option("--untie", is_flag=True, help="Give each key a tensor of its own where several share one.")
-@click.option("--compact", is_flag=True, help="Leave behind the parts of storages that no tensor uses.")
-@click.option("--cast", metavar="TYPE", help="Cast floating point tensors of the weights: bf16, fp16, fp32, e4m3 …")
-@click.option("--cast-keep", multiple=True, metavar="PATTERN", help="Keys that --cast leaves as they are.")
-@click.option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
+@_pass_options
 @click.option("--recipe", type=FileName(), metavar="FILE", help="Run the passes of a recipe first, as listed there.")
 @click.option("--max-shard-size", metavar="SIZE", help="Write a folder of shards of at most SIZE (5GB, 500MB).")
 @click.option("--variant", metavar="WORD", help="A word in the names of shards: fp16.")
 @writing_options
 def convert(
-    extract: bool,
-    unwrap: bool,
-    strip_prefix: str | None,
-    strip_first: bool,
-    rename: tuple[str, ...],
     rules: str | None,
-    add_prefix: str | None,
-    select: tuple[str, ...],
-    drop: tuple[str, ...],
-    to_dense: bool,
-    dequantize: bool,
-    untie: bool,
-    compact: bool,
-    cast: str | None,
     cast_keep: tuple[str, ...],
-    map_location: tuple[str, ...],
     recipe: str | None,
     max_shard_size: str | None,
     variant: str | None,
@@ -308,25 +269,9 @@ def convert(
     ckptool convert in.pth out.safetensors --cast bf16 --cast-keep re:norm
     ckptool convert in.pth out.pth --recipe recipe.yaml
     """
-    wanted = Passes(
-        extract=extract,
-        unwrap=unwrap,
-        strip_prefix=strip_prefix,
-        strip_first=strip_first,
-        rename=rename,
-        rules=rules,
-        add_prefix=add_prefix,
-        select=select,
-        drop=drop,
-        to_dense=to_dense,
-        dequantize=dequantize,
-        untie=untie,
-        compact=compact,
-        cast=cast,
-        cast_keep=cast_keep,
-        map_location=map_location,
-    )
-    rewrite(wanted, "convert", options, max_shard_size=max_shard_size, variant=variant, recipe=recipe)
+    asked = {name: options.pop(name.replace("-", "_")) for name, one in recipes.PASSES.items() if one.help}
+    steps = _steps(asked, rules, cast_keep)
+    rewrite(steps, "convert", options, max_shard_size=max_shard_size, variant=variant, recipe=recipe)
 
 
 @click.command()
@@ -342,7 +287,7 @@ def extract_weights(**options: Any) -> None:
     ckptool extract-weights last.ckpt weights.pth
     ckptool extract-weights gan.pt -o generator.safetensors --at generator
     """
-    rewrite(Passes(extract=True), "extract-weights", options)
+    rewrite(_steps({"extract": True}), "extract-weights", options)
 
 
 @click.command()
@@ -358,7 +303,7 @@ def clean(**options: Any) -> None:
     ckptool clean last.ckpt clean.ckpt
     ckptool clean yolo.pt clean.pt --dry-run
     """
-    rewrite(Passes(clean=True), "clean", options)
+    rewrite(_steps({"clean": True}), "clean", options)
 
 
 @click.command()
@@ -374,7 +319,7 @@ def slim(weights: str | None, **options: Any) -> None:
     ckptool slim last.ckpt weights.safetensors
     ckptool slim epoch_12.pth weights.pth --weights ema
     """
-    rewrite(Passes(slim=weights or True), "slim", options)
+    rewrite(_steps({"slim": weights or True}), "slim", options)
 
 
 @click.command()
@@ -398,4 +343,4 @@ def average(sources: tuple[str, ...], ratios: str | None, **options: Any) -> Non
     opened = [formats.open(source) for source in sources]
     mean = values.average(opened, ratios=numbers, at=options["at"])
     options |= {"source": sources[-1], "target": None, "in_place": False, "at": None}
-    rewrite(Passes(), "average", options, opener=lambda _: mean)
+    rewrite([], "average", options, opener=lambda _: mean)

@@ -52,24 +52,93 @@ def _slim(ckpt: Checkpoint, value: Any, at: str | None, missing: Missing) -> Che
 
 
 _Run = Callable[[Checkpoint, Any, str | None, Missing], Checkpoint]
-#: Pass -> the kind of its value, and how it is run. In the order in which `convert` runs its options.
-_PASSES: dict[str, tuple[str, _Run]] = {
-    "extract": ("flag", lambda c, v, at, m: passes.extract(c, at=at)),
-    "slim": ("which", _slim),
-    "clean": ("flag", lambda c, v, at, m: passes.clean(c)),
-    "unwrap": ("flag", lambda c, v, at, m: passes.unwrap(c, at=at, missing=m)),
-    "strip-prefix": ("text", lambda c, v, at, m: passes.strip_prefix(c, v, at=at, missing=m)),
-    "strip-first": ("flag", lambda c, v, at, m: passes.strip_prefix(c, first=True, at=at, missing=m)),
-    "rename": ("texts", lambda c, v, at, m: passes.rename(c, _texts(v), at=at, missing=m)),
-    "add-prefix": ("text", lambda c, v, at, m: passes.add_prefix(c, v, at=at)),
-    "select": ("texts", lambda c, v, at, m: passes.select(c, _texts(v), at=at, missing=m)),
-    "drop": ("texts", lambda c, v, at, m: passes.drop(c, _texts(v), at=at, missing=m)),
-    "to-dense": ("flag", lambda c, v, at, m: passes.to_dense(c, missing=m)),
-    "dequantize": ("flag", lambda c, v, at, m: passes.dequantize(c, missing=m)),
-    "untie": ("flag", lambda c, v, at, m: values.untie(c, at=at)),
-    "compact": ("flag", lambda c, v, at, m: values.compact(c)),
-    "cast": ("cast", _cast),
-    "map-location": ("texts", lambda c, v, at, m: passes.map_location(c, _texts(v), missing=m)),
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass as people ask for it.
+
+    Attributes:
+        kind: what it is given: a "flag", a "text", "texts", a type to "cast" to, or "which" weights.
+        run: how it is run.
+        help: of the option of `convert`; "" if it has none.
+        metavar: what stands for its value there.
+        letter: the short form of the option.
+    """
+
+    kind: str
+    run: _Run
+    help: str = ""
+    metavar: str = ""
+    letter: str = ""
+
+
+#: In the order in which `convert` runs its options.
+PASSES: dict[str, Pass] = {
+    "extract": Pass(
+        "flag",
+        lambda c, v, at, m: passes.extract(c, at=at),
+        "Keep only the weights; leave the rest of the file behind.",
+    ),
+    "slim": Pass("which", _slim),
+    "clean": Pass("flag", lambda c, v, at, m: passes.clean(c)),
+    "unwrap": Pass(
+        "flag",
+        lambda c, v, at, m: passes.unwrap(c, at=at, missing=m),
+        "Remove wrappers from keys: DataParallel, torch.compile, FSDP …",
+    ),
+    "strip-prefix": Pass(
+        "text",
+        lambda c, v, at, m: passes.strip_prefix(c, v, at=at, missing=m),
+        "Remove PREFIX from every key.",
+        "PREFIX",
+    ),
+    "strip-first": Pass(
+        "flag",
+        lambda c, v, at, m: passes.strip_prefix(c, first=True, at=at, missing=m),
+        "Drop the first component of each key.",
+    ),
+    "rename": Pass(
+        "texts",
+        lambda c, v, at, m: passes.rename(c, _texts(v), at=at, missing=m),
+        "Rename keys (see `ckptool rename`).",
+        "OLD=NEW",
+    ),
+    "add-prefix": Pass(
+        "text", lambda c, v, at, m: passes.add_prefix(c, v, at=at), "Put PREFIX before every key.", "PREFIX"
+    ),
+    "select": Pass(
+        "texts",
+        lambda c, v, at, m: passes.select(c, _texts(v), at=at, missing=m),
+        "Keep only the keys that match.",
+        "PATTERN",
+    ),
+    "drop": Pass(
+        "texts",
+        lambda c, v, at, m: passes.drop(c, _texts(v), at=at, missing=m),
+        "Leave out the keys that match.",
+        "PATTERN",
+    ),
+    "to-dense": Pass("flag", lambda c, v, at, m: passes.to_dense(c, missing=m), "Make dense tensors of sparse ones."),
+    "dequantize": Pass(
+        "flag", lambda c, v, at, m: passes.dequantize(c, missing=m), "Make float32 tensors of quantized ones."
+    ),
+    "untie": Pass(
+        "flag",
+        lambda c, v, at, m: values.untie(c, at=at),
+        "Give each key a tensor of its own where several share one.",
+    ),
+    "compact": Pass(
+        "flag", lambda c, v, at, m: values.compact(c), "Leave behind the parts of storages that no tensor uses."
+    ),
+    "cast": Pass("cast", _cast, "Cast floating point tensors of the weights: bf16, fp16, fp32, e4m3 …", "TYPE"),
+    "map-location": Pass(
+        "texts",
+        lambda c, v, at, m: passes.map_location(c, _texts(v), missing=m),
+        "Change devices (see `ckptool remap`).",
+        "RULE",
+        "-m",
+    ),
 }
 #: After these the weights are the root.
 _TAKE_OUT = ("extract", "slim")
@@ -90,7 +159,7 @@ def run(
     renamed: dict[str, str] = {}  # the key of now -> that of the beginning
     for step in steps:
         before = ckpt
-        ckpt = _PASSES[step.name][1](ckpt, step.value, at, missing)
+        ckpt = PASSES[step.name].run(ckpt, step.value, at, missing)
         if step.name in _TAKE_OUT:
             at = None
         if step.name in _RENAME:
@@ -134,10 +203,10 @@ def _step(item: Any, where: StrPath) -> Step:
     if not isinstance(item, dict) or len(item) != 1:
         raise RuleError(f"has the pass {in_words(item, 80)}, which is none: one name a line", where=where)
     ((name, value),) = item.items()
-    if name not in _PASSES:
-        known = ", ".join(_PASSES)
+    if name not in PASSES:
+        known = ", ".join(PASSES)
         raise RuleError(f"names the pass {in_words(name)}; there are {known}", where=where)
-    kind = _PASSES[name][0]
+    kind = PASSES[name].kind
     if not _fits(kind, value):
         raise RuleError(f"gives {name} the value {in_words(value)}; it takes {_TAKES[kind]}", where=where)
     texts = value.get("keep") if isinstance(value, dict) else value

@@ -356,8 +356,8 @@ def values_of(kind):
 
 
 STEPS = st.lists(
-    st.sampled_from(list(recipes._PASSES)).flatmap(
-        lambda name: st.builds(recipes.Step, st.just(name), values_of(recipes._PASSES[name][0]))
+    st.sampled_from(list(recipes.PASSES)).flatmap(
+        lambda name: st.builds(recipes.Step, st.just(name), values_of(recipes.PASSES[name].kind))
     ),
     max_size=8,
 )
