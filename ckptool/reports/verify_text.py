@@ -47,7 +47,7 @@ def _parts(found: Verification, fit: Fit | None, strict: bool, everything: bool)
 def _lines(found: Verification, verdict: str, everything: bool) -> Iterator[Part]:
     yield f"{printable(found.path)}: {verdict}, {found.format}, {size_text(found.bytes)}"
     matched, unknown = found.checksums
-    words = f"{matched:,} checksums agree" if matched else "no checksum to hold against"
+    words = f"{matched:,} checksums agree" if matched else "no checksum to compare with"
     yield f"  {size_text(found.read)} read; {words}{f', {unknown:,} were not recorded' if matched and unknown else ''}"
     if found.against is not None and found.against.same:
         yield f"  the weights are those of {printable(found.against.right)}"
