@@ -137,7 +137,10 @@ class Loader:
             return array if array.shape or "scalar" not in str(node.callee) else array[()]
         if other.kind == "meta":
             dtype: Any = getattr(torch, other.dtype.name)  # type: ignore[union-attr]
-            made = torch.empty_strided(other.shape, other.detail, dtype=dtype, device="meta")
+            try:
+                made = torch.empty_strided(other.shape, other.detail, dtype=dtype, device="meta")
+            except (NotImplementedError, RuntimeError):  # of quantized types, for one
+                raise CannotCarry(f"torch has no meta tensor of {other.dtype.name} and such sizes") from None  # type: ignore[union-attr]
             return _finished(made, False, False, other.parameter, other.requires_grad)
         if other.dense is not None:
             return self._with_attributes(self._tensor(other.dense), node)

@@ -153,7 +153,10 @@ class _Parser:
             if (str(name), offsets) in slices:
                 self._fail(f"has two slices of {printable(repr(name), 80)} at {offsets}")
             listed = info.get("transform_descriptors")
-            transforms = tuple(map(str, listed.items if isinstance(listed, List) else listed or ()))
+            steps = listed.items if isinstance(listed, List) else listed
+            if steps is not None and not isinstance(steps, list | tuple):
+                self._fail(f"says no place for {printable(repr(name), 80)}")
+            transforms = tuple(map(str, steps or ()))
             slices[str(name), offsets] = Slice(str(path), start, length, transforms)
         return slices
 

@@ -156,7 +156,9 @@ class _Slices:
             location = chunks[0].values.location if chunks else "cpu"
             self._assembled[key] = Storage(source, location, item.dtype if item.dtype.storage else None, item.name)
         stride = contiguous_stride(item.shape)
-        return LazyTensor(self._assembled[key], item.dtype, item.shape, stride, requires_grad=item.requires_grad)
+        made = LazyTensor(self._assembled[key], item.dtype, item.shape, stride, requires_grad=item.requires_grad)
+        made.check(self.folder.path, printable(item.name, 80))
+        return made
 
     def _chunk(self, item: Item, box: Box) -> Chunk:
         noted = self._headers.get(box.slice.file)
@@ -251,7 +253,7 @@ def _noted(folder: Folder, file: File, root: Dict) -> tuple[Dict, dict[str, str]
                 if "numbers" in kind:
                     numbers = set(kind["numbers"])
                     node.entries[:] = [(int(key) if key in numbers else key, v) for key, v in node.entries]
-                if "_metadata" in kind:
+                if "_metadata" in kind and node.ordered:  # a plain dict has no attributes
                     entries = [(key, from_plain(value)) for key, value in kind["_metadata"].items()]
                     node.attributes = Dict([("_metadata", Dict(entries, ordered=True))])
         return root, {key: value for key, value in note["metadata"].items() if isinstance(value, str)}
@@ -325,7 +327,9 @@ def _open_shards(folder: Folder, names: list[str]) -> Checkpoint:
             error.where, error.what = str(folder.path), f"{shown}: {error.what}"
             raise
         storage = Storage(source, "cpu", dtype if dtype.storage else None, name)
-        entries.append((name, LazyTensor(storage, dtype, shape, contiguous_stride(shape))))
+        made = LazyTensor(storage, dtype, shape, contiguous_stride(shape))
+        made.check(folder.path, shown)
+        entries.append((name, made))
     origin = origin_in(folder, {}, frozenset(names))
     return Checkpoint(
         Dict(entries, ordered=True),

@@ -15,6 +15,8 @@ from ..tensor import LazyTensor, boxes
 if TYPE_CHECKING:
     import numpy as np
 
+#: So many chunks that no plane divides are compared pair by pair.
+_INTERLOCKED = 1000
 #: Bytes that are gathered at once.
 _GATHERED = 4 << 20
 
@@ -61,14 +63,16 @@ def assemble(shape: tuple[int, ...], dtype: DType, chunks: Sequence[Chunk]) -> S
                 f"a chunk of sizes {list(chunk.values.shape)} at {list(chunk.offsets)} reaches beyond {list(shape)}"
             )
     stored = sum(chunk.values.numel for chunk in filled)
+    if stored < prod(shape):
+        raise Malformed(f"its {len(filled):,} chunks leave a hole: they hold {stored:,} of {prod(shape):,} elements")
     pair = _overlapping(filled) if filled else None
     if pair:
         raise Malformed(
             f"two chunks overlap: sizes {list(pair[0].values.shape)} at {list(pair[0].offsets)}, and sizes "
             f"{list(pair[1].values.shape)} at {list(pair[1].offsets)}"
         )
-    if stored != prod(shape):
-        raise Malformed(f"its {len(filled):,} chunks leave a hole: they hold {stored:,} of {prod(shape):,} elements")
+    if stored > prod(shape):
+        raise Malformed(f"its {len(filled):,} chunks hold {stored:,} elements, and the tensor has {prod(shape):,}")
     parts = tuple(chunk.values.source() for chunk in filled)  # refuses one that a stride of 0 makes huge
     if all(chunk.values.shape[1:] == shape[1:] for chunk in filled):  # divided along the first dimension, or not at all
         return parts[0] if len(parts) == 1 else Joined(parts, tuple(chunk.crc for chunk in filled))
@@ -79,6 +83,9 @@ def _overlapping(chunks: list[Chunk]) -> tuple[Chunk, Chunk] | None:
     """Two chunks that share an element, or None.
 
     Where a plane passes between chunks, each side is looked at alone; what no plane divides is compared pair by pair.
+
+    Raises:
+        Malformed: too many chunks interlock; no program divides a tensor so.
     """
     pending = [chunks]
     while pending:
@@ -91,6 +98,8 @@ def _overlapping(chunks: list[Chunk]) -> tuple[Chunk, Chunk] | None:
                 pending += parts
                 break
         else:
+            if len(group) > _INTERLOCKED:
+                raise Malformed(f"{len(group):,} of its chunks interlock, so that no plane divides them")
             for number, one in enumerate(group):
                 for other in group[number + 1 :]:
                     if all(

@@ -34,7 +34,7 @@ _LARGEST_SOURCE = 1 << 24
 _CLASS = re.compile(r"^class (\w+)\((?:Module|NamedTuple|Interface|Enum)?.*\):\n((?:  __\w+__ = \[.*\]\n)*)", re.M)
 _NAMES = re.compile(r"  __(parameters|buffers)__ = \[(.*)\]\n")
 #: A text in quotes. One that nobody closes goes to the end, so that no other is looked for in it.
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)(?:"|\Z)')
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.|\\\Z)*)(?:"|\Z)')
 
 SEALED = "is a TorchScript archive: its program names the weights, so that it cannot be written with other ones"
 

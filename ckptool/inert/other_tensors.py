@@ -456,27 +456,46 @@ def _from_type(node: Object) -> OtherTensor | None:
 
 
 def _wrapper(class_name: str, args: tuple[Any, ...], state: Any) -> OtherTensor:
-    """A tensor of a class that keeps its values in attributes. A DTensor that is not divided is its local tensor."""
+    """A tensor of a class that keeps its values in attributes.
+
+    A DTensor that is not divided is its local tensor, unless that is one of several parts of a sum.
+    """
     _require(len(args) == 8, "a wrapped tensor that lacks arguments")
     shape = numbers(args[2])
     if shape is None:
         raise Contradiction("has a wrapped tensor without sizes")
     parts: dict[str, LazyTensor] = {}
     attributes: list[str] = []
+    spec: Any = None
     for part in state if isinstance(state, tuple) else (state,):
         for key, value in part.entries if isinstance(part, Dict) else ():
+            spec = value if key == "_spec" else spec
             dense = as_dense(value)
             if dense is not None:
                 parts[_text(key)] = dense
             else:
                 attributes.append(_text(key))
     local = parts.get("_local_tensor")
-    whole = local if local is not None and local.shape == shape and class_name.endswith(".DTensor") else None
+    alone = local is not None and local.shape == shape and class_name.endswith(".DTensor") and not _is_summed(spec)
+    whole = local if alone else None
     grad = args[7] is True
     if whole is not None:
         whole, attributes = replace(whole, requires_grad=grad), [name for name in attributes if name != "_spec"]
     return OtherTensor(
         "subclass", _named_dtype(args[1]), shape, parts, whole, class_name, tuple(attributes), requires_grad=grad
+    )
+
+
+def _is_summed(spec: Any) -> bool:
+    """Whether a DTensor is the sum (or the mean, the maximum …) of what several ranks hold, or nobody can tell.
+
+    Source: `torch/distributed/tensor/placement_types.py` of torch 2.13.
+    """
+    state = spec.state if isinstance(spec, Object) else None
+    placements = state.get("placements") if isinstance(state, Dict) else None
+    known = ("Replicate", "Shard", "_StridedShard")
+    return not isinstance(placements, tuple) or not all(
+        isinstance(one, Object) and one.class_name.rpartition(".")[2] in known for one in placements
     )
 
 

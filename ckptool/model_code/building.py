@@ -345,9 +345,22 @@ def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
                 f"{printable(key)} is on the meta device and has no memory",
                 hint="model.to_empty(device='cpu') gives it some",
             )
+        _require_copy(key, tensors[key], own[key])
     with torch.no_grad():
         for key, tensor in tensors.items():
             own[key].copy_(to_torch(tensor))
+
+
+def _require_copy(key: str, tensor: LazyTensor, own: torch.Tensor) -> None:
+    """Refuse a tensor whose values torch cannot put into the model's, or not without losing half of them."""
+    same = str(own.dtype) == f"torch.{tensor.dtype.name}"
+    if same or not (tensor.dtype.is_complex and not own.is_complex()):
+        if tensor.dtype.numpy is not None or same:
+            return
+        what = f"has the type {tensor.dtype.name}, which torch does not convert to {own.dtype}"
+    else:
+        what = f"is complex, and the model has {own.dtype} there"
+    raise CannotCarry(f"{printable(key)} {what}")
 
 
 def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:

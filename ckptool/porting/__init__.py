@@ -103,7 +103,7 @@ def transfer(
     """
     from ..model_code.building import signature_for
     from ..model_code.inputs import read_inputs
-    from .sources import by_position, match_signature, open_source, require_fit
+    from .sources import by_position, match_signature, open_source, require_fit, require_types
 
     given, own = read_inputs(inputs), read_inputs(source_inputs, "--source-input")
     ckpt = open_source(source)
@@ -130,6 +130,7 @@ def transfer(
         )
     if mapping is None and by != "position":
         require_fit(found, ckpt, target)
+    require_types(found, ckpt)
     return Mapping.of(found)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
 from ..disk.files import Buffer, shell_path
-from ..errors import Ambiguous, NoMatch, NotFound, RuleError, counted, printable
+from ..dtypes import BY_NAME
+from ..errors import Ambiguous, CannotCarry, NoMatch, NotFound, RuleError, counted, printable
 from ..formats import open as open_checkpoint
 from ..keys import Rename, closest, unwrap
 from ..model_code.signature import Entry as Wanted
@@ -493,7 +494,6 @@ def _own(tensor: LazyTensor) -> LazyTensor:
 
 
 def _zero(entry: Entry, like: LazyTensor | None) -> LazyTensor:
-    from ..dtypes import BY_NAME
 
     dtype = BY_NAME[entry.dtype]
     storage = Storage(Buffer(bytes(dtype.itemsize * max(entry.numel, 1))), like.location if like else "cpu", dtype)
@@ -526,6 +526,21 @@ def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
         ],
         hint=f"ckptool inspect {shell_path(ckpt.where)}" if ckpt.where else None,
     )
+
+
+def require_types(mapping: Mapping, ckpt: Checkpoint) -> None:
+    """Refuse complex weights for a model of real ones: torch would drop half of each value.
+
+    Raises:
+        CannotCarry: there are some.
+    """
+    tensors = ckpt.state_dict(mapping.at).tensors if ckpt.state_dicts() else {}
+    for entry in mapping.entries:
+        wanted = BY_NAME.get(entry.dtype)
+        held = [tensors[key] for key in entry.sources if key in tensors]
+        if wanted is not None and not wanted.is_complex and any(tensor.dtype.is_complex for tensor in held):
+            what = f"{printable(entry.target)} is {wanted.name} in the model, and complex in the file"
+            raise CannotCarry(what, where=ckpt.where)
 
 
 def _misses(mapping: Mapping, target: Signature) -> list[str]:

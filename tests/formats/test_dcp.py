@@ -136,7 +136,7 @@ def test_a_hole_or_an_overlap_is_refused_whatever_the_division(tiling, data):
         assemble(shape, BY_NAME["float32"], [*rest, replace(chosen, offsets=beyond)])
 
 
-def test_chunks_that_no_plane_divides_are_held_against_each_other():
+def test_chunks_that_no_plane_divides_are_compared_with_each_other():
     """A pinwheel: five boxes of which no cut leaves all whole."""
     boxes = [((0, 0), (2, 1)), ((0, 1), (1, 2)), ((1, 2), (2, 1)), ((2, 0), (1, 2)), ((1, 1), (1, 1))]
     chunks = [Chunk(offsets, box_of(offsets, sizes, (3, 3))) for offsets, sizes in boxes]
@@ -144,6 +144,24 @@ def test_chunks_that_no_plane_divides_are_held_against_each_other():
     moved = [*chunks[:-1], replace(chunks[-1], offsets=(1, 0))]
     with pytest.raises(ckptool.Malformed, match="two chunks overlap: sizes"):
         assemble((3, 3), BY_NAME["float32"], moved)
+
+
+def herringbone(side):
+    """Boxes of 2 x 1 and 1 x 2 of which no plane leaves all whole, but for those at the edges."""
+    places = [(x, y) for x in range(side) for y in range(side)]
+    upright = [((x, y), (2, 1)) for x, y in places if (x - y) % 4 == 0 and x + 2 <= side]
+    return upright + [((x, y), (1, 2)) for x, y in places if (x - y) % 4 == 3 and y + 2 <= side]
+
+
+def test_thousands_of_chunks_that_interlock_are_refused_without_comparing_each_with_each():
+    shape = (200, 200)
+    chunks = [Chunk(offsets, box_of(offsets, sizes, shape)) for offsets, sizes in herringbone(200)]
+    with pytest.raises(ckptool.Malformed, match="leave a hole"):
+        assemble(shape, BY_NAME["float32"], chunks)
+    held = sum(chunk.values.numel for chunk in chunks)
+    more = [replace(chunks[0], values=tensor_of("float32", (2, 1)))] * ((200 * 200 - held) // 2 + 1)
+    with pytest.raises(ckptool.Malformed, match="interlock"):
+        assemble(shape, BY_NAME["float32"], [*chunks, *more])
 
 
 def test_a_huge_chunk_of_a_few_bytes_is_refused():
@@ -216,6 +234,13 @@ def test_slices_lie_inside_their_file_and_do_not_overlap(tmp_path):
     assert "two of its slices overlap at byte 8" in refused(tmp_path / "y")
 
 
+def test_sizes_beyond_any_memory_are_refused_though_nothing_is_in_them(tmp_path):
+    for shape in ((0, 1 << 62, 1 << 62), (0, *[1 << 40] * 30)):
+        item = records.Item("w", ("w",), [], BY_NAME["float32"], shape)
+        write(tmp_path / str(len(shape)), {"__0_0.distcp": zipped(7)}, [item])
+        assert "more elements or dimensions than any memory" in refused(tmp_path / str(len(shape)))
+
+
 def test_a_slice_that_holds_another_tensor_is_refused(tmp_path):
     one(tmp_path / "x", data=zipped(tensor_of("float64", (4, 6))))
     assert "a slice holds float64 of [4, 6], where the .metadata say float32 of [4, 6]" in refused(tmp_path / "x")
@@ -268,7 +293,18 @@ def test_metadata_that_would_run_something_are_read_and_named(tmp_path):
     assert b"os\nsystem" not in (tmp_path / "y" / ".metadata").read_bytes()
 
 
+def in_info(name, value):
+    def change(parts):
+        info = next(n for _, n in walk(parts["storage_data"]) if getattr(n, "class_name", "").endswith("._StorageInfo"))
+        info.state.entries.append((name, value))
+
+    return change
+
+
 DAMAGE = {
+    "steps that are a number": in_info("transform_descriptors", 5),
+    "steps that are true": in_info("transform_descriptors", True),
+    "steps that are a dict": in_info("transform_descriptors", Dict([("a", 1)])),
     "no list of tensors": lambda parts: parts["state_dict_metadata"].entries.clear(),
     "an entry that is none": lambda parts: parts["state_dict_metadata"].entries.append(("v", 3)),
     "an entry twice": lambda parts: doubled(parts["state_dict_metadata"]),

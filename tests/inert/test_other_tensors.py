@@ -263,6 +263,15 @@ def test_a_dtensor_that_is_whole_is_its_local_tensor(tmp_path, mesh):
     assert torch.equal(ckptool.load(tmp_path / "y.safetensors")["w"], value)
 
 
+def test_a_dtensor_that_is_one_part_of_a_sum_is_not_taken_for_the_whole(tmp_path, mesh):
+    from torch.distributed.tensor import DTensor, Partial
+
+    ckpt = saved(tmp_path / "x", w=DTensor.from_local(torch.ones(2, 2), mesh, [Partial()]))
+    with pytest.raises(ckptool.CannotCarry, match="w"):
+        ckptool.save(ckpt, tmp_path / "y.safetensors")
+    assert not (tmp_path / "y.safetensors").exists()
+
+
 def test_indices_are_checked_as_a_file_is_opened(tmp_path):
     good = {
         "coo": coo(),

@@ -142,6 +142,18 @@ def test_a_model_that_does_not_fit_is_left_as_it_was(old: nn.Module) -> None:
     assert "partial=['head.*']" in str(raised.value)
 
 
+@pytest.mark.parametrize("kind", ["bits8", "complex64"])
+def test_values_that_torch_does_not_convert_are_refused_before_any_is_loaded(old: nn.Module, kind: str) -> None:
+    own = Named()
+    before = {key: value.clone() for key, value in own.state_dict().items()}
+    state = Named().state_dict()
+    bias = torch.zeros(10, dtype=torch.uint8) if kind == "bits8" else torch.ones(10)
+    state["head.bias"] = bias.view(torch.bits8) if kind == "bits8" else bias.to(torch.complex64)
+    with pytest.raises(ckptool.CannotCarry, match=r"head\.bias"):
+        ckptool.load_into(own, state)
+    assert all(torch.equal(before[key], value) for key, value in own.state_dict().items())
+
+
 @pytest.mark.parametrize("partial", [True, "head.*", ["head"], ["head.weight", "head.bias"]])
 def test_what_is_missing_is_allowed_by_pattern(old: nn.Module, partial: Any) -> None:
     own = Named(classes=3)
