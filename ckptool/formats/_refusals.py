@@ -8,7 +8,7 @@ from ..checkpoint import Checkpoint
 from ..disk.files import File, beside, nested, shell_path, shell_quote
 from ..errors import CannotCarry, printable
 from .base import AnyFormat, Draft
-from .torch_versions import impossible, parse_target
+from .torch_versions import FIRST_ZIP, impossible, parse_target
 from .zip.archive import Inflated
 
 #: Kind of tensor -> the option that makes dense ones of it.
@@ -104,7 +104,7 @@ def require_readable(ckpt: Checkpoint, chosen: AnyFormat, for_torch: str) -> Non
             for kind, option in _DECODED.items()
             if any(f"{kind} tensors" in line for line in lines)
         ]
-        if lines[0].startswith("the zip archive"):
+        if chosen.archive and version < FIRST_ZIP:
             ways.insert(0, "-t legacy writes what every torch since 0.4 reads")
         if any("numpy" in line for line in lines):
             ways.append("ckptool clean makes tensors of numpy arrays")

@@ -31,7 +31,8 @@ _CALLS: dict[str, tuple[str, Version]] = {
 }
 _LAYOUTS: dict[str, Version] = {"torch.sparse_coo": (1, 0)}  # others are written in this form since 2.0
 _COALESCED: Version = (2, 1)
-_ZIP: Version = (1, 6)
+#: The first that reads zip archives.
+FIRST_ZIP: Version = (1, 6)
 #: Before it, torch was built for numpy 1, which has no `numpy._core`.
 _NUMPY_2: Version = (2, 3)
 
@@ -83,8 +84,8 @@ def impossible(root: Any, target: Version, *, zipped: bool) -> list[str]:
     lines = [
         f"{what}: {count:,} (since torch {_text(since)})" for (what, since), count in found.items() if since > target
     ]
-    if zipped and target < _ZIP:
-        lines.insert(0, f"the zip archive (since torch {_text(_ZIP)})")
+    if zipped and target < FIRST_ZIP:
+        lines.insert(0, f"the zip archive (since torch {_text(FIRST_ZIP)})")
     return lines
 
 
