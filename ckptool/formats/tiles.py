@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..disk.files import Joined, Source
 from ..dtypes import DType
-from ..errors import Malformed
+from ..errors import CannotCarry, Malformed
 from ..tensor import LazyTensor, boxes
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: So many chunks that no plane divides are compared pair by pair.
 _INTERLOCKED = 1000
+#: What a tensor may be larger than what is stored for it, as for strides of 0 (see `LazyTensor.source`).
+_SMALL, _GROWTH = 64 << 20, 256
 #: Bytes that are gathered at once.
 _GATHERED = 4 << 20
 
@@ -53,7 +55,7 @@ def assemble(shape: tuple[int, ...], dtype: DType, chunks: Sequence[Chunk]) -> S
         chunks: in any order.
 
     Raises:
-        CannotCarry: a stride of 0 makes a huge chunk of a few bytes.
+        CannotCarry: a stride of 0 makes a huge chunk of a few bytes, or one chunk stands in very many places.
         Malformed: they leave a hole, overlap, or reach beyond the whole.
     """
     filled = sorted((chunk for chunk in chunks if chunk.values.numel), key=lambda chunk: chunk.offsets)
@@ -74,6 +76,10 @@ def assemble(shape: tuple[int, ...], dtype: DType, chunks: Sequence[Chunk]) -> S
     if stored > prod(shape):
         raise Malformed(f"its {len(filled):,} chunks hold {stored:,} elements, and the tensor has {prod(shape):,}")
     parts = tuple(chunk.values.source() for chunk in filled)  # refuses one that a stride of 0 makes huge
+    held = sum({id(chunk.values.storage): chunk.values.storage.nbytes for chunk in filled}.values())
+    if stored * dtype.itemsize > max(_SMALL, _GROWTH * held):
+        made = stored * dtype.itemsize
+        raise CannotCarry(f"chunks that are one and the same expand {held:,} stored bytes to {made:,}")
     if all(chunk.values.shape[1:] == shape[1:] for chunk in filled):  # divided along the first dimension, or not at all
         return parts[0] if len(parts) == 1 else Joined(parts, tuple(chunk.crc for chunk in filled))
     return Tiled(shape, dtype, tuple(filled))

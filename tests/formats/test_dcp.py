@@ -164,6 +164,14 @@ def test_thousands_of_chunks_that_interlock_are_refused_without_comparing_each_w
         assemble(shape, BY_NAME["float32"], [*chunks, *more])
 
 
+def test_a_chunk_that_stands_in_very_many_places_is_refused():
+    one = tensor_of("float32", (1 << 16,))
+    chunks = [Chunk((place << 16,), one) for place in range(300)]
+    with pytest.raises(ckptool.CannotCarry, match="expand 262,144 stored bytes to 78,643,200"):
+        assemble((300 << 16,), BY_NAME["float32"], chunks)
+    assert assemble((3 << 16,), BY_NAME["float32"], chunks[:3]).length == 3 << 18
+
+
 def test_a_huge_chunk_of_a_few_bytes_is_refused():
     tensor = tensor_of("float32", (1,))
     huge = LazyTensor(tensor.storage, tensor.dtype, (1 << 20, 1 << 20), (0, 0))
