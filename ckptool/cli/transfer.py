@@ -86,8 +86,8 @@ def transfer(source: str, model: str, **options: Any) -> int:
     _check_options(options)
     _check_order(source, model)
     check_side_outputs()
-    if options["mapping_file"]:
-        mapping_file.read(options["mapping_file"])  # what is wrong with it is said before any code is run
+    # what is wrong with it is said before any code is run; it is read once, since it may be a pipe
+    read = mapping_file.read(options["mapping_file"]) if options["mapping_file"] else None
     _require_torch()
     out = options["output"]
     if out is not None:
@@ -100,7 +100,7 @@ def transfer(source: str, model: str, **options: Any) -> int:
         from ..model_code.building import find_model
 
         found = find_model(model, keyword_arguments(options["kwargs"], "--kwargs"))
-        mapping = _mapping(ckpt, found, options)
+        mapping = _mapping(ckpt, found, read, options)
     out = out or f"{Path(source).stem}.{re.sub(r'[^A-Za-z0-9_]', '_', mapping.target)}.pth"
     _check_target(out, source, options)
     for option in ("html", "save_mapping"):
@@ -188,11 +188,10 @@ def _require_torch() -> None:
         raise NotFound("running a model's code needs torch", hint="pip install 'ckptool[torch]'")
 
 
-def _mapping(ckpt: Checkpoint, found: ModelSource, options: dict[str, Any]) -> Mapping:
-    """What `ckptool.transfer` finds, with these options."""
+def _mapping(ckpt: Checkpoint, found: ModelSource, read: Mapping | None, options: dict[str, Any]) -> Mapping:
+    """What `ckptool.transfer` finds, with these options, or makes of the mapping that was READ."""
     from ..model_code.building import find_model
 
-    read = mapping_file.read(options["mapping_file"]) if options["mapping_file"] else None
     code = None
     if options["source_model"]:
         arguments = keyword_arguments(options["source_kwargs"], "--source-kwargs")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import sys
+import threading
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -357,6 +359,16 @@ def test_a_mapping_file_replays_exactly(run: Run, folder: Path) -> None:
     first, second = torch.load(folder / "a.pth"), torch.load(folder / "b.pth")
     assert list(first) == list(second)
     assert all(torch.equal(first[key] + 1, second[key]) for key in first)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_mapping_may_come_through_a_pipe(run: Run, folder: Path) -> None:
+    assert run("transfer", "old.pth", "net.py", "--save-mapping", "m.yaml", "-o", "a.pth").code == 0
+    os.mkfifo("pipe")
+    writer = threading.Thread(target=lambda: Path("pipe").write_bytes(Path("m.yaml").read_bytes()), daemon=True)
+    writer.start()
+    assert run("transfer", "old.pth", "net.py", "--mapping", "pipe", "-o", "b.pth").code == 0
+    assert same(torch.load(folder / "b.pth"), torch.load(folder / "a.pth"))
 
 
 def test_a_mapping_file_can_be_inverted(run: Run, folder: Path) -> None:
