@@ -67,7 +67,10 @@ class CheckpointError(Exception):
         what: one sentence without a full stop, lower case.
         evidence: further lines, each already fit to be shown.
         hint: a command or an action that helps, or None.
+        on_all_ranks: of several processes that do one piece of work, all raise it.
     """
+
+    on_all_ranks = False
 
     def __init__(self, what: str, *, where: object = "", evidence: Sequence[str] = (), hint: str | None = None) -> None:
         super().__init__(what)

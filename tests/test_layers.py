@@ -17,6 +17,7 @@ MODULES = sorted(path.relative_to(PACKAGE).with_suffix("").as_posix() for path i
 #: From the ground up: files and folders of the package. Each imports from lower floors only.
 FLOORS = [
     ["errors", "lazy", "records", "starting"],
+    ["ranks"],
     ["disk", "drawing", "dtypes", "keys"],
     ["signs"],
     ["tensor"],
@@ -35,7 +36,7 @@ FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 
 #: Third-party package -> the modules that may import it.
 HOMES = {
-    "torch": {"torch_bridge", "model_code", "porting/prove", "train"},
+    "torch": {"torch_bridge", "model_code", "porting/prove", "ranks/group", "train"},
     "safetensors": {"torch_bridge", "train"},
     "PIL": {"train"},
     "matplotlib": {"train"},
@@ -165,9 +166,9 @@ def test_no_other_package_is_needed(module):
 
 
 def test_json_is_read_in_one_place():
-    """In the room of the disk. Elsewhere only what is no document: a quoted name in an expression."""
+    """In the room of the disk. Elsewhere only what is no document: a quoted name in an expression, words of ranks."""
     readers = {m for m in MODULES if re.search(r"json\.loads?\(", (PACKAGE / f"{m}.py").read_text("utf-8"))}
-    assert {m for m in readers if not m.startswith("disk/")} == {"porting/expression"}
+    assert {m for m in readers if not m.startswith("disk/")} == {"porting/expression", "ranks/group"}
 
 
 @pytest.mark.parametrize("name", ["utils", "util", "helpers", "manager", "core", "common", "misc", "base_utils"])

@@ -131,6 +131,8 @@ def main(argv: list[str] | None = None) -> None:
 def _run(argv: list[str] | None) -> int:
     """Run the command line. Returns its exit code; signals come through."""
     try:
+        if _is_launched() and not import_module(".launched", __name__).begin(sys.argv[1:] if argv is None else argv):
+            return 0
         code = cli.main(argv, prog_name="ckptool", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
@@ -138,21 +140,39 @@ def _run(argv: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not complain when it flushes at exit
         return 141
     except click.ClickException as error:
-        error.show()
+        if _said_before(error) is not None:
+            error.show()
         return 2
     except click.exceptions.Exit as error:
         return error.exit_code
     except CheckpointError as error:
-        _debug()
-        return _say(str(error), 2)
+        return _say_error(error, str(error))
     except OSError as error:
         place = _place_of(error)
-        if not place:
-            return _say_unexpected(error)
-        _debug()
-        return _say(f"{place}: {reason(error)}.", 2)
+        return _say_error(error, f"{place}: {reason(error)}.") if place else _say_unexpected(error)
     except Exception as error:
         return _say_unexpected(error)
+    finally:
+        if (launched := sys.modules.get("ckptool.cli.launched")) is not None:
+            launched.end()
+
+
+def _is_launched() -> bool:
+    """Whether torchrun started this process. (What finds the others takes as long to import as `--help` takes.)"""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def _said_before(error: BaseException) -> str | None:
+    """What stands before the message of an error: the rank, of several processes; None if another one says it."""
+    launched = sys.modules.get("ckptool.cli.launched")
+    return launched.failed(error) if launched else ""
+
+
+def _say_error(error: Exception, text: str) -> int:
+    """Say what went wrong, unless another process says it."""
+    _debug()
+    before = _said_before(error)
+    return 2 if before is None else _say(before + text, 2)
 
 
 def _place_of(error: OSError) -> str:
@@ -164,9 +184,8 @@ def _place_of(error: OSError) -> str:
 
 def _say_unexpected(error: Exception) -> int:
     """A bug of ours: say so in one line, and keep the traceback for those who ask."""
-    _debug()
     text = f"ckptool failed unexpectedly ({type(error).__name__}: {str(error)[:200]!r})."
-    return _say(f"{text}\nHint: CKPTOOL_DEBUG=1 shows where; please report it with that", 2)
+    return _say_error(error, f"{text}\nHint: CKPTOOL_DEBUG=1 shows where; please report it with that")
 
 
 def _leave(status: int) -> None:

@@ -23,6 +23,7 @@ from ..keys import Rename, parse_rules
 from ..passes import by_key as passes
 from ..passes import recipes, values
 from ..passes.recipes import Step
+from . import launched
 from .options import FileName, output_options, writing_options
 from .output import check_side_outputs, print_receipt, progress_bar
 
@@ -67,38 +68,53 @@ def rewrite(
     recipe: str | None = None,
     opener: Callable[[str], Checkpoint] | None = None,
 ) -> None:
-    """Open (as OPENER does, if it is given), pass, plan, write, and say what was done."""
-    source, target = options["source"], _target(options)
+    """Open (as OPENER does, if it is given), pass, plan, write, and say what was done.
+
+    Under torchrun all ranks do so together. Each works out the whole plan; rank 0 alone looks at the target.
+    """
+    source, target, ranks = options["source"], _target(options), launched.ranks()
     overwrite = options["overwrite"] or options["in_place"]
-    check_side_outputs()
+    if launched.leads():
+        check_side_outputs()
     missing: passes.Missing = "ok" if options["if_present"] else "error"
     steps = [*(recipes.read(recipe) if recipe else ()), *wanted]
     noted = recipes.text(steps) if options["save_recipe"] is not None else ""
-    opened = (opener or formats.open)(source)
-    if options["at"] is not None:
-        opened.state_dict(options["at"])  # it is there, whether or not a pass needs it
-    if options["in_place"] and not options["format_"]:
-        options["format_"] = opened.format
-    ckpt, renamed = recipes.run(opened, steps, at=options["at"], missing=missing)
-    chosen = formats.target_format(ckpt, target, options["format_"], formats.split_of(max_shard_size, variant))
-    if options["at"] is not None and not chosen.pickles and ckpt.at is None:
-        ckpt = passes.extract(ckpt, at=options["at"])  # it holds one set of tensors, and these were named
-    plan = formats.plan(
-        ckpt,
-        target,
-        format=options["format_"],
-        allow_loss=options["allow_loss"],
-        keep_objects=options["keep_objects"],
-        for_torch=options["for_torch"],
-        max_shard_size=max_shard_size,
-        variant=variant,
-    )
-    formats.check(plan, overwrite=overwrite, backup=options["backup"])
+
+    def planned() -> tuple[formats.Plan, list[tuple[str, str]]]:
+        opened = (opener or formats.open)(source)
+        if options["at"] is not None:
+            opened.state_dict(options["at"])  # it is there, whether or not a pass needs it
+        if options["in_place"] and not options["format_"]:
+            options["format_"] = opened.format
+        ckpt, renamed = recipes.run(opened, steps, at=options["at"], missing=missing)
+        chosen = formats.target_format(ckpt, target, options["format_"], formats.split_of(max_shard_size, variant))
+        if options["at"] is not None and not chosen.pickles and ckpt.at is None:
+            ckpt = passes.extract(ckpt, at=options["at"])  # it holds one set of tensors, and these were named
+        plan = formats.plan(
+            ckpt,
+            target,
+            format=options["format_"],
+            allow_loss=options["allow_loss"],
+            keep_objects=options["keep_objects"],
+            for_torch=options["for_torch"],
+            max_shard_size=max_shard_size,
+            variant=variant,
+        )
+        return plan, renamed
+
+    def check() -> None:
+        formats.check(plan, overwrite=overwrite, backup=options["backup"])
+
+    plan, renamed = ranks.agree(planned)[0] if ranks else planned()
+    if ranks:
+        ranks.led(check)
+    else:
+        check()
     notes: list[str] = []
     if not options["dry_run"]:
         with progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"]) as progress:
-            notes = formats.write(plan, overwrite=overwrite, backup=options["backup"], progress=progress)
-    if options["save_recipe"] is not None:
+            notes = formats.write(plan, overwrite=overwrite, backup=options["backup"], progress=progress, ranks=ranks)
+    if options["save_recipe"] is not None and launched.leads():
         write_side_output("recipe", options["save_recipe"], noted, overwrite=options["overwrite"])
     print_receipt(
         plan,

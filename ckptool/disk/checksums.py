@@ -8,7 +8,6 @@ and a busy one, where the thread would have to be waited for, on the way.
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -43,8 +42,8 @@ class Checksums:
     """The checksums that PIECES ask for. See `checksums`."""
 
     def __init__(self, pieces: Sequence[Piece], pool: ThreadPoolExecutor | None) -> None:
-        asked = {_key(piece.source): piece.source for piece in pieces if isinstance(piece, Crc32Of | Verify)}
-        passing = {_key(piece): piece for piece in pieces if not isinstance(piece, Crc32Of | Verify)}
+        asked = {key_of(piece.source): piece.source for piece in pieces if isinstance(piece, Crc32Of | Verify)}
+        passing = {key_of(piece): piece for piece in pieces if not isinstance(piece, Crc32Of | Verify)}
         self._asked = asked.keys()
         self._found: dict[Hashable, int] = {}
         self._later: list[Verify] = []
@@ -55,7 +54,7 @@ class Checksums:
         ranges = (piece for key, piece in passing.items() if key in asked and isinstance(piece, FileRange))
         self._coming = deque(piece for piece in ranges if piece.length >= _WORTH_IT and not piece.file.far)
         self._taken: set[Hashable] = set()
-        self._begin([one for key, one in asked.items() if key not in passing and not _told_by_reading(one)])
+        self._begin([one for key, one in asked.items() if key not in passing and not is_told_by_reading(one)])
 
     def missing(self, piece: Source) -> bool:
         """Whether the checksum of a piece that is about to be written should be taken from its bytes.
@@ -66,17 +65,17 @@ class Checksums:
             self._coming.popleft()
         while self._coming and self._handed - self._done < _AHEAD:
             self._begin([self._coming.popleft()])
-        key = _key(piece)
+        key = key_of(piece)
         return key in self._asked and key not in self._taken and key not in self._found
 
     def note(self, piece: Source, crc: int) -> None:
         """The checksum of a piece, taken from its bytes."""
-        self._found[_key(piece)] = crc
+        self._found[key_of(piece)] = crc
 
     def of(self, source: Source) -> int | None:
         """The checksum of SOURCE, which was written; None if only a part of it was, and the rest takes long to read."""
-        key = _key(source)
-        if key not in self._found and _told_by_reading(source):
+        key = key_of(source)
+        if key not in self._found and is_told_by_reading(source):
             return getattr(source, "seen", None)
         if key not in self._found and self._last is not None:
             self._last.result()  # the thread does one after the other
@@ -90,7 +89,7 @@ class Checksums:
         Raises:
             Damaged: they differ, and nobody said that they may.
         """
-        if _key(piece.source) not in self._found and not _told_by_reading(piece.source):
+        if key_of(piece.source) not in self._found and not is_told_by_reading(piece.source):
             self._later.append(piece)
             return
         crc = self.of(piece.source)
@@ -112,7 +111,7 @@ class Checksums:
     def _begin(self, sources: Sequence[Source]) -> None:
         """Have the thread take the checksums of SOURCES, in order."""
         if self._pool is not None and sources:
-            self._taken.update(map(_key, sources))
+            self._taken.update(map(key_of, sources))
             self._handed += sum(source.length for source in sources)
             self._last = self._pool.submit(self._take, sources)
 
@@ -123,7 +122,7 @@ class Checksums:
                 if self._stopped:
                     return
                 crc = crc32(part, crc)
-            self._found[_key(source)] = crc
+            self._found[key_of(source)] = crc
             self._done += source.length
 
 
@@ -159,15 +158,37 @@ def recorded(source: Source) -> Iterator[Recorded]:
 
 
 def joined_crc32(first: int, second: int, length: int) -> int:
-    """The CRC-32 of bytes with the CRC-32 FIRST, followed by LENGTH bytes with SECOND."""
-    blank = 0
-    for at in range(0, length, CHUNK):
-        zeros = bytes(min(CHUNK, length - at))
-        first, blank = zlib.crc32(zeros, first), zlib.crc32(zeros, blank)
-    return first ^ blank ^ second
+    """The CRC-32 of bytes with the CRC-32 FIRST, followed by LENGTH bytes with SECOND.
+
+    A CRC is the rest of a division of polynomials, and LENGTH bytes behind others multiply those by x to the power of
+    8 * LENGTH. That power takes as many multiplications as LENGTH has bits.
+    """
+    power, square = _ONE, _ONE >> 8  # x^0, x^8
+    while length:
+        if length & 1:
+            power = _product(power, square)
+        square = _product(square, square)
+        length >>= 1
+    return _product(power, first) ^ second
 
 
-def _key(source: Source) -> Hashable:
+#: The polynomial of CRC-32 (ISO 3309, as in zlib), and the polynomial 1. The highest bit stands for x^0.
+_POLYNOMIAL = 0xEDB88320
+_ONE = 1 << 31
+
+
+def _product(one: int, other: int) -> int:
+    """The product of two polynomials, modulo that of CRC-32."""
+    made = 0
+    while one:
+        if one & _ONE:
+            made ^= other
+        one = one << 1 & 0xFFFFFFFF
+        other = other >> 1 ^ (_POLYNOMIAL if other & 1 else 0)
+    return made
+
+
+def key_of(source: Source) -> Hashable:
     """The same for sources that are one: a range by where it is, anything else by itself."""
     return source if isinstance(source, FileRange) else id(source)
 
@@ -181,6 +202,6 @@ def _parts(source: Source) -> Iterator[Source]:
         yield source.part(at, min(_UNHEARD, source.length - at))
 
 
-def _told_by_reading(source: Any) -> bool:
+def is_told_by_reading(source: Any) -> bool:
     """Whether SOURCE itself takes its checksum as it is read, which takes too long to be done twice."""
     return source.file.far if isinstance(source, FileRange) else hasattr(type(source), "seen")

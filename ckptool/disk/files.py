@@ -19,7 +19,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Protocol, TypeGuard, runtime_checkable
@@ -343,6 +343,38 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A part of a source whose values are computed when they are read."""
+
+    source: Computed
+    offset: int
+    length: int
+
+    @property
+    def step(self) -> int:
+        """As the source."""
+        return self.source.step
+
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """Return LENGTH bytes from OFFSET of this part."""
+        return self.source.read(self.offset + offset, length)
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The bytes in pieces."""
+        for at in range(0, self.length, self.step):
+            yield self.read(at, min(self.step, self.length - at))
+
+
+def part_of(source: Source, offset: int, length: int) -> Source:
+    """The LENGTH bytes from OFFSET of a source."""
+    if not offset and length == source.length:
+        return source
+    if isinstance(source, FileRange | Buffer | Joined):
+        return source.part(offset, length)
+    return Zeros(length) if isinstance(source, Zeros) else Cut(source, offset, length)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
 class Zeros:
     """LENGTH bytes of zero: a hole."""
 
@@ -378,6 +410,16 @@ class Joined:
     def length(self) -> int:
         """Bytes of all parts."""
         return sum(part.length for part in self.parts)
+
+    def part(self, offset: int, length: int) -> Joined:
+        """The LENGTH bytes from OFFSET, as what they are parts of."""
+        found: list[Source] = []
+        for one in self.parts:
+            first, last = max(offset, 0), min(offset + length, one.length)
+            if first < last:
+                found.append(part_of(one, first, last - first))
+            offset -= one.length
+        return Joined(tuple(found))
 
     def read(self, offset: int, length: int) -> bytes | memoryview:
         """Return LENGTH bytes from OFFSET."""
@@ -457,6 +499,12 @@ def nested(source: object) -> Iterator[object]:
 
 class Tally(Protocol):
     """What happened to values while they were computed."""
+
+    def counts(self) -> Sequence[int]:
+        """The numbers, for `add` of another process."""
+
+    def add(self, *counts: int) -> None:
+        """Count what happened elsewhere."""
 
     def clear(self) -> None:
         """Begin anew."""

@@ -60,16 +60,20 @@ def check_folder(
         Unwritable: it is a file, or holds what would be lost, or no folder can be made there.
     """
     with Target(path) as target:
-        there = _there(target, overwrite=overwrite, names=names, replaced=replaced)
+        there = there_in(target, overwrite=overwrite, names=names, replaced=replaced)
         if there:
             target.backup(backup)
         return bool(there)
 
 
-def _there(
+def there_in(
     target: Target, *, overwrite: bool, names: Sequence[str], replaced: Callable[[str], bool]
 ) -> dict[str, Seen] | None:
-    """What is in the folder at TARGET, all of which may go. None if there is no folder."""
+    """What is in the folder at TARGET, all of which may go. None if there is no folder.
+
+    Raises:
+        OutputExists, Unwritable: see `check_folder`.
+    """
     if target.old is None:
         return None
     if not stat.S_ISDIR(target.old.st_mode):
@@ -139,9 +143,9 @@ def replacing_folder(
                 opened.callback(work.close)
             if target.old is None:  # a folder that stood aside may have its name again
                 target.old = target.folder.status(target.name)
-            there = _there(target, overwrite=overwrite, names=list(files), replaced=replaced)
+            there = there_in(target, overwrite=overwrite, names=list(files), replaced=replaced)
             kept = target.backup(backup) if there else None
-            with _Making(target, names=list(files), plan=plan, work=work) as making:
+            with Making(target, names=list(files), plan=plan, work=work) as making:
                 todo = (pieces for name, pieces in files.items() if name not in making.work.finished)
                 target.require_room(sum(map(room_for, todo)))
                 for name, pieces in files.items():
@@ -171,9 +175,9 @@ def new_folder(
         OutputExists, Unwritable: see `check_folder`; or it changed meanwhile.
     """
     with Target(path) as target:
-        there = _there(target, overwrite=overwrite, names=names, replaced=replaced)
+        there = there_in(target, overwrite=overwrite, names=names, replaced=replaced)
         try:
-            with _Making(target, names=names) as making:
+            with Making(target, names=names) as making:
                 yield making.work.new_path
                 making.publish(there, None)
         except OSError as error:
@@ -182,11 +186,11 @@ def new_folder(
             raise Unwritable(reason(error), where=path) from None
 
 
-class _Making:
-    """The files of a folder while they are written."""
+class Making:
+    """The files of a folder, or the one file, while they are written: finished ones stay for the next run."""
 
     def __init__(
-        self, target: Target, *, names: Sequence[str], plan: str | None = None, work: Work | None = None
+        self, target: Target, *, names: Sequence[str] | None, plan: str | None = None, work: Work | None = None
     ) -> None:
         from concurrent.futures import ThreadPoolExecutor
 
@@ -200,13 +204,14 @@ class _Making:
             raise
         self.work = work
         self.notes: list[str] = []
-        if work.finished:
-            self.notes.append(f"went on from a run that was cut off: {counted(len(work.finished), 'file')} finished")
+        if done := work.finished or work.parts:
+            what = "file" if work.finished else "part"
+            self.notes.append(f"went on from a run that was cut off: {counted(len(done), what)} finished")
         #: Brings a file to disk and notes it as finished, while the next one is being written.
         self._finisher = ThreadPoolExecutor(1, "sync")
         self._finishing: list[Future[None]] = []
 
-    def __enter__(self) -> _Making:
+    def __enter__(self) -> Making:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -214,7 +219,7 @@ class _Making:
         if error is None or self.work.closed:  # closed: the folder has its name, and a signal arrived meanwhile
             return
         useless = isinstance(error, Malformed | Unreadable)  # the input is damaged: it has to become another file
-        if useless or not self.work.finished:
+        if useless or not (self.work.finished or self.work.parts):
             with put_off_signals():
                 self.work.discard()
             return
@@ -279,27 +284,42 @@ class _Making:
             )
 
 
-def fingerprint(files: Mapping[str, Sequence[Piece]]) -> str:
+def fingerprint(files: Mapping[Any, Sequence[Piece]]) -> str:
     """The plan in one word: a SHA-256 over all that decides about the bytes of FILES."""
+    return fingerprints(files)[1]
+
+
+def fingerprints(files: Mapping[Any, Sequence[Piece]]) -> tuple[str, str]:
+    """Two SHA-256: over what is done with inputs of such sizes, which is the same on every machine; and over that and
+    which files of this machine the inputs are.
+    """
+    inputs: dict[int, File] = {}
     digest = hashlib.sha256()
-    for token in _tokens(list(files.items()), {}):
+    for token in _tokens(list(files.items()), {}, inputs):
         digest.update(token.encode("utf-8", "surrogatepass") + b"\0")
-    return digest.hexdigest()
+    what = digest.hexdigest()
+    for file in inputs.values():
+        digest.update(os.fsencode(f"{file.path} {file.size} {file.modified} {file.identity}") + b"\0")
+    return what, digest.hexdigest()
 
 
-def _tokens(value: Any, seen: dict[int, int]) -> Iterator[str]:
-    """What a piece is made of, as texts. Pieces are dataclasses of dataclasses, of files and of plain values."""
+def _tokens(value: Any, seen: dict[int, int], inputs: dict[int, File]) -> Iterator[str]:
+    """What a piece is made of, as texts. Pieces are dataclasses of dataclasses, of files and of plain values.
+
+    SEEN are objects that came before, INPUTS the files among them.
+    """
     if isinstance(value, File):
-        yield f"file {value.path} {value.size} {value.modified} {value.identity}"
+        inputs.setdefault(id(value), value)
+        yield f"file {seen.setdefault(id(value), len(seen))} {value.size}"
     elif isinstance(value, Buffer):
         data = value.data
         yield hashlib.sha256(data).hexdigest() if len(data) <= _HASHED else f"{len(data)} {zlib.crc32(data)}"
     elif isinstance(value, list | tuple):
         yield f"{len(value)} items"
         for item in value:
-            yield from _tokens(item, seen)
+            yield from _tokens(item, seen, inputs)
     elif isinstance(value, Mapping):
-        yield from _tokens(list(value.items()), seen)
+        yield from _tokens(list(value.items()), seen, inputs)
     elif is_dataclass(value) and not isinstance(value, type):
         if id(value) in seen:
             yield f"again {seen[id(value)]}"
@@ -307,7 +327,7 @@ def _tokens(value: Any, seen: dict[int, int]) -> Iterator[str]:
         seen[id(value)] = len(seen)
         yield type(value).__name__
         for field in fields(value):
-            yield from _tokens(getattr(value, field.name), seen)
+            yield from _tokens(getattr(value, field.name), seen, inputs)
     elif value is None or isinstance(value, str | int | float | bytes | enum.Enum):
         yield repr(value)
     else:

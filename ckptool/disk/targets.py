@@ -105,8 +105,9 @@ class Target:
         if size > free and disk.f_blocks:
             raise Unwritable(f"no room: {size:,} bytes are needed, {free:,} are free", where=self.path)
 
-    def locked(self) -> int:
-        """Lock what is there against another run that replaces it. Returns the descriptor that holds the lock, or -1.
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock what is there against another run that replaces it.
 
         Raises:
             Unwritable: another run is replacing it.
@@ -116,16 +117,16 @@ class Target:
         try:
             fd = self.folder.open_to_read(self.name)
         except PermissionError:  # a file that may be replaced and not read
-            return -1
+            yield
+            return
         try:
             if not lock(fd):
                 raise Unwritable("another run of ckptool is replacing it", where=self.path, hint="wait until it ends")
             if Seen.of(os.fstat(fd)) != Seen.of(self.old):
                 raise FileExistsError
-        except BaseException:
+            yield
+        finally:
             os.close(fd)
-            raise
-        return fd
 
     def require_unchanged(self) -> None:
         """Refuse to go on if what has the name is no longer what was seen.
@@ -188,13 +189,18 @@ def check_target(path: StrPath, *, overwrite: bool = False, backup: str | None =
         OutputExists: the target or its backup exists.
         Unwritable: nothing can be written there, or it is no regular file.
     """
-    with _target_file(path, overwrite=overwrite) as target:
+    with target_file(path, overwrite=overwrite) as target:
         if target.old is not None:
             target.backup(backup)
         return target.old is not None
 
 
-def _target_file(path: StrPath, *, overwrite: bool) -> Target:
+def target_file(path: StrPath, *, overwrite: bool) -> Target:
+    """The place for a file.
+
+    Raises:
+        OutputExists, Unwritable: see `check_target`.
+    """
     if os.fspath(path).endswith(("/", os.sep)):
         raise Unwritable("is a folder, not a file name", where=path)
     target = Target(path)
@@ -239,14 +245,12 @@ def replacing(
         OutputExists: the target (or the backup) exists and OVERWRITE is false, or it appeared or changed meanwhile.
         Unwritable: no such folder, no permission, no room, the target is no regular file, or another run replaces it.
     """
-    with _target_file(path, overwrite=overwrite) as target, contextlib.ExitStack() as locked:
+    with target_file(path, overwrite=overwrite) as target, contextlib.ExitStack() as locked, refusals(target):
         old, kept = target.old, target.backup(backup) if target.old is not None else None
         work: Work | None = None
         try:
             if old is not None:
-                fd = target.locked()
-                if fd >= 0:
-                    locked.callback(os.close, fd)
+                locked.enter_context(target.locked())
             target.require_room(size)
             with put_off_signals():
                 work = Work.start(target.folder, target.name)
@@ -255,28 +259,49 @@ def replacing(
                     set_mode(out.fileno(), permissions(old))
                 yield out
                 os.fsync(out.fileno())
-            with put_off_signals():
-                if old is not None:
-                    target.require_unchanged()
-                if kept is not None:
-                    _keep(target, kept)
-                work.publish_file(None if old is None else Seen.of(old))
-                work.discard()
-                written.append(os.fspath(path))
-        except FileExistsError as error:
-            if isinstance(error, CheckpointError):
-                raise
-            what = "was made by somebody else meanwhile" if old is None else "was changed by somebody else meanwhile"
-            raise OutputExists(what, where=path, hint="run the command again, with --overwrite") from None
-        except OSError as error:
-            if isinstance(error, CheckpointError):
-                raise
-            raise Unwritable(reason(error), where=path) from None
+            publish(target, work, kept)
         finally:
             if work is not None:
                 with put_off_signals(), contextlib.suppress(OSError):
                     work.discard()
-        target.folder.sync()
+
+
+@contextlib.contextmanager
+def refusals(target: Target) -> Iterator[None]:
+    """What the system says while a file takes the name of TARGET, as errors for a person.
+
+    Raises:
+        OutputExists: something else has the name.
+        Unwritable: anything else.
+    """
+    try:
+        yield
+    except FileExistsError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        what = f"was {'made' if target.old is None else 'changed'} by somebody else meanwhile"
+        raise OutputExists(what, where=target.path, hint="run the command again, with --overwrite") from None
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise Unwritable(reason(error), where=target.path) from None
+
+
+def publish(target: Target, work: Work, kept: str | None) -> None:
+    """Give a file that is whole and on disk the name of TARGET; what had the name is KEPT under another one, or gone.
+
+    Raises:
+        FileExistsError: something else has the name.
+    """
+    with put_off_signals():
+        if target.old is not None:
+            target.require_unchanged()
+        if kept is not None:
+            _keep(target, kept)
+        work.publish_file(None if target.old is None else Seen.of(target.old))
+        work.discard()
+        written.append(os.fspath(target.path))
+    target.folder.sync()
 
 
 def _keep(target: Target, kept: str) -> None:
@@ -318,7 +343,7 @@ def check_side_output(kind: str, path: StrPath, *, overwrite: bool = False) -> N
     Raises:
         OutputExists, Unwritable: it may not be written there.
     """
-    with _target_file(path, overwrite=overwrite) as target:
+    with target_file(path, overwrite=overwrite) as target:
         if target.old is None or not target.old.st_size:
             return
         try:

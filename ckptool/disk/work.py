@@ -6,12 +6,16 @@
         old      the folder that had the name, on systems that cannot exchange two names in one step
 
 The record says what may be removed, and whether a later run may go on with what is finished. It has one line of JSON
-for the run, one for each finished file of a folder, and one for the files of an old folder before that is replaced:
+for the run, one for each finished file of a folder or part of a file, and one for the files of an old folder before
+that is replaced:
 
     {"ckptool": 2, "made": [device, inode], "target": "NAME", "plan": "SHA-256", "new": [device, inode],
      "names": ["model-00001-of-00002.safetensors", …]}
     {"finished": {"model-00001-of-00002.safetensors": [size, time of change]}}
+    {"part": ["model-00001-of-00002.safetensors", first byte, end, [[number of a piece, CRC-32], …]]}
     {"old": {"model.safetensors": [device, inode, size, time of change]}}
+
+Parts are what several ranks write of one file (see `ckptool.disk.together`).
 
 It counts only if it is a regular file of this user with one name, and if `made` is the directory that it is in. The
 inode of a directory cannot be foreseen, so a record that came out of an archive or a repository does not count. `made`
@@ -23,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -32,7 +37,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import Unwritable, printable
-from .door import Directory, Seen, is_plain_name, lock
+from .door import Directory, Seen, is_own_file, is_plain_name, lock
 
 SUFFIX = ".ckptool-tmp"
 RECORD = "record"
@@ -91,7 +96,7 @@ class Work:
                 "names": None if names is None else list(names),
             }
             _append(record, content)
-            return cls(parent, name, own, record, {**content, "finished": {}, "old": {}})
+            return cls(parent, name, own, record, {**content, "finished": {}, "parts": [], "old": {}})
         except BaseException:
             if record >= 0:
                 os.close(record)
@@ -103,8 +108,14 @@ class Work:
             raise
 
     @classmethod
-    def resume(cls, parent: Directory, target: str, plan: str) -> Work | None:
+    def resume(
+        cls, parent: Directory, target: str, plan: str, sizes: Mapping[str | None, int] | None = None
+    ) -> Work | None:
         """The work of a run that was cut off, if it made the same from the same.
+
+        Args:
+            parent, target, plan: see `start`.
+            sizes: bytes of the files, of which finished parts count; without them only whole files do.
 
         Raises:
             Unwritable: another run is making this target now.
@@ -121,7 +132,7 @@ class Work:
             if found is None:
                 continue
             found._put_back()
-            if found._content["plan"] == plan and found._fits():
+            if found._content["plan"] == plan and (found._fits() if sizes is None else found._fits_in_parts(sizes)):
                 return found
             found.close()
         return None
@@ -141,6 +152,21 @@ class Work:
         """Of a folder: name -> [size, time of change] of the files that are whole and on disk."""
         finished: dict[str, list[int]] = self._content["finished"]
         return finished
+
+    @property
+    def name(self) -> str:
+        """The name of the directory, for the other ranks of a run."""
+        return self._name
+
+    @property
+    def parts(self) -> list[tuple[str | None, int, int, list[tuple[int, int]]]]:
+        """Parts that are on disk: file (None where the target is one), first byte, end, and checksums of pieces."""
+        return [(name, begin, end, [(n, crc) for n, crc in sums]) for name, begin, end, sums in self._content["parts"]]
+
+    @property
+    def mark(self) -> str:
+        """What tells this directory from any other one, wherever somebody sees it from."""
+        return _mark(self._own)
 
     # -- making
 
@@ -162,6 +188,40 @@ class Work:
         assert status is not None
         self.finished[name] = [status.st_size, status.st_mtime_ns]
         _append(self._record, {"finished": {name: self.finished[name]}})
+
+    def make_room(self, name: str | None, size: int, mode: int) -> None:
+        """Make a file (see `create`) of SIZE bytes, all zeros, unless it is there. Ranks write their parts into it."""
+        where = self._own if self._new is None else self._new
+        if where.status(name or _NEW) is None:
+            with self.create(name, mode) as out:
+                os.ftruncate(out.fileno(), size)
+
+    def note_part(self, name: str | None, begin: int, end: int, sums: Sequence[tuple[int, int]]) -> None:
+        """Write down that the bytes from BEGIN to END of a file are on disk, with the checksums SUMS of its pieces."""
+        self._content["parts"].append([name, begin, end, [list(pair) for pair in sums]])
+        _append(self._record, {"part": self._content["parts"][-1]})
+
+    def _fits_in_parts(self, sizes: Mapping[str | None, int]) -> bool:
+        """Whether ranks can go on here. Files that are not as they were made are removed, with their parts."""
+        where = self._own if self._new is None else self._new
+        if self._new is not None:
+            if self._number_of(_NEW) != self._content["new"] or not set(self._new.names()) <= set(sizes):
+                return False
+        elif None not in sizes or self._content["names"] is not None:
+            return False
+        for name, size in sizes.items():
+            status = where.status(name or _NEW)
+            if status is not None and is_own_file(status) and status.st_size == size:
+                continue
+            if status is not None and not where.remove(name or _NEW, lambda _: True):
+                return False
+            self.finished.pop(str(name), None)
+            self._content["parts"] = [part for part in self._content["parts"] if part[0] != name]
+        for name, (size, modified) in list(self.finished.items()):
+            status = where.status(name)
+            if status is None or [status.st_size, status.st_mtime_ns] != [size, modified]:
+                del self.finished[name]
+        return True
 
     def _fits(self) -> bool:
         """Whether a run can go on here: nothing strange is in it, and what was not finished could be removed."""
@@ -346,6 +406,45 @@ class Work:
         return None if status is None else _number(status)
 
 
+def enter(parent: Directory, name: str, mark: str, *, folder: bool) -> Directory | None:
+    """The directory in which another rank makes the files of one target, for one that writes parts of them.
+
+    Args:
+        parent: the directory of the target, as this rank sees it.
+        name, mark: those of the work.
+        folder: whether the target is a folder.
+
+    Returns:
+        The directory, which the caller closes; None if this rank sees none, or another one.
+    """
+    try:
+        own = parent.enter(name)
+    except FileNotFoundError:
+        return None
+    with contextlib.ExitStack() as closing:
+        closing.callback(own.close)
+        if _mark(own) != mark:
+            return None
+        if folder:
+            return own.enter(_NEW)
+        closing.pop_all()
+        return own
+
+
+def reopen(made_in: Directory, name: str | None) -> IO[bytes]:
+    """Open a file in the directory that `enter` gave, to write into it; NAME is None where the target is that file."""
+    return os.fdopen(made_in.reopen(name or _NEW), "r+b", buffering=0)
+
+
+def _mark(own: Directory) -> str:
+    """A digest of the first line of the record in a directory."""
+    try:
+        with os.fdopen(own.open_to_read(RECORD), "rb") as record:
+            return hashlib.sha256(record.readline(_LARGEST_RECORD)).hexdigest()
+    except FileNotFoundError:
+        return ""
+
+
 # -- what runs that were cut off left behind
 
 
@@ -508,9 +607,11 @@ def _parse(fd: int) -> dict[str, Any]:
         raise ValueError
     if not isinstance(content["names"], list | None) or not all(map(is_plain_name, _named(content))):
         raise ValueError
-    content |= {"finished": {}, "old": {}}
+    content |= {"finished": {}, "parts": [], "old": {}}
     for line in rest:
         more = json.loads(line)
+        if isinstance(more, dict) and isinstance(more.get("part"), list):
+            content["parts"].append(more["part"])
         for kind in ("finished", "old"):
             if isinstance(more, dict) and isinstance(more.get(kind), dict):
                 content[kind] |= more[kind]

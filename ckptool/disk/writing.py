@@ -46,26 +46,8 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
     """
     flat = list(_flat(pieces))
     shared = _share_blocks(out.fileno(), flat)
-    output = _Output(out.fileno(), progress)
-    computed = [piece for piece in flat if is_computed(piece) and piece.length]
-
-    def put(piece: Source, crc: int | None) -> int | None:
-        """Write a piece. Returns the checksum of what had the checksum CRC and this, or None for None."""
-        if isinstance(piece, Joined):
-            for part in piece.parts:
-                crc = put(part, crc)
-        elif isinstance(piece, FileRange) and piece.file is shared and piece.offset == output.position:
-            output.skip(piece.length)
-            return None
-        elif isinstance(piece, FileRange) and not piece.file.far:
-            return output.copy(piece, crc)
-        else:
-            for chunk in next_of(piece) if is_computed(piece) and piece.length else piece.chunks():
-                crc = None if crc is None else zlib.crc32(chunk, crc)
-                output.write(chunk)
-        return crc
-
-    with checksums(pieces) as sums, _ahead(computed) as next_of:
+    output = _Output(out.fileno(), progress, shared=shared)
+    with checksums(pieces) as sums, _ahead(flat) as next_of:
         for piece in pieces:
             end = output.position + piece.length
             if isinstance(piece, Crc32Of):
@@ -73,7 +55,7 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
             elif isinstance(piece, Verify):
                 sums.verify(piece)
             else:
-                crc = put(piece, 0 if sums.missing(piece) else None)
+                crc = output.put(piece, next_of, 0 if sums.missing(piece) else None)
                 if crc is not None:
                     sums.note(piece, crc)
             assert output.position == end, f"{piece!r} gave {output.position - end} bytes more than it said"
@@ -81,6 +63,21 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
         sums.finish()
     if os.fstat(out.fileno()).st_size < output.position:  # it ends with a hole
         os.ftruncate(out.fileno(), output.position)
+
+
+def write_part(
+    out: IO[bytes], pieces: Sequence[Source], wanted: Sequence[bool], at: int, progress: Progress | None = None
+) -> list[int | None]:
+    """Write PIECES one after the other into the file OUT, from its byte AT on. Nothing else of the file is touched.
+
+    Returns:
+        The CRC-32 of each piece that is WANTED; None for the others.
+    """
+    output = _Output(out.fileno(), progress, at)
+    with _ahead(list(_flat(pieces))) as next_of:
+        sums = [output.put(piece, next_of, 0 if want else None) for piece, want in zip(pieces, wanted, strict=True)]
+    output.flush()
+    return sums
 
 
 def _flat(pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -100,14 +97,35 @@ class _Output:
     are copied by the kernel. And the disk starts while there is still something to copy, not at the final fsync.
     """
 
-    def __init__(self, fd: int, progress: Progress | None) -> None:
-        self.position = 0  # where the next byte goes
+    def __init__(self, fd: int, progress: Progress | None, at: int = 0, shared: File | None = None) -> None:
+        """AT is the place of the first byte; the blocks of the file SHARED are in the output already."""
+        self.position = at  # where the next byte goes
         self._fd = fd
         self._progress = progress
+        self._shared = shared
         self._buffer = memoryview(bytearray(_STEP))
         self._filled = 0  # bytes at the start of the buffer that are not in the file yet
-        self._started = 0  # what is before this is on its way to the disk
+        self._started = at  # what is before this is on its way to the disk
         self._in_kernel = hasattr(os, "copy_file_range")
+
+    def put(self, piece: Source, next_of: _Next, crc: int | None) -> int | None:
+        """Append a piece. Returns the checksum of what had the checksum CRC and this, or None for None.
+
+        NEXT_OF gives the values of a piece that is computed.
+        """
+        if isinstance(piece, Joined):
+            for part in piece.parts:
+                crc = self.put(part, next_of, crc)
+        elif isinstance(piece, FileRange) and piece.file is self._shared and piece.offset == self.position:
+            self.skip(piece.length)
+            return None
+        elif isinstance(piece, FileRange) and not piece.file.far:
+            return self.copy(piece, crc)
+        else:
+            for chunk in next_of(piece) if is_computed(piece) and piece.length else piece.chunks():
+                crc = None if crc is None else zlib.crc32(chunk, crc)
+                self.write(chunk)
+        return crc
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
@@ -197,12 +215,16 @@ class _Output:
             self._progress(length)
 
 
+_Next = Callable[[Computed], Iterator[bytes | memoryview]]
+
+
 @contextlib.contextmanager
-def _ahead(computed: Sequence[Computed]) -> Iterator[Callable[[Computed], Iterator[bytes | memoryview]]]:
-    """Compute the values of COMPUTED in threads, in their order, a little ahead of the writing.
+def _ahead(pieces: Sequence[Piece]) -> Iterator[_Next]:
+    """Compute the values of PIECES (of those that are computed) in threads, in order, a little ahead of the writing.
 
     What is on its way at any time is bounded in bytes, so memory does not grow with the file.
     """
+    computed = [piece for piece in pieces if is_computed(piece) and piece.length]
     if sum(piece.length for piece in computed) < CHUNK:
         yield lambda piece: piece.chunks()
         return

@@ -12,12 +12,15 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, settle_ties
 from ..disk.checksums import Damaged
-from ..disk.files import File, FileRange, Piece, StrPath, beside, is_computed, nested, shell_path, tallies_in
+from ..disk.files import File, FileRange, Piece, StrPath, Tally, beside, is_computed, nested, shell_path, tallies_in
 from ..disk.folders import check_folder, replacing_folder
 from ..disk.targets import check_target, leftover_notes, replacing
+from ..disk.together import Share, write_together
 from ..disk.writing import room_for, write_pieces
-from ..errors import CannotCarry, CheckpointError, Malformed, OutputExists, RuleError
+from ..drawing.sizes import size_text
+from ..errors import CannotCarry, CheckpointError, Malformed, OutputExists, RuleError, counted
 from ..inert.allowed import beyond_plain_data
+from ..ranks import Group, balance
 from . import torch_zip
 from ._checks import Checks
 from ._choice import split_of, target_format
@@ -220,11 +223,18 @@ def write(
     overwrite: bool = False,
     backup: str | None = None,
     progress: Callable[[int], None] | None = None,
+    ranks: Group | None = None,
 ) -> list[str]:
-    """Carry out a plan. Returns what a person should know: whether a run that was cut off was taken up, and how many
-    values casts changed beyond rounding.
+    """Carry out a plan. Returns what a person should know: whether a run that was cut off was taken up, how many values
+    casts changed beyond rounding, and how fast each of several ranks was.
+
+    Args:
+        planned: what to write.
+        overwrite, backup, progress: see `save`.
+        ranks: this process and others that carry out the same plan together; each writes a part of it.
 
     Raises:
+        RankFailed: another rank failed.
         OutputExists, Unwritable: the target may not be, or cannot be, written.
         Malformed: a checksum of the source is wrong, and the plan does not allow for that.
     """
@@ -233,7 +243,10 @@ def write(
         tally.clear()
     planned.checks.clear()
     try:
-        notes = _write(planned, overwrite, backup, progress)
+        if ranks is None:
+            notes = _write(planned, overwrite, backup, progress)
+        else:
+            notes = _write_together(planned, overwrite, backup, progress, ranks, tallies)
     except Damaged as error:
         raise planned.checks.refusal(error) from None
     return notes + leftover_notes(planned.path) + [line for tally in tallies for line in tally.lines()]
@@ -242,8 +255,7 @@ def write(
 def _write(planned: Plan, overwrite: bool, backup: str | None, progress: Callable[[int], None] | None) -> list[str]:
     pieces, folder = planned.draft.pieces, planned.draft.folder
     inputs = _inputs(chain(pieces, *folder.values()))
-    real = Path(os.path.realpath(planned.path))
-    replaced = [file for file in inputs if real in (path := Path(os.path.realpath(file.path)), path.parent)]
+    replaced = _among(inputs, planned.path)
     unchanged = partial(_require_unchanged, inputs, replaced)
     notes: list[str] = []
     if folder:
@@ -258,13 +270,68 @@ def _write(planned: Plan, overwrite: bool, backup: str | None, progress: Callabl
         )
         planned.checks.finish(chain(*folder.values()))
     else:
-        mode = next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)  # as cp does
+        mode = _mode_of(pieces)
         with replacing(planned.path, size=room_for(pieces), overwrite=overwrite, backup=backup, mode=mode) as out:
             write_pieces(out, pieces, progress)
             unchanged()
     for file in replaced:
         file.note_replaced()
     return notes
+
+
+def _write_together(
+    planned: Plan,
+    overwrite: bool,
+    backup: str | None,
+    progress: Callable[[int], None] | None,
+    ranks: Group,
+    tallies: Sequence[Tally],
+) -> list[str]:
+    draft = planned.draft
+    inputs = _inputs(chain(draft.pieces, *draft.folder.values()))
+    replaced = _among(inputs, planned.path)
+    notes, shares = write_together(
+        planned.path,
+        draft.folder or {None: draft.pieces},
+        ranks,
+        inputs=inputs,
+        overwrite=overwrite,
+        backup=backup,
+        replaced=planned.replaced,
+        mode=_mode_of(draft.pieces),
+        progress=progress,
+        check=partial(_require_unchanged, inputs, replaced),
+        heard=lambda: [tally.counts() for tally in tallies],
+    )
+    for share in shares:
+        if share.rank != ranks.rank:
+            for tally, counts in zip(tallies, share.heard, strict=True):
+                tally.add(*counts)
+    for file in replaced:
+        file.note_replaced()
+    return [*notes, rates(shares)]
+
+
+def rates(shares: Sequence[Share]) -> str:
+    """How fast each of several ranks was, in a line."""
+    each = [f"{size_text(round(one.bytes / one.seconds)) if one.bytes else '0 bytes'}/s" for one in shares]
+    shown = each if len(each) <= _MOST_RATES else [*each[:_MOST_RATES], "…"]
+    heaviest = balance([one.bytes for one in shares])
+    return f"{counted(len(shares), 'rank')}: {', '.join(shown)}; the heaviest wrote {heaviest:.2f} x the mean"
+
+
+_MOST_RATES = 16
+
+
+def _mode_of(pieces: Sequence[Piece]) -> int:
+    """Permissions for a new file: as cp, those of what it is copied from."""
+    return next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), 0o666)
+
+
+def _among(inputs: Sequence[File], path: Path) -> list[File]:
+    """Those of INPUTS that a new file or folder at PATH replaces."""
+    real = Path(os.path.realpath(path))
+    return [file for file in inputs if real in (own := Path(os.path.realpath(file.path)), own.parent)]
 
 
 def _inputs(pieces: Iterable[Piece]) -> list[File]:

@@ -62,6 +62,10 @@ class Tally:
     nan: int = 0
     _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
+    def counts(self) -> tuple[int, int, int, int]:
+        """The four numbers, for `add`."""
+        return self.values, self.overflow, self.underflow, self.nan
+
     def add(self, values: int, overflow: int, underflow: int, nan: int) -> None:
         """Count further ones, from any thread."""
         with self._lock:

@@ -1,0 +1,147 @@
+"""A planned file or folder, cut into parts that several processes write side by side.
+
+Where a part begins depends on the plan alone, not on how many processes there are: so a run on four ranks can go on
+with what one on eight has finished. Each part is a run of bytes of one file. A checksum that is asked for is put
+together from those of the parts that its bytes are in.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import Any, NamedTuple
+
+from .checksums import is_told_by_reading, joined_crc32, key_of
+from .files import Buffer, Crc32Of, File, FileRange, Piece, Source, Verify, is_computed, nested, part_of
+
+#: Bytes of a part: about a thousandth of the whole, so that ranks get even shares, within these limits.
+_SHARE = 1024
+_LEAST, _MOST = 1 << 20, 256 << 20
+#: In what is computed, a part begins with a whole number. The largest, complex128, has 16 bytes.
+_NUMBER = 16
+
+#: Name of a file -> its pieces; None is the name where the target is no folder.
+Files = Mapping[Any, Sequence[Piece]]
+#: (number of a piece, CRC-32 of the bytes of it that are in a part)
+Sums = Sequence[tuple[int, int]]
+
+
+class Part(NamedTuple):
+    """The bytes from BEGIN to END of a file; the number of the file is its place in the plan."""
+
+    file: int
+    begin: int
+    end: int
+
+    @property
+    def length(self) -> int:
+        """How many bytes there are."""
+        return self.end - self.begin
+
+
+class Parts:
+    """The parts of one plan.
+
+    Attributes:
+        names: of the files; the last is "", a file that nobody writes: the bytes that only their checksum is needed of.
+        all: the parts, in order.
+        verified: the comparisons that the plan asks for.
+    """
+
+    def __init__(self, files: Files) -> None:
+        asked: dict[Hashable, Source] = {}
+        passing: set[Hashable] = set()
+        self.verified: list[Verify] = []
+        for piece in chain.from_iterable(files.values()):
+            if isinstance(piece, Crc32Of | Verify):
+                asked.setdefault(key_of(piece.source), piece.source)
+                if isinstance(piece, Verify):
+                    self.verified.append(piece)
+            else:
+                passing.add(key_of(piece))
+        further = [one for key, one in asked.items() if key not in passing and not is_told_by_reading(one)]
+        self.names: list[str | None] = [*files, ""]
+        self._pieces: list[Sequence[Piece]] = [*files.values(), further]
+        self._starts = [[0, *accumulate(piece.length for piece in pieces)] for pieces in self._pieces]
+        self._wanted = [
+            {n for n, piece in enumerate(pieces) if not isinstance(piece, Crc32Of | Verify) and key_of(piece) in asked}
+            if asked
+            else set()
+            for pieces in self._pieces
+        ]
+        step = max(_LEAST, min(_MOST, sum(self.sizes) // _SHARE // _LEAST * _LEAST))
+        self.all = [part for file in range(len(self._pieces)) for part in self._cut(file, step)]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each file."""
+        return [starts[-1] for starts in self._starts]
+
+    def _cut(self, file: int, step: int) -> Iterator[Part]:
+        starts, pieces = self._starts[file], self._pieces[file]
+        begin = 0
+        for mark in range(step, starts[-1], step):
+            number = bisect_right(starts, mark) - 1
+            piece, start = pieces[number], starts[number]
+            if _is_whole(piece):
+                mark = start if start > begin else min(starts[number + 1], starts[-1])
+            elif is_computed(piece):
+                mark -= (mark - start) % _NUMBER
+            if begin < mark < starts[-1]:
+                yield Part(file, begin, mark)
+                begin = mark
+        if begin < starts[-1]:
+            yield Part(file, begin, starts[-1])
+
+    def pieces_of(self, part: Part) -> Iterator[tuple[int, Source, bool]]:
+        """The pieces of a part, in order: their number in the file, what is in the part, and whether its checksum is
+        wanted. A checksum that has to be written is zeros for now.
+        """
+        starts, pieces = self._starts[part.file], self._pieces[part.file]
+        wanted = self._wanted[part.file]
+        number = bisect_right(starts, part.begin) - 1
+        while number < len(pieces) and starts[number] < part.end:
+            first, last = max(part.begin, starts[number]), min(part.end, starts[number + 1])
+            piece = pieces[number]
+            if isinstance(piece, Crc32Of):
+                yield number, Buffer(bytes(last - first)), False
+            elif first < last and not isinstance(piece, Verify):
+                yield number, part_of(piece, first - starts[number], last - first), number in wanted
+            number += 1
+
+    def checksums(self, sums: Iterable[tuple[Part, Sums]]) -> dict[Hashable, int]:
+        """The checksums of all that were asked for, from those that the parts gave, by `key_of`."""
+        found: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+        for part, ones in sums:
+            starts = self._starts[part.file]
+            for number, crc in ones:
+                first, last = max(part.begin, starts[number]), min(part.end, starts[number + 1])
+                found[part.file, number].append((first, last - first, crc))
+        whole: dict[Hashable, int] = {}
+        for file, wanted in enumerate(self._wanted):
+            for number in wanted:
+                crc = 0
+                for _, length, one in sorted(found[file, number]):
+                    crc = joined_crc32(crc, one, length)
+                whole[key_of(self._pieces[file][number])] = crc  # type: ignore[arg-type]
+        return whole
+
+    def written_checksums(self, file: int) -> Iterator[tuple[int, Source]]:
+        """The checksums that stand in a file: where, and of what."""
+        for piece, start in zip(self._pieces[file], self._starts[file], strict=False):
+            if isinstance(piece, Crc32Of):
+                yield start, piece.source
+
+
+def _is_whole(piece: Piece) -> bool:
+    """Whether one process reads a piece from its beginning to its end: what is packed, or comes over a network."""
+    if isinstance(piece, Buffer | Crc32Of | Verify):
+        return False
+    if isinstance(piece, FileRange):
+        return piece.file.far
+    return any(
+        one.far if isinstance(one, File) else hasattr(type(one), "seen") and not isinstance(one, FileRange)
+        for one in nested(piece)
+    )

@@ -1,0 +1,460 @@
+"""The processes that torchrun started for one command, and how they talk: over the key-value store of the launcher.
+
+Only small texts go through it, as JSON: what each rank plans, what it has finished, why it failed. Nothing is
+unpickled, and no tensor is sent: files are what the ranks share. A process group of torch is not needed, so a rank that
+dies leaves nobody in a collective that never ends: whoever waits looks every few milliseconds whether another rank has
+failed, and a rank that has not been heard of for a minute counts as failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from ..errors import CheckpointError, RuleError, counted, printable
+
+_T = TypeVar("_T")
+
+#: Seconds in which all ranks have to say that they are there, and after which one that says nothing counts as failed.
+MEETING = 60.0
+SILENCE = 60.0
+#: Seconds between two looks at the other ranks, for the thread that does it and for one that waits for an answer.
+_LOOK = 0.5
+_SHORTEST, _LONGEST = 0.001, 0.05
+_MOST_NAMED = 6
+
+
+class RankFailed(CheckpointError, RuntimeError):
+    """Another rank failed, or died, so this one ends as well.
+
+    Attributes:
+        rank: which.
+        is_said: whether that rank says so itself.
+    """
+
+    def __init__(self, rank: int, text: str, *, is_said: bool) -> None:
+        super().__init__(text)
+        self.rank = rank
+        self.is_said = is_said
+
+
+class Group:
+    """The ranks of one command.
+
+    Attributes:
+        rank: the number of this process, from 0.
+        size: how many there are.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        """Nobody is waited for before `meet`.
+
+        Args:
+            store: a `torch.distributed.Store` that all ranks reach and nobody else uses.
+            rank, size: as above.
+        """
+        self.rank, self.size = rank, size
+        self._store = store
+        self._asked = 0
+        self._lock = threading.Lock()
+        self._done = 0  # bytes that the others do not know of
+        self._posts: list[Any] = []
+        self._sent = 0
+        self._taken = [0] * size
+        self._progress: Callable[[int], None] | None = None
+        self._take: Callable[[int, Any], None] | None = None
+        self._failure: RankFailed | None = None
+        self._failed_here = False
+        self._leaving = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    # -- meeting
+
+    @classmethod
+    def of_launcher(cls, words: list[str], environment: Mapping[str, str] | None = None) -> Group | None:
+        """The group of the torchrun that started this process; None if none did.
+
+        Args:
+            words: the command, which is the same on all ranks.
+            environment: in place of that of this process.
+
+        Raises:
+            CheckpointError: the ranks do not find each other, or do not belong together.
+        """
+        known = os.environ if environment is None else environment
+        if not is_launched(known):
+            return None
+        hint = f"to work in one process: env -u TORCHELASTIC_RUN_ID {' '.join(['ckptool', *words[:1]])} …"
+        try:
+            import torch.distributed as dist
+        except ImportError:
+            raise CheckpointError(
+                "torchrun started this process, and torch cannot be imported in it", hint="pip install 'ckptool[torch]'"
+            ) from None
+        from datetime import timedelta
+
+        try:
+            store, rank, size = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=MEETING))))
+        except (RuntimeError, ValueError) as error:
+            place = f"{known.get('MASTER_ADDR', '?')}:{known.get('MASTER_PORT', '?')}"
+            raise CheckpointError(
+                f"rank {known['RANK']} does not reach the launcher at {place}",
+                evidence=[printable(str(error).split("\n")[0], 200)],
+                hint=hint,
+            ) from None
+        group = cls(dist.PrefixStore("ckptool", store), rank, size)
+        group.meet({"size": size, "words": words}, hint)
+        return group
+
+    @classmethod
+    def of_process_group(cls) -> Group:
+        """The ranks of the process group that torch's `init_process_group` made. All of them have to ask.
+
+        Raises:
+            CheckpointError: there is none, or the ranks do not find each other.
+        """
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuleError("there is no process group", hint="torch.distributed.init_process_group() comes first")
+        number = Group._made = Group._made + 1
+        store = dist.PrefixStore(f"ckptool/{number}", dist.distributed_c10d._get_default_store())
+        group = cls(store, dist.get_rank(), dist.get_world_size())
+        group.meet({"size": group.size}, "every rank of the process group has to call this")
+        return group
+
+    _made = 0
+
+    def meet(self, hello: dict[str, Any], hint: str) -> None:
+        """Wait until every rank is there and says the same HELLO.
+
+        Raises:
+            CheckpointError: one does not come, or says something else.
+        """
+        self._set(f"hello/{self.rank}", {**hello, "host": socket.gethostname()})
+        until = time.monotonic() + MEETING
+        missing = set(range(self.size)) - {self.rank}
+        pause = _SHORTEST
+        while missing:
+            came = {rank for rank in missing if self._is_there(f"hello/{rank}")}
+            for rank in sorted(came):
+                theirs = self._get(f"hello/{rank}")
+                differs = [name for name in hello if theirs.get(name) != hello[name]]
+                if differs:
+                    self._fail_to_meet(rank, theirs, hello, differs[0])
+            missing -= came
+            if missing and time.monotonic() > until:
+                named = ", ".join(map(str, sorted(missing)[:_MOST_NAMED]))
+                raise CheckpointError(
+                    f"rank {self.rank} of {self.size} waited {MEETING:g} s for {counted(len(missing), 'rank')} "
+                    f"that did not come: {named}",
+                    hint=hint,
+                )
+            self._raise_if_failed()
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
+        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher.start()
+
+    def _fail_to_meet(self, rank: int, theirs: dict[str, Any], mine: dict[str, Any], name: str) -> None:
+        if name == "size":
+            what = f"rank {rank} was started as one of {theirs.get('size')}, rank {self.rank} as one of {mine['size']}"
+            hint = "start all nodes with the same --nnodes and --nproc-per-node"
+        else:
+            what = f"rank {rank} on {printable(str(theirs.get('host')), 60)} was started with another command"
+            hint = "start all nodes with the same command line"
+        error = CheckpointError(what, hint=hint)
+        self.fail(error)
+        raise error
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which writes the index, gives the target its name, and talks to the user."""
+        return self.rank == 0
+
+    # -- agreeing
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Give every rank the VALUE of every rank, by rank. All ranks have to call it, as often as each other.
+
+        Args:
+            value: plain data, as JSON has it.
+
+        Raises:
+            RankFailed: another rank failed meanwhile.
+        """
+        self._asked += 1
+        number = self._asked
+        if not self.leads:
+            self._set(f"value/{number}/{self.rank}", value)
+            return list(self._wait_for(f"all/{number}"))
+        values = [value, *(self._wait_for(f"value/{number}/{rank}") for rank in range(1, self.size))]
+        self._set(f"all/{number}", values)
+        for rank in range(1, self.size):
+            self._delete(f"value/{number}/{rank}")
+        if number > 1:  # everybody has asked for this one, so all have had the last
+            self._delete(f"all/{number - 1}")
+        return list(json.loads(json.dumps(values)))  # as the others get it: tuples are lists
+
+    def agree(self, work: Callable[[], _T], told: Callable[[_T], Any] = lambda _: None) -> tuple[_T, list[Any]]:
+        """Do the same WORK on every rank, and go on only if it succeeds on all.
+
+        Args:
+            work: what to do; it may raise a `CheckpointError`.
+            told: what the other ranks should know of its result, as plain data.
+
+        Returns:
+            What WORK gave here, and what every rank told.
+
+        Raises:
+            CheckpointError: what WORK raised: on all ranks alike, or, if only some failed, what the first of them said,
+                with its number and host.
+        """
+        caught: CheckpointError | None = None
+        try:
+            made = work()
+            answer: dict[str, Any] = {"told": told(made)}
+        except CheckpointError as error:
+            caught = error
+            answer = {"error": [error.where, error.what, list(error.evidence), error.hint]}
+        answer["host"] = socket.gethostname()
+        answers = self.exchange(answer)
+        failed = [rank for rank, one in enumerate(answers) if "error" in one]
+        if not failed:
+            return made, [one["told"] for one in answers]
+        first = failed[0]
+        where, what, evidence, hint = answers[first]["error"]
+        if len(failed) == self.size and all(one["error"] == answers[0]["error"] for one in answers) and caught:
+            caught.on_all_ranks = True
+            raise caught
+        well = self.size - len(failed)
+        more = [f"{counted(well, 'other rank')} can do it"] if well else []
+        host = printable(str(answers[first]["host"]), 60)
+        refused = CheckpointError(
+            f"{f'{printable(where)}: ' if where else ''}{what}",
+            where=f"rank {first} on {host}",
+            evidence=[*evidence, *more],
+            hint=hint,
+        )
+        refused.on_all_ranks = True
+        raise refused
+
+    def led(self, work: Callable[[], _T], told: Callable[[_T], Any] = lambda _: None) -> tuple[_T | None, Any]:
+        """Let rank 0 do WORK, and go on only if it succeeds.
+
+        Returns:
+            What WORK gave, on rank 0, and what rank 0 told of it, as plain data.
+
+        Raises:
+            CheckpointError: what WORK raised, on rank 0.
+            RankFailed: rank 0 failed; it says so itself.
+        """
+        if not self.leads:
+            answer = self.exchange(None)[0]
+            if "failed" in answer:
+                raise RankFailed(0, answer["failed"], is_said=True)
+            return None, answer["told"]
+        try:
+            made = work()
+            answer = {"told": told(made)}
+        except CheckpointError as error:
+            self.exchange({"failed": error.what})
+            error.on_all_ranks = True  # they know
+            raise
+        return made, self.exchange(answer)[0]["told"]
+
+    # -- telling rank 0 on the way
+
+    def advance(self, nbytes: int) -> None:
+        """Count bytes that were worked through, and end here if another rank has failed."""
+        with self._lock:
+            self._done += nbytes
+        self.check()
+
+    def post(self, value: Any) -> None:
+        """Tell rank 0 something that it should write down. It arrives within a second, in order."""
+        with self._lock:
+            self._posts.append(value)
+
+    @contextlib.contextmanager
+    def following(
+        self, progress: Callable[[int], None] | None = None, take: Callable[[int, Any], None] | None = None
+    ) -> Any:
+        """Let rank 0 follow the others: PROGRESS gets bytes, TAKE the rank and value of each post, from a thread.
+
+        At the end of the block everything has arrived. All ranks have to enter it; only rank 0 gives functions.
+        """
+        self._progress, self._take = progress, take
+        try:
+            yield
+            self._tell()
+            counts = self.exchange(self._sent)
+            if self.leads:
+                for rank, count in enumerate(counts):
+                    while self._taken[rank] < count:
+                        self._collect()
+                        self.check()
+        finally:
+            with self._lock:
+                self._progress = self._take = None
+
+    def _tell(self) -> None:
+        """Send what has come up since the last time; rank 0 keeps its own."""
+        with self._lock:
+            done, self._done = self._done, 0
+            posts, self._posts = self._posts, []
+            progress, take = self._progress, self._take
+            if self.leads:
+                for value in posts if take else ():
+                    take(0, value)  # type: ignore[misc]
+            else:
+                for value in posts:
+                    self._set(f"post/{self.rank}/{self._sent}", value)
+                    self._sent += 1
+                if done:
+                    self._store.add("bytes", done)
+            if self.leads and progress and done:
+                progress(done)
+
+    def _collect(self) -> None:
+        """Take what the others have sent to rank 0."""
+        with self._lock:
+            if self._progress is not None:
+                total = self._store.add("bytes", 0)
+                self._progress(total - self._reported)
+                self._reported = total
+            for rank in range(1, self.size):
+                while self._is_there(name := f"post/{rank}/{self._taken[rank]}"):
+                    value = self._get(name)
+                    self._delete(name)
+                    self._taken[rank] += 1
+                    if self._take is not None:
+                        self._take(rank, value)
+
+    _reported = 0
+
+    # -- failing
+
+    def check(self) -> None:
+        """End here if another rank has failed.
+
+        Raises:
+            RankFailed: one has.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, error: BaseException) -> bool:
+        """Tell the others that this rank ends with ERROR. Returns whether this rank should say so to the user.
+
+        Of several that fail at once, one does; where all fail for the same reason, rank 0.
+        """
+        if isinstance(error, RankFailed):
+            return self.leads and not error.is_said
+        if isinstance(error, CheckpointError) and error.on_all_ranks:
+            return self.leads
+        self._failed_here = True
+        text = json.dumps({"rank": self.rank, "text": str(error)[:2000], "is_said": True})
+        with contextlib.suppress(Exception):
+            first = json.loads(self._store.compare_set("failed", "", text))
+            return bool(first["rank"] == self.rank)
+        return True
+
+    def close(self) -> None:
+        """Leave the group. The other ranks no longer expect a sign of life."""
+        self._leaving.set()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join(4 * _LOOK)
+        with contextlib.suppress(Exception):
+            self._store.set(f"beat/{self.rank}", "left")
+
+    def _raise_if_failed(self) -> None:
+        if self._failure is None and not self._failed_here and self._is_there("failed"):
+            said = self._get("failed")
+            if said["rank"] != self.rank:
+                what = f"rank {said['rank']} failed: {printable(said['text'].split(chr(10))[0], 300)}"
+                self._failure = RankFailed(said["rank"], what, is_said=said["is_said"])
+        self.check()
+
+    def _watch(self) -> None:
+        """Show that this rank lives, pass on what it has done, and look for ranks that failed or fell silent."""
+        heard = {rank: ("", time.monotonic()) for rank in (range(1, self.size) if self.leads else (0,))}
+        turn = 0
+        while not self._leaving.wait(_LOOK):
+            turn += 1
+            try:
+                self._store.set(f"beat/{self.rank}", str(turn))
+                self._tell()
+                if self.leads:
+                    self._collect()
+                self._raise_if_failed()
+                for rank in list(heard):
+                    name = f"beat/{rank}"
+                    beat = self._store.get(name).decode() if self._is_there(name) else ""
+                    before, since = heard[rank]
+                    if beat == "left":
+                        del heard[rank]
+                    elif beat != before:
+                        heard[rank] = beat, time.monotonic()
+                    elif time.monotonic() - since > SILENCE:
+                        text = f"rank {rank} has not been heard of for {SILENCE:g} s"
+                        self._failure = RankFailed(rank, text, is_said=False)
+                        content = json.dumps({"rank": rank, "text": text, "is_said": False})
+                        self._store.compare_set("failed", "", content)
+            except RankFailed:
+                return
+            except Exception as error:  # the store is gone, and with it every way to agree
+                if not self._leaving.is_set():
+                    text = f"the launcher can no longer be reached ({printable(str(error), 120)})"
+                    self._failure = RankFailed(self.rank, text, is_said=False)
+                return
+
+    # -- the store
+
+    def _set(self, name: str, value: Any) -> None:
+        self._reaching(lambda: self._store.set(name, json.dumps(value)))
+
+    def _get(self, name: str) -> Any:
+        return json.loads(self._reaching(lambda: self._store.get(name)))
+
+    def _delete(self, name: str) -> None:
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # some stores cannot
+            self._store.delete_key(name)
+
+    def _is_there(self, name: str) -> bool:
+        return bool(self._reaching(lambda: self._store.check([name])))
+
+    def _reaching(self, ask: Callable[[], _T]) -> _T:
+        try:
+            return ask()
+        except RuntimeError as error:  # of the connection
+            self.check()
+            what = "the launcher can no longer be reached: one of its processes has ended"
+            raise RankFailed(self.rank, what, is_said=False) from error
+
+    def _wait_for(self, name: str) -> Any:
+        pause = _SHORTEST
+        while not self._is_there(name):
+            self.check()
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
+        return self._get(name)
+
+
+def is_launched(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether torchrun started this process as one of several."""
+    known = os.environ if environment is None else environment
+    return "TORCHELASTIC_RUN_ID" in known and "RANK" in known and known.get("WORLD_SIZE", "1") != "1"
+
+
+def say_nothing() -> None:
+    """Let this process print nothing more: rank 0 talks to the user."""
+    sys.stdout = sys.stderr = io.StringIO()
