@@ -7,6 +7,7 @@ import click
 from ..disk.urls import size_of
 from ..reports.comparing import diff as report
 from ..reports.comparing.diff_text import diff_page, diff_text
+from . import launched
 from .options import FileName, SideOutput
 from .output import check_side_outputs, print_json, progress_bar, terminal_width, write_page
 
@@ -65,7 +66,8 @@ def diff(
     ckptool diff before.pth after.pth --rtol 1e-5 --atol 1e-8
     ckptool diff mine.pth theirs.pth --weights --detect-renames
     """
-    check_side_outputs()
+    if launched.leads():
+        check_side_outputs()
     size = size_of(left)
     with progress_bar("comparing", size, wanted=not quiet) as progress:
         found = report.diff(
@@ -78,8 +80,9 @@ def diff(
             detect_renames=detect_renames,
             strict=strict,
             progress=progress,
+            ranks=launched.ranks(),
         )
-    if html:
+    if html and launched.leads():
         write_page(diff_page(found), html, overwrite=overwrite)
     if as_json:
         print_json({"ckptool": 1, "command": "diff", **found.as_json()})

@@ -8,6 +8,7 @@ from ..disk.urls import size_of
 from ..errors import CheckpointError, RuleError, printable
 from ..reports import verify as report
 from ..reports.verify_text import verify_text
+from . import launched
 from .options import FileName, SideOutput
 from .output import check_side_outputs, collect, print_json, progress_bar, terminal_width
 
@@ -52,7 +53,8 @@ def verify(
     if len(files) > 1 and (manifest or write_manifest or against):
         option = "--against" if against else "--manifest" if manifest else "--write-manifest"
         raise RuleError("is for one file at a time", where=option)
-    check_side_outputs()
+    if launched.leads():
+        check_side_outputs()
     status = 0
     seen = []
     for number, path in enumerate(files):
@@ -66,9 +68,10 @@ def verify(
                     manifest=manifest,
                     digest=digest or write_manifest is not None,
                     progress=progress,
+                    ranks=launched.ranks(),
                 )
         except CheckpointError as error:
-            if len(files) == 1:
+            if len(files) == 1 or (not error.on_all_ranks and launched.ranks()):
                 raise
             status = 2
             click.echo(f"Error: {error}", err=True)
@@ -80,7 +83,7 @@ def verify(
             fit = fits(path, model)
         good = found.verdict(strict=strict, fits=fit is None or fit.fits) == "sound"
         status = max(status, 0 if good else 1)
-        if write_manifest and not found.damage:
+        if write_manifest and not found.damage and launched.leads():
             report.write_manifest(write_manifest, found.digests, overwrite=overwrite)
             click.echo(f"wrote {printable(write_manifest)}", err=True)
         if as_json:

@@ -497,6 +497,15 @@ def nested(source: object) -> Iterator[object]:
                 pending.extend(getattr(one, one_field.name) for one_field in reversed(fields(one)))
 
 
+def files_in(pieces: Iterable[Piece]) -> list[File]:
+    """The files that PIECES are copied or computed from, once each."""
+    files: dict[int, File] = {}
+    for piece in pieces:
+        found = [piece.file] if isinstance(piece, FileRange) else nested(piece)
+        files.update((id(file), file) for file in found if isinstance(file, File))
+    return list(files.values())
+
+
 class Tally(Protocol):
     """What happened to values while they were computed."""
 

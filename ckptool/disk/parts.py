@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from .checksums import is_told_by_reading, joined_crc32, key_of
@@ -45,25 +45,29 @@ class Parts:
     """The parts of one plan.
 
     Attributes:
-        names: of the files; the last is "", a file that nobody writes: the bytes that only their checksum is needed of.
-        all: the parts, in order.
+        names: of the files; the last is "", a file that nobody writes: the bytes of which only the checksum is needed.
+        all: the parts, in order; those that are only read stand beside those that are made of them, so that one rank
+            gets both, and reads the disk once.
         verified: the comparisons that the plan asks for.
     """
 
     def __init__(self, files: Files) -> None:
-        asked: dict[Hashable, Source] = {}
+        asked: dict[Hashable, tuple[Source, int, int]] = {}
         passing: set[Hashable] = set()
         self.verified: list[Verify] = []
-        for piece in chain.from_iterable(files.values()):
-            if isinstance(piece, Crc32Of | Verify):
-                asked.setdefault(key_of(piece.source), piece.source)
-                if isinstance(piece, Verify):
-                    self.verified.append(piece)
-            else:
-                passing.add(key_of(piece))
-        further = [one for key, one in asked.items() if key not in passing and not is_told_by_reading(one)]
+        for file, pieces in enumerate(files.values()):
+            at = 0
+            for piece in pieces:
+                if isinstance(piece, Crc32Of | Verify):
+                    asked.setdefault(key_of(piece.source), (piece.source, file, at))
+                    if isinstance(piece, Verify):
+                        self.verified.append(piece)
+                else:
+                    passing.add(key_of(piece))
+                at += piece.length
+        further = [one for key, one in asked.items() if key not in passing and not is_told_by_reading(one[0])]
         self.names: list[str | None] = [*files, ""]
-        self._pieces: list[Sequence[Piece]] = [*files.values(), further]
+        self._pieces: list[Sequence[Piece]] = [*files.values(), [source for source, _, _ in further]]
         self._starts = [[0, *accumulate(piece.length for piece in pieces)] for pieces in self._pieces]
         self._wanted = [
             {n for n, piece in enumerate(pieces) if not isinstance(piece, Crc32Of | Verify) and key_of(piece) in asked}
@@ -72,7 +76,18 @@ class Parts:
             for pieces in self._pieces
         ]
         step = max(_LEAST, min(_MOST, sum(self.sizes) // _SHARE // _LEAST * _LEAST))
-        self.all = [part for file in range(len(self._pieces)) for part in self._cut(file, step)]
+        beside = [(file, at) for _, file, at in further]
+
+        def place(part: Part) -> tuple[int, int]:
+            if self.is_written(part):
+                return part.file, part.begin
+            return beside[bisect_right(self._starts[part.file], part.begin) - 1]
+
+        self.all = sorted((part for file in range(len(self._pieces)) for part in self._cut(file, step)), key=place)
+
+    def is_written(self, part: Part) -> bool:
+        """Whether a part is written, and not only read."""
+        return part.file < len(self.names) - 1
 
     @property
     def sizes(self) -> list[int]:

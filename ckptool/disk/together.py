@@ -45,7 +45,7 @@ class Share:
 
     Attributes:
         rank: its number.
-        bytes: of its parts.
+        bytes: of its parts, with those that it only read.
         seconds: from its first to its last byte on disk.
         heard: what its caller wants to tell that of rank 0.
     """
@@ -105,7 +105,7 @@ def write_together(
         places = [(parts.names[part.file], part.begin) for part in parts.all]
         todo = [p for p, place in zip(parts.all, places, strict=True) if place not in done and place[0] not in whole]
         if progress and lead:
-            progress(sum(part.length for part in parts.all) - sum(part.length for part in todo))
+            progress(_written(parts, parts.all) - _written(parts, todo))
         mine = [todo[n] for n in cut_evenly([part.length for part in todo], ranks.size)[ranks.rank]]
         begun = time.monotonic()
         with ranks.following(progress, lead.take if lead else None):
@@ -128,7 +128,7 @@ def _require_same_plan(path: StrPath, files: Files, inputs: Sequence[File], rank
         CannotCarry: they would.
     """
     (_, plan), told = ranks.agree(
-        lambda: fingerprints(files), lambda prints: [prints[0], [_sampled(file) for file in inputs]]
+        lambda: fingerprints(files), lambda prints: [prints[0], [sampled(file) for file in inputs]]
     )
     for rank, (theirs, seen) in enumerate(told):
         if theirs == told[0][0] and seen == told[0][1]:
@@ -154,7 +154,7 @@ def _require_same_plan(path: StrPath, files: Files, inputs: Sequence[File], rank
     return plan
 
 
-def _sampled(file: File) -> tuple[int, str]:
+def sampled(file: File) -> tuple[int, str]:
     """The size of an input, and a digest of bytes at some places in it; of one on the web, of nothing."""
     digest = hashlib.sha256()
     if not file.far:
@@ -322,9 +322,9 @@ def _write(where: Directory, parts: Parts, mine: Sequence[Part], ranks: Group) -
         opened: tuple[int, IO[bytes]] | None = None
         for part in mine:
             pieces = list(parts.pieces_of(part))
-            if not parts.names[part.file] and part.file == len(parts.names) - 1:
+            if not parts.is_written(part):
+                ranks.check()
                 sums = [(number, crc32(source)) for number, source, _ in pieces]
-                ranks.advance(part.length)
                 syncing.put(part, sums, None)
                 continue
             if opened is None or opened[0] != part.file:
@@ -376,6 +376,11 @@ class _Syncing:
                 return
             if done:
                 self._ranks.post([[part.file, part.begin, part.end, list(sums)] for part, sums, _ in done])
+
+
+def _written(parts: Parts, some: Sequence[Part]) -> int:
+    """Bytes of those of SOME parts that are written."""
+    return sum(part.length for part in some if parts.is_written(part))
 
 
 def _told_by_reading(parts: Parts) -> list[list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -12,7 +12,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, settle_ties
 from ..disk.checksums import Damaged
-from ..disk.files import File, FileRange, Piece, StrPath, Tally, beside, is_computed, nested, shell_path, tallies_in
+from ..disk.files import File, FileRange, Piece, StrPath, Tally, beside, files_in, is_computed, shell_path, tallies_in
 from ..disk.folders import check_folder, replacing_folder
 from ..disk.targets import check_target, leftover_notes, replacing
 from ..disk.together import Share, write_together
@@ -254,7 +254,7 @@ def write(
 
 def _write(planned: Plan, overwrite: bool, backup: str | None, progress: Callable[[int], None] | None) -> list[str]:
     pieces, folder = planned.draft.pieces, planned.draft.folder
-    inputs = _inputs(chain(pieces, *folder.values()))
+    inputs = files_in(chain(pieces, *folder.values()))
     replaced = _among(inputs, planned.path)
     unchanged = partial(_require_unchanged, inputs, replaced)
     notes: list[str] = []
@@ -288,7 +288,7 @@ def _write_together(
     tallies: Sequence[Tally],
 ) -> list[str]:
     draft = planned.draft
-    inputs = _inputs(chain(draft.pieces, *draft.folder.values()))
+    inputs = files_in(chain(draft.pieces, *draft.folder.values()))
     replaced = _among(inputs, planned.path)
     notes, shares = write_together(
         planned.path,
@@ -317,7 +317,7 @@ def rates(shares: Sequence[Share]) -> str:
     each = [f"{size_text(round(one.bytes / one.seconds)) if one.bytes else '0 bytes'}/s" for one in shares]
     shown = each if len(each) <= _MOST_RATES else [*each[:_MOST_RATES], "…"]
     heaviest = balance([one.bytes for one in shares])
-    return f"{counted(len(shares), 'rank')}: {', '.join(shown)}; the heaviest wrote {heaviest:.2f} x the mean"
+    return f"{counted(len(shares), 'rank')}: {', '.join(shown)}; the heaviest had {heaviest:.2f} x the mean"
 
 
 _MOST_RATES = 16
@@ -332,15 +332,6 @@ def _among(inputs: Sequence[File], path: Path) -> list[File]:
     """Those of INPUTS that a new file or folder at PATH replaces."""
     real = Path(os.path.realpath(path))
     return [file for file in inputs if real in (own := Path(os.path.realpath(file.path)), own.parent)]
-
-
-def _inputs(pieces: Iterable[Piece]) -> list[File]:
-    """The files that PIECES are copied or computed from, once each."""
-    files: dict[int, File] = {}
-    for piece in pieces:
-        found = [piece.file] if isinstance(piece, FileRange) else nested(piece)
-        files.update((id(file), file) for file in found if isinstance(file, File))
-    return list(files.values())
 
 
 def _require_unchanged(inputs: Sequence[File], replaced: Sequence[File]) -> None:

@@ -236,7 +236,7 @@ class Group:
             caught.on_all_ranks = True
             raise caught
         well = self.size - len(failed)
-        more = [f"{counted(well, 'other rank')} can do it"] if well else []
+        more = [f"{counted(well, 'other rank does', 'other ranks do')} not have this problem"] if well else []
         host = printable(str(answers[first]["host"]), 60)
         refused = CheckpointError(
             f"{f'{printable(where)}: ' if where else ''}{what}",
@@ -359,6 +359,7 @@ class Group:
         """
         if isinstance(error, RankFailed):
             return self.leads and not error.is_said
+        _tell_launcher(error)
         if isinstance(error, CheckpointError) and error.on_all_ranks:
             return self.leads
         self._failed_here = True
@@ -447,6 +448,14 @@ class Group:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
         return self._get(name)
+
+
+def _tell_launcher(error: BaseException) -> None:
+    """Leave the reason where torchrun looks for it, for its own summary of what failed."""
+    with contextlib.suppress(Exception):
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        get_error_handler().record_exception(error)
 
 
 def is_launched(environment: Mapping[str, str] | None = None) -> bool:

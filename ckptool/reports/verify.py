@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
@@ -16,15 +16,15 @@ from ..disk.urls import open_file
 from ..dtypes import DType, NotFinite
 from ..errors import CheckpointError, Malformed, counted, printable
 from ..formats import format_of
-from ..formats import open as open_checkpoint
 from ..formats.tiles import Tiled
 from ..formats.zip.archive import Archive, Inflated, Member, looks_like_zip, open_archive
+from ..ranks import Group
 from ..records import record
 from ..tensor import LazyTensor, Storage
 from ..tree import Trail, address, walk
 from .comparing import numbers as values
 from .comparing.contents import contents_of
-from .comparing.numbers import in_threads
+from .comparing.ranked import in_ranks, open_alike
 
 if TYPE_CHECKING:
     from .comparing.diff import Diff
@@ -100,6 +100,7 @@ def verify(
     manifest: StrPath | None = None,
     digest: bool = False,
     progress: Callable[[int], None] | None = None,
+    ranks: Group | None = None,
 ) -> Verification:
     """Read every byte of a checkpoint once and check it against what the file says of itself.
 
@@ -111,18 +112,18 @@ def verify(
         manifest: a file with the digests that its weights should have (see `write_manifest`).
         digest: compute the digests of the weights.
         progress: called with the number of bytes that were read, each time.
+        ranks: this process and others that check the same file together; each reads a share of it.
 
     Raises:
         CheckpointError: it cannot be opened, since it is no checkpoint or contradicts itself; or the manifest cannot.
     """
     expected = read_manifest(manifest) if manifest is not None else None
-    ckpt = path if isinstance(path, Checkpoint) else open_checkpoint(path)
+    ckpt = open_alike(path, ranks)
     damage, doubts, read, matched, unknown = [], [], 0, 0, 0
-    regions = in_threads(lambda region: (region, _looked_at(region)), _regions(ckpt), lambda one: one.source.length)
-    for region, found in regions:
+    looked = in_ranks(lambda one: astuple(_looked_at(one)), _regions(ckpt), _length, ranks, progress)
+    for region, counts in looked:
+        found = _Found(*counts)
         read += region.source.length
-        if progress:
-            progress(region.source.length)
         if found.failure:
             damage.append(f"{region.name}: {found.failure}")
         elif region.crc is None:
@@ -132,14 +133,14 @@ def verify(
         else:
             matched += 1
         doubts += [f"{region.name}: {text}" for text in found.doubts()]
-    digests = digests_of(ckpt) if digest or expected is not None else {}
+    digests = digests_of(ckpt, ranks) if digest or expected is not None else {}
     if expected is not None:
         damage += _against_manifest(digests, expected)
     compared = None
     if against is not None:
         from .comparing.diff import diff
 
-        compared = diff(ckpt.where, against, weights=True)
+        compared = diff(ckpt.where, against, weights=True, ranks=ranks)
     notes = list(ckpt.warnings)
     if unknown and (kind := format_of(ckpt)) and kind.checksums:
         notes.append(f"for {counted(unknown, 'record')} no checksum was recorded")
@@ -285,6 +286,10 @@ def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
         yield from told(storage)
 
 
+def _length(region: _Region) -> int:
+    return region.source.length
+
+
 def _packed(source: Inflated) -> tuple[File, int]:
     return source.packed.file, source.packed.offset
 
@@ -391,7 +396,7 @@ def _count_pages(found: _Found, piece: Any, at: int) -> None:
 # -- digests and manifests
 
 
-def digests_of(ckpt: Checkpoint) -> dict[str, str]:
+def digests_of(ckpt: Checkpoint, ranks: Group | None = None) -> dict[str, str]:
     """The digest of each of the weights, by key if there is one state dict, else by path.
 
     It is SHA-256 over type, shape and values (see `ckptool.reports.comparing.numbers.digest`), so it does not depend on
@@ -400,10 +405,11 @@ def digests_of(ckpt: Checkpoint) -> dict[str, str]:
     found = ckpt.state_dicts()
     weights = contents_of(ckpt, found, by_key=len(found) == 1).weights
 
-    def one(item: tuple[str, LazyTensor]) -> tuple[str, str]:
-        return item[0], values.digest(item[1])
+    def one(item: tuple[str, LazyTensor]) -> str:
+        return values.digest(item[1])
 
-    return dict(in_threads(one, weights.items(), lambda item: item[1].nbytes))
+    made = in_ranks(one, weights.items(), lambda item: item[1].nbytes, ranks)
+    return {name: digest for (name, _), digest in made}
 
 
 def total_digest(digests: dict[str, str]) -> str:

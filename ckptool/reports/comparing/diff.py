@@ -13,12 +13,13 @@ from ... import keys
 from ...checkpoint import Checkpoint, StateDict, metadata_of
 from ...disk.files import StrPath
 from ...errors import counted, printable
-from ...formats import open as open_checkpoint
+from ...ranks import Group
 from ...records import record
 from ...tensor import LazyTensor
 from . import numbers as values
 from .contents import Contents, contents_of, told_apart
-from .numbers import Difference, in_threads
+from .numbers import Difference
+from .ranked import in_ranks, open_alike
 from .renames import alike, rename_command
 
 Status = Literal["equal", "close", "moved", "perhaps moved", "type", "values", "shape", "only left", "only right"]
@@ -126,6 +127,7 @@ def diff(
     detect_renames: bool = False,
     strict: bool = False,
     progress: Callable[[int], None] | None = None,
+    ranks: Group | None = None,
 ) -> Diff:
     """Compare two checkpoints of any formats. Tensors are read in pieces, so memory does not grow with the files.
 
@@ -140,11 +142,12 @@ def diff(
         detect_renames: look for tensors that only have another name, by their content and then by shape and order.
         strict: count differences in form as entries that differ.
         progress: called with the number of bytes of the left file that were compared, each time.
+        ranks: this process and others that compare the same two files together; each reads a share of them.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
-    one, other = open_checkpoint(left), open_checkpoint(right)
+    one, other = open_alike(left, ranks), open_alike(right, ranks)
     sides = [_state_dicts(ckpt, at) for ckpt in (one, other)]
     by_key = all(len(found) == 1 for found in sides)
     mine, its = (contents_of(ckpt, found, by_key=by_key) for ckpt, found in zip((one, other), sides, strict=True))
@@ -152,8 +155,8 @@ def diff(
         mine, its = (replace(found, others={}, entries={}) for found in (mine, its))
     pairs = _paired(mine.weights, its.weights, True) + _paired(mine.others, its.others, False)
     if detect_renames:
-        pairs = _with_renames(pairs)
-    compared = _compared(pairs, rtol, atol, progress)
+        pairs = _with_renames(pairs, ranks)
+    compared = _compared(pairs, rtol, atol, progress, ranks)
     entries = [
         (name, mine.entries.get(name), its.entries.get(name))
         for name in dict.fromkeys([*mine.entries, *its.entries])
@@ -205,20 +208,15 @@ def _paired(left: dict[str, LazyTensor], right: dict[str, LazyTensor], weight: b
 # -- renames
 
 
-def _with_renames(pairs: list[_Match]) -> list[_Match]:
+def _with_renames(pairs: list[_Match], ranks: Group | None) -> list[_Match]:
     """Join tensors that are on one side only, if they are equal, or stand in the same place of the order."""
     kept = [pair for pair in pairs if pair.left and pair.right]
     left = [(pair.left, pair.weight) for pair in pairs if pair.left and not pair.right]
     right = [(pair.right, pair.weight) for pair in pairs if pair.right and not pair.left]
     shapes = {_kind(one[1]) for one, _ in left if one} & {_kind(one[1]) for one, _ in right if one}
     asked = [one for one, _ in [*left, *right] if one and _kind(one[1]) in shapes]
-    digests = dict(
-        zip(
-            [id(t) for _, t in asked],
-            in_threads(lambda one: values.digest(one[1]), asked, lambda one: one[1].nbytes),
-            strict=True,
-        )
-    )
+    digested = in_ranks(lambda one: values.digest(one[1]), asked, lambda one: one[1].nbytes, ranks)
+    digests = {id(one[1]): digest for one, digest in digested}
     where: dict[str, list[int]] = defaultdict(list)
     for number, (one, _) in enumerate(right):
         if one and id(one[1]) in digests:
@@ -260,7 +258,13 @@ def _signature(one: tuple[str, LazyTensor] | None) -> tuple[str, tuple[int, ...]
 # -- values
 
 
-def _compared(pairs: list[_Match], rtol: float, atol: float, progress: Callable[[int], None] | None) -> list[Pair]:
+def _compared(
+    pairs: list[_Match],
+    rtol: float,
+    atol: float,
+    progress: Callable[[int], None] | None,
+    ranks: Group | None,
+) -> list[Pair]:
     """Compare the values of all pairs of one shape: first by their bits, then those that differ as numbers."""
     work = [
         (number, at, length)
@@ -270,22 +274,20 @@ def _compared(pairs: list[_Match], rtol: float, atol: float, progress: Callable[
     ]
     unequal: set[int] = set()
 
-    def check(item: tuple[int, int, int]) -> tuple[int, bool]:
+    def check(item: tuple[int, int, int]) -> bool:
         number, at, length = item
         if number in unequal:
-            return number, False
+            return False
         left, right = pairs[number].left, pairs[number].right
         assert left is not None
         assert right is not None
-        return number, values.equal_bits(left[1].source(), right[1].source(), at, length)
+        return values.equal_bits(left[1].source(), right[1].source(), at, length)
 
-    for (number, equal), (_, _, length) in zip(in_threads(check, work, itemgetter(2)), work, strict=True):
+    for (number, _, _), equal in in_ranks(check, work, itemgetter(2), ranks, progress):
         if not equal:
             unequal.add(number)
-        if progress:
-            progress(length)
     to_do = [n for n, pair in enumerate(pairs) if pair.left and pair.right and _numbers_wanted(pair, n in unequal)]
-    differences = _differences(pairs, to_do, rtol, atol)
+    differences = _differences(pairs, to_do, rtol, atol, ranks)
     return [_pair(pair, number in unequal, differences.get(number)) for number, pair in enumerate(pairs)]
 
 
@@ -301,7 +303,9 @@ def _numbers_wanted(pair: _Match, unequal: bool) -> bool:
     return comparable and left.shape == right.shape and (unequal or left.dtype != right.dtype)
 
 
-def _differences(pairs: list[_Match], numbers: list[int], rtol: float, atol: float) -> dict[int, Difference]:
+def _differences(
+    pairs: list[_Match], numbers: list[int], rtol: float, atol: float, ranks: Group | None
+) -> dict[int, Difference]:
     sums: dict[int, list[Any]] = {number: [] for number in numbers}
 
     def work() -> Iterator[tuple[int, Callable[[], Any]]]:
@@ -316,7 +320,7 @@ def _differences(pairs: list[_Match], numbers: list[int], rtol: float, atol: flo
         left = pairs[item[0]].left
         return left[1].nbytes if left else 0
 
-    for number, found in in_threads(lambda item: (item[0], item[1]()), work(), size):
+    for (number, _), found in in_ranks(lambda item: item[1](), work(), size, ranks):
         sums[number].append(found)
     return {number: values.total(parts) for number, parts in sums.items()}
 

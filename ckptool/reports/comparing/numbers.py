@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from itertools import chain, islice
 from math import inf, isfinite, nan, sqrt
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -212,25 +212,27 @@ def can_be_compared(dtype: DType) -> bool:
     return dtype.numpy is not None
 
 
-def compare(one: LazyTensor, other: LazyTensor, rtol: float = 0.0, atol: float = 0.0) -> Iterator[Callable[[], _Sums]]:
-    """The work of comparing two tensors of one shape, in parts that can be done in any order and added up."""
+def compare(
+    one: LazyTensor, other: LazyTensor, rtol: float = 0.0, atol: float = 0.0
+) -> Iterator[Callable[[], tuple[float, ...]]]:
+    """The work of comparing two tensors of one shape, in parts that can be done in any order: each gives its sums."""
     left, right = one.source(), other.source()
     items = one.numel
     step = _SHARE // max(one.dtype.itemsize, other.dtype.itemsize)
     for at in range(0, items, step):
         count = min(step, items - at)
 
-        def part(at: int = at, count: int = count) -> _Sums:
-            return _compared(left, right, one.dtype, other.dtype, at, count, rtol, atol)
+        def part(at: int = at, count: int = count) -> tuple[float, ...]:
+            return astuple(_compared(left, right, one.dtype, other.dtype, at, count, rtol, atol))
 
         yield part
 
 
-def total(parts: Iterable[_Sums]) -> Difference:
-    """The difference that parts add up to."""
+def total(parts: Iterable[Sequence[float]]) -> Difference:
+    """The difference that the sums of parts add up to."""
     sums = _Sums()
     for part in parts:
-        sums.add(part)
+        sums.add(_Sums(*part))  # type: ignore[arg-type]
     return sums.result()
 
 
