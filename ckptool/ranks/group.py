@@ -71,7 +71,7 @@ class Group:
         self._taken = [0] * size
         self._progress: Callable[[int], None] | None = None
         self._take: Callable[[int, Any], None] | None = None
-        self._failure: RankFailed | None = None
+        self._failure: BaseException | None = None
         self._failed_here = False
         self._leaving = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -298,6 +298,7 @@ class Group:
             self._tell()
             counts = self.exchange(self._sent)
             if self.leads:
+                self._collect()
                 for rank, count in enumerate(counts):
                     while self._taken[rank] < count:
                         self._collect()
@@ -344,7 +345,7 @@ class Group:
     # -- failing
 
     def check(self) -> None:
-        """End here if another rank has failed.
+        """End here if another rank has failed, or what `following` calls on this one.
 
         Raises:
             RankFailed: one has.
@@ -410,12 +411,16 @@ class Group:
                         self._failure = RankFailed(rank, text, is_said=False)
                         content = json.dumps({"rank": rank, "text": text, "is_said": False})
                         self._store.compare_set("failed", "", content)
-            except RankFailed:
+            except RankFailed as error:
+                self._failure = error
                 return
-            except Exception as error:  # the store is gone, and with it every way to agree
+            except RuntimeError as error:  # the store is gone, and with it every way to agree
                 if not self._leaving.is_set():
                     text = f"the launcher can no longer be reached ({printable(str(error), 120)})"
                     self._failure = RankFailed(self.rank, text, is_said=False)
+                return
+            except BaseException as error:  # of a function that follows the others: of this rank, whoever calls it
+                self._failure = error
                 return
 
     # -- the store
