@@ -106,7 +106,7 @@ class Group:
         except (RuntimeError, ValueError) as error:
             place = f"{known.get('MASTER_ADDR', '?')}:{known.get('MASTER_PORT', '?')}"
             raise CheckpointError(
-                f"rank {known['RANK']} does not reach the launcher at {place}",
+                f"rank {known['RANK']} of {known['WORLD_SIZE']} does not find the others at {place}",
                 evidence=[printable(str(error).split("\n")[0], 200)],
                 hint=hint,
             ) from None

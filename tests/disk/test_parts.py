@@ -78,7 +78,7 @@ def test_the_parts_of_a_plan_are_all_its_bytes_once(data, tmp_path_factory):
     finally:
         module._LEAST = least
     sums = []
-    written = {name: b"" for name in files}
+    written = dict.fromkeys(files, b"")
     for part in parts.all:
         made, crcs = b"", []
         for number, source, wanted in parts.pieces_of(part):
@@ -126,7 +126,9 @@ def test_bytes_that_are_only_compared_stand_beside_what_is_made_of_them(tmp_path
     file = File(path)
     records = [file.range(at * MIB, MIB, crc=1) for at in range(8)]
     halves = [Counting(MIB // 2) for _ in records]
-    parts = Parts({None: [one for pair in zip(halves, (Verify(r, None) for r in records), strict=True) for one in pair]})
+    parts = Parts(
+        {None: [one for pair in zip(halves, (Verify(r, None) for r in records), strict=True) for one in pair]}
+    )
     kinds = [parts.is_written(part) for part in parts.all]
     runs = "".join("w" if written else "r" for written in kinds)
     assert runs.count("r") == 8

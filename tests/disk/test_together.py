@@ -54,7 +54,10 @@ def content(path):
 
 PASSES = {
     "copied": (lambda path: ckptool.open(path), {"format": "torch-zip"}),
-    "a new archive with checksums": (lambda path: ckptool.add_prefix(ckptool.open(path), "x."), {"format": "torch-zip"}),
+    "a new archive with checksums": (
+        lambda path: ckptool.add_prefix(ckptool.open(path), "x."),
+        {"format": "torch-zip"},
+    ),
     "another container": (lambda path: ckptool.open(path), {"format": "safetensors"}),
     "legacy": (lambda path: ckptool.open(path), {"format": "torch-legacy"}),
     "cast": (lambda path: ckptool.cast(ckptool.open(path), "bf16"), {"format": "torch-zip"}),
