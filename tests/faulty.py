@@ -23,7 +23,7 @@ from pathlib import Path
 
 import ckptool
 from ckptool.cli import main
-from ckptool.disk.work import SUFFIX
+from ckptool.disk.runs import SUFFIX
 from ckptool.reports.diagnosis.leftovers import remove_leftovers
 
 

@@ -33,10 +33,9 @@ class Store:
     def compare_set(self, name, expected, desired):
         with self.lock:
             now = self.values.get(name)
-            if now is None or now == expected.encode():
-                if now is not None or not expected:
-                    self.values[name] = desired.encode()
-                    return desired.encode()
+            if now == expected.encode() or (now is None and not expected):
+                self.values[name] = desired.encode()
+                return desired.encode()
             return now
 
     def delete_key(self, name):

@@ -13,7 +13,7 @@ import click
 
 from ..disk.files import is_there, shell_path
 from ..disk.inside import not_followed
-from ..disk.work import SUFFIX
+from ..disk.runs import SUFFIX
 from ..errors import CheckpointError, NotFound, UnknownFormat, printable
 from ..reports import inspect as report
 from ..reports.inspect_text import inspect_text

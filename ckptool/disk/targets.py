@@ -14,7 +14,8 @@ from ..errors import CheckpointError, OutputExists, RuleError, Unwritable, count
 from .door import Directory, Seen, lock, permissions, set_mode
 from .files import StrPath, is_remote, reason, shell_path
 from .interrupts import put_off_signals
-from .work import Work, find
+from .runs import find
+from .work import Work
 
 #: What is written beside checkpoints -> a text that stands near its beginning.
 SIDE_OUTPUTS = {

@@ -27,24 +27,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
-import json
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from ..errors import Unwritable, printable
-from .door import Directory, Seen, is_own_file, is_plain_name, lock
+from . import run_record
+from .door import Directory, Seen, is_own_file, lock
+from .run_record import RECORD
+from .runs import NEW, SUFFIX, Leftover, beginning, find, holds_nothing, is_locked
 
-SUFFIX = ".ckptool-tmp"
-RECORD = "record"
-_NEW, _OLD = "new", "old"
-_LONGEST_NAME = 255
+_OLD = "old"
 _TRIES = 100
-_LARGEST_RECORD = 64 << 20
 
 
 class Work:
@@ -64,7 +60,7 @@ class Work:
         self._new: Directory | None = None
         if content["names"] is not None:
             with contextlib.suppress(FileNotFoundError):  # a run that ended after the folder took its name
-                self._new = own.enter(_NEW)
+                self._new = own.enter(NEW)
 
     @classmethod
     def start(
@@ -85,17 +81,17 @@ class Work:
             record = own.create(RECORD, 0o600)
             lock(record, wait=True)  # another run may just look whether this one lives
             if names is not None:
-                with own.make_directory(_NEW) as folder:
-                    new = _number(folder.own_status())
+                with own.make_directory(NEW) as folder:
+                    new = run_record.number(folder.own_status())
             content = {
                 "ckptool": 2,
-                "made": _number(own.own_status()),
+                "made": run_record.number(own.own_status()),
                 "target": target,
                 "plan": plan,
                 "new": new,
                 "names": None if names is None else list(names),
             }
-            _append(record, content)
+            run_record.append(record, content)
             return cls(parent, name, own, record, {**content, "finished": {}, "parts": [], "old": {}})
         except BaseException:
             if record >= 0:
@@ -103,7 +99,7 @@ class Work:
             if own is not None:
                 with contextlib.suppress(OSError), own:
                     own.remove(RECORD, lambda _: True)
-                    own.remove_directory(_NEW)
+                    own.remove_directory(NEW)
                     parent.remove_directory(own.path.name)
             raise
 
@@ -145,7 +141,7 @@ class Work:
     @property
     def new_path(self) -> Path:
         """Where what is made is, for libraries that write to a path."""
-        return self._own.path / _NEW
+        return self._own.path / NEW
 
     @property
     def finished(self) -> dict[str, list[int]]:
@@ -166,14 +162,14 @@ class Work:
     @property
     def mark(self) -> str:
         """What tells this directory from any other one, wherever somebody sees it from."""
-        return _mark(self._own)
+        return run_record.mark(self._own)
 
     # -- making
 
     def create(self, name: str | None = None, mode: int = 0o666) -> IO[bytes]:
         """Make the file, or one of those of the folder."""
         where = self._own if self._new is None else self._new
-        fd = where.create(_NEW if name is None else name, mode)
+        fd = where.create(NEW if name is None else name, mode)
         return os.fdopen(fd, "wb", buffering=0)
 
     def drop(self, name: str) -> None:
@@ -187,33 +183,33 @@ class Work:
         status = self._new.status(name)
         assert status is not None
         self.finished[name] = [status.st_size, status.st_mtime_ns]
-        _append(self._record, {"finished": {name: self.finished[name]}})
+        run_record.append(self._record, {"finished": {name: self.finished[name]}})
 
     def make_room(self, name: str | None, size: int, mode: int) -> None:
         """Make a file (see `create`) of SIZE bytes, all zeros, unless it is there. Ranks write their parts into it."""
         where = self._own if self._new is None else self._new
-        if where.status(name or _NEW) is None:
+        if where.status(name or NEW) is None:
             with self.create(name, mode) as out:
                 os.ftruncate(out.fileno(), size)
 
     def note_part(self, name: str | None, begin: int, end: int, sums: Sequence[tuple[int, int]]) -> None:
         """Write down that the bytes from BEGIN to END of a file are on disk, with the checksums SUMS of its pieces."""
         self._content["parts"].append([name, begin, end, [list(pair) for pair in sums]])
-        _append(self._record, {"part": self._content["parts"][-1]})
+        run_record.append(self._record, {"part": self._content["parts"][-1]})
 
     def _fits_in_parts(self, sizes: Mapping[str | None, int]) -> bool:
         """Whether ranks can go on here. Files that are not as they were made are removed, with their parts."""
         where = self._own if self._new is None else self._new
         if self._new is not None:
-            if self._number_of(_NEW) != self._content["new"] or not set(self._new.names()) <= set(sizes):
+            if self._number_of(NEW) != self._content["new"] or not set(self._new.names()) <= set(sizes):
                 return False
         elif None not in sizes or self._content["names"] is not None:
             return False
         for name, size in sizes.items():
-            status = where.status(name or _NEW)
+            status = where.status(name or NEW)
             if status is not None and is_own_file(status) and status.st_size == size:
                 continue
-            if status is not None and not where.remove(name or _NEW, lambda _: True):
+            if status is not None and not where.remove(name or NEW, lambda _: True):
                 return False
             self.finished.pop(str(name), None)
             self._content["parts"] = [part for part in self._content["parts"] if part[0] != name]
@@ -228,7 +224,7 @@ class Work:
         if self._new is None:
             return False
         names = set(self._content["names"])
-        if self._number_of(_NEW) != self._content["new"] or not set(self._new.names()) <= names:
+        if self._number_of(NEW) != self._content["new"] or not set(self._new.names()) <= names:
             return False
         for name in self._new.names():
             status = self._new.status(name)
@@ -251,12 +247,12 @@ class Work:
         """
         target = self._content["target"]
         if old is None:
-            self._own.rename_to_free(_NEW, self._parent, target)
+            self._own.rename_to_free(NEW, self._parent, target)
             return
         status = self._parent.status(target)
         if status is None or Seen.of(status) != old:
             raise FileExistsError
-        self._own.rename(_NEW, self._parent, target)
+        self._own.rename(NEW, self._parent, target)
 
     def publish_folder(self, old: Mapping[str, Seen] | None, kept: str | None, mode: int | None) -> list[str]:
         """Give the folder its name.
@@ -281,18 +277,18 @@ class Work:
             self._rename_new(target)
             return []
         self._content["old"] = {name: list(seen) for name, seen in old.items()}
-        _append(self._record, {"old": self._content["old"]})
+        run_record.append(self._record, {"old": self._content["old"]})
         self._require_same(target, old)
         if kept is not None:
             self._parent.rename(target, self._parent, kept)
             self._swap(self._parent, kept, target, old)
             return []
-        if self._own.exchange(_NEW, self._parent, target):
+        if self._own.exchange(NEW, self._parent, target):
             try:
-                with self._own.enter(_NEW) as aside:
+                with self._own.enter(NEW) as aside:
                     _require_equal(aside.contents(), old)
             except BaseException:
-                self._own.exchange(_NEW, self._parent, target)
+                self._own.exchange(NEW, self._parent, target)
                 raise
         else:
             self._parent.rename(target, self._own, _OLD)
@@ -315,7 +311,7 @@ class Work:
 
     def _rename_new(self, target: str) -> None:
         try:
-            self._own.rename(_NEW, self._parent, target)
+            self._own.rename(NEW, self._parent, target)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
                 raise FileExistsError from error
@@ -366,15 +362,15 @@ class Work:
     def _clear(self) -> list[str]:
         """Remove what the record names of `new` and `old`; an old folder whose name is free goes back there."""
         self._put_back()
-        ours = self._number_of(_NEW) == self._content["new"]
+        ours = self._number_of(NEW) == self._content["new"]
         if ours and self._own.status(_OLD) is not None:  # its name was taken before the new folder could take it
             return [_OLD]
-        left = [name for name in self._own.names() if name not in (RECORD, _NEW, _OLD)]
+        left = [name for name in self._own.names() if name not in (RECORD, NEW, _OLD)]
         left += self._clear_folder(_OLD, ours=False)
         if self._content["names"] is None:
-            self._own.remove(_NEW, lambda _: True)
+            self._own.remove(NEW, lambda _: True)
         else:
-            left += self._clear_folder(_NEW, ours=ours)
+            left += self._clear_folder(NEW, ours=ours)
         return left
 
     def _put_back(self) -> None:
@@ -403,7 +399,7 @@ class Work:
 
     def _number_of(self, name: str) -> list[int] | None:
         status = self._own.status(name)
-        return None if status is None else _number(status)
+        return None if status is None else run_record.number(status)
 
 
 def enter(parent: Directory, name: str, mark: str, *, folder: bool) -> Directory | None:
@@ -423,65 +419,20 @@ def enter(parent: Directory, name: str, mark: str, *, folder: bool) -> Directory
         return None
     with contextlib.ExitStack() as closing:
         closing.callback(own.close)
-        if _mark(own) != mark:
+        if run_record.mark(own) != mark:
             return None
         if folder:
-            return own.enter(_NEW)
+            return own.enter(NEW)
         closing.pop_all()
         return own
 
 
 def reopen(made_in: Directory, name: str | None) -> IO[bytes]:
     """Open a file in the directory that `enter` gave, to write into it; NAME is None where the target is that file."""
-    return os.fdopen(made_in.reopen(name or _NEW), "r+b", buffering=0)
-
-
-def _mark(own: Directory) -> str:
-    """A digest of the first line of the record in a directory."""
-    try:
-        with os.fdopen(own.open_to_read(RECORD), "rb") as record:
-            return hashlib.sha256(record.readline(_LARGEST_RECORD)).hexdigest()
-    except FileNotFoundError:
-        return ""
+    return os.fdopen(made_in.reopen(name or NEW), "r+b", buffering=0)
 
 
 # -- what runs that were cut off left behind
-
-
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """What a run left behind, or is working on.
-
-    Attributes:
-        path: the directory.
-        target: the name that its output was to have.
-        lives: whether the run is still at work.
-        nbytes: bytes of the files in it.
-        own: whether its record counts, or nothing is in it; nothing is removed of another one.
-    """
-
-    path: Path
-    target: str
-    lives: bool
-    nbytes: int
-    own: bool
-
-
-def find(parent: Directory, target: str | None = None) -> list[Leftover]:
-    """The directories of runs that make TARGET in the directory PARENT, or anything in it."""
-    beginning = "." if target is None else _beginning(target)
-    try:
-        names = parent.names()
-    except OSError:  # a directory that may be written to and not listed
-        return []
-    found = []
-    for name in names:
-        status = parent.status(name) if name.startswith(beginning) and name.endswith(SUFFIX) else None
-        if status is not None and stat.S_ISDIR(status.st_mode):
-            one = _look(parent, name)
-            if target is None or one.target == target:
-                found.append(one)
-    return found
 
 
 def remove(left: Leftover) -> list[str]:
@@ -496,68 +447,17 @@ def remove(left: Leftover) -> list[str]:
             left_over = work.discard()
             return left_over or ([] if parent.status(left.path.name) is None else [RECORD])
         with parent.enter(left.path.name) as own:
-            if _holds_nothing(own) and not _is_locked(own):
+            if holds_nothing(own) and not is_locked(own):
                 own.remove(RECORD, lambda status: status.st_size == 0)
-                own.remove_directory(_NEW)
+                own.remove_directory(NEW)
         return [] if parent.remove_directory(left.path.name) else [RECORD]
-
-
-def _look(parent: Directory, name: str) -> Leftover:
-    path = parent.path / name
-    target = name[1 : -len(SUFFIX)].rpartition(".")[0]
-    try:
-        with parent.enter(name) as own:
-            nbytes = sum(_sizes(own))
-            content, fd = _read_record(own)
-            if content is None:
-                return Leftover(path, target, _is_locked(own), nbytes, _holds_nothing(own))
-            os.close(fd)
-            return Leftover(path, content["target"], _is_locked(own), nbytes, True)
-    except OSError:
-        return Leftover(path, target, False, 0, False)
-
-
-def _is_locked(own: Directory) -> bool:
-    """Whether the run that a record belongs to is at work. Several may look at once."""
-    try:
-        fd = own.reopen(RECORD)
-    except OSError:
-        return False
-    try:
-        return not lock(fd, shared=True)
-    finally:
-        os.close(fd)
-
-
-def _sizes(folder: Directory) -> Iterator[int]:
-    """Sizes of the files in a directory and those directly below it."""
-    for name in folder.names():
-        status = folder.status(name)
-        if status is not None and stat.S_ISDIR(status.st_mode):
-            with folder.enter(name) as inner:
-                yield from (seen.size for seen in inner.contents().values())
-        elif status is not None:
-            yield status.st_size
-
-
-def _holds_nothing(own: Directory) -> bool:
-    """Whether a run ended before it wrote a line of its record, or after it removed that: nothing can be lost."""
-    for name in own.names():
-        status = own.status(name)
-        if name == _NEW and status is not None and stat.S_ISDIR(status.st_mode):
-            with own.enter(name) as new:
-                if new.names():
-                    return False
-        elif name != RECORD or status is None or not stat.S_ISREG(status.st_mode) or status.st_size:
-            return False
-    return True
 
 
 def _take(parent: Directory, name: str) -> Work | None:
     """Take over the work of a run that has ended. None if it lives, or its record does not count."""
     own = parent.enter(name)
     try:
-        content, fd = _read_record(own)
+        content, fd = run_record.read(own)
         if content is not None and lock(fd):
             with contextlib.suppress(OSError):
                 return Work(parent, name, own, fd, content)
@@ -570,85 +470,13 @@ def _take(parent: Directory, name: str) -> Work | None:
     return None
 
 
-def _read_record(own: Directory) -> tuple[dict[str, Any] | None, int]:
-    """The record in a directory and its descriptor, or None if there is none that counts."""
-    try:
-        fd = own.reopen(RECORD)
-    except OSError:
-        return None, -1
-    beginning = _beginning_of_record(own)
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        if os.read(fd, len(beginning)) == beginning:
-            os.lseek(fd, 0, os.SEEK_SET)
-            return _parse(fd), fd
-    os.close(fd)
-    return None, -1
-
-
-def _beginning_of_record(own: Directory) -> bytes:
-    """How the record of a run in a directory begins. No other text is parsed: it may be large, and costs memory."""
-    return json.dumps({"ckptool": 2, "made": _number(own.own_status())}).encode()[:-1] + b", "
-
-
-def _parse(fd: int) -> dict[str, Any]:
-    """What a record says. A last line that was cut off does not count.
-
-    Raises:
-        ValueError: it is no record.
-    """
-    text = b""
-    while part := os.read(fd, 1 << 20):
-        text += part
-        if len(text) > _LARGEST_RECORD:
-            raise ValueError
-    first, *rest = text.split(b"\n")[:-1] or [b""]
-    content: Any = json.loads(first)
-    if not {"target", "plan", "new", "names"} <= content.keys():
-        raise ValueError
-    if not isinstance(content["names"], list | None) or not all(map(is_plain_name, _named(content))):
-        raise ValueError
-    content |= {"finished": {}, "parts": [], "old": {}}
-    for line in rest:
-        more = json.loads(line)
-        if isinstance(more, dict) and isinstance(more.get("part"), list):
-            content["parts"].append(more["part"])
-        for kind in ("finished", "old"):
-            if isinstance(more, dict) and isinstance(more.get(kind), dict):
-                content[kind] |= more[kind]
-    parsed: dict[str, Any] = content
-    return parsed
-
-
-def _named(content: dict[str, Any]) -> list[Any]:
-    """All that a record names in its first line."""
-    return [content["target"], *(content["names"] or ())]
-
-
-def _append(fd: int, content: dict[str, Any]) -> None:
-    """Add a line to a record. Nothing that was written before can be lost by it."""
-    os.lseek(fd, 0, os.SEEK_END)
-    line = memoryview(json.dumps(content).encode() + b"\n")
-    while line:
-        line = line[os.write(fd, line) :]
-
-
 def _free_directory(parent: Directory, target: str) -> tuple[str, Directory]:
     """A new directory beside TARGET, under a name that nobody can foresee."""
     for _ in range(_TRIES):
-        name = f"{_beginning(target)}{os.urandom(4).hex()}{SUFFIX}"
+        name = f"{beginning(target)}{os.urandom(4).hex()}{SUFFIX}"
         with contextlib.suppress(FileExistsError):
             return name, parent.make_directory(name, 0o700)
     raise OSError(errno.EBUSY, "no name for a temporary directory is free")
-
-
-def _number(status: os.stat_result) -> list[int]:
-    return [status.st_dev, status.st_ino]
-
-
-def _beginning(target: str) -> str:
-    """How the name of a work directory begins: with that of its target, cut so that the whole fits."""
-    room = _LONGEST_NAME - len(f"..00000000{SUFFIX}")
-    return f".{os.fsencode(target)[:room].decode('utf-8', 'ignore')}."
 
 
 def _require_equal(now: Mapping[str, Seen], old: Mapping[str, Seen]) -> None:

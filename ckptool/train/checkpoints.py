@@ -15,8 +15,9 @@ import torch.distributed as dist
 from ..disk.door import Directory, make_directories
 from ..disk.files import reason
 from ..disk.folders import check_folder, new_folder
+from ..disk.runs import find
 from ..disk.targets import check_target, replacing
-from ..disk.work import find, remove
+from ..disk.work import remove
 from ..errors import CannotCarry, CheckpointError, OutputExists, Unwritable
 from . import curves
 from .config import Config, Save

@@ -11,12 +11,12 @@ import pytest
 from strategies import state_dict_of, tensor_of
 
 import ckptool
-from ckptool.disk import work as module
 from ckptool.disk.door import Directory
 from ckptool.disk.files import Buffer
 from ckptool.disk.folders import fingerprint, new_folder, replacing_folder
+from ckptool.disk.runs import SUFFIX, find
 from ckptool.disk.targets import replacing
-from ckptool.disk.work import SUFFIX, Work, find, remove
+from ckptool.disk.work import Work, remove
 from ckptool.errors import OutputExists, Unwritable
 
 
@@ -452,7 +452,7 @@ def test_what_a_run_that_was_cut_off_left_is_named_by_the_next_one(tmp_path, her
     path = half(here, target="out.pt")
     notes = ckptool.formats.write(ckptool.plan(shards(), tmp_path / "out.pt"))
     assert notes == [
-        f"a run that was cut off left {path.name} ({module._look(here, path.name).nbytes:,} bytes); "
+        f"a run that was cut off left {path.name} ({find(here)[0].nbytes:,} bytes); "
         f"ckptool doctor {tmp_path} --remove-leftovers removes it"
     ]
 

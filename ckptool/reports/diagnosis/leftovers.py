@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ...disk.door import Directory
 from ...disk.files import StrPath, is_url, reason
-from ...disk.work import Leftover, find, remove
+from ...disk.runs import Leftover, find
+from ...disk.work import remove
 from ...errors import Unreadable, Unwritable, counted, printable
 
 
