@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 import ckptool
 from ckptool import Checkpoint, LazyTensor, StateDict, Storage
-from ckptool.checkpoint import from_plain, map_storages, metadata_of, rekey, to_plain
+from ckptool.checkpoint import from_plain, map_storages, metadata_of, to_plain
 from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import KeyCollision
+from ckptool.passes.rekeying import rekey
 from ckptool.tree import ABSENT, ByteString, Dict, Global, List, Object, Set
 
 FLOAT32 = BY_NAME["float32"]

@@ -22,6 +22,7 @@ from ..errors import RuleError, printable
 from ..keys import Rename, parse_rules
 from ..passes import by_key as passes
 from ..passes import recipes, values
+from ..passes.optimizers import name_parameters, optimizers_in, without_names
 from ..passes.recipes import Step
 from . import launched
 from .options import FileName, output_options, writing_options
@@ -67,6 +68,7 @@ def rewrite(
     variant: str | None = None,
     recipe: str | None = None,
     opener: Callable[[str], Checkpoint] | None = None,
+    model: str | None = None,
 ) -> None:
     """Open (as OPENER does, if it is given), pass, plan, write, and say what was done.
 
@@ -86,7 +88,13 @@ def rewrite(
             opened.state_dict(options["at"])  # it is there, whether or not a pass needs it
         if options["in_place"] and not options["format_"]:
             options["format_"] = opened.format
+        unnamed = [one.path for one in optimizers_in(opened.root) if one.names is None] if model else []
+        if model is not None and unnamed:
+            from ..model_code.building import parameters_of
+
+            opened = name_parameters(opened, parameters_of(model), at=options["at"])
         ckpt, renamed = recipes.run(opened, steps, at=options["at"], missing=missing)
+        ckpt = without_names(ckpt, unnamed)
         chosen = formats.target_format(ckpt, target, options["format_"], formats.split_of(max_shard_size, variant))
         if options["at"] is not None and not chosen.pickles and ckpt.at is None:
             ckpt = passes.extract(ckpt, at=options["at"])  # it holds one set of tensors, and these were named
@@ -260,6 +268,9 @@ def _pass_options(command: _Command) -> _Command:
 @click.command()
 @_pass_options
 @click.option("--recipe", type=FileName(), metavar="FILE", help="Run the passes of a recipe first, as listed there.")
+@click.option(
+    "--model", type=FileName(), metavar="MODEL.py", help="Code, run, whose parameters an optimizer numbers: it follows."
+)
 @click.option("--max-shard-size", metavar="SIZE", help="Write a folder of shards of at most SIZE (5GB, 500MB).")
 @click.option("--variant", metavar="WORD", help="A word in the names of shards: fp16.")
 @writing_options
@@ -267,6 +278,7 @@ def convert(
     rules: str | None,
     cast_keep: tuple[str, ...],
     recipe: str | None,
+    model: str | None,
     max_shard_size: str | None,
     variant: str | None,
     **options: Any,
@@ -287,7 +299,7 @@ def convert(
     """
     asked = {name: options.pop(name.replace("-", "_")) for name, one in recipes.PASSES.items() if one.help}
     steps = _steps(asked, rules, cast_keep)
-    rewrite(steps, "convert", options, max_shard_size=max_shard_size, variant=variant, recipe=recipe)
+    rewrite(steps, "convert", options, max_shard_size=max_shard_size, variant=variant, recipe=recipe, model=model)
 
 
 @click.command()

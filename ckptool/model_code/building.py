@@ -389,6 +389,16 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
         model = inner
 
 
+def parameters_of(text: str, kwargs: Mapping[str, Any] | None = None) -> dict[str, tuple[int, ...]]:
+    """name -> shape of the parameters of the model that TEXT names, in its order, those under two names once.
+
+    Raises:
+        CheckpointError: as `find_model`, and if the model cannot be built.
+    """
+    model = unwrapped(build(find_model(text, kwargs, option="--model")))
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
 def refused(model: torch.nn.Module, weights: StateDict) -> str | None:
     """What `model.load_state_dict(…, strict=True)` says against WEIGHTS, or None if it takes them.
 
@@ -409,4 +419,14 @@ def refused(model: torch.nn.Module, weights: StateDict) -> str | None:
     return None
 
 
-__all__ = ["ModelSource", "build", "fill", "find_model", "initial_values", "refused", "signature_for", "unwrapped"]
+__all__ = [
+    "ModelSource",
+    "build",
+    "fill",
+    "find_model",
+    "initial_values",
+    "parameters_of",
+    "refused",
+    "signature_for",
+    "unwrapped",
+]

@@ -18,7 +18,7 @@ from functools import cache, wraps
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from .. import keys as names
-from ..checkpoint import Checkpoint, StateDict, around, from_plain, map_storages, rekey, to_plain
+from ..checkpoint import Checkpoint, StateDict, around, from_plain, map_storages, to_plain
 from ..disk.files import beside, shell_path, shell_quote
 from ..errors import NoMatch, PartialMatch, RuleError, counted, printable
 from ..inert import decode
@@ -29,6 +29,7 @@ from ..tensor import LazyTensor, Storage
 from ..tree import Paths, rebuild, walk
 from . import cleaning
 from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules
+from .rekeying import rekey
 
 Missing = Literal["error", "ok"]
 #: A checkpoint, or a plain dict of tensors; a pass returns what it was given.

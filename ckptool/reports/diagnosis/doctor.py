@@ -138,6 +138,9 @@ def doctor(
         *_left_behind(path),
     ]
     found = best_fit(ckpt, model, at) if model is not None else None
+    for line in found.optimizers if found is not None else ():
+        command = f"ckptool extract-weights {shell_path(path)} {beside(path, 'weights')}"
+        findings.append(Finding("optimizer", line, False, [(command, "for a new optimizer")]))
     cure = _cure(ckpt, weights, findings, found)
     kind = f"{ckpt.format}" + (
         f", {counted(weights.parameters, 'parameter')} in {counted(len(weights), 'tensor')}" if weights else ""

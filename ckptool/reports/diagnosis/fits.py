@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any
 
@@ -14,6 +14,7 @@ from ...checkpoint import Checkpoint, StateDict
 from ...disk.files import StrPath, beside, shell_path, shell_quote
 from ...errors import NotFound, counted
 from ...formats import open as open_checkpoint
+from ...passes.optimizers import misfits
 
 Shape = tuple[int, ...]
 _MOST_DROPPED = 8
@@ -31,6 +32,7 @@ class Fit:
         common: how many keys are in both with the same shape, and how many the model has.
         parameters: the same in elements.
         commands: (command, what for) that make it fit, in order; none where nothing of the file fits.
+        optimizers: what keeps an optimizer made of all parameters of the model from loading the states in the file.
     """
 
     path: str
@@ -42,6 +44,7 @@ class Fit:
     common: tuple[int, int]
     parameters: tuple[int, int]
     commands: list[tuple[str, str]]
+    optimizers: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -100,6 +103,7 @@ def _fit(ckpt: Checkpoint, weights: StateDict, model: str, built: Any) -> Fit:
     theirs = {key: tensor.shape for key, tensor in weights.tensors.items()}
     wanted = _shapes(built)
     met = [key for key, shape in wanted.items() if theirs.get(key) == shape]
+    trained = {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
     fine = refused(built, weights) is None
     return Fit(
         ckpt.where,
@@ -111,6 +115,7 @@ def _fit(ckpt: Checkpoint, weights: StateDict, model: str, built: Any) -> Fit:
         (len(met), len(wanted)),
         (sum(prod(wanted[key]) for key in met), sum(map(prod, wanted.values()))),
         [] if fine else list(_commands(ckpt, weights, theirs, wanted, model, built)),
+        list(misfits(ckpt, trained)) if fine else [],
     )
 
 
