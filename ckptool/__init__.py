@@ -31,9 +31,10 @@ _HOMES = {
     **dict.fromkeys(("Fit", "fits"), "reports.diagnosis.fits"),
     **dict.fromkeys(("Verification", "verify"), "reports.verify"),
     **dict.fromkeys(
-        """strip_prefix add_prefix unwrap rename select drop extract map_location to_dense dequantize clean""".split(),
-        "passes.by_key",
+        """strip_prefix add_prefix unwrap rename select drop to_dense dequantize clean""".split(), "passes.by_key"
     ),
+    **dict.fromkeys(("extract", "wrap"), "passes.envelopes"),
+    "map_location": "passes.moving",
     **dict.fromkeys(("cast", "untie", "compact", "average"), "passes.values"),
     "slim": "passes.slimming",
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
@@ -70,14 +71,14 @@ if TYPE_CHECKING:
         clean,
         dequantize,
         drop,
-        extract,
-        map_location,
         rename,
         select,
         strip_prefix,
         to_dense,
         unwrap,
     )
+    from .passes.envelopes import extract, wrap
+    from .passes.moving import map_location
     from .passes.slimming import slim
     from .passes.values import average, cast, compact, untie
     from .porting import Mapping, load_into, read_mapping, transfer
@@ -160,4 +161,5 @@ __all__ = [
     "untie",
     "unwrap",
     "verify",
+    "wrap",
 ]

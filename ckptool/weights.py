@@ -60,8 +60,11 @@ def is_tensor(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def is_state_dict(node: Any) -> bool:
+def is_state_dict(node: Any, *, alone: bool = False) -> bool:
     """Whether a node is a state dict: string keys, tensors as values, and at most a few scalars between them.
+
+    One that is ALONE in a file, with no other dict or list, has the weights whatever is between them:
+    `{"w": tensor, "epoch": 7}`.
 
     Entries named `_extra_state` may hold anything, as `torch.nn.Module.get_extra_state` may return anything, and so may
     the packed parameters of quantized modules. States of random number generators do not count.
@@ -82,7 +85,7 @@ def is_state_dict(node: Any) -> bool:
             scalars += 1
         else:
             return False
-    return tensors > scalars
+    return tensors > (0 if alone else scalars)
 
 
 def find_state_dicts(root: Any) -> list[tuple[str, Mapped]]:
@@ -92,7 +95,7 @@ def find_state_dicts(root: Any) -> list[tuple[str, Mapped]]:
     random number generators). If some stand under a usual envelope key, only those, and what stands beside the name of
     a part: `target_encoder` beside `encoder`, and `token_embedder` beside an `encoder` that has a dict for each module.
     """
-    if is_state_dict(root):
+    if is_state_dict(root, alone=True):
         return [("", root)]
     found: list[tuple[bool, tuple[str, Mapped]]] = []
     seen: set[int] = set()

@@ -16,12 +16,12 @@ import click
 from .. import formats
 from ..checkpoint import Checkpoint
 from ..disk.documents import read_text
-from ..disk.files import shell_path, shell_quote
+from ..disk.files import beside, shell_path, shell_quote
 from ..disk.targets import write_side_output
 from ..errors import RuleError, printable
 from ..keys import Rename, parse_rules
 from ..passes import by_key as passes
-from ..passes import recipes, values
+from ..passes import envelopes, recipes, values
 from ..passes.optimizers import name_parameters, optimizers_in, without_names
 from ..passes.recipes import Step
 from . import launched
@@ -97,7 +97,10 @@ def rewrite(
         ckpt = without_names(ckpt, unnamed)
         chosen = formats.target_format(ckpt, target, options["format_"], formats.split_of(max_shard_size, variant))
         if options["at"] is not None and not chosen.pickles and ckpt.at is None:
-            ckpt = passes.extract(ckpt, at=options["at"])  # it holds one set of tensors, and these were named
+            ckpt = envelopes.extract(ckpt, at=options["at"])  # it holds one set of tensors, and these were named
+        if chosen.flat and any(step.name == "wrap" for step in steps):
+            what = f"{chosen.name} holds one flat set of tensors, and no key around them"
+            raise RuleError(what, where="--wrap", hint=f"write a .pth file: {beside(target, 'wrapped', '.pth')}")
         plan = formats.plan(
             ckpt,
             target,

@@ -62,6 +62,7 @@ class Format:
         archive: its pickles are in zip archives, as torch writes them since 1.6.
         kept_as: name of the format that it is written as, if nothing else is asked for; torch-zip without one.
         keeps_members: further files in it are kept, if it came as one.
+        flat: it holds one set of tensors and nothing around them, not even a key.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Format:
     archive: bool = False
     kept_as: str | None = None
     keeps_members: bool = False
+    flat: bool = False
 
 
 #: Bytes of tensors in a file of a directory, unless somebody wants another size. That of huggingface_hub.
@@ -110,6 +112,7 @@ class FolderFormat:
         draft: lay out a checkpoint as one.
         loader, mapped, checksums, archive, kept_as: as those of a `Format`.
         variants: names of its files can hold a word (`fp16`).
+        flat: as that of a `Format`.
     """
 
     name: str
@@ -127,6 +130,7 @@ class FolderFormat:
     archive: bool = False
     kept_as: str | None = None
     variants: bool = False
+    flat: bool = False
 
     keeps_members: ClassVar[bool] = False
     suffixes: ClassVar[tuple[str, ...]] = ()

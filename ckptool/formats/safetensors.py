@@ -458,4 +458,5 @@ FORMAT = Format(
     draft=draft_safetensors,
     loader="safetensors",
     kept_as="safetensors",
+    flat=True,
 )

@@ -439,6 +439,7 @@ SAFETENSORS = FolderFormat(
     loader="safetensors",
     kept_as="safetensors",
     variants=True,
+    flat=True,
 )
 
 BIN = FolderFormat(
@@ -453,4 +454,5 @@ BIN = FolderFormat(
     draft=lambda ckpt, split: draft_sharded(ckpt, split, "bin"),
     archive=True,
     variants=True,
+    flat=True,
 )

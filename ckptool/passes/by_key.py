@@ -14,50 +14,22 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, wraps
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from .. import keys as names
-from ..checkpoint import Checkpoint, StateDict, around, from_plain, map_storages, to_plain
-from ..disk.files import beside, shell_path, shell_quote
+from ..checkpoint import Checkpoint, StateDict
 from ..errors import NoMatch, PartialMatch, RuleError, counted, printable
 from ..inert import decode
 from ..inert.other_tensors import OtherTensor, others_in
-from ..inert.pickled_models import has_own_ways
 from ..keys import Pattern, Rename
-from ..tensor import LazyTensor, Storage
-from ..tree import Paths, rebuild, walk
+from ..tensor import LazyTensor
+from ..tree import rebuild
 from . import cleaning
-from .locations import LocationRule, Rules, kept_on_cpu, mentions, new_location, parse_rules
+from ._plain import Missing, on_plain_dicts_too
+from ._words import changeable, few, key_evidence, prefix_hint, rename_hint, within
 from .rekeying import rekey
 
-Missing = Literal["error", "ok"]
-#: A checkpoint, or a plain dict of tensors; a pass returns what it was given.
-AnyCheckpoint = TypeVar("AnyCheckpoint", Checkpoint, Mapping[str, Any])
-_Options = ParamSpec("_Options")
 
-
-class _Pass(Protocol[_Options]):
-    """A pass that gives a Checkpoint for a Checkpoint and a dict for a dict."""
-
-    def __call__(self, ckpt: Checkpoint, *args: _Options.args, **options: _Options.kwargs) -> Checkpoint: ...
-
-
-def _on_plain_dicts_too(pass_: Callable[Concatenate[Checkpoint, _Options], Checkpoint]) -> _Pass[_Options]:
-    """Let a pass that works on a Checkpoint take a plain dict as well."""
-
-    @wraps(pass_)
-    def either(ckpt: Any, *args: _Options.args, **options: _Options.kwargs) -> Any:
-        if isinstance(ckpt, Checkpoint):
-            return pass_(ckpt, *args, **options)
-        if not isinstance(ckpt, Mapping):
-            raise TypeError(f"a pass takes a Checkpoint or a dict of tensors, not {type(ckpt).__name__}")
-        return to_plain(pass_(Checkpoint(from_plain(ckpt)), *args, **options).root)
-
-    return either
-
-
-@_on_plain_dicts_too
+@on_plain_dicts_too
 def strip_prefix(
     ckpt: Checkpoint,
     prefix: str = "module.",
@@ -77,7 +49,7 @@ def strip_prefix(
         PartialMatch: only some keys have it.
         KeyCollision: two keys would become one.
     """
-    weights = _changeable(ckpt, at)
+    weights = changeable(ckpt, at)
     head = "" if first else _head(prefix)
     shown = "the first component" if first else f"'{printable(head)}.'"
     new = {key: names.drop_first(key) if first else names.strip_prefix(key, prefix) for key in weights}
@@ -88,29 +60,29 @@ def strip_prefix(
         raise NoMatch(
             f"no key starts with {shown}" if not first else "no key has more than one component",
             where=ckpt.where,
-            evidence=_key_evidence(weights),
-            hint=_prefix_hint(weights),
+            evidence=key_evidence(weights),
+            hint=prefix_hint(weights),
         )
     if len(fitting) < len(new):
         without = [key for key, value in new.items() if value is None]
         raise PartialMatch(
             f"{shown} fits {len(fitting):,} of {counted(len(new), 'key')}; these do not have it:",
             where=ckpt.where,
-            evidence=_few(without),
-            hint=None if first else _rename_hint(ckpt, head, at),
+            evidence=few(without),
+            hint=None if first else rename_hint(ckpt, head, at),
         )
     done = rekey(ckpt, weights.path, weights.node, fitting, f"without {shown}")
-    return done.noting(f"strip {shown}: {len(fitting):,} of {counted(len(new), 'key')}{_at(weights)}")
+    return done.noting(f"strip {shown}: {len(fitting):,} of {counted(len(new), 'key')}{within(weights)}")
 
 
-@_on_plain_dicts_too
+@on_plain_dicts_too
 def add_prefix(ckpt: Checkpoint, prefix: str = "module.", *, at: str | None = None) -> Checkpoint:
     """Put PREFIX before every key: `conv1.weight` becomes `module.conv1.weight`, for a model wrapped in DataParallel.
 
     Raises:
         RuleError: the prefix is empty, has an empty component, or makes keys too long.
     """
-    weights = _changeable(ckpt, at)
+    weights = changeable(ckpt, at)
     head = _head(prefix)
     if not all(head.split(".")):
         raise RuleError(f"the prefix '{printable(prefix)}' has an empty component", where="--prefix", hint=_EXAMPLE)
@@ -119,7 +91,7 @@ def add_prefix(ckpt: Checkpoint, prefix: str = "module.", *, at: str | None = No
         raise names.too_long(f"={head}")
     new = {key: names.add_prefix(key, head) for key in weights}
     done = rekey(ckpt, weights.path, weights.node, new)
-    return done.noting(f"add '{printable(head)}.': {len(new):,} of {counted(len(new), 'key')}{_at(weights)}")
+    return done.noting(f"add '{printable(head)}.': {len(new):,} of {counted(len(new), 'key')}{within(weights)}")
 
 
 _EXAMPLE = "--prefix module."
@@ -133,7 +105,7 @@ def _head(prefix: str) -> str:
     return head
 
 
-@_on_plain_dicts_too
+@on_plain_dicts_too
 def unwrap(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "error") -> Checkpoint:
     """Remove what wrappers put into keys: DataParallel, DDP, torch.compile, FSDP, activation checkpointing and others.
 
@@ -145,14 +117,16 @@ def unwrap(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "error
         NoMatch: no key goes through a wrapper.
         KeyCollision: two keys would become one.
     """
-    weights = _changeable(ckpt, at)
+    weights = changeable(ckpt, at)
     found = names.find_wrappers(list(weights))
     if not found:
         if missing == "ok":
             return ckpt.noting("unwrap: no key goes through a wrapper")
-        raise NoMatch("no key goes through a wrapper", where=ckpt.where, evidence=_key_evidence(weights))
+        raise NoMatch("no key goes through a wrapper", where=ckpt.where, evidence=key_evidence(weights))
     new: dict[str, str | None] = dict(names.unwrap(list(weights)))
-    lines = [f"unwrap {name}: {count:,} of {counted(len(new), 'key')}{_at(weights)}" for name, count in found.items()]
+    lines = [
+        f"unwrap {name}: {count:,} of {counted(len(new), 'key')}{within(weights)}" for name, count in found.items()
+    ]
     for counter in [key for key, short in new.items() if short == names.AVERAGED_COUNTER]:
         beside = counter.removesuffix(names.AVERAGED_COUNTER) + "module."
         if "module." in found and all(key.startswith(beside) for key in new if key != counter):
@@ -161,7 +135,7 @@ def unwrap(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "error
     return rekey(ckpt, weights.path, weights.node, new, "unwrapped").noting(*lines)
 
 
-@_on_plain_dicts_too
+@on_plain_dicts_too
 def rename(
     ckpt: Checkpoint,
     rules: str | Rename | Sequence[str | Rename] | Mapping[str, str],
@@ -179,7 +153,7 @@ def rename(
         KeyCollision: two keys would become one.
         RuleError: a rule cannot be understood.
     """
-    weights = _changeable(ckpt, at)
+    weights = changeable(ckpt, at)
     if isinstance(rules, Mapping):
         parsed = [Rename(old, new) for old, new in rules.items()]
     else:
@@ -205,17 +179,17 @@ def rename(
         raise NoMatch(
             f"no key matches '{printable(str(idle[0]))}'",
             where=ckpt.where,
-            evidence=_key_evidence(weights, str(idle[0]).split("=")[0]),
+            evidence=key_evidence(weights, str(idle[0]).split("=")[0]),
             hint="--if-present lets rules match nothing",
         )
     lines = [
-        f"rename {printable(str(r))}: {used[i]:,} of {counted(len(weights), 'key')}{_at(weights)}"
+        f"rename {printable(str(r))}: {used[i]:,} of {counted(len(weights), 'key')}{within(weights)}"
         for i, r in enumerate(parsed)
     ]
     return rekey(ckpt, weights.path, weights.node, new).noting(*lines)
 
 
-@_on_plain_dicts_too
+@on_plain_dicts_too
 def select(
     ckpt: Checkpoint, patterns: str | Sequence[str], *, at: str | None = None, missing: Missing = "error"
 ) -> Checkpoint:
@@ -223,7 +197,7 @@ def select(
     return _filter(ckpt, patterns, at, missing, keep=True)
 
 
-@_on_plain_dicts_too
+@on_plain_dicts_too
 def drop(
     ckpt: Checkpoint, patterns: str | Sequence[str], *, at: str | None = None, missing: Missing = "error"
 ) -> Checkpoint:
@@ -234,16 +208,16 @@ def drop(
 def _filter(
     ckpt: Checkpoint, patterns: str | Sequence[str], at: str | None, missing: Missing, *, keep: bool
 ) -> Checkpoint:
-    weights = _changeable(ckpt, at)
+    weights = changeable(ckpt, at)
     parsed = patterns_for(weights, patterns, ckpt, missing)
     gone: dict[str, str | None] = {
         key: None for key in weights if any(pattern.matches(key) for pattern in parsed) != keep
     }
     if len(gone) == len(weights):
-        raise NoMatch("no key would be left", where=ckpt.where, evidence=_key_evidence(weights))
+        raise NoMatch("no key would be left", where=ckpt.where, evidence=key_evidence(weights))
     done = rekey(ckpt, weights.path, weights.node, gone)
     word = "select" if keep else "drop"
-    return done.noting(f"{word}: {len(weights) - len(gone):,} of {counted(len(weights), 'key')} kept{_at(weights)}")
+    return done.noting(f"{word}: {len(weights) - len(gone):,} of {counted(len(weights), 'key')} kept{within(weights)}")
 
 
 def patterns_for(
@@ -260,40 +234,10 @@ def patterns_for(
             raise NoMatch(
                 f"no key matches '{printable(pattern.text)}'",
                 where=ckpt.where,
-                evidence=_key_evidence(weights, pattern.text),
+                evidence=key_evidence(weights, pattern.text),
                 hint="--if-present lets patterns match nothing",
             )
     return parsed
-
-
-@_on_plain_dicts_too
-def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
-    """Keep only the weights: the state dict becomes the root, and what stood around it is left behind.
-
-    From a whole pickled model the state dict is recovered, as `model.state_dict()` would give it, without its class.
-    """
-    weights = ckpt.state_dict(at)
-    if weights.node is ckpt.root:
-        return replace(ckpt, at="").noting("extract: the weights are all there is")
-    left = around(ckpt, weights)
-    path = f" {printable(weights.path, 60)}" if weights.path else ""
-    behind = ", ".join(left[:12] + ["…"] * (len(left) > 12)) or "nothing"
-    notes = [f"extract{path}: {counted(len(weights), 'key')} kept; left behind: {behind}"]
-    if weights.model is not None and has_own_ways(weights.model):
-        notes.append("note: the model has functions that change its state dict when it is made; they were not run")
-    if weights.aside:
-        notes.append(f"note: no state dict holds these tensors among the model's attributes: {_some(weights.aside)}")
-    if weights.strangers:
-        notes.append(
-            f"note: if these classes add to a state dict by code, that is not in it: {_some(weights.strangers)}"
-        )
-    lost = (*ckpt.lost_content, *weights.lost)
-    return replace(ckpt, root=weights.node, at="", sealed="", lost_content=lost).noting(*notes)
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = [printable(name, 60) for name in names[:5]]
-    return ", ".join(shown) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
 
 
 def clean(ckpt: Checkpoint) -> Checkpoint:
@@ -361,172 +305,13 @@ def _decoded(
     return replace(ckpt, root=rebuild(ckpt.root, instead=made)).noting(line)
 
 
-def map_location(ckpt: AnyCheckpoint, rules: Rules, *, missing: Missing = "error") -> AnyCheckpoint:
-    """Change where storages say they are: "cpu", "cuda:1->cuda:0", "cuda:*=cpu", {"cuda:1": "cuda:0"}, several at once.
-
-    Every storage in the file is reached, also in optimizers and pickled objects. On the CPU stay the states of random
-    number generators and the `step` of Adam, which torch refuses elsewhere. Other places where a device is written
-    down (torch.device objects, texts) are listed in the history and left as they are.
-
-    On a plain dict of torch tensors the tensors themselves are moved, as torch.load would; ties stay ties.
-
-    Raises:
-        NoMatch: no storage is at a location that a rule names, and not all are where it should bring them.
-        RuleError: a word is no location.
-    """
-    parsed = parse_rules(rules)
-    moved: Any
-    if isinstance(ckpt, Checkpoint):
-        moved = _relocate(ckpt, parsed, missing)
-    else:
-        from ..torch_bridge import devices, move
-
-        _require_match(parsed, Counter(devices(ckpt)), devices(ckpt), missing, "")
-        moved = move(ckpt, lambda device: new_location(device, parsed))
-    return moved  # type: ignore[no-any-return]
-
-
-def _relocate(ckpt: Checkpoint, parsed: Sequence[LocationRule], missing: Missing) -> Checkpoint:
-    held = _held_on_cpu(ckpt)
-    before = Counter(storage.location for storage in ckpt.storages())
-    movable = {storage.location for storage in ckpt.storages() if id(storage) not in held}
-    _require_match(parsed, before, movable, missing, ckpt.where)
-    moved: Counter[str] = Counter()
-    new_of = cache(lambda location: new_location(location, parsed))
-
-    def change(storage: Storage) -> Storage:
-        new = new_of(storage.location)
-        if new is None or new == storage.location or (id(storage) in held and new != "cpu"):
-            return storage
-        moved[f"{printable(storage.location)} -> {new}"] += 1
-        return replace(storage, location=new)
-
-    done = map_storages(ckpt, change)
-    total = sum(before.values())
-    lines = [f"map-location {step}: {count:,} of {counted(total, 'storage')}" for step, count in moved.items()]
-    if not lines:
-        there = "; all are where they should be" if movable <= {rule.target for rule in parsed} and movable else ""
-        lines = [f"map-location: 0 of {counted(total, 'storage')} changed{there}"]
-    if held and any(rule.takes("cpu") and rule.target != "cpu" for rule in parsed):
-        stay = counted(len(held), "storage stays", "storages stay")
-        lines.append(f"note: {stay} on cpu (random number generators, steps of Adam)")
-    written = mentions(done.root)
-    lines += [
-        f"note: {printable(place, 60) or 'the root'} also names a device ({printable(text, 40)}); left as it is"
-        for place, text in written[:_MENTIONS_SHOWN]
-    ]
-    if len(written) > _MENTIONS_SHOWN:
-        lines.append(f"note: {len(written) - _MENTIONS_SHOWN:,} more places name a device; left as they are")
-    return done.noting(*lines)
-
-
-_MENTIONS_SHOWN = 8
-
-
-def _require_match(
-    rules: Sequence[LocationRule], before: Counter[str], movable: set[str], missing: Missing, where: str
-) -> None:
-    """Refuse a rule that speaks of no storage, unless all that can move are already where it brings them."""
-    for rule in rules:
-        idle = rule.source is not None and not any(map(rule.takes, before)) and movable != {rule.target}
-        if idle and missing == "error" and before:
-            raise NoMatch(
-                f"no storage is on {rule.source}",
-                where=where,
-                evidence=[", ".join(f"{printable(place)}: {counted(n, 'storage')}" for place, n in before.items())],
-                hint=_other_rule(rule, sorted(movable)),
-            )
-
-
-def _other_rule(rule: LocationRule, places: Sequence[str]) -> str:
-    source = next((place for place in places if place != rule.target), None)
-    if source is None:
-        return "--if-present lets rules match nothing"
-    return f"--map-location {shell_quote(f'{source}={rule.target}', 200)}"
-
-
-def _held_on_cpu(ckpt: Checkpoint) -> set[int]:
-    """The storages on the CPU that must stay there; one that a weight shares is not held."""
-    held: dict[int, bool] = {}
-    paths = Paths()
-    for trail, node in walk(ckpt.root):
-        storage = node.storage if isinstance(node, LazyTensor) else node
-        if isinstance(storage, Storage) and storage.location == "cpu":
-            held[id(storage)] = held.get(id(storage), True) and kept_on_cpu(paths.of(trail))
-    return {key for key, stays in held.items() if stays}
-
-
-def _changeable(ckpt: Checkpoint, at: str | None) -> StateDict:
-    """The state dict whose keys a pass changes.
-
-    Raises:
-        RuleError: its keys are attributes of a pickled model, which cannot be renamed there.
-    """
-    weights = ckpt.state_dict(at)
-    if ckpt.sealed:
-        raise RuleError(ckpt.sealed, where=ckpt.where, hint=_extract_hint(ckpt, weights))
-    if weights.model is not None:
-        raise RuleError(
-            f"its keys are attributes of a whole pickled model ({printable(weights.model.class_name, 80)}), and its "
-            "code needs them as they are",
-            where=ckpt.where,
-            hint=_extract_hint(ckpt, weights),
-        )
-    return weights
-
-
-# -- words for messages
-
-
-def _file(ckpt: Checkpoint) -> str:
-    return shell_path(ckpt.where) if ckpt.path else "IN"
-
-
-def _extract_hint(ckpt: Checkpoint, weights: StateDict) -> str:
-    at = f" --at {shell_quote(weights.path, 200)}" if len(ckpt.state_dicts()) > 1 else ""
-    out = beside(ckpt.where, "weights", ".safetensors")
-    return f"ckptool extract-weights {_file(ckpt)} {out}{at} takes the weights out of it first"
-
-
-def _rename_hint(ckpt: Checkpoint, head: str, at: str | None) -> str:
-    rule = shell_quote(f"{head}=", 200)
-    place = "" if at is None else f" --at {shell_quote(at, 200)}"
-    files = f"{_file(ckpt)} {beside(ckpt.where, 'plain')}"
-    return f"ckptool rename {files} --rename {rule}{place} changes only the keys that have it"
-
-
-def _at(weights: StateDict) -> str:
-    return f" in {printable(weights.path, 60)}" if weights.path else ""
-
-
-def _few(listed: Sequence[str], limit: int = 5) -> list[str]:
-    shown = [printable(key, 100) for key in listed[:limit]]
-    return shown + ([f"… and {len(listed) - limit:,} more"] if len(listed) > limit else [])
-
-
-def _key_evidence(weights: StateDict, wanted: str = "") -> list[str]:
-    leading = names.leading(list(weights))
-    shown = ", ".join(f"'{printable(name, 60)}' ({count:,})" for name, count in leading[:6])
-    lines = [
-        f"the {counted(len(weights), 'key starts', 'keys start')} with: {shown}{', …' if len(leading) > 6 else ''}"
-    ]
-    near = names.closest(wanted, list(weights)) if wanted else []
-    return lines + ([f"did you mean: {', '.join(printable(key, 80) for key in near)}"] if near else [])
-
-
-def _prefix_hint(weights: StateDict) -> str | None:
-    common = names.common_prefix(list(weights))
-    return f"--prefix {shell_quote(common.split('.')[0] + '.', 200)}" if common else None
-
-
 __all__ = [
-    "LocationRule",
+    "Missing",
     "add_prefix",
     "clean",
     "dequantize",
     "drop",
-    "extract",
-    "map_location",
+    "patterns_for",
     "rename",
     "select",
     "strip_prefix",

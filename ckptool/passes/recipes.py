@@ -22,7 +22,7 @@ from ..disk.documents import read_yaml, yaml_text
 from ..disk.files import StrPath
 from ..errors import RuleError, counted, in_words
 from . import by_key as passes
-from . import slimming, values
+from . import envelopes, moving, slimming, values
 from .by_key import Missing
 
 #: Passes of a recipe, and texts of one pass. Each is a look at every tensor.
@@ -77,7 +77,7 @@ class Pass:
 PASSES: dict[str, Pass] = {
     "extract": Pass(
         "flag",
-        lambda c, v, at, m: passes.extract(c, at=at),
+        lambda c, v, at, m: envelopes.extract(c, at=at),
         "Keep only the weights; leave the rest of the file behind.",
     ),
     "slim": Pass("which", _slim),
@@ -134,14 +134,20 @@ PASSES: dict[str, Pass] = {
     "cast": Pass("cast", _cast, "Cast floating point tensors of the weights: bf16, fp16, fp32, e4m3 …", "TYPE"),
     "map-location": Pass(
         "texts",
-        lambda c, v, at, m: passes.map_location(c, _texts(v), missing=m),
+        lambda c, v, at, m: moving.map_location(c, _texts(v), missing=m),
         "Change devices (see `ckptool remap`).",
         "RULE",
         "-m",
     ),
+    "wrap": Pass(
+        "text",
+        lambda c, v, at, m: envelopes.wrap(c, v, at=at),
+        "Put the weights under KEY, where a script expects them: state_dict, model.",
+        "KEY",
+    ),
 }
-#: After these the weights are the root.
-_TAKE_OUT = ("extract", "slim")
+#: After these the weights are at the root, or in another place.
+_TAKE_OUT = ("extract", "slim", "wrap")
 _RENAME = ("unwrap", "strip-prefix", "strip-first", "rename", "add-prefix")
 
 

@@ -17,7 +17,7 @@ from ..inert.pickled_models import is_module
 from ..tensor import LazyTensor
 from ..tree import Dict
 from ..weights import is_state_dict
-from .by_key import extract
+from .envelopes import extract
 from .values import with_other_entries
 
 Which = Literal["ema", "raw"]

@@ -18,8 +18,9 @@ from ..errors import CannotCarry, RuleError, counted, printable
 from ..signs import Negated, require_resolvable
 from ..tensor import LazyTensor, Storage, contiguous_stride, little_endian
 from ..tree import rebuild, walk, with_entries
-from .by_key import Missing, extract, patterns_for
+from .by_key import Missing, patterns_for
 from .casting import Cast, Tally, convert, floating, numpy_type
+from .envelopes import extract
 
 
 def cast(

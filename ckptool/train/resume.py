@@ -14,7 +14,8 @@ from ..disk.files import StrPath, is_folder
 from ..errors import CannotCarry, CheckpointError, Malformed, counted, printable
 from ..formats import open as open_checkpoint
 from ..formats.loading import load
-from ..passes.by_key import extract, unwrap
+from ..passes.by_key import unwrap
+from ..passes.envelopes import extract
 from ..tree import Dict
 
 if TYPE_CHECKING:

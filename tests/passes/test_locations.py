@@ -11,8 +11,8 @@ from ckptool import Checkpoint, LazyTensor, Storage
 from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import RuleError
-from ckptool.passes.by_key import map_location
 from ckptool.passes.locations import LocationRule, kept_on_cpu, mentions, new_location, parse_rules
+from ckptool.passes.moving import map_location
 from ckptool.tree import Dict, Global, List, Object
 
 # --------------------------------------------------------------------------------------------------------- words

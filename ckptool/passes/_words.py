@@ -1,0 +1,70 @@
+"""What passes on keys share: the state dict that they change, and words for their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .. import keys as names
+from ..checkpoint import Checkpoint, StateDict
+from ..disk.files import beside, shell_path, shell_quote
+from ..errors import RuleError, counted, printable
+
+
+def changeable(ckpt: Checkpoint, at: str | None) -> StateDict:
+    """The state dict whose keys a pass changes.
+
+    Raises:
+        RuleError: its keys are attributes of a pickled model, which cannot be renamed there.
+    """
+    weights = ckpt.state_dict(at)
+    if ckpt.sealed:
+        raise RuleError(ckpt.sealed, where=ckpt.where, hint=extract_hint(ckpt, weights))
+    if weights.model is not None:
+        raise RuleError(
+            f"its keys are attributes of a whole pickled model ({printable(weights.model.class_name, 80)}), and its "
+            "code needs them as they are",
+            where=ckpt.where,
+            hint=extract_hint(ckpt, weights),
+        )
+    return weights
+
+
+def file_of(ckpt: Checkpoint) -> str:
+    return shell_path(ckpt.where) if ckpt.path else "IN"
+
+
+def extract_hint(ckpt: Checkpoint, weights: StateDict) -> str:
+    at = f" --at {shell_quote(weights.path, 200)}" if len(ckpt.state_dicts()) > 1 else ""
+    out = beside(ckpt.where, "weights", ".safetensors")
+    return f"ckptool extract-weights {file_of(ckpt)} {out}{at} takes the weights out of it first"
+
+
+def rename_hint(ckpt: Checkpoint, head: str, at: str | None) -> str:
+    rule = shell_quote(f"{head}=", 200)
+    place = "" if at is None else f" --at {shell_quote(at, 200)}"
+    files = f"{file_of(ckpt)} {beside(ckpt.where, 'plain')}"
+    return f"ckptool rename {files} --rename {rule}{place} changes only the keys that have it"
+
+
+def within(weights: StateDict) -> str:
+    return f" in {printable(weights.path, 60)}" if weights.path else ""
+
+
+def few(listed: Sequence[str], limit: int = 5) -> list[str]:
+    shown = [printable(key, 100) for key in listed[:limit]]
+    return shown + ([f"… and {len(listed) - limit:,} more"] if len(listed) > limit else [])
+
+
+def key_evidence(weights: StateDict, wanted: str = "") -> list[str]:
+    leading = names.leading(list(weights))
+    shown = ", ".join(f"'{printable(name, 60)}' ({count:,})" for name, count in leading[:6])
+    lines = [
+        f"the {counted(len(weights), 'key starts', 'keys start')} with: {shown}{', …' if len(leading) > 6 else ''}"
+    ]
+    near = names.closest(wanted, list(weights)) if wanted else []
+    return lines + ([f"did you mean: {', '.join(printable(key, 80) for key in near)}"] if near else [])
+
+
+def prefix_hint(weights: StateDict) -> str | None:
+    common = names.common_prefix(list(weights))
+    return f"--prefix {shell_quote(common.split('.')[0] + '.', 200)}" if common else None
