@@ -35,7 +35,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("extract", "wrap"), "passes.envelopes"),
     "map_location": "passes.moving",
-    **dict.fromkeys(("cast", "untie", "compact", "average"), "passes.values"),
+    **dict.fromkeys(("cast", "untie", "ties", "compact", "average"), "passes.values"),
     "slim": "passes.slimming",
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from .passes.envelopes import extract, wrap
     from .passes.moving import map_location
     from .passes.slimming import slim
-    from .passes.values import average, cast, compact, untie
+    from .passes.values import average, cast, compact, ties, untie
     from .porting import Mapping, load_into, read_mapping, transfer
     from .reports.comparing.diff import Diff, diff
     from .reports.diagnosis.doctor import Diagnosis, doctor, explain
@@ -156,6 +156,7 @@ __all__ = [
     "select",
     "slim",
     "strip_prefix",
+    "ties",
     "to_dense",
     "transfer",
     "untie",

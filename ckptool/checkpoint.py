@@ -56,6 +56,9 @@ class Checkpoint:
         at: path of the state dict, if somebody named it; else it is looked for.
         lost_content, lost_form: what no rewrite can keep, since reading already left it behind.
         history: what passes did, a line each.
+        ties: how a format that cannot share memory stores tied tensors: "keep" (each, with a note), "drop" (one of
+            them, with a note, as `save_model` of safetensors), or "" as they came: "drop" if there are `tied_names`.
+        tied_names: keys that the file itself does not hold: its notes say that they are other keys' tensors.
         sealed: why the whole cannot be written to a pickle, nor its keys changed ("is a TorchScript archive: …"); ""
             if it can. Extracting the weights takes them out.
     """
@@ -73,6 +76,8 @@ class Checkpoint:
     lost_form: tuple[str, ...] = ()
     history: tuple[str, ...] = ()
     sealed: str = ""
+    ties: str = ""
+    tied_names: tuple[str, ...] = ()
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

@@ -101,6 +101,9 @@ def rewrite(
         if chosen.flat and any(step.name == "wrap" for step in steps):
             what = f"{chosen.name} holds one flat set of tensors, and no key around them"
             raise RuleError(what, where="--wrap", hint=f"write a .pth file: {beside(target, 'wrapped', '.pth')}")
+        if ckpt.ties == "drop" and (chosen.pickles or not chosen.flat):
+            what = f"{chosen.name} keeps ties as they are, and has no notes in place of keys"
+            raise RuleError(what, where="--ties", hint="--ties drop is for safetensors files and shards")
         plan = formats.plan(
             ckpt,
             target,
@@ -264,6 +267,7 @@ def _pass_options(command: _Command) -> _Command:
                 command = _BESIDE[name](command)
             words = [f"--{name}", *([one.letter] if one.letter else [])]
             kind: dict[str, Any] = {"is_flag": True} if one.kind == "flag" else {"metavar": one.metavar}
+            kind |= {"type": click.Choice(values.TIES)} if one.kind == "ties" else {}
             command = click.option(*words, multiple=one.kind == "texts", help=one.help, **kind)(command)
     return command
 

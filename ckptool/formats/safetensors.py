@@ -10,6 +10,10 @@ What we write: names in registration order, data by falling item size (so that e
 metadata entry `ckptool` that notes what the format cannot say: that the order of the keys is the true one (by their
 CRC-32, since other programs sort them and keep the note), which tensors were tied, strides, and `_metadata`. Reading
 restores it.
+
+`safetensors.torch.save_model` (0.8) stores one of the keys that share memory, the first in alphabetical order of those
+that cover all of it, and notes each other one in the header as {"its name": "the one that is there"}; `load_model`
+wants a file without the others. Such notes are read, and with `ties="drop"` they are written.
 """
 
 from __future__ import annotations
@@ -66,20 +70,27 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
     lost = "the order of its keys is that of the header; how they were saved is not known"
     root = Dict(entries, ordered=True)
     _restore(root, note)
+    tied = _named_ties(metadata, names)
     for (_, tensor), (_, restored) in zip(
         entries, root.entries, strict=True
     ):  # a permuted one has a storage of its own
         if broken and id(tensor.storage) in broken:
             broken[id(restored.storage)] = broken[id(tensor.storage)]
+    root.entries = _with_tied(root.entries, tied, note.get("places"))
     return Checkpoint(
         root,
         "safetensors",
         file.path,
         file.size,
         # `format: pt` says nothing of the weights; every writer for torch adds it, and so do we
-        metadata={key: value for key, value in metadata.items() if key != _NOTE and (key, value) != ("format", "pt")},
+        metadata={
+            key: value
+            for key, value in metadata.items()
+            if key != _NOTE and key not in tied and (key, value) != ("format", "pt")
+        },
         order_preserved=in_order,
         warnings=() if in_order else (lost,),
+        tied_names=tuple(tied),
     )
 
 
@@ -263,6 +274,33 @@ def _restore(root: Dict, note: dict[str, Any]) -> None:
         root.attributes = Dict([("_metadata", node)])
 
 
+def _named_ties(metadata: dict[str, str], names: list[str]) -> dict[str, str]:
+    """What notes of `save_model` say: a key that is not in the file -> the one whose tensor it is."""
+    if not set(metadata) - {_NOTE, "format"}:
+        return {}
+    there = set(names)
+    return {key: kept for key, kept in metadata.items() if kept in there and key not in there and key != _NOTE}
+
+
+def _with_tied(entries: list[tuple[Any, Any]], tied: dict[str, str], places: Any) -> list[tuple[Any, Any]]:
+    """ENTRIES with keys of tensors that are there under another name: in their PLACES if these are noted, or last."""
+    if not tied:
+        return entries
+    tensors = dict(entries)
+    noted = {key: place for key, place in _pairs(places) if type(place) is int and place >= 0}
+    done = list(entries)
+    for key in sorted(tied, key=lambda key: (noted.get(key, len(entries) + len(tied)), key)):
+        done.insert(noted.get(key, len(done)), (key, tensors[tied[key]]))
+    return done
+
+
+def dropped_ties(ckpt: Checkpoint, tensors: dict[str, LazyTensor]) -> dict[str, str]:
+    """The keys that `save_model` would leave out of the file -> the key that is stored; {} if all are to be stored."""
+    if ckpt.ties != "drop" and (ckpt.ties or not ckpt.tied_names):
+        return {}
+    return {key: min(keys) for keys in ties_of(tensors) for key in keys if key != min(keys)}
+
+
 def _order(keys: Iterable[str]) -> str:
     """A checksum of keys in their order."""
     return f"{zlib.crc32(chr(0).join(keys).encode('utf-8', 'surrogatepass')):08x}"
@@ -278,6 +316,9 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
     content = around(ckpt, weights) + _not_tensors(weights)
     dense = {key: (value if isinstance(value, LazyTensor) else as_dense(value)) for key, value in weights.items()}
     tensors = {key: t for key, t in dense.items() if t is not None and _obstacle(key, t) is None}
+    dropped = dropped_ties(ckpt, tensors)
+    places = {key: place for place, key in enumerate(tensors) if key in dropped}
+    tensors = {key: t for key, t in tensors.items() if key not in dropped}
     ties = {other: keys[0] for keys in ties_of(tensors) for other in keys[1:]}
     strides = {
         key: list(t.stride)
@@ -286,7 +327,8 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
     }
     order = {"order": _order(tensors)} if ckpt.order_preserved else {}
     note: dict[str, Any] = {"version": 1, **order, "ties": ties, "strides": strides}
-    form = _form(tensors, ties, strides) + _simplified(weights)
+    note |= {"places": places} if places else {}
+    form = _dropped(dropped) + _form(tensors, ties, strides) + _simplified(weights)
     metadata = metadata_of(weights.node)
     if metadata is not None:
         try:
@@ -296,7 +338,7 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
                 form.append("in the _metadata, what JSON does not have (tuples, keys that are no text) is changed")
         except (TypeError, ValueError, RecursionError):
             form.append("the _metadata of the state dict, which are not plain data, are left out")
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", **ckpt.metadata, _NOTE: _text_of(note)}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **dropped, **ckpt.metadata, _NOTE: _text_of(note)}}
     data: list[Piece] = []
     offsets: dict[str, tuple[int, int]] = {}
     position = 0
@@ -408,12 +450,21 @@ def _simplified(weights: StateDict) -> list[str]:
     ]
 
 
+def _dropped(dropped: dict[str, str]) -> list[str]:
+    if not dropped:
+        return []
+    shown = ", ".join(f"{printable(a, 60)} = {printable(b, 60)}" for a, b in list(dropped.items())[:3])
+    many = counted(len(dropped), "tied key is noted and not stored", "tied keys are noted and not stored")
+    return [f"{many}, as load_model of safetensors wants it: {shown}{', …' if len(dropped) > 3 else ''}"]
+
+
 def _form(tensors: dict[str, LazyTensor], ties: dict[str, str], strides: dict[str, list[int]]) -> list[str]:
     """What changes in form: said in the receipt, and noted in the file where that can be."""
     form: list[str] = []
     if ties:
         shown = ", ".join(f"{printable(a, 60)} = {printable(b, 60)}" for a, b in list(ties.items())[:3])
         form.append(f"{len(ties):,} tied keys are stored twice, and noted: {shown}{', …' if len(ties) > 3 else ''}")
+        form.append("load_model of safetensors refuses both names of a tie; --ties drop writes what it takes")
     if strides:
         form.append(f"{len(strides):,} permuted tensors are stored in C order; their strides are noted")
     other = sum(not t.is_contiguous and key not in strides and t.numel > 0 for key, t in tensors.items())

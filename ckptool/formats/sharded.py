@@ -148,7 +148,8 @@ def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpo
             warnings.append("its shards have no index; all of them were read")
     names = sorted(names)
     parts = {name: _open_part(folder.file(name, chosen.name), kind) for name in names}
-    _check(folder, chosen, weight_map, parts)
+    tied = _tied(parts)
+    _check(folder, chosen, weight_map, parts, tied)
     root, places_known = _joined(parts)
     for part in parts.values():
         text.update({key: value for key, value in part.metadata.items() if key != _PLACES})
@@ -167,6 +168,7 @@ def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpo
         warnings=(*warnings, *origin.lines()),
         lost_content=tuple(f"{name}: {line}" for name, part in parts.items() for line in part.lost_content),
         lost_form=tuple(f"{name}: {line}" for name, part in parts.items() for line in part.lost_form),
+        tied_names=tied,
     )
 
 
@@ -207,6 +209,18 @@ def _open_part(file: File, kind: str) -> Checkpoint:
     return part
 
 
+def _tied(parts: dict[str, Checkpoint]) -> tuple[str, ...]:
+    """The keys that are in no shard, and by a note in one are another key's tensor. A note on a key that another shard
+    holds counts for nothing."""
+    stored = {key for part in parts.values() for key, _ in part.root.entries if key not in part.tied_names}
+    for part in parts.values():
+        if any(key in stored for key in part.tied_names):
+            part.root.entries = [
+                pair for pair in part.root.entries if pair[0] not in part.tied_names or pair[0] not in stored
+            ]
+    return tuple(key for part in parts.values() for key in part.tied_names if key not in stored)
+
+
 def _container(file: File, kind: str) -> Format:
     if kind == "safetensors":
         return safetensors.FORMAT
@@ -217,7 +231,13 @@ def _container(file: File, kind: str) -> Format:
     raise UnknownFormat("is no shard that can be read: torch.save did not write it", where=file.path)
 
 
-def _check(folder: Folder, chosen: _Weights, weight_map: dict[str, str] | None, parts: dict[str, Checkpoint]) -> None:
+def _check(
+    folder: Folder,
+    chosen: _Weights,
+    weight_map: dict[str, str] | None,
+    parts: dict[str, Checkpoint],
+    tied: Sequence[str],
+) -> None:
     """Refuse keys in two shards, and an index that does not say what its shards hold."""
     holder: dict[str, str] = {}
     for name, part in parts.items():
@@ -240,7 +260,7 @@ def _check(folder: Folder, chosen: _Weights, weight_map: dict[str, str] | None, 
     evidence += [
         f"{printable(key, 80)}: in {printable(name, 60)}, but not in the index"
         for key, name in holder.items()
-        if key not in weight_map
+        if key not in weight_map and key not in tied
     ]
     if evidence:
         raise Malformed(
@@ -341,6 +361,7 @@ def draft_sharded(ckpt: Checkpoint, split: Split, kind: str) -> Draft:
     shards = kept or _split(entries, split.most or SHARD_SIZE, kind, split.variant)
     shards = {name: sorted(held, key=lambda pair: place[pair[0]]) for name, held in shards.items()}
     folder: dict[str, Sequence[Piece]] = {}
+    dropped: set[str] = set()
     for number, (name, held) in enumerate(shards.items()):
         attributes = node.attributes if number == 0 else ABSENT
         metadata = dict(ckpt.metadata) if len(shards) == 1 else {}
@@ -348,9 +369,12 @@ def draft_sharded(ckpt: Checkpoint, split: Split, kind: str) -> Draft:
             metadata[_PLACES] = json.dumps([place[key] for key, _ in held], separators=(",", ":"))
         root = Dict(held, node.ordered, attributes)
         part = Checkpoint(root, metadata=metadata, path=ckpt.path, at="", order_preserved=ckpt.order_preserved)
+        if kind == "safetensors":
+            part = replace(part, ties=ckpt.ties, tied_names=ckpt.tied_names)
+            dropped |= set(safetensors.dropped_ties(part, dict(held)))
         folder[name] = inner(part).pieces
     if len(shards) > 1:
-        weight_map = {key: name for name, held in shards.items() for key, _ in held}
+        weight_map = {key: name for name, held in shards.items() for key, _ in held if key not in dropped}
         total = _total_size(Dict(entries))
         index = {"metadata": {"total_size": total, **ckpt.metadata}, "weight_map": weight_map}
         folder[_index_name(kind, split.variant)] = [Buffer(json.dumps(index, indent=2).encode())]

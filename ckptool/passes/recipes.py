@@ -59,7 +59,7 @@ class Pass:
     """A pass as people ask for it.
 
     Attributes:
-        kind: what it is given: a "flag", a "text", "texts", a type to "cast" to, or "which" weights.
+        kind: what it is given: a "flag", a "text", "texts", a type to "cast" to, "which" weights, or a word for "ties".
         run: how it is run.
         help: of the option of `convert`; "" if it has none.
         metavar: what stands for its value there.
@@ -127,6 +127,12 @@ PASSES: dict[str, Pass] = {
         "flag",
         lambda c, v, at, m: values.untie(c, at=at),
         "Give each key a tensor of its own where several share one.",
+    ),
+    "ties": Pass(
+        "ties",
+        lambda c, v, at, m: values.ties(c, v, at=at),
+        "For safetensors: store a tensor with several keys for each (keep), once (drop), or untied (clone).",
+        "[keep|drop|clone]",
     ),
     "compact": Pass(
         "flag", lambda c, v, at, m: values.compact(c), "Leave behind the parts of storages that no tensor uses."
@@ -227,6 +233,7 @@ _TAKES = {
     "texts": "a text or a list of texts",
     "cast": "a type, or {to: TYPE, keep: [PATTERN, …]}",
     "which": "ema, raw, or nothing",
+    "ties": "keep, drop or clone",
 }
 
 
@@ -239,6 +246,7 @@ def _fits(kind: str, value: Any) -> bool:
     return {
         "flag": value is True,
         "which": value is True or value in ("ema", "raw"),
+        "ties": value in values.TIES,
         "texts": isinstance(value, str) or are_texts,
     }.get(kind, isinstance(value, str))
 

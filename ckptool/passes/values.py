@@ -111,6 +111,31 @@ def untie(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     return done.noting(f"untie: {counted(len(apart), 'key')} in {counted(len(weights.ties()), 'tie')}")
 
 
+def ties(ckpt: Checkpoint, how: str, *, at: str | None = None) -> Checkpoint:
+    """Say what becomes of keys that share one tensor where a format cannot share memory.
+
+    Args:
+        ckpt: the checkpoint.
+        how: "keep" stores it for each of them and notes the tie, "drop" stores it once and notes the other names in the
+            header, as `save_model` of safetensors does and `load_model` wants it, "clone" unties them.
+        at: path of the state dict.
+
+    Raises:
+        RuleError: HOW is none of these.
+    """
+    if how not in TIES:
+        raise RuleError(f"{printable(repr(how), 40)} is none of {', '.join(TIES)}", where="--ties", hint="--ties keep")
+    count = len(ckpt.state_dict(at).ties())
+    if how == "clone":
+        return replace(untie(ckpt, at=at), ties="keep")
+    return replace(ckpt, ties=how).noting(
+        f"ties: {how}, of {counted(count, 'tensor with several keys', 'tensors with several keys')}"
+    )
+
+
+TIES = ("keep", "drop", "clone")
+
+
 def _alone(tensor: LazyTensor) -> LazyTensor:
     """The same values over a storage of their own, in C order."""
     storage = Storage(tensor.source(), tensor.location, tensor.dtype if tensor.dtype.storage else None)

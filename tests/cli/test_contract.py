@@ -51,7 +51,7 @@ def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
         --detect-renames --digest --drop --dry-run --error --extract --filter --first --fits --for --html
         --if-present --in-place --json --keep-objects --manifest --map-location --max-shard-size --model
         --output --overwrite --prefix --quiet --ratios --recipe --remove-leftovers --rename --rtol --rules --save-recipe
-        --select --sort --stats --strict --strip-first --strip-prefix --to --to-dense --untie --unwrap
+        --select --sort --stats --strict --strip-first --strip-prefix --ties --to --to-dense --untie --unwrap
         --variant --verbose --weights --wrap --write-manifest -m -n -o -q -t -v""".split()
     )
 

@@ -349,6 +349,7 @@ def values_of(kind):
     return {
         "flag": st.just(True),
         "which": st.sampled_from([True, "ema", "raw"]),
+        "ties": st.sampled_from(["keep", "drop", "clone"]),
         "text": st.text(),
         "texts": texts | st.lists(texts, min_size=1, max_size=5),
         "cast": texts | st.fixed_dictionaries({"to": texts}, optional={"keep": texts | st.lists(texts, max_size=5)}),

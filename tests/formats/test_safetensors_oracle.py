@@ -106,7 +106,7 @@ def signless(tensors, flipped):
     return {key: settled(tensor) if key in flipped else tensor for key, tensor in tensors.items()}
 
 
-def test_tied_weights_that_safetensors_dropped_stay_dropped(tmp_path):
+def test_tied_weights_that_safetensors_dropped_are_there_and_stay_dropped_in_the_file(tmp_path):
     class Tied(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -116,9 +116,11 @@ def test_tied_weights_that_safetensors_dropped_stay_dropped(tmp_path):
 
     safetensors.torch.save_model(Tied(), tmp_path / "x.safetensors")
     ckpt = ckptool.open(tmp_path / "x.safetensors")
-    assert list(ckpt.state_dict()) == ["embed.weight"]
-    assert dict(ckpt.metadata) == {"head.weight": "embed.weight"}
+    assert ckpt.state_dict().ties() == [["embed.weight", "head.weight"]]
+    assert dict(ckpt.metadata) == {}
+    Tied().load_state_dict(ckptool.load(tmp_path / "x.safetensors"), strict=True)
     ckptool.save(ckpt, tmp_path / "y.safetensors")
+    assert list(safetensors.torch.load_file(tmp_path / "y.safetensors")) == ["embed.weight"]
     model = Tied()
     safetensors.torch.load_model(model, tmp_path / "y.safetensors")
 
