@@ -59,6 +59,7 @@ class Checkpoint:
         ties: how a format that cannot share memory stores tied tensors: "keep" (each, with a note), "drop" (one of
             them, with a note, as `save_model` of safetensors), or "" as they came: "drop" if there are `tied_names`.
         tied_names: keys that the file itself does not hold: its notes say that they are other keys' tensors.
+        part_of: what this file is a part of ("shard 1 of 3 of a checkpoint in several files"); "" for the whole.
         sealed: why the whole cannot be written to a pickle, nor its keys changed ("is a TorchScript archive: …"); ""
             if it can. Extracting the weights takes them out.
     """
@@ -78,6 +79,7 @@ class Checkpoint:
     sealed: str = ""
     ties: str = ""
     tied_names: tuple[str, ...] = ()
+    part_of: str = ""
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

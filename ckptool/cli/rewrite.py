@@ -19,6 +19,7 @@ from ..disk.documents import read_text
 from ..disk.files import beside, shell_path, shell_quote
 from ..disk.targets import write_side_output
 from ..errors import RuleError, printable
+from ..formats.opening import require_whole
 from ..keys import Rename, parse_rules
 from ..passes import by_key as passes
 from ..passes import envelopes, recipes, values
@@ -27,6 +28,7 @@ from ..passes.recipes import Step
 from . import launched
 from .options import FileName, output_options, writing_options
 from .output import check_side_outputs, print_receipt, progress_bar
+from .typed import command_as_typed
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -84,6 +86,8 @@ def rewrite(
 
     def planned() -> tuple[formats.Plan, list[tuple[str, str]]]:
         opened = (opener or formats.open)(source)
+        if opener is None and not options["partial_file"]:
+            require_whole(opened, lambda folder: command_as_typed(swapped={str(source): folder}))
         if options["at"] is not None:
             opened.state_dict(options["at"])  # it is there, whether or not a pass needs it
         if options["in_place"] and not options["format_"]:
@@ -376,6 +380,8 @@ def average(sources: tuple[str, ...], ratios: str | None, **options: Any) -> Non
     except ValueError:
         raise RuleError("is no list of numbers", where="--ratios", hint="--ratios 0.5,0.3,0.2") from None
     opened = [formats.open(source) for source in sources]
+    for one in opened if not options["partial_file"] else ():
+        require_whole(one)
     mean = values.average(opened, ratios=numbers, at=options["at"])
     options |= {"source": sources[-1], "target": None, "in_place": False, "at": None}
     rewrite([], "average", options, opener=lambda _: mean)

@@ -23,6 +23,7 @@ from ..disk.targets import check_target, is_same_file
 from ..disk.urls import as_path
 from ..drawing.sizes import size_text
 from ..errors import Doubtful, NotFound, RuleError, printable
+from ..formats.opening import require_whole
 from ..model_code import user_code
 from ..passes import recipes
 from ..porting import mapping_file
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write (SRC.NAME.pth if left out).")
 @click.option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`).")
 @click.option("--overwrite", is_flag=True, help="Allow OUT and REPORT to exist.")
+@click.option("--partial-file", is_flag=True, help="Take one shard of several for what it holds.")
 @click.option("-n", "--dry-run", is_flag=True, help="Match and report; write nothing.")
 @click.option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`).")
 @click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory.")
@@ -93,6 +95,8 @@ def transfer(source: str, model: str, **options: Any) -> int:
     if out is not None:
         _check_target(out, source, options)
     ckpt = open_source(source)
+    if not options["partial_file"]:
+        require_whole(ckpt, lambda folder: command_as_typed(swapped={source: folder}))
     if not options["quiet"]:
         codes = [_named_code(code) for code in (model, options["source_model"]) if code]
         click.echo(f"running the code of {' and '.join(codes)}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from ..checkpoint import Checkpoint
 from ..disk.files import File, StrPath, is_folder, is_url, shell_path
 from ..disk.inside import Folder
 from ..disk.urls import as_path, open_file
-from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, Unreadable
+from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, Unreadable, counted, printable
 from . import dcp, sharded
 from ._choice import FOLDERS, detect_file, detect_folder, find_format, named_format
 from ._salvage import Salvage
@@ -58,12 +59,41 @@ def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
             )
         file = open_file(path)
         chosen = find_format(format) if format else detect_file(file)
-        return _with_notes(chosen.open(file), file)
+        ckpt = _with_notes(chosen.open(file), file)
+        part = sharded.shard_of(place.name)
+        return replace(ckpt, part_of=part, warnings=(f"it is {part}", *ckpt.warnings)) if part else ckpt
     except CheckpointError as error:
         error.where = error.where or str(path)
         raise
     except (RecursionError, MemoryError, OverflowError) as error:
         raise CannotCarry(f"is too deep or too large to be read ({type(error).__name__})", where=path) from None
+
+
+def require_whole(ckpt: Checkpoint, command: Callable[[str], str] | None = None) -> None:
+    """Refuse a file that is a part of a checkpoint, which is no model without the others.
+
+    Args:
+        ckpt: as it was opened.
+        command: the command that does the same with the path that it is given, for the hint.
+
+    Raises:
+        RuleError: it is a part.
+    """
+    if not ckpt.part_of or ckpt.path is None:
+        return
+    folder = str(ckpt.path.parent)
+    missing = sharded.missing_beside(ckpt.path)
+    lacking = f"{counted(len(missing), 'of the others is', 'of the others are')} not beside it:"
+    evidence = [lacking, *(printable(name, 100) for name in missing[:5])] if missing else []
+    whole = f"{command(folder) if command else shell_path(folder)} takes all of them"
+    if missing or is_url(ckpt.path):
+        whole = "fetch the others, and name the folder"
+    raise RuleError(
+        f"is {ckpt.part_of}",
+        where=ckpt.where,
+        evidence=evidence,
+        hint=f"{whole}; --partial-file writes what is in this one",
+    )
 
 
 def _with_notes(ckpt: Checkpoint, file: File) -> Checkpoint:

@@ -28,7 +28,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, around
 from ..disk.documents import read_json
-from ..disk.files import Buffer, File, Piece, nested, shell_path
+from ..disk.files import Buffer, File, Piece, is_there, nested, shell_path
 from ..disk.inside import Folder
 from ..errors import Ambiguous, CheckpointError, Malformed, RuleError, UnknownFormat, counted, printable
 from ..tensor import LazyTensor
@@ -73,6 +73,24 @@ class _Weights:
 def is_index(name: str) -> bool:
     """Whether a file name is that of an index."""
     return _INDEX.match(name) is not None
+
+
+def shard_of(name: str) -> str:
+    """What a file of this name is a part of, in words; "" if nothing says that it is one."""
+    match = _SHARD.match(name)
+    if match is None or int(match["total"]) < 2:
+        return ""
+    return f"shard {int(match['number']):,} of {int(match['total']):,} of a checkpoint in several files"
+
+
+def missing_beside(path: Path) -> list[str]:
+    """The names of the other shards of the checkpoint that the shard at PATH is one of, that are not beside it."""
+    match = _SHARD.match(path.name)
+    if match is None:
+        return []
+    stem, total, rest = match["stem"], match["total"], match["rest"]
+    names = (f"{stem}-{n:0{len(match['number'])}}-of-{total}{rest}" for n in range(1, min(int(total), 100_000) + 1))
+    return [name for name in names if not is_there(path.with_name(name))]
 
 
 def _weights_in(folder: Folder) -> list[_Weights]:

@@ -50,7 +50,8 @@ def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
         """--add-prefix --against --allow-loss --at --atol --backup --cast --cast-keep --compact --depth --dequantize
         --detect-renames --digest --drop --dry-run --error --extract --filter --first --fits --for --html
         --if-present --in-place --json --keep-objects --manifest --map-location --max-shard-size --model
-        --output --overwrite --prefix --quiet --ratios --recipe --remove-leftovers --rename --rtol --rules --save-recipe
+        --output --overwrite --partial-file --prefix --quiet --ratios --recipe --remove-leftovers --rename
+        --rtol --rules --save-recipe
         --select --sort --stats --strict --strip-first --strip-prefix --ties --to --to-dense --untie --unwrap
         --variant --verbose --weights --wrap --write-manifest -m -n -o -q -t -v""".split()
     )
@@ -62,7 +63,8 @@ def test_the_options_of_transfer_change_only_on_purpose() -> None:
     spelled = {name for param in found.params if isinstance(param, click.Option) for name in param.opts}
     assert sorted(spelled) == sorted(
         """--accept-guesses --allow-loss --at --by --cast --dry-run --first --hint --html --input --invert --json
-        --kwargs --map-location --mapping --output --overwrite --partial --patience --prove --quiet --reference
+        --kwargs --map-location --mapping --output --overwrite --partial --partial-file --patience --prove --quiet
+        --reference
         --save-mapping
         --source-input --source-kwargs --source-model --start --to --verbose -m -n -o -q -t -v""".split()
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import isnan
 from operator import itemgetter
 from typing import Any, Literal
@@ -76,6 +76,7 @@ class Diff:
         entries: (path, text on the left, text on the right) of other entries that differ; None where there is none.
         form: what differs in form: devices, order, ties, `_metadata`.
         suggestions: (command, what for).
+        parts: which of the two is a part of a checkpoint in several files.
     """
 
     left: str
@@ -85,6 +86,7 @@ class Diff:
     entries: list[tuple[str, str | None, str | None]]
     form: list[str]
     suggestions: list[tuple[str, str]]
+    parts: list[str] = field(default_factory=list)
 
     @property
     def same(self) -> bool:
@@ -174,6 +176,7 @@ def diff(
         entries,
         form,
         _suggestions(one, compared),
+        [f"{printable(ckpt.where, 200)}: it is {ckpt.part_of}" for ckpt in (one, other) if ckpt.part_of],
     )
 
 

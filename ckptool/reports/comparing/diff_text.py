@@ -61,6 +61,7 @@ def diff_parts(found: Diff, everything: bool) -> Iterator[Part]:
     ]
     yield from section(f"other entries that differ: {len(entries):,}", table(entries))
     yield from section("differences in form", list(found.form))
+    yield from section("not the whole", found.parts)
     for command, why in found.suggestions:
         yield from section(why, [command])
 

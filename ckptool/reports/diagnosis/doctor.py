@@ -17,6 +17,7 @@ from ...errors import CheckpointError, Unreadable, counted, printable
 from ...formats import NothingLeft, format_of, salvage
 from ...formats import open as open_checkpoint
 from ...formats.base import AnyFormat, Format
+from ...formats.sharded import missing_beside
 from ...formats.torch_zip import FORMAT as TORCH_ZIP
 from ...formats.torch_zip import NO_VERSION
 from ...inert.allowed import PLAIN, named_globals
@@ -309,6 +310,8 @@ def _in_the_way(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> Ite
     """What keeps a plain model on a machine without a GPU from loading it."""
     file = shell_path(ckpt.where)
     found = ckpt.state_dicts()
+    if ckpt.part_of:
+        yield _one_part(ckpt)
     if not found:
         yield Finding("no-weights", "there is no state dict in it", commands=[(f"ckptool inspect {file}", "")])
     elif weights is None:
@@ -335,6 +338,16 @@ def _in_the_way(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> Ite
         said = ", ".join(f"{printable(place, 20)} x{count:,}" for place, count in places.most_common(6))
         yield Finding("device", f"its storages are tagged with devices that must be there: {said}")
     yield from _beyond_weights_only(ckpt, tree)
+
+
+def _one_part(ckpt: Checkpoint) -> Finding:
+    missing = missing_beside(Path(ckpt.where))
+    if missing:
+        names = ", ".join(printable(name, 80) for name in missing[:3]) + (", …" if missing[3:] else "")
+        return Finding("part", f"it is {ckpt.part_of}; not beside it: {names}", actions=["fetch the others"])
+    folder = Path(ckpt.where).parent
+    command = f"ckptool convert {shell_path(folder)} {beside(ckpt.where, 'whole')}"
+    return Finding("part", f"it is {ckpt.part_of}", True, [(command, "which takes all of them")])
 
 
 def _beyond_weights_only(ckpt: Checkpoint, tree: _Tree) -> Iterator[Finding]:
