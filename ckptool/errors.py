@@ -125,7 +125,13 @@ class NoMatch(RuleError):
 
 
 class PartialMatch(RuleError):
-    """Only some of the keys have the prefix that should be removed from all of them."""
+    """Only some of the keys have the prefix that should be removed from all of them.
+
+    Attributes:
+        instead: options of `convert` that remove it from these and leave the others out, if there are any.
+    """
+
+    instead: tuple[str, ...] = ()
 
 
 class KeyCollision(RuleError):

@@ -69,9 +69,12 @@ class Pattern:
         body = "" if text == "*" else text.removesuffix("*").removesuffix(".") if text.endswith(".*") else text
         body = body.removesuffix(".")
         if "*" in body:
+            anywhere = ".*".join(re.escape(part) for part in body.strip("*").split("*"))
             raise RuleError(
                 f"'*' in the pattern {_quoted(text)} is not at its end, after a dot",
-                hint="write {} for one component or a part of it, {...} for one or more components",
+                hint=f"write 're:{printable(anywhere)}' for what is anywhere in a key"
+                if anywhere
+                else "write {} for one component or a part of it, {...} for one or more components",
             )
         if not body:
             return cls(text, re.compile(""))
@@ -322,6 +325,20 @@ def common_prefix(keys: Iterable[str]) -> str:
 def leading(keys: Iterable[str]) -> list[tuple[str, int]]:
     """Return the first components of KEYS and how many keys have each, most frequent first."""
     return Counter(map(first_component, keys)).most_common()
+
+
+def heads(left: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Return patterns that fit all keys LEFT and none of the OTHERS: the shortest heads that do."""
+    taken: set[str] = set()
+    for other in others:
+        parts = other.split(".")
+        taken.update(".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+    found: dict[str, None] = {}
+    for key in left:
+        parts = key.split(".")
+        each = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+        found[next((head for head in each if head not in taken), key)] = None
+    return list(found)
 
 
 # ------------------------------------------------------------------------------------------------- wrappers

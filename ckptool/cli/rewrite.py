@@ -18,7 +18,7 @@ from ..checkpoint import Checkpoint
 from ..disk.documents import read_text
 from ..disk.files import beside, shell_path, shell_quote
 from ..disk.targets import write_side_output
-from ..errors import RuleError, printable
+from ..errors import PartialMatch, RuleError, printable
 from ..formats.opening import require_whole
 from ..keys import Rename, parse_rules
 from ..passes import by_key as passes
@@ -97,7 +97,12 @@ def rewrite(
             from ..model_code.building import parameters_of
 
             opened = name_parameters(opened, parameters_of(model), at=options["at"])
-        ckpt, renamed = recipes.run(opened, steps, at=options["at"], missing=missing)
+        try:
+            ckpt, renamed = recipes.run(opened, steps, at=options["at"], missing=missing)
+        except PartialMatch as error:
+            if error.instead and recipe is None and command in ("convert", "strip-prefix"):
+                error.hint = _typed_instead(error.instead)
+            raise
         ckpt = without_names(ckpt, unnamed)
         chosen = formats.target_format(ckpt, target, options["format_"], formats.split_of(max_shard_size, variant))
         if options["at"] is not None and not chosen.pickles and ckpt.at is None:
@@ -144,6 +149,12 @@ def rewrite(
         quiet=options["quiet"],
         dry_run=options["dry_run"],
     )
+
+
+def _typed_instead(instead: Sequence[str]) -> str:
+    """The command as it was typed, with the options INSTEAD of the prefix."""
+    typed = command_as_typed(without=("--strip-prefix", "--prefix"), swapped={"strip-prefix": "convert"})
+    return passes.told_instead(" ".join([typed, *(shell_quote(word, 200) for word in instead)]))
 
 
 def _target(options: dict[str, Any]) -> str:

@@ -39,11 +39,28 @@ def extract_hint(ckpt: Checkpoint, weights: StateDict) -> str:
     return f"ckptool extract-weights {file_of(ckpt)} {out}{at} takes the weights out of it first"
 
 
-def rename_hint(ckpt: Checkpoint, head: str, at: str | None) -> str:
-    rule = shell_quote(f"{head}=", 200)
+def rename_instead(head: str, stripped: Sequence[str], without: Sequence[str]) -> tuple[str, ...]:
+    """Options of `convert` that take a prefix off the keys that have it, and leave those WITHOUT it out."""
+    patterns = names.heads(without, stripped)
+    drops = [word for pattern in patterns for word in ("--drop", pattern)] if len(patterns) <= _MOST_DROPPED else []
+    return ("--rename", f"{head}=", *drops)
+
+
+_MOST_DROPPED = 8
+
+
+def rename_hint(ckpt: Checkpoint, instead: Sequence[str], at: str | None) -> str:
+    """The command with the options INSTEAD."""
     place = "" if at is None else f" --at {shell_quote(at, 200)}"
-    files = f"{file_of(ckpt)} {beside(ckpt.where, 'plain')}"
-    return f"ckptool rename {files} --rename {rule}{place} changes only the keys that have it"
+    options = " ".join(shell_quote(word, 200) for word in instead)
+    return told_instead(f"ckptool convert {file_of(ckpt)} {beside(ckpt.where, 'plain')} {options}{place}")
+
+
+def told_instead(command: str) -> str:
+    """COMMAND, and what it does."""
+    if " --drop " not in command:
+        return f"{command} changes only the keys that have it"
+    return f"{command} keeps those that have it, without it; without --drop the others stay as they are"
 
 
 def within(weights: StateDict) -> str:

@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from .. import keys as names
 from ..checkpoint import Checkpoint, StateDict
+from ..disk.files import shell_quote
 from ..errors import NoMatch, PartialMatch, RuleError, counted, printable
 from ..inert import decode
 from ..inert.other_tensors import OtherTensor, others_in
@@ -25,7 +26,7 @@ from ..tensor import LazyTensor
 from ..tree import rebuild
 from . import cleaning
 from ._plain import Missing, on_plain_dicts_too
-from ._words import changeable, few, key_evidence, prefix_hint, rename_hint, within
+from ._words import changeable, few, key_evidence, prefix_hint, rename_hint, rename_instead, told_instead, within
 from .rekeying import rekey
 
 
@@ -65,12 +66,15 @@ def strip_prefix(
         )
     if len(fitting) < len(new):
         without = [key for key, value in new.items() if value is None]
-        raise PartialMatch(
+        instead = () if first else rename_instead(head, list(fitting.values()), without)
+        refusal = PartialMatch(
             f"{shown} fits {len(fitting):,} of {counted(len(new), 'key')}; these do not have it:",
             where=ckpt.where,
             evidence=few(without),
-            hint=None if first else rename_hint(ckpt, head, at),
+            hint=None if first else rename_hint(ckpt, instead, at),
         )
+        refusal.instead = instead
+        raise refusal
     done = rekey(ckpt, weights.path, weights.node, fitting, f"without {shown}")
     return done.noting(f"strip {shown}: {len(fitting):,} of {counted(len(new), 'key')}{within(weights)}")
 
@@ -220,6 +224,18 @@ def _filter(
     return done.noting(f"{word}: {len(weights) - len(gone):,} of {counted(len(weights), 'key')} kept{within(weights)}")
 
 
+#: Rules run before patterns are looked at.
+_PATTERN_HINT = "patterns see the names that will be written; --if-present lets them match nothing"
+
+
+def _anywhere(pattern: Pattern, weights: StateDict) -> str:
+    """The expression that finds the text of a pattern where it is not at the beginning of a key."""
+    text = pattern.text.removesuffix("*").strip(".")
+    if pattern.is_regex or not text or "{" in text or not any(text in key for key in weights):
+        return ""
+    return f"{shell_quote(f're:{re.escape(text)}', 200)} finds it anywhere in a key"
+
+
 def patterns_for(
     weights: StateDict, patterns: str | Sequence[str], ckpt: Checkpoint, missing: Missing
 ) -> list[Pattern]:
@@ -235,7 +251,7 @@ def patterns_for(
                 f"no key matches '{printable(pattern.text)}'",
                 where=ckpt.where,
                 evidence=key_evidence(weights, pattern.text),
-                hint="--if-present lets patterns match nothing",
+                hint=_PATTERN_HINT + (f"; {found}" if (found := _anywhere(pattern, weights)) else ""),
             )
     return parsed
 
@@ -316,5 +332,6 @@ __all__ = [
     "select",
     "strip_prefix",
     "to_dense",
+    "told_instead",
     "unwrap",
 ]

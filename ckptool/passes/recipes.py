@@ -110,13 +110,13 @@ PASSES: dict[str, Pass] = {
     "select": Pass(
         "texts",
         lambda c, v, at, m: passes.select(c, _texts(v), at=at, missing=m),
-        "Keep only the keys that match.",
+        "Keep only the keys that match, by the names that will be written.",
         "PATTERN",
     ),
     "drop": Pass(
         "texts",
         lambda c, v, at, m: passes.drop(c, _texts(v), at=at, missing=m),
-        "Leave out the keys that match.",
+        "Leave out the keys that match, by the names that will be written.",
         "PATTERN",
     ),
     "to-dense": Pass("flag", lambda c, v, at, m: passes.to_dense(c, missing=m), "Make dense tensors of sparse ones."),

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from samples import Files, Ran, Run, tensor
+from samples import Files, Ran, Run, state_dict, tensor
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
@@ -269,3 +269,19 @@ def test_of_much_damage_the_first_are_listed_and_the_rest_counted(run: Run, tmp_
     lines = run("convert", "many.pth", "other.safetensors", "--allow-loss").err.splitlines()
     assert sum("DAMAGED, as allowed: w" in line for line in lines) == 12
     assert lines[-1] == "  DAMAGED, as allowed: … and 8 more, which --json lists"
+
+
+def test_a_prefix_with_strangers_beside_is_stripped_by_the_command_of_the_hint(run: Run) -> None:
+    weights = Dict([(f"net.{key}", value) for key, value in state_dict().entries] + [("loss.weight", tensor(2))])
+    ckptool.save(Checkpoint(Dict([("state_dict", weights), ("epoch", 3)])), "lit.ckpt")
+    for typed in (
+        "convert lit.ckpt out.pth --extract --strip-prefix net.",
+        "convert --strip-prefix=net. lit.ckpt out.pth --extract",
+        "strip-prefix lit.ckpt out.pth --prefix net. --overwrite",
+    ):
+        ran = run(*typed.split())
+        assert ran.code == 2
+        command = ran.err.split("Hint: ckptool ")[1].split(" keeps ")[0]
+        assert run(*command.split()).code == 0
+        assert keys("out.pth") == PLAIN
+        Path("out.pth").unlink()

@@ -309,12 +309,36 @@ def test_a_strip_that_fits_only_some_keys_is_refused_with_counts_and_the_rename_
         strip_prefix(Checkpoint(state_dict(["module.a", "n_averaged", "module.b", "head.w"])))
     assert raised.value.what == "'module.' fits 2 of 4 keys; these do not have it:"
     assert raised.value.evidence == ("n_averaged", "head.w")
-    assert raised.value.hint == "ckptool rename IN in-plain.pth --rename module= changes only the keys that have it"
+    assert raised.value.hint == (
+        "ckptool convert IN in-plain.pth --rename module= --drop n_averaged --drop head keeps those that have it, "
+        "without it; without --drop the others stay as they are"
+    )
 
 
 def test_the_rename_that_a_partial_match_proposes_does_it():
-    ckpt = Checkpoint(state_dict(["module.a", "n_averaged", "module.b"]))
-    assert keys_of(rename(ckpt, "module=")) == ["a", "n_averaged", "b"]
+    ckpt = Checkpoint(state_dict(["net.a", "loss.weight", "net.loss.b", "loss.bias", "net.c"]))
+    with pytest.raises(PartialMatch) as raised:
+        strip_prefix(ckpt, "net")
+    assert raised.value.instead == ("--rename", "net=", "--drop", "loss.weight", "--drop", "loss.bias")
+    done = drop(rename(ckpt, "net="), ["loss.weight", "loss.bias"])
+    assert keys_of(done) == ["a", "loss.b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"), [("norm", "re:norm finds it anywhere"), ("head", "patterns see the names")]
+)
+def test_a_pattern_that_matches_nothing_says_which_names_it_sees_and_how_to_look_inside(pattern, hint):
+    with pytest.raises(NoMatch) as raised:
+        drop(Checkpoint(state_dict(["a.norm.weight", "b.weight"])), pattern)
+    assert raised.value.hint.startswith("patterns see the names that will be written; --if-present")
+    assert hint in raised.value.hint
+
+
+@pytest.mark.parametrize(("pattern", "said"), [("*norm*", "'re:norm'"), ("a*b", "'re:a.*b'"), ("**", "{} for one")])
+def test_a_star_in_a_pattern_names_the_expression(pattern, said):
+    with pytest.raises(RuleError) as raised:
+        drop(Checkpoint(state_dict(["a.norm.weight"])), pattern)
+    assert said in raised.value.hint
 
 
 def test_long_lists_of_keys_are_cut_and_counted():

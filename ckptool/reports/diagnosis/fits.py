@@ -139,7 +139,7 @@ def _commands(
     )
     file, out = shell_path(ckpt.where), beside(ckpt.where, "fitting")
     at = ["--at", shell_quote(weights.path, 200)] if len(ckpt.state_dicts()) > 1 else []
-    dropped = _patterns(left, wanted)
+    dropped = keys.heads(left, wanted)
     if whole and len(dropped) <= _MOST_DROPPED:
         extract = ["--extract"] if weights.path or weights.model else []
         drops = [word for pattern in dropped for word in ("--drop", shell_quote(pattern, 200))]
@@ -209,18 +209,3 @@ def _prefixes(names: list[str]) -> list[str]:
         heads = [".".join(name.split(".")[:depth]) for name in names if name.count(".") >= depth]
         found += [head for head, _ in Counter(heads).most_common(4)]
     return list(dict.fromkeys(found))
-
-
-def _patterns(left: list[str], wanted: Mapping[str, Shape]) -> list[str]:
-    """Patterns that fit all keys LEFT and none that is WANTED: the shortest heads."""
-    heads: list[str] = []
-    for key in left:
-        parts = key.split(".")
-        for depth in range(1, len(parts) + 1):
-            head = ".".join(parts[:depth])
-            if not any(name == head or name.startswith(f"{head}.") for name in wanted):
-                heads.append(head)
-                break
-        else:
-            heads.append(key)
-    return list(dict.fromkeys(heads))
