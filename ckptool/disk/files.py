@@ -509,10 +509,10 @@ def files_in(pieces: Iterable[Piece]) -> list[File]:
 class Tally(Protocol):
     """What happened to values while they were computed."""
 
-    def counts(self) -> Sequence[int]:
-        """The numbers, for `add` of another process."""
+    def counts(self) -> Sequence[Any]:
+        """What was counted, for `add` of another process."""
 
-    def add(self, *counts: int) -> None:
+    def add(self, *counts: Any) -> None:
         """Count what happened elsewhere."""
 
     def clear(self) -> None:

@@ -9,7 +9,7 @@ signs are dropped, and 0 becomes the smallest. Which values that happens to is c
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,20 @@ if TYPE_CHECKING:
 #: The types that torch casts between.
 FLOATING: tuple[DType, ...] = tuple(dtype for dtype in ALL if dtype.is_floating and dtype.numpy)
 _INFINITY = 0x7F800000
+
+
+#: The complex types that others are cast to. Halves of complex32 are widened.
+COMPLEX: tuple[DType, ...] = (BY_NAME["complex64"], BY_NAME["complex128"])
+
+
+def castable(name: str) -> DType:
+    """The type of that name, floating point or complex.
+
+    Raises:
+        RuleError: there is none that torch casts to.
+    """
+    found = BY_NAME.get(name.lower().removeprefix("torch."))
+    return found if found in COMPLEX else floating(name)
 
 
 def floating(name: str) -> DType:
@@ -45,6 +59,10 @@ def floating(name: str) -> DType:
     return dtype
 
 
+#: Tensors that are named, those with most values of a kind.
+_SHOWN = 4
+
+
 @dataclass(slots=True)
 class Tally:
     """What happened to values while they were cast.
@@ -54,21 +72,30 @@ class Tally:
         overflow: finite ones beyond the range of the new type.
         underflow: ones that became 0.
         nan: ones that were NaN, and still are.
+        names: the same three for each tensor, by its key.
     """
 
     values: int = 0
     overflow: int = 0
     underflow: int = 0
     nan: int = 0
+    names: dict[str, list[int]] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def counts(self) -> tuple[int, int, int, int]:
-        """The four numbers, for `add`."""
-        return self.values, self.overflow, self.underflow, self.nan
+    def counts(self) -> tuple[int, int, int, int, dict[str, list[int]]]:
+        """The four numbers and the names, for `add` of another process."""
+        return self.values, self.overflow, self.underflow, self.nan, self.names
 
-    def add(self, values: int, overflow: int, underflow: int, nan: int) -> None:
-        """Count further ones, from any thread."""
+    def add(
+        self, values: int, overflow: int, underflow: int, nan: int, of: str | Mapping[str, Sequence[int]] = ""
+    ) -> None:
+        """Count further ones, from any thread: those OF one tensor, or of several, with the three numbers of each."""
+        each = {of: (overflow, underflow, nan)} if isinstance(of, str) else of
         with self._lock:
+            for name, further in each.items():
+                if name and any(further):
+                    counts = self.names.setdefault(name, [0, 0, 0])
+                    counts[:] = [a + b for a, b in zip(counts, further, strict=True)]
             self.values += values
             self.overflow += overflow
             self.underflow += underflow
@@ -77,22 +104,37 @@ class Tally:
     def clear(self) -> None:
         """Begin anew."""
         self.values = self.overflow = self.underflow = self.nan = 0
+        self.names.clear()
 
     def lines(self) -> list[str]:
         """What a person should know."""
-        lines = [
-            f"{counted(self.overflow, 'value')} beyond the range of the new type" if self.overflow else "",
-            f"{counted(self.underflow, 'value')} too small for it, now 0" if self.underflow else "",
-            f"{counted(self.nan, 'value')} NaN, as before" if self.nan else "",
+        told = (
+            (self.overflow, "beyond the range of the new type"),
+            (self.underflow, "too small for it, now 0"),
+            (self.nan, "NaN, as before"),
+        )
+        return [
+            f"{counted(count, 'value')} {what}{self._where(number)}"
+            for number, (count, what) in enumerate(told)
+            if count
         ]
-        return [line for line in lines if line]
+
+    def _where(self, number: int) -> str:
+        """The tensors with most of them."""
+        counts = sorted(((-counts[number], name) for name, counts in self.names.items() if counts[number]))
+        shown = ", ".join(f"{printable(name, 80)} ({-count:,})" for count, name in counts[:_SHOWN])
+        more = f" and {len(counts) - _SHOWN:,} more tensors" if len(counts) > _SHOWN else ""
+        return f": {shown}{more}" if shown else ""
 
     def __deepcopy__(self, memo: object) -> Tally:
         return Tally(**{f.name: getattr(self, f.name) for f in fields(self) if f.name[0] != "_"})
 
 
-def convert(values: Array, dtype: DType, tally: Tally | None = None) -> Array:
-    """VALUES (of one of the FLOATING types) as DTYPE, and counted in TALLY."""
+def convert(values: Array, dtype: DType, count: Callable[[int, int, int, int], None] | None = None) -> Array:
+    """VALUES (of one of the FLOATING types) as DTYPE.
+
+    COUNT is told how many there were, and of them those beyond the range, those that became 0, and those that are NaN.
+    """
     import numpy as np
 
     with np.errstate(all="ignore"):
@@ -100,16 +142,16 @@ def convert(values: Array, dtype: DType, tally: Tally | None = None) -> Array:
             if dtype.name == "float64":
                 return values
             single = values.astype(np.float32)
-            if tally is not None:
+            if count is not None:
                 lost = np.count_nonzero(np.isinf(single)) - np.count_nonzero(np.isinf(values))
                 lost = 0 if dtype.name == "float8_e4m3fn" else lost  # it counts infinities as beyond its range
                 gone = np.count_nonzero(values) - np.count_nonzero(single)
                 gone = 0 if dtype.name == "float8_e8m0fnu" else gone  # it has no 0
-                tally.add(0, lost, gone, 0)
+                count(0, lost, gone, 0)
         else:
             single = values.astype(np.float32, copy=False)
-        if tally is not None:
-            tally.add(values.size, *_count(single, dtype))
+        if count is not None:
+            count(values.size, *_count(single, dtype))
         return _narrowed(single, dtype)
 
 
@@ -159,6 +201,9 @@ def numpy_type(dtype: DType) -> Any:
     return np.dtype(getattr(ml_dtypes, dtype.numpy))
 
 
+_PARTS = {name: BY_NAME[name] for name in ("float32", "float64")}
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Cast:
     """The values of another source in another type, computed in pieces when they are read."""
@@ -167,6 +212,7 @@ class Cast:
     old: DType
     new: DType
     tally: Tally
+    name: str = ""
     step: int = 1 << 20
 
     @property
@@ -181,8 +227,25 @@ class Cast:
         item = self.new.itemsize
         first, last = offset // item, -(-(offset + length) // item)
         raw = self.source.read(first * self.old.itemsize, (last - first) * self.old.itemsize)
-        made = convert(np.frombuffer(raw, numpy_type(self.old)), self.new, self.tally)
+        if self.old.is_complex:
+            made = self._complex(raw)
+        else:
+            made = convert(np.frombuffer(raw, numpy_type(self.old)), self.new, self._count)
         return memoryview(made.view(np.uint8).data)[offset - first * item :][:length]
+
+    def _count(self, values: int, overflow: int, underflow: int, nan: int) -> None:
+        self.tally.add(values, overflow, underflow, nan, self.name)
+
+    def _complex(self, raw: Any) -> Array:
+        """Complex numbers are two numbers each; numpy has no name for complex32."""
+        import numpy as np
+
+        part = {4: "float16", 8: "float32", 16: "float64"}
+        wide = np.dtype(part[self.new.itemsize])
+        halves = np.frombuffer(raw, np.dtype(part[self.old.itemsize]))
+        if wide.itemsize > halves.itemsize:
+            return halves.astype(wide)
+        return convert(halves, _PARTS[wide.name], self._count)
 
     def chunks(self) -> Iterator[memoryview]:
         """All values, in pieces."""

@@ -6,21 +6,24 @@ written.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import Source, shell_path
+from ..disk.files import Source, shell_path, shell_quote
 from ..dtypes import BY_NAME, UINT8, DType
 from ..errors import CannotCarry, RuleError, counted, printable
+from ..keys import Pattern
 from ..signs import Negated, require_resolvable
 from ..tensor import LazyTensor, Storage, contiguous_stride, little_endian
 from ..tree import rebuild, walk, with_entries
 from .by_key import Missing, patterns_for
-from .casting import Cast, Tally, convert, floating, numpy_type
+from .casting import Cast, Tally, castable, convert, numpy_type
 from .envelopes import extract
+from .packed import Packed, packed_in, unknown_in
 
 
 def cast(
@@ -33,9 +36,11 @@ def cast(
 ) -> Checkpoint:
     """Cast the floating point tensors of the weights to DTYPE ("bf16", "float16", "e4m3"), as `torch.Tensor.to` does.
 
-    Integers, booleans and complex numbers stay, and so does what stands around the weights. Tensors that share memory
-    are cast together; lazily negated ones are negated before, so they share no memory with others any more. How many
-    values overflow, become 0 or are NaN is counted when they are written.
+    A complex DTYPE ("complex64") casts the complex tensors instead. Weights that are packed over several tensors
+    (bitsandbytes, GPTQ, AWQ, float8 with scales …) are left as they are, with their scales, and named; see
+    `ckptool.passes.packed`. Integers, booleans and numbers of the other kind stay, and so does what stands around the
+    weights. Tensors that share memory are cast together; lazily negated ones are negated before, so they share no
+    memory with others any more. How many values overflow, become 0 or are NaN is counted when they are written.
 
     Args:
         ckpt: the checkpoint.
@@ -47,22 +52,28 @@ def cast(
     Raises:
         RuleError: there is no such type.
         NoMatch: a pattern of KEEP matches no key.
-        CannotCarry: a storage is used as several types, or a lazily negated tensor has a type without negative numbers.
+        CannotCarry: a storage is used as several types, a lazily negated tensor has a type without negative numbers, or
+            a weight looks packed in a way that is not known, and KEEP does not match what belongs to it.
     """
-    new = floating(dtype)
+    new = castable(dtype)
     weights = ckpt.state_dict(at)
     patterns = patterns_for(weights, keep, ckpt, missing)
     tensors = weights.tensors
     kept = {t.storage.identity for key, t in tensors.items() if any(pattern.matches(key) for pattern in patterns)}
+    packed = packed_in(tensors)
+    together = {key for one in packed for key in one.keys}
+    _require_known(ckpt, tensors, together, patterns)
+    held_back = kept | {tensors[key].storage.identity for key in together}
     seen: dict[int, set[DType]] = defaultdict(set)
     for _, tensor in ckpt.tensors():
         seen[id(tensor.storage)].add(tensor.dtype)
     tally = Tally()
     made: dict[tuple[int, bool], Storage] = {}
     changed = negated = 0
-    for tensor in tensors.values():
+    for key, tensor in tensors.items():
         old, storage = tensor.dtype, tensor.storage
-        if not old.is_floating or old.numpy is None or storage.identity in kept or (old == new and not tensor.neg):
+        castable_too = old.is_complex if new.is_complex else old.is_floating and old.numpy is not None
+        if not castable_too or storage.identity in held_back or (old == new and not tensor.neg):
             continue
         if len(seen[id(storage)]) > 1:
             raise CannotCarry(
@@ -78,7 +89,7 @@ def cast(
                 source = Negated(source, old)
             made[id(storage), tensor.neg] = replace(
                 plain,
-                source=source if old == new else Cast(source, old, new, tally),
+                source=source if old == new else Cast(source, old, new, tally, key),
                 dtype=new if new.storage else None,
                 crc=None,
             )
@@ -96,7 +107,40 @@ def cast(
     line = f"cast to {new.name}: {changed:,} of {counted(len(tensors), 'tensor')}, {before:,} bytes -> {after:,}"
     note = counted(negated, "lazily negated tensor is stored as its", "lazily negated tensors are stored as their")
     lines = [line + (f"; {held:,} kept" if patterns else ""), *([f"note: {note} values"] if negated else [])]
-    return done.noting(*lines)
+    return done.noting(*lines, *_packed_lines(packed))
+
+
+def _require_known(
+    ckpt: Checkpoint, tensors: Mapping[str, LazyTensor], known: set[str], patterns: Sequence[Pattern]
+) -> None:
+    """Refuse to cast what may be the scale of a packed weight, unless somebody said that it is to be kept."""
+    unknown = [
+        (key, beside)
+        for key, beside in unknown_in(tensors, known)
+        if not any(pattern.matches(beside) for pattern in patterns)
+    ]
+    if unknown:
+        last = re.escape(unknown[0][1].rpartition(".")[2])
+        raise CannotCarry(
+            f"{counted(len(unknown), 'weight looks', 'weights look')} packed in a way that is not known:",
+            where=ckpt.where,
+            evidence=[
+                f"{printable(key, 80)} ({tensors[key].dtype.name}) beside {printable(beside, 80)}"
+                for key, beside in unknown[:5]
+            ],
+            hint=f"--cast-keep {shell_quote(f're:{last}$', 200)} leaves these alone",
+        )
+
+
+def _packed_lines(packed: Sequence[Packed]) -> Iterator[str]:
+    families: dict[str, list[Packed]] = {}
+    for one in packed:
+        families.setdefault(one.family, []).append(one)
+    for family, ones in families.items():
+        count = sum(len(one.keys) for one in ones)
+        names = ", ".join(printable(one.name, 80) for one in ones[:3]) + (", …" if ones[3:] else "")
+        weights = counted(len(ones), "packed weight")
+        yield f"note: {weights} ({family}) left as they are, {counted(count, 'tensor')} with their scales: {names}"
 
 
 def untie(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
@@ -226,11 +270,16 @@ def average(ckpts: Sequence[Checkpoint], *, ratios: Sequence[float] | None = Non
 
     Raises:
         RuleError: the numbers of RATIOS and checkpoints differ, or they sum to 0.
-        CannotCarry: keys, shapes or types differ.
+        CannotCarry: keys, shapes or types differ, or weights are packed.
     """
     factors = _factors(len(ckpts), ratios)
     found = [ckpt.state_dict(at) for ckpt in ckpts]
     for ckpt, other in zip(ckpts, found, strict=True):
+        if packed := packed_in(other.tensors):
+            what = (
+                f"has packed weights ({packed[0].family}), whose numbers have no mean: {printable(packed[0].name, 80)}"
+            )
+            raise CannotCarry(what, where=ckpt.where)
         _require_same(ckpt, other, ckpts[-1], found[-1])
     counting = [number for number, factor in enumerate(factors) if factor]
     taken, last, last_ckpt = [found[number] for number in counting], found[counting[-1]], ckpts[counting[-1]]

@@ -31,7 +31,7 @@ def test_values_that_overflow_are_in_the_receipt(run: Run) -> None:
     ran = run("convert", "huge.pth", "out.pth", "--cast", "fp16")
     assert "  note: 3 values beyond the range of the new type" in ran.err
     ran = run("convert", "huge.pth", "out2.pth", "--cast", "fp16", "--json")
-    assert json.loads(ran.out)["notes"] == ["3 values beyond the range of the new type"]
+    assert json.loads(ran.out)["notes"] == ["3 values beyond the range of the new type: w (3)"]
 
 
 def test_a_type_that_is_none_is_refused(run: Run, files: Files) -> None:

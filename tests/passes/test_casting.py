@@ -56,7 +56,7 @@ def test_every_value_is_cast_as_torch_does_it(torch, old):
 def test_what_is_lost_is_counted(old, new):
     values = patterns(floating(old)).view(numpy_type(floating(old)))
     tally = Tally()
-    after, before = wide(convert(values, floating(new), tally)), wide(values)
+    after, before = wide(convert(values, floating(new), tally.add)), wide(values)
     finite = np.isfinite(before)
     expected = {
         "nan": np.isnan(before).sum(),

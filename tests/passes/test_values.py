@@ -90,9 +90,9 @@ def test_what_casting_lost_is_said_when_it_is_written(tmp_path, path):
     ckpt = ckptool.cast(state_dict_of({"w": floats(1e6, -1e5, 1e-9, float("nan"), 1, float("inf"))}), "fp16")
     notes = write(plan(ckpt, str(tmp_path) + "/" + path, format="shards" if path == "x/" else None))
     assert notes == [
-        "2 values beyond the range of the new type",
-        "1 value too small for it, now 0",
-        "1 value NaN, as before",
+        "2 values beyond the range of the new type: w (2)",
+        "1 value too small for it, now 0: w (1)",
+        "1 value NaN, as before: w (1)",
     ]
     assert ckptool.open(tmp_path / path).state_dict()["w"].dtype.name == "float16"
 

@@ -1,0 +1,111 @@
+"""Weights that are packed or quantised over several tensors: what belongs together, by names and types.
+
+    family              weight                       what belongs to it
+    bitsandbytes 4-bit  X uint8                      X.absmax, X.quant_map, X.nested_absmax, X.nested_quant_map,
+                                                     X.quant_state.bitsandbytes__nf4 (or fp4)
+    bitsandbytes 8-bit  P.weight int8                P.SCB, P.weight_format
+    GPTQ, AWQ           P.qweight int32              P.qzeros, P.scales, and of GPTQ P.g_idx
+    compressed-tensors  P.weight_packed              P.weight_scale, P.weight_zero_point, P.weight_shape, P.weight_g_idx
+    float8 with scales  P.weight float8              P.weight_scale, P.weight_scale_inv, P.input_scale, P.scale_weight …
+    integers of these   P.weight int8                P.weight_scale, P.weight_zero_point …
+    MLX                 P.weight uint32              P.scales, P.biases
+    MXFP4               X_blocks uint8               X_scales
+    torch's own         P.scale, P.zero_point        as quantised modules and observers save them
+
+Sources: what the libraries wrote (bitsandbytes 0.50, compressed-tensors 0.20, transformers 5.23, MLX 0.32), and for
+GPTQ and AWQ their documentation. The numbers of one tensor mean nothing without the others, so a change of type in one
+of them spoils the weight.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..tensor import LazyTensor
+
+_BITSANDBYTES = "absmax quant_map nested_absmax nested_quant_map".split()
+_SCALES = """weight_scale weight_scale_inv weight_scale_2 weight_zero_point weight_shape weight_g_idx input_scale
+input_zero_point input_global_scale weight_global_scale output_scale scale_weight scale_input k_scale v_scale""".split()
+#: Names of what looks like a part of a packed weight, of whatever family.
+_SUSPECT = re.compile(
+    r"(?:^|[._])(?:q?scales?|scale_inv|absmax|zeros?|zero_points?|quant_map|code(?:book)?|scb)\Z", re.I
+)
+
+
+#: Types of integers that hold packed weights. Indices are of 64 bits.
+_WORDS = frozenset("int8 uint8 int16 uint16 int32 uint32".split())
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight that is packed over several tensors.
+
+    Attributes:
+        family: who packs like that ("bitsandbytes").
+        name: the weight.
+        keys: its tensors, with that of the weight itself.
+    """
+
+    family: str
+    name: str
+    keys: tuple[str, ...]
+
+
+def packed_in(tensors: Mapping[str, Any]) -> list[Packed]:
+    """The packed weights of a state dict, in its order. TENSORS are its dense tensors by key."""
+    found = []
+    for key, tensor in tensors.items():
+        if isinstance(tensor, LazyTensor) and (one := _packed(key, tensor.dtype.name, tensors)) is not None:
+            family, others = one
+            found.append(Packed(family, key, (key, *(other for other in others if other in tensors))))
+    return found
+
+
+def _packed(key: str, dtype: str, tensors: Mapping[str, Any]) -> tuple[str, list[str]] | None:
+    """The family and the further keys of the packed weight KEY, or None if it is none that is known."""
+    head, _, last = key.rpartition(".")
+    beside = f"{head}." if head else ""
+    if last == "qweight" and dtype == "int32" and f"{beside}scales" in tensors:
+        family = "GPTQ" if f"{beside}g_idx" in tensors else "AWQ or GPTQ"
+        return family, [f"{beside}{name}" for name in ("qzeros", "scales", "g_idx")]
+    if dtype == "uint8" and f"{key}.absmax" in tensors:
+        states = [f"{key}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")]
+        return "bitsandbytes, 4 bits", [*(f"{key}.{name}" for name in _BITSANDBYTES), *states]
+    if last == "weight_packed":
+        return "compressed-tensors", [f"{beside}{name}" for name in _SCALES]
+    if last == "zero_point" and f"{beside}scale" in tensors:
+        return "torch", [f"{beside}scale"]
+    if last.endswith("_blocks") and dtype == "uint8":
+        scales = key.removesuffix("_blocks") + "_scales"
+        return ("MXFP4", [scales]) if scales in tensors else None
+    if last != "weight":
+        return None
+    if dtype == "int8" and f"{beside}SCB" in tensors:
+        return "bitsandbytes, 8 bits", [f"{beside}SCB", f"{beside}weight_format"]
+    if dtype == "uint32" and f"{beside}scales" in tensors:
+        return "MLX", [f"{beside}scales", f"{beside}biases"]
+    narrow = dtype.startswith("float8") or dtype in ("int8", "uint8", "float4_e2m1fn_x2")
+    if narrow and any(f"{beside}{name}" in tensors for name in _SCALES):
+        return f"{dtype} with scales", [f"{beside}{name}" for name in _SCALES]
+    return None
+
+
+def unknown_in(tensors: Mapping[str, LazyTensor], known: set[str]) -> Iterator[tuple[str, str]]:
+    """(weight, what is beside it) of weights that look packed in a way that is not KNOWN, by their keys."""
+    suspects: dict[str, str] = {}
+    for key, tensor in tensors.items():
+        if tensor.dtype.is_floating and _SUSPECT.search(key):
+            head = key.rpartition(".")[0]
+            suspects.setdefault(head, key)
+    for key, tensor in tensors.items():
+        if key in known or tensor.dtype.name not in _WORDS or len(tensor.shape) < 2:
+            continue
+        beside = suspects.get(key.rpartition(".")[0]) or suspects.get(key)
+        if beside is not None and beside not in known:
+            yield key, beside
+
+
+__all__ = ["Packed", "packed_in", "unknown_in"]
