@@ -27,7 +27,9 @@ _HOMES = {
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
     **dict.fromkeys(("Scan", "scan"), "reports.scanning.scan"),
     **dict.fromkeys(("Diff", "diff"), "reports.comparing.diff"),
-    **dict.fromkeys(("Diagnosis", "doctor", "explain"), "reports.diagnosis.doctor"),
+    "Diagnosis": "reports.diagnosis.finding",
+    "doctor": "reports.diagnosis.doctor",
+    **dict.fromkeys(("advise", "explain"), "reports.diagnosis.advice"),
     **dict.fromkeys(("Fit", "fits"), "reports.diagnosis.fits"),
     **dict.fromkeys(("Verification", "verify"), "reports.verify"),
     **dict.fromkeys(
@@ -83,7 +85,9 @@ if TYPE_CHECKING:
     from .passes.values import average, cast, compact, ties, untie
     from .porting import Mapping, load_into, read_mapping, transfer
     from .reports.comparing.diff import Diff, diff
-    from .reports.diagnosis.doctor import Diagnosis, doctor, explain
+    from .reports.diagnosis.advice import advise, explain
+    from .reports.diagnosis.doctor import doctor
+    from .reports.diagnosis.finding import Diagnosis
     from .reports.diagnosis.fits import Fit, fits
     from .reports.scanning.scan import Scan, scan
     from .reports.verify import Verification, verify
@@ -130,6 +134,7 @@ __all__ = [
     "Verification",
     "__version__",
     "add_prefix",
+    "advise",
     "average",
     "cast",
     "clean",

@@ -7,9 +7,10 @@ from dataclasses import asdict
 
 import click
 
+from ..disk.files import is_folder
 from ..disk.urls import size_of
+from ..reports.diagnosis import advice, leftovers
 from ..reports.diagnosis import doctor as report
-from ..reports.diagnosis import leftovers
 from ..reports.diagnosis.doctor_text import doctor_text, explanation_text
 from .options import FileName
 from .output import print_json, progress_bar, terminal_width
@@ -51,20 +52,22 @@ def doctor(
     if remove_leftovers:
         return _remove_leftovers(file, as_json=as_json)
     width = terminal_width()
-    explained = None
-    if error is not None:
-        text = sys.stdin.read(_LONGEST) if error == "-" else error
-        explained = report.explain(text, file)
-        if not as_json:
-            click.echo(explanation_text(explained, everything=verbose, width=width))
-    found = None
+    explained = found = None
+    message = sys.stdin.read(_LONGEST) if error == "-" else error
     if file is not None:
-        size = size_of(file)
+        size = 0 if is_folder(file) else size_of(file)
         with progress_bar("reading", size, wanted=True) as progress:
-            found = report.doctor(file, model, at=at, progress=progress)
-        if not as_json:
-            text = doctor_text(found, everything=verbose, width=width)
-            click.echo(("\n" if explained is not None else "") + text)
+            if message is None:
+                found = report.doctor(file, model, at=at, progress=progress)
+            else:
+                explained, found = advice.advise(message, file, model, at=at, progress=progress)
+    elif message is not None:
+        explained = advice.explain(message, None, model)
+    if explained is not None and not as_json:
+        click.echo(explanation_text(explained, everything=verbose, width=width, file=file is not None))
+    if found is not None and not as_json:
+        text = doctor_text(found, everything=verbose, width=width)
+        click.echo(("\n" if explained is not None else "") + text)
     if as_json:
         document = {"ckptool": 1, "command": "doctor"}
         messages = [asdict(one) for one in explained] if explained is not None else None

@@ -3,6 +3,24 @@
 MISSING = "Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: {}. \n\tUnexpected key(s) in state_dict: {}. "
 
 MESSAGES = {
+    "incompatible-keys": [
+        "_IncompatibleKeys(missing_keys=['conv.weight'], unexpected_keys=['net.conv.weight'])",
+        "<IncompatibleKeys missing_keys=['a'] unexpected_keys=[]>",
+    ],
+    "dcp-missing": [
+        "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([0])\n  RuntimeError: "
+        "Missing key in checkpoint state_dict: model.conv.weight."
+    ],
+    "mps-float64": [
+        "TypeError: Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64. Please use "
+        "float32 instead."
+    ],
+    "allow-pickle": ["ValueError: Object arrays cannot be loaded when allow_pickle=False"],
+    "not-a-tar": [
+        "tar: This does not look like a tar archive",
+        "tarfile.ReadError: file could not be opened successfully",
+    ],
+    "not-gzip": ["gzip: x.pth: unknown suffix -- ignored", "gzip: x.gz: not in gzip format"],
     "module-unexpected": [
         MISSING.format('"conv1.weight", "fc.bias"', '"module.conv1.weight", "module.fc.bias"'),
         "KeyError: 'unexpected key \"module.features.conv0.weight\" in state_dict'",

@@ -34,6 +34,8 @@ ELSEWHERE = {
     "no-format": "transformers says it",
     "partly-loaded": "transformers, mmcv and mmengine say it",
     "zero-numels": "DeepSpeed says it",
+    "mps-float64": "needs a Mac",
+    "not-gzip": "gzip says it, in the language of the machine",
     "killed": "the kernel kills what takes all memory, this machine's too; the shell's word for it is had below",
 }
 

@@ -27,7 +27,7 @@ def test_a_message_is_known_by_its_own_lesson_first(name, text):
 def test_a_lesson_says_what_to_do_with_commands_that_can_be_typed(lesson):
     assert lesson.commands or lesson.actions or lesson.name == "nothing-missing"
     for command in lesson.commands:
-        words = shlex.split(command.format(file="FILE", out="OUT"))
+        words = shlex.split(command.format(file="FILE", out="OUT", key="KEY"))
         assert words[0] == "ckptool"
         found = cli.get_command(click.Context(cli), words[1])
         assert found is not None, command

@@ -354,7 +354,9 @@ TROUBLES = {
     "a small zip that is cut short": Trouble(cut(30_000), load_plain, "no-directory-small", "damaged", torch.load),
     "a zip that is cut short": Trouble(cut(150_000), load_plain, "no-directory", "damaged", torch.load),
     "of a GPU that is not there, among others": Trouble(tagged("cuda:3"), on_one_gpu, "device-index", "device"),
-    "states of training on a GPU": Trouble(with_gpu_states, resume, "device-absent", "cpu-state", resume),
+    "states of training on a GPU": Trouble(with_gpu_states, resume, "device-absent", "cpu-state",
+        lambda path: Net().load_state_dict(torch.load(path)),
+    ),
     "arrays of numpy 2 where there is numpy 1": Trouble(
         numpy_inside, with_numpy_1, "numpy-core", "weights-only", load_with_numpy_1
     ),
@@ -500,6 +502,31 @@ def to_a_full_disk(path):
     torch.save(torch.zeros(10), "/dev/full")
 
 
+def loaded_without_strict(path):
+    raise RuntimeError(str(Net().load_state_dict(weights("net."), strict=False)))  # as scripts print it
+
+
+def a_key_that_dcp_does_not_hold(path):
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"model": weights()}, checkpoint_id=path.with_suffix(""))
+    try:
+        dcp.load({"net": weights()}, checkpoint_id=path.with_suffix(""))
+    except BaseException as error:  # its class is none of the ordinary ones
+        raise RuntimeError(str(error)) from None
+
+
+def a_pickled_dict_of_numpy(path):
+    numpy.save(path.with_suffix(".npy"), {"w": numpy.ones(2)})
+    numpy.load(path.with_suffix(".npy"))
+
+
+def opened_as_a_tar(path):
+    torch.save(weights(), path)
+    with tarfile.open(path):
+        pass
+
+
 #: Lesson -> (how the message comes about, whether what is advised can be typed for the file that is left).
 SITUATIONS = {
     "no-envelope": (lambda path: weights()["state_dict"], False),
@@ -519,6 +546,10 @@ SITUATIONS = {
     "persistent-id": (read_with_pickle, False),
     "cut-record": (without_a_record, True),
     "disk-full": (to_a_full_disk, False),
+    "incompatible-keys": (loaded_without_strict, False),
+    "dcp-missing": (a_key_that_dcp_does_not_hold, False),
+    "allow-pickle": (a_pickled_dict_of_numpy, False),
+    "not-a-tar": (opened_as_a_tar, False),
     "no-parent": (lambda path: torch.save({}, "absent/a.pth"), False),
     "meta": (lambda path: torch.empty(1, device="meta").to("cpu"), False),
 }

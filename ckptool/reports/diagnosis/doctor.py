@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...checkpoint import Checkpoint, StateDict
-from ...disk.files import StrPath, beside, shell_path, shell_quote
+from ...disk.files import StrPath, beside, is_folder, shell_path
 from ...disk.urls import open_file
-from ...errors import CheckpointError, Unreadable, counted, printable
+from ...errors import CheckpointError, UnknownFormat, Unreadable, counted, printable
 from ...formats import NothingLeft, format_of, salvage
 from ...formats import open as open_checkpoint
 from ...formats.base import AnyFormat, Format
-from ...formats.sharded import missing_beside
 from ...formats.torch_zip import FORMAT as TORCH_ZIP
 from ...formats.torch_zip import NO_VERSION
 from ...inert.allowed import PLAIN, named_globals
@@ -26,79 +24,12 @@ from ...tree import ByteString, Global, Object, Trail, address, children, compon
 from ...weights import is_training_state
 from ..scanning.scan import scan
 from ..verify import verify
-from .fits import Fit, best_fit
-from .knowledge import first_byte, lessons_for
+from .cures import cure, keeping_all
+from .finding import Diagnosis, Finding
+from .fits import best_fit
+from .in_folders import in_folder
 from .leftovers import left_behind
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that was found.
-
-    Attributes:
-        name: what kind of thing, in a word, the same for all files ("wrapped", "device").
-        what: what was found, in a sentence.
-        trouble: it would be in the way of `model.load_state_dict(torch.load(FILE))` on a machine without a GPU, or
-            is damage or a danger. Other findings are worth knowing.
-        commands: (command, what for) that help with this.
-        actions: what else helps.
-    """
-
-    name: str
-    what: str
-    trouble: bool = True
-    commands: list[tuple[str, str]] = field(default_factory=list)
-    actions: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """What is wrong with a file, or behind a message.
-
-    Attributes:
-        path: the file, or "".
-        kind: what the file is, in a phrase.
-        findings: what was found, the most serious first.
-        cure: the commands that make the file load, in order; empty if there are none or none is needed.
-        fit: how it fits the model, if one was given.
-    """
-
-    path: str
-    kind: str
-    findings: list[Finding]
-    cure: list[str]
-    fit: Fit | None = None
-
-    @property
-    def healthy(self) -> bool:
-        """Whether nothing is in the way."""
-        return not any(one.trouble for one in self.findings) and (self.fit is None or self.fit.fits)
-
-    def as_json(self) -> dict[str, Any]:
-        """The document that `ckptool doctor --json` prints."""
-        return {"healthy": self.healthy, **asdict(self)}
-
-
-def explain(text: str, path: StrPath | None = None) -> list[Finding]:
-    """What an error message of torch, safetensors, Lightning and others means, and what helps.
-
-    Args:
-        text: the message, or a log with one in it.
-        path: the file that it was about, to be put into the commands.
-    """
-    file = shell_path(path) if path is not None else "FILE"
-    out = beside(path, "fixed") if path is not None else "OUT"
-    found = []
-    for lesson in lessons_for(text):
-        byte = first_byte(text) if lesson.name in ("first-byte", "weights-only") else None
-        means = lesson.means + (f" {byte[0].upper()}{byte[1:]}." if byte else "")
-        named = dict.fromkeys(re.findall(r"size mismatch for ([\w.-]+):", text))
-        drop = " ".join(f"--drop {shell_quote(key, 200)}" for key in list(named)[:8]) or "--drop fc"
-        told = (command.format(file=file, out=out).replace("--drop fc", drop) for command in lesson.commands)
-        commands = [(command, "") for command in told]
-        trouble = lesson.name != "nothing-missing"
-        found.append(Finding(lesson.name, means, trouble, commands, list(lesson.actions)))
-    return found
+from .obstacles import BY_NAME, in_the_way
 
 
 def doctor(
@@ -127,14 +58,16 @@ def doctor(
     except Unreadable:
         raise
     except CheckpointError as error:
-        unopened = _unopened(path, error)
+        unopened = _unopened_folder(path, error) if is_folder(path) else _unopened(path, error)
         unopened.findings.extend(_left_behind(path))
         return unopened
     weights, tree = _weights(ckpt, at), _look_through(ckpt)
     findings = [
         *_dangers(path),
         *_damage(ckpt, path, progress),
-        *_in_the_way(ckpt, weights, tree),
+        *in_the_way(ckpt, weights),
+        *_devices(tree),
+        *_beyond_weights_only(ckpt, tree),
         *_worth_knowing(ckpt, tree),
         *_left_behind(path),
     ]
@@ -142,11 +75,17 @@ def doctor(
     for line in found.optimizers if found is not None else ():
         command = f"ckptool extract-weights {shell_path(path)} {beside(path, 'weights')}"
         findings.append(Finding("optimizer", line, False, [(command, "for a new optimizer")]))
-    cure = _cure(ckpt, weights, findings, found)
+    if found is not None and found.fits:  # the code of the model knows better
+        findings = [one for one in findings if one.name not in BY_NAME]
+        weights = _weights(ckpt, found.at)
+    names = {one.name for one in findings if one.trouble}
+    if (other := keeping_all(ckpt, weights, names)) is not None:
+        findings.append(Finding("beside", "an optimizer or the like stands beside the weights", False, [other]))
     kind = f"{ckpt.format}" + (
         f", {counted(weights.parameters, 'parameter')} in {counted(len(weights), 'tensor')}" if weights else ""
     )
-    return Diagnosis(str(path), kind, sorted(findings, key=lambda one: not one.trouble), cure, found)
+    commands = cure(ckpt, weights, findings, found)
+    return Diagnosis(str(path), kind, sorted(findings, key=lambda one: not one.trouble), commands, found)
 
 
 def _weights(ckpt: Checkpoint, at: str | None) -> StateDict | None:
@@ -219,6 +158,15 @@ def _look_through(ckpt: Checkpoint) -> _Tree:
 
 
 # -- files that do not open
+
+
+def _unopened_folder(path: StrPath, error: CheckpointError) -> Diagnosis:
+    """What is in a folder that is no checkpoint, or why it is none that can be read."""
+    found = list(in_folder(path))
+    if not found or not any(one.name in ("file", "unpacked") for one in found) or not isinstance(error, UnknownFormat):
+        what = error.what.rstrip(":") + (f" ({'; '.join(error.evidence[:3])})" if error.evidence else "")
+        found.insert(0, Finding("unreadable", what, actions=[error.hint] if error.hint else []))
+    return Diagnosis(str(path), "a folder", found, [])
 
 
 def _unopened(path: StrPath, error: CheckpointError) -> Diagnosis:
@@ -306,48 +254,11 @@ def _rest(path: StrPath) -> tuple[str, list[tuple[str, str]]]:
     return f"; {found.kept:,} of {counted(found.tensors, 'tensor')} are whole", [(command, "to keep what is whole")]
 
 
-def _in_the_way(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> Iterator[Finding]:
-    """What keeps a plain model on a machine without a GPU from loading it."""
-    file = shell_path(ckpt.where)
-    found = ckpt.state_dicts()
-    if ckpt.part_of:
-        yield _one_part(ckpt)
-    if not found:
-        yield Finding("no-weights", "there is no state dict in it", commands=[(f"ckptool inspect {file}", "")])
-    elif weights is None:
-        paths = ", ".join(printable(one.path, 40) for one in found[:6])
-        yield Finding("several", f"it holds {len(found)} state dicts: {paths}; --at names one", False)
-    for one in [weights] if weights else found:
-        if one.wrappers:
-            said = " and ".join(
-                f"{name!r} in {count:,} of {counted(len(one), 'key')}" for name, count in one.wrappers.items()
-            )
-            where = f" at {printable(one.path, 40)}" if len(found) > 1 else ""
-            yield Finding("wrapped", f"the names{where} are those of a wrapped model: {said}")
-        placeholders = sum(t.shape in ((0,), (1,)) for t in one.tensors.values())
-        if placeholders > 4 and placeholders == len(one.tensors):
-            what = "all its tensors have 0 or 1 elements: placeholders of DeepSpeed ZeRO-3"
-            yield Finding("zero-3", what, actions=["the weights are in the *_optim_states.pt files beside it"])
-    if weights is not None and weights.model is not None:
-        what = f"a whole model is pickled in it (class {printable(weights.model.class_name, 60)}), not its weights"
-        yield Finding("pickled-model", what)
-    elif weights is not None and weights.path:
-        yield Finding("envelope", f"the weights are one entry of it, {printable(weights.path, 60)!r}", False)
+def _devices(tree: _Tree) -> Iterator[Finding]:
     places = Counter(storage.location for storage in tree.storages)
     if any(place not in ("cpu", "meta") for place in places):
         said = ", ".join(f"{printable(place, 20)} x{count:,}" for place, count in places.most_common(6))
         yield Finding("device", f"its storages are tagged with devices that must be there: {said}")
-    yield from _beyond_weights_only(ckpt, tree)
-
-
-def _one_part(ckpt: Checkpoint) -> Finding:
-    missing = missing_beside(Path(ckpt.where))
-    if missing:
-        names = ", ".join(printable(name, 80) for name in missing[:3]) + (", …" if missing[3:] else "")
-        return Finding("part", f"it is {ckpt.part_of}; not beside it: {names}", actions=["fetch the others"])
-    folder = Path(ckpt.where).parent
-    command = f"ckptool convert {shell_path(folder)} {beside(ckpt.where, 'whole')}"
-    return Finding("part", f"it is {ckpt.part_of}", True, [(command, "which takes all of them")])
 
 
 def _beyond_weights_only(ckpt: Checkpoint, tree: _Tree) -> Iterator[Finding]:
@@ -418,68 +329,6 @@ def _belongs_on_cpu(trail: Trail, tensor: LazyTensor) -> bool:
         parts.append(str(component))
     rng = tensor.dtype.name == "uint8" and any("rng" in part.lower() for part in parts)
     return rng or (parts[:1] == ["step"] and not tensor.shape and "state" in parts)
-
-
-# -- the cure
-
-
-def _cure(ckpt: Checkpoint, weights: StateDict | None, findings: list[Finding], fit: Fit | None) -> list[str]:
-    """The command that takes all that is in the way out of it at once."""
-    names = {one.name for one in findings if one.trouble}
-    if "no-version" in names:  # the first of several, then: what is written has it
-        repaired = beside(ckpt.where, "repaired")
-        again = [f"ckptool doctor {repaired}"] if len(names) > 1 else []
-        return [f"ckptool repair {shell_path(ckpt.where)} {repaired}", *again]
-    file, out = shell_path(ckpt.where), beside(ckpt.where, "fixed")
-    on_cpu = ["--map-location", "cpu"] if "device" in names else []
-    if fit is not None and not fit.fits:
-        if not fit.commands:
-            return []
-        command = fit.commands[0][0]
-        if " convert " in command or not on_cpu:
-            extract = ["--extract"] if "weights-only" in names and "--extract" not in command else []
-            return [" ".join([command, *extract, *on_cpu])]
-        return [command]
-    several = len(ckpt.state_dicts()) > 1 and weights is not None
-    at = ["--at", shell_quote(weights.path, 200)] if several and weights is not None else []
-    if weights is None and ckpt.state_dicts() and names & {"wrapped", "device", "weights-only"}:
-        return [_one_of_several(ckpt, one, on_cpu) for one in ckpt.state_dicts()[:4]]
-    wrapped = ["--unwrap"] if "wrapped" in names and weights is not None else []
-    inner = weights is not None and (bool(weights.path) or weights.model is not None)
-    if "misnamed" in names:
-        kind = (
-            ["-t", "torch-zip", *wrapped]
-            if _kind(ckpt).loader == "safetensors"
-            else ["--extract", *wrapped, *on_cpu, *at]
-        )
-        return [" ".join(["ckptool convert", file, out, *kind])]
-    objects = names & {"weights-only", "pickled-model", "code-execution", "sealed", "old-container"}
-    if not (wrapped or on_cpu or objects):
-        return []
-    if (objects and inner) or "sealed" in names or "pickled-model" in names:
-        return [" ".join(["ckptool convert", file, out, "--extract", *wrapped, *on_cpu, *at, *_container(ckpt)])]
-    if not objects:
-        short = wrapped and weights is not None and list(weights.wrappers) == ["module."] and not on_cpu
-        if short and weights is not None and all(key.startswith("module.") for key in weights):
-            return [" ".join(["ckptool strip-prefix", file, out, *at])]
-        return [" ".join(["ckptool convert", file, out, *wrapped, *on_cpu, *at])]
-    if "old-container" in names and not names & {"weights-only", "code-execution"}:
-        return [" ".join(["ckptool convert", file, out, *wrapped, *on_cpu, *at, *_container(ckpt)])]
-    clean = beside(ckpt.where, "clean") if wrapped or on_cpu else out
-    first = f"ckptool clean {file} {clean}"
-    return [first] if clean == out else [first, " ".join(["ckptool convert", clean, out, *wrapped, *on_cpu, *at])]
-
-
-def _one_of_several(ckpt: Checkpoint, one: StateDict, on_cpu: list[str]) -> str:
-    file, out = shell_path(ckpt.where), beside(ckpt.where, re.sub(r"\W+", "-", one.path) or "root")
-    wrapped = ["--unwrap"] if one.wrappers else []
-    at = shell_quote(one.path, 200)
-    return " ".join(["ckptool convert", file, out, "--extract", "--at", at, *wrapped, *on_cpu, *_container(ckpt)])
-
-
-def _container(ckpt: Checkpoint) -> list[str]:
-    """The format has to be named where that of the file cannot be written."""
-    return ["-t", "torch-zip"] if _kind(ckpt).draft is None else []
 
 
 def _kind(ckpt: Checkpoint) -> AnyFormat:

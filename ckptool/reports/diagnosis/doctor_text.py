@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ...drawing.screen import Block, Part, screen, section
 from ...drawing.sizes import parameters_text, percent
 from ...errors import counted, printable
-from .doctor import Diagnosis, Finding
+from .finding import Diagnosis, Finding
 from .fits import Fit
 
 _SHOWN = 12
@@ -24,10 +24,12 @@ def doctor_text(found: Diagnosis, *, everything: bool = False, width: int = 120)
     return screen(_parts(found, everything), width, everything=everything)
 
 
-def explanation_text(findings: Sequence[Finding], *, everything: bool = False, width: int = 120) -> str:
-    """What an error message means, for a person."""
+def explanation_text(
+    findings: Sequence[Finding], *, everything: bool = False, width: int = 120, file: bool = False
+) -> str:
+    """What an error message means, for a person. With FILE, what is said about the file follows."""
     if not findings:
-        return "No message that ckptool knows. `ckptool doctor FILE` looks at the file itself."
+        return "No message that ckptool knows." + ("" if file else " `ckptool doctor FILE` looks at the file itself.")
     lines = [line for number, one in enumerate(findings) for line in ([""] if number else []) + list(_explained(one))]
     return screen(lines, width, everything=everything)
 

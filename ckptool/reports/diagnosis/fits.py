@@ -32,6 +32,7 @@ class Fit:
         common: how many keys are in both with the same shape, and how many the model has.
         parameters: the same in elements.
         commands: (command, what for) that make it fit, in order; none where nothing of the file fits.
+        at: where in the file the weights are that were held against the model.
         optimizers: what keeps an optimizer made of all parameters of the model from loading the states in the file.
     """
 
@@ -44,6 +45,7 @@ class Fit:
     common: tuple[int, int]
     parameters: tuple[int, int]
     commands: list[tuple[str, str]]
+    at: str = ""
     optimizers: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -115,6 +117,7 @@ def _fit(ckpt: Checkpoint, weights: StateDict, model: str, built: Any) -> Fit:
         (len(met), len(wanted)),
         (sum(prod(wanted[key]) for key in met), sum(map(prod, wanted.values()))),
         [] if fine else list(_commands(ckpt, weights, theirs, wanted, model, built)),
+        weights.path,
         list(misfits(ckpt, trained)) if fine else [],
     )
 
@@ -170,12 +173,36 @@ def _accepted(port: str, ckpt: Checkpoint, weights: StateDict, built: Any) -> It
     yield accepting_command(mapping, guessed, gaps, port) if guessed or gaps else port, "; ".join(what)
 
 
+def by_names(theirs: list[str], wanted: list[str]) -> list[str] | None:
+    """Options of `convert` that give the keys THEIRS the names that are WANTED, all of them, and leave out the rest;
+    None if nothing does. They are not quoted."""
+    best: tuple[int, list[str], dict[str, str]] = (sum(key in wanted for key in theirs), [], {k: k for k in theirs})
+    names = set(wanted)
+    for options, renamed in _renamings(theirs, wanted, quoted=False):
+        met = sum(new in names for new in renamed.values())
+        if met > best[0]:
+            best = met, options, renamed
+    met, options, renamed = best
+    if met < len(names):
+        return None
+    dropped = keys.heads([new for new in renamed.values() if new not in names], wanted)
+    return (
+        [*options, *(word for head in dropped for word in ("--drop", head))] if len(dropped) <= _MOST_DROPPED else None
+    )
+
+
 def _met(renamed: Mapping[str, str], theirs: Mapping[str, Shape], wanted: Mapping[str, Shape]) -> int:
     return sum(wanted.get(new) == theirs[old] for old, new in renamed.items())
 
 
-def _renamings(theirs: list[str], wanted: list[str]) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Options of `convert`, and what becomes of the keys with them."""
+def _renamings(
+    theirs: list[str], wanted: list[str], *, quoted: bool = True
+) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Options of `convert`, their values quoted for a shell or not, and what becomes of the keys with them."""
+
+    def shown(text: str) -> str:
+        return shell_quote(text, 200) if quoted else text
+
     as_it_is = {key: key for key in theirs}
     unwrapped = keys.unwrap(theirs)
     bases = [(as_it_is, list[str]())]
@@ -188,16 +215,16 @@ def _renamings(theirs: list[str], wanted: list[str]) -> Iterator[tuple[list[str]
             stripped = {old: keys.strip_prefix(new, prefix) for old, new in base.items()}
             if all(new is not None for new in stripped.values()):
                 yield (
-                    [*first, "--strip-prefix", shell_quote(f"{prefix}.", 200)],
+                    [*first, "--strip-prefix", shown(f"{prefix}.")],
                     {old: new or "" for old, new in stripped.items()},
                 )
             else:  # some keys only: of the others, those that the model has not can be left out
                 some = {old: new or base[old] for old, new in stripped.items()}
                 if len(set(some.values())) == len(some):
-                    yield [*first, "--rename", shell_quote(f"{prefix}=", 200)], some
+                    yield [*first, "--rename", shown(f"{prefix}=")], some
         for prefix in _prefixes(wanted):
             yield (
-                [*first, "--add-prefix", shell_quote(f"{prefix}.", 200)],
+                [*first, "--add-prefix", shown(f"{prefix}.")],
                 {old: keys.add_prefix(new, prefix) for old, new in base.items()},
             )
 

@@ -2,7 +2,8 @@
 
 The texts are those of torch, safetensors, Lightning, DeepSpeed, mmcv and transformers, old and new. A lesson has the
 expression that recognises a message, what it means, and the commands and actions that help. `{file}` and `{out}` stand
-for the checkpoint and a file beside it. Lessons about the same message stand from the special to the general.
+for the checkpoint and a file beside it, `{key}` for the key that a message misses. Lessons about the same message stand
+from the special to the general.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ FIRST_BYTES: dict[int, str] = {
     0x0A: "a web page or a text that begins with blank lines",
     0x0D: "a web page or a text that begins with blank lines",
     0x7B: "JSON: an error message of a server, or the index of a sharded checkpoint",
-    0x1F: "a gzip file: gunzip it first",
+    0x1F: "a gzip file: gunzip < FILE > OUT unpacks it, whatever it is called",
     0x50: "a zip archive whose first record is damaged",
     0x00: "a file that begins with zeros: its writing was cut off, or it is a sparse copy",
     0x47: "a valid pickle with an opcode (BINFLOAT) that this torch does not read; a newer torch does",
@@ -105,9 +106,9 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     Lesson(
         "no-envelope",
-        r"KeyError: ['\"](state_dict|model|weight|net|model_state_dict)['\"]",
+        r"KeyError: ['\"](state_dict|model|weights?|net|model_state_dict|params(_ema)?|generator|network|module)['\"]",
         "the script expects the weights under that key, and the file is the weights themselves, or has another key.",
-        ("ckptool inspect {file}",),
+        ("ckptool inspect {file}", "ckptool convert {file} {out} --wrap {key}"),
         ("in the script: checkpoint.get('state_dict', checkpoint)",),
     ),
     Lesson(
@@ -176,6 +177,13 @@ LESSONS: tuple[Lesson, ...] = (
         "the state of the random number generator was moved to the GPU; it belongs on the CPU.",
         (_CPU,),
         ("and load without map_location='cuda'",),
+    ),
+    Lesson(
+        "mps-float64",
+        r"(convert a MPS Tensor to float64|MPS framework doesn't support float64|float64.{0,40}\bMPS\b)",
+        "MPS has no float64, and tensors of that type are in the file or in its optimizer.",
+        ("ckptool convert {file} {out} --cast fp32 --map-location cpu",),
+        ("or torch.load(path, map_location='cpu'), then model.float().to('mps')",),
     ),
     Lesson(
         "two-devices",
@@ -257,6 +265,27 @@ LESSONS: tuple[Lesson, ...] = (
         ("or use torch 2.6 or later",),
     ),
     Lesson(
+        "allow-pickle",
+        r"allow_pickle=False",
+        "the array holds Python objects: a dict that numpy.save pickled, or no file of numpy at all.",
+        (_LOOK, "ckptool scan {file}"),
+        ("numpy.load(path, allow_pickle=True).item() runs what the file names: only for files that you trust",),
+    ),
+    Lesson(
+        "not-a-tar",
+        r"This does not look like a tar archive|ReadError: (file could not be opened|not a .{1,9} file)",
+        "it is no tar archive, whatever its name says: a .pth.tar is a file of torch.save as a rule.",
+        (_LOOK,),
+        ("torch.load(path) reads it as it is",),
+    ),
+    Lesson(
+        "not-gzip",
+        r"not in gzip format|Not a gzipped file|unknown suffix -- ignored",
+        "it is no gzip file, or has another ending than gunzip wants.",
+        (_LOOK,),
+        ("gunzip < {file} > {out} unpacks one, whatever it is called",),
+    ),
+    Lesson(
         "numpy-core",
         r"No module named '?numpy\._?core",
         "the pickle was written with numpy 2 and is read with numpy 1, or the other way round.",
@@ -276,7 +305,7 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     Lesson(
         "no-module",
-        r"(ModuleNotFoundError|ImportError): No module named",
+        r"(ModuleNotFoundError|ImportError): No module named (?!'?numpy\b)",
         "a class of the program that saved the file is in the pickle: the whole model, probably, not its weights.",
         (_EXTRACT,),
     ),
@@ -376,7 +405,7 @@ LESSONS: tuple[Lesson, ...] = (
     ),
     Lesson(
         "header-too-small",
-        r"header ?too ?small|invalid ?header ?(length|start|deserialization)?",
+        r"header ?too ?small|(?<!ReadError\(')invalid ?header ?(length|start|deserialization)?",
         "the safetensors file is empty, cut short or damaged at its beginning.",
         (_LOOK,),
         (_FETCH,),
@@ -425,7 +454,7 @@ LESSONS: tuple[Lesson, ...] = (
     # -- writing and the system
     Lesson(
         "mapped",
-        r"code: 1224|user-mapped section open|Bus error|os error (14|19)",
+        r"code: 1224|user-mapped section open|Bus error|os error (14|19)|\[Errno 14\] Bad address",
         "a file was written while it was mapped: a save onto the file that the tensors came from.",
         (),
         ("write to another file, then rename it; ckptool does this when OUT is IN",),
@@ -466,6 +495,13 @@ LESSONS: tuple[Lesson, ...] = (
         ("load before wrapping, or with torch.distributed.checkpoint.state_dict.set_model_state_dict",),
     ),
     Lesson(
+        "dcp-missing",
+        r"CheckpointException|Missing key in checkpoint state_dict:",
+        "torch.distributed.checkpoint looked for keys that the folder does not hold: other names, or another model.",
+        ("ckptool inspect {file}", "ckptool verify {file} --fits MODEL.py"),
+        ("the names have to be those under which it was saved, with the key that stood around them ('model')",),
+    ),
+    Lesson(
         "zero-numels",
         r"consumed \d+ numels out of \d+",
         "DeepSpeed's shards do not fit together: files of another step, or of another number of processes.",
@@ -492,6 +528,13 @@ LESSONS: tuple[Lesson, ...] = (
         "the system ran out of memory. torch needs that of the whole file, often twice.",
         ("ckptool convert {file} OUT.safetensors --extract",),
         ("torch.load(path, mmap=True) reads what is used; ckptool needs no memory for values",),
+    ),
+    Lesson(
+        "incompatible-keys",
+        r"_IncompatibleKeys\(|<IncompatibleKeys|missing_keys=\[",
+        "strict=False went on in spite of it: what is missing keeps the values that it was made with, and what is "
+        "unexpected was not loaded. If all is on both lists, nothing was loaded.",
+        ("ckptool verify {file} --fits MODEL.py", _TRANSFER),
     ),
     Lesson(
         "missing-and-unexpected",

@@ -1,0 +1,139 @@
+"""What in the names and kinds of weights keeps `model.load_state_dict(torch.load(FILE))` from working.
+
+None of this needs the code of the model: it is what would be in the way of any plain model that the weights are of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ... import keys
+from ...checkpoint import Checkpoint, StateDict
+from ...disk.files import beside, shell_path
+from ...errors import counted, printable
+from ...formats import format_of
+from ...formats.sharded import missing_beside
+from ...passes.packed import packed_in
+from ...tree import names_in
+from ...weights import is_training_state
+from .finding import Finding
+
+#: Findings that no renaming mends: the file does not hold a plain model's weights.
+HOPELESS = frozenset({"part", "zero-3", "adapter", "packed", "no-parameters", "no-weights"})
+#: Findings that the code of a model refutes, if the weights fit it.
+BY_NAME = frozenset({"wrapped", "partly-wrapped", "adapter", "packed", "zero-3", "no-parameters", "strangers"})
+
+_ADAPTER = re.compile(r"(?:^|[._])lora_(?:A|B|embedding_A|embedding_B|down|up|magnitude_vector)(?:[._]|\Z)")
+
+
+def in_the_way(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Finding]:
+    """What is in the way, of all that stands in the file, and of WEIGHTS (None if there are none, or several)."""
+    found = ckpt.state_dicts()
+    if ckpt.part_of:
+        yield _one_part(ckpt)
+    if not found:
+        command = f"ckptool inspect {shell_path(ckpt.where)}"
+        yield Finding("no-weights", "there is no state dict in it", commands=[(command, "")])
+    elif weights is None:
+        paths = ", ".join(printable(one.path, 40) for one in found[:6])
+        actions = [f"one of them is {python_for(ckpt, found[0].path)}"]
+        yield Finding("several", f"it holds {len(found)} state dicts: {paths}; --at names one", True, actions=actions)
+    for one in [weights] if weights else found:
+        where = f" at {printable(one.path, 40)}" if len(found) > 1 else ""
+        yield from _of(one, where)
+    if weights is not None and weights.model is not None:
+        what = f"a whole model is pickled in it (class {printable(weights.model.class_name, 60)}), not its weights"
+        yield Finding("pickled-model", what)
+    elif weights is not None and weights.path:
+        what = f"the weights are one entry of it, {printable(weights.path, 60)!r}"
+        kind = format_of(ckpt)
+        loads = kind is None or kind.loader in ("weights_only", "pickle")
+        yield Finding("envelope", what, loads, actions=[python_for(ckpt, weights.path)] if loads else [])
+
+
+def python_for(ckpt: Checkpoint, path: str) -> str:
+    """The line of Python that loads the weights at PATH as the file has them."""
+    parts = zip(path.split("/") if path else [], names_in(path), strict=True)
+    inside = "".join(f"[{part if part.isdecimal() else repr(name)}]" for part, name in parts)
+    return f"model.load_state_dict(torch.load({Path(ckpt.where).name!r}){printable(inside, 200)})"
+
+
+def _of(weights: StateDict, where: str) -> Iterator[Finding]:
+    """What is in the way in one state dict. WHERE it is, in words, if there are others."""
+    if weights.wrappers:
+        said = " and ".join(
+            f"{name!r} in {count:,} of {counted(len(weights), 'key')}" for name, count in weights.wrappers.items()
+        )
+        yield Finding("wrapped", f"the names{where} are those of a wrapped model: {said}")
+    for component, count in partly_wrapped(weights).items():
+        what = f"'{component}.' stands before {count:,} of {counted(len(weights), 'key')}{where}"
+        yield Finding("partly-wrapped", f"{what}, and not before the others")
+    if odd := strangers(weights):
+        shown = ", ".join(f"{printable(key, 40)!r} ({type(weights[key]).__name__})" for key in odd[:4])
+        more = f" and {len(odd) - 4:,} more" if len(odd) > 4 else ""
+        yield Finding("strangers", f"between the weights{where} stand {shown}{more}, which load_state_dict refuses")
+    tensors = weights.tensors
+    floats = [tensor for tensor in tensors.values() if tensor.dtype.is_floating]
+    empty = sum(tensor.shape == (0,) for tensor in floats)
+    small = sum(tensor.shape in ((0,), (1,)) for tensor in tensors.values())
+    if (empty > 1 and 2 * empty >= len(floats)) or small == len(tensors) > 4:
+        many = f"{empty:,} of {counted(len(floats), 'tensor')}{where} are empty"
+        many = many if empty else "all its tensors have 1 element"
+        actions = ["the weights are in the *_optim_states.pt files beside it"]
+        yield Finding("zero-3", f"{many}: placeholders of DeepSpeed ZeRO-3", actions=actions)
+    elif not weights.parameters:
+        yield Finding(
+            "no-parameters", f"the state dict{where} holds no parameters: {counted(len(weights), 'entry', 'entries')}"
+        )
+    layers = {_ADAPTER.split(key)[0].strip("._") for key in weights if _ADAPTER.search(key)}
+    if layers:
+        what = f"it is an adapter (LoRA) of {counted(len(layers), 'layer')}{where}, and not the model that it changes"
+        if any(".base_layer." in key for key in weights):
+            what = f"{counted(len(layers), 'layer')}{where} are those of a model with an adapter (LoRA) in it"
+        actions = ["peft.PeftModel.from_pretrained(base_model, FOLDER) puts it onto its base model"]
+        yield Finding("adapter", what, actions=actions)
+    if packed := packed_in(tensors):
+        families = ", ".join(dict.fromkeys(one.family for one in packed))
+        what = f"{counted(len(packed), 'weight is', 'weights are')} packed{where} ({families}): "
+        what += printable(packed[0].name, 60)
+        actions = ["it loads into a model that was built with the same quantisation"]
+        yield Finding("packed", what + (", …" if packed[1:] else ""), actions=actions)
+
+
+def partly_wrapped(weights: StateDict) -> dict[str, int]:
+    """Components of wrappers that stand before some of the keys, and before how many; none where `unwrap` helps."""
+    if weights.wrappers:
+        return {}
+    components = {wrapper.component for wrapper in keys.WRAPPERS}
+    heads = Counter(keys.first_component(key) for key in weights if "." in key)
+    others = len(weights) - (keys.AVERAGED_COUNTER in weights)
+    return {head: count for head, count in heads.items() if head in components and count < others}
+
+
+def strangers(weights: StateDict) -> list[str]:
+    """Keys of numbers, texts and training state between the tensors, which no module asks for."""
+    return [
+        key
+        for key, value in weights.items()
+        if not key.endswith("_extra_state")
+        and "_packed_params" not in key
+        and (value is None or isinstance(value, str | bytes | int | float) or ("." not in key and _state(key, value)))
+    ]
+
+
+def _state(key: str, value: Any) -> bool:
+    return is_training_state(key) and not hasattr(value, "shape")
+
+
+def _one_part(ckpt: Checkpoint) -> Finding:
+    missing = missing_beside(Path(ckpt.where))
+    if missing:
+        names = ", ".join(printable(name, 80) for name in missing[:3]) + (", …" if missing[3:] else "")
+        return Finding("part", f"it is {ckpt.part_of}; not beside it: {names}", actions=["fetch the others"])
+    folder = Path(ckpt.where).parent
+    command = f"ckptool convert {shell_path(folder)} {beside(ckpt.where, 'whole')}"
+    return Finding("part", f"it is {ckpt.part_of}", True, [(command, "which takes all of them")])
