@@ -266,3 +266,14 @@ def test_an_unpacked_archive_is_named(tmp_path):
         archive.extractall("out")
     (first, *_) = ckptool.doctor("out/a").findings
     assert first.name == "unpacked"
+
+
+def test_a_prefix_that_all_names_share_is_worth_knowing():
+    torch.save({"state_dict": weights("encoder.model.")}, "a.ckpt")
+    (finding,) = [one for one in ckptool.doctor("a.ckpt").findings if one.name == "prefix"]
+    assert not finding.trouble
+    code, words = typed(finding.commands[0][0])
+    assert code == 0
+    assert loads(words[3])
+    torch.save({"a.weight": torch.ones(2), "a.bias": torch.ones(2)}, "b.pth")
+    assert ckptool.doctor("b.pth").findings == []

@@ -70,8 +70,8 @@ def _of_one(ckpt: Checkpoint, weights: StateDict, names: set[str], on_cpu: list[
     if "misnamed" in names:
         return _shown(ckpt, weights, ["--extract", *keys, *on_cpu], at, out)
     objects = names & {"weights-only", "pickled-model", "code-execution", "sealed", "old-container"}
-    taken = names & {"envelope", "several", "strangers", "pickled-model", "sealed"}
-    taken = taken or (objects and (weights.path or weights.model))
+    taken = bool(names & {"envelope", "several", "strangers", "pickled-model", "sealed"})
+    taken = taken or bool(objects and (weights.path or weights.model))
     extract = ["--extract"] if taken else []
     if not (extract or keys or on_cpu or objects):
         return []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoint import Checkpoint, StateDict
-from ...disk.files import StrPath, beside, is_folder, shell_path
+from ...disk.files import StrPath, beside, is_folder, shell_path, shell_quote
 from ...disk.urls import open_file
 from ...errors import CheckpointError, UnknownFormat, Unreadable, counted, printable
 from ...formats import NothingLeft, format_of, salvage
@@ -19,6 +19,7 @@ from ...formats.base import AnyFormat, Format
 from ...formats.torch_zip import FORMAT as TORCH_ZIP
 from ...formats.torch_zip import NO_VERSION
 from ...inert.allowed import PLAIN, named_globals
+from ...keys import common_prefix
 from ...tensor import LazyTensor, Storage, distinct, totals
 from ...tree import ByteString, Global, Object, Trail, address, children, component_text, walk
 from ...weights import is_training_state
@@ -29,7 +30,7 @@ from .finding import Diagnosis, Finding
 from .fits import best_fit
 from .in_folders import in_folder
 from .leftovers import left_behind
-from .obstacles import BY_NAME, in_the_way
+from .obstacles import BY_NAME, in_the_way, strangers
 
 
 def doctor(
@@ -68,7 +69,7 @@ def doctor(
         *in_the_way(ckpt, weights),
         *_devices(tree),
         *_beyond_weights_only(ckpt, tree),
-        *_worth_knowing(ckpt, tree),
+        *_worth_knowing(ckpt, weights, tree),
         *_left_behind(path),
     ]
     found = best_fit(ckpt, model, at) if model is not None else None
@@ -76,7 +77,7 @@ def doctor(
         command = f"ckptool extract-weights {shell_path(path)} {beside(path, 'weights')}"
         findings.append(Finding("optimizer", line, False, [(command, "for a new optimizer")]))
     if found is not None and found.fits:  # the code of the model knows better
-        findings = [one for one in findings if one.name not in BY_NAME]
+        findings = [one for one in findings if one.name not in BY_NAME | {"prefix"}]
         weights = _weights(ckpt, found.at)
     names = {one.name for one in findings if one.trouble}
     if (other := keeping_all(ckpt, weights, names)) is not None:
@@ -285,7 +286,18 @@ def _beyond_weights_only(ckpt: Checkpoint, tree: _Tree) -> Iterator[Finding]:
         yield Finding("weights-only", f"torch.load refuses it with weights_only=True, since it names {said}{more}")
 
 
-def _worth_knowing(ckpt: Checkpoint, tree: _Tree) -> Iterator[Finding]:
+def _common_prefix(weights: StateDict) -> str:
+    """What all names begin with, if there are several modules below it and it is no wrapper's."""
+    prefix = common_prefix(weights)
+    if not prefix or weights.wrappers or weights.model is not None or strangers(weights):
+        return ""
+    inner = {
+        key.removeprefix(f"{prefix}.").partition(".")[0] for key in weights if key.count(".") > prefix.count(".") + 1
+    }
+    return prefix if len(inner) > 1 else ""
+
+
+def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> Iterator[Finding]:
     file = shell_path(ckpt.where)
     kind = _kind(ckpt)
     mapped = kind.mapped and kind.loader == "weights_only"
@@ -298,6 +310,13 @@ def _worth_knowing(ckpt: Checkpoint, tree: _Tree) -> Iterator[Finding]:
         yield Finding("legacy", what, False, [(command, "to make it one that can be mapped")])
     if tree.python_2:
         yield Finding("python-2", "strings of Python 2 are in it; torch.load may need encoding='latin1'", False)
+    if weights is not None and (prefix := _common_prefix(weights)):
+        out = beside(ckpt.where, "plain")
+        at = ["--at", shell_quote(weights.path, 200)] if len(ckpt.state_dicts()) > 1 else []
+        options = ["--extract"] if weights.path else []
+        words = ["ckptool convert", file, out, *options, "--strip-prefix", shell_quote(f"{prefix}.", 200), *at]
+        what = f"all names begin with {printable(prefix, 60)!r}, which is no wrapper's"
+        yield Finding("prefix", what, False, [(" ".join(words), "if the model's names do not")])
     used, stored = tree.tensors, sum(storage.nbytes for storage in tree.storages)
     if stored > 2 * used and stored - used > 1 << 20:
         what = f"its tensors use {used:,} of {stored:,} stored bytes: views of larger ones were saved"

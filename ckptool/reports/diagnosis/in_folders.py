@@ -30,16 +30,15 @@ def in_folder(path: StrPath) -> Iterator[Finding]:
     files = [name for name in names if name.lower().endswith(_ENDINGS)]
     for name in files[:_MOST]:
         place = Path(path) / name
-        command = (f"ckptool doctor {shell_path(place)}", "to see all about it")
         try:
             opened = open_checkpoint(place)
             found = opened.state_dicts()
             wrong = [one for one in in_the_way(opened, found[0] if len(found) == 1 else None) if one.trouble]
         except CheckpointError as error:
-            yield Finding("file", f"{printable(name, 60)}: {error.what.rstrip(':')}", True, [command])
+            yield Finding("file", f"{printable(name, 60)}: {error.what.rstrip(':')}")
             continue
         said = "; ".join(one.what for one in wrong[:2])
         verdict = said or "nothing is in the way, as far as its names tell"
-        yield Finding("file", f"{printable(name, 60)}: {verdict}", bool(wrong), [command] if wrong else [])
+        yield Finding("file", f"{printable(name, 60)}: {verdict}", bool(wrong))
     if files[_MOST:]:
         yield Finding("file", f"and {len(files) - _MOST:,} more files, which were not looked into", False)

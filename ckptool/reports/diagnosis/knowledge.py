@@ -532,7 +532,7 @@ LESSONS: tuple[Lesson, ...] = (
     Lesson(
         "incompatible-keys",
         r"_IncompatibleKeys\(|<IncompatibleKeys|missing_keys=\[",
-        "strict=False went on in spite of it: what is missing keeps the values that it was made with, and what is "
+        "with strict=False nothing stopped: what is missing keeps the values that it was made with, and what is "
         "unexpected was not loaded. If all is on both lists, nothing was loaded.",
         ("ckptool verify {file} --fits MODEL.py", _TRANSFER),
     ),
