@@ -122,9 +122,10 @@ _MATCHING: tuple[Callable[[Any], Any], ...] = (
 )
 
 _WRITING: tuple[Callable[[Any], Any], ...] = (
-    click.argument("source", type=FileName(), metavar="IN"),
-    click.argument("target", type=FileName(), metavar="OUT", required=False),
-    click.option("--in-place", is_flag=True, help="Replace IN, once the new file is whole."),
+    click.argument("paths", type=FileName(), metavar="IN [OUT]", nargs=-1, required=True),
+    click.option("--in-place", is_flag=True, help="Replace IN, once the new file is whole; also several."),
+    click.option("--out-dir", type=FileName(), metavar="DIR", help="Write each of several IN into DIR, by its name."),
+    click.option("-r", "--recursive", is_flag=True, help="Take all checkpoints in folders; with one of these two."),
     *_OUTPUT,
 )
 

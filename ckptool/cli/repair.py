@@ -18,7 +18,7 @@ _SHOWN = 12
 
 @click.command()
 @writing_options
-def repair(**options: Any) -> None:
+def repair(**options: Any) -> int:
     """Rebuild a file that does not open: zipped again, without its directory, or cut short.
 
     What is whole is written; what is lost is named first, and written without only with --allow-loss. A tensor is whole
@@ -57,4 +57,4 @@ def repair(**options: Any) -> None:
             )
         return found.checkpoint
 
-    rewrite([], "repair", options, opener=salvaged)
+    return rewrite([], "repair", options, opener=salvaged)

@@ -8,6 +8,7 @@ keys that will be written.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from ..passes import by_key as passes
 from ..passes import envelopes, recipes, values
 from ..passes.optimizers import name_parameters, optimizers_in, without_names
 from ..passes.recipes import Step
-from . import launched
+from . import launched, many
 from .options import FileName, output_options, writing_options
 from .output import check_side_outputs, print_receipt, progress_bar
 from .typed import command_as_typed
@@ -71,64 +72,66 @@ def rewrite(
     recipe: str | None = None,
     opener: Callable[[str], Checkpoint] | None = None,
     model: str | None = None,
-) -> None:
-    """Open (as OPENER does, if it is given), pass, plan, write, and say what was done.
+) -> int:
+    """Open (as OPENER does, if it is given), pass, plan, write, and say what was done; several files one by one.
 
     Under torchrun all ranks do so together. Each works out the whole plan; rank 0 alone looks at the target.
+
+    Returns:
+        The exit code.
     """
-    source, target, ranks = options["source"], _target(options), launched.ranks()
-    overwrite = options["overwrite"] or options["in_place"]
+    jobs = many.sort_out(options, as_folder=max_shard_size is not None or variant is not None)
+    if jobs is None:
+        _target(options)
     if launched.leads():
         check_side_outputs()
-    missing: passes.Missing = "ok" if options["if_present"] else "error"
     steps = [*(recipes.read(recipe) if recipe else ()), *wanted]
     noted = recipes.text(steps) if options["save_recipe"] is not None else ""
-
-    def planned() -> tuple[formats.Plan, list[tuple[str, str]]]:
-        opened = (opener or formats.open)(source)
-        if opener is None and not options["partial_file"]:
-            require_whole(opened, lambda folder: command_as_typed(swapped={str(source): folder}))
-        if options["at"] is not None:
-            opened.state_dict(options["at"])  # it is there, whether or not a pass needs it
-        if options["in_place"] and not options["format_"]:
-            options["format_"] = opened.format
-        unnamed = [one.path for one in optimizers_in(opened.root) if one.names is None] if model else []
-        if model is not None and unnamed:
-            from ..model_code.building import parameters_of
-
-            opened = name_parameters(opened, parameters_of(model), at=options["at"])
-        try:
-            ckpt, renamed = recipes.run(opened, steps, at=options["at"], missing=missing)
-        except PartialMatch as error:
-            if error.instead and recipe is None and command in ("convert", "strip-prefix"):
-                error.hint = _typed_instead(error.instead)
-            raise
-        ckpt = without_names(ckpt, unnamed)
-        chosen = formats.target_format(ckpt, target, options["format_"], formats.split_of(max_shard_size, variant))
-        if options["at"] is not None and not chosen.pickles and ckpt.at is None:
-            ckpt = envelopes.extract(ckpt, at=options["at"])  # it holds one set of tensors, and these were named
-        if chosen.flat and any(step.name == "wrap" for step in steps):
-            what = f"{chosen.name} holds one flat set of tensors, and no key around them"
-            raise RuleError(what, where="--wrap", hint=f"write a .pth file: {beside(target, 'wrapped', '.pth')}")
-        if ckpt.ties == "drop" and (chosen.pickles or not chosen.flat):
-            what = f"{chosen.name} keeps ties as they are, and has no notes in place of keys"
-            raise RuleError(what, where="--ties", hint="--ties drop is for safetensors files and shards")
-        plan = formats.plan(
-            ckpt,
-            target,
-            format=options["format_"],
-            allow_loss=options["allow_loss"],
-            keep_objects=options["keep_objects"],
-            for_torch=options["for_torch"],
-            max_shard_size=max_shard_size,
-            variant=variant,
+    how = _How(steps, command, max_shard_size, variant, recipe, opener, model)
+    status = 0
+    if jobs is not None:
+        status = many.run_each(jobs, lambda mine: _one(how, mine), command, options)
+    else:
+        plan, renamed, notes = _one(how, options)
+    if options["save_recipe"] is not None and launched.leads():
+        write_side_output("recipe", options["save_recipe"], noted, overwrite=options["overwrite"])
+    if jobs is None:
+        print_receipt(
+            plan,
+            options["source"],
+            renamed if options["verbose"] else [],
+            notes,
+            command=command,
+            as_json=options["as_json"],
+            quiet=options["quiet"],
+            dry_run=options["dry_run"],
         )
-        return plan, renamed
+    return status
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """What is done to each file of a command (see `rewrite`)."""
+
+    steps: Sequence[Step]
+    command: str
+    max_shard_size: str | None
+    variant: str | None
+    recipe: str | None
+    opener: Callable[[str], Checkpoint] | None
+    model: str | None
+
+
+def _one(how: _How, options: dict[str, Any]) -> many.Done:
+    """Rewrite one file."""
+    target, ranks = _target(options), launched.ranks()
+    overwrite = options["overwrite"] or options["in_place"]
 
     def check() -> None:
-        formats.check(plan, overwrite=overwrite, backup=options["backup"])
+        if not options.get("new_folder"):
+            formats.check(plan, overwrite=overwrite, backup=options["backup"])
 
-    plan, renamed = ranks.agree(planned)[0] if ranks else planned()
+    plan, renamed = ranks.agree(lambda: _planned(how, options))[0] if ranks else _planned(how, options)
     if ranks:
         ranks.led(check)
     else:
@@ -137,18 +140,52 @@ def rewrite(
     if not options["dry_run"]:
         with progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"]) as progress:
             notes = formats.write(plan, overwrite=overwrite, backup=options["backup"], progress=progress, ranks=ranks)
-    if options["save_recipe"] is not None and launched.leads():
-        write_side_output("recipe", options["save_recipe"], noted, overwrite=options["overwrite"])
-    print_receipt(
-        plan,
-        source,
-        renamed if options["verbose"] else [],
-        notes,
-        command=command,
-        as_json=options["as_json"],
-        quiet=options["quiet"],
-        dry_run=options["dry_run"],
+    return plan, renamed, notes
+
+
+def _planned(how: _How, options: dict[str, Any]) -> tuple[formats.Plan, list[tuple[str, str]]]:
+    """What is to be written, and (old key, new key) of the keys that change."""
+    source, target, at = options["source"], _target(options), options["at"]
+    opened = (how.opener or formats.open)(source)
+    if how.opener is None and not options["partial_file"]:
+        require_whole(opened, lambda folder: command_as_typed(swapped={str(source): folder}))
+    if at is not None:
+        opened.state_dict(at)  # it is there, whether or not a pass needs it
+    if options["in_place"] and not options["format_"]:
+        options["format_"] = opened.format
+    unnamed = [one.path for one in optimizers_in(opened.root) if one.names is None] if how.model else []
+    if how.model is not None and unnamed:
+        from ..model_code.building import parameters_of
+
+        opened = name_parameters(opened, parameters_of(how.model), at=at)
+    try:
+        ckpt, renamed = recipes.run(opened, how.steps, at=at, missing="ok" if options["if_present"] else "error")
+    except PartialMatch as error:
+        if error.instead and how.recipe is None and how.command in ("convert", "strip-prefix"):
+            error.hint = _typed_instead(error.instead)
+        raise
+    ckpt = without_names(ckpt, unnamed)
+    split = formats.split_of(how.max_shard_size, how.variant)
+    chosen = formats.target_format(ckpt, target, options["format_"], split)
+    if at is not None and not chosen.pickles and ckpt.at is None:
+        ckpt = envelopes.extract(ckpt, at=at)  # it holds one set of tensors, and these were named
+    if chosen.flat and any(step.name == "wrap" for step in how.steps):
+        what = f"{chosen.name} holds one flat set of tensors, and no key around them"
+        raise RuleError(what, where="--wrap", hint=f"write a .pth file: {beside(target, 'wrapped', '.pth')}")
+    if ckpt.ties == "drop" and (chosen.pickles or not chosen.flat):
+        what = f"{chosen.name} keeps ties as they are, and has no notes in place of keys"
+        raise RuleError(what, where="--ties", hint="--ties drop is for safetensors files and shards")
+    plan = formats.plan(
+        ckpt,
+        target,
+        format=options["format_"],
+        allow_loss=options["allow_loss"],
+        keep_objects=options["keep_objects"],
+        for_torch=options["for_torch"],
+        max_shard_size=how.max_shard_size,
+        variant=how.variant,
     )
+    return plan, renamed
 
 
 def _typed_instead(instead: Sequence[str]) -> str:
@@ -200,7 +237,7 @@ def _stdout_file() -> str | None:
 @click.option("--prefix", default="module.", show_default=True, help="Whole components at the start of the keys.")
 @click.option("--first", is_flag=True, help="Drop the first component of each key, whatever it is.")
 @writing_options
-def strip_prefix(prefix: str, first: bool, **options: Any) -> None:
+def strip_prefix(prefix: str, first: bool, **options: Any) -> int:
     """Remove a prefix from every key.
 
     \b
@@ -208,27 +245,27 @@ def strip_prefix(prefix: str, first: bool, **options: Any) -> None:
     ckptool strip-prefix in.pth --in-place --prefix model.
     ckptool strip-prefix in.pth out.pth --first
     """
-    rewrite(_steps({"strip-prefix": prefix, "strip-first": first}), "strip-prefix", options)
+    return rewrite(_steps({"strip-prefix": prefix, "strip-first": first}), "strip-prefix", options)
 
 
 @click.command()
 @click.option("--prefix", default="module.", show_default=True, help="Put before each key.")
 @writing_options
-def add_prefix(prefix: str, **options: Any) -> None:
+def add_prefix(prefix: str, **options: Any) -> int:
     """Put a prefix before every key, as a model wrapped in DataParallel or DDP has it.
 
     \b
     ckptool add-prefix in.pth out.pth
     ckptool add-prefix in.pth out.pth --prefix backbone.
     """
-    rewrite(_steps({"add-prefix": prefix}), "add-prefix", options)
+    return rewrite(_steps({"add-prefix": prefix}), "add-prefix", options)
 
 
 @click.command()
 @click.option("--rename", "rules", multiple=True, metavar="OLD=NEW", help="A rule; the first that fits a key counts.")
 @click.option("--rules", "rules_file", type=FileName(), metavar="FILE", help="A file with one rule OLD=NEW a line.")
 @writing_options
-def rename(rules: tuple[str, ...], rules_file: str | None, **options: Any) -> None:
+def rename(rules: tuple[str, ...], rules_file: str | None, **options: Any) -> int:
     """Rename keys by rules OLD=NEW.
 
     OLD matches whole components from the start of a key. {} stands for one component or a part of one, {...} for
@@ -242,7 +279,7 @@ def rename(rules: tuple[str, ...], rules_file: str | None, **options: Any) -> No
     """
     if not rules and not rules_file:
         raise click.UsageError("Missing --rename OLD=NEW or --rules FILE.")
-    rewrite(_steps({"rename": rules}, rules_file), "rename", options)
+    return rewrite(_steps({"rename": rules}, rules_file), "rename", options)
 
 
 @click.command()
@@ -256,7 +293,7 @@ def rename(rules: tuple[str, ...], rules_file: str | None, **options: Any) -> No
     help="cpu, cuda:1=cuda:0, 'cuda:1->cuda:0', cuda:*=cpu; several are applied at once.",
 )
 @writing_options
-def remap(locations: tuple[str, ...], **options: Any) -> None:
+def remap(locations: tuple[str, ...], **options: Any) -> int:
     """Change the devices that tensors are tagged with, wherever they are in the file. No GPU is needed.
 
     \b
@@ -264,7 +301,7 @@ def remap(locations: tuple[str, ...], **options: Any) -> None:
     ckptool remap in.pth out.pth --map-location cuda:1=cuda:0
     ckptool remap in.pth out.pth --map-location 'cuda:1->cuda:0'
     """
-    rewrite(_steps({"map-location": locations}), "remap", options)
+    return rewrite(_steps({"map-location": locations}), "remap", options)
 
 
 #: Options of `convert` that stand beside those of passes.
@@ -304,7 +341,7 @@ def convert(
     max_shard_size: str | None,
     variant: str | None,
     **options: Any,
-) -> None:
+) -> int:
     """Rewrite a checkpoint in another format, or with other keys and devices, or both.
 
     The suffix of OUT or -t chooses the format. Passes run in the order in which they are listed here.
@@ -321,12 +358,14 @@ def convert(
     """
     asked = {name: options.pop(name.replace("-", "_")) for name, one in recipes.PASSES.items() if one.help}
     steps = _steps(asked, rules, cast_keep)
-    rewrite(steps, "convert", options, max_shard_size=max_shard_size, variant=variant, recipe=recipe, model=model)
+    return rewrite(
+        steps, "convert", options, max_shard_size=max_shard_size, variant=variant, recipe=recipe, model=model
+    )
 
 
 @click.command()
 @writing_options
-def extract_weights(**options: Any) -> None:
+def extract_weights(**options: Any) -> int:
     """Take the weights out of a checkpoint, and leave everything else behind.
 
     Out of a whole pickled model (torch.save(model, …)) the state dict is recovered as model.state_dict() would give it:
@@ -337,12 +376,12 @@ def extract_weights(**options: Any) -> None:
     ckptool extract-weights last.ckpt weights.pth
     ckptool extract-weights gan.pt -o generator.safetensors --at generator
     """
-    rewrite(_steps({"extract": True}), "extract-weights", options)
+    return rewrite(_steps({"extract": True}), "extract-weights", options)
 
 
 @click.command()
 @writing_options
-def clean(**options: Any) -> None:
+def clean(**options: Any) -> int:
     """Write a copy that torch.load(weights_only=True) loads: tensors and plain data, and nothing else.
 
     Paths become text; Namespaces, OmegaConf and other objects with attributes become dicts; numpy arrays become
@@ -353,13 +392,13 @@ def clean(**options: Any) -> None:
     ckptool clean last.ckpt clean.ckpt
     ckptool clean yolo.pt clean.pt --dry-run
     """
-    rewrite(_steps({"clean": True}), "clean", options)
+    return rewrite(_steps({"clean": True}), "clean", options)
 
 
 @click.command()
 @click.option("--weights", type=click.Choice(["ema", "raw"]), help="Of a moving average and the raw weights, which.")
 @writing_options
-def slim(weights: str | None, **options: Any) -> None:
+def slim(weights: str | None, **options: Any) -> int:
     """Keep only the weights; of a checkpoint with an exponential moving average, the averaged or the raw ones.
 
     Where the average is depends on the framework that saved the file: timm, DiT, torchvision, BasicSR, ultralytics,
@@ -369,14 +408,14 @@ def slim(weights: str | None, **options: Any) -> None:
     ckptool slim last.ckpt weights.safetensors
     ckptool slim epoch_12.pth weights.pth --weights ema
     """
-    rewrite(_steps({"slim": weights or True}), "slim", options)
+    return rewrite(_steps({"slim": weights or True}), "slim", options)
 
 
 @click.command()
 @click.argument("sources", type=FileName(), metavar="IN…", nargs=-1, required=True)
 @click.option("--ratios", metavar="R,R,…", help="How much each IN counts: 0.5,0.3,0.2. Else all the same.")
 @output_options
-def average(sources: tuple[str, ...], ratios: str | None, **options: Any) -> None:
+def average(sources: tuple[str, ...], ratios: str | None, **options: Any) -> int:
     """Average the weights of several checkpoints of one model.
 
     Sums are in float64, and rounded once to the type of each tensor. Integers (such as num_batches_tracked) are those
@@ -395,4 +434,4 @@ def average(sources: tuple[str, ...], ratios: str | None, **options: Any) -> Non
         require_whole(one)
     mean = values.average(opened, ratios=numbers, at=options["at"])
     options |= {"source": sources[-1], "target": None, "in_place": False, "at": None}
-    rewrite([], "average", options, opener=lambda _: mean)
+    return rewrite([], "average", options, opener=lambda _: mean)

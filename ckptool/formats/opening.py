@@ -69,6 +69,15 @@ def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
         raise CannotCarry(f"is too deep or too large to be read ({type(error).__name__})", where=path) from None
 
 
+def holds_one(path: StrPath) -> bool:
+    """Whether a folder is one checkpoint in several files: shards, with an index or without, or one of
+    torch.distributed.checkpoint."""
+    if is_url(path) or not is_folder(path):
+        return False
+    folder = Folder(path)
+    return dcp.fits(folder) or any(sharded.is_index(name) or sharded.shard_of(name) for name in folder.names)
+
+
 def require_whole(ckpt: Checkpoint, command: Callable[[str], str] | None = None) -> None:
     """Refuse a file that is a part of a checkpoint, which is no model without the others.
 

@@ -107,7 +107,7 @@ def test_ranks_say_how_fast_they_were_and_all_hear_what_casts_did(tmp_path):
     )
     for lines in notes:
         assert any(line.startswith("3 ranks: ") for line in lines)
-        assert "50,000 values beyond the range of the new type" in lines
+        assert "50,000 values beyond the range of the new type: a (50,000)" in lines
 
 
 def test_a_target_that_exists_is_refused_on_all_ranks(tmp_path, source):

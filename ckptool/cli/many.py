@@ -1,0 +1,173 @@
+"""Many files with one command: which they are, what each becomes, and a line for each.
+
+Without --in-place and --out-dir two arguments are IN and OUT. With one of them every argument is an IN: a file, or a
+folder that is a checkpoint; with -r, a folder is searched for both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import formats
+from ..disk.door import make_directories
+from ..disk.files import is_folder, is_there, is_url, reason
+from ..drawing.sizes import size_text
+from ..errors import CheckpointError, OutputExists, RuleError, counted, printable
+from ..formats.opening import holds_one
+from . import launched
+from .output import collect, print_json
+
+_ONE = "leave out --in-place to write to another file"
+#: Endings of files that are taken for checkpoints in a folder that is searched.
+_ENDINGS = (".pth", ".pt", ".ckpt", ".bin", ".safetensors", ".pth.tar", ".t7", ".th")
+#: What one rewrite gives: the plan that was carried out, keys that changed, and notes.
+Done = tuple[formats.Plan, list[tuple[str, str]], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One file of many: where it is, and where it goes. Without TARGET it is replaced."""
+
+    source: str
+    target: str | None
+
+
+def sort_out(options: dict[str, Any], *, as_folder: bool = False) -> list[Job] | None:
+    """Make `source` and `target` of the arguments of a command; or the jobs of one with several files.
+
+    Args:
+        options: of the command; its `paths`, `recursive` and `out_dir` are taken out.
+        as_folder: what is written are folders, whatever their names.
+    """
+    if "paths" not in options:  # a command with inputs of its own
+        return None
+    paths, out_dir, recursive = options.pop("paths"), options.pop("out_dir"), options.pop("recursive")
+    in_place, output = options["in_place"], options["output"]
+    if out_dir is not None and (in_place or output is not None):
+        raise click.UsageError(f"--out-dir and {'--in-place' if in_place else '-o'} exclude each other.")
+    if in_place and output is not None:
+        raise click.UsageError("--in-place replaces IN; OUT must not be given with it.")
+    if out_dir is None and not in_place:
+        if recursive:
+            raise click.UsageError("-r goes with --in-place or --out-dir.")
+        if len(paths) > 2:
+            raise click.UsageError("Several files need --in-place or --out-dir DIR.")
+        options["source"], options["target"] = paths[0], paths[1] if len(paths) > 1 else None
+        return None
+    if in_place and len(paths) == 1 and not recursive:
+        options["source"], options["target"] = paths[0], None
+        return None
+    options["target"] = None
+    if in_place and (absent := [path for path in paths if not is_url(path) and not is_there(path)]):
+        raise RuleError(
+            "is not there, and with --in-place every argument is a file that is replaced", where=absent[0], hint=_ONE
+        )
+    if launched.ranks() is not None:
+        raise RuleError("several files are not divided among ranks", where="torchrun", hint="run it without torchrun")
+    found = list(_jobs(paths, out_dir, options["format_"], recursive=recursive, as_folder=as_folder))
+    if not found:
+        raise RuleError("holds no file that may be a checkpoint", where=printable(paths[0]), hint="name the files")
+    return found
+
+
+def _jobs(
+    paths: Sequence[str], out_dir: str | None, format_: str | None, *, recursive: bool, as_folder: bool
+) -> Iterator[Job]:
+    seen: set[str] = set()
+    for path in paths:
+        for source, name in _sources(path, recursive, out_dir):
+            real = source if is_url(source) else os.path.realpath(source)
+            if real not in seen:
+                seen.add(real)
+                target = None if out_dir is None else str(Path(out_dir) / _named(name, source, format_, as_folder))
+                yield Job(source, target)
+
+
+def _sources(path: str, recursive: bool, out_dir: str | None) -> Iterator[tuple[str, str]]:
+    """The checkpoints that an argument means, each with its name below --out-dir."""
+    if not (recursive and is_folder(path)) or holds_one(path):
+        yield path, Path(path).name or Path(path).resolve().name
+        return
+    leave = None if out_dir is None else os.path.realpath(out_dir)
+    for folder, inner, names in os.walk(path):
+        here = Path(folder)
+        shown = [one for one in inner if not one.startswith(".") and os.path.realpath(here / one) != leave]
+        whole = [one for one in shown if holds_one(here / one)]
+        inner[:] = sorted(set(shown) - set(whole))
+        files = [one for one in names if one.lower().endswith(_ENDINGS) and not one.startswith(".")]
+        for name in sorted([*files, *whole]):
+            yield str(here / name), os.path.relpath(here / name, path)
+
+
+def _named(name: str, source: str, format_: str | None, as_folder: bool) -> str:
+    """The name of the output: that of the source, with the ending of the format that is asked for."""
+    chosen = formats.named_format(format_) if format_ else None
+    if as_folder or chosen in formats.FOLDERS:
+        return name if is_folder(source) else str(Path(name).with_suffix(""))
+    endings = chosen.suffixes if chosen is not None else ()
+    if is_folder(source):
+        return name + endings[0] if endings else name
+    return name if not endings or Path(name).suffix.lower() in endings else str(Path(name).with_suffix(endings[0]))
+
+
+def run_each(jobs: Sequence[Job], one: Callable[[dict[str, Any]], Done], command: str, options: dict[str, Any]) -> int:
+    """Rewrite one file after the other; one that fails does not stop the others. Returns the worst exit code.
+
+    Args:
+        jobs: the files.
+        one: rewrites one with its options.
+        command: for the document of --json.
+        options: of all; each gets a copy.
+    """
+    quiet, dry_run, as_json = options["quiet"], options["dry_run"], options["as_json"]
+    entries: list[dict[str, Any]] = []
+    taken: dict[str, str] = {}
+    failed = 0
+    for number, job in enumerate(jobs):
+        collect(number)
+        try:
+            plan, renamed, notes = _one(job, one, options, taken)
+        except (CheckpointError, OSError) as error:
+            failed += 1
+            what = error.what.rstrip(":") if isinstance(error, CheckpointError) else reason(error)
+            what += "; -r looks into folders" if is_folder(job.source) and not holds_one(job.source) else ""
+            entries.append({"source": job.source, "error": str(error)})
+            if not as_json:
+                click.echo(f"FAILED {printable(job.source)}: {what}", err=True)
+            continue
+        entry = {"source": job.source, "dry_run": dry_run, **plan.as_json()}
+        entry |= {"notes": notes} if notes else {}
+        entry |= {"renamed": [{"from": a, "to": b} for a, b in renamed]} if renamed and options["verbose"] else {}
+        entries.append(entry)
+        if not (quiet or as_json):
+            verb = "would write" if dry_run else "wrote"
+            said = "; ".join([*plan.steps, *(f"LOST, as allowed: {line}" for line in plan.content), *notes])
+            line = f"{verb} {printable(str(plan.path))}: {plan.format}, {size_text(plan.nbytes)}"
+            click.echo(f"{line}{f'; {said}' if said else ''}", err=not dry_run)
+    if as_json:
+        print_json({"ckptool": 1, "command": command, "files": entries, "failed": failed})
+    elif not quiet:
+        done = f"{len(jobs) - failed:,} {'would be written' if dry_run else 'written'}"
+        click.echo(f"{counted(len(jobs), 'file')}: {done}, {failed:,} failed", err=not dry_run)
+    return 2 if failed else 0
+
+
+def _one(job: Job, one: Callable[[dict[str, Any]], Done], options: dict[str, Any], taken: dict[str, str]) -> Done:
+    mine = {**options, "source": job.source, "target": job.target}
+    if job.target is not None:
+        place = os.path.realpath(job.target)
+        if place in taken:
+            raise OutputExists(f"{printable(taken[place])} goes there, too", where=job.target)
+        taken[place] = job.source
+        folder = Path(job.target).parent
+        if options["dry_run"]:
+            mine["new_folder"] = not folder.exists()  # nobody has to make it for that
+        else:
+            make_directories(folder)
+    return one(mine)
