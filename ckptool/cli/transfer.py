@@ -103,7 +103,10 @@ def transfer(source: str, model: str, **options: Any) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the report
         from ..model_code.building import find_model
 
-        found = find_model(model, keyword_arguments(options["kwargs"], "--kwargs"))
+        sets = ckpt.state_dicts()
+        held = max(sets, key=lambda one: one.parameters).tensors if sets else {}
+        weights = {key: tensor.shape for key, tensor in held.items()}
+        found = find_model(model, keyword_arguments(options["kwargs"], "--kwargs"), weights=weights)
         mapping = _mapping(ckpt, found, read, options)
     out = out or f"{Path(source).stem}.{re.sub(r'[^A-Za-z0-9_]', '_', mapping.target)}.pth"
     _check_target(out, source, options)

@@ -49,7 +49,22 @@ def keyword_arguments(texts: Sequence[str], option: str) -> dict[str, Any]:
             out[name] = _PYTHON.get(value, value)
         if isinstance(out[name], list):
             out[name] = tuple(out[name])
+        elif isinstance(out[name], dict):
+            out[name] = _Config(out[name])
     return out
+
+
+class _Config(dict[str, Any]):
+    """An object of JSON whose entries are attributes, too, as those of configurations are."""
+
+    def __init__(self, entries: dict[str, Any]) -> None:
+        super().__init__({key: _Config(one) if isinstance(one, dict) else one for key, one in entries.items()})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the configuration has no {name!r}") from None
 
 
 def command_as_typed(without: Sequence[str] = (), swapped: dict[str, str] | None = None) -> str:

@@ -10,7 +10,6 @@ import contextlib
 import inspect
 import json
 import os
-import re
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,18 +21,16 @@ import torch
 
 from ..checkpoint import Checkpoint, StateDict
 from ..disk.files import shell_path, shell_quote
-from ..errors import Ambiguous, CannotCarry, NotFound, RuleError, Unreadable, printable
+from ..errors import CannotCarry, NotFound, RuleError, Unreadable, printable
 from ..keys import closest
 from ..tensor import LazyTensor
 from ..torch_bridge import from_torch, to_torch
 from . import user_code
+from .choosing import Shapes, choices, hint, is_model, listing, only_choice
 from .signature import Signature
 from .trace import signature_of
 
 # ------------------------------------------------------------------------------------------ finding the model
-
-#: Names that say "this makes the model", in the order in which they are preferred.
-_FACTORIES = ("build_model", "create_model", "make_model", "get_model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +49,20 @@ class ModelSource:
     instance: bool = False
 
 
-def find_model(text: str, kwargs: Mapping[str, Any] | None = None, *, option: str = "MODEL.py") -> ModelSource:
+def find_model(
+    text: str,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    option: str = "MODEL.py",
+    weights: Shapes | None = None,
+) -> ModelSource:
     """Import the code that TEXT names and find the model in it. This runs that code.
 
     Args:
         text: `MODEL.py`, `MODEL.py:Name` or `package.module:Name`; Name is a class, a factory or an instance.
         kwargs: arguments for the class or factory.
         option: what the user typed it for, for messages.
+        weights: name -> shape of what it is to be filled with: of several models the one that most of it goes into.
 
     Raises:
         Unreadable: there is no such file, or it raises when it is imported.
@@ -75,13 +79,13 @@ def find_model(text: str, kwargs: Mapping[str, Any] | None = None, *, option: st
                 raise NotFound(
                     f"there is no {printable(name)!r} in it",
                     where=place,
-                    evidence=_listed(_choices(module)),
-                    hint=_hint(place, _choices(module), part),
+                    evidence=listing(choices(module)),
+                    hint=hint(place, choices(module), part),
                 )
             found = getattr(found, part)
     else:
-        name, found = _only_choice(module, place)
-    return ModelSource(text, name, lambda: _build(found, name, place, dict(kwargs or {})), _is_model(found))
+        name, found = only_choice(module, place, weights, kwargs)
+    return ModelSource(text, name, lambda: _build(found, name, place, dict(kwargs or {})), is_model(found))
 
 
 def _import(place: str) -> Any:
@@ -91,7 +95,22 @@ def _import(place: str) -> Any:
             return user_code.import_code(place)
     except Unreadable:
         raise
-    except (Exception, SystemExit) as error:
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        raise Unreadable(
+            f"needs the module {printable(repr(error.name or '?'), 80)}, which is not there",
+            where=place,
+            evidence=_where_in_user_code(error, place),
+            hint=f"pip install {shell_quote(missing, 80)}, or PYTHONPATH=FOLDER with the folder that it is in",
+        ) from error
+    except SystemExit as error:
+        raise Unreadable(
+            "ends the program when it is imported (SystemExit): it reads a command line, or runs as a script",
+            where=place,
+            evidence=_where_in_user_code(error, place),
+            hint='put that part under `if __name__ == "__main__":`',
+        ) from error
+    except Exception as error:
         raise Unreadable(
             f"raised while it was imported: {_error_text(error)}",
             where=place,
@@ -100,85 +119,8 @@ def _import(place: str) -> Any:
         ) from error
 
 
-def _is_model(value: Any) -> bool:
-    return isinstance(value, torch.nn.Module)
-
-
-def _choices(module: Any) -> dict[str, Any]:
-    """What in a module could be the model: instances, classes and factories that it defines itself."""
-    own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    here = module.__name__
-    return {
-        name: value
-        for name, value in own.items()
-        if _is_model(value)
-        or (isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == here)
-        or (inspect.isfunction(value) and value.__module__ == here and _makes_a_model(name, value))
-    }
-
-
-def _makes_a_model(name: str, function: Any) -> bool:
-    made = function.__annotations__.get("return")
-    if isinstance(made, type) and issubclass(made, torch.nn.Module):
-        return True
-    return name in _FACTORIES or bool(re.match(r"(build|create|make|get)_?(\w*_)?(model|net|network)$", name))
-
-
-def _only_choice(module: Any, place: str) -> tuple[str, Any]:
-    choices = _choices(module)
-    for name in _FACTORIES:
-        if name in choices:
-            return name, choices[name]
-    instances = {name: value for name, value in choices.items() if _is_model(value)}
-    if len(instances) == 1:
-        return next(iter(instances.items()))
-    factories = {name: value for name, value in choices.items() if inspect.isfunction(value)}
-    if len(factories) == 1 and not instances:
-        return next(iter(factories.items()))
-    classes = {name: value for name, value in choices.items() if isinstance(value, type)}
-    outer = _outermost(module, classes)
-    if len(outer) == 1 and not instances and not factories:
-        return next(iter(outer.items()))
-    if not choices:
-        raise NotFound(
-            "defines no model: no torch.nn.Module class, instance or factory",
-            where=place,
-            hint=f"{shell_path(place)}:Name names a class, an instance or a function that returns one",
-        )
-    shown = instances or factories or outer or choices
-    raise Ambiguous(
-        f"defines {len(shown)} models; say which:", where=place, evidence=_listed(shown), hint=_hint(place, shown)
-    )
-
-
-def _outermost(module: Any, classes: dict[str, Any]) -> dict[str, Any]:
-    """The classes that no other class of the file is made of: whose name no other's source mentions."""
-    inner = set()
-    for other in classes.values():
-        try:
-            text = inspect.getsource(other)
-        except (OSError, TypeError):
-            continue
-        inner |= {name for name, value in classes.items() if value is not other and re.search(rf"\b{name}\b", text)}
-    return {name: value for name, value in classes.items() if name not in inner} or classes
-
-
-def _listed(choices: Mapping[str, Any]) -> list[str]:
-    return [f"{printable(name)} ({_kind(value)})" for name, value in list(choices.items())[:20]]
-
-
-def _kind(value: Any) -> str:
-    return "instance" if _is_model(value) else "class" if isinstance(value, type) else "function"
-
-
-def _hint(place: str, choices: Mapping[str, Any], wanted: str = "") -> str | None:
-    """One of the choices as it is typed: the one whose name is nearest to what was wanted."""
-    near = closest(wanted, list(choices), 1) if wanted else []
-    return f"{shell_path(place)}:{(near or list(choices))[0]}" if choices else None
-
-
 def _build(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> torch.nn.Module:
-    if _is_model(found):
+    if is_model(found):
         if kwargs:
             raise RuleError(f"{printable(name)} is a model already and takes no arguments", where="--kwargs")
         return found
@@ -196,9 +138,13 @@ def _build(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> torch.n
             evidence=_where_in_user_code(error, place),
             hint="--kwargs NAME=VALUE gives it arguments" if not kwargs else "check the --kwargs",
         ) from error
-    if not _is_model(made):
+    if not is_model(made):
         raise NotFound(f"{printable(name)}() gives a {type(made).__name__}, not a torch.nn.Module", where=place)
     return made
+
+
+#: Arguments that are configurations: an object of JSON, whose entries the code finds as attributes and as entries.
+_EXAMPLES = dict.fromkeys(("cfg", "config", "conf", "args", "opt", "opts", "hparams", "params"), "'{\"NAME\": VALUE}'")
 
 
 def _check_arguments(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> None:
@@ -217,7 +163,7 @@ def _check_arguments(found: Any, name: str, place: str, kwargs: dict[str, Any]) 
             f"{printable(name)} needs {', '.join(missing)}",
             where=place,
             evidence=[f"{name}{wanted}"],
-            hint=" ".join(f"--kwargs {one}=…" for one in missing),
+            hint=" ".join(f"--kwargs {one}={_EXAMPLES.get(one, '…')}" for one in missing),
         )
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     unknown = [one for one in kwargs if one not in parameters and not takes_any]
@@ -269,7 +215,7 @@ def signature_for(model: Any, *, inputs: Any = None, kwargs: Mapping[str, Any] |
 
 def require_model(model: Any) -> torch.nn.Module:
     """MODEL, if it is one, and a RuleError that says what it is otherwise."""
-    if _is_model(model):
+    if is_model(model):
         return model
     name = getattr(model, "__name__", None)
     if name is not None and callable(model):
@@ -384,7 +330,7 @@ def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__name__ in ("DataParallel", "DistributedDataParallel"):
             inner = getattr(model, "module", None)
-        if inner is None or not _is_model(inner):
+        if inner is None or not is_model(inner):
             return model
         model = inner
 

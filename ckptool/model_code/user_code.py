@@ -70,6 +70,50 @@ def names_file(place: str) -> bool:
 
 
 def _import_file(path: Path) -> Any:
+    with _own_command_line(path):
+        if (path.parent / "__init__.py").is_file():
+            return _import_in_package(path)
+        return _import_alone(path)
+
+
+@contextlib.contextmanager
+def _own_command_line(path: Path) -> Iterator[None]:
+    """Within it code that reads a command line, when it is imported, reads one without arguments."""
+    before = sys.argv
+    sys.argv = [str(path)]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _import_in_package(path: Path) -> Any:
+    """A file beside an `__init__.py`: as a module of that package, so that its relative imports work."""
+    place = path.resolve()
+    names = [] if place.stem == "__init__" else [place.stem]
+    folder = place.parent
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    dotted = ".".join(names)
+    known = sys.modules.get(names[0]) if names else None
+    if not all(name.isidentifier() for name in names) or len(names) < 2 or _is_another(known, place):
+        return _import_alone(path)
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(dotted)
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+
+
+def _is_another(known: Any, place: Path) -> bool:
+    """Whether a package of that name is imported already, from another folder."""
+    origin = getattr(known, "__file__", None)
+    return known is not None and (origin is None or Path(origin).resolve().parent not in place.parents)
+
+
+def _import_alone(path: Path) -> Any:
     name = re.sub(r"\W", "_", path.stem) or "model"
     if name in sys.modules:
         name = f"{name}_{abs(hash(str(path.resolve()))):x}"

@@ -66,13 +66,14 @@ def fits(path: StrPath, model: str, *, at: str | None = None, kwargs: Mapping[st
         CheckpointError: the file cannot be read, or the model not be built.
     """
     ckpt = open_checkpoint(path)
-    return _fit(ckpt, ckpt.state_dict(at), model, _built(model, kwargs))
+    weights = ckpt.state_dict(at)
+    return _fit(ckpt, weights, model, _built(model, kwargs, weights))
 
 
 def best_fit(ckpt: Checkpoint, model: str, at: str | None = None) -> Fit:
     """How the weights of an open checkpoint fit a model (see `fits`); of several state dicts the one that fits best."""
     found = [ckpt.state_dict(at)] if at is not None else ckpt.state_dicts() or [ckpt.state_dict()]
-    built = _built(model)
+    built = _built(model, None, max(found, key=lambda one: one.parameters))
     wanted = _shapes(built)
     likely = heapq.nlargest(_MOST_TRIED, found, key=lambda one: _in_common(one, wanted))
     return max((_fit(ckpt, one, model, built) for one in likely), key=lambda fit: (fit.fits, fit.parameters[0]))
@@ -82,10 +83,11 @@ def best_fit(ckpt: Checkpoint, model: str, at: str | None = None) -> Fit:
 _MOST_TRIED = 4
 
 
-def _built(model: str, kwargs: Mapping[str, Any] | None = None) -> Any:
+def _built(model: str, kwargs: Mapping[str, Any] | None, weights: StateDict) -> Any:
     from ...model_code.building import build, find_model, unwrapped
 
-    return unwrapped(build(find_model(model, kwargs)))
+    shapes = {key: tensor.shape for key, tensor in weights.tensors.items()}
+    return unwrapped(build(find_model(model, kwargs, weights=shapes)))
 
 
 def _shapes(built: Any) -> dict[str, Shape]:

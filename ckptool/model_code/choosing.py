@@ -1,0 +1,208 @@
+"""Which of the classes, functions and instances of a file is the model, where nobody says.
+
+What a file says of itself decides first: a usual name (`build_model`), an instance, the class that no other one is made
+of. Where several are left, those that can be built with the arguments that were given are built on the meta device and
+held against the weights that they are for: the one that most of these go into is meant. Of equal ones none is chosen.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..disk.files import shell_path
+from ..errors import Ambiguous, NotFound, printable
+from ..keys import closest
+
+#: Names that say "this makes the model", in the order in which they are preferred.
+_FACTORIES = ("build_model", "create_model", "make_model", "get_model", "build", "create", "make")
+#: name -> shape of what a model is to be filled with.
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def is_model(value: Any) -> bool:
+    """Whether a value is a module of torch."""
+    return isinstance(value, torch.nn.Module)
+
+
+def choices(module: Any) -> dict[str, Any]:
+    """What in a module could be the model: instances, classes and factories that it defines itself."""
+    own = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    here = module.__name__
+    classes = {
+        name: value
+        for name, value in own.items()
+        if isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == here
+    }
+    outer = set(_outermost(classes))
+    return {
+        name: value
+        for name, value in own.items()
+        if is_model(value)
+        or name in classes
+        or (inspect.isfunction(value) and value.__module__ == here and _makes_a_model(name, value, outer))
+    }
+
+
+def _makes_a_model(name: str, function: Any, outer: set[str]) -> bool:
+    made = function.__annotations__.get("return")
+    if isinstance(made, type) and issubclass(made, torch.nn.Module):
+        return True
+    if name in _FACTORIES or re.match(r"(build|create|make|get)_?(\w*_)?(model|net|network)$", name):
+        return True
+    return bool(_made_by(function) & outer)
+
+
+def _made_by(function: Any) -> set[str]:
+    """The names of what a function calls to make what it returns: {"VGG"} of `return VGG(…)`, read from its source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return set()
+    called: dict[str, str] = {}
+    made: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
+            called.update((one.id, node.value.func.id) for one in node.targets if isinstance(one, ast.Name))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
+            made.add(node.value.func.id)
+        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Name) and node.value.id in called:
+            made.add(called[node.value.id])
+    return made
+
+
+def only_choice(
+    module: Any, place: str, weights: Shapes | None = None, kwargs: Mapping[str, Any] | None = None
+) -> tuple[str, Any]:
+    """The model of a module, by its name and as what it is.
+
+    Args:
+        module, place: the module, and how it was named.
+        weights: what the model is to be filled with, if that is known.
+        kwargs: what it is built with.
+
+    Raises:
+        NotFound: there is none.
+        Ambiguous: there are several. Those that the weights go into best stand first.
+    """
+    found = choices(module)
+    for name in _FACTORIES:
+        if name in found:
+            return name, found[name]
+    instances = {name: value for name, value in found.items() if is_model(value)}
+    if len(instances) == 1:
+        return next(iter(instances.items()))
+    factories = {name: value for name, value in found.items() if inspect.isfunction(value)}
+    if len(factories) == 1 and not instances:
+        return next(iter(factories.items()))
+    classes = {name: value for name, value in found.items() if isinstance(value, type)}
+    outer = _outermost(classes)
+    if len(outer) == 1 and not instances and not factories:
+        return next(iter(outer.items()))
+    if not found:
+        raise _none(module, place)
+    shown = instances or factories or outer or found
+    ranked = _ranked(shown, weights, kwargs or {})
+    best = [name for name, score in ranked.items() if score == max(ranked.values())] if ranked else []
+    if len(best) == 1 and (len(ranked) == 1 or ranked[best[0]] > (0, 0)):
+        return best[0], shown[best[0]]
+    ordered = sorted(shown, key=lambda name: tuple(-n for n in ranked.get(name, (-1, -1))))
+    listed = {name: shown[name] for name in ordered}
+    raise Ambiguous(
+        f"defines {len(shown)} models; say which:", where=place, evidence=listing(listed), hint=hint(place, listed)
+    )
+
+
+def _ranked(shown: Mapping[str, Any], weights: Shapes | None, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Of those that can be built with KWARGS and hold anything, how many elements of the WEIGHTS go into them:
+    by name and shape, and by shape alone. What is made without weights to compare is all the same."""
+    found: dict[str, tuple[int, int]] = {}
+    sizes = Counter((weights or {}).values())
+    for name, value in shown.items():
+        held = _shapes(value, kwargs)
+        if not held:
+            continue
+        met = sum(prod(shape) for key, shape in held.items() if (weights or {}).get(key) == shape)
+        alike = Counter(held.values()) & sizes
+        found[name] = met, sum(prod(shape) * count for shape, count in alike.items())
+    return found
+
+
+def _shapes(value: Any, kwargs: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """What a candidate holds, {} for what holds nothing or does not build like this."""
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = value if is_model(value) else value(**kwargs)
+            held = made.state_dict()
+    except (Exception, SystemExit):
+        return {}
+    return {key: tuple(one.shape) for key, one in held.items() if hasattr(one, "shape")}
+
+
+def _outermost(classes: Mapping[str, Any]) -> dict[str, Any]:
+    """The classes that no other class of the file is made of: whose name no other's source mentions."""
+    inner = set()
+    for other in classes.values():
+        try:
+            text = inspect.getsource(other)
+        except (OSError, TypeError):
+            continue
+        inner |= {name for name, value in classes.items() if value is not other and re.search(rf"\b{name}\b", text)}
+    return {name: value for name, value in classes.items() if name not in inner} or dict(classes)
+
+
+def _none(module: Any, place: str) -> NotFound:
+    """There is no model; if one is made where importing does not come, that is why."""
+    made = _made_in_main(module)
+    if made:
+        line, name = made
+        return NotFound(
+            f'makes its model under `if __name__ == "__main__":` (line {line}), which importing it does not run',
+            where=place,
+            hint=f"put `{printable(name, 60)} = …` before that, or into a function build() that returns it",
+        )
+    return NotFound(
+        "defines no model: no torch.nn.Module class, instance or factory",
+        where=place,
+        hint=f"{shell_path(place)}:Name names a class, an instance or a function that returns one",
+    )
+
+
+def _made_in_main(module: Any) -> tuple[int, str] | None:
+    """Line and name of the first thing that is made by a call under `if __name__ == "__main__":`."""
+    try:
+        tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
+    except (OSError, TypeError, ValueError, SyntaxError, AttributeError):
+        return None
+    guarded = [node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)]
+    for node in (inner for outer in guarded for inner in ast.walk(outer)):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Name):
+            return node.lineno, node.targets[0].id
+    return None
+
+
+def listing(shown: Mapping[str, Any]) -> list[str]:
+    """Candidates with what they are."""
+    return [f"{printable(name)} ({_kind(value)})" for name, value in list(shown.items())[:20]]
+
+
+def _kind(value: Any) -> str:
+    return "instance" if is_model(value) else "class" if isinstance(value, type) else "function"
+
+
+def hint(place: str, shown: Mapping[str, Any], wanted: str = "") -> str | None:
+    """One of the candidates as it is typed: the one whose name is nearest to what was wanted."""
+    near = closest(wanted, list(shown), 1) if wanted else []
+    return f"{shell_path(place)}:{(near or list(shown))[0]}" if shown else None
