@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..sharding.placing import is_sharded
 from .channels import Channels
 from .gating import Gating
 from .hollow import shape_only, without_memory
@@ -40,7 +41,8 @@ def signature_of(
         model: the model; it is not changed.
         name: for messages; the name of its class if it is empty.
         inputs: example inputs (positional, or by name); worked out from the first layers if None.
-        trace: follow a forward pass. If that cannot be done, the signature says so and the rest of it holds.
+        trace: follow a forward pass. If that cannot be done, the signature says so and the rest of it holds. A model
+            that the ranks of a run share (with DTensors) is not followed, so that all ranks find the same.
     """
     state = model.state_dict()
     parameters = {id(parameter) for parameter in model.parameters()}
@@ -58,6 +60,8 @@ def signature_of(
             held = first.setdefault(id(tensor), key)
             if held != key:
                 ties[key] = held
+    # a pass through a model that ranks share waits for the others, and how far one gets in its time differs by rank
+    trace = trace and not any(map(is_sharded, state.values()))
     found = _follow(model, live, inputs) if trace else _Nothing
     entries = {}
     for key, tensor in state.items():
