@@ -168,9 +168,7 @@ class Tiled:
             at += prod(count)
         return memoryview(raw.view(np.uint8).data)[offset - first * item :][:length]
 
-    def within(
-        self, low: tuple[int, ...], high: tuple[int, ...]
-    ) -> Iterator[tuple[tuple[slice, ...], LazyTensor]]:
+    def within(self, low: tuple[int, ...], high: tuple[int, ...]) -> Iterator[tuple[tuple[slice, ...], LazyTensor]]:
         """What the box from LOW to HIGH is made of: for each tile that it meets, where in the box, and the values."""
         for tile in self.tiles:
             first = tuple(map(max, low, tile.offsets))

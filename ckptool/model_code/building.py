@@ -22,7 +22,7 @@ import torch
 
 from ..checkpoint import Checkpoint, StateDict
 from ..disk.files import shell_path, shell_quote
-from ..errors import Ambiguous, CannotCarry, NotFound, RuleError, Unreadable, printable
+from ..errors import Ambiguous, CannotCarry, CheckpointError, NotFound, RuleError, Unreadable, printable
 from ..keys import closest
 from ..sharding.into_memory import fill_tensors, memory_for, shares_of
 from ..tensor import LazyTensor
@@ -343,8 +343,12 @@ def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
     Of a parameter that is divided among the ranks of a run, each rank reads its part.
     """
     tensors = ckpt.state_dict("").tensors
-    shares_of(model.state_dict(), tensors)  # before anything changes
-    fill_tensors(memory_for(model, tensors), tensors)
+    try:
+        shares_of(model.state_dict(), tensors)  # before anything changes
+        fill_tensors(memory_for(model, tensors), tensors)
+    except CheckpointError as error:
+        error.where = error.where or ckpt.where
+        raise
 
 
 def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:

@@ -1,7 +1,7 @@
 """Torch tensors filled with the values of lazy ones: whole, or the part that this rank holds of a `DTensor`.
 
-Nothing is read but what is kept. Values of the same type go from the file to the memory of the tensor; others, and those
-for another device, pass through a few megabytes.
+Nothing is read but what is kept. Values of the same type go from the file to the memory of the tensor; others, and
+those for another device, pass through a few megabytes.
 """
 
 from __future__ import annotations
@@ -101,11 +101,14 @@ def _raw(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     import numpy as np
 
     item = tensor.element_size()
-    memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()  # type: ignore[call-overload]
+    memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
     strides = tuple(step * item for step in tensor.stride())
     if not tensor.numel():
         return np.empty(tuple(tensor.shape), f"V{item}")
-    return np.ndarray(tuple(tensor.shape), f"V{item}", memory, tensor.storage_offset() * item, strides)
+    seen: np.ndarray[Any, Any] = np.ndarray(
+        tuple(tensor.shape), f"V{item}", memory, tensor.storage_offset() * item, strides
+    )
+    return seen
 
 
 def _pieces(shape: tuple[int, ...], most: int) -> list[tuple[slice, ...]]:
@@ -125,12 +128,12 @@ def _pieces(shape: tuple[int, ...], most: int) -> list[tuple[slice, ...]]:
 def memory_for(model: torch.nn.Module, keys: Container[str]) -> dict[str, Any]:
     """The state dict of MODEL, after what of KEYS is on the meta device was given memory there.
 
-    A DTensor is given memory on the device of its mesh, and another tensor on that of the DTensors of the model. What is
-    tied stays tied, and an optimizer that holds the parameters keeps them.
+    A DTensor is given memory on the device of its mesh, and another tensor on that of the DTensors of the model. What
+    is tied stays tied, and an optimizer that holds the parameters keeps them.
 
     Raises:
-        CannotCarry: nothing in the model is a DTensor, so that no device is named; or something of its state dict has no
-            memory and is not among KEYS, so that it would have no values.
+        CannotCarry: nothing in the model is a DTensor, so that no device is named; or something of its state dict has
+            no memory and is not among KEYS, so that it would have no values.
     """
     state: dict[str, Any] = model.state_dict()
     hollow = [key for key, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta]

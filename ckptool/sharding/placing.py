@@ -1,9 +1,9 @@
 """Which elements of a whole tensor a rank holds, by the rules of `torch.distributed.tensor`.
 
 A `DTensor` is a tensor of which each rank of a mesh holds a part. For each dimension of the mesh it says whether the
-ranks along it hold the same (`Replicate`), or cut a dimension of the tensor among them (`Shard`), as `torch.chunk` does:
-each takes the size divided by their number, rounded up, and the last ones less, or nothing. `_StridedShard` is what
-FSDP makes of a tensor that tensor parallelism has cut before: its `split_factor` says that the cut among other
+ranks along it hold the same (`Replicate`), or cut a dimension of the tensor among them (`Shard`), as `torch.chunk`
+does: each takes the size divided by their number, rounded up, and the last ones less, or nothing. `_StridedShard` is
+what FSDP makes of a tensor that tensor parallelism has cut before: its `split_factor` says that the cut among other
 dimensions of the mesh, as many ranks in all, comes first.
 
 The computation knows sizes alone, so that any process can say what any rank holds.
@@ -87,6 +87,8 @@ def share(
     coordinate: Sequence[int] | None,
     placements: Sequence[Cut | None],
     order: Sequence[int] | None = None,
+    *,
+    literally: bool = False,
 ) -> Share:
     """What the rank at COORDINATE of a mesh holds of a tensor of SHAPE.
 
@@ -96,11 +98,13 @@ def share(
         coordinate: of the rank; None if it is not in the mesh and holds nothing.
         placements: for each dimension of the mesh, how it cuts the tensor; None where its ranks hold the same.
         order: the dimensions of the mesh in the order in which they cut, where that is not told by the cuts.
+        literally: take a strided cut for what `distribute_tensor` makes of it, which is another thing than FSDP does
+            where sizes cannot be divided: it cuts the pieces, and then what each rank has of them all.
     """
     if coordinate is None:
         return Share(tuple(shape), (0,), ())
     spans: list[list[Span]] = [[(0, size)] for size in shape]
-    nested = tuple(order) if order is not None else _nested(mesh, placements)
+    nested = tuple(order) if order is not None else None if literally else _nested(mesh, placements)
     for number in nested if nested is not None else range(len(mesh)):
         cut = placements[number]
         if cut is not None:
@@ -200,17 +204,18 @@ def share_of(name: str, tensor: Any) -> Share:
     mesh = tensor.device_mesh
     cuts = [_cut_of(name, tensor, placement) for placement in tensor.placements]
     order = None
-    spec = getattr(tensor, "_spec", None)
-    if all(cut is None or cut.split_factor == 1 for cut in cuts) and getattr(spec, "shard_order", None):
-        order = [int(number) for entry in spec.shard_order for number in entry.mesh_dims]
-    made = share(tuple(tensor.shape), tuple(mesh.shape), mesh.get_coordinate(), cuts, order)
+    noted = getattr(getattr(tensor, "_spec", None), "shard_order", None)  # not every torch notes one
+    if noted and all(cut is None or cut.split_factor == 1 for cut in cuts):
+        order = [int(number) for entry in noted for number in entry.mesh_dims]
     held = tuple(tensor._local_tensor.shape)
-    if prod(made.local) != prod(held) or (prod(held) and made.local != held):
-        raise CannotCarry(
-            f"{printable(name)} is placed as {_placed(tensor)}, of which this rank should hold {list(made.local)}, "
-            f"and it holds {list(held)}"
-        )
-    return made
+    for literally in (False, True):  # strided cuts are nearly always those of FSDP
+        made = share(tensor.shape, mesh.shape, mesh.get_coordinate(), cuts, order, literally=literally)
+        if made.local == held or not prod(made.local) + prod(held):
+            return made
+    raise CannotCarry(
+        f"{printable(name)} is placed as {_placed(tensor)}, of which this rank should hold {list(made.local)}, "
+        f"and it holds {list(held)}"
+    )
 
 
 def _cut_of(name: str, tensor: Any, placement: Any) -> Cut | None:
@@ -218,7 +223,7 @@ def _cut_of(name: str, tensor: Any, placement: Any) -> Cut | None:
         return None
     if placement.is_partial():
         raise CannotCarry(
-            f"{printable(name)} is a sum of which each rank holds a term ({_placed(tensor)}), and has no values to load",
+            f"{printable(name)} is a sum of which each rank holds one term ({_placed(tensor)}), and has no values yet",
             hint="tensor.redistribute(placements=[Replicate()]) adds it up",
         )
     dim = getattr(placement, "dim", None)

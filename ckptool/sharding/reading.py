@@ -61,8 +61,7 @@ def read_box(tensor: LazyTensor, start: Index, out: Array) -> None:
     if box.conj or box.neg:
         _fill(box.source(), 0, out)
         return
-    repeated = tuple(slice(1 if step == 0 else None) for step in box.stride)
-    once = out[(*repeated, ...)]  # what is repeated is read once
+    once = _view(out, tuple(slice(1 if step == 0 else None) for step in box.stride))  # what is repeated is read once
     order = memory_order(box.stride)
     _read_in_order(
         replace(box, shape=tuple(once.shape[dim] for dim in order), stride=tuple(box.stride[dim] for dim in order)),
@@ -79,11 +78,17 @@ def _read_in_order(box: LazyTensor, out: Array) -> None:
     if low is not None and _has_tiles(source):
         high = tuple(first + size for first, size in zip(low, box.shape, strict=True))
         for where, values in source.within(low, high):
-            read_box(values, (0,) * len(values.shape), out[(*where, ...)])
+            read_box(values, (0,) * len(values.shape), _view(out, where))
     elif any(getattr(type(part), "computed_at_once", False) for part in nested(source)):
         _from_whole(box, out)
     else:
         _read(source, box.offset, box.shape, box.stride, out)
+
+
+def _view(out: Array, index: tuple[slice, ...]) -> Array:
+    """A part of an array that shares its memory, also of one without dimensions."""
+    found: Array = out[index] if index else out
+    return found
 
 
 def _has_tiles(source: Source) -> TypeGuard[Tiles]:
