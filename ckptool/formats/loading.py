@@ -8,6 +8,7 @@ from typing import Any
 from ..checkpoint import Checkpoint, little_endian_throughout, settle_ties
 from ..disk.files import StrPath
 from ..errors import CannotCarry, CheckpointError, RuleError
+from ..sharding.into_memory import naming_the_rank
 from ..sharding.placed_like import load_like
 from ..torch_bridge import Loader, MapLocation
 from .opening import open as open_checkpoint
@@ -46,7 +47,8 @@ def load(
     opened = source if isinstance(source, Checkpoint) else open_checkpoint(source)
     if like is not None:
         try:
-            return load_like(opened, like)
+            with naming_the_rank(like.values()):
+                return load_like(opened, like)
         except CheckpointError as error:
             error.where = error.where or opened.where
             raise

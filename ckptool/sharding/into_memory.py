@@ -6,13 +6,14 @@ those for another device, pass through a few megabytes.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+import contextlib
+from collections.abc import Container, Iterable, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import CannotCarry, CheckpointError, RuleError, printable
+from ..errors import CannotCarry, Malformed, RuleError, Unreadable, printable
 from ..tensor import LazyTensor
 from .placing import Share, is_sharded, share_of
 from .reading import STEP, read_box
@@ -29,17 +30,25 @@ def fill_tensors(targets: Mapping[str, torch.Tensor], values: Mapping[str, LazyT
         values: of the sizes of the targets. What has another type is converted, as torch's `copy_` does.
 
     Raises:
-        CheckpointError: as `shares_of`, or the file cannot be read there. In a run of several ranks it says which one
-            could not.
+        CheckpointError: as `shares_of`, or the file cannot be read.
     """
     shares = shares_of(targets, values)
+    with torch.no_grad():
+        for key, tensor in values.items():
+            _fill(targets[key], shares[key], tensor)
+
+
+@contextlib.contextmanager
+def naming_the_rank(tensors: Iterable[Any]) -> Iterator[None]:
+    """Say which rank it was that could not read a file, where TENSORS are what several ranks share.
+
+    What does not fit, all ranks find alike; what cannot be read may be so on one of them.
+    """
     try:
-        with torch.no_grad():
-            for key, tensor in values.items():
-                _fill(targets[key], shares[key], tensor)
-    except CheckpointError as error:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            error.what = f"rank {torch.distributed.get_rank()} could not read it all: {error.what}"
+        yield
+    except (Malformed, Unreadable) as error:
+        if any(map(is_sharded, tensors)):
+            error.what += f" (by rank {torch.distributed.get_rank()})"
         raise
 
 
@@ -184,4 +193,4 @@ def _ties(model: torch.nn.Module) -> list[list[tuple[torch.nn.Module, str]]]:
     return [found for found in places.values() if len(found) > 1]
 
 
-__all__ = ["fill_tensors", "memory_for", "shares_of"]
+__all__ = ["fill_tensors", "memory_for", "naming_the_rank", "shares_of"]
