@@ -67,7 +67,7 @@ def assemble(shape: tuple[int, ...], dtype: DType, chunks: Sequence[Chunk]) -> S
     stored = sum(chunk.values.numel for chunk in filled)
     if stored < prod(shape):
         raise Malformed(f"its {len(filled):,} chunks leave a hole: they hold {stored:,} of {prod(shape):,} elements")
-    pair = _overlapping(filled) if filled else None
+    pair = overlapping(filled) if filled else None
     if pair:
         raise Malformed(
             f"two chunks overlap: sizes {list(pair[0].values.shape)} at {list(pair[0].offsets)}, and sizes "
@@ -85,7 +85,7 @@ def assemble(shape: tuple[int, ...], dtype: DType, chunks: Sequence[Chunk]) -> S
     return Tiled(shape, dtype, tuple(filled))
 
 
-def _overlapping(chunks: list[Chunk]) -> tuple[Chunk, Chunk] | None:
+def overlapping(chunks: list[Chunk]) -> tuple[Chunk, Chunk] | None:
     """Two chunks that share an element, or None.
 
     Where a plane passes between chunks, each side is looked at alone; what no plane divides is compared pair by pair.

@@ -97,15 +97,15 @@ def _put(target: torch.Tensor, tensor: LazyTensor, start: tuple[int, ...]) -> No
     kind = getattr(torch, tensor.dtype.name)
     lazy = target.is_conj() or target.is_neg()
     if target.dtype == kind and target.device.type == "cpu" and target.layout == torch.strided and not lazy:
-        read_box(tensor, start, _raw(target))
+        read_box(tensor, start, raw_memory(target))
         return
-    for piece in _pieces(tuple(target.shape), max(STEP // tensor.dtype.itemsize, 1)):
+    for piece in pieces_of(tuple(target.shape), max(STEP // tensor.dtype.itemsize, 1)):
         some = torch.empty([part.stop - part.start for part in piece], dtype=kind)
-        read_box(tensor, tuple(at + part.start for at, part in zip(start, piece, strict=True)), _raw(some))
+        read_box(tensor, tuple(at + part.start for at, part in zip(start, piece, strict=True)), raw_memory(some))
         target[piece].copy_(some)
 
 
-def _raw(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+def raw_memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """The memory of a tensor on the CPU as an array of raw elements."""
     import numpy as np
 
@@ -120,7 +120,7 @@ def _raw(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return seen
 
 
-def _pieces(shape: tuple[int, ...], most: int) -> list[tuple[slice, ...]]:
+def pieces_of(shape: tuple[int, ...], most: int) -> list[tuple[slice, ...]]:
     """Boxes of at most MOST elements that cover SHAPE."""
     if not prod(shape):
         return []
@@ -128,7 +128,7 @@ def _pieces(shape: tuple[int, ...], most: int) -> list[tuple[slice, ...]]:
         return [tuple(slice(0, size) for size in shape)]
     row = prod(shape[1:])
     if row > most:
-        return [(slice(at, at + 1), *rest) for at in range(shape[0]) for rest in _pieces(shape[1:], most)]
+        return [(slice(at, at + 1), *rest) for at in range(shape[0]) for rest in pieces_of(shape[1:], most)]
     rows = most // row
     rest = tuple(slice(0, size) for size in shape[1:])
     return [(slice(at, min(at + rows, shape[0])), *rest) for at in range(0, shape[0], rows)]
@@ -193,4 +193,4 @@ def _ties(model: torch.nn.Module) -> list[list[tuple[torch.nn.Module, str]]]:
     return [found for found in places.values() if len(found) > 1]
 
 
-__all__ = ["fill_tensors", "memory_for", "naming_the_rank", "shares_of"]
+__all__ = ["fill_tensors", "memory_for", "naming_the_rank", "pieces_of", "raw_memory", "shares_of"]

@@ -16,7 +16,7 @@ from ..tensor import LazyTensor
 from ..torch_bridge import Loader
 from ..tree import is_mapping
 from .into_memory import fill_tensors, shares_of
-from .placing import is_sharded
+from .placing import identity_of, is_sharded
 
 
 def load_like(ckpt: Checkpoint, like: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,12 +59,12 @@ class _Made:
         ties: dict[Any, str] = {}  # a tensor -> the key that the checkpoint has of it
         for key, value in like.items():
             if isinstance(value, torch.Tensor) and str(key) in entries:
-                ties.setdefault(_identity(value), str(key))
+                ties.setdefault(identity_of(value), str(key))
         for key, value in like.items():
             name = f"{path}{key}"
             held = str(key)
             if isinstance(value, torch.Tensor) and held not in entries:
-                held = ties.get(_identity(value), held)
+                held = ties.get(identity_of(value), held)
             made[key] = None  # in the order of LIKE
             if held not in entries:
                 self._missing.append(name)
@@ -104,7 +104,7 @@ class _Made:
         targets: dict[str, Any] = {}
         values: dict[str, LazyTensor] = {}
         for name, like in self._targets.items():
-            one = (_identity(like), self._values[name].identity)
+            one = (identity_of(like), self._values[name].identity)
             if one not in made:
                 made[one] = targets[name] = _empty_like(like)
                 values[name] = self._values[name]
@@ -113,22 +113,6 @@ class _Made:
         fill_tensors(targets, values)
         for holder, key, node in self._others:
             holder[key] = self._loader.value(node)
-
-
-def _identity(tensor: Any) -> tuple[Any, ...]:
-    """The same for torch tensors that are one: the same view of the same memory."""
-    local = tensor._local_tensor if is_sharded(tensor) else tensor
-    placed = tuple(tensor.placements) if is_sharded(tensor) else ()
-    if not local.numel():
-        return (id(tensor),)
-    return (
-        local.untyped_storage()._cdata,
-        local.storage_offset(),
-        tuple(local.shape),
-        local.stride(),
-        local.dtype,
-        placed,
-    )
 
 
 def _empty_like(tensor: Any) -> Any:

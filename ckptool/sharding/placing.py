@@ -64,14 +64,11 @@ class Share:
         shape: of the whole tensor.
         local: of what the rank holds.
         slices: the boxes that make it up, in the order of the local tensor.
-        copy, copies: so many ranks hold the same, and which of them this is, from 0.
     """
 
     shape: tuple[int, ...]
     local: tuple[int, ...]
     slices: tuple[Slice, ...]
-    copy: int = 0
-    copies: int = 1
 
 
 def whole(shape: Sequence[int]) -> Share:
@@ -110,12 +107,8 @@ def share(
         if cut is not None:
             factor = 1 if nested is not None else cut.split_factor
             spans[cut.dim] = _cut(spans[cut.dim], mesh[number], coordinate[number], factor)
-    copy, copies = 0, 1
-    for size, at, cut in zip(mesh, coordinate, placements, strict=True):
-        if cut is None:
-            copy, copies = copy * size + at, copies * size
     local = tuple(sum(end - begin for begin, end in held) for held in spans)
-    return Share(tuple(shape), local, tuple(_slices(spans)) if prod(local) else (), copy, copies)
+    return Share(tuple(shape), local, tuple(_slices(spans)) if prod(local) else ())
 
 
 def _nested(mesh: Sequence[int], placements: Sequence[Cut | None]) -> tuple[int, ...] | None:
@@ -193,6 +186,14 @@ def is_sharded(tensor: Any) -> bool:
     )
 
 
+def identity_of(tensor: Any) -> tuple[Any, ...]:
+    """The same for torch tensors that are one: the same view of the same memory."""
+    local = tensor._local_tensor if is_sharded(tensor) else tensor
+    placed = tuple(map(str, tensor.placements)) if is_sharded(tensor) else ()
+    where = local.untyped_storage()._cdata, local.storage_offset()
+    return (*where, tuple(tensor.shape), tuple(local.shape), local.stride(), local.dtype, placed)
+
+
 def share_of(name: str, tensor: Any) -> Share:
     """What this rank holds of a torch tensor: its share of a `DTensor`, and all of any other.
 
@@ -236,4 +237,4 @@ def _placed(tensor: Any) -> str:
     return ", ".join(printable(str(placement), 60) for placement in tensor.placements)
 
 
-__all__ = ["Cut", "Share", "Slice", "is_sharded", "share", "share_of", "whole"]
+__all__ = ["Cut", "Share", "Slice", "identity_of", "is_sharded", "share", "share_of", "whole"]

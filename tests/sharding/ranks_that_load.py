@@ -388,22 +388,13 @@ CHECKS = [
 ]
 
 
-def run(rank, world, folder, port):
+def run(rank, world, folder, port, checks):
     warnings.simplefilter("ignore")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world)
-    if rank == 0:
-        values = saved_values()
-        torch.save(values, f"{folder}/w.pth")
-        ckptool.save(values, f"{folder}/w.safetensors")
-        ckptool.save(values, f"{folder}/shards", format="sharded-safetensors", max_shard_size="1KB")
-    dcp_model = by_columns(Model())
-    dcp_model.load_state_dict({k: like(v, dcp_model.state_dict()[k]) for k, v in saved_values().items()}, assign=True)
-    dcp.save(dcp_model.state_dict(), checkpoint_id=f"{folder}/dcp")
-    dist.barrier()
     found = {}
-    for check in CHECKS:
+    for check in checks:
         try:
             found[check.__name__] = check(folder)
         except BaseException:
@@ -414,13 +405,32 @@ def run(rank, world, folder, port):
     dist.destroy_process_group()
 
 
+def files_to_load(folder):
+    """The same values in several formats; the DCP folder by torch, from all ranks."""
+    if dist.get_rank() == 0:
+        values = saved_values()
+        torch.save(values, f"{folder}/w.pth")
+        ckptool.save(values, f"{folder}/w.safetensors")
+        ckptool.save(values, f"{folder}/shards", format="sharded-safetensors", max_shard_size="1KB")
+    model = by_columns(Model())
+    placed = {key: like(value, model.state_dict()[key]) for key, value in saved_values().items()}
+    model.load_state_dict(placed, assign=True)
+    dcp.save(model.state_dict(), checkpoint_id=f"{folder}/dcp")
+    dist.barrier()
+
+
 def like(value, other):
     if not isinstance(other, DTensor):
         return value
     return distribute_tensor(value, other.device_mesh, other.placements, src_data_rank=None)
 
 
-if __name__ == "__main__":
-    # forked, so that torch is imported once
+def start(checks):
+    """Let so many ranks as the command line says do CHECKS. They are forked, so that torch is imported once."""
     size = int(sys.argv[3])
-    mp.start_processes(run, args=(size, sys.argv[1], int(sys.argv[2])), nprocs=size, start_method="fork")
+    given = size, sys.argv[1], int(sys.argv[2]), checks
+    mp.start_processes(run, args=given, nprocs=size, start_method="fork")
+
+
+if __name__ == "__main__":
+    start([files_to_load, *CHECKS])

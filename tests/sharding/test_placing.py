@@ -1,6 +1,7 @@
 """Which elements a rank holds, held against what torch gives each rank of a mesh. One process plays all of them."""
 
 from math import prod
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,8 @@ dist = pytest.importorskip("torch.distributed")
 tensor = pytest.importorskip("torch.distributed.tensor")
 placement_types = pytest.importorskip("torch.distributed.tensor.placement_types")
 fake_pg = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+held_module = pytest.importorskip("ckptool.sharding.held")
+Held, Here, divide_among_holders = held_module.Held, held_module.Here, held_module.divide_among_holders
 from torch.distributed.device_mesh import init_device_mesh
 
 Replicate, Shard, Partial = tensor.Replicate, tensor.Shard, tensor.Partial
@@ -68,19 +71,39 @@ def test_a_rank_holds_what_torch_gives_it(case):
     assert torch.equal(taken(held, numbered(shape)).reshape(made._local_tensor.shape), made._local_tensor)
 
 
+def shares_of_all(sizes, shape, placements):
+    cuts = [None if p.is_replicate() else Cut(p.dim, getattr(p, "split_factor", 1)) for p in placements]
+    coordinates = torch.cartesian_prod(*(torch.arange(n) for n in sizes)).reshape(-1, len(sizes)).tolist()
+    return cuts, [share(shape, sizes, coordinate, cuts) for coordinate in coordinates]
+
+
 @given(placed())
 def test_the_ranks_together_hold_every_element_as_often_as_there_are_copies(case):
     sizes, shape, placements, _ = case
-    cuts = [None if p.is_replicate() else Cut(p.dim, getattr(p, "split_factor", 1)) for p in placements]
-    count, first = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
-    for coordinate in torch.cartesian_prod(*(torch.arange(n) for n in sizes)).reshape(-1, len(sizes)).tolist():
-        held = share(shape, sizes, coordinate, cuts)
+    cuts, shares = shares_of_all(sizes, shape, placements)
+    count = torch.zeros(shape, dtype=torch.int64)
+    for held in shares:
         for one in held.slices:
-            box = tuple(slice(a, a + n) for a, n in zip(one.start, one.shape, strict=True))
-            count[box] += 1
-            first[box] += held.copy == 0
+            count[tuple(slice(a, a + n) for a, n in zip(one.start, one.shape, strict=True))] += 1
     assert (count == prod(n for n, cut in zip(sizes, cuts, strict=True) if cut is None)).all()
-    assert (first == 1).all()
+
+
+@given(placed(), st.booleans())
+def test_the_ranks_together_write_every_byte_once(case, divided):
+    """Whatever several of them hold alike: large boxes are divided among them, small ones go in turn."""
+    sizes, shape, placements, _ = case
+    _, shares = shares_of_all(sizes, shape, placements)
+    values = numbered(shape)
+    holders = [[Here(("w", shape, "int64"), taken(one, values), one.slices)] for one in shares]
+    told = [[here.boxes for here in held] for held in holders]
+    written = [None] * values.numel() * 8
+    with mock.patch.object(held_module, "_DIVIDED", 0 if divided else 1 << 20):
+        for rank, held in enumerate(holders):
+            divide_among_holders(held, told, rank)
+            for begin, data in Held("w", "", shape, 8, held[0]).held():
+                assert written[begin : begin + len(data)] == [None] * len(data)
+                written[begin : begin + len(data)] = bytes(data)
+    assert bytes(written) == values.numpy().tobytes()
 
 
 @pytest.mark.parametrize("size", range(1, 20))

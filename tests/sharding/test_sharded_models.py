@@ -1,4 +1,4 @@
-"""Models that several processes share, loaded in runs of two and of four of them (see ranks_that_load.py)."""
+"""Models that several processes share, loaded and saved in runs of two and of four of them (see ranks_that_*.py)."""
 
 import json
 import socket
@@ -11,25 +11,30 @@ from programs import unwatched
 
 pytest.importorskip("torch.distributed.fsdp", exc_type=ImportError)
 
-PROGRAM = Path(__file__).parent / "ranks_that_load.py"
-LINES = {"refused", "one_that_cannot_read", "bounded"}
 
-
-@pytest.fixture(scope="module", params=[2, 4])
-def found(request, tmp_path_factory):
-    """For each rank, what came of each check."""
+def run(program, world, folder):
+    """For each rank, what came of each check of a program."""
     if sys.platform != "linux":
         pytest.skip("processes are forked, and their memory is looked at as Linux shows it")
-    folder = tmp_path_factory.mktemp("ranks")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, str(PROGRAM), str(folder), str(port), str(request.param)]
+    command = [sys.executable, str(Path(__file__).parent / program), str(folder), str(port), str(world)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=280, check=False, env={**unwatched(), "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(request.param)]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def found(request, tmp_path_factory):
+    return run("ranks_that_load.py", request.param, tmp_path_factory.mktemp("load"))
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def saved(request, tmp_path_factory):
+    return run("ranks_that_save.py", request.param, tmp_path_factory.mktemp("save"))
 
 
 @pytest.mark.parametrize(
@@ -64,3 +69,40 @@ def test_a_rank_reads_its_share_and_has_little_more_in_memory(found):
         for memory, read in one["bounded"]:
             assert read < 1 << 20
             assert memory < 48 << 20
+
+
+@pytest.mark.parametrize("check", ["as_one_process_writes", "torch_loads_it", "a_training_checkpoint"])
+def test_ranks_write_what_one_process_would(saved, check):
+    assert [one[check] for one in saved] == [None] * len(saved)
+
+
+def test_what_ranks_would_not_write_alike_is_refused_before_a_byte_is(saved):
+    term, sizes, values, there = saved[0]["refused"]
+    assert term.startswith("w is a sum of which each rank holds one term (")
+    assert sizes == "rank 1 has other tensors than rank 0.\n    x [2] float32 on rank 0\n    x [3] float32 on rank 1"
+    assert values.startswith(
+        "not all ranks would write the same.\nHint: what is no tensor (an epoch, a text) has to be"
+    )
+    assert "there.safetensors: exists already." in there
+    for one in saved[1:]:
+        first = [f"rank 0 failed: {line.splitlines()[0]}" for line in (sizes, values, there)]
+        assert one["refused"] == [term, *first]
+
+
+def test_a_target_that_a_rank_does_not_see_is_refused_before_a_byte_is_written(saved):
+    for one in saved:
+        assert one["on_several_disks"][0].startswith(f"rank {len(saved) - 1} on ")
+        assert "is on a disk that this rank does not share" in one["on_several_disks"][0]
+
+
+def test_a_rank_that_fails_ends_all_and_the_old_target_stays(saved):
+    *others, last = (one["one_that_fails"] for one in saved)
+    assert last == ["/there: no room is left.", ["kept.safetensors"]]
+    assert others == [[f"rank {len(saved) - 1} failed: /there: no room is left.", ["kept.safetensors"]]] * len(others)
+
+
+def test_a_rank_writes_its_share_and_needs_no_memory_for_it(saved):
+    for one in saved:
+        memory, written = one["bounded"]
+        assert memory < 48 << 20
+        assert abs(written) < 1 << 20
