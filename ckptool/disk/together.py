@@ -358,7 +358,8 @@ def _write_scattered(where: Directory, parts: Parts, ranks: Group) -> list[tuple
     """
     done: list[tuple[int, list[tuple[int, int, int]]]] = []
     for file, group in groupby(parts.scattered, lambda one: one[0]):
-        with reopen(where, parts.names[file]) as out:
+        # for writing alone: where the part of one rank ends within a page, that of the next one begins there
+        with reopen(where, parts.names[file], reading=False) as out:
             for _, number, start, piece in group:
                 wanted = parts.is_wanted(file, number)
                 runs = write_runs(out, piece.held(), start, crcs=wanted, progress=ranks.advance)
