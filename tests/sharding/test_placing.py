@@ -145,3 +145,17 @@ def test_a_part_that_no_placement_gives_is_refused():
             ckptool.CannotCarry, match=r"of which this rank should hold \[2, 2\], and it holds \[3, 2\]"
         ):
             share_of("w", made)
+
+
+def test_a_part_is_not_taken_for_the_whole():
+    with Playing(0, 2) as mesh:
+        made = tensor.distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)], src_data_rank=None)
+        with pytest.raises(ckptool.CannotCarry, match="w is a DTensor, of which this process holds a part"):
+            ckptool.from_torch({"w": made})
+
+
+def test_a_module_is_saved_as_its_state_dict_is(tmp_path):
+    model = torch.nn.Linear(3, 2)
+    ckptool.save(model, tmp_path / "model.safetensors")
+    ckptool.save(model.state_dict(), tmp_path / "state.safetensors")
+    assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "state.safetensors").read_bytes()
