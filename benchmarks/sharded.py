@@ -110,10 +110,11 @@ def rank_of(rank, world, port, way, folder, target, sizes):
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     dist.barrier()
-    base, began = status("VmRSS"), time.monotonic()
+    base, began, worked = status("VmRSS"), time.monotonic(), time.process_time()
     run()
+    worked = time.process_time() - worked
     dist.barrier()
-    found = {"seconds": time.monotonic() - began, "base": base, "above": status("VmHWM") - base}
+    found = {"seconds": time.monotonic() - began, "cpu": worked, "base": base, "above": status("VmHWM") - base}
     if way in LOADING:
         compare(model, folder, rank, world)
     elif rank == 0 and way != "dcp":
@@ -262,15 +263,16 @@ def report(ways, beside, folder, options):
         found = {way: one_run(way, folder, folder.parent / "saved", options) for way in ways}
         if number:  # the first one fills the caches
             rounds.append(found)
-    print(f"| way | time | ratio | memory above the start, each rank | of that its part |\n{'|---' * 5}|")
+    print(f"| way | time | ratio | CPU, each rank | memory above the start, each rank | its part |\n{'|---' * 6}|")
     for way, shown in ways.items():
         times = [one[way][0]["seconds"] for one in rounds]
         ratios = sorted(one[way][0]["seconds"] / one[beside][0]["seconds"] for one in rounds)
+        cpu = statistics.median(sum(one["cpu"] for one in found[way]) / options.ranks for found in rounds)
         above = [max(one[way][rank]["above"] for one in rounds) for rank in range(options.ranks)]
         own = rounds[0][way][0]["own"]
         print(
             f"| {shown} | {statistics.median(times):.2f} s | {statistics.median(ratios):.2f} "
-            f"({ratios[0]:.2f} – {ratios[-1]:.2f}) | {', '.join(f'{n / 1e6:,.0f}' for n in above)} MB "
+            f"({ratios[0]:.2f} – {ratios[-1]:.2f}) | {cpu:.2f} s | {', '.join(f'{n / 1e6:,.0f}' for n in above)} MB "
             f"| {own / 1e6:,.0f} MB |",
             flush=True,
         )

@@ -44,14 +44,14 @@ def load(
     """
     if like is not None and (map_location is not None or mmap):
         raise RuleError("the tensors of `like` say where values go; it takes no map_location and no mmap", where="like")
-    opened = source if isinstance(source, Checkpoint) else open_checkpoint(source)
-    if like is not None:
-        try:
-            with naming_the_rank(like.values()):
+    with naming_the_rank(like):
+        opened = source if isinstance(source, Checkpoint) else open_checkpoint(source)
+        if like is not None:
+            try:
                 return load_like(opened, like)
-        except CheckpointError as error:
-            error.where = error.where or opened.where
-            raise
+            except CheckpointError as error:
+                error.where = error.where or opened.where
+                raise
     ckpt = little_endian_throughout(settle_ties(opened))
     try:
         return Loader(map_location, mmap=mmap).value(ckpt.root)

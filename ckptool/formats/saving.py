@@ -209,7 +209,7 @@ def save(
     )
     written = partial(write, overwrite=overwrite, backup=backup, progress=progress)
     if not isinstance(ckpt, Checkpoint):
-        from ..sharding.held import has_sharded
+        from ..sharding.placing import has_sharded
         from .saving_shared import save_shared
 
         ckpt = ckpt.state_dict() if hasattr(ckpt, "state_dict") else ckpt

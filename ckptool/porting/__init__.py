@@ -170,7 +170,7 @@ def load_into(
     from .sources import apply, open_source
 
     inner = unwrapped(require_model(model))
-    with naming_the_rank(inner.parameters()):
+    with naming_the_rank(list(inner.parameters())):
         ckpt = open_source(source)
         if mapping is None:
             found = transfer(ckpt, inner, at=at, hints=hints, inputs=inputs)

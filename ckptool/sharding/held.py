@@ -9,7 +9,7 @@ as `get_model_state_dict` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -198,10 +198,4 @@ def checkpoint_of(value: Any, run: str, rank: int) -> tuple[Checkpoint, list[Her
     return Checkpoint(maker.node(value, "")), maker.held
 
 
-def has_sharded(value: Any) -> bool:
-    """Whether there is a DTensor in a dict, or in dicts and lists in it."""
-    inner = value.values() if isinstance(value, Mapping) else value if type(value) in (list, tuple) else ()
-    return is_sharded(value) or any(map(has_sharded, inner))
-
-
-__all__ = ["Held", "Here", "checkpoint_of", "divide_among_holders", "has_sharded"]
+__all__ = ["Held", "Here", "checkpoint_of", "divide_among_holders"]

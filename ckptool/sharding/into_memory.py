@@ -7,7 +7,7 @@ those for another device, pass through a few megabytes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import torch
 
 from ..errors import CannotCarry, Malformed, RuleError, Unreadable, printable
 from ..tensor import LazyTensor
-from .placing import Share, is_sharded, share_of
+from .placing import Share, has_sharded, is_sharded, share_of
 from .reading import STEP, read_box
 
 if TYPE_CHECKING:
@@ -39,15 +39,15 @@ def fill_tensors(targets: Mapping[str, torch.Tensor], values: Mapping[str, LazyT
 
 
 @contextlib.contextmanager
-def naming_the_rank(tensors: Iterable[Any]) -> Iterator[None]:
-    """Say which rank it was that could not read a file, where TENSORS are what several ranks share.
+def naming_the_rank(tensors: Any) -> Iterator[None]:
+    """Say which rank it was that could not read a file, where TENSORS (nested dicts and lists) are shared by several.
 
     What does not fit, all ranks find alike; what cannot be read may be so on one of them.
     """
     try:
         yield
     except (Malformed, Unreadable) as error:
-        if any(map(is_sharded, tensors)):
+        if has_sharded(tensors):
             error.what += f" (by rank {torch.distributed.get_rank()})"
         raise
 
@@ -89,7 +89,9 @@ def _fill(own: Any, share: Share, tensor: LazyTensor) -> None:
     local = own._local_tensor if is_sharded(own) else own
     for one in share.slices:
         _put(local[one.within] if local.ndim else local, tensor, one.start)
-    torch.autograd.graph.increment_version(local)
+    changed = getattr(torch.autograd.graph, "increment_version", None)  # not in every torch
+    if changed is not None and not local.is_inference():
+        changed(local)  # as by any change in place, so that autograd does not take it for what it was
 
 
 def _put(target: torch.Tensor, tensor: LazyTensor, start: tuple[int, ...]) -> None:

@@ -11,7 +11,7 @@ The computation knows sizes alone, so that any process can say what any rank hol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -186,6 +186,12 @@ def is_sharded(tensor: Any) -> bool:
     )
 
 
+def has_sharded(value: Any) -> bool:
+    """Whether there is a DTensor in a dict, or in dicts and lists in it."""
+    inner = value.values() if isinstance(value, Mapping) else value if type(value) in (list, tuple) else ()
+    return is_sharded(value) or any(map(has_sharded, inner))
+
+
 def identity_of(tensor: Any) -> tuple[Any, ...]:
     """The same for torch tensors that are one: the same view of the same memory."""
     local = tensor._local_tensor if is_sharded(tensor) else tensor
@@ -237,4 +243,4 @@ def _placed(tensor: Any) -> str:
     return ", ".join(printable(str(placement), 60) for placement in tensor.placements)
 
 
-__all__ = ["Cut", "Share", "Slice", "identity_of", "is_sharded", "share", "share_of", "whole"]
+__all__ = ["Cut", "Share", "Slice", "has_sharded", "identity_of", "is_sharded", "share", "share_of", "whole"]
