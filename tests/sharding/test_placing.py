@@ -1,5 +1,6 @@
 """Which elements a rank holds, held against what torch gives each rank of a mesh. One process plays all of them."""
 
+import sys
 from math import prod
 from unittest import mock
 
@@ -30,11 +31,13 @@ class Playing:
         self.rank, self.sizes = rank, sizes
 
     def __enter__(self):
+        self.hook = sys.excepthook  # torch puts its own around it each time
         dist.init_process_group("fake", rank=self.rank, world_size=prod(self.sizes), store=fake_pg.FakeStore())
         return init_device_mesh("cpu", self.sizes)
 
     def __exit__(self, *_):
         dist.destroy_process_group()
+        sys.excepthook = self.hook
 
 
 def numbered(shape):
