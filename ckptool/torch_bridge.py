@@ -292,13 +292,15 @@ def from_torch(value: Any) -> Checkpoint:
     Raises:
         CannotCarry: a value of another class, which only torch.save can write.
     """
-    maker = _FromTorch()
+    maker = FromTorch()
     ckpt = Checkpoint(maker.node(value, ""))
     # what is seen as several types is bytes to the pickle, and each tensor names its own
     return map_storages(ckpt, lambda s: replace(s, dtype=None) if id(s) in maker.mixed else s) if maker.mixed else ckpt
 
 
-class _FromTorch:
+class FromTorch:
+    """Makes nodes of a tree out of torch tensors and plain values."""
+
     def __init__(self) -> None:
         self._made: dict[int, Any] = {}
         self._storages: dict[int, Storage] = {}
@@ -306,6 +308,7 @@ class _FromTorch:
         self.mixed: set[int] = set()  # storages that tensors of several types share
 
     def node(self, value: Any, path: str) -> Any:
+        """The node for a value that stands at PATH."""
         if value is None or isinstance(value, bool | bytes):
             return value
         for plain in (str, int, float):  # of a subclass (an enum, a number of numpy) the value counts
@@ -315,7 +318,7 @@ class _FromTorch:
             return self._made[id(value)]
         self._alive.append(value)  # so that its id stays its own
         if isinstance(value, torch.Tensor):
-            made: Any = self._tensor(value, path)
+            made: Any = self.tensor(value, path)
         elif type(value) is tuple:
             made = tuple(self.node(item, f"{path}/{i}") for i, item in enumerate(value))
         elif isinstance(value, torch.Size):
@@ -341,7 +344,13 @@ class _FromTorch:
         self._made[id(value)] = made
         return made
 
-    def _tensor(self, tensor: Any, path: str) -> LazyTensor:
+    def tensor(self, tensor: Any, path: str) -> LazyTensor:
+        """A tensor with the memory that it has here."""
+        if hasattr(tensor, "device_mesh"):
+            raise CannotCarry(
+                f"{printable(path)} is a DTensor, of which this process holds a part",
+                hint="ckptool.save(state_dict, …), called by every rank, writes them; tensor.full_tensor() gathers one",
+            )
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             raise CannotCarry(f"{printable(path)} is not a dense tensor with data")
         dtype = BY_NAME[str(tensor.dtype).removeprefix("torch.")]
@@ -419,4 +428,4 @@ def move(tensors: Mapping[str, Any], place_of: Callable[[str], str | None]) -> d
     return result
 
 
-__all__ = ["Inert", "Loader", "devices", "from_torch", "move", "to_torch"]
+__all__ = ["FromTorch", "Inert", "Loader", "devices", "from_torch", "move", "to_torch"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Malformed
@@ -163,13 +164,19 @@ def joined_crc32(first: int, second: int, length: int) -> int:
     A CRC is the rest of a division of polynomials, and LENGTH bytes behind others multiply those by x to the power of
     8 * LENGTH. That power takes as many multiplications as LENGTH has bits.
     """
+    return _product(_power(length), first) ^ second
+
+
+@lru_cache(maxsize=1024)
+def _power(length: int) -> int:
+    """x to the power of 8 * LENGTH. Many runs of bytes have one length."""
     power, square = _ONE, _ONE >> 8  # x^0, x^8
     while length:
         if length & 1:
             power = _product(power, square)
         square = _product(square, square)
         length >>= 1
-    return _product(power, first) ^ second
+    return power
 
 
 #: The polynomial of CRC-32 (ISO 3309, as in zlib), and the polynomial 1. The highest bit stands for x^0.

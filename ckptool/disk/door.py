@@ -129,14 +129,18 @@ class Directory:
         at, below = self._place(name)
         return os.open(at, _FLAGS | os.O_RDWR | os.O_CREAT | os.O_EXCL, mode, dir_fd=below)
 
-    def reopen(self, name: str) -> int:
+    def reopen(self, name: str, *, reading: bool = True) -> int:
         """A descriptor for writing a file that ckptool made before: regular, of this user, with one name.
+
+        Without READING, the system does not read a page first of which a part is written, so that NFS does not write
+        back the rest of it, where another machine may have written meanwhile.
 
         Raises:
             OSError: it is something else. A link is not followed, and a pipe does not block.
         """
         at, below = self._place(name)
-        fd = os.open(at, _FLAGS | os.O_RDWR | getattr(os, "O_NONBLOCK", 0), dir_fd=below)
+        access = os.O_RDWR if reading else os.O_WRONLY
+        fd = os.open(at, _FLAGS | access | getattr(os, "O_NONBLOCK", 0), dir_fd=below)
         if not is_own_file(os.fstat(fd)):
             os.close(fd)
             raise PermissionError(

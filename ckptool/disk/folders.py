@@ -190,8 +190,15 @@ class Making:
     """The files of a folder, or the one file, while they are written: finished ones stay for the next run."""
 
     def __init__(
-        self, target: Target, *, names: Sequence[str] | None, plan: str | None = None, work: Work | None = None
+        self,
+        target: Target,
+        *,
+        names: Sequence[str] | None,
+        plan: str | None = None,
+        work: Work | None = None,
+        stays: bool = True,
     ) -> None:
+        """Begin, or go on with WORK. Unless it STAYS, no later run can go on, and a failure leaves nothing behind."""
         from concurrent.futures import ThreadPoolExecutor
 
         self.target = target
@@ -203,6 +210,7 @@ class Making:
                 work.discard()
             raise
         self.work = work
+        self._stays = stays
         self.notes: list[str] = []
         if done := work.finished or work.parts:
             what = "file" if work.finished else "part"
@@ -219,7 +227,7 @@ class Making:
         if error is None or self.work.closed:  # closed: the folder has its name, and a signal arrived meanwhile
             return
         useless = isinstance(error, Malformed | Unreadable)  # the input is damaged: it has to become another file
-        if useless or not (self.work.finished or self.work.parts):
+        if useless or not self._stays or not (self.work.finished or self.work.parts):
             with put_off_signals():
                 self.work.discard()
             return

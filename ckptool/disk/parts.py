@@ -11,10 +11,23 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from .checksums import is_told_by_reading, joined_crc32, key_of
 from .files import Buffer, Crc32Of, File, FileRange, Piece, Source, Verify, is_computed, nested, part_of
+
+
+class Scattered(Source, Protocol):
+    """Bytes that no process has all of: each writes those that it has."""
+
+    def held(self) -> Iterator[tuple[int, memoryview]]:
+        """What this process writes: where it begins in this source, and the bytes. No two processes write the same."""
+
+
+def is_scattered(piece: object) -> TypeGuard[Scattered]:
+    """Whether a piece is one that every process has some bytes of."""
+    return hasattr(type(piece), "held")
+
 
 #: Bytes of a part: about a thousandth of the whole, so that ranks get even shares, within these limits.
 _SHARE = 1024
@@ -49,6 +62,8 @@ class Parts:
         all: the parts, in order; those that are only read stand beside those that are made of them, so that one rank
             gets both, and reads the disk once.
         verified: the comparisons that the plan asks for.
+        scattered: the pieces that are in no part, since each rank writes what it has of them: (file, piece, where it
+            begins in the file, the piece itself).
     """
 
     def __init__(self, files: Files) -> None:
@@ -75,6 +90,12 @@ class Parts:
             else set()
             for pieces in self._pieces
         ]
+        self.scattered = [
+            (file, number, start, piece)
+            for file, (pieces, starts) in enumerate(zip(self._pieces, self._starts, strict=True))
+            for number, (piece, start) in enumerate(zip(pieces, starts, strict=False))
+            if is_scattered(piece) and piece.length
+        ]
         step = max(_LEAST, min(_MOST, sum(self.sizes) // _SHARE // _LEAST * _LEAST))
         beside = [(file, at) for _, file, at in further]
 
@@ -94,21 +115,31 @@ class Parts:
         """Bytes of each file."""
         return [starts[-1] for starts in self._starts]
 
+    def is_wanted(self, file: int, number: int) -> bool:
+        """Whether the checksum of a piece is asked for."""
+        return number in self._wanted[file]
+
     def _cut(self, file: int, step: int) -> Iterator[Part]:
-        starts, pieces = self._starts[file], self._pieces[file]
         begin = 0
-        for mark in range(step, starts[-1], step):
+        for _, _, start, piece in (one for one in self.scattered if one[0] == file):
+            yield from self._cut_between(file, step, begin, start)
+            begin = start + piece.length
+        yield from self._cut_between(file, step, begin, self._starts[file][-1])
+
+    def _cut_between(self, file: int, step: int, begin: int, end: int) -> Iterator[Part]:
+        starts, pieces = self._starts[file], self._pieces[file]
+        for mark in range((begin // step + 1) * step, end, step):
             number = bisect_right(starts, mark) - 1
             piece, start = pieces[number], starts[number]
             if _is_whole(piece):
-                mark = start if start > begin else min(starts[number + 1], starts[-1])
+                mark = start if start > begin else min(starts[number + 1], end)
             elif is_computed(piece):
                 mark -= (mark - start) % _NUMBER
-            if begin < mark < starts[-1]:
+            if begin < mark < end:
                 yield Part(file, begin, mark)
                 begin = mark
-        if begin < starts[-1]:
-            yield Part(file, begin, starts[-1])
+        if begin < end:
+            yield Part(file, begin, end)
 
     def pieces_of(self, part: Part) -> Iterator[tuple[int, Source, bool]]:
         """The pieces of a part, in order: their number in the file, what is in the part, and whether its checksum is

@@ -17,21 +17,23 @@ import os
 import queue
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
 from ..errors import CannotCarry, Unwritable, printable
 from ..ranks import Group, cut_evenly
-from .checksums import Damaged, is_told_by_reading, key_of
+from .checksums import Damaged, is_told_by_reading, joined_crc32, key_of
 from .door import Directory, Seen, permissions
-from .files import Buffer, File, FileRange, Piece, StrPath, crc32, reason
+from .files import CHUNK, Buffer, File, FileRange, Piece, StrPath, crc32, reason
 from .folders import Making, fingerprints, there_in
 from .parts import Files, Part, Parts, Sums
 from .targets import Target, publish, refusals, target_file
 from .work import Work, enter, reopen
-from .writing import Progress, room_for, write_part
+from .writing import Progress, room_for, write_part, write_runs
 
 #: Places at which inputs are compared, and bytes at each.
 _SAMPLES, _SAMPLE = 16, 4096
@@ -110,12 +112,14 @@ def write_together(
         begun = time.monotonic()
         with ranks.following(progress, lead.take if lead else None):
             _write(where, parts, mine, ranks)
-        share = [sum(part.length for part in mine), time.monotonic() - begun, _told_by_reading(parts), heard()]
-        shares = ranks.exchange(share)
+            held = _write_scattered(where, parts, ranks)
+        own = sum(part.length for part in mine) + sum(nbytes for nbytes, _ in held)
+        shares = ranks.exchange([own, time.monotonic() - begun, _told_by_reading(parts), held, heard()])
+        read = ranks.exchange(_read_again(where, parts, [held for _, _, _, held, _ in shares], ranks))
         ranks.agree(check)
-        told = [told for _, _, told, _ in shares]
-        _, notes = ranks.led(lambda: lead.finish(where, told), lambda notes: notes)  # type: ignore[union-attr]
-    return notes, [Share(rank, nbytes, seconds, said) for rank, (nbytes, seconds, _, said) in enumerate(shares)]
+        told = [told for _, _, told, _, _ in shares]
+        _, notes = ranks.led(lambda: lead.finish(where, told, read), lambda notes: notes)  # type: ignore[union-attr]
+    return notes, [Share(rank, nbytes, seconds, said) for rank, (nbytes, seconds, _, _, said) in enumerate(shares)]
 
 
 # -- before anything is written
@@ -254,7 +258,8 @@ class _Lead:
                 if target.old is not None:
                     stack.enter_context(target.locked())
             stack.enter_context(refusals(target))
-            work = Work.resume(target.folder, target.name, self._plan, sizes)
+            scattered = bool(self._parts.scattered)  # the memory of the ranks, which no later run has
+            work = None if scattered else Work.resume(target.folder, target.name, self._plan, sizes)
             if work is not None:
                 stack.callback(work.close)
             there: dict[str, Seen] | None = None
@@ -262,7 +267,9 @@ class _Lead:
                 target.old = target.folder.status(target.name)  # a folder that stood aside may have its name again
                 there = there_in(target, overwrite=self._overwrite, names=names, replaced=self._replaced)
             kept = target.backup(self._backup) if (there if names else target.old) else None
-            making = stack.enter_context(Making(target, names=names or None, plan=self._plan, work=work))
+            making = stack.enter_context(
+                Making(target, names=names or None, plan=self._plan, work=work, stays=not scattered)
+            )
             if not making.work.parts:
                 target.require_room(room)
             if names:
@@ -283,10 +290,15 @@ class _Lead:
             self._sums.append((Part(file, begin, end), sums))
             self._made.work.note_part(self._parts.names[file], begin, end, sums)
 
-    def finish(self, where: Directory, told: Sequence[Sequence[Sequence[int]]]) -> list[str]:
+    def finish(
+        self, where: Directory, told: Sequence[Sequence[Sequence[int]]], shared: Sequence[Sequence[Sequence[int]]]
+    ) -> list[str]:
         """Write and compare checksums, and give the target its name. Returns what a person should know.
 
-        TOLD are the checksums that ranks had as they read: the number of the comparison, and the CRC-32.
+        Args:
+            where: the directory.
+            told: the checksums that each rank had as it read: the number of the comparison, and the CRC-32.
+            shared: those that each rank found of what is in no part: the number of the piece, and the CRC-32.
         """
         assert self._made is not None
         whole = self._made.work.finished
@@ -294,6 +306,9 @@ class _Lead:
         missing = [p for p in self._parts.all if p[:2] not in there and str(self._parts.names[p.file]) not in whole]
         if missing:  # no rank has said that it failed, and yet a target with a hole in it must not appear
             raise AssertionError(f"{len(missing)} of {len(self._parts.all)} parts were not written")
+        for number, sum_ in (one for ones in shared for one in ones):
+            file, piece, start, scattered = self._parts.scattered[number]
+            self._sums.append((Part(file, start, start + scattered.length), [(piece, sum_)]))
         found = self._parts.checksums(self._sums)
         for number, name in enumerate(self._files):
             places = list(self._parts.written_checksums(number))
@@ -333,6 +348,62 @@ def _write(where: Directory, parts: Parts, mine: Sequence[Part], ranks: Group) -
             crcs = write_part(opened[1], [source for _, source, _ in pieces], wanted, part.begin, ranks.advance)
             sums = [(number, crc) for (number, _, _), crc in zip(pieces, crcs, strict=True) if crc is not None]
             syncing.put(part, sums, opened[1])
+
+
+def _write_scattered(where: Directory, parts: Parts, ranks: Group) -> list[tuple[int, list[tuple[int, int, int]]]]:
+    """Write what this rank has of the pieces that are in no part, and bring it to disk.
+
+    Returns:
+        Of each such piece how many bytes, and the runs with their checksums, if those are asked for and not very many.
+    """
+    done: list[tuple[int, list[tuple[int, int, int]]]] = []
+    for file, group in groupby(parts.scattered, lambda one: one[0]):
+        # for writing alone: where the part of one rank ends within a page, that of the next one begins there
+        with reopen(where, parts.names[file], reading=False) as out:
+            for _, number, start, piece in group:
+                wanted = parts.is_wanted(file, number)
+                runs = write_runs(out, piece.held(), start, crcs=wanted, progress=ranks.advance)
+                told = runs if wanted and len(runs) <= _MOST_RUNS else []
+                done.append((sum(length for _, length, _ in runs), told))
+            os.fsync(out.fileno())
+    return done
+
+
+def _read_again(where: Directory, parts: Parts, held: Sequence[Sequence[Any]], ranks: Group) -> list[tuple[int, int]]:
+    """The checksums of some of the pieces that are in no part; the ranks divide them. All ranks have written theirs.
+
+    They are put together from those of the runs; where a piece has very many, of short rows, it is read from the disk.
+
+    Args:
+        where: the directory.
+        parts: the plan.
+        held: for each rank, what it wrote of each piece (see `_write_scattered`).
+        ranks: this process and the others.
+
+    Returns:
+        For each piece that this rank looked at its number, and the CRC-32 where it is asked for, else 0.
+    """
+    found = []
+    for number, (file, piece, start, source) in list(enumerate(parts.scattered))[ranks.rank :: ranks.size]:
+        ones = [rank[number] for rank in held]
+        nbytes = sum(nbytes for nbytes, _ in ones)
+        if nbytes != source.length:  # no rank has said that it failed, and yet a target with a hole must not appear
+            raise AssertionError(f"{nbytes:,} of {source.length:,} bytes were written")
+        runs = sorted(run for _, runs in ones for run in runs)
+        crc = 0
+        if parts.is_wanted(file, piece) and sum(length for _, length, _ in runs) == source.length:
+            for _, length, one in runs:
+                crc = joined_crc32(crc, one, length)
+        elif parts.is_wanted(file, piece):
+            with reopen(where, parts.names[file]) as written:
+                for at in range(0, source.length, CHUNK):
+                    crc = zlib.crc32(os.pread(written.fileno(), min(CHUNK, source.length - at), start + at), crc)
+        found.append((number, crc))
+    return found
+
+
+#: Runs of a piece of which a rank tells the checksums one by one.
+_MOST_RUNS = 64
 
 
 class _Syncing:

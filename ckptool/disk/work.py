@@ -427,9 +427,12 @@ def enter(parent: Directory, name: str, mark: str, *, folder: bool) -> Directory
         return own
 
 
-def reopen(made_in: Directory, name: str | None) -> IO[bytes]:
-    """Open a file in the directory that `enter` gave, to write into it; NAME is None where the target is that file."""
-    return os.fdopen(made_in.reopen(name or NEW), "r+b", buffering=0)
+def reopen(made_in: Directory, name: str | None, *, reading: bool = True) -> IO[bytes]:
+    """Open a file in the directory that `enter` gave, to write into it; NAME is None where the target is that file.
+
+    Without READING it is opened for writing alone (see `Directory.reopen`).
+    """
+    return os.fdopen(made_in.reopen(name or NEW, reading=reading), "r+b" if reading else "wb", buffering=0)
 
 
 # -- what runs that were cut off left behind

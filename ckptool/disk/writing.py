@@ -80,6 +80,29 @@ def write_part(
     return sums
 
 
+def write_runs(
+    out: IO[bytes], runs: Iterable[tuple[int, memoryview]], at: int, *, crcs: bool, progress: Progress | None = None
+) -> list[tuple[int, int, int]]:
+    """Write runs of bytes into the file OUT, each where it belongs, counted from the byte AT.
+
+    Returns:
+        Of each run where it begins, its length, and its CRC-32 if CRCS are asked for, else 0.
+    """
+    done = []
+    started = unstarted = 0
+    for begin, data in runs:
+        _write_at(out.fileno(), data, at + begin)
+        done.append((begin, len(data), zlib.crc32(data) if crcs else 0))
+        unstarted += len(data)
+        if unstarted >= _AHEAD and hasattr(os, "posix_fadvise"):  # see `_Output._start_writeback`
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(out.fileno(), at + started, begin + len(data) - started, os.POSIX_FADV_DONTNEED)
+            started, unstarted = begin + len(data), 0
+        if progress:
+            progress(len(data))
+    return done
+
+
 def _flat(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """PIECES with joined ones taken apart, so that the kernel can copy their parts."""
     for piece in pieces:

@@ -181,7 +181,9 @@ def save(
     The file that the checkpoint came from may be the target: it is replaced when the new one is complete and on disk.
 
     Args:
-        ckpt, path, format, allow_loss, keep_objects, for_torch, max_shard_size, variant: see `plan`.
+        ckpt: a Checkpoint, a dict of torch tensors, or a torch.nn.Module. Of tensors that the ranks of a run share
+            (`DTensor`), every rank calls this alike and writes its part of what one process would write.
+        path, format, allow_loss, keep_objects, for_torch, max_shard_size, variant: see `plan`.
         overwrite: allow PATH to exist.
         backup: suffix under which an old PATH is kept.
         progress: called with the number of bytes, each time some were written.
@@ -193,10 +195,11 @@ def save(
         CannotCarry: as `plan`.
         OutputExists, Unwritable: the target may not be, or cannot be, written.
         Malformed: a checksum of the source is wrong, and ALLOW_LOSS is false.
+        RankFailed: another rank failed, and says why; there is no target then, or the old one.
     """
-    receipt = plan(
-        ckpt,
-        path,
+    planned = partial(
+        plan,
+        path=path,
         format=format,
         allow_loss=allow_loss,
         keep_objects=keep_objects,
@@ -204,7 +207,16 @@ def save(
         max_shard_size=max_shard_size,
         variant=variant,
     )
-    write(receipt, overwrite=overwrite, backup=backup, progress=progress)
+    written = partial(write, overwrite=overwrite, backup=backup, progress=progress)
+    if not isinstance(ckpt, Checkpoint):
+        from ..sharding.placing import has_sharded
+        from .saving_shared import save_shared
+
+        ckpt = ckpt.state_dict() if hasattr(ckpt, "state_dict") else ckpt
+        if has_sharded(ckpt):
+            return save_shared(ckpt, planned, written)
+    receipt = planned(ckpt)
+    written(receipt)
     return receipt
 
 

@@ -67,7 +67,7 @@ def assemble(shape: tuple[int, ...], dtype: DType, chunks: Sequence[Chunk]) -> S
     stored = sum(chunk.values.numel for chunk in filled)
     if stored < prod(shape):
         raise Malformed(f"its {len(filled):,} chunks leave a hole: they hold {stored:,} of {prod(shape):,} elements")
-    pair = _overlapping(filled) if filled else None
+    pair = overlapping(filled) if filled else None
     if pair:
         raise Malformed(
             f"two chunks overlap: sizes {list(pair[0].values.shape)} at {list(pair[0].offsets)}, and sizes "
@@ -85,7 +85,7 @@ def assemble(shape: tuple[int, ...], dtype: DType, chunks: Sequence[Chunk]) -> S
     return Tiled(shape, dtype, tuple(filled))
 
 
-def _overlapping(chunks: list[Chunk]) -> tuple[Chunk, Chunk] | None:
+def overlapping(chunks: list[Chunk]) -> tuple[Chunk, Chunk] | None:
     """Two chunks that share an element, or None.
 
     Where a plane passes between chunks, each side is looked at alone; what no plane divides is compared pair by pair.
@@ -168,20 +168,23 @@ class Tiled:
             at += prod(count)
         return memoryview(raw.view(np.uint8).data)[offset - first * item :][:length]
 
+    def within(self, low: tuple[int, ...], high: tuple[int, ...]) -> Iterator[tuple[tuple[slice, ...], LazyTensor]]:
+        """What the box from LOW to HIGH is made of: for each tile that it meets, where in the box, and the values."""
+        for tile in self.tiles:
+            first = tuple(map(max, low, tile.offsets))
+            last = tuple(map(min, high, tile.ends))
+            if all(a < b for a, b in zip(first, last, strict=True)):
+                where = tuple(slice(a - s, b - s) for a, b, s in zip(first, last, low, strict=True))
+                yield where, _part(tile, first, last)
+
     def _fill(self, out: np.ndarray[Any, Any], start: tuple[int, ...]) -> None:
         """Put the box that begins at START into OUT."""
         import numpy as np
 
         end = tuple(map(sum, zip(start, out.shape, strict=True)))
-        for tile in self.tiles:
-            low = tuple(map(max, start, tile.offsets))
-            high = tuple(map(min, end, tile.ends))
-            if any(a >= b for a, b in zip(low, high, strict=True)):
-                continue
-            inner = _part(tile, low, high)
+        for where, inner in self.within(start, end):
             source = inner.source()
-            values = np.frombuffer(source.read(0, source.length), out.dtype).reshape(inner.shape)
-            out[tuple(slice(a - s, b - s) for a, b, s in zip(low, high, start, strict=True))] = values
+            out[where] = np.frombuffer(source.read(0, source.length), out.dtype).reshape(inner.shape)
 
 
 def _part(chunk: Chunk, low: tuple[int, ...], high: tuple[int, ...]) -> LazyTensor:

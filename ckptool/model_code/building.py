@@ -21,10 +21,11 @@ import torch
 
 from ..checkpoint import Checkpoint, StateDict
 from ..disk.files import shell_path, shell_quote
-from ..errors import CannotCarry, NotFound, RuleError, Unreadable, printable
+from ..errors import CannotCarry, CheckpointError, NotFound, RuleError, Unreadable, printable
 from ..keys import closest
+from ..sharding.into_memory import fill_tensors, memory_for, shares_of
 from ..tensor import LazyTensor
-from ..torch_bridge import from_torch, to_torch
+from ..torch_bridge import from_torch
 from . import user_code
 from .choosing import Shapes, choices, hint, is_model, listing, only_choice
 from .signature import Signature
@@ -283,30 +284,17 @@ def _on_registration(then: Callable[[str, torch.nn.Parameter], torch.nn.Paramete
 
 
 def fill(model: torch.nn.Module, ckpt: Checkpoint) -> None:
-    """Copy the tensors of a checkpoint into the parameters and buffers of MODEL that have their names."""
-    own, tensors = model.state_dict(), ckpt.state_dict("").tensors
-    for key in tensors:
-        if own[key].is_meta:
-            raise CannotCarry(
-                f"{printable(key)} is on the meta device and has no memory",
-                hint="model.to_empty(device='cpu') gives it some",
-            )
-        _require_copy(key, tensors[key], own[key])
-    with torch.no_grad():
-        for key, tensor in tensors.items():
-            own[key].copy_(to_torch(tensor))
+    """Copy the tensors of a checkpoint into the parameters and buffers of MODEL that have their names.
 
-
-def _require_copy(key: str, tensor: LazyTensor, own: torch.Tensor) -> None:
-    """Refuse a tensor whose values torch cannot put into the model's, or not without losing half of them."""
-    same = str(own.dtype) == f"torch.{tensor.dtype.name}"
-    if same or not (tensor.dtype.is_complex and not own.is_complex()):
-        if tensor.dtype.numpy is not None or same:
-            return
-        what = f"has the type {tensor.dtype.name}, which torch does not convert to {own.dtype}"
-    else:
-        what = f"is complex, and the model has {own.dtype} there"
-    raise CannotCarry(f"{printable(key)} {what}")
+    Of a parameter that is divided among the ranks of a run, each rank reads its part.
+    """
+    tensors = ckpt.state_dict("").tensors
+    try:
+        shares_of(model.state_dict(), tensors)  # before anything changes
+        fill_tensors(memory_for(model, tensors), tensors)
+    except CheckpointError as error:
+        error.where = error.where or ckpt.where
+        raise
 
 
 def build(source: ModelSource, *, real: bool = False) -> torch.nn.Module:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ..sharding.placing import is_sharded
 from .channels import Channels
 from .gating import Gating
 from .hollow import shape_only, without_memory
@@ -40,12 +41,13 @@ def signature_of(
         model: the model; it is not changed.
         name: for messages; the name of its class if it is empty.
         inputs: example inputs (positional, or by name); worked out from the first layers if None.
-        trace: follow a forward pass. If that cannot be done, the signature says so and the rest of it holds.
+        trace: follow a forward pass. If that cannot be done, the signature says so and the rest of it holds. A model
+            that the ranks of a run share (with DTensors) is not followed, so that all ranks find the same.
     """
     state = model.state_dict()
     parameters = {id(parameter) for parameter in model.parameters()}
     owners = {
-        f"{path}.{leaf}" if path else leaf: type(module).__name__
+        f"{path}.{leaf}" if path else leaf: _class_of(module).__name__
         for path, module in model.named_modules(remove_duplicate=False)
         for leaf in (*module._parameters, *module._buffers)
     }
@@ -58,6 +60,8 @@ def signature_of(
             held = first.setdefault(id(tensor), key)
             if held != key:
                 ties[key] = held
+    # a pass through a model that ranks share waits for the others, and how far one gets in its time differs by rank
+    trace = trace and not any(map(is_sharded, state.values()))
     found = _follow(model, live, inputs) if trace else _Nothing
     entries = {}
     for key, tensor in state.items():
@@ -77,7 +81,7 @@ def signature_of(
         )
     metadata = getattr(state, "_metadata", None)
     return Signature(
-        name or type(model).__name__,
+        name or _class_of(model).__name__,
         entries,
         traced=bool(found.uses),
         inputs=found.inputs,
@@ -87,9 +91,15 @@ def signature_of(
     )
 
 
+def _class_of(module: torch.nn.Module) -> type:
+    """The class of a module as its code has it. `fully_shard` makes one of it that is named otherwise."""
+    made, *bases = type(module).__mro__
+    return bases[1] if bases[0].__name__ == "FSDPModule" and made.__name__.startswith("FSDP") else made
+
+
 def _rotary_by_parts(model: torch.nn.Module) -> str | None:
     """That queries and keys are turned in some way, where the model could not be followed and says so by its parts."""
-    classes = {type(module).__name__.lower() for module in model.modules()}
+    classes = {_class_of(module).__name__.lower() for module in model.modules()}
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
     said = any("rotary" in name or name.startswith("rope") for name in classes) or not _FREQUENCIES.isdisjoint(buffers)
     return "unknown" if said else None

@@ -148,10 +148,12 @@ def load_into(
     """Match SOURCE with MODEL, load it into the model, and return the account of every parameter.
 
     In place of `model.load_state_dict(torch.load(path), strict=False)`. A model that is wrapped already (DataParallel,
-    DistributedDataParallel, torch.compile) is filled as it is.
+    DistributedDataParallel, torch.compile) is filled as it is. Of one that several ranks share (FSDP2, tensor
+    parallel), each rank calls this and reads its part alone; what does not fit, all ranks refuse with the same line.
 
     Args:
-        model: a torch.nn.Module with real parameters. It is changed only if nothing is wrong or missing.
+        model: a torch.nn.Module with real parameters; one that ranks share may be on the meta device, and is given
+            memory. It is changed only if nothing is wrong or missing.
         source: a path, a Checkpoint or a dict of torch tensors.
         at, hints, inputs: as in `ckptool.transfer`.
         accept_guesses: load guesses, too: all (True), or those that match one of these patterns.
@@ -163,16 +165,19 @@ def load_into(
         CheckpointError: as `ckptool.transfer`.
     """
     from ..model_code.building import fill, require_model, unwrapped
+    from ..sharding.into_memory import naming_the_rank
     from .refusal import require_accepted
-    from .sources import apply
+    from .sources import apply, open_source
 
     inner = unwrapped(require_model(model))
-    if mapping is None:
-        found = transfer(source, inner, at=at, hints=hints, inputs=inputs)
-    else:
-        found = _for_model(mapping, source, inner)
-    require_accepted(found, _patterns(accept_guesses), _patterns(partial))
-    fill(inner, apply(found, source))
+    with naming_the_rank(list(inner.parameters())):
+        ckpt = open_source(source)
+        if mapping is None:
+            found = transfer(ckpt, inner, at=at, hints=hints, inputs=inputs)
+        else:
+            found = _for_model(mapping, ckpt, inner)
+        require_accepted(found, _patterns(accept_guesses), _patterns(partial))
+        fill(inner, apply(found, ckpt))
     return found
 
 

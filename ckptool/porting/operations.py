@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..disk.files import CHUNK, Source
 from ..errors import RuleError, printable
@@ -581,6 +581,9 @@ class _Zeros:
 @dataclass(frozen=True, eq=False, slots=True)
 class _Computed:
     """The values of one computed tensor. They are computed when they are written, one tensor at a time."""
+
+    #: Whatever is wanted of it, all of it is computed.
+    computed_at_once: ClassVar[bool] = True
 
     operation: Operation
     parts: list[LazyTensor]

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import CheckpointError, RuleError, counted, printable
@@ -30,6 +31,9 @@ SILENCE = 60.0
 _LOOK = 0.5
 _SHORTEST, _LONGEST = 0.001, 0.05
 _MOST_NAMED = 6
+#: Characters of one value of the store, which takes 8 MiB; a longer one is in pieces, and says how many. JSON never
+#: begins like that.
+_LONGEST_TEXT, _IN_PIECES = 4 << 20, "pieces "
 
 
 class RankFailed(CheckpointError, RuntimeError):
@@ -266,7 +270,7 @@ class Group:
             made = work()
             answer = {"told": told(made)}
         except CheckpointError as error:
-            self.exchange({"failed": error.what})
+            self.exchange({"failed": f"rank 0 failed: {printable(str(error).split(chr(10))[0], 300)}"})
             error.on_all_ranks = True  # they know
             raise
         return made, self.exchange(answer)[0]["told"]
@@ -426,14 +430,28 @@ class Group:
     # -- the store
 
     def _set(self, name: str, value: Any) -> None:
-        self._reaching(lambda: self._store.set(name, json.dumps(value)))
+        text = json.dumps(value)
+        pieces = [text[at : at + _LONGEST_TEXT] for at in range(0, len(text), _LONGEST_TEXT)]
+        if len(pieces) > 1:
+            for number, piece in enumerate(pieces):
+                self._reaching(partial(self._store.set, f"{name}/{number}", piece))
+            text = f"{_IN_PIECES}{len(pieces)}"
+        self._reaching(lambda: self._store.set(name, text))
 
     def _get(self, name: str) -> Any:
-        return json.loads(self._reaching(lambda: self._store.get(name)))
+        text = self._reaching(lambda: self._store.get(name)).decode()
+        if text.startswith(_IN_PIECES):
+            count = int(text.removeprefix(_IN_PIECES))
+            pieces = [self._reaching(partial(self._store.get, f"{name}/{number}")) for number in range(count)]
+            text = b"".join(pieces).decode()
+        return json.loads(text)
 
     def _delete(self, name: str) -> None:
         with contextlib.suppress(RuntimeError, NotImplementedError):  # some stores cannot
-            self._store.delete_key(name)
+            text = self._store.get(name).decode()
+            count = int(text.removeprefix(_IN_PIECES)) if text.startswith(_IN_PIECES) else 0
+            for one in (name, *(f"{name}/{number}" for number in range(count))):
+                self._store.delete_key(one)
 
     def _is_there(self, name: str) -> bool:
         return bool(self._reaching(lambda: self._store.check([name])))

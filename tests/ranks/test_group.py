@@ -33,6 +33,16 @@ def test_values_of_old_exchanges_do_not_stay_in_the_store():
     assert sum(map(len, store.values.values())) < 10_000
 
 
+def test_a_value_that_is_longer_than_the_store_takes_goes_in_pieces(monkeypatch):
+    monkeypatch.setattr(group, "_LONGEST_TEXT", 10)
+    store = Store()
+    given = ["pieces 3", "x" * 57, {"ü": list(range(20))}, ""]
+    found = as_ranks(3, lambda ranks: [ranks.exchange([ranks.rank, value]) for value in given], store)
+    assert succeeded(found) == [[[[rank, value] for rank in range(3)] for value in given]] * 3
+    assert max(map(len, store.values.values())) < 100
+    assert not [name for name in store.values if name.startswith("value/")]
+
+
 def test_an_error_that_all_ranks_have_is_raised_as_it_is():
     def work(ranks):
         def fail():
