@@ -118,7 +118,8 @@ def main(argv: list[str] | None = None) -> None:
         if argv is None:
             _ignore_signals()
         word, status = ("terminated", 143) if isinstance(error, _Terminated) else ("interrupted", 130)
-        _say(f"{word}; {_done_before(error)}", status)
+        reason = getattr(error, "reason", "")
+        _say(f"{f'{reason}; ' if reason else ''}{word}; {_done_before(error)}", status)
         if argv is None:
             _leave(status)
         sys.exit(status)
@@ -136,7 +137,13 @@ def _run(argv: list[str] | None) -> int:
         code = cli.main(argv, prog_name="ckptool", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except BrokenPipeError:
+    except (KeyboardInterrupt, _Interrupted, _Terminated) as error:
+        _said_before(error)
+        if (launched := sys.modules.get("ckptool.cli.launched")) is not None:
+            vars(error)["reason"] = launched.reason()
+        raise
+    except BrokenPipeError as error:
+        _said_before(error)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that Python does not complain when it flushes at exit
         return 141
     except click.ClickException as error:

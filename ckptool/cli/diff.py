@@ -82,7 +82,9 @@ def diff(
             progress=progress,
             ranks=launched.ranks(),
         )
-    if html and launched.leads():
+    if not launched.leads():
+        return 0  # rank 0 answers
+    if html:
         write_page(diff_page(found), html, overwrite=overwrite)
     if as_json:
         print_json({"ckptool": 1, "command": "diff", **found.as_json()})

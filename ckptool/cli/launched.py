@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..ranks import Group, is_launched, say_nothing
+from ..ranks import Group, RankFailed, is_launched, say_nothing
 
 #: Commands that several processes do together. `train` finds its ranks itself; of any other one, rank 0 does all.
 _TOGETHER = frozenset(
@@ -63,10 +63,18 @@ def failed(error: BaseException) -> str | None:
     if _group is None:
         return ""
     said = _group.fail(error)
+    if not isinstance(error, Exception):  # by a signal: rank 0 says so, whoever is the first
+        return ""
     sys.stderr = sys.__stderr__ if said else sys.stderr
     if not said:
         return None
-    return "" if getattr(error, "on_all_ranks", False) else f"rank {_group.rank} of {_group.size}: "
+    is_plain = getattr(error, "on_all_ranks", False) or isinstance(error, RankFailed)
+    return "" if is_plain else f"rank {_group.rank} of {_group.size}: "
+
+
+def reason() -> str:
+    """Why another process failed, if one did, for the message of one that the launcher then ended."""
+    return _group.reason() if _group is not None else ""
 
 
 def end() -> None:

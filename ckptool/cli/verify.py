@@ -76,6 +76,8 @@ def verify(
             status = 2
             click.echo(f"Error: {error}", err=True)
             continue
+        if not launched.leads():
+            continue
         fit = None
         if model:
             from ..reports.diagnosis.fits import fits

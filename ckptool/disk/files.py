@@ -391,6 +391,21 @@ class Zeros:
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """LENGTH bytes that are left as they are: somebody else writes them."""
+
+    length: int
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Zeros."""
+        return bytes(length)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Zeros."""
+        yield bytes(self.length)
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """Several sources, one after the other.
 

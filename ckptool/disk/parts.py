@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from .checksums import is_told_by_reading, joined_crc32, key_of
-from .files import Buffer, Crc32Of, File, FileRange, Piece, Source, Verify, is_computed, nested, part_of
+from .files import Buffer, Crc32Of, File, FileRange, Gap, Piece, Source, Verify, is_computed, nested, part_of
 
 
 class Scattered(Source, Protocol):
@@ -143,7 +143,8 @@ class Parts:
 
     def pieces_of(self, part: Part) -> Iterator[tuple[int, Source, bool]]:
         """The pieces of a part, in order: their number in the file, what is in the part, and whether its checksum is
-        wanted. A checksum that has to be written is zeros for now.
+        wanted. Checksums are gaps: rank 0 alone writes them, at the end. So a rank that was stopped, and goes on when
+        another run has finished its work, writes nothing but what is there.
         """
         starts, pieces = self._starts[part.file], self._pieces[part.file]
         wanted = self._wanted[part.file]
@@ -152,13 +153,15 @@ class Parts:
             first, last = max(part.begin, starts[number]), min(part.end, starts[number + 1])
             piece = pieces[number]
             if isinstance(piece, Crc32Of):
-                yield number, Buffer(bytes(last - first)), False
+                yield number, Gap(last - first), False
             elif first < last and not isinstance(piece, Verify):
                 yield number, part_of(piece, first - starts[number], last - first), number in wanted
             number += 1
 
     def checksums(self, sums: Iterable[tuple[Part, Sums]]) -> dict[Hashable, int]:
-        """The checksums of all that were asked for, from those that the parts gave, by `key_of`."""
+        """The checksums that were asked for, from those that the parts gave, by `key_of`. What parts do not tell of to
+        its last byte (that of a file which an earlier run has finished) is missing.
+        """
         found: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
         for part, ones in sums:
             starts = self._starts[part.file]
@@ -168,10 +171,12 @@ class Parts:
         whole: dict[Hashable, int] = {}
         for file, wanted in enumerate(self._wanted):
             for number in wanted:
-                crc = 0
-                for _, length, one in sorted(found[file, number]):
-                    crc = joined_crc32(crc, one, length)
-                whole[key_of(self._pieces[file][number])] = crc  # type: ignore[arg-type]
+                crc, at = 0, self._starts[file][number]
+                for first, length, one in sorted(set(found[file, number])):
+                    if first == at:
+                        crc, at = joined_crc32(crc, one, length), at + length
+                if at == self._starts[file][number + 1]:
+                    whole[key_of(self._pieces[file][number])] = crc  # type: ignore[arg-type]
         return whole
 
     def written_checksums(self, file: int) -> Iterator[tuple[int, Source]]:

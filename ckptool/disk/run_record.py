@@ -54,13 +54,27 @@ def _parse(fd: int) -> dict[str, Any]:
     content |= {"finished": {}, "parts": [], "old": {}}
     for line in rest:
         more = json.loads(line)
-        if isinstance(more, dict) and isinstance(more.get("part"), list):
+        if isinstance(more, dict) and _is_part(more.get("part")):
             content["parts"].append(more["part"])
+        if isinstance(more, dict) and isinstance(more.get("anew"), list):
+            content["parts"] = [part for part in content["parts"] if part[0] not in more["anew"]]
         for kind in ("finished", "old"):
             if isinstance(more, dict) and isinstance(more.get(kind), dict):
                 content[kind] |= more[kind]
     parsed: dict[str, Any] = content
     return parsed
+
+
+def _is_part(said: Any) -> bool:
+    """Whether a line tells of a part: the name of its file, where it begins and ends, and checksums of pieces."""
+    return (
+        isinstance(said, list)
+        and len(said) == 4
+        and isinstance(said[0], str | None)
+        and all(type(number) is int for number in said[1:3])
+        and isinstance(said[3], list)
+        and all(isinstance(one, list) and len(one) == 2 and all(type(n) is int for n in one) for one in said[3])
+    )
 
 
 def _named(content: dict[str, Any]) -> list[Any]:

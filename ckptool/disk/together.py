@@ -24,7 +24,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import CannotCarry, Unwritable, printable
+from ..errors import CannotCarry, CheckpointError, Unwritable, printable
 from ..ranks import Group, cut_evenly
 from .checksums import Damaged, is_told_by_reading, joined_crc32, key_of
 from .door import Directory, Seen, permissions
@@ -94,31 +94,36 @@ def write_together(
         Damaged: a checksum of an input is wrong; on rank 0.
         RankFailed: another rank failed.
     """
-    plan = _require_same_plan(path, files, inputs, ranks)
-    parts = Parts(files)
-    with contextlib.ExitStack() as stack:
-        lead = None
-        if ranks.leads:
-            lead = _Lead(path, files, parts, plan, overwrite=overwrite, backup=backup, replaced=replaced, mode=mode)
-        _, made = ranks.led(lambda: stack.enter_context(lead.working()), lambda told: told)  # type: ignore[union-attr]
-        where = stack.enter_context(_joined(path, made, ranks, folder=None not in files))
-        done = {(name, begin) for name, begin in made["parts"]}
-        whole = set(made["finished"])
-        places = [(parts.names[part.file], part.begin) for part in parts.all]
-        todo = [p for p, place in zip(parts.all, places, strict=True) if place not in done and place[0] not in whole]
-        if progress and lead:
-            progress(_written(parts, parts.all) - _written(parts, todo))
-        mine = [todo[n] for n in cut_evenly([part.length for part in todo], ranks.size)[ranks.rank]]
-        begun = time.monotonic()
-        with ranks.following(progress, lead.take if lead else None):
-            _write(where, parts, mine, ranks)
-            held = _write_scattered(where, parts, ranks)
-        own = sum(part.length for part in mine) + sum(nbytes for nbytes, _ in held)
-        shares = ranks.exchange([own, time.monotonic() - begun, _told_by_reading(parts), held, heard()])
-        read = ranks.exchange(_read_again(where, parts, [held for _, _, _, held, _ in shares], ranks))
-        ranks.agree(check)
-        told = [told for _, _, told, _, _ in shares]
-        _, notes = ranks.led(lambda: lead.finish(where, told, read), lambda notes: notes)  # type: ignore[union-attr]
+    try:
+        plan = _require_same_plan(path, files, inputs, ranks)
+        parts = Parts(files)
+        with contextlib.ExitStack() as stack:
+            lead = None
+            if ranks.leads:
+                lead = _Lead(path, files, parts, plan, overwrite=overwrite, backup=backup, replaced=replaced, mode=mode)
+            _, made = ranks.led(lambda: stack.enter_context(lead.working()), lambda told: told)  # type: ignore[union-attr]
+            where = stack.enter_context(_joined(path, made, ranks, folder=None not in files))
+            done = {Part(*numbers) for numbers in made["parts"]}
+            whole = set(made["finished"])
+            todo = [part for part in parts.all if part not in done and parts.names[part.file] not in whole]
+            if progress and lead:
+                progress(_written(parts, parts.all) - _written(parts, todo))
+            mine = [todo[n] for n in cut_evenly([part.length for part in todo], ranks.size)[ranks.rank]]
+            begun = time.monotonic()
+            with ranks.following(progress, lead.take if lead else None):
+                _write(where, parts, mine, ranks)
+                held = _write_scattered(where, parts, ranks)
+            own = sum(part.length for part in mine) + sum(nbytes for nbytes, _ in held)
+            shares = ranks.exchange([own, time.monotonic() - begun, _told_by_reading(parts), held, heard()])
+            read = ranks.exchange(_read_again(where, parts, [held for _, _, _, held, _ in shares], ranks))
+            ranks.agree(check)
+            told = [told for _, _, told, _, _ in shares]
+            _, notes = ranks.led(lambda: lead.finish(where, told, read), lambda notes: notes)  # type: ignore[union-attr]
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        hint = "what is finished stays beside it; the same command goes on from there"
+        raise Unwritable(reason(error), where=path, hint=hint) from None
     return notes, [Share(rank, nbytes, seconds, said) for rank, (nbytes, seconds, _, _, said) in enumerate(shares)]
 
 
@@ -234,15 +239,19 @@ class _Lead:
             work, sizes = making.work, dict(zip(self._parts.names, self._parts.sizes, strict=True))
             for name, pieces in self._files.items():
                 if str(name) not in work.finished:
-                    work.make_room(name, sizes[name], self._mode_of(making.target, pieces))
+                    old = making.target.old if name is None else None
+                    mode = self._mode_of(pieces) if old is None else permissions(old)
+                    work.make_room(name, sizes[name], mode, exactly=old is not None)
+            planned = set(self._parts.all)
             for name, begin, end, sums in work.parts:
-                if name in self._file_of:
-                    self._sums.append((Part(self._file_of[name], begin, end), sums))
+                part = Part(self._file_of.get(name, -1), begin, end)
+                if part in planned:  # of a version that cuts parts alike
+                    self._sums.append((part, sums))
             yield {
                 "name": work.name,
                 "mark": work.mark,
                 "finished": list(work.finished),
-                "parts": [[name, begin] for name, begin, _, _ in work.parts],
+                "parts": [list(part) for part, _ in self._sums],
             }
 
     @contextlib.contextmanager
@@ -278,9 +287,7 @@ class _Lead:
                 self._publish = lambda: publish(target, making.work, kept)
             yield making
 
-    def _mode_of(self, target: Target, pieces: Sequence[Piece]) -> int:
-        if target.old is not None and None in self._files:
-            return permissions(target.old)
+    def _mode_of(self, pieces: Sequence[Piece]) -> int:
         return next((piece.file.mode & 0o777 for piece in pieces if isinstance(piece, FileRange)), self._mode)
 
     def take(self, rank: int, post: list[Any]) -> None:
@@ -302,8 +309,8 @@ class _Lead:
         """
         assert self._made is not None
         whole = self._made.work.finished
-        there = {(part.file, part.begin) for part, _ in self._sums}
-        missing = [p for p in self._parts.all if p[:2] not in there and str(self._parts.names[p.file]) not in whole]
+        there = {part for part, _ in self._sums}
+        missing = [p for p in self._parts.all if p not in there and str(self._parts.names[p.file]) not in whole]
         if missing:  # no rank has said that it failed, and yet a target with a hole in it must not appear
             raise AssertionError(f"{len(missing)} of {len(self._parts.all)} parts were not written")
         for number, sum_ in (one for ones in shared for one in ones):

@@ -29,13 +29,13 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import IO, Any
 
 from ..errors import Unwritable, printable
 from . import run_record
-from .door import Directory, Seen, is_own_file, lock
+from .door import Directory, Seen, is_own_file, lock, set_mode
 from .run_record import RECORD
 from .runs import NEW, SUFFIX, Leftover, beginning, find, holds_nothing, is_locked
 
@@ -185,11 +185,16 @@ class Work:
         self.finished[name] = [status.st_size, status.st_mtime_ns]
         run_record.append(self._record, {"finished": {name: self.finished[name]}})
 
-    def make_room(self, name: str | None, size: int, mode: int) -> None:
-        """Make a file (see `create`) of SIZE bytes, all zeros, unless it is there. Ranks write their parts into it."""
+    def make_room(self, name: str | None, size: int, mode: int, *, exactly: bool) -> None:
+        """Make a file (see `create`) of SIZE bytes, all zeros, unless it is there. Ranks write their parts into it.
+
+        Its permissions are MODE without what the umask takes away, or EXACTLY that.
+        """
         where = self._own if self._new is None else self._new
         if where.status(name or NEW) is None:
             with self.create(name, mode) as out:
+                if exactly:
+                    set_mode(out.fileno(), mode)
                 os.ftruncate(out.fileno(), size)
 
     def note_part(self, name: str | None, begin: int, end: int, sums: Sequence[tuple[int, int]]) -> None:
@@ -212,7 +217,7 @@ class Work:
             if status is not None and not where.remove(name or NEW, lambda _: True):
                 return False
             self.finished.pop(str(name), None)
-            self._content["parts"] = [part for part in self._content["parts"] if part[0] != name]
+            self._drop_parts({name for name, *_ in self._content["parts"]} & {name})
         for name, (size, modified) in list(self.finished.items()):
             status = where.status(name)
             if status is None or [status.st_size, status.st_mtime_ns] != [size, modified]:
@@ -235,7 +240,14 @@ class Work:
                     return False
         for name in set(self.finished) - set(self._new.names()):
             del self.finished[name]
+        self._drop_parts({name for name, *_ in self._content["parts"]})
         return True
+
+    def _drop_parts(self, names: Set[str | None]) -> None:
+        """Forget the parts of files, also in the record: another run would trust them."""
+        if names:
+            self._content["parts"] = [part for part in self._content["parts"] if part[0] not in names]
+            run_record.append(self._record, {"anew": list(names)})
 
     # -- giving the target its name
 

@@ -16,6 +16,7 @@ from .files import (
     Crc32Of,
     File,
     FileRange,
+    Gap,
     Joined,
     Piece,
     Source,
@@ -142,6 +143,8 @@ class _Output:
         elif isinstance(piece, FileRange) and piece.file is self._shared and piece.offset == self.position:
             self.skip(piece.length)
             return None
+        elif isinstance(piece, Gap):
+            self.skip(piece.length)
         elif isinstance(piece, FileRange) and not piece.file.far:
             return self.copy(piece, crc)
         else:

@@ -315,6 +315,8 @@ def _write_together(
         check=partial(_require_unchanged, inputs, replaced),
         heard=lambda: [tally.counts() for tally in tallies],
     )
+    if ranks.leads:  # what an earlier run had finished
+        planned.checks.finish(chain(draft.pieces, *draft.folder.values()))
     for share in shares:
         if share.rank != ranks.rank:
             for tally, counts in zip(tallies, share.heard, strict=True):

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -31,6 +32,10 @@ SILENCE = 60.0
 _LOOK = 0.5
 _SHORTEST, _LONGEST = 0.001, 0.05
 _MOST_NAMED = 6
+#: Seconds in which the rank that failed says so to the user, before the others end.
+_HEAR_OUT = 20.0
+#: What stands in place of a sign of life when a rank has left.
+_LEFT = "left"
 #: Characters of one value of the store, which takes 8 MiB; a longer one is in pieces, and says how many. JSON never
 #: begins like that.
 _LONGEST_TEXT, _IN_PIECES = 4 << 20, "pieces "
@@ -67,6 +72,7 @@ class Group:
         """
         self.rank, self.size = rank, size
         self._store = store
+        self._run = ""  # what stands before all names of this run in the store
         self._asked = 0
         self._lock = threading.Lock()
         self._done = 0  # bytes that the others do not know of
@@ -76,9 +82,9 @@ class Group:
         self._progress: Callable[[int], None] | None = None
         self._take: Callable[[int, Any], None] | None = None
         self._failure: BaseException | None = None
-        self._failed_here = False
+        self._talks: bool | None = None  # whether this rank tells the user what failed; None if nothing did
         self._leaving = threading.Event()
-        self._watcher: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     # -- meeting
 
@@ -129,55 +135,80 @@ class Group:
 
         if not (dist.is_available() and dist.is_initialized()):
             raise RuleError("there is no process group", hint="torch.distributed.init_process_group() comes first")
-        number = Group._made = Group._made + 1
-        store = dist.PrefixStore(f"ckptool/{number}", dist.distributed_c10d._get_default_store())
+        store = dist.PrefixStore("ckptool", dist.distributed_c10d._get_default_store())
         group = cls(store, dist.get_rank(), dist.get_world_size())
         group.meet({"size": group.size}, "every rank of the process group has to call this")
         return group
 
-    _made = 0
-
     def meet(self, hello: dict[str, Any], hint: str) -> None:
         """Wait until every rank is there and says the same HELLO.
+
+        The store may hold what an earlier attempt of the launcher left. So rank 0 calls out a new name for this run,
+        each rank answers to every name that it hears, and rank 0 lists the answers to its own.
 
         Raises:
             CheckpointError: one does not come, or says something else.
         """
-        self._set(f"hello/{self.rank}", {**hello, "host": socket.gethostname()})
         until = time.monotonic() + MEETING
-        missing = set(range(self.size)) - {self.rank}
-        pause = _SHORTEST
-        while missing:
-            came = {rank for rank in missing if self._is_there(f"hello/{rank}")}
-            for rank in sorted(came):
-                theirs = self._get(f"hello/{rank}")
-                differs = [name for name in hello if theirs.get(name) != hello[name]]
-                if differs:
-                    self._fail_to_meet(rank, theirs, hello, differs[0])
-            missing -= came
-            if missing and time.monotonic() > until:
-                named = ", ".join(map(str, sorted(missing)[:_MOST_NAMED]))
-                raise CheckpointError(
-                    f"rank {self.rank} of {self.size} waited {MEETING:g} s for {counted(len(missing), 'rank')} "
-                    f"that did not come: {named}",
-                    hint=hint,
-                )
-            self._raise_if_failed()
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST)
-        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
-        self._watcher.start()
+        own = {**hello, "host": socket.gethostname(), "own": uuid.uuid4().hex}
+        self._run = self._call(own, until, hint) if self.leads else self._answer(own, until, hint)
+        for work in (self._beat, self._watch):
+            self._threads.append(threading.Thread(target=work, name=f"ranks{work.__name__}", daemon=True))
+            self._threads[-1].start()
 
-    def _fail_to_meet(self, rank: int, theirs: dict[str, Any], mine: dict[str, Any], name: str) -> None:
-        if name == "size":
-            what = f"rank {rank} was started as one of {theirs.get('size')}, rank {self.rank} as one of {mine['size']}"
-            hint = "start all nodes with the same --nnodes and --nproc-per-node"
-        else:
-            what = f"rank {rank} on {printable(str(theirs.get('host')), 60)} was started with another command"
-            hint = "start all nodes with the same command line"
-        error = CheckpointError(what, hint=hint)
-        self.fail(error)
-        raise error
+    def _call(self, own: dict[str, Any], until: float, hint: str) -> str:
+        """Rank 0: the name of this run, once all have answered."""
+        run = f"{own['own']}/"
+        self._set("call", run)
+        answers = {0: own}
+        pause = _SHORTEST
+        while len(answers) < self.size:
+            for rank in range(1, self.size):
+                if rank not in answers and self._is_there(f"{run}hello/{rank}"):
+                    answers[rank] = self._get(f"{run}hello/{rank}")
+                    what = self._stranger(rank, answers[rank], own)
+                    if what:
+                        self._set(f"{run}refused", what)
+                        raise _on_all(CheckpointError(what, hint="start all nodes with the same command line"))
+            pause = self._pause(pause, until, set(range(self.size)) - answers.keys(), hint)
+        self._set(f"{run}met", [answers[rank]["own"] for rank in range(self.size)])
+        return run
+
+    def _answer(self, own: dict[str, Any], until: float, hint: str) -> str:
+        """Any other rank: the name of this run, once rank 0 has listed the answer of this one."""
+        heard: set[str] = set()
+        pause = _SHORTEST
+        while True:
+            run = self._get("call") if self._is_there("call") else None
+            if run is not None and run not in heard:
+                heard.add(run)
+                self._set(f"{run}hello/{self.rank}", own)
+            for one in heard:
+                if self._is_there(f"{one}met") and own["own"] in self._get(f"{one}met"):
+                    return one
+            if run is not None and self._is_there(f"{run}refused"):
+                raise _on_all(CheckpointError(self._get(f"{run}refused")))
+            pause = self._pause(pause, until, {0}, hint)
+
+    def _pause(self, pause: float, until: float, missing: set[int], hint: str) -> float:
+        """Wait a little for MISSING ranks, and give how long to wait the next time."""
+        if missing and time.monotonic() > until:
+            named = ", ".join(map(str, sorted(missing)[:_MOST_NAMED]))
+            raise CheckpointError(
+                f"rank {self.rank} of {self.size} waited {MEETING:g} s for {counted(len(missing), 'rank')} "
+                f"that did not come: {named}",
+                hint=hint,
+            )
+        time.sleep(pause)
+        return min(2 * pause, _LONGEST)
+
+    def _stranger(self, rank: int, theirs: dict[str, Any], mine: dict[str, Any]) -> str:
+        """What is wrong with the answer of a rank, "" if nothing is."""
+        if theirs.get("size") != mine.get("size"):
+            return f"rank {rank} was started as one of {theirs.get('size')}, rank 0 as one of {mine.get('size')}"
+        if any(theirs.get(name) != mine[name] for name in mine if name not in ("host", "own")):
+            return f"rank {rank} on {printable(str(theirs.get('host')), 60)} was started with another command"
+        return ""
 
     @property
     def leads(self) -> bool:
@@ -199,8 +230,8 @@ class Group:
         number = self._asked
         if not self.leads:
             self._set(f"value/{number}/{self.rank}", value)
-            return list(self._wait_for(f"all/{number}"))
-        values = [value, *(self._wait_for(f"value/{number}/{rank}") for rank in range(1, self.size))]
+            return list(self._wait_for(f"all/{number}", 0))
+        values = [value, *(self._wait_for(f"value/{number}/{rank}", rank) for rank in range(1, self.size))]
         self._set(f"all/{number}", values)
         for rank in range(1, self.size):
             self._delete(f"value/{number}/{rank}")
@@ -325,7 +356,7 @@ class Group:
                     self._set(f"post/{self.rank}/{self._sent}", value)
                     self._sent += 1
                 if done:
-                    self._store.add("bytes", done)
+                    self._store.add(f"{self._run}bytes", done)
             if self.leads and progress and done:
                 progress(done)
 
@@ -333,7 +364,7 @@ class Group:
         """Take what the others have sent to rank 0."""
         with self._lock:
             if self._progress is not None:
-                total = self._store.add("bytes", 0)
+                total = self._store.add(f"{self._run}bytes", 0)
                 self._progress(total - self._reported)
                 self._reported = total
             for rank in range(1, self.size):
@@ -363,58 +394,89 @@ class Group:
         Of several that fail at once, one does; where all fail for the same reason, rank 0.
         """
         if isinstance(error, RankFailed):
-            return self.leads and not error.is_said
+            self._talks = not error.is_said and (self.leads or error.rank == 0)
+            return self._talks
         _tell_launcher(error)
         if isinstance(error, CheckpointError) and error.on_all_ranks:
+            self._talks = self.leads
             return self.leads
-        self._failed_here = True
-        text = json.dumps({"rank": self.rank, "text": str(error)[:2000], "is_said": True})
+        self._talks = True
+        by_signal = not isinstance(error, Exception)
+        text = "was ended by a signal" if by_signal else f"failed: {printable(str(error).split(chr(10))[0], 300)}"
+        content = {"rank": self.rank, "text": f"rank {self.rank} {text}", "is_said": not by_signal}
         with contextlib.suppress(Exception):
-            first = json.loads(self._store.compare_set("failed", "", text))
-            return bool(first["rank"] == self.rank)
-        return True
+            first = json.loads(self._store.compare_set(f"{self._run}failed", "", json.dumps(content)))
+            self._talks = by_signal or first["rank"] == self.rank
+        return bool(self._talks)
+
+    def reason(self) -> str:
+        """Why another rank failed, if one did: a launcher that ends all does not say so."""
+        with contextlib.suppress(Exception):
+            if self._is_there("failed") and (said := self._get("failed"))["rank"] != self.rank and said["is_said"]:
+                return str(said["text"])
+        return ""
 
     def close(self) -> None:
-        """Leave the group. The other ranks no longer expect a sign of life."""
+        """Leave the group: the other ranks no longer expect a sign of life.
+
+        A rank that failed and talks to the user has done so by now. The others wait for that: a launcher that sees them
+        end would end the one that talks.
+        """
+        if self._talks:
+            self._quietly(lambda: self._set("said", True))
+        elif self._talks is not None:
+            until = time.monotonic() + _HEAR_OUT
+            while time.monotonic() < until and not self._quietly(lambda: self._is_there("said")):
+                time.sleep(_LONGEST)
         self._leaving.set()
-        if self._watcher is not None and self._watcher is not threading.current_thread():
-            self._watcher.join(4 * _LOOK)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(4 * _LOOK)
+        self._quietly(lambda: self._set(f"beat/{self.rank}", _LEFT))
+
+    def _quietly(self, ask: Callable[[], Any]) -> Any:
+        """Ask the store, which may be gone."""
         with contextlib.suppress(Exception):
-            self._store.set(f"beat/{self.rank}", "left")
+            return ask()
+        return True
 
     def _raise_if_failed(self) -> None:
-        if self._failure is None and not self._failed_here and self._is_there("failed"):
+        if self._failure is None and self._talks is None and self._is_there("failed"):
             said = self._get("failed")
             if said["rank"] != self.rank:
-                what = f"rank {said['rank']} failed: {printable(said['text'].split(chr(10))[0], 300)}"
-                self._failure = RankFailed(said["rank"], what, is_said=said["is_said"])
+                self._failure = RankFailed(said["rank"], printable(said["text"], 400), is_said=said["is_said"])
         self.check()
 
-    def _watch(self) -> None:
-        """Show that this rank lives, pass on what it has done, and look for ranks that failed or fell silent."""
-        heard = {rank: ("", time.monotonic()) for rank in (range(1, self.size) if self.leads else (0,))}
+    def _beat(self) -> None:
+        """Show that this rank lives, whatever the others and its disks do."""
         turn = 0
         while not self._leaving.wait(_LOOK):
             turn += 1
+            with contextlib.suppress(Exception):  # the other thread says that the store is gone
+                self._set(f"beat/{self.rank}", str(turn))
+
+    def _watch(self) -> None:
+        """Pass on what this rank has done, and look for ranks that failed or fell silent."""
+        heard = dict.fromkeys(range(1, self.size) if self.leads else (0,), ("", 0))
+        while not self._leaving.wait(_LOOK):
             try:
-                self._store.set(f"beat/{self.rank}", str(turn))
                 self._tell()
                 if self.leads:
                     self._collect()
                 self._raise_if_failed()
-                for rank in list(heard):
-                    name = f"beat/{rank}"
-                    beat = self._store.get(name).decode() if self._is_there(name) else ""
-                    before, since = heard[rank]
-                    if beat == "left":
+                for rank, (before, looks) in list(heard.items()):
+                    beat = self._beat_of(rank)
+                    if beat == _LEFT:
                         del heard[rank]
                     elif beat != before:
-                        heard[rank] = beat, time.monotonic()
-                    elif time.monotonic() - since > SILENCE:
+                        heard[rank] = beat, 0
+                    elif (looks + 1) * _LOOK > SILENCE:  # looks, not seconds: a machine may have been asleep
                         text = f"rank {rank} has not been heard of for {SILENCE:g} s"
                         self._failure = RankFailed(rank, text, is_said=False)
                         content = json.dumps({"rank": rank, "text": text, "is_said": False})
-                        self._store.compare_set("failed", "", content)
+                        self._store.compare_set(f"{self._run}failed", "", content)
+                    else:
+                        heard[rank] = before, looks + 1
             except RankFailed as error:
                 self._failure = error
                 return
@@ -430,7 +492,7 @@ class Group:
     # -- the store
 
     def _set(self, name: str, value: Any) -> None:
-        text = json.dumps(value)
+        name, text = self._run + name, json.dumps(value)
         pieces = [text[at : at + _LONGEST_TEXT] for at in range(0, len(text), _LONGEST_TEXT)]
         if len(pieces) > 1:
             for number, piece in enumerate(pieces):
@@ -439,6 +501,7 @@ class Group:
         self._reaching(lambda: self._store.set(name, text))
 
     def _get(self, name: str) -> Any:
+        name = self._run + name
         text = self._reaching(lambda: self._store.get(name)).decode()
         if text.startswith(_IN_PIECES):
             count = int(text.removeprefix(_IN_PIECES))
@@ -447,6 +510,7 @@ class Group:
         return json.loads(text)
 
     def _delete(self, name: str) -> None:
+        name = self._run + name
         with contextlib.suppress(RuntimeError, NotImplementedError):  # some stores cannot
             text = self._store.get(name).decode()
             count = int(text.removeprefix(_IN_PIECES)) if text.startswith(_IN_PIECES) else 0
@@ -454,7 +518,7 @@ class Group:
                 self._store.delete_key(one)
 
     def _is_there(self, name: str) -> bool:
-        return bool(self._reaching(lambda: self._store.check([name])))
+        return bool(self._reaching(lambda: self._store.check([self._run + name])))
 
     def _reaching(self, ask: Callable[[], _T]) -> _T:
         try:
@@ -464,13 +528,27 @@ class Group:
             what = "the launcher can no longer be reached: one of its processes has ended"
             raise RankFailed(self.rank, what, is_said=False) from error
 
-    def _wait_for(self, name: str) -> Any:
+    def _wait_for(self, name: str, rank: int) -> Any:
+        """What a rank sets under NAME."""
         pause = _SHORTEST
         while not self._is_there(name):
             self.check()
+            if pause == _LONGEST and self._beat_of(rank) == _LEFT and not self._is_there(name):
+                self._raise_if_failed()
+                raise RankFailed(rank, f"rank {rank} has ended", is_said=False)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
         return self._get(name)
+
+    def _beat_of(self, rank: int) -> str:
+        name = f"beat/{rank}"
+        return str(self._get(name)) if self._is_there(name) else ""
+
+
+def _on_all(error: CheckpointError) -> CheckpointError:
+    """ERROR, which all ranks raise."""
+    error.on_all_ranks = True
+    return error
 
 
 def _tell_launcher(error: BaseException) -> None:

@@ -40,7 +40,7 @@ def test_a_value_that_is_longer_than_the_store_takes_goes_in_pieces(monkeypatch)
     found = as_ranks(3, lambda ranks: [ranks.exchange([ranks.rank, value]) for value in given], store)
     assert succeeded(found) == [[[[rank, value] for rank in range(3)] for value in given]] * 3
     assert max(map(len, store.values.values())) < 100
-    assert not [name for name in store.values if name.startswith("value/")]
+    assert not [name for name in store.values if "/value/" in name]
 
 
 def test_an_error_that_all_ranks_have_is_raised_as_it_is():
@@ -137,11 +137,61 @@ def test_a_rank_that_does_not_come_is_named():
 
 
 def test_ranks_that_were_started_as_different_numbers_of_ranks_say_so():
+    found = as_ranks(2, lambda ranks: None, hello=lambda rank: {"size": 2 + rank})
+    assert {str(error).splitlines()[0] for error in found} == {"rank 1 was started as one of 3, rank 0 as one of 2."}
+
+
+def test_a_second_attempt_of_the_launcher_is_not_confused_by_what_the_first_left():
     store = Store()
-    first = Group(store, 0, 2)
-    store.set("hello/1", '{"size": 3, "words": [], "host": "b"}')
-    with pytest.raises(CheckpointError, match="rank 1 was started as one of 3, rank 0 as one of 2"):
-        first.meet({"size": 2, "words": []}, "look")
+
+    def fails(ranks):
+        ranks.exchange("first")
+        if ranks.rank == 1:
+            raise CheckpointError("once")
+        ranks.exchange(None)
+
+    as_ranks(3, fails, store)
+    assert succeeded(as_ranks(3, lambda ranks: ranks.exchange("second"), store)) == [["second"] * 3] * 3
+
+
+def test_a_rank_that_is_ended_by_a_signal_ends_the_others():
+    def work(ranks):
+        if ranks.rank == 1:
+            raise KeyboardInterrupt
+        return ranks.exchange(None)
+
+    zero, one, two = as_ranks(3, work)
+    assert isinstance(one, KeyboardInterrupt)
+    assert str(zero) == str(two) == "rank 1 was ended by a signal."
+    assert not zero.is_said
+
+
+def test_a_rank_that_leaves_while_others_wait_for_it_ends_them():
+    def work(ranks):
+        return None if ranks.rank == 1 else ranks.exchange(None)
+
+    zero, _, two = as_ranks(3, work)
+    assert isinstance(zero, RankFailed)
+    assert isinstance(two, RankFailed)
+
+
+def test_the_others_stay_until_the_rank_that_failed_has_said_so():
+    ended = []
+
+    def work(ranks):
+        try:
+            if ranks.rank == 1:
+                raise CheckpointError("slow to say")
+            return ranks.exchange(None)
+        except CheckpointError as error:
+            if ranks.fail(error):
+                time.sleep(0.4)  # it cleans up, and talks
+            ranks.close()
+            ended.append(ranks.rank)
+            raise
+
+    as_ranks(3, work)
+    assert ended.index(1) == 0 or time.monotonic() > 0.4
 
 
 def test_ranks_with_other_commands_do_not_begin():
