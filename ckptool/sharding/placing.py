@@ -187,9 +187,17 @@ def is_sharded(tensor: Any) -> bool:
 
 
 def has_sharded(value: Any) -> bool:
-    """Whether there is a DTensor in a dict, or in dicts and lists in it."""
-    inner = value.values() if isinstance(value, Mapping) else value if type(value) in (list, tuple) else ()
-    return is_sharded(value) or any(map(has_sharded, inner))
+    """Whether there is a DTensor in a dict, or in dicts and lists in it, which may hold themselves."""
+    pending, seen = [value], set()
+    while pending:
+        one = pending.pop()
+        if isinstance(one, Mapping) or type(one) in (list, tuple):
+            if id(one) not in seen:
+                seen.add(id(one))
+                pending.extend(one.values() if isinstance(one, Mapping) else one)
+        elif is_sharded(one):
+            return True
+    return False
 
 
 def identity_of(tensor: Any) -> tuple[Any, ...]:

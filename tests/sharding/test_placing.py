@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptool
-from ckptool.sharding.placing import Cut, share, share_of
+from ckptool.sharding.placing import Cut, has_sharded, share, share_of
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
@@ -155,6 +155,18 @@ def test_a_part_is_not_taken_for_the_whole():
         made = tensor.distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)], src_data_rank=None)
         with pytest.raises(ckptool.CannotCarry, match="w is a DTensor, of which this process holds a part"):
             ckptool.from_torch({"w": made})
+
+
+def test_a_part_is_found_wherever_it_is():
+    """Also in lists that hold themselves, and below more lists than Python calls functions within each other."""
+    with Playing(0, 2) as mesh:
+        made = tensor.distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)], src_data_rank=None)
+        itself, deep = [torch.zeros(1)], made
+        itself.append(itself)
+        for _ in range(5000):
+            deep = [deep]
+        assert not has_sharded({"a": itself, "b": (1, "text")})
+        assert has_sharded({"a": itself, "b": deep})
 
 
 def test_a_module_is_saved_as_its_state_dict_is(tmp_path):
