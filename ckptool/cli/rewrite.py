@@ -244,6 +244,7 @@ def strip_prefix(prefix: str, first: bool, **options: Any) -> int:
     ckptool strip-prefix in.pth out.pth
     ckptool strip-prefix in.pth --in-place --prefix model.
     ckptool strip-prefix in.pth out.pth --first
+    ckptool strip-prefix ckpts/ --out-dir plain/ -r
     """
     return rewrite(_steps({"strip-prefix": prefix, "strip-first": first}), "strip-prefix", options)
 
@@ -300,6 +301,7 @@ def remap(locations: tuple[str, ...], **options: Any) -> int:
     ckptool remap in.pth out.pth --map-location cpu
     ckptool remap in.pth out.pth --map-location cuda:1=cuda:0
     ckptool remap in.pth out.pth --map-location 'cuda:1->cuda:0'
+    ckptool remap a.pth b.pth c.pth --in-place -m cpu
     """
     return rewrite(_steps({"map-location": locations}), "remap", options)
 

@@ -575,7 +575,9 @@ def beside(path: object, word: str, suffix: str | None = None) -> str:
         source = Path(re.split(r"[?#]", str(path))[0].rpartition("/")[2] or "in.pth")
     if not source.name:  # "." or "..": beside the folder that it is
         source = Path("..") / source.resolve().name
-    return shell_path(source.with_name(f"{source.stem}-{word}{source.suffix if suffix is None else suffix}"))
+    ending = source.name[-8:] if source.name.lower().endswith(".pth.tar") else source.suffix  # one ending, of two parts
+    stem = source.name[: len(source.name) - len(ending)] or source.stem
+    return shell_path(source.with_name(f"{stem}-{word}{ending if suffix is None else suffix}"))
 
 
 def is_folder(path: StrPath) -> bool:

@@ -19,6 +19,7 @@ from ckptool.disk.files import (
     Crc32Of,
     File,
     FileRange,
+    beside,
     crc32,
     is_computed,
     same_bytes,
@@ -538,3 +539,11 @@ def test_a_source_that_is_computed_says_pieces_that_are_worth_a_thread():
     source = tensor.LazyTensor(storage, BY_NAME["float32"], (1 << 18,), (1,)).source()
     assert is_computed(source)
     assert source.step >= 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("path", "out"),
+    [("x.pth.tar", "x-fixed.pth.tar"), ("a.b.pth", "a.b-fixed.pth"), ("x", "x-fixed"), (".pth", ".pth-fixed")],
+)
+def test_the_name_of_an_output_beside_a_file_keeps_its_ending(path, out):
+    assert beside(path, "fixed") == out

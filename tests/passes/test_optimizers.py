@@ -229,3 +229,22 @@ def test_group_sizes_are_held_against_the_model():
     assert line == ("optimizer has 8 parameters (3 + 5), and the model 6: an optimizer for it refuses the state")
     with pytest.raises(ValueError, match="parameter group that doesn't match"):
         OPTIMIZERS["fused groups"](Net(head=False)).load_state_dict(optimizer.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_folder_of_dcp_resumes_after_a_layer_was_dropped(tmp_path):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model, optimizer = trained("adam")
+    weights, state = get_state_dict(model, optimizer)
+    dcp.save({"model": weights, "optim": state}, checkpoint_id=tmp_path / "in")
+    ckptool.save(drop(ckptool.open(tmp_path / "in"), "fc", at="model"), tmp_path / "out", format="dcp")
+    small = Net(head=False)
+    resumed = torch.optim.Adam(small.parameters(), lr=0.1)
+    weights, state = get_state_dict(small, resumed)
+    dcp.load({"model": weights, "optim": state}, checkpoint_id=tmp_path / "out")
+    set_state_dict(small, resumed, model_state_dict=weights, optim_state_dict=state)
+    theirs = state_by_name(model, optimizer)
+    for name, slots in state_by_name(small, resumed).items():
+        assert torch.equal(slots["exp_avg"], theirs[name]["exp_avg"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ...checkpoint import Checkpoint, StateDict
+from ...checkpoint import Checkpoint, StateDict, around
 from ...disk.files import beside, shell_path, shell_quote
 from ...errors import CheckpointError
 from ...formats import format_of
@@ -143,6 +143,8 @@ def steps_of(options: Sequence[str]) -> list[Step]:
 def keeping_all(ckpt: Checkpoint, weights: StateDict | None, names: set[str]) -> tuple[str, str] | None:
     """The command that mends the weights and keeps what training left beside them, and what it is for; or None."""
     if weights is None or not weights.path or weights.model is not None or ckpt.sealed or names & HOPELESS:
+        return None
+    if not around(ckpt, weights):
         return None
     on_cpu = ["--map-location", "cpu"] if "device" in names else []
     options = [*(key_options(weights) if names & BY_NAME else []), *on_cpu]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint import Checkpoint, StateDict
+from ...checkpoint import Checkpoint, StateDict, around
 from ...disk.files import StrPath, beside, is_folder, shell_path, shell_quote
 from ...disk.urls import open_file
 from ...errors import CheckpointError, UnknownFormat, Unreadable, counted, printable
@@ -81,12 +81,19 @@ def doctor(
         weights = _weights(ckpt, found.at)
     names = {one.name for one in findings if one.trouble}
     if (other := keeping_all(ckpt, weights, names)) is not None:
-        findings.append(Finding("beside", "an optimizer or the like stands beside the weights", False, [other]))
+        listed = around(ckpt, weights) if weights is not None else []
+        more = ", …" if listed[_BESIDE:] else ""
+        what = f"beside the weights: {', '.join(listed[:_BESIDE])}{more}"
+        findings.append(Finding("beside", what, False, [other]))
     kind = f"{ckpt.format}" + (
         f", {counted(weights.parameters, 'parameter')} in {counted(len(weights), 'tensor')}" if weights else ""
     )
     commands = cure(ckpt, weights, findings, found)
     return Diagnosis(str(path), kind, sorted(findings, key=lambda one: not one.trouble), commands, found)
+
+
+#: Entries beside the weights that are named.
+_BESIDE = 6
 
 
 def _weights(ckpt: Checkpoint, at: str | None) -> StateDict | None:
