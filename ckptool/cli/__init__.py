@@ -64,7 +64,6 @@ class _Commands(click.Group):
         module = import_module(f".{_COMMANDS[cmd_name][0]}", __name__)
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         _unwind_on_signals()
-        _hush()
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -281,15 +280,6 @@ def _unwind_on_signals() -> None:
             with contextlib.suppress(ValueError):  # in a thread of another program, whose business its signals are
                 signal.signal(number, unwind)
                 _answers.setdefault(number, before)
-
-
-def _hush() -> None:
-    """Let packages that reach stores and the hub say nothing of their own: what matters becomes a line of ours."""
-    os.environ.setdefault("HF_HUB_VERBOSITY", "error")
-    if "ckptool.disk.remote" in sys.modules:
-        import logging
-
-        logging.lastResort = None
 
 
 def _give_signals_back() -> None:

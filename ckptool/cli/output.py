@@ -41,12 +41,24 @@ def progress_bar(title: str, total: int, *, wanted: bool, far: bool = False) -> 
         yield lambda done: bar.advance(task, done)
 
 
+def hush(*places: object) -> None:
+    """Let the clients that reach PLACES elsewhere say nothing of their own: what matters becomes a line of ours."""
+    from ..disk.addresses import is_url
+
+    if any(is_url(place) for place in places):
+        import logging
+
+        os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+        logging.lastResort = logging.NullHandler()
+
+
 @contextlib.contextmanager
 def fetching(*places: object, wanted: bool = True) -> Iterator[None]:
     """A line on stderr that counts what arrives, while something is read that is elsewhere."""
     from ..disk.addresses import as_path, is_url
 
     elsewhere = [as_path(str(place)) for place in places if is_url(place)]
+    hush(*elsewhere)
     with status_line(f"reading {elsewhere[0].name}" if elsewhere else "", wanted=wanted and bool(elsewhere)) as say:
         if say is None:
             yield

@@ -29,7 +29,7 @@ from ..passes.optimizers import name_parameters, optimizers_in, without_names
 from ..passes.recipes import Step
 from . import launched, many
 from .options import FileName, output_options, writing_options
-from .output import check_side_outputs, fetching, print_receipt, progress_bar
+from .output import check_side_outputs, fetching, hush, print_receipt, progress_bar
 from .typed import command_as_typed
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -127,6 +127,7 @@ def _one(how: _How, options: dict[str, Any]) -> many.Done:
     """Rewrite one file."""
     target, ranks = _target(options), launched.ranks()
     overwrite = options["overwrite"] or options["in_place"]
+    hush(target)
 
     def check() -> None:
         if not options.get("new_folder"):
