@@ -16,7 +16,7 @@ FUZZ_STAMP := $(FUZZ)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test test-libraries test-page test-wheel fuzz faults demo fixtures bench golden golden-accept clean
+.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-wheel fuzz faults demo fixtures bench golden golden-accept clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,7 +48,7 @@ test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the sui
 	HYPOTHESIS_PROFILE=brief $(BARE)/bin/pytest $(WORKERS)
 
 # Each in an environment of its own: nothing here is needed to use or to develop the package.
-test-libraries: test-page test-wheel ## Test with what is not torch or safetensors: pages in Chromium, the wheel by itself
+test-libraries: test-page test-wheel test-stores ## Test with what is not torch or safetensors: pages in Chromium, the wheel, object stores
 
 test-wheel: $(STAMP) ## Build the wheel and the sdist, and try the wheel in an empty environment
 	rm -rf build/wheel && $(PYTHON) -m venv build/wheel/maker && $(PYTHON) -m venv build/wheel/empty
@@ -58,6 +58,22 @@ test-wheel: $(STAMP) ## Build the wheel and the sdist, and try the wheel in an e
 	cd build/wheel && empty/bin/ckptool --version && empty/bin/ckptool inspect ../../fixtures/real/deepcr-mask.pth
 	cd build/wheel && empty/bin/ckptool inspect ../../fixtures/real/deepcr-mask.pth --html page.html --overwrite
 	cd build/wheel && empty/bin/python -c 'from ckptool.porting.words import table; assert table().parts'
+
+# pip cannot put moto beside s3fs, and azurite is of npm: without node, its tests are left out, and say so.
+STORES := build/stores
+STORES_STAMP := $(STORES)/.stamp
+
+test-stores: $(STORES_STAMP) ## Test object stores against moto (S3), azurite and an emulator of Google's
+	$(STORES)/clients/bin/pytest -q -rs $(addprefix tests/disk/test_,s3.py azure.py google.py stores.py hub.py)
+
+$(STORES_STAMP): $(RECIPE)
+	rm -rf $(STORES) && $(PYTHON) -m venv $(STORES)/clients && $(PYTHON) -m venv $(STORES)/moto && $(PYTHON) -m venv $(STORES)/google
+	$(STORES)/clients/bin/python $(PIP) --upgrade 'pip>=25.1'
+	$(STORES)/clients/bin/python $(PIP) -e '.[remote]' --group test --group stores
+	$(STORES)/moto/bin/python $(PIP) 'moto[server]>=5'
+	$(STORES)/google/bin/python $(PIP) 'gcp-storage-emulator>=2024.8'
+	-command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(STORES)/azurite 'azurite@>=3.30'
+	@touch $@
 
 test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must be installed (Debian: chromium)
 	$(BIN)/python $(PIP) --group page

@@ -22,6 +22,7 @@ also derives from the builtin that a caller would catch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 #: Longest text taken from a file that one message shows.
@@ -39,6 +40,20 @@ def printable(text: str, limit: int = _SHOWN) -> str:
     return "".join(
         c if c.isprintable() or c == " " else f"\\x{ord(c):02x}" if ord(c) < 256 else f"\\u{ord(c):04x}" for c in cut
     )
+
+
+#: What gives access, in a URL: a login before the host, and the values of these parameters.
+_LOGIN = re.compile(r"(?<=://)[^/?#@\s]*@")
+_SIGNED = re.compile(
+    r"(?<=[?&;])([\w.-]*(?:signature|credential|token|secret|passw(?:or)?d|authorization|api-?_?key|policy|key-pair-id"
+    r"|accesskeyid|googleaccessid)|sig|key|auth|jwt)=[^&;#\s'\"]+",
+    re.IGNORECASE,
+)
+
+
+def without_secrets(text: str) -> str:
+    """Return TEXT with what gives access taken out of the URLs in it: logins, signatures, tokens."""
+    return _SIGNED.sub(r"\1=…", _LOGIN.sub("", text)) if "://" in text else text
 
 
 def in_words(value: object, limit: int = 60) -> str:
@@ -74,13 +89,13 @@ class CheckpointError(Exception):
 
     def __init__(self, what: str, *, where: object = "", evidence: Sequence[str] = (), hint: str | None = None) -> None:
         super().__init__(what)
-        self.where = str(where)
+        self.where = without_secrets(str(where))
         self.what = what
         self.evidence = tuple(evidence)
         self.hint = hint
 
     def __str__(self) -> str:
-        head = f"{printable(self.where)}: {self.what}" if self.where else self.what
+        head = f"{printable(without_secrets(self.where))}: {self.what}" if self.where else self.what
         lines = [head + ("" if head.endswith((":", ".", "?")) else ".")]
         lines += [f"    {line}" for line in self.evidence]
         if self.hint:

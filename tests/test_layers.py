@@ -43,6 +43,8 @@ HOMES = {
     "matplotlib": {"train"},
     "click": {"cli"},
     "rich": {"cli"},
+    "fsspec": {"disk/stores"},
+    "huggingface_hub": {"disk/hub"},
     "yaml": {"disk/documents", "porting/words"},
 }
 #: Where values are computed; imported inside functions, so that starting costs nothing.
@@ -181,7 +183,10 @@ PUBLIC_AND_LIGHT = "import sys, ckptool; names = dir(ckptool); print(*sorted({%s
 
 
 def test_importing_the_package_imports_nothing_heavy(in_new_python):
-    heavy = "'torch', 'numpy', 'ml_dtypes', 'click', 'rich', 'yaml', 'safetensors', 'ckptool.formats', 'ckptool.passes'"
+    heavy = (
+        "'torch', 'numpy', 'ml_dtypes', 'click', 'rich', 'yaml', 'safetensors', 'fsspec', 'huggingface_hub',"
+        "'ckptool.formats', 'ckptool.passes'"
+    )
     assert in_new_python(PUBLIC_AND_LIGHT % heavy) == ""
 
 

@@ -15,6 +15,7 @@ import errno
 import gc
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -24,6 +25,9 @@ from .. import __version__
 from ..disk.files import reason
 from ..errors import CheckpointError, counted, printable
 from ..starting import ENDING
+
+#: Files of one folder of which each has a line that says what was read from it.
+_MANY = 3
 
 #: Command -> module of this package, and what it does in a line.
 _COMMANDS: dict[str, tuple[str, str]] = {
@@ -208,13 +212,27 @@ def _leave(status: int) -> None:
 
 def _say_traffic(argv: list[str]) -> None:
     """What was read from URLs."""
-    urls = sys.modules.get("ckptool.disk.urls")
-    if urls is None or not {"-q", "--quiet"}.isdisjoint(argv):
+    remote = sys.modules.get("ckptool.disk.remote")
+    if remote is None or not {"-q", "--quiet"}.isdisjoint(argv):
         return
-    for url, found in urls.TRAFFIC.items():
-        if found.size:
-            requests = counted(found.requests, "request")
-            click.echo(f"read {found.received:,} of {found.size:,} bytes in {requests}: {printable(url)}", err=True)
+    for what, many, found in _by_folder(remote.TRAFFIC):
+        size, received, asked = (sum(getattr(one, name) for one in found) for name in ("size", "received", "requests"))
+        files = f" ({many:,} files)" if many > 1 else ""
+        requests = counted(asked, "request")
+        click.echo(f"read {received:,} of {size:,} bytes in {requests}: {printable(what)}{files}", err=True)
+
+
+def _by_folder(traffic: Mapping[str, Any]) -> Iterator[tuple[str, int, list[Any]]]:
+    """What was read from each URL; many in one folder, or all in one that was listed, are one line."""
+    folders: dict[str, list[str]] = {}
+    for url, found in traffic.items():
+        folders.setdefault(url.rpartition("/")[0] if found.size else url.rstrip("/"), []).append(url)
+    for folder, urls in folders.items():
+        files = [url for url in urls if traffic[url].size]
+        if len(files) > _MANY or (files and len(files) < len(urls)):
+            yield files[0] if len(files) == 1 else folder, len(files), [traffic[url] for url in urls]
+        else:
+            yield from ((url, 1, [traffic[url]]) for url in files)
 
 
 def _done_before(error: BaseException) -> str:
@@ -232,8 +250,8 @@ def _begin_to_count() -> None:
     """Begin to count what the command writes, and what it reads from URLs."""
     if (targets := sys.modules.get("ckptool.disk.targets")) is not None:
         targets.written.clear()
-    if (urls := sys.modules.get("ckptool.disk.urls")) is not None:
-        urls.TRAFFIC.clear()
+    if (remote := sys.modules.get("ckptool.disk.remote")) is not None:
+        remote.TRAFFIC.clear()
 
 
 def _say(text: str, status: int) -> int:
@@ -282,9 +300,9 @@ def _give_signals_back() -> None:
 
 def _set_stopped(stopped: bool) -> None:
     """Tell threads that wait for a server whether the program ends: unwinding waits for them."""
-    web = sys.modules.get("ckptool.disk.web")
-    if web is not None:
-        vars(web)["stopped"] = stopped
+    remote = sys.modules.get("ckptool.disk.remote")
+    if remote is not None:
+        vars(remote)["stopped"] = stopped
 
 
 def _ignore_signals() -> None:

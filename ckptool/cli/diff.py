@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from ..disk.addresses import is_url
 from ..disk.urls import size_of
 from ..reports.comparing import diff as report
 from ..reports.comparing.diff_text import diff_page, diff_text
 from . import launched
 from .options import FileName, SideOutput
-from .output import check_side_outputs, print_json, progress_bar, terminal_width, write_page
+from .output import check_side_outputs, fetching, print_json, progress_bar, terminal_width, write_page
 
 
 class _Tolerance(click.ParamType[float]):
@@ -69,7 +70,11 @@ def diff(
     if launched.leads():
         check_side_outputs()
     size = size_of(left)
-    with progress_bar("comparing", size, wanted=not quiet) as progress:
+    far = is_url(left) or is_url(right)
+    with (
+        progress_bar("comparing", size, wanted=not quiet, far=far) as progress,
+        fetching(left, right, wanted=not quiet and progress is None),
+    ):
         found = report.diff(
             left,
             right,

@@ -7,13 +7,14 @@ from dataclasses import asdict
 
 import click
 
+from ..disk.addresses import is_url
 from ..disk.files import is_folder
 from ..disk.urls import size_of
 from ..reports.diagnosis import advice, leftovers
 from ..reports.diagnosis import doctor as report
 from ..reports.diagnosis.doctor_text import doctor_text, explanation_text
 from .options import FileName
-from .output import print_json, progress_bar, terminal_width
+from .output import fetching, print_json, progress_bar, terminal_width
 
 _LONGEST = 1 << 20
 
@@ -56,7 +57,10 @@ def doctor(
     message = sys.stdin.read(_LONGEST) if error == "-" else error
     if file is not None:
         size = 0 if is_folder(file) else size_of(file)
-        with progress_bar("reading", size, wanted=True) as progress:
+        with (
+            progress_bar("reading", size, wanted=True, far=is_url(file)) as progress,
+            fetching(file, wanted=progress is None),
+        ):
             if message is None:
                 found = report.doctor(file, model, at=at, progress=progress)
             else:

@@ -18,7 +18,7 @@ from ..errors import CheckpointError, NotFound, UnknownFormat, printable
 from ..reports import inspect as report
 from ..reports.inspect_text import inspect_text
 from .options import FileName, SideOutput
-from .output import check_side_outputs, collect, print_json, terminal_width, write_page
+from .output import check_side_outputs, collect, fetching, print_json, terminal_width, write_page
 from .searching import Search
 
 
@@ -67,7 +67,8 @@ def inspect(
             continue
         collect(len(seen))
         try:
-            one = report.inspect(path)
+            with fetching(path):
+                one = report.inspect(path)
             one = report.narrowed(one, pattern) if pattern else one
             numbers.append(report.statistics_of(path, one) if stats else None)
             seen.append(one)

@@ -15,8 +15,9 @@ from typing import Any
 import click
 
 from .. import formats
+from ..disk.addresses import is_url
 from ..disk.door import make_directories
-from ..disk.files import is_folder, is_there, is_url, reason
+from ..disk.files import is_folder, is_there, reason
 from ..drawing.sizes import size_text
 from ..errors import CheckpointError, OutputExists, RuleError, counted, printable
 from ..formats.opening import holds_one

@@ -13,19 +13,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..drawing.sizes import size_text
-from ..errors import RuleError, printable
+from ..errors import RuleError, counted, printable, without_secrets
 
 if TYPE_CHECKING:
     from ..formats import Plan
 
 _WORTH_A_BAR = 64 << 20
+_WORTH_A_BAR_FAR = 2 << 20
 _MOST_DAMAGED = 12
 
 
 @contextlib.contextmanager
-def progress_bar(title: str, total: int, *, wanted: bool) -> Iterator[Callable[[int], None] | None]:
-    """A bar on stderr that counts bytes, for work that takes a while and is watched. None otherwise."""
-    if not wanted or total < _WORTH_A_BAR or not sys.stderr.isatty():
+def progress_bar(title: str, total: int, *, wanted: bool, far: bool = False) -> Iterator[Callable[[int], None] | None]:
+    """A bar on stderr that counts bytes, for work that takes a while and is watched. None otherwise.
+
+    What is FAR takes a while sooner.
+    """
+    if not wanted or total < (_WORTH_A_BAR_FAR if far else _WORTH_A_BAR) or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
@@ -35,6 +39,45 @@ def progress_bar(title: str, total: int, *, wanted: bool) -> Iterator[Callable[[
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(printable(title, 40), total=total)
         yield lambda done: bar.advance(task, done)
+
+
+def hush(*places: object) -> None:
+    """Let the clients that reach PLACES elsewhere say nothing of their own: what matters becomes a line of ours."""
+    from ..disk.addresses import is_url
+
+    if any(is_url(place) for place in places):
+        import logging
+
+        os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+        logging.lastResort = logging.NullHandler()
+
+
+@contextlib.contextmanager
+def fetching(*places: object, wanted: bool = True) -> Iterator[None]:
+    """A line on stderr that counts what arrives, while something is read that is elsewhere."""
+    from ..disk.addresses import as_path, is_url
+
+    elsewhere = [as_path(str(place)) for place in places if is_url(place)]
+    hush(*elsewhere)
+    with status_line(f"reading {elsewhere[0].name}" if elsewhere else "", wanted=wanted and bool(elsewhere)) as say:
+        if say is None:
+            yield
+            return
+        from ..disk.remote import watching
+
+        arrived = requests = 0
+
+        def count(length: int) -> None:
+            nonlocal arrived, requests
+            arrived += length
+            requests += 1
+            say(f"{size_text(arrived)} in {counted(requests, 'piece')}")
+
+        watching.append(count)
+        try:
+            yield
+        finally:
+            watching.remove(count)
 
 
 @contextlib.contextmanager
@@ -66,7 +109,8 @@ def print_receipt(
 ) -> None:
     """Say what was written: on stderr, or as JSON on stdout. A dry run is a report, and goes to stdout."""
     if as_json:
-        document = {"ckptool": 1, "command": command, "source": source, "dry_run": dry_run, **plan.as_json()}
+        shown = without_secrets(source)
+        document = {"ckptool": 1, "command": command, "source": shown, "dry_run": dry_run, **plan.as_json()}
         if notes:
             document["notes"] = notes
         if renamed:

@@ -16,6 +16,7 @@ import click
 
 from .. import formats
 from ..checkpoint import Checkpoint
+from ..disk.addresses import is_url
 from ..disk.documents import read_text
 from ..disk.files import beside, shell_path, shell_quote
 from ..disk.targets import write_side_output
@@ -28,7 +29,7 @@ from ..passes.optimizers import name_parameters, optimizers_in, without_names
 from ..passes.recipes import Step
 from . import launched, many
 from .options import FileName, output_options, writing_options
-from .output import check_side_outputs, print_receipt, progress_bar
+from .output import check_side_outputs, fetching, hush, print_receipt, progress_bar
 from .typed import command_as_typed
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -126,6 +127,7 @@ def _one(how: _How, options: dict[str, Any]) -> many.Done:
     """Rewrite one file."""
     target, ranks = _target(options), launched.ranks()
     overwrite = options["overwrite"] or options["in_place"]
+    hush(target)
 
     def check() -> None:
         if not options.get("new_folder"):
@@ -138,7 +140,8 @@ def _one(how: _How, options: dict[str, Any]) -> many.Done:
         check()
     notes: list[str] = []
     if not options["dry_run"]:
-        with progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"]) as progress:
+        far = is_url(options["source"]) or is_url(target)
+        with progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"], far=far) as progress:
             notes = formats.write(plan, overwrite=overwrite, backup=options["backup"], progress=progress, ranks=ranks)
     return plan, renamed, notes
 
@@ -146,7 +149,8 @@ def _one(how: _How, options: dict[str, Any]) -> many.Done:
 def _planned(how: _How, options: dict[str, Any]) -> tuple[formats.Plan, list[tuple[str, str]]]:
     """What is to be written, and (old key, new key) of the keys that change."""
     source, target, at = options["source"], _target(options), options["at"]
-    opened = (how.opener or formats.open)(source)
+    with fetching(source, wanted=not options["quiet"]):
+        opened = (how.opener or formats.open)(source)
     if how.opener is None and not options["partial_file"]:
         require_whole(opened, lambda folder: command_as_typed(swapped={str(source): folder}))
     if at is not None:

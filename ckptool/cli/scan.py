@@ -9,7 +9,7 @@ from ..errors import CheckpointError, counted
 from ..reports.scanning import scan as report
 from ..reports.scanning.scan_text import scan_text
 from .options import FileName
-from .output import collect, print_json, terminal_width
+from .output import collect, fetching, print_json, terminal_width
 from .searching import Search
 
 _STATUS = {"safe": 0, "unsafe": 1, "unknown": 2}
@@ -39,7 +39,8 @@ def scan(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> i
     for number, (path, asked) in enumerate(search):
         collect(number)
         try:
-            one = report.scan(path)
+            with fetching(path, wanted=not quiet):
+                one = report.scan(path)
         except CheckpointError as error:
             if len(files) == 1 and asked:
                 raise

@@ -17,10 +17,10 @@ import click
 
 from .. import formats, porting
 from ..checkpoint import Checkpoint
+from ..disk.addresses import as_path
 from ..disk.files import is_file
 from ..disk.folders import check_folder
 from ..disk.targets import check_target, is_same_file
-from ..disk.urls import as_path
 from ..drawing.sizes import size_text
 from ..errors import Doubtful, NotFound, RuleError, printable
 from ..formats.opening import require_whole

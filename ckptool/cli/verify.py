@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
+from ..disk.addresses import is_url
 from ..disk.urls import size_of
 from ..errors import CheckpointError, RuleError, printable
 from ..reports import verify as report
 from ..reports.verify_text import verify_text
 from . import launched
 from .options import FileName, SideOutput
-from .output import check_side_outputs, collect, print_json, progress_bar, terminal_width
+from .output import check_side_outputs, collect, fetching, print_json, progress_bar, terminal_width
 
 
 @click.command()
@@ -61,7 +62,10 @@ def verify(
         collect(number)
         size = size_of(path)
         try:
-            with progress_bar("reading", size, wanted=not quiet) as progress:
+            with (
+                progress_bar("reading", size, wanted=not quiet, far=is_url(path)) as progress,
+                fetching(path, wanted=not quiet and progress is None),
+            ):
                 found = report.verify(
                     path,
                     against=against,

@@ -26,8 +26,8 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from ..errors import Malformed, Unreadable, printable
 from ..records import record
-
-StrPath = str | os.PathLike[str]
+from .addresses import StrPath as StrPath
+from .addresses import is_url, model_hint
 
 #: Bytes read into memory at once where bytes must pass through this process.
 CHUNK = 4 << 20
@@ -60,11 +60,12 @@ class File:
     _at_path: tuple[int, int] | None = None
 
     def __init__(self, path: StrPath, descriptor: int | None = None) -> None:
-        self.path = Path(path)
+        self.path = path if isinstance(path, Path) else Path(path)
         try:
             self.fd = open_descriptor(path, READING) if descriptor is None else descriptor
         except (OSError, ValueError) as error:
-            raise Unreadable(reason(error), where=path) from None
+            hint = model_hint(path) if isinstance(error, FileNotFoundError) else None
+            raise Unreadable(reason(error), where=path, hint=hint) from None
         found = os.fstat(self.fd)
         if not stat.S_ISREG(found.st_mode):
             os.close(self.fd)
@@ -157,6 +158,11 @@ class File:
     def range(self, offset: int, length: int, crc: int | None = None) -> FileRange:
         """The LENGTH bytes from OFFSET, as a source, with their CRC-32 where one was recorded."""
         return FileRange(self, offset, length, crc)
+
+    def called(self, path: Path) -> File:
+        """This file under another name, which messages show: one of a cache under the name that was asked for."""
+        self.path, self._at_path = path, None
+        return self
 
     def is_unchanged(self) -> bool:
         """Whether size and time of change are those of when it was opened."""
@@ -572,7 +578,7 @@ def beside(path: object, word: str, suffix: str | None = None) -> str:
     """A name for an output beside PATH, quoted for a shell, so that a hint is a command that works as it stands."""
     source = Path(str(path) or "in.pth")
     if is_url(path):  # here, under the name that the file has there
-        source = Path(re.split(r"[?#]", str(path))[0].rpartition("/")[2] or "in.pth")
+        source = Path(re.split(r"[?#]", str(path))[0].partition("://")[2].rstrip("/").rpartition("/")[2] or "in.pth")
     if not source.name:  # "." or "..": beside the folder that it is
         source = Path("..") / source.resolve().name
     ending = source.name[-8:] if source.name.lower().endswith(".pth.tar") else source.suffix  # one ending, of two parts
@@ -593,22 +599,6 @@ def is_file(path: StrPath) -> bool:
 def is_there(path: StrPath) -> bool:
     """Whether there is something at PATH. False for names that the system does not take."""
     return os.path.exists(path)
-
-
-def is_url(path: object) -> bool:
-    """Whether a path is a URL of the web."""
-    return re.match(r"https?://", str(path), re.IGNORECASE) is not None
-
-
-def is_remote(path: object) -> bool:
-    """Whether a path names something elsewhere (`s3://bucket/x`): it has a scheme, and there is no such file here.
-
-    One letter before the colon is a drive of Windows. Of a `Path`, `//` has become `/`, as behind a folder `s3:` here.
-    """
-    scheme = re.match(r"([a-z][a-z0-9+.-]+:)(//?)", str(path), re.IGNORECASE)
-    if scheme is None or (scheme[2] == "/" and (isinstance(path, str) or os.path.isdir(scheme[1]))):
-        return False
-    return is_url(path) or not os.path.lexists(str(path))
 
 
 def shell_path(path: object) -> str:

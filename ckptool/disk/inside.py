@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -27,9 +27,15 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 class Folder:
     """A directory open for reading: what is in it, and its files by their plain names, each opened once.
 
+    Attributes:
+        names: what is in it.
+        unfinished: what to do where a file is missing.
+
     Raises:
         Unreadable: if PATH is no directory or may not be listed.
     """
+
+    unfinished = "the download or copy did not finish; fetch the missing file"
 
     def __init__(self, path: StrPath) -> None:
         self.path = Path(path)
@@ -59,19 +65,32 @@ class Folder:
                     f"names {printable(repr(name), 120)}, which is no plain file name: it could lead out of the folder",
                     where=self.path / said_by,
                 )
-            if name not in self.names:
+            found = self._found(name)
+            if found is None:
                 raise Malformed(
                     f"names {printable(repr(name), 120)}, which is not in the folder",
                     where=self.path / said_by,
-                    hint="the download or copy did not finish; fetch the missing file",
+                    hint=self.unfinished,
                 )
-            try:
-                self._open[name] = File(self.path / name, self._descriptor(name))
-            except CheckpointError:
-                raise
-            except (OSError, ValueError) as error:
-                raise Unreadable(reason(error), where=self.path / name) from None
+            self._open[name] = found
         return self._open[name]
+
+    def expect(self, heads: Mapping[str, int]) -> None:
+        """Say which files will be opened soon, and how many of their first bytes will be read then.
+
+        That is worth knowing where a folder is elsewhere, and does nothing here.
+        """
+
+    def _found(self, name: str) -> File | None:
+        """The file of a plain name, or None if there is nothing of that name."""
+        if name not in self.names:
+            return None
+        try:
+            return File(self.path / name, self._descriptor(name))
+        except CheckpointError:
+            raise
+        except (OSError, ValueError) as error:
+            raise Unreadable(reason(error), where=self.path / name) from None
 
     def lying(self, name: str) -> Literal["file", "outside", "other"]:
         """What a name in this directory is: a file that can be read, a link out of the directory, or anything else."""

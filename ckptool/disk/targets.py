@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import CheckpointError, OutputExists, RuleError, Unwritable, counted, printable
+from .addresses import is_remote
 from .door import Directory, Seen, lock, permissions, set_mode
-from .files import StrPath, is_remote, reason, shell_path
+from .files import StrPath, reason, shell_path
 from .interrupts import put_off_signals
 from .runs import find
 from .work import Work

@@ -21,7 +21,9 @@ from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import AbstractHTTPHandler, OpenerDirector, ProxyHandler, Request, UnknownHandler
 
 from ..errors import CheckpointError, Unreadable, printable
-from .files import is_url, reason
+from .addresses import is_web
+from .files import reason
+from .remote import Lost, NotThere, require_going
 
 #: Seconds for a connection, and then for the head of an answer as a whole.
 TIMEOUT = 30.0
@@ -34,23 +36,11 @@ MOST_HEAD = 256 << 10
 MOST_FRAMING = 256 << 10
 MOST_REDIRECTIONS = 10
 
-#: Set when a signal ends the program: threads that wait for a server stop waiting.
-stopped = False
-
 _CHUNK_LINE = 4096
 _TICK = 0.5
 _BUSY = (429, 500, 502, 503, 504)
 _REDIRECTIONS = (301, 302, 303, 307, 308)
 _NUMBER = r"([0-9]{1,18})"
-
-
-class Lost(Unreadable):
-    """A connection that broke off, or a server that is busy: another try may go well."""
-
-
-def _require_going() -> None:
-    if stopped:
-        raise Unreadable("was not read to its end: the program was interrupted")
 
 
 class _Wire(io.RawIOBase):
@@ -89,7 +79,7 @@ class _Wire(io.RawIOBase):
                 got = -1
             self._waited += time.monotonic() - began
             self._arrived += max(got, 0)
-            _require_going()
+            require_going()
             if self._head and self._arrived > MOST_HEAD:
                 raise Unreadable(f"the head of its server's answer has more than {MOST_HEAD:,} bytes")
             if self._waited >= limit:
@@ -283,7 +273,7 @@ def ask(url: str, headers: Mapping[str, str], where: object, login: Mapping[str,
     """
     seen: list[str] = []
     while True:
-        _require_going()
+        require_going()
         word = login.get(origin(url))
         answer = _send(Request(url, headers={**headers, **({"Authorization": word} if word else {})}), where)
         try:
@@ -326,7 +316,7 @@ def _target(answer: Answer) -> str:
         target = urljoin(answer.found, quote(said, encoding="iso-8859-1", safe=string.punctuation))
     except ValueError:
         target = said
-    if not is_url(target):
+    if not is_web(target):
         raise Unreadable(f"is redirected to {shown}, which is not followed", where=answer.where)
     require_address(target, answer.where, f"is redirected to {shown}, which is no address of the web")
     if "@" in urlsplit(target).netloc:
@@ -344,8 +334,8 @@ def refused(answer: Answer) -> Unreadable:
         said = printable(answer.reason, 80)
         return Lost(f"its server answers HTTP {code} {said}", where=answer.where, hint="try again later")
     if code in (404, 410):
-        what, hint = f"is not there (HTTP {code})", "look at the address"
-    elif code in (401, 403):
+        return NotThere(f"is not there (HTTP {code})", where=answer.where, hint="look at the address")
+    if code in (401, 403):
         what = f"its server refuses it (HTTP {code}): it needs a login or a licence, or the address has expired"
         hint = "fetch it with what you log in with, and name the file"
     else:

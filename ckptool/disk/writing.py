@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import errno
 import os
@@ -48,7 +49,14 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
     flat = list(_flat(pieces))
     shared = _share_blocks(out.fileno(), flat)
     output = _Output(out.fileno(), progress, shared=shared)
-    with checksums(pieces) as sums, _ahead(flat) as next_of:
+    put_pieces(output, pieces)
+    if os.fstat(out.fileno()).st_size < output.position:  # it ends with a hole
+        os.ftruncate(out.fileno(), output.position)
+
+
+def put_pieces(output: Output, pieces: Sequence[Piece]) -> None:
+    """Append PIECES to an output, and compare their checksums on the way."""
+    with checksums(pieces) as sums, _ahead(list(_flat(pieces))) as next_of:
         for piece in pieces:
             end = output.position + piece.length
             if isinstance(piece, Crc32Of):
@@ -62,8 +70,6 @@ def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | N
             assert output.position == end, f"{piece!r} gave {output.position - end} bytes more than it said"
         output.flush()
         sums.finish()
-    if os.fstat(out.fileno()).st_size < output.position:  # it ends with a hole
-        os.ftruncate(out.fileno(), output.position)
 
 
 def write_part(
@@ -113,7 +119,56 @@ def _flat(pieces: Iterable[Piece]) -> Iterator[Piece]:
             yield piece
 
 
-class _Output:
+class Output(abc.ABC):
+    """Where bytes go, in order.
+
+    Attributes:
+        position: where the next byte goes.
+        shared: a file whose bytes are in the output already, if there is one.
+    """
+
+    position = 0
+    shared: File | None = None
+
+    def put(self, piece: Source, next_of: _Next, crc: int | None) -> int | None:
+        """Append a piece. Returns the checksum of what had the checksum CRC and this, or None for None.
+
+        NEXT_OF gives the values of a piece that is computed.
+        """
+        if isinstance(piece, Joined):
+            for part in piece.parts:
+                crc = self.put(part, next_of, crc)
+        elif isinstance(piece, FileRange) and piece.file is self.shared and piece.offset == self.position:
+            self.skip(piece.length)
+            return None
+        elif isinstance(piece, Gap):
+            self.skip(piece.length)
+        elif isinstance(piece, FileRange) and not piece.file.far:
+            return self.copy(piece, crc)
+        else:
+            for chunk in next_of(piece) if is_computed(piece) and piece.length else piece.chunks():
+                crc = None if crc is None else zlib.crc32(chunk, crc)
+                self.write(chunk)
+        return crc
+
+    @abc.abstractmethod
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes."""
+
+    @abc.abstractmethod
+    def copy(self, piece: FileRange, crc: int | None = None) -> int | None:
+        """Append a range of an input. Where CRC is the checksum of what is before it, returns that of both."""
+
+    @abc.abstractmethod
+    def skip(self, length: int) -> None:
+        """Leave LENGTH bytes as they are."""
+
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """Bring all bytes to where they go."""
+
+
+class _Output(Output):
     """The file being written, from its beginning to its end.
 
     Two things decide about its speed. Every write ends at a multiple of the step, so that whole pages are filled: what
@@ -126,32 +181,11 @@ class _Output:
         self.position = at  # where the next byte goes
         self._fd = fd
         self._progress = progress
-        self._shared = shared
+        self.shared = shared
         self._buffer = memoryview(bytearray(_STEP))
         self._filled = 0  # bytes at the start of the buffer that are not in the file yet
         self._started = at  # what is before this is on its way to the disk
         self._in_kernel = hasattr(os, "copy_file_range")
-
-    def put(self, piece: Source, next_of: _Next, crc: int | None) -> int | None:
-        """Append a piece. Returns the checksum of what had the checksum CRC and this, or None for None.
-
-        NEXT_OF gives the values of a piece that is computed.
-        """
-        if isinstance(piece, Joined):
-            for part in piece.parts:
-                crc = self.put(part, next_of, crc)
-        elif isinstance(piece, FileRange) and piece.file is self._shared and piece.offset == self.position:
-            self.skip(piece.length)
-            return None
-        elif isinstance(piece, Gap):
-            self.skip(piece.length)
-        elif isinstance(piece, FileRange) and not piece.file.far:
-            return self.copy(piece, crc)
-        else:
-            for chunk in next_of(piece) if is_computed(piece) and piece.length else piece.chunks():
-                crc = None if crc is None else zlib.crc32(chunk, crc)
-                self.write(chunk)
-        return crc
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""

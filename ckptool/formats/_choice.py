@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, StrPath, is_folder, is_remote, is_there, shell_path
+from ..disk.addresses import HUB, STORES, as_path, is_remote, is_store, scheme_of
+from ..disk.files import File, StrPath, is_folder, is_there, shell_path, shell_quote
 from ..disk.inside import Folder
 from ..errors import RuleError, UnknownFormat, Unwritable, printable
 from . import (
@@ -110,20 +112,21 @@ def target_format(
         RuleError: the target is not on this machine, or what is asked for does not go together.
         Unwritable: PATH is a directory, and the checkpoint would be a file.
     """
-    if is_remote(path):
-        raise RuleError("files are written here, not to a URL", where=path, hint="name a file here, and copy it there")
+    if is_remote(path) and not is_store(path):
+        raise _not_written_there(path)
     named = named_format(format) if format else None
     suffix = Path(path).suffix.lower()
     before = format_of(ckpt)
     came = before if isinstance(before, FolderFormat) else None
     like_a_file = any(suffix in f.suffixes for f in FORMATS)
     there, as_folder = is_folder(path), os.fspath(path).endswith(("/", os.sep))
+    stem = Path(path).stem
     asked = isinstance(named, FolderFormat) or split not in (None, Split())
     if asked and like_a_file and not as_folder and not there:
         raise RuleError(
             "is the name of a file, and what is asked for is a folder",
             where=path,
-            hint=f"name it {shell_path(f'{Path(path).stem}/')}",
+            hint=f"name it {shell_path(f'{as_path(path).parent / stem if is_store(path) else stem}/')}",
         )
     if isinstance(named, FolderFormat):
         if split is not None and split.variant is not None and not named.variants:
@@ -152,6 +155,20 @@ def target_format(
     return torch_zip.FORMAT if kept.suffixes and suffix in torch_zip.FORMAT.suffixes else kept
 
 
+def _not_written_there(path: StrPath) -> RuleError:
+    """The refusal of a target that is neither here nor in an object store, with what takes it there."""
+    if scheme_of(path) == HUB:
+        repo, _, inner = re.sub(r"^hf://|@[^/]*", "", str(path)).partition("/")
+        name, _, inner = inner.partition("/")
+        upload = f"hf upload {shell_quote(f'{repo}/{name}')} FILE{f' {shell_quote(inner)}' if inner else ''}"
+        what = "is on the hub, where its own client uploads"
+        return RuleError(what, where=path, hint=f"name a file or folder here, then: {upload}")
+    if str(path).partition(":")[0].lower() in STORES:
+        return RuleError("a URL is given as text; a Path loses one of its slashes", where=path)
+    what = "files are written here and to object stores (s3://, gs://, az://), not to other URLs"
+    return RuleError(what, where=path, hint="name a file here, and copy it there")
+
+
 def refuse_folder(path: StrPath, source: Path | None, format: Format | None = None) -> None:
     """Refuse a directory as the place of a file. The hint is the name that `cp SOURCE PATH` would give it there."""
     if not os.fspath(path).endswith(("/", os.sep)) and not is_folder(path):
@@ -163,7 +180,7 @@ def refuse_folder(path: StrPath, source: Path | None, format: Format | None = No
     raise Unwritable(
         "is a folder, and what is written is a file",
         where=path,
-        hint=f"name the file: {shell_path(Path(path) / name)}   (-t shards writes a folder of shards)",
+        hint=f"name the file: {shell_path(as_path(path) / name)}   (-t shards writes a folder of shards)",
     )
 
 

@@ -27,6 +27,7 @@ from ..checkpoint import Checkpoint, from_plain
 from ..disk.documents import read_json
 from ..disk.files import File, Window
 from ..disk.inside import Folder
+from ..disk.remote import FIRST
 from ..errors import CannotCarry, CheckpointError, Malformed, counted, printable
 from ..inert.decode import check_all
 from ..inert.other_tensors import as_dense
@@ -46,6 +47,8 @@ from .zip.archive import open_archive
 _SHARD = re.compile(r"shard-(\d{5})-(.+)\.safetensors", re.ASCII)
 _OFFSETS = "DCP_SHARDING_INFO"
 _LARGEST_NOTE = 1 << 28
+#: Bytes at the beginning and the end of a slice that are looked at: its pickle, and the directory of its archive.
+_PICKLE, _DIRECTORY = 512, 1 << 10
 
 
 def fits(folder: Folder) -> bool:
@@ -109,7 +112,9 @@ class _Slices:
         self._headers: dict[str, dict[str, Chunk]] = {}
         self._assembled: dict[Any, Storage] = {}
         places: dict[str, set[tuple[int, int]]] = defaultdict(set)
-        for box in (box for item in items for box in item.boxes):
+        boxes = [box for item in items for box in item.boxes]
+        folder.expect(dict.fromkeys((box.slice.file for box in boxes if box.slice.file in folder.names), FIRST))
+        for box in boxes:
             name = box.slice.file
             if name not in self.files:
                 self.files[name] = folder.file(name, records.NAME)
@@ -119,6 +124,7 @@ class _Slices:
                 places[name].add((box.slice.offset, box.slice.length))
         for name, ranges in places.items():
             self._check_places(self.files[name], sorted(ranges))
+            self.files[name].expect(part for at, length in ranges for part in _small_parts(at, length))
 
     def _check_places(self, file: File, ranges: list[tuple[int, int]]) -> None:
         end = 0
@@ -193,6 +199,12 @@ class _Slices:
         self.warnings += check_all(reader.others, archive.file.path)
         self.lost += reader.lost_content()
         return self._opened[place]
+
+
+def _small_parts(at: int, length: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where an archive of LENGTH bytes at a place has its pickle and its directory, as torch writes it."""
+    end = at + length
+    return (at, min(at + _PICKLE, end)), (max(end - _DIRECTORY, at), end)
 
 
 def _tree(values: Iterable[tuple[Item, Any]], file: File, warnings: list[str]) -> Any:

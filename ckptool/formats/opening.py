@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, StrPath, is_folder, is_url, shell_path
+from ..disk.addresses import StrPath, as_path, is_url
+from ..disk.files import File, is_folder, shell_path
 from ..disk.inside import Folder
-from ..disk.urls import as_path, open_file
-from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, Unreadable, counted, printable
+from ..disk.urls import folder_of, look, open_file
+from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, counted, printable
 from . import dcp, sharded
 from ._choice import FOLDERS, detect_file, detect_folder, find_format, named_format
 from ._salvage import Salvage
@@ -24,7 +24,8 @@ def detect(path: StrPath) -> str:
         UnknownFormat: it is no checkpoint; the message says what it is instead.
         Unreadable: it cannot be opened.
     """
-    return (detect_folder(Folder(path)) if is_folder(path) else detect_file(open_file(path))).name
+    found = look(path)
+    return (detect_folder(found) if isinstance(found, Folder) else detect_file(found)).name
 
 
 def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
@@ -39,25 +40,19 @@ def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
     """
     try:
         place = as_path(path)
-        if is_folder(place):
-            return _open_folder(Folder(path), format)
-        if is_url(path) and (sharded.is_index(place.name) or place.name == ".metadata"):
-            raise Unreadable(
-                "belongs to a checkpoint of several files; of URLs, single files are read",
-                where=path,
-                hint="fetch the folder first, or name one of its files",
-            )
-        if sharded.is_index(place.name):
-            return sharded.open_index(place)
-        if place.name == ".metadata" and dcp.fits(folder := Folder(place.parent)):
+        if sharded.is_index(place.name) and not is_folder(place):
+            return sharded.open_index(folder_of(place), place.name)
+        if place.name == ".metadata" and dcp.fits(folder := folder_of(place)):
             return dcp.FORMAT.open(folder)
         if place.suffix == ".distcp":
             raise UnknownFormat(
                 "is a part of a folder of torch.distributed.checkpoint; the folder is the checkpoint",
                 where=path,
-                hint=f"name {shell_path(Path(path).parent)}",
+                hint=f"name {shell_path(place.parent)}",
             )
-        file = open_file(path)
+        file = look(place)
+        if isinstance(file, Folder):
+            return _open_folder(file, format)
         chosen = find_format(format) if format else detect_file(file)
         ckpt = _with_notes(chosen.open(file), file)
         part = sharded.shard_of(place.name)
@@ -91,11 +86,11 @@ def require_whole(ckpt: Checkpoint, command: Callable[[str], str] | None = None)
     if not ckpt.part_of or ckpt.path is None:
         return
     folder = str(ckpt.path.parent)
-    missing = sharded.missing_beside(ckpt.path)
+    missing = [] if is_url(ckpt.path) else sharded.missing_beside(ckpt.path)
     lacking = f"{counted(len(missing), 'of the others is', 'of the others are')} not beside it:"
     evidence = [lacking, *(printable(name, 100) for name in missing[:5])] if missing else []
     whole = f"{command(folder) if command else shell_path(folder)} takes all of them"
-    if missing or is_url(ckpt.path):
+    if missing:
         whole = "fetch the others, and name the folder"
     raise RuleError(
         f"is {ckpt.part_of}",

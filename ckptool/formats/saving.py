@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, settle_ties
+from ..disk.addresses import Url, as_path
 from ..disk.checksums import Damaged
 from ..disk.files import File, FileRange, Piece, StrPath, Tally, beside, files_in, is_computed, shell_path, tallies_in
 from ..disk.folders import check_folder, replacing_folder
@@ -143,7 +144,8 @@ def plan(
     form = (*draft.form, *ckpt.lost_form, *(left_beside(ckpt) if not draft.folder else ()))
     if not ckpt.order_preserved:
         form = (*form, "the keys stand in the order of the old header; how they were saved is not known")
-    replaced = may_go(ckpt, Path(path)) if draft.folder else is_part
+    place = as_path(path)
+    replaced = may_go(ckpt, place) if draft.folder else is_part
     how, checks = _how(draft), Checks(ckpt, allow_loss=allow_loss)
     draft = replace(
         draft,
@@ -151,7 +153,17 @@ def plan(
         folder={name: checks.among(pieces, carried=draft.checksums) for name, pieces in draft.folder.items()},
     )
     return Plan(
-        Path(path), chosen.name, draft.nbytes, ckpt.history, form, content, dict(objects), how, draft, checks, replaced
+        as_path(path),
+        chosen.name,
+        draft.nbytes,
+        ckpt.history,
+        form,
+        content,
+        dict(objects),
+        how,
+        draft,
+        checks,
+        replaced,
     )
 
 
@@ -222,6 +234,12 @@ def save(
 
 def check(planned: Plan, *, overwrite: bool = False, backup: str | None = None) -> None:
     """Refuse a target that cannot or must not be written, or whose backup cannot be kept."""
+    if isinstance(planned.path, Url):
+        from ..disk.uploads import check_upload, check_upload_folder
+
+        check_store = check_upload_folder if planned.draft.folder else check_upload
+        check_store(planned.path, overwrite=overwrite, backup=backup)
+        return
     if not planned.draft.folder:
         check_target(planned.path, overwrite=overwrite, backup=backup)
         return
@@ -267,6 +285,9 @@ def write(
 def _write(planned: Plan, overwrite: bool, backup: str | None, progress: Callable[[int], None] | None) -> list[str]:
     pieces, folder = planned.draft.pieces, planned.draft.folder
     inputs = files_in(chain(pieces, *folder.values()))
+    if isinstance(planned.path, Url):
+        _upload(planned, inputs, overwrite, backup, progress)
+        return []
     replaced = _among(inputs, planned.path)
     unchanged = partial(_require_unchanged, inputs, replaced)
     notes: list[str] = []
@@ -291,6 +312,23 @@ def _write(planned: Plan, overwrite: bool, backup: str | None, progress: Callabl
     return notes
 
 
+def _upload(
+    planned: Plan, inputs: Sequence[File], overwrite: bool, backup: str | None, progress: Callable[[int], None] | None
+) -> None:
+    """Write to an object store."""
+    from ..disk.uploads import upload, upload_folder
+
+    path, draft = planned.path, planned.draft
+    assert isinstance(path, Url)
+    unchanged = partial(_require_unchanged, inputs, [])
+    options: dict[str, Any] = {"overwrite": overwrite, "backup": backup, "progress": progress, "check": unchanged}
+    if draft.folder:
+        upload_folder(path, draft.folder, replaced=planned.replaced, **options)
+        planned.checks.finish(chain(*draft.folder.values()))
+    else:
+        upload(path, draft.pieces, **options)
+
+
 def _write_together(
     planned: Plan,
     overwrite: bool,
@@ -300,6 +338,9 @@ def _write_together(
     tallies: Sequence[Tally],
 ) -> list[str]:
     draft = planned.draft
+    if isinstance(planned.path, Url):
+        what = "several ranks write to a disk that they share, and not to a store"
+        raise RuleError(what, where=planned.path, hint="name a folder on it, or start one process")
     inputs = files_in(chain(draft.pieces, *draft.folder.values()))
     replaced = _among(inputs, planned.path)
     notes, shares = write_together(

@@ -30,6 +30,7 @@ from ..checkpoint import Checkpoint, around
 from ..disk.documents import read_json
 from ..disk.files import Buffer, File, Piece, is_there, nested, shell_path
 from ..disk.inside import Folder
+from ..disk.remote import FIRST
 from ..errors import Ambiguous, CheckpointError, Malformed, RuleError, UnknownFormat, counted, printable
 from ..tensor import LazyTensor
 from ..tree import ABSENT, Dict, Object
@@ -39,6 +40,8 @@ from .base import SHARD_SIZE, Draft, FolderFormat, Format, Split
 
 _PLACES = "ckptool.places"
 _LARGEST_INDEX = 100 << 20
+#: Bytes of a header of safetensors: for all of it, and for each tensor besides its key.
+_HEAD, _OF_A_TENSOR = 1 << 10, 100
 _INDEX = re.compile(r"(?P<stem>.+)\.(?P<kind>safetensors|bin)\.index(?:\.(?P<variant>[\w-]+))?\.json\Z", re.ASCII)
 _SHARD = re.compile(
     r"(?P<stem>.+)-(?P<number>\d{5,6})-of-(?P<total>\d{5,6})(?P<rest>(?:\.[\w-]+)?\.(?:safetensors|bin))\Z"
@@ -165,6 +168,7 @@ def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpo
         if len(names) > 1:
             warnings.append("its shards have no index; all of them were read")
     names = sorted(names)
+    folder.expect(_heads(names, weight_map))
     parts = {name: _open_part(folder.file(name, chosen.name), kind) for name in names}
     tied = _tied(parts)
     _check(folder, chosen, weight_map, parts, tied)
@@ -190,11 +194,11 @@ def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpo
     )
 
 
-def open_index(path: Path) -> Checkpoint:
+def open_index(folder: Folder, name: str) -> Checkpoint:
     """Open the sharded weights that one index names, where a directory has several."""
-    match = _INDEX.match(path.name)
+    match = _INDEX.match(name)
     assert match is not None
-    return open_sharded(Folder(path.parent), match["kind"], path.name)
+    return open_sharded(folder, match["kind"], name)
 
 
 def _read_index(folder: Folder, chosen: _Weights) -> tuple[dict[str, str], dict[str, Any]]:
@@ -237,6 +241,14 @@ def _tied(parts: dict[str, Checkpoint]) -> tuple[str, ...]:
                 pair for pair in part.root.entries if pair[0] not in part.tied_names or pair[0] not in stored
             ]
     return tuple(key for part in parts.values() for key in part.tied_names if key not in stored)
+
+
+def _heads(names: Sequence[str], weight_map: dict[str, str] | None) -> dict[str, int]:
+    """How many bytes the header of each shard may have, going by the keys that the index says are in it."""
+    heads = dict.fromkeys(names, _HEAD if weight_map else FIRST)
+    for key, name in (weight_map or {}).items():
+        heads[name] += len(key) + _OF_A_TENSOR
+    return heads
 
 
 def _container(file: File, kind: str) -> Format:

@@ -9,10 +9,11 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
+from ..disk.addresses import is_url
 from ..disk.documents import read_json
-from ..disk.files import File, FileRange, Joined, Source, StrPath, is_url, reason
+from ..disk.files import File, FileRange, Joined, Source, StrPath, reason
 from ..disk.targets import write_side_output
-from ..disk.urls import open_file
+from ..disk.urls import look, open_file
 from ..dtypes import DType, NotFinite
 from ..errors import CheckpointError, Malformed, counted, printable
 from ..formats import format_of
@@ -267,8 +268,9 @@ def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
             yield _Region(place, source, storage.crc, used, storage.big_endian)
 
     if not files and ckpt.path is not None and (is_url(ckpt.path) or ckpt.path.is_file()):  # an archive without tensors
-        alone_in = open_file(ckpt.path)
-        files[id(alone_in)] = alone_in
+        alone_in = look(ckpt.path)
+        if isinstance(alone_in, File):
+            files[id(alone_in)] = alone_in
     for number, file in files.items():
         mine = inside.get(number, {})
         archive = _archive(file)

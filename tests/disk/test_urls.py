@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from web import serving
+from web import part, serving
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
-from ckptool.disk import urls
+from ckptool.disk import http_files, remote, urls
 from ckptool.disk import web as disk_web
-from ckptool.disk.files import Buffer, is_remote
+from ckptool.disk.addresses import is_remote
+from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.reports.inspect import inspect
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
@@ -28,8 +29,8 @@ def direct(monkeypatch):
     """No proxy of the environment, and no pauses."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(urls, "PAUSES", (0.0, 0.0))
-    urls.TRAFFIC.clear()
+    monkeypatch.setattr(remote, "PAUSES", (0.0, 0.0))
+    remote.TRAFFIC.clear()
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ def web(tmp_path):
 
 
 def tensor(array):
+    array = np.frombuffer(array, "uint8") if isinstance(array, bytes) else array
     kind = BY_NAME[array.dtype.name]
     return LazyTensor(Storage(Buffer(array.tobytes()), "cpu", kind), kind, array.shape, contiguous_stride(array.shape))
 
@@ -72,7 +74,7 @@ def files(web):
 
 
 def traffic(url):
-    return urls.TRAFFIC[url]
+    return remote.TRAFFIC[url]
 
 
 @pytest.mark.parametrize("name", SAVED)
@@ -179,7 +181,7 @@ def test_a_small_file_comes_whole_from_a_server_without_parts_and_a_large_one_no
     files.ranges = False
     assert inspect(files.url("a.pth")).tensors
     assert traffic(files.url("a.pth")).received == (files.folder / "a.pth").stat().st_size
-    monkeypatch.setattr(urls, "MOST_WHOLE", 500_000)
+    monkeypatch.setattr(http_files, "MOST_WHOLE", 500_000)
     said = refused(files.url("a.pth"), ckptool.Unreadable)
     size = (files.folder / "a.pth").stat().st_size
     assert f"does not serve parts of files (HTTP range requests), and it has {size:,} bytes" in said
@@ -225,7 +227,7 @@ def test_a_connection_that_breaks_off_is_taken_up_where_it_was(files, monkeypatc
 
 @pytest.mark.parametrize("tags", ["strong", "weak", "date", ""])
 def test_a_file_that_changes_between_two_requests_is_refused(files, tags, monkeypatch):
-    monkeypatch.setattr(urls, "MOST_WHOLE", 500_000)
+    monkeypatch.setattr(http_files, "MOST_WHOLE", 500_000)
     files.tags = tags
     path = files.folder / "a.safetensors"
     file = urls.open_file(files.url("a.safetensors"))
@@ -264,7 +266,7 @@ def test_a_web_page_is_no_checkpoint_and_the_page_about_a_file_names_the_file(we
     ],
 )
 def test_where_the_file_of_a_page_is(page, file):
-    assert urls._file_of_page(page) == file
+    assert http_files._file_of_page(page) == file
 
 
 def test_an_error_page_of_a_server_that_says_it_is_a_file_is_told_by_its_bytes(web):
@@ -278,7 +280,7 @@ def test_what_cannot_be_reached_is_said_in_a_line():
         port = free.getsockname()[1]
     assert "connection refused" in refused(f"http://127.0.0.1:{port}/a.pth", ckptool.Unreadable)
     assert "cannot be reached" in refused("http://127.0.0.1:99999/a.pth", ckptool.Unreadable)
-    for scheme in ("ftp", "s3", "file", "gs"):
+    for scheme in ("ftp", "file", "oss"):
         assert f"{scheme}:// is not read" in refused(f"{scheme}://host/a.pth", ckptool.Unreadable)
 
 
@@ -367,18 +369,18 @@ def test_a_file_that_is_cut_short_is_named_and_saved_from_afar(files, tmp_path):
 
 
 def test_nothing_is_written_to_a_url(files):
-    with pytest.raises(ckptool.RuleError, match="not to a URL"):
+    with pytest.raises(ckptool.RuleError, match="not to other URLs"):
         ckptool.save(ckptool.open(files.url("a.pth")), files.url("b.pth"))
 
 
 def test_a_url_as_a_path_is_said_to_have_lost_a_slash():
     with pytest.raises(ckptool.Unreadable, match="a URL is given as text"):
         ckptool.open(Path("http://127.0.0.1/a.pth"))
-    with pytest.raises(ckptool.RuleError, match="files are written here, not to a URL"):
+    with pytest.raises(ckptool.RuleError, match="a URL is given as text"):
         ckptool.save(checkpoint(1, 20), Path("s3://bucket/a.pth"))
 
 
-@pytest.mark.parametrize("target", ["s3://b/x", "gs://b/x.pth", "hf://a/b", "FTP://h/x", "file:///tmp/x.pth"])
+@pytest.mark.parametrize("target", ["https://h/x", "hf://a/b", "FTP://h/x", "file:///tmp/x.pth"])
 @pytest.mark.parametrize("to", ["torch-zip", "shards", "dcp"])
 def test_a_target_elsewhere_is_refused_by_its_name(run_command, tmp_path, monkeypatch, target, to):
     (tmp_path / "here").mkdir()
@@ -386,7 +388,9 @@ def test_a_target_elsewhere_is_refused_by_its_name(run_command, tmp_path, monkey
     ckptool.save(checkpoint(1, 20), tmp_path / "a.pth")
     code, _, err = run_command("convert", str(tmp_path / "a.pth"), target, "--to", to)
     assert code == 2
-    assert err.startswith(f"Error: {target}: files are written here, not to a URL.\nHint: ")
+    said = "is on the hub" if target.startswith("hf") else "files are written here and to object stores"
+    assert err.startswith(f"Error: {target}: {said}")
+    assert "\nHint: name a file" in err
     assert not list((tmp_path / "here").iterdir())
 
 
@@ -398,18 +402,57 @@ def test_drives_and_other_colons_are_places_here(path):
 
 def test_a_name_with_a_colon_is_a_file_where_it_is_one(run_command, tmp_path, monkeypatch):
     ckptool.save(checkpoint(1, 20), tmp_path / "a.pth")
-    (tmp_path / "s3:" / "b").mkdir(parents=True)
+    (tmp_path / "ftp:" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert run_command("convert", str(tmp_path / "a.pth"), "s3:/b/x.pth")[0] == 0
-    assert run_command("inspect", "s3://b/x.pth")[0] == 0
-    assert run_command("convert", str(tmp_path / "a.pth"), "s3://b/x.pth", "--overwrite")[0] == 0
-    assert run_command("convert", str(tmp_path / "a.pth"), "s3://b/y.pth")[0] == 2
-    ckptool.save(checkpoint(1, 20), Path("s3:/b/z.pth"))
-    assert sorted(path.name for path in Path("s3:/b").iterdir()) == ["x.pth", "z.pth"]
+    assert run_command("convert", str(tmp_path / "a.pth"), "ftp:/b/x.pth")[0] == 0
+    assert run_command("inspect", "ftp://b/x.pth")[0] == 0
+    assert run_command("convert", str(tmp_path / "a.pth"), "ftp://b/x.pth", "--overwrite")[0] == 0
+    assert run_command("convert", str(tmp_path / "a.pth"), "ftp://b/y.pth")[0] == 2
+    ckptool.save(checkpoint(1, 20), Path("ftp:/b/z.pth"))
+    assert sorted(path.name for path in Path("ftp:/b").iterdir()) == ["x.pth", "z.pth"]
 
 
-def test_the_parts_of_a_checkpoint_of_several_files_are_asked_for_as_files(files):
-    assert "of several files" in refused(files.url("model.safetensors.index.json"))
+@pytest.fixture
+def folders(web):
+    """The same weights as shards of both kinds, as one file in a folder, and as slices."""
+    ckpt = checkpoint()
+    ckptool.save(ckpt, web.folder / "shards", format="shards", max_shard_size="300KB")
+    ckptool.save(ckpt, web.folder / "bins", format="bin", max_shard_size="300KB")
+    ckptool.save(ckpt, web.folder / "single", format="shards")
+    ckptool.save(ckpt, web.folder / "slices", format="dcp")
+    return web
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shards/",
+        "shards/model.safetensors.index.json",
+        "bins/",
+        "bins/pytorch_model.bin.index.json",
+        "single/",
+        "slices/",
+        "slices/.metadata",
+    ],
+)
+def test_a_folder_of_the_web_is_found_by_the_names_of_its_files(folders, tmp_path, name):
+    here = folders.folder / name.partition("/")[0]
+    ckpt = ckptool.open(folders.url(name))
+    assert folders.sent < 200_000
+    assert ckpt.format == ckptool.open(here).format
+    ckptool.save(ckpt, tmp_path / "out.safetensors")
+    assert ckptool.diff(tmp_path / "out.safetensors", here, weights=True).same
+    assert ckptool.verify(folders.url(name)).sound
+
+
+def test_a_shard_that_is_not_on_its_server_is_named(folders):
+    (folders.folder / "shards" / "model-00002-of-00006.safetensors").unlink()
+    assert "'model-00002-of-00006.safetensors', which is not in the folder" in refused(folders.url("shards/"))
+
+
+def test_a_url_with_a_slash_at_its_end_that_is_a_file_is_read_as_one(files):
+    files.raw["download/"] = lambda asked, _: [part((files.folder / "a.pth").read_bytes(), asked, ("ETag", '"x"'))]
+    assert ckptool.open(files.url("download/")).format == "torch-zip"
 
 
 @given(st.data())
@@ -450,7 +493,7 @@ def test_the_command_line_says_how_much_was_read(files, run_command, monkeypatch
     assert run_command("convert", url, "out2.pth", "-q")[2] == ""
     code, _, err = run_command("add-prefix", url, "--in-place")
     assert code == 2
-    assert "not to a URL" in err
+    assert "not to other URLs" in err
     assert not [path for path in tmp_path.iterdir() if path.name not in ("web", "out.pth", "out2.pth")]
 
 

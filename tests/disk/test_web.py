@@ -21,7 +21,7 @@ from web import answer, part, serving
 
 import ckptool
 from ckptool.cli import main
-from ckptool.disk import urls
+from ckptool.disk import http_files, remote, urls
 from ckptool.disk import web as disk_web
 
 TAG = ("ETag", '"x"')
@@ -32,10 +32,10 @@ def hasty(monkeypatch):
     """No proxy of the environment, no pauses, and little patience."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(urls, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(remote, "PAUSES", (0.0, 0.0))
     monkeypatch.setattr(disk_web, "TIMEOUT", 0.5)
     monkeypatch.setattr(disk_web, "PATIENCE", 0.5)
-    urls.TRAFFIC.clear()
+    remote.TRAFFIC.clear()
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def test_what_is_asked_for_again_when_a_connection_broke_off_is_of_the_same_vers
 
 @pytest.mark.parametrize("status", [200, 206, 416])
 def test_another_length_is_another_version(refused, data, status, monkeypatch):
-    monkeypatch.setattr(urls, "MOST_WHOLE", 100_000)
+    monkeypatch.setattr(http_files, "MOST_WHOLE", 100_000)
 
     def change(asked, number):
         if not number:
@@ -301,14 +301,14 @@ def test_a_small_file_comes_with_the_first_request(web):
     ckptool.save(checkpoint(1, 20), web.folder / "a.pth")
     web.tags = ""
     assert ckptool.verify(web.url("a.pth")).sound
-    assert len(web.requests) == len(urls.TRAFFIC) == 1
+    assert len(web.requests) == len(remote.TRAFFIC) == 1
 
 
 NO_VERSION = "gives no version of it (neither ETag nor Last-Modified), so a change while it was being read could not be"
 
 
 def test_of_a_large_file_without_a_version_every_receipt_and_report_says_so(web, data, run, monkeypatch):
-    monkeypatch.setattr(urls, "MOST_WHOLE", 500_000)
+    monkeypatch.setattr(http_files, "MOST_WHOLE", 500_000)
     web.raw["a.safetensors"] = parts(data)
     web.raw["cut.safetensors"] = parts(data[:-100])
     url = web.url("a.safetensors")
@@ -329,7 +329,7 @@ def test_of_a_large_file_without_a_version_every_receipt_and_report_says_so(web,
 
 
 def test_the_receipt_of_a_port_says_so_too(torch, web, data, run, monkeypatch):
-    monkeypatch.setattr(urls, "MOST_WHOLE", 500_000)
+    monkeypatch.setattr(http_files, "MOST_WHOLE", 500_000)
     web.raw["a.safetensors"] = parts(data)
     Path("model.py").write_text(
         "import torch\n\n\n"
@@ -344,7 +344,7 @@ def test_the_receipt_of_a_port_says_so_too(torch, web, data, run, monkeypatch):
 
 
 def test_a_run_that_was_cut_off_is_taken_up_only_of_the_same_version(web, data, monkeypatch):
-    monkeypatch.setattr(urls, "MOST_WHOLE", 500_000)
+    monkeypatch.setattr(http_files, "MOST_WHOLE", 500_000)
 
     def kind(*headers):
         web.raw["a.safetensors"] = parts(data, *headers)
@@ -353,7 +353,7 @@ def test_a_run_that_was_cut_off_is_taken_up_only_of_the_same_version(web, data, 
     assert kind(("ETag", 'W/"1"')) == kind(("ETag", 'W/"1"')) != kind(("ETag", 'W/"2"'))
     assert kind(("Last-Modified", "a")) != kind(("Last-Modified", "b"))
     assert kind() != kind()
-    monkeypatch.setattr(urls, "MOST_WHOLE", 5_000_000)
+    monkeypatch.setattr(http_files, "MOST_WHOLE", 5_000_000)
     assert kind() == kind()
 
 

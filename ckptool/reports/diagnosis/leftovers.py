@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...disk.addresses import StrPath, is_url
 from ...disk.door import Directory
-from ...disk.files import StrPath, is_url, reason
+from ...disk.files import reason
 from ...disk.runs import Leftover, find
 from ...disk.work import remove
 from ...errors import Unreadable, Unwritable, counted, printable
