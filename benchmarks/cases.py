@@ -141,6 +141,10 @@ _DCP_WAYS = {
         "{dst}.pth",
     ),
 }
+_ZERO_WAYS = {
+    "cp && sync, as large": ("sh", "-c", 'cp "$0" "$1" && sync "$1"', "{other}", "{dst}"),
+    "ckptool": _ckptool("convert"),
+}
 _CAST = "sd = {k: v.to(torch.bfloat16) for k, v in load_file(sys.argv[1]).items()}"
 _CAST_WAYS = {
     "torch, save_file": (
@@ -197,6 +201,19 @@ CASES = (
     Case("shards", "4 shards to one safetensors file", "shards", ".safetensors", 1.3, _SHARDS_WAYS),
     Case("shards-back", "a safetensors file to shards", "large.safetensors", "-shards", 1.3, _SHARDS_BACK_WAYS),
     Case("dcp", "a folder of torch.distributed.checkpoint, 4 ranks", "dcp", ".safetensors", 0.33, _DCP_WAYS),
+    *(
+        Case(
+            f"zero-{stage}",
+            f"DeepSpeed's ZeRO stage {stage}, {ranks} ranks, to safetensors",
+            f"zero-{stage}",
+            ".safetensors",
+            1.3,
+            _ZERO_WAYS,
+            memory=80,
+            other="large.safetensors",
+        )
+        for stage, ranks in ((2, 2), (3, 8))
+    ),
     Case("cast", "float32 to bf16", "large.safetensors", ".safetensors", 1, _CAST_WAYS, dtype="bfloat16", memory=100),
     Case("start-up", "ckptool --version", "tiny.pth", "", 2.5, _START_WAYS, rounds=5),
 )

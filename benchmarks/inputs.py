@@ -28,7 +28,11 @@ INPUTS = {
     "large.safetensors": ("large", False),
     "shards": ("large", False),
     "dcp": ("large", False),
+    "zero-2": ("large", False),
+    "zero-3": ("large", False),
 }
+#: Those that DeepSpeed would write: stage, and how many ranks.
+_ZERO = {"zero-2": (2, 2), "zero-3": (3, 8)}
 
 
 def describe(size: int) -> list[str]:
@@ -86,6 +90,11 @@ def _make(folder: str, size: str, *names: str) -> None:
 
             ckptool.save(weights, Path(folder) / name, format="shards", max_shard_size=int(size) // 4 + 1)
             continue
+        if name in _ZERO:
+            from .zero_runs import write
+
+            write(Path(folder) / name, weights, *_ZERO[name])
+            continue
         if name == "dcp":
             torch.multiprocessing.start_processes(
                 _save_rank, args=(weights, f"{folder}/{name}"), nprocs=_RANKS, start_method="fork"
@@ -139,7 +148,8 @@ def _check(source: str, target: str, prefix: str, location: str, dtype: str) -> 
         locations.clear()
         return torch.load(path, map_location=lambda storage, tag: locations.add(tag) or storage)
 
-    before = load(source)
+    one = Path(source).with_name("large.safetensors")  # the same values as in one of several files of a rank
+    before = load(str(one) if Path(source).name in _ZERO else source)
     after = load(target)
     assert locations == {location}, f"locations {locations}"
     expected = {prefix + key.removeprefix("module."): value for key, value in before.items()}

@@ -79,7 +79,7 @@ def is_state_dict(node: Any, *, alone: bool = False) -> bool:
             continue
         if is_tensor(value):
             tensors += 1
-        elif key.rpartition(".")[2] == "_extra_state" or "_packed_params." in key or is_packed(value):
+        elif key.rpartition(".")[2].partition("/")[0] == "_extra_state" or "_packed_params." in key or is_packed(value):
             continue
         elif value is None or isinstance(value, str | bytes | int | float):
             scalars += 1

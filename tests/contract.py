@@ -404,7 +404,7 @@ class FolderContract(FormatContract):
         return set(path.parent.glob(f".{path.name}.*.ckptool-tmp"))
 
     def test_bytes_that_other_formats_write_are_not_taken_for_this_one(self, tmp_path):
-        for format_ in (*FORMATS, *FOLDERS):
+        for format_ in (*FORMATS, *(one for one in FOLDERS if one.draft)):
             ckptool.save(sample(), tmp_path / format_.name, format=format_.name)
             assert (ckptool.detect(tmp_path / format_.name) == self.name) == (format_.name == self.name)
 

@@ -42,7 +42,7 @@ class FormatName(click.ParamType[str]):
 
         from ..formats import FOLDERS, FORMATS
 
-        names = [*(f.name for f in FORMATS if f.draft), *(f.name for f in FOLDERS)]
+        names = [*(f.name for f in FORMATS if f.draft), *(f.name for f in FOLDERS if f.draft)]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ import click
 from .. import formats
 from ..checkpoint import Checkpoint
 from ..disk.addresses import is_url
-from ..disk.documents import read_text
+from ..disk.documents import read_text, read_yaml
 from ..disk.files import beside, shell_path, shell_quote
 from ..disk.targets import write_side_output
 from ..errors import PartialMatch, RuleError, printable
@@ -336,6 +337,8 @@ def _pass_options(command: _Command) -> _Command:
 @click.option(
     "--model", type=FileName(), metavar="MODEL.py", help="Code, run, whose parameters an optimizer numbers: it follows."
 )
+@click.option("--with-optimizer", is_flag=True, help="Of a folder with files of all ranks: the optimizer's state, too.")
+@click.option("--parts", type=FileName(), metavar="FILE", help="How parts of ranks go together: PATTERN: DIMENSION.")
 @click.option("--max-shard-size", metavar="SIZE", help="Write a folder of shards of at most SIZE (5GB, 500MB).")
 @click.option("--variant", metavar="WORD", help="A word in the names of shards: fp16.")
 @writing_options
@@ -344,6 +347,8 @@ def convert(
     cast_keep: tuple[str, ...],
     recipe: str | None,
     model: str | None,
+    with_optimizer: bool,
+    parts: str | None,
     max_shard_size: str | None,
     variant: str | None,
     **options: Any,
@@ -360,12 +365,23 @@ def convert(
     ckptool convert in.pth folder/ --max-shard-size 5GB
     ckptool convert folder/ out.safetensors
     ckptool convert in.pth out.safetensors --cast bf16 --cast-keep re:norm
+    ckptool convert global_step500/ out.safetensors
+    ckptool convert global_step500/ out.pth --with-optimizer
     ckptool convert in.pth out.pth --recipe recipe.yaml
     """
     asked = {name: options.pop(name.replace("-", "_")) for name, one in recipes.PASSES.items() if one.help}
     steps = _steps(asked, rules, cast_keep)
+    plan = read_yaml(parts) if parts is not None else None
+    opener = partial(formats.open, with_optimizer=with_optimizer, parts=plan) if with_optimizer or parts else None
     return rewrite(
-        steps, "convert", options, max_shard_size=max_shard_size, variant=variant, recipe=recipe, model=model
+        steps,
+        "convert",
+        options,
+        max_shard_size=max_shard_size,
+        variant=variant,
+        recipe=recipe,
+        model=model,
+        opener=opener,
     )
 
 

@@ -13,6 +13,7 @@ from ..disk.inside import Folder
 from ..errors import RuleError, UnknownFormat, Unwritable, printable
 from . import (
     dcp,
+    one_a_rank,
     plain_pickle,
     pt2,
     safetensors,
@@ -38,7 +39,14 @@ FORMATS: tuple[Format, ...] = (
     plain_pickle.FORMAT,
 )
 #: The formats that are directories, in the order in which they are tried.
-FOLDERS: tuple[FolderFormat, ...] = (dcp.FORMAT, sharded.SAFETENSORS, sharded.BIN)
+FOLDERS: tuple[FolderFormat, ...] = (
+    dcp.FORMAT,
+    sharded.SAFETENSORS,
+    sharded.BIN,
+    one_a_rank.ZERO,
+    one_a_rank.FORMAT,
+    one_a_rank.MEGATRON,
+)
 _ALL: tuple[AnyFormat, ...] = (*FORMATS, *FOLDERS)
 
 _HEAD = 4096
@@ -137,7 +145,7 @@ def target_format(
         asked |= not suffix and named is None and not is_there(path)
     if asked:
         if named is None:
-            return came or sharded.SAFETENSORS
+            return came if came is not None and came.draft else sharded.SAFETENSORS
         inside = next((f for f in FOLDERS if named.name in f.within), None)
         if inside is None:
             raise RuleError(f"{named.name} is a format of files, and this is a folder", where=path)

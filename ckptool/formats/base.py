@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from ..checkpoint import Checkpoint
 from ..disk.files import File, Piece
 from ..disk.inside import Folder
+from .trainers.plan import Plan
 
 #: `torch.load` as it is called since 2.6, `torch.load` that runs what the pickle says, the safetensors library, or
 #: another function of torch's.
@@ -101,6 +102,19 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked for of a folder in which each rank of a run wrote files of its own.
+
+    Attributes:
+        with_optimizer: all that was saved, beside the weights.
+        parts: how parts go together where no file says so (see `ckptool.formats.trainers.plan`).
+    """
+
+    with_optimizer: bool = False
+    parts: Plan = field(default_factory=Plan)
+
+
+@dataclass(frozen=True, slots=True)
 class FolderFormat:
     """A directory of files that are one checkpoint.
 
@@ -109,7 +123,8 @@ class FolderFormat:
         within: the file formats whose name, given with a directory as the target, asks for this one.
         fits: whether a directory is one.
         open: read headers and pickles of one.
-        draft: lay out a checkpoint as one.
+        draft: lay out a checkpoint as one; None for a format that is only read.
+        join: open one whose files are parts of one checkpoint, as asked for; None where they are not.
         loader, mapped, checksums, archive, kept_as: as those of a `Format`.
         variants: names of its files can hold a word (`fp16`).
         flat: as that of a `Format`.
@@ -123,7 +138,7 @@ class FolderFormat:
     within: tuple[str, ...]
     fits: Callable[[Folder], bool]
     open: Callable[[Folder], Checkpoint]
-    draft: Callable[[Checkpoint, Split], Draft]
+    draft: Callable[[Checkpoint, Split], Draft] | None
     loader: Loader = "weights_only"
     mapped: bool = True
     checksums: bool = False
@@ -131,6 +146,7 @@ class FolderFormat:
     kept_as: str | None = None
     variants: bool = False
     flat: bool = False
+    join: Callable[[Folder, Wanted], Checkpoint] | None = None
 
     keeps_members: ClassVar[bool] = False
     suffixes: ClassVar[tuple[str, ...]] = ()

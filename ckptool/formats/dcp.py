@@ -42,6 +42,7 @@ from ._records import is_big_endian, read_pickle, storages_of
 from ._torch import TorchReader
 from .base import FolderFormat
 from .tiles import Chunk, assemble
+from .trainers.megatron_dist import is_megatron, unstacked
 from .zip.archive import open_archive
 
 _SHARD = re.compile(r"shard-(\d{5})-(.+)\.safetensors", re.ASCII)
@@ -79,6 +80,10 @@ def _open_slices(folder: Folder) -> Checkpoint:
     warnings = slices.warnings
     root, metadata = _noted(folder, file, _tree(values, file, warnings))
     origin = origin_in(folder, {}, frozenset([records.NAME, NOTE, *slices.files]))
+    stacked = 0
+    if not planned and is_megatron(folder):
+        root, stacked = unstacked(root)
+        warnings.append("Megatron's distributed format: each layer of its stacked tensors is read as one of its own")
     if found.foreign:
         names = printable(", ".join(found.foreign[:4]), 200)
         warnings.append(f"its .metadata name what torch would import to read them: {names}")
@@ -97,6 +102,7 @@ def _open_slices(folder: Folder) -> Checkpoint:
         order_preserved=planned or len(slices.files) < 2,
         warnings=(*warnings, *origin.lines()),
         lost_content=tuple(slices.lost),
+        lost_form=(f"{counted(stacked, 'tensor')} of all layers became one for each layer",) if stacked else (),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ..checkpoint import Checkpoint
@@ -11,10 +11,14 @@ from ..disk.files import File, is_folder, shell_path
 from ..disk.inside import Folder
 from ..disk.urls import folder_of, look, open_file
 from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, counted, printable
+from ..tree import Dict
 from . import dcp, sharded
 from ._choice import FOLDERS, detect_file, detect_folder, find_format, named_format
 from ._salvage import Salvage
 from ._salvage import salvage as salvage_file
+from .base import Wanted
+from .trainers.alone import noted
+from .trainers.plan import parse_plan
 
 
 def detect(path: StrPath) -> str:
@@ -28,10 +32,24 @@ def detect(path: StrPath) -> str:
     return (detect_folder(found) if isinstance(found, Folder) else detect_file(found)).name
 
 
-def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
+def open(
+    path: StrPath,
+    *,
+    format: str | None = None,
+    with_optimizer: bool = False,
+    parts: Mapping[str, int | str] | None = None,
+) -> Checkpoint:
     """Open a checkpoint: headers and pickles are read, tensors stay in the file until they are asked for.
 
     Nothing in the file is run or imported. The file stays open as long as something refers to its tensors.
+
+    Args:
+        path: the file or folder.
+        format: name of its format, if it is not to be found out.
+        with_optimizer: of a folder with a file for each rank, all that was saved: weights, optimizer, progress. Without
+            it, the weights alone. Of other formats, all is read in any case.
+        parts: of such a folder, how the parts of a tensor go together where no file says so: pattern of names -> the
+            dimension along which ranks divided it, or "same" (see `ckptool.formats.trainers.plan`).
 
     Raises:
         UnknownFormat: it is no checkpoint.
@@ -52,7 +70,7 @@ def open(path: StrPath, *, format: str | None = None) -> Checkpoint:
             )
         file = look(place)
         if isinstance(file, Folder):
-            return _open_folder(file, format)
+            return _open_folder(file, format, Wanted(with_optimizer, parse_plan(parts or {})))
         chosen = find_format(format) if format else detect_file(file)
         ckpt = _with_notes(chosen.open(file), file)
         part = sharded.shard_of(place.name)
@@ -102,17 +120,19 @@ def require_whole(ckpt: Checkpoint, command: Callable[[str], str] | None = None)
 
 def _with_notes(ckpt: Checkpoint, file: File) -> Checkpoint:
     """The checkpoint in FILE, with the notes of FILE: for reports, and for the receipt of whatever is made of it."""
+    ckpt = noted(ckpt) if isinstance(ckpt.root, Dict) and ckpt.format.startswith("torch") else ckpt
     return replace(ckpt, warnings=(*ckpt.warnings, *file.notes)).noting(*file.notes)
 
 
-def _open_folder(folder: Folder, format: str | None) -> Checkpoint:
+def _open_folder(folder: Folder, format: str | None, wanted: Wanted) -> Checkpoint:
     if not format:
-        return detect_folder(folder).open(folder)
+        chosen = detect_folder(folder)
+        return chosen.join(folder, wanted) if chosen.join else chosen.open(folder)
     named = named_format(format)
-    chosen = next((f for f in FOLDERS if f is named or named.name in f.within), None)
-    if chosen is None:
+    found = next((f for f in FOLDERS if f is named or named.name in f.within), None)
+    if found is None:
         raise RuleError(f"{named.name} is a format of files, and this is a folder", where=folder.path)
-    return chosen.open(folder)
+    return found.join(folder, wanted) if found.join else found.open(folder)
 
 
 def salvage(path: StrPath) -> Salvage:

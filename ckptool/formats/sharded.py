@@ -34,9 +34,12 @@ from ..disk.remote import FIRST
 from ..errors import Ambiguous, CheckpointError, Malformed, RuleError, UnknownFormat, counted, printable
 from ..tensor import LazyTensor
 from ..tree import ABSENT, Dict, Object
-from . import safetensors, torch_legacy, torch_zip
+from . import safetensors, torch_zip
 from ._folder import FolderOrigin, carried_along, origin_in
-from .base import SHARD_SIZE, Draft, FolderFormat, Format, Split
+from .base import SHARD_SIZE, Draft, FolderFormat, Split
+from .trainers.overwritten import opened_each
+from .trainers.pickled import open_part
+from .trainers.zero_files import save_beside
 
 _PLACES = "ckptool.places"
 _LARGEST_INDEX = 100 << 20
@@ -150,7 +153,9 @@ def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpo
     chosen = plain[0]
     others = [printable(one.name, 60) for one in _weights_in(folder) if one.name != chosen.name]
     warnings = [f"the folder also holds other weights, which are not read: {', '.join(others[:4])}"] if others else []
+    warnings += save_beside(folder)
     weight_map: dict[str, str] | None = None
+    metadata: dict[str, Any] = {}
     text: dict[str, str] = {}
     if chosen.is_index:
         weight_map, metadata = _read_index(folder, chosen)
@@ -169,7 +174,8 @@ def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpo
             warnings.append("its shards have no index; all of them were read")
     names = sorted(names)
     folder.expect(_heads(names, weight_map))
-    parts = {name: _open_part(folder.file(name, chosen.name), kind) for name in names}
+    files = {name: folder.file(name, chosen.name) for name in names}
+    parts = opened_each(files, lambda file: _open_part(file, kind), metadata.get("total_size"))
     tied = _tied(parts)
     _check(folder, chosen, weight_map, parts, tied)
     root, places_known = _joined(parts)
@@ -222,7 +228,7 @@ def _read_index(folder: Folder, chosen: _Weights) -> tuple[dict[str, str], dict[
 def _open_part(file: File, kind: str) -> Checkpoint:
     """The checkpoint in one shard: a flat dict."""
     try:
-        part = _container(file, kind).open(file)
+        part = safetensors.FORMAT.open(file) if kind == "safetensors" else open_part(file)
     except CheckpointError as error:
         error.where = error.where or str(file.path)
         raise
@@ -249,16 +255,6 @@ def _heads(names: Sequence[str], weight_map: dict[str, str] | None) -> dict[str,
     for key, name in (weight_map or {}).items():
         heads[name] += len(key) + _OF_A_TENSOR
     return heads
-
-
-def _container(file: File, kind: str) -> Format:
-    if kind == "safetensors":
-        return safetensors.FORMAT
-    head = file.read(0, min(4096, file.size))
-    for format_ in (torch_zip.FORMAT, torch_legacy.FORMAT):
-        if format_.sniff(head, file):
-            return format_
-    raise UnknownFormat("is no shard that can be read: torch.save did not write it", where=file.path)
 
 
 def _check(

@@ -13,6 +13,8 @@ from ..disk.files import StrPath, beside, shell_path, shell_quote
 from ..errors import NoMatch, counted, printable
 from ..formats import format_of
 from ..formats import open as open_checkpoint
+from ..formats.base import FolderFormat
+from ..formats.trainers.alone import part_of_run
 from ..inert.allowed import beyond_plain_data, count_objects
 from ..inert.other_tensors import OtherTensor, as_dense, other_tensor
 from ..passes.locations import mentions
@@ -360,6 +362,9 @@ def _suggestions(
     Objects that must not be written are left behind with the envelope, or kept where there is none.
     """
     file = shell_path(ckpt.where)
+    part = part_of_run(ckpt) if isinstance(ckpt.root, Dict) else None
+    if part is not None and part.is_less:
+        return [(part.command, "to put the parts of all ranks together")]
     inner = len(weights) == 1 and (bool(weights[0].path) or weights[0].model is not None)
     models = any(one.model is not None for one in weights)
     kept = (" --extract" if inner or models else " --keep-objects") if unsafe else ""
@@ -388,4 +393,7 @@ def _suggestions(
         out = beside(ckpt.where, "weights", ".safetensors" if flat else None)
         around = f"{'the classes and ' if unsafe else ''}what stands around them"
         found.append((f"ckptool convert {file} {out} --extract", f"to keep the weights alone, without {around}"))
+    if isinstance(kind := format_of(ckpt), FolderFormat) and kind.join and not found:
+        out = beside(ckpt.where, "whole", ".safetensors")
+        found.append((f"ckptool convert {file} {out}", "to put the parts of all ranks together"))
     return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint import Checkpoint
 from ..disk.addresses import is_url
 from ..disk.documents import read_json
-from ..disk.files import File, FileRange, Joined, Source, StrPath, reason
+from ..disk.files import File, FileRange, Joined, Source, StrPath, nested, reason
 from ..disk.targets import write_side_output
 from ..disk.urls import look, open_file
 from ..dtypes import DType, NotFinite
@@ -128,7 +128,7 @@ def verify(
         if found.failure:
             damage.append(f"{region.name}: {found.failure}")
         elif region.crc is None:
-            unknown += 1
+            unknown += not region.within
         elif found.crc != region.crc:
             damage.append(f"{region.name}: its CRC-32 is {found.crc:08x}, recorded was {region.crc:08x}")
         else:
@@ -196,6 +196,11 @@ class _Region:
         return self.held.dtype if self.held else None
 
     @property
+    def within(self) -> bool:
+        """Whether it is a part of a record whose checksum is compared as a whole."""
+        return self.crc is None and any(_is_recorded(part) for part in nested(self.source))
+
+    @property
     def name(self) -> str:
         """What it is called in messages. Few are asked for it, and the path of a place deep in a tree is long."""
         place = self.place if isinstance(self.place, str) else address(self.place)
@@ -252,6 +257,9 @@ def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
         source = storage.source
         if not isinstance(source, FileRange | Inflated):
             alone.append(storage)
+            chunks = isinstance(source, Joined | Tiled)
+            parts = (part for part in nested(source) if isinstance(part, FileRange) and (part.whole or not chunks))
+            files.update((id(part.file), part.file) for part in parts if _is_recorded(part))
             continue
         file, at = source.file.located(source.offset) if isinstance(source, FileRange) else _packed(source)
         files[id(file)] = file
@@ -290,6 +298,11 @@ def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
 
 def _length(region: _Region) -> int:
     return region.source.length
+
+
+def _is_recorded(source: object) -> bool:
+    """Whether it is a record with a checksum, or a part of one."""
+    return isinstance(source, FileRange) and (source.crc is not None or source.whole is not None)
 
 
 def _packed(source: Inflated) -> tuple[File, int]:

@@ -4,6 +4,10 @@ For each number of ranks, trains a small model with FSDP2 on the CPU and saves i
 torch.distributed.checkpoint does: `dcp` with model, optimizer and other values, `hf` as safetensors files of each rank,
 `hf-one` consolidated, `slices` as safetensors in `.distcp`. `full.pth` is the same whole, written by the first rank.
 Then loads `ours`, which is there already, and fails unless each rank got the tensors of `ours.pth`.
+
+Each rank saves a file of its own, too: `files` as verl names them, with weights, optimizer and more; of four ranks also
+`hybrid` (HSDP) and `crossed` (FSDP over tensor parallelism), whose weights before they were divided are `before.pth`;
+of two ranks `fsdp1` and `fsdp1-local`.
 """
 
 import os
@@ -18,8 +22,9 @@ from torch.distributed.checkpoint import FileSystemWriter, HuggingFaceStorageWri
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 
 def model():
@@ -69,9 +74,47 @@ def run(rank, world, folder, port):
     }.items():
         floats = {key: value for key, value in weights.items() if value.is_floating_point()}  # consolidation needs that
         dcp.save(floats if name == "hf-one" else weights, storage_writer=writer)
+    save_rank_files(folder, "files", rank, world, model=weights, optim=state, extra_state={"rank": rank})
+    if world == 2:
+        save_fsdp1(folder, rank)
+    if world == 4:
+        save_crossed(folder, rank)
     load_ours(net, folder)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def save_rank_files(folder, name, rank, world, **what):
+    os.makedirs(f"{folder}/{name}", exist_ok=True)
+    for kind, value in what.items():
+        torch.save(value, f"{folder}/{name}/{kind}_world_size_{world}_rank_{rank}.pt")
+
+
+def save_crossed(folder, rank):
+    """Two dimensions of ranks: one of them divides and the other repeats, or both divide."""
+    for name, dims in (("hybrid", ("ddp", "fsdp")), ("crossed", ("fsdp", "tp"))):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=dims)
+        net = model()
+        if rank == 0:
+            torch.save(net.state_dict(), f"{folder}/before.pth")
+        if name == "crossed":
+            parallelize_module(
+                net, mesh["tp"], {"0": ColwiseParallel(), "2": ColwiseParallel(), "3": RowwiseParallel()}
+            )
+            mesh = mesh["fsdp"]
+        fully_shard(net, mesh=mesh)
+        save_rank_files(folder, name, rank, 4, model=net.state_dict())
+
+
+def save_fsdp1(folder, rank):
+    """What FullyShardedDataParallel gives: a tensor for each parameter, or all of them as one flat one."""
+    net = torch.nn.Sequential(*model()[2:])
+    if rank == 0:
+        torch.save(net.state_dict(), f"{folder}/before.pth")
+    net = FullyShardedDataParallel(net, device_id=torch.device("cpu"))
+    for name, kind in (("fsdp1", StateDictType.SHARDED_STATE_DICT), ("fsdp1-local", StateDictType.LOCAL_STATE_DICT)):
+        with FullyShardedDataParallel.state_dict_type(net, kind):
+            save_rank_files(folder, name, rank, 2, model=net.state_dict())
 
 
 def load_ours(net, folder):

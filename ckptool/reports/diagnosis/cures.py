@@ -36,6 +36,8 @@ def cure(ckpt: Checkpoint, weights: StateDict | None, findings: Sequence[Finding
         fit: how they fit the model, if one was given.
     """
     names = {one.name for one in findings if one.trouble}
+    if parts := [one for one in findings if one.trouble and one.name in ("one-file-a-rank", "part-of-a-run")]:
+        return [parts[0].commands[0][0]]
     if "no-version" in names:  # the first of several, then: what is written has it
         repaired = beside(ckpt.where, "repaired")
         again = [f"ckptool doctor {repaired}"] if len(names) > 1 else []

@@ -129,7 +129,7 @@ LESSONS: tuple[Lesson, ...] = (
         r"size mismatch[^\n]*shape torch\.Size\(\[[01]\]\) from checkpoint",
         "these are placeholders of DeepSpeed ZeRO-3: the weights are in the *_optim_states.pt files beside it.",
         (),
-        ("python zero_to_fp32.py . OUT (DeepSpeed puts that script into the folder of the checkpoint)",),
+        ("ckptool convert FOLDER OUT.safetensors, where FOLDER holds the files of all ranks, makes one file of them",),
     ),
     Lesson(
         "size-mismatch",

@@ -1,0 +1,1 @@
+"""What trainers leave on the disk when every rank writes files of its own: read as the one checkpoint that they are."""

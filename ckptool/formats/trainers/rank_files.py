@@ -1,0 +1,409 @@
+"""Folders in which every rank saved a file of its own with torch.save, put together as the files say.
+
+    model_world_size_4_rank_0.pt      verl: the weights, as DTensors
+    optim_world_size_4_rank_0.pt      its optimizer's state
+    extra_state_world_size_4_rank_0.pt
+
+Any names with `rank` and a number are taken. What is in the files decides: a DTensor or ShardedTensor says which part
+of the whole it is. What is there whole on every rank must be equal on all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+from ...checkpoint import Checkpoint
+from ...disk.files import is_folder, same_bytes, shell_path
+from ...disk.inside import Folder, listed
+from ...errors import Ambiguous, CannotCarry, CheckpointError, Malformed, counted, printable
+from ...inert.other_tensors import as_dense
+from ...tensor import LazyTensor, Storage, contiguous_stride
+from ...tree import Dict, List, Object
+from ...weights import is_training_state
+from ..tiles import Chunk, assemble
+from .pickled import open_part
+from .placement import Part, is_placed, part_of
+from .plan import Plan, put_together
+
+NAME = "ranks"
+_FILE = re.compile(
+    r"(?P<stem>.*?)[._-]?(?:world_size_(?P<world>\d{1,6})[._-])?rank[._-]?(?P<rank>\d{1,6})(?P<rest>(?:[._-]\w+)*?)"
+    r"\.(?:pt|pth|bin|ckpt)",
+    re.ASCII,
+)
+#: Dicts and lists within each other.
+_DEEPEST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """Files that differ in the number of the rank alone.
+
+    Attributes:
+        stem: what their names begin with ("model", "optim").
+        world: the number of ranks that the names tell, or None.
+        files: rank -> name.
+    """
+
+    stem: str
+    world: int | None
+    files: dict[int, str]
+
+    @property
+    def is_optimizer(self) -> bool:
+        """Whether the names are those of training state."""
+        return is_training_state(self.stem) or self.stem.startswith(("optim", "extra_state", "rng"))
+
+
+def series_in(folder: Folder) -> list[Series]:
+    """The series of files in a folder, in the order of their names."""
+    found: dict[tuple[str, str | None, str], list[tuple[int, str]]] = defaultdict(list)
+    for name in folder.names:
+        match = _FILE.fullmatch(name)
+        if match and not is_folder(folder.path / name):
+            found[match["stem"], match["world"], match["rest"]].append((int(match["rank"]), name))
+    made = []
+    for (stem, world, _), files in found.items():
+        by_rank: dict[int, str] = {}
+        for rank, name in sorted(files):
+            if rank in by_rank:
+                raise Malformed(
+                    f"holds two files of rank {rank}:",
+                    where=folder.path,
+                    evidence=[printable(by_rank[rank], 80), printable(name, 80)],
+                    hint="move one of them away",
+                )
+            by_rank[rank] = name
+        made.append(Series(stem, int(world) if world else None, by_rank))
+    return made
+
+
+def fits(folder: Folder) -> bool:
+    """Whether a folder holds files of ranks."""
+    return any(_FILE.fullmatch(name) and not is_folder(folder.path / name) for name in folder.names)
+
+
+def open_ranks(folder: Folder, plan: Plan | None = None, *, whole: bool = False) -> Checkpoint:
+    """Open a folder with a file for each rank: the pickles of all are read, no tensor is.
+
+    Args:
+        folder: the folder.
+        plan: how parts go together where the files do not say so.
+        whole: with the optimizer's state, in an entry of its own beside that of the weights.
+
+    Raises:
+        Malformed: a rank is missing or there twice, or the files contradict each other.
+        CannotCarry: the files do not say how they go together.
+    """
+    every = series_in(folder)
+    weights = [one for one in every if not one.is_optimizer]
+    if not weights:
+        raise CannotCarry(
+            "holds files of ranks, none of which has weights by its name",
+            where=folder.path,
+            evidence=[listed(list(one.files.values())) for one in every[:4]],
+            hint=f"name one of them: {shell_path(folder.path / next(iter(every[0].files.values())))}",
+        )
+    if len(weights) > 1:
+        raise Ambiguous(
+            f"holds {len(weights)} series of files, of several runs or several things:",
+            where=folder.path,
+            evidence=[f"{listed(list(one.files.values()))}" for one in weights[:6]],
+            hint="move the files of one into a folder of their own",
+        )
+    joining = Joining(folder, weights[0], plan or Plan())
+    root = joining.root
+    joined = [joining]
+    beside = [one for one in every if one.is_optimizer and one.files.keys() == weights[0].files.keys()]
+    left = [one for one in every if one is not weights[0]]
+    if whole:
+        entries: list[tuple[Any, Any]] = [(weights[0].stem or "model", root)]
+        for series in beside:
+            more = Joining(folder, series, plan or Plan())
+            if more.parts:
+                entries.append((series.stem, more.root))
+                joined.append(more)
+                left.remove(series)
+        root = Dict(entries)
+    lines = [line for one in joined for line in one.lines()]
+    if left:
+        asked = "" if whole or not beside else "; --with-optimizer keeps what can be put together of them"
+        lines.append(f"left behind: {listed([name for one in left for name in one.files.values()])}{asked}")
+    parts = {name: part for one in joined for name, part in one.opened.items()}
+    return Checkpoint(
+        root,
+        NAME,
+        folder.path,
+        sum(part.nbytes for part in parts.values()),
+        warnings=tuple(dict.fromkeys([*joining.notes, *(line for part in parts.values() for line in part.warnings)])),
+        lost_content=tuple(f"{n}: {line}" for n, part in parts.items() for line in part.lost_content),
+        lost_form=tuple(lines),
+    )
+
+
+@dataclass
+class Joining:
+    """One series of files, put together.
+
+    Attributes:
+        folder, series: the files.
+        plan: what a person says of names.
+        opened: name -> checkpoint.
+        root: the tree of all ranks.
+        parts: how many tensors were put together of the parts of several ranks.
+        same: how many tensors every rank has whole.
+        repeated: elements that more than one rank holds.
+        differing: paths of values (no tensors) that are not the same on all ranks.
+    """
+
+    folder: Folder
+    series: Series
+    plan: Plan
+    opened: dict[str, Checkpoint] = field(default_factory=dict)
+    root: Any = None
+    parts: int = 0
+    same: int = 0
+    repeated: int = 0
+    used: int = 0
+    differing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    _made: dict[Any, LazyTensor] = field(default_factory=dict)
+    _ranks: dict[int, str] = field(default_factory=dict)
+    _wanted: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Open the files and put them together."""
+        names = list(self.series.files.values())
+        self.opened = {name: open_part(self.folder.file(name, name)) for name in names}
+        self._check_ranks()
+        self.root = self._joined([part.root for part in self.opened.values()], (), 0)
+        if isinstance(self.root, Dict) and any(_is_flat(key) for key, _ in self.root.entries):
+            self.notes.append(
+                "holds a flat parameter of FSDP 1 (LOCAL_STATE_DICT); no file says which names and shapes are in it"
+            )
+        missing = sorted(self._wanted - set(self._ranks))
+        if missing:
+            self.notes.append(
+                f"the files of {counted(len(missing), 'rank')} ({', '.join(map(str, missing[:8]))}) are not there, and "
+                "none of what they hold is missing: other ranks have the same"
+            )
+
+    def lines(self) -> list[str]:
+        """For the receipt: what became of what the files hold."""
+        lines = [
+            f"{counted(len(self.opened), 'rank file')} of {printable(self.series.stem or 'weights', 40)}: "
+            f"{counted(self.parts, 'tensor')} put together of {counted(self.used, 'element')}, "
+            f"{counted(self.same, 'tensor')} whole on every rank"
+        ]
+        if self.repeated:
+            lines.append(f"left behind: {counted(self.repeated, 'element')} that other ranks hold as well")
+        if self.differing:
+            lines.append(f"not the same on all ranks, that of the first is taken: {listed(self.differing)}")
+        return lines
+
+    # -- ranks
+
+    def _check_ranks(self) -> None:
+        """Which rank each file is of, as its tensors say, else as its name says."""
+        for (number, name), part in zip(self.series.files.items(), self.opened.values(), strict=True):
+            first = next((part_of(node) for node in placed_in(part.root) if is_placed(node)), None)
+            rank = number if first is None or first.rank is None else first.rank
+            if rank in self._ranks:
+                raise Malformed(
+                    f"holds two files of rank {rank}, as what is in them says:",
+                    where=self.folder.path,
+                    evidence=[printable(self._ranks[rank], 80), printable(name, 80)],
+                    hint="one is a copy under another name; fetch the file of the right rank",
+                )
+            self._ranks[rank] = name
+            self._wanted.update(first.ranks if first is not None else ())
+        if self.series.world is not None:
+            self._wanted.update(range(self.series.world))
+        if not self._wanted:
+            self._wanted.update(range(max(self.series.files) + 1))
+
+    def _lacking(self, what: str) -> Malformed:
+        """What to say where a part is missing."""
+        missing = sorted(self._wanted - set(self._ranks))
+        if not missing:
+            return Malformed(f"{what}: no file of its {len(self._ranks):,} ranks holds them", where=self.folder.path)
+        ranks = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
+        return Malformed(
+            f"lacks the files of {counted(len(missing), 'rank')} of {len(self._wanted):,}: {ranks}",
+            where=self.folder.path,
+            evidence=[what, f"there are {listed(list(self._ranks.values()))}"],
+            hint="the save, the download or the copy did not finish; fetch the missing files",
+        )
+
+    # -- the tree
+
+    def _joined(self, nodes: list[Any], trail: tuple[str, ...], depth: int) -> Any:
+        """The node that NODES, one of each rank, are together."""
+        first = nodes[0]
+        if depth > _DEEPEST:
+            raise CannotCarry(f"holds dicts within dicts, more than {_DEEPEST} deep", where=self.folder.path)
+        if is_placed(first):
+            return self._tensor(nodes, _shown(trail))
+        if as_dense(first) is not None:
+            return self._whole(nodes, trail)
+        if isinstance(first, Dict):
+            return self._dict(nodes, trail, depth)
+        listed_ = isinstance(first, List)
+        if listed_ or type(first) is tuple:
+            inner = [node.items if isinstance(node, List) else node for node in nodes if type(node) is type(first)]
+            if len(inner) != len(nodes) or len({len(one) for one in inner}) > 1:
+                self.differing.append(_shown(trail))
+                return first
+            items = [
+                self._joined(list(at), (*trail, str(n)), depth + 1) for n, at in enumerate(zip(*inner, strict=True))
+            ]
+            return List(items) if listed_ else tuple(items)
+        plain = isinstance(first, str | int | float | bytes | None)
+        if plain and any(type(node) is not type(first) or node != first for node in nodes):
+            self.differing.append(_shown(trail))
+        return first
+
+    def _dict(self, nodes: list[Any], trail: tuple[str, ...], depth: int) -> Any:
+        first = nodes[0]
+        keys = [[key for key, _ in node.entries] if isinstance(node, Dict) else None for node in nodes]
+        plain = all(isinstance(key, str | int) for one in keys for key in one or [0])
+        if not plain:
+            self.differing.append(_shown(trail))
+            return first
+        held = [dict(node.entries) if isinstance(node, Dict) else {} for node in nodes]
+        for one in held:
+            if one.keys() != held[0].keys():
+                odd = next(iter(one.keys() ^ held[0].keys()))
+                raise CannotCarry(
+                    f"its ranks hold different keys, and do not say how they go together: "
+                    f"{printable(repr(odd), 80)} is not in all",
+                    where=self.folder.path,
+                    evidence=[
+                        f"{printable(n, 80)}: {counted(len(h), 'key')}" for n, h in zip(self.opened, held, strict=True)
+                    ][:6],
+                    hint="they are of two runs, or stages of a pipeline",
+                )
+        entries = [(key, self._joined([one[key] for one in held], (*trail, str(key)), depth + 1)) for key in held[0]]
+        return Dict(entries, first.ordered, first.attributes)
+
+    def _tensor(self, nodes: list[Any], path: str) -> LazyTensor:
+        """The tensor whose parts the ranks hold."""
+        try:
+            parts = [part_of(node) for node in nodes if is_placed(node)]
+            if len(parts) != len(nodes) or len({(part.shape, part.dtype) for part in parts}) > 1:
+                shown = ", ".join(sorted({str(list(part.shape)) for part in parts}))
+                raise Malformed(f"is not the same tensor on all ranks: {shown}", hint="the files are of two runs")
+            return self._assembled(parts, path)
+        except CheckpointError as error:
+            if not error.where:
+                error.where, error.what = str(self.folder.path), f"{path}: {error.what}"
+            raise
+
+    def _assembled(self, parts: list[Part], path: str) -> LazyTensor:
+        first = parts[0]
+        chunks: dict[tuple[int, ...], LazyTensor] = {}
+        for part in parts:
+            for offsets, values in part.boxes:
+                if not values.numel and 0 not in first.shape:
+                    continue
+                if offsets in chunks and chunks[offsets].shape == values.shape:
+                    self.repeated += values.numel
+                    if not same_values(chunks[offsets], values):
+                        raise Malformed(
+                            f"the ranks that hold the same part of it have other values, from {list(offsets)} on",
+                            hint="a file is of another step; fetch the files of one save",
+                        )
+                    continue
+                chunks[offsets] = values
+        key: Any = (first.shape, tuple((offsets, values.identity) for offsets, values in chunks.items()))
+        if key not in self._made:
+            stored: int = sum(values.numel for values in chunks.values())
+            if stored < prod(first.shape):
+                raise self._lacking(f"{path} has {prod(first.shape):,} elements, of which {stored:,} are there")
+            boxes = [Chunk(offsets, values) for offsets, values in chunks.items()]
+            source = assemble(first.shape, first.dtype, boxes)
+            storage = Storage(source, "cpu", first.dtype if first.dtype.storage else None, path)
+            self._made[key] = LazyTensor(storage, first.dtype, first.shape, contiguous_stride(first.shape))
+            self.used += stored
+        self.parts += 1
+        return replace(self._made[key], requires_grad=first.requires_grad)
+
+    def _whole(self, nodes: list[Any], trail: tuple[str, ...]) -> Any:
+        """A tensor that every rank has whole."""
+        first = as_dense(nodes[0])
+        assert first is not None
+        said, along = self.plan.find(trail[-1] if trail else "")
+        if said and along is not None:
+            parts = [tensor for tensor in map(as_dense, nodes) if tensor is not None]
+            if len(parts) == len(nodes):
+                self.parts += 1
+                self.used += sum(part.numel for part in parts)
+                return put_together(parts, along, _shown(trail))
+        for name, node in zip(self.opened, nodes, strict=True):
+            other = as_dense(node)
+            if (
+                other is None
+                or other.shape != first.shape
+                or other.dtype != first.dtype
+                or not same_values(first, other)
+            ):
+                if "rng" in trail[-1:] or any(is_training_state(part) for part in trail):
+                    self.differing.append(_shown(trail))
+                    return nodes[0]
+                raise _no_plan(self.folder, _shown(trail), first, other, next(iter(self.opened)), name)
+        self.same += 1
+        self.repeated += first.numel * (len(nodes) - 1)
+        return nodes[0]
+
+
+def _no_plan(folder: Folder, path: str, one: LazyTensor, other: LazyTensor | None, of: str, name: str) -> CannotCarry:
+    shapes = [
+        f"{printable(file, 80)}: {list(t.shape) if t is not None else 'none'}" for file, t in ((of, one), (name, other))
+    ]
+    return CannotCarry(
+        f"{path} is not the same on all ranks, and the files do not say which part of the whole each has",
+        where=folder.path,
+        evidence=shapes,
+        hint=f'say it in a file for --parts, with a line such as "{path.rpartition("/")[2]}": 0',
+    )
+
+
+def _is_flat(key: Any) -> bool:
+    """Whether it is the key that FSDP 1 gives all parameters of a module together."""
+    return isinstance(key, str) and key.rpartition(".")[2] in ("_flat_param", "flat_param")
+
+
+def _shown(trail: tuple[str, ...]) -> str:
+    return printable("/".join(trail), 120) or "the root"
+
+
+def same_values(one: LazyTensor, other: LazyTensor) -> bool:
+    """Whether two tensors have the same bytes: by the checksums of their records where those agree, else by reading."""
+    if one.identity == other.identity:
+        return True
+    alike = one.offset == other.offset and one.stride == other.stride and one.storage.nbytes == other.storage.nbytes
+    if alike and one.storage.crc is not None and one.storage.crc == other.storage.crc:
+        return True
+    return same_bytes(one.source(), other.source())
+
+
+def placed_in(root: Any) -> Iterator[Object]:
+    """The tensors below ROOT of which each rank holds a part, going by the names of their classes."""
+    pending = [root]
+    seen: set[int] = set()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Dict):
+            pending += [value for _, value in reversed(node.entries)]
+        elif isinstance(node, List):
+            pending += reversed(node.items)
+        elif isinstance(node, Object) and is_placed(node):
+            yield node

@@ -1,0 +1,99 @@
+"""Folders of runs on the command line: what it says, and what it writes."""
+
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import ckptool
+
+torch = pytest.importorskip("torch")
+PACKED = Path(__file__).parents[2] / "fixtures" / "deepspeed" / "runs.tar.xz"
+
+
+@pytest.fixture(scope="module")
+def zero(tmp_path_factory):
+    """A run of ZeRO stage 3, in bfloat16, of three ranks."""
+    root = tmp_path_factory.mktemp("deepspeed")
+    with tarfile.open(PACKED) as packed:
+        packed.extractall(root, filter="data")
+    return root / "zero3-three-ranks"
+
+
+def test_convert_accounts_for_all_that_was_there(run, zero, tmp_path):
+    done = run("convert", zero, tmp_path / "out.safetensors")
+    assert done.code == 0
+    for words in ("weights out of 3 ranks", "elements of padding left out", "left behind: the optimizer's state"):
+        assert words in done.err
+    expected = torch.load(zero / "zero_to_fp32.pt", weights_only=True)
+    assert all(torch.equal(ckptool.load(tmp_path / "out.safetensors")[key], value) for key, value in expected.items())
+
+
+def test_with_optimizer_keeps_its_state(run, zero, tmp_path):
+    assert run("convert", zero, tmp_path / "out.pth", "--with-optimizer").code == 0
+    whole = torch.load(tmp_path / "out.pth", weights_only=True)
+    assert whole["optimizer"]["state"]["norm.weight"]["exp_avg"].shape == (5,)
+    refused = run("convert", zero, tmp_path / "out.safetensors", "--with-optimizer")
+    assert refused.code == 2
+    assert "optimizer" in refused.err
+
+
+def test_a_name_without_a_suffix_is_a_folder_of_shards(run, zero, tmp_path):
+    assert run("convert", zero, tmp_path / "out").code == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
+
+
+def test_a_folder_of_a_run_is_not_written_over(run, zero):
+    before = sorted(path.name for path in zero.iterdir())
+    assert run("convert", zero, "--in-place").code == 2
+    assert sorted(path.name for path in zero.iterdir()) == before
+
+
+def test_refusals_write_nothing(run, zero, tmp_path):
+    folder = shutil.copytree(zero, tmp_path / "run")
+    (folder / "global_step3/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    refused = run("convert", folder, tmp_path / "out.safetensors")
+    assert refused.code == 2
+    assert "lacks the optimizer's state of 1 rank of 3: 1" in refused.err
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_doctor_names_the_rank_that_is_missing(run, zero, tmp_path):
+    folder = shutil.copytree(zero, tmp_path / "run")
+    (folder / "global_step3/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    done = run("doctor", folder)
+    assert done.code == 1
+    assert "lacks the optimizer's state of 1 rank of 3: 1" in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "doctor", "scan"])
+def test_reading_commands_take_the_folder(run, zero, command):
+    done = run(command, zero)
+    assert done.code in (0, 1)
+    assert "ZeRO stage 3" in done.out or command in ("doctor", "scan")
+
+
+def test_two_folders_are_compared(run, zero):
+    assert run("diff", zero, zero / "global_step3").code == 0
+
+
+def test_one_file_says_where_the_whole_is(run, zero):
+    done = run("inspect", zero / "global_step3/zero_pp_rank_0_mp_rank_00_model_states.pt")
+    assert f"ckptool convert {zero / 'global_step3'}" in " ".join(done.out.split())
+    assert "--extract" not in done.out
+
+
+def test_inspect_names_the_command_for_the_folder(run, zero):
+    assert f"ckptool convert {zero} {zero}-whole.safetensors" in run("inspect", zero).out
+
+
+def test_a_plan_of_parts_is_read_from_a_file(run, tmp_path):
+    for rank in range(2):
+        torch.save({"w": torch.full((1, 2), float(rank))}, tmp_path / f"model_rank_{rank}.pt")
+    refused = run("convert", tmp_path, tmp_path / "out.safetensors")
+    assert refused.code == 2
+    assert '"w": 0' in refused.err
+    (tmp_path / "parts.yaml").write_text('"w": 0\n')
+    assert run("convert", tmp_path, tmp_path / "out.safetensors", "--parts", tmp_path / "parts.yaml").code == 0
+    assert torch.equal(ckptool.load(tmp_path / "out.safetensors")["w"], torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
