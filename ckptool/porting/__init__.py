@@ -147,6 +147,8 @@ def load_into(
 ) -> Mapping:
     """Match SOURCE with MODEL, load it into the model, and return the account of every parameter.
 
+    Where all keys and sizes are the same, there is nothing to match.
+
     In place of `model.load_state_dict(torch.load(path), strict=False)`. A model that is wrapped already (DataParallel,
     DistributedDataParallel, torch.compile) is filled as it is. Of one that several ranks share (FSDP2, tensor
     parallel), each rank calls this and reads its part alone; what does not fit, all ranks refuse with the same line.
@@ -167,13 +169,17 @@ def load_into(
     from ..model_code.building import fill, require_model, unwrapped
     from ..sharding.into_memory import naming_the_rank
     from .refusal import require_accepted
-    from .sources import apply, open_source
+    from .same_names import by_same_names
+    from .sources import apply, open_source, require_types
 
     inner = unwrapped(require_model(model))
     with naming_the_rank(list(inner.parameters())):
         ckpt = open_source(source)
         if mapping is None:
-            found = transfer(ckpt, inner, at=at, hints=hints, inputs=inputs)
+            same = by_same_names(ckpt, inner, at) if not hints and inputs is None else None
+            if same is not None:
+                require_types(same, ckpt)
+            found = Mapping.of(same) if same else transfer(ckpt, inner, at=at, hints=hints, inputs=inputs)
         else:
             found = _for_model(mapping, ckpt, inner)
         require_accepted(found, _patterns(accept_guesses), _patterns(partial))

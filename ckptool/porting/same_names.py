@@ -1,0 +1,58 @@
+"""The mapping of a file whose keys and sizes are those of the model: what `load_state_dict(strict=True)` would take.
+
+There is nothing to find out, so nothing is matched, and no forward pass is followed. It is the way of most loading.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CheckpointError
+from . import expression as ex
+from .mapping import Entry, Mapping
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..checkpoint import Checkpoint
+
+
+def by_same_names(ckpt: Checkpoint, model: torch.nn.Module, at: str | None = None) -> Mapping | None:
+    """The mapping that takes each key of MODEL from the same key of a checkpoint.
+
+    Args:
+        ckpt: the source.
+        model: the model; of a parameter that ranks share, the sizes of the whole count.
+        at: where the weights are in the file, if there are several.
+
+    Returns:
+        The mapping; None if a key or a size differs, there is something else than tensors on either side, or there is
+        not one state dict.
+    """
+    try:
+        weights = ckpt.state_dict(at)
+    except CheckpointError:  # matching joins the parts of a model, and says what is wrong
+        return None
+    own: dict[str, Any] = model.state_dict()
+    shapes = {key: tensor.shape for key, tensor in weights.tensors.items()}
+    if own.keys() != shapes.keys() or len(weights.node.entries) != len(shapes):
+        return None
+    if any(tuple(getattr(value, "shape", (-1,))) != shapes[key] for key, value in own.items()):
+        return None
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    entries = (
+        Entry(
+            key,
+            shapes[key],
+            "mapped",
+            expr=ex.of(key),
+            evidence="the same name and sizes",
+            dtype=str(value.dtype).removeprefix("torch."),
+            parameter=key in parameters,
+        )
+        for key, value in own.items()
+    )
+    metadata = getattr(own, "_metadata", None)
+    name = type(model).__name__
+    metadata = {path: dict(value) for path, value in metadata.items()} if metadata else None
+    return Mapping(tuple(entries), (), shapes, ckpt.where, name, metadata=metadata, at=at)
