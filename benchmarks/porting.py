@@ -92,7 +92,7 @@ def port(
 ) -> tuple[Any, list[str], list[str], str]:
     """What `ckptool transfer --accept-guesses --partial` gives: tensors, flagged keys, keys left, and a remark."""
     from ckptool.model_code.inputs import InputSpec
-    from ckptool.porting.sources import apply
+    from ckptool.porting.applying import apply
 
     arguments: dict[str, Any] = {}
     source = folder / meta["source_file"]

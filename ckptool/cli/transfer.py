@@ -27,10 +27,10 @@ from ..formats.opening import require_whole
 from ..model_code import user_code
 from ..passes import recipes
 from ..porting import mapping_file
+from ..porting.applying import apply, open_source
 from ..porting.mapping import Mapping
 from ..porting.mapping_text import mapping_page, mapping_text
 from ..porting.refusal import require_accepted, require_proof
-from ..porting.sources import apply, open_source
 from .options import FileName, FormatName, SideOutput, matching_options
 from .output import check_side_outputs, damage, print_json, progress_bar, status_line, write_page
 from .typed import ALL, WithPatterns, command_as_typed, keyword_arguments

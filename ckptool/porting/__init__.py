@@ -50,7 +50,7 @@ class Mapping(data.Mapping):
             NotFound: the source does not have a key that is read.
             RuleError: an operation does not fit the sizes of the source.
         """
-        from .sources import apply
+        from .applying import apply
 
         return apply(self, source)
 
@@ -103,7 +103,8 @@ def transfer(
     """
     from ..model_code.building import signature_for
     from ..model_code.inputs import read_inputs
-    from .sources import by_position, match_signature, open_source, require_fit, require_types
+    from .applying import open_source, require_types
+    from .sources import by_position, match_signature, require_fit
 
     given, own = read_inputs(inputs), read_inputs(source_inputs, "--source-input")
     ckpt = open_source(source)
@@ -168,9 +169,9 @@ def load_into(
     """
     from ..model_code.building import fill, require_model, unwrapped
     from ..sharding.into_memory import naming_the_rank
+    from .applying import apply, open_source, require_types
     from .refusal import require_accepted
     from .same_names import by_same_names
-    from .sources import apply, open_source, require_types
 
     inner = unwrapped(require_model(model))
     with naming_the_rank(list(inner.parameters())):
@@ -190,7 +191,7 @@ def load_into(
 def _for_model(mapping: data.Mapping, source: Any, model: Any) -> Mapping:
     """A mapping that was read or made before, for this model and source, whose shapes it has to fit."""
     from ..model_code.trace import signature_of
-    from .sources import open_source
+    from .applying import open_source
 
     return Mapping.of(_replayed(mapping, open_source(source), signature_of(model, trace=False)))
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
 from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import Buffer, shell_path
-from ..dtypes import BY_NAME
-from ..errors import Ambiguous, CannotCarry, NoMatch, NotFound, RuleError, counted, printable
-from ..formats import open as open_checkpoint
+from ..disk.files import shell_path
+from ..errors import Ambiguous, NoMatch, NotFound, RuleError, counted, printable
 from ..keys import Rename, closest, unwrap
 from ..model_code.signature import Entry as Wanted
 from ..model_code.signature import Signature, of_state_dict
-from ..tensor import LazyTensor, Storage, contiguous_stride
+from ..tensor import LazyTensor
 from ..tree import Dict, names_in, walk
 from . import expression as ex
+from .applying import open_source
 from .bounds import likely, require_size, stand_ins, under
 from .forms.doubles import doubles
 from .forms.nameless import doubt_order, named_by_position
@@ -31,17 +30,6 @@ from .words import cut, table
 
 #: Elements of a tensor whose values may be looked at while matching (norm weights).
 _SMALL = 1 << 16
-
-
-def open_source(source: Any) -> Checkpoint:
-    """A path, a Checkpoint or a dict of torch tensors as a Checkpoint."""
-    if isinstance(source, Checkpoint):
-        return source
-    if isinstance(source, MappingOf):
-        from ..torch_bridge import from_torch
-
-        return from_torch(source)
-    return open_checkpoint(source)
 
 
 def match_signature(
@@ -407,105 +395,6 @@ def _blank(entry: Wanted) -> Entry:
 # ------------------------------------------------------------------------------------------------ applying it
 
 
-def source_tensors(source: Any, mapping: Mapping) -> dict[str, LazyTensor]:
-    """The tensors that MAPPING reads, by the names that it gives them.
-
-    Raises:
-        NotFound: some are not there.
-    """
-    ckpt = open_source(source)
-    weights = ckpt.state_dict(mapping.at)
-    own = weights.tensors
-    found: dict[str, LazyTensor] = {}
-    missing = []
-    for key in dict.fromkeys(key for e in mapping.entries for key in e.sources):
-        if key in own:
-            found[key] = own[key]
-            continue
-        path, _, inner = key.rpartition("/")
-        other = ckpt.state_dict(path).tensors.get(inner) if path else None
-        if other is None:
-            missing.append(key)
-        else:
-            found[key] = other
-    if missing:
-        near = closest(missing[0], list(own))
-        raise NotFound(
-            f"{counted(len(missing), 'key')} of the mapping {'is' if len(missing) == 1 else 'are'} not in it",
-            where=ckpt.where,
-            evidence=[printable(key, 100) for key in missing[:5]]
-            + ([f"did you mean: {', '.join(map(printable, near))}"] if near else []),
-        )
-    return found
-
-
-def apply(
-    mapping: Mapping, source: Any, initial: Callable[[Sequence[str]], MappingOf[str, LazyTensor]] | None = None
-) -> Checkpoint:
-    """The state dict of the target, made of SOURCE as MAPPING says. No tensor is read before it is written.
-
-    Args:
-        mapping: from `transfer`, or read from a file.
-        source: a path, a Checkpoint or a dict of torch tensors.
-        initial: gives the model's own initial values of the keys that are left; without it those keys are left out,
-            except for counters, which are 0.
-    """
-    ckpt = open_source(source)
-    tensors = source_tensors(ckpt, mapping)
-    made: dict[str, LazyTensor] = {}
-    left: list[str] = []
-    same: dict[ex.Expr, LazyTensor] = {}
-    like = next(iter(tensors.values()), None)
-    for entry in mapping.entries:
-        if entry.expr is not None:
-            if entry.expr not in same:
-                same[entry.expr] = _own(ex.lazy(entry.expr, tensors))
-            tensor = same[entry.expr]
-            if tensor.shape != entry.shape and mapping.source_shapes:  # a mapping that was read knows no shapes
-                raise RuleError(
-                    f"{printable(entry.target)} wants {list(entry.shape)}; {entry.expr} gives {list(tensor.shape)}",
-                    where=ckpt.where,
-                )
-            made[entry.target] = tensor
-        elif entry.target.endswith("num_batches_tracked"):
-            made[entry.target] = _zero(entry, like)
-        else:
-            left.append(entry.target)
-    if left and initial is not None:
-        made.update(initial(left))
-    node = Dict([(e.target, made[e.target]) for e in mapping.entries if e.target in made], ordered=True)
-    if mapping.metadata is not None:
-        node.attributes = Dict([("_metadata", _tree(mapping.metadata))])
-    copied = sum(e.expr is not None and e.expr.is_copy for e in mapping.entries)
-    computed = sum(e.expr is not None and not e.expr.is_copy for e in mapping.entries)
-    lines = [
-        f"transfer: {counted(copied, 'tensor')} copied, {computed:,} rearranged, "
-        f"{len(left):,} left as the model has them"
-    ]
-    return Checkpoint(node, ckpt.format, ckpt.path, ckpt.nbytes, lost_form=(), history=(*ckpt.history, *lines))
-
-
-def _own(tensor: LazyTensor) -> LazyTensor:
-    """A tensor that does not drag along a storage which it fills only in part."""
-    plain = replace(tensor, requires_grad=False, parameter=False)
-    if tensor.fills_storage or (tensor.storage.nbytes == tensor.nbytes and not tensor.storage.big_endian):
-        return plain
-    return ex.contiguous(plain)
-
-
-def _zero(entry: Entry, like: LazyTensor | None) -> LazyTensor:
-
-    dtype = BY_NAME[entry.dtype]
-    storage = Storage(Buffer(bytes(dtype.itemsize * max(entry.numel, 1))), like.location if like else "cpu", dtype)
-    return LazyTensor(storage, dtype, entry.shape, contiguous_stride(entry.shape))
-
-
-def _tree(value: Any) -> Any:
-    if isinstance(value, MappingOf):
-        return Dict([(str(k), _tree(v)) for k, v in value.items()], ordered=True)
-    return value
-
-
 def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
     """Refuse a source of another family altogether, or a target built with other sizes, with the nearest misses.
 
@@ -526,21 +415,6 @@ def require_fit(mapping: Mapping, source: Any, target: Signature) -> None:
         ],
         hint=f"ckptool inspect {shell_path(ckpt.where)}" if ckpt.where else None,
     )
-
-
-def require_types(mapping: Mapping, ckpt: Checkpoint) -> None:
-    """Refuse complex weights for a model of real ones: torch would drop half of each value.
-
-    Raises:
-        CannotCarry: there are some.
-    """
-    tensors = ckpt.state_dict(mapping.at).tensors if ckpt.state_dicts() else {}
-    for entry in mapping.entries:
-        wanted = BY_NAME.get(entry.dtype)
-        held = [tensors[key] for key in entry.sources if key in tensors]
-        if wanted is not None and not wanted.is_complex and any(tensor.dtype.is_complex for tensor in held):
-            what = f"{printable(entry.target)} is {wanted.name} in the model, and complex in the file"
-            raise CannotCarry(what, where=ckpt.where)
 
 
 def _misses(mapping: Mapping, target: Signature) -> list[str]:
@@ -584,4 +458,4 @@ def _off_by(wanted: Sequence[int], have: Sequence[int]) -> str:
     return f": {'; '.join(off)}" if off else ""
 
 
-__all__ = ["Ambiguous", "apply", "by_position", "match_signature", "open_source", "require_fit", "source_tensors"]
+__all__ = ["Ambiguous", "by_position", "match_signature", "require_fit"]

@@ -55,7 +55,7 @@ def test_branches_that_the_source_registers_in_another_order_make_the_layer_over
     over = {f"norm.{leaf}" for leaf in ("weight", "bias", "running_mean", "running_var")} if norm else set()
     assert guessed >= {"last.weight", *over}
     assert guessed <= {"last.weight", "norm.num_batches_tracked", *over}
-    from ckptool.porting.sources import apply
+    from ckptool.porting.applying import apply
 
     for value in source.parameters():
         nn.init.normal_(value)
@@ -89,7 +89,8 @@ class Pyramid(nn.Module):  # type: ignore[misc]
 def test_branches_are_counted_in_the_order_in_which_the_layer_over_them_takes_them(names: str) -> None:
     """Pooled features are computed first in some code, and their channels come last in all."""
     from ckptool.model_code.building import signature_of
-    from ckptool.porting.sources import apply, match_signature
+    from ckptool.porting.applying import apply
+    from ckptool.porting.sources import match_signature
 
     source, target = Pyramid("xyp", pooled_first=False).eval(), Pyramid(names, pooled_first=True).eval()
     for tensor in source.state_dict().values():

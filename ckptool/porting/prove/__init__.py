@@ -13,8 +13,8 @@ from typing import Any
 
 from ...disk.files import StrPath
 from ...errors import CannotCarry, counted
+from ..applying import open_source
 from ..mapping import Mapping
-from ..sources import open_source
 from .colours import doubt_colours
 from .flow import Flow
 from .progress import PATIENCE, Progress, Tell

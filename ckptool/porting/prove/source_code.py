@@ -13,10 +13,11 @@ from ...model_code.building import ModelSource, build, fill, find_model, unwrapp
 from ...model_code.signature import Signature
 from ...model_code.trace import signature_of
 from .. import expression as ex
+from ..applying import apply
 from ..expression import Expr, Shape
 from ..forms.own_code import named_alike
 from ..mapping import Entry, Mapping
-from ..sources import apply, match_signature
+from ..sources import match_signature
 from .flow import Flow
 
 

@@ -12,9 +12,9 @@ from ...checkpoint import Checkpoint
 from ...errors import RuleError
 from ...torch_bridge import to_torch
 from .. import expression as ex
+from ..applying import source_tensors
 from ..expression import Expr
 from ..mapping import Entry, Mapping
-from ..sources import source_tensors
 from .flow import Flow
 from .progress import Progress
 from .recorder import follow
