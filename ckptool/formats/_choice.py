@@ -26,9 +26,11 @@ from . import (
 )
 from .base import AnyFormat, FolderFormat, Format, Split
 from .foreign import describe
+from .frameworks import numpy_files
 
 #: In the order in which they are tried.
 FORMATS: tuple[Format, ...] = (
+    numpy_files.NPZ,
     torch_zip.FORMAT,
     torch_legacy.FORMAT,
     safetensors.FORMAT,
@@ -37,6 +39,7 @@ FORMATS: tuple[Format, ...] = (
     pt2.FORMAT,
     torch_tar.FORMAT,
     plain_pickle.FORMAT,
+    numpy_files.NPY,
 )
 #: The formats that are directories, in the order in which they are tried.
 FOLDERS: tuple[FolderFormat, ...] = (
@@ -51,7 +54,7 @@ _ALL: tuple[AnyFormat, ...] = (*FORMATS, *FOLDERS)
 
 _HEAD = 4096
 #: Suffixes that promise a format which is none of ours.
-_NOT_WRITTEN = frozenset(".onnx .npz .npy .gguf .h5 .hdf5 .keras .msgpack .pb .tflite .zip .json .pt2 .jit".split())
+_NOT_WRITTEN = frozenset(".onnx .npy .gguf .h5 .hdf5 .keras .msgpack .pb .tflite .zip .json .pt2 .jit".split())
 
 
 def find_format(name: str) -> Format:
@@ -157,8 +160,9 @@ def target_format(
         raise RuleError(
             f"ckptool does not write {suffix} files", where=path, hint="choose another suffix, or a format with --to"
         )
-    if suffix == ".safetensors":
-        return safetensors.FORMAT
+    own = next((f for f in FORMATS if f.draft is not None and not f.pickles and suffix in f.suffixes), None)
+    if own is not None:
+        return own
     kept = find_format(before.kept_as) if before is not None and before.kept_as else torch_zip.FORMAT
     return torch_zip.FORMAT if kept.suffixes and suffix in torch_zip.FORMAT.suffixes else kept
 
