@@ -46,6 +46,10 @@ HOMES = {
     "fsspec": {"disk/stores"},
     "huggingface_hub": {"disk/hub"},
     "yaml": {"disk/documents", "porting/words"},
+    "gguf": {"formats/frameworks"},
+    "h5py": {"formats/frameworks"},
+    "zstandard": {"formats/frameworks"},
+    "tensorstore": {"formats/frameworks"},
 }
 #: Where values are computed; imported inside functions, so that starting costs nothing.
 NUMERIC = {"numpy", "ml_dtypes"}

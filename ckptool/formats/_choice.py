@@ -26,7 +26,7 @@ from . import (
 )
 from .base import AnyFormat, FolderFormat, Format, Split
 from .foreign import describe
-from .frameworks import numpy_files
+from .frameworks import gguf, numpy_files
 
 #: In the order in which they are tried.
 FORMATS: tuple[Format, ...] = (
@@ -40,6 +40,7 @@ FORMATS: tuple[Format, ...] = (
     torch_tar.FORMAT,
     plain_pickle.FORMAT,
     numpy_files.NPY,
+    gguf.FORMAT,
 )
 #: The formats that are directories, in the order in which they are tried.
 FOLDERS: tuple[FolderFormat, ...] = (
@@ -54,7 +55,7 @@ _ALL: tuple[AnyFormat, ...] = (*FORMATS, *FOLDERS)
 
 _HEAD = 4096
 #: Suffixes that promise a format which is none of ours.
-_NOT_WRITTEN = frozenset(".onnx .npy .gguf .h5 .hdf5 .keras .msgpack .pb .tflite .zip .json .pt2 .jit".split())
+_NOT_WRITTEN = frozenset(".onnx .npy .h5 .hdf5 .keras .msgpack .pb .tflite .zip .json .pt2 .jit".split())
 
 
 def find_format(name: str) -> Format:

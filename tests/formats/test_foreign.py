@@ -78,7 +78,6 @@ FOREIGN = {
         "a zip archive whose beginning is damaged",
         "download it again",
     ),
-    "GGUF": (b"GGUF\3\0\0\0", "a GGUF file (llama.cpp)", None),
     "GGML": (b"ggml\1\0\0\0", "a GGML file (llama.cpp)", None),
     "HDF5": (b"\x89HDF\r\n\x1a\n\0", "an HDF5 file (Keras or h5py)", None),
     "ONNX": (b"\x08\x07\x12\x07pytorch\x1a\x052.3.0", "an ONNX model", None),
