@@ -26,11 +26,12 @@ from . import (
 )
 from .base import AnyFormat, FolderFormat, Format, Split
 from .foreign import describe
-from .frameworks import gguf, numpy_files
+from .frameworks import gguf, hdf5, keras, numpy_files
 
 #: In the order in which they are tried.
 FORMATS: tuple[Format, ...] = (
     numpy_files.NPZ,
+    keras.FORMAT,
     torch_zip.FORMAT,
     torch_legacy.FORMAT,
     safetensors.FORMAT,
@@ -41,6 +42,7 @@ FORMATS: tuple[Format, ...] = (
     plain_pickle.FORMAT,
     numpy_files.NPY,
     gguf.FORMAT,
+    hdf5.FORMAT,
 )
 #: The formats that are directories, in the order in which they are tried.
 FOLDERS: tuple[FolderFormat, ...] = (

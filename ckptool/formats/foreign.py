@@ -22,7 +22,6 @@ _MAGIC: tuple[tuple[int, bytes, str, str | None], ...] = (
     (0, b"\x28\xb5\x2f\xfd", "a zstd file", "unzstd it first"),
     (0, b"7z\xbc\xaf", "a 7z archive", "unpack it first"),
     (0, b"Rar!", "a rar archive", "unpack it first"),
-    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras or h5py)", None),
     (0, b"ggml", "a GGML file (llama.cpp)", None),
     (0, b"TFL3", "a TensorFlow Lite model", None),
     (4, b"TFL3", "a TensorFlow Lite model", None),

@@ -79,7 +79,6 @@ FOREIGN = {
         "download it again",
     ),
     "GGML": (b"ggml\1\0\0\0", "a GGML file (llama.cpp)", None),
-    "HDF5": (b"\x89HDF\r\n\x1a\n\0", "an HDF5 file (Keras or h5py)", None),
     "ONNX": (b"\x08\x07\x12\x07pytorch\x1a\x052.3.0", "an ONNX model", None),
     "TensorFlow Lite": (b"\x20\0\0\0TFL3", "a TensorFlow Lite model", None),
     "a program": (b"\x7fELF\2\1\1", "a program (ELF)", None),

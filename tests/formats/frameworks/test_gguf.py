@@ -19,8 +19,7 @@ PLAIN = {"F32": "f4", "F16": "f2", "F64": "f8", "I8": "i1", "I16": "i2", "I32": 
 def blocks(kind, rows=3, columns=2, seed=0):
     """Blocks of a quantized type: bytes at random, with scales that are finite numbers."""
     _, _, size = _BLOCKS[KIND[kind].value]
-    made = np.random.default_rng(seed).integers(0, 256, (rows, columns * size), np.uint8)
-    return made
+    return np.random.default_rng(seed).integers(0, 256, (rows, columns * size), np.uint8)
 
 
 @pytest.fixture

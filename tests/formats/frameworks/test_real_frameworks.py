@@ -1,0 +1,56 @@
+"""Files that the frameworks' own libraries wrote, against what these libraries read (see fixtures/frameworks)."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+import ckptool
+from ckptool.errors import NotFound
+from ckptool.tensor import LazyTensor
+from ckptool.tree import walk
+
+HERE = Path(__file__).parents[3] / "fixtures" / "frameworks"
+EXPECTED = json.loads((HERE / "expected.json").read_text())
+
+
+def opened(name):
+    """A file of the folder, if the package that it needs is installed."""
+    try:
+        return ckptool.open(HERE / name)
+    except NotFound as error:
+        if not (error.hint or "").startswith("pip install "):
+            raise
+        pytest.skip(str(error))
+
+
+def row(tensor):
+    values = tensor.numpy()
+    return [values.dtype.name, list(values.shape), hashlib.sha256(values.tobytes("C")).hexdigest()[:16]]
+
+
+def tensors_of(ckpt):
+    """Every tensor of a checkpoint by its path, or by its key where there is one dict of weights."""
+    if len(ckpt.state_dicts()) == 1:
+        weights = ckpt.state_dict()
+        return dict(weights.tensors) | {key: other.dense for key, other in weights.others.items() if other.dense}
+    return dict(ckpt.tensors())
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_what_a_framework_wrote_is_read_as_it_reads_it(name):
+    found = tensors_of(opened(name))
+    for key, expected in EXPECTED[name].items():
+        assert key in found, sorted(found)
+        assert row(found[key]) == expected, key
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_what_a_framework_wrote_is_whole_and_can_be_converted(tmp_path, name):
+    ckpt = opened(name)
+    assert ckptool.verify(HERE / name).damage == []
+    ckptool.save(ckpt, tmp_path / "out.pth", allow_loss=True)
+    before = [row(node) for _, node in walk(ckpt.root) if isinstance(node, LazyTensor)]
+    after = [row(node) for _, node in walk(ckptool.open(tmp_path / "out.pth").root) if isinstance(node, LazyTensor)]
+    assert before == after
