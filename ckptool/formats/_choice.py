@@ -26,7 +26,7 @@ from . import (
 )
 from .base import AnyFormat, FolderFormat, Format, Split
 from .foreign import describe
-from .frameworks import gguf, hdf5, keras, numpy_files
+from .frameworks import flax, gguf, hdf5, keras, numpy_files
 
 #: In the order in which they are tried.
 FORMATS: tuple[Format, ...] = (
@@ -40,9 +40,11 @@ FORMATS: tuple[Format, ...] = (
     pt2.FORMAT,
     torch_tar.FORMAT,
     plain_pickle.FORMAT,
+    numpy_files.EQUINOX,
     numpy_files.NPY,
     gguf.FORMAT,
     hdf5.FORMAT,
+    flax.FORMAT,
 )
 #: The formats that are directories, in the order in which they are tried.
 FOLDERS: tuple[FolderFormat, ...] = (

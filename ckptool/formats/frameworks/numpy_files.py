@@ -21,7 +21,7 @@ from typing import Any
 from ...checkpoint import Checkpoint, around
 from ...disk.files import Buffer, File, FileRange, Joined, Piece, Source, shell_path
 from ...dtypes import BY_NAME, DType
-from ...errors import CannotCarry, Malformed, UnknownFormat, counted, printable
+from ...errors import CannotCarry, CheckpointError, Malformed, UnknownFormat, counted, printable
 from ...inert.other_tensors import as_dense
 from ...tensor import MOST_DIMENSIONS, LazyTensor, Storage
 from ...tree import List
@@ -394,4 +394,71 @@ NPZ = Format(
     loader="other",
     checksums=True,
     kept_as="npz",
+)
+
+
+# -- several in a row, as equinox writes the leaves of a model
+
+
+def open_equinox(file: File) -> Checkpoint:
+    """Open arrays that stand one behind the other. They have no names: the first is called 0."""
+    metadata, at = {}, 0
+    head = file.read(0, min(_LARGEST_HEADER + 12, file.size))
+    if head.startswith(b"{"):
+        line = file.read(0, min(_LARGEST_TEXT, file.size)).partition(b"\n")[0]
+        metadata, at = {"hyperparameters": line.decode("utf-8", "replace")}, len(line) + 1
+    entries: list[tuple[str, Any]] = []
+    headers: list[tuple[str, _Header]] = []
+    while at < file.size:
+        name = str(len(entries))
+        header = _read_header(file.read(at, min(_LARGEST_HEADER + 12, file.size - at)), name, file.path)
+        if header.words or header.dtype is None:
+            raise UnknownFormat(f"holds an array of {header.words}", where=file.path, evidence=[_said(header)])
+        checked_shape(header.shape, header.dtype, name, file.path)
+        start, length = at + header.start, prod(header.shape) * header.dtype.itemsize
+        if start + length > file.size:
+            raise Malformed(
+                f"array {name} is cut short: {length:,} bytes are stated, {file.size - start:,} are there",
+                where=file.path,
+                hint="the download or copy did not finish; compare the size with the source",
+            )
+        headers.append((name, header))
+        entries.append((name, _tensor(header, file.range(start, length), name, file.path)))
+        at = start + length
+    return Checkpoint(
+        named(entries, file.path),
+        "equinox",
+        file.path,
+        file.size,
+        metadata=metadata,
+        warnings=tuple(_guessed(headers)),
+        framework="equinox",
+    )
+
+
+def _is_series(head: bytes, file: Any) -> bool:
+    """Whether a file holds more than one array, perhaps behind a line of JSON."""
+    if head.startswith(b"{"):
+        line, _, rest = head.partition(b"\n")
+        return line.endswith(b"}") and rest.startswith(_MAGIC)
+    if not head.startswith(_MAGIC):
+        return False
+    try:
+        header = _read_header(head, "", "")
+    except CheckpointError:
+        return False
+    end = header.start + prod(header.shape) * (header.dtype.itemsize if header.dtype else 0)
+    return bool(header.dtype and end + 6 <= file.size and file.read(end, 6) == _MAGIC)
+
+
+EQUINOX = Format(
+    name="equinox",
+    aliases=("eqx",),
+    suffixes=(),
+    summary="arrays of numpy in a row, from equinox.tree_serialise_leaves",
+    carries="tensors under their numbers: the file has no names",
+    pickles=False,
+    sniff=_is_series,
+    open=open_equinox,
+    loader="other",
 )

@@ -34,7 +34,8 @@ def tensors_of(ckpt):
     """Every tensor of a checkpoint by its path, or by its key where there is one dict of weights."""
     if len(ckpt.state_dicts()) == 1:
         weights = ckpt.state_dict()
-        return dict(weights.tensors) | {key: other.dense for key, other in weights.others.items() if other.dense}
+        found = dict(weights.tensors) | {key: other.dense for key, other in weights.others.items() if other.dense}
+        return found | {f"{weights.path}/{key}": tensor for key, tensor in found.items()}
     return dict(ckpt.tensors())
 
 
