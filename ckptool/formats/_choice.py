@@ -26,7 +26,7 @@ from . import (
 )
 from .base import AnyFormat, FolderFormat, Format, Split
 from .foreign import describe
-from .frameworks import flax, gguf, hdf5, keras, numpy_files
+from .frameworks import flax, gguf, hdf5, keras, numpy_files, tensorflow
 
 #: In the order in which they are tried.
 FORMATS: tuple[Format, ...] = (
@@ -45,6 +45,7 @@ FORMATS: tuple[Format, ...] = (
     gguf.FORMAT,
     hdf5.FORMAT,
     flax.FORMAT,
+    tensorflow.FORMAT,
 )
 #: The formats that are directories, in the order in which they are tried.
 FOLDERS: tuple[FolderFormat, ...] = (
@@ -54,6 +55,7 @@ FOLDERS: tuple[FolderFormat, ...] = (
     one_a_rank.ZERO,
     one_a_rank.FORMAT,
     one_a_rank.MEGATRON,
+    tensorflow.FOLDER,
 )
 _ALL: tuple[AnyFormat, ...] = (*FORMATS, *FOLDERS)
 
@@ -133,7 +135,7 @@ def target_format(
     named = named_format(format) if format else None
     suffix = Path(path).suffix.lower()
     before = format_of(ckpt)
-    came = before if isinstance(before, FolderFormat) else None
+    came = before if isinstance(before, FolderFormat) and before.draft is not None else None
     like_a_file = any(suffix in f.suffixes for f in FORMATS)
     there, as_folder = is_folder(path), os.fspath(path).endswith(("/", os.sep))
     stem = Path(path).stem

@@ -115,11 +115,8 @@ class _Reader:
             return None
         if kind == _COMPLEX:
             pair = self.value(path, depth + 1)
-            if (
-                not isinstance(pair, List)
-                or len(pair.items) != 2
-                or not all(type(n) in (int, float) for n in pair.items)
-            ):
+            parts = pair.items if isinstance(pair, List) else []
+            if len(parts) != 2 or not all(type(part) in (int, float) for part in parts):
                 raise at.bad(f"has a complex number that is none at {printable(path, 80)}")
             raw = struct.pack("<2d", *parts)
             found: Any = tensor_over(Buffer(raw), BY_NAME["complex128"], (), path)
