@@ -26,7 +26,7 @@ from . import (
 )
 from .base import AnyFormat, FolderFormat, Format, Split
 from .foreign import describe
-from .frameworks import flax, gguf, hdf5, keras, numpy_files, tensorflow
+from .frameworks import flax, gguf, hdf5, keras, numpy_files, onnx, tensorflow, tflite
 
 #: In the order in which they are tried.
 FORMATS: tuple[Format, ...] = (
@@ -46,6 +46,8 @@ FORMATS: tuple[Format, ...] = (
     hdf5.FORMAT,
     flax.FORMAT,
     tensorflow.FORMAT,
+    tflite.FORMAT,
+    onnx.FORMAT,
 )
 #: The formats that are directories, in the order in which they are tried.
 FOLDERS: tuple[FolderFormat, ...] = (

@@ -24,7 +24,6 @@ _MAGIC: tuple[tuple[int, bytes, str, str | None], ...] = (
     (0, b"Rar!", "a rar archive", "unpack it first"),
     (0, b"ggml", "a GGML file (llama.cpp)", None),
     (0, b"TFL3", "a TensorFlow Lite model", None),
-    (4, b"TFL3", "a TensorFlow Lite model", None),
     (0, b"PYTORCH1", "a preview of the torch container that no release reads", None),
     (0, b"\x89PNG", "a picture (PNG)", None),
     (0, b"\xff\xd8\xff", "a picture (JPEG)", None),

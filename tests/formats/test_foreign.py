@@ -80,7 +80,6 @@ FOREIGN = {
     ),
     "GGML": (b"ggml\1\0\0\0", "a GGML file (llama.cpp)", None),
     "ONNX": (b"\x08\x07\x12\x07pytorch\x1a\x052.3.0", "an ONNX model", None),
-    "TensorFlow Lite": (b"\x20\0\0\0TFL3", "a TensorFlow Lite model", None),
     "a program": (b"\x7fELF\2\1\1", "a program (ELF)", None),
     "a script": (b"#!/bin/sh\nexit 1\n", "a script", None),
     "a picture": (b"\x89PNG\r\n\x1a\n", "a picture (PNG)", None),
