@@ -26,7 +26,7 @@ from . import (
 )
 from .base import AnyFormat, FolderFormat, Format, Split
 from .foreign import describe
-from .frameworks import flax, gguf, hdf5, keras, numpy_files, onnx, tensorflow, tflite
+from .frameworks import flax, gguf, hdf5, joblib, keras, numpy_files, onnx, tensorflow, tflite
 
 #: In the order in which they are tried.
 FORMATS: tuple[Format, ...] = (
@@ -39,6 +39,7 @@ FORMATS: tuple[Format, ...] = (
     torch_package.FORMAT,
     pt2.FORMAT,
     torch_tar.FORMAT,
+    joblib.FORMAT,
     plain_pickle.FORMAT,
     numpy_files.EQUINOX,
     numpy_files.NPY,

@@ -6,7 +6,6 @@ the child that does, and the answer is one line. What the child answers is data 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -23,8 +22,8 @@ from .found import lacking
 SECONDS, MEMORY, ANSWER = 60, 3 << 30, 256 << 20
 
 _START = (
-    "import sys, json\n"
-    "sys.path[:] = json.loads(sys.argv[1])\n"
+    "import os, sys\n"
+    "sys.path[:] = sys.argv[1].split(os.pathsep)\n"
     "from importlib import import_module\n"
     "import_module(sys.argv[2]).answer(*sys.argv[3:])\n"
 )
@@ -53,7 +52,7 @@ def asked(module: str, package: str, what: str, file: File, offset: int = 0, siz
     inherited = os.name == "posix"
     place = str(file.fd) if inherited else str(file.path)
     size = file.size - offset if size is None else size
-    command = [sys.executable, "-I", "-c", _START, json.dumps(sys.path), module, place, str(offset), str(size)]
+    command = [sys.executable, "-I", "-c", _START, os.pathsep.join(sys.path), module, place, str(offset), str(size)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HDF5_")}
     environment.update(
         OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", HDF5_USE_FILE_LOCKING="FALSE", HDF5_PLUGIN_PATH=""

@@ -31,10 +31,7 @@ def open_keras(file: File) -> Checkpoint:
     if _WEIGHTS not in archive.members:
         shown = ", ".join(printable(name, 40) for name in list(archive.members)[:6])
         raise Malformed(f"is a .keras archive without {_WEIGHTS}", where=file.path, evidence=[f"it holds {shown}"])
-    texts = {}
-    for name, key in _TEXTS.items():
-        if name in archive.members:
-            texts[key] = archive.read(name, _LARGEST_TEXT).decode("utf-8", "replace")
+    texts = _texts(archive)
     member = archive.members[_WEIGHTS]
     if member.method == STORED:
         held, start = file, member.start
@@ -46,6 +43,16 @@ def open_keras(file: File) -> Checkpoint:
     return checkpoint_of(found, held if held is file else file, "keras", texts)
 
 
+def configuration(file: File) -> dict[str, str]:
+    """The texts of a `.keras` archive."""
+    return _texts(open_archive(file, any_layout=True))
+
+
+def _texts(archive: Archive) -> dict[str, str]:
+    known = {key: name for name, key in _TEXTS.items() if name in archive.members}
+    return {key: archive.read(name, _LARGEST_TEXT).decode("utf-8", "replace") for key, name in known.items()}
+
+
 def _inflated(archive: Archive, file: File) -> File:
     """The weights, inflated to a file without a name."""
     with unnamed_file() as out:
@@ -54,7 +61,7 @@ def _inflated(archive: Archive, file: File) -> File:
         return File(file.path, os.dup(out.fileno()))
 
 
-def _is_keras(head: bytes, file: object) -> bool:
+def is_keras(head: bytes, file: object = None) -> bool:
     """Whether the first record of a zip archive is one that `.keras` archives begin with."""
     length = int.from_bytes(head[26:28], "little")
     return head.startswith(b"PK\3\4") and head[30 : 30 + length].decode("latin-1") in (_WEIGHTS, *_TEXTS)
@@ -67,7 +74,7 @@ FORMAT = Format(
     summary="a model of Keras 3 (.keras); needs h5py",
     carries="tensors under Keras's names; the configuration as text",
     pickles=False,
-    sniff=_is_keras,
+    sniff=is_keras,
     open=open_keras,
     loader="other",
     checksums=True,

@@ -3,6 +3,7 @@
 import random
 import shutil
 import struct
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,25 @@ def test_a_format_that_is_only_read_is_refused_by_name(tmp_path, name):
     with pytest.raises(RuleError):
         ckptool.save(ckptool.open(HERE / "mlx.npz"), tmp_path / "out", format=name)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [n for n in FILES if n != "tf2.index"])
+def test_a_scan_says_that_there_is_no_pickle(name):
+    found = ckptool.scan(HERE / name)
+    assert (found.verdict, found.pickles) == ("safe", [])
+
+
+def test_a_scan_names_a_lambda_layer_of_keras(tmp_path):
+    config = b'{"config": {"layers": [{"class_name": "Lambda", "config": {"function": "4wE"}}]}}'
+    with zipfile.ZipFile(HERE / "keras.keras") as old, zipfile.ZipFile(tmp_path / "a.keras", "w") as new:
+        for name in old.namelist():
+            new.writestr(name, config if name == "config.json" else old.read(name))
+    found = ckptool.scan(tmp_path / "a.keras")
+    assert found.verdict == "unsafe"
+    assert [one.name for one in found.findings] == ["a Lambda layer, whose code Keras runs"]
+    assert ckptool.scan(HERE / "keras.keras").verdict == "safe"
+
+
+def test_what_a_scan_cannot_read_is_no_safe_file(tmp_path):
+    (tmp_path / "x.msgpack").write_bytes((HERE / "flax.msgpack").read_bytes()[:-3])
+    assert ckptool.scan(tmp_path / "x.msgpack").verdict == "unknown"

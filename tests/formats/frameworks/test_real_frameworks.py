@@ -31,12 +31,13 @@ def row(tensor):
 
 
 def tensors_of(ckpt):
-    """Every tensor of a checkpoint by its path, or by its key where there is one dict of weights."""
-    if len(ckpt.state_dicts()) == 1:
-        weights = ckpt.state_dict()
-        found = dict(weights.tensors) | {key: other.dense for key, other in weights.others.items() if other.dense}
-        return found | {f"{weights.path}/{key}": tensor for key, tensor in found.items()}
-    return dict(ckpt.tensors())
+    """Every tensor of a checkpoint by its path, and by its key where there is one dict of weights."""
+    found = dict(ckpt.tensors()) | {path: other.dense for path, other in ckpt.other_tensors() if other.dense}
+    for weights in ckpt.state_dicts():
+        own = dict(weights.tensors) | {key: other.dense for key, other in weights.others.items() if other.dense}
+        found |= {f"{weights.path}/{key}": tensor for key, tensor in own.items()}
+        found |= own if len(ckpt.state_dicts()) == 1 else {}
+    return found
 
 
 @pytest.mark.parametrize("name", EXPECTED)
