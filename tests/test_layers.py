@@ -49,7 +49,6 @@ HOMES = {
     "gguf": {"formats/frameworks"},
     "h5py": {"formats/frameworks"},
     "zstandard": {"formats/frameworks"},
-    "tensorstore": {"formats/frameworks"},
 }
 #: Where values are computed; imported inside functions, so that starting costs nothing.
 NUMERIC = {"numpy", "ml_dtypes"}

@@ -26,7 +26,7 @@ from . import (
 )
 from .base import AnyFormat, FolderFormat, Format, Split
 from .foreign import describe
-from .frameworks import flax, gguf, hdf5, joblib, keras, numpy_files, onnx, tensorflow, tflite
+from .frameworks import flax, gguf, hdf5, joblib, keras, numpy_files, onnx, orbax, tensorflow, tfjs, tflite
 
 #: In the order in which they are tried.
 FORMATS: tuple[Format, ...] = (
@@ -49,6 +49,7 @@ FORMATS: tuple[Format, ...] = (
     tensorflow.FORMAT,
     tflite.FORMAT,
     onnx.FORMAT,
+    tfjs.FORMAT,
 )
 #: The formats that are directories, in the order in which they are tried.
 FOLDERS: tuple[FolderFormat, ...] = (
@@ -59,6 +60,7 @@ FOLDERS: tuple[FolderFormat, ...] = (
     one_a_rank.FORMAT,
     one_a_rank.MEGATRON,
     tensorflow.FOLDER,
+    orbax.FORMAT,
 )
 _ALL: tuple[AnyFormat, ...] = (*FORMATS, *FOLDERS)
 

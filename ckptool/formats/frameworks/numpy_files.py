@@ -121,6 +121,19 @@ def _read_header(head: bytes, name: str, where: object) -> _Header:
     return _Header(code, dtype, big, order == "True", shape, start, words)
 
 
+def bytes_behind(head: bytes) -> int | None:
+    """How many bytes of values the header in HEAD announces; None for records, and where that cannot be told."""
+    try:
+        header = _read_header(head, "array", "")
+    except CheckpointError:
+        return None
+    kind = re.fullmatch(r"[<>|=]?([USVfcMm])(\d{1,9}).*", header.code)
+    if header.dtype is None and kind is None:
+        return None
+    width = header.dtype.itemsize if header.dtype else int(kind[2]) * (4 if kind[1] == "U" else 1) if kind else 0
+    return prod(header.shape) * width
+
+
 _FIELDS = ("descr", "fortran_order", "shape")
 
 

@@ -23,7 +23,7 @@ from ...disk.files import File, Source, shell_path
 from ...disk.inside import Folder
 from ...dtypes import BY_NAME, DType
 from ...errors import Ambiguous, CannotCarry, CheckpointError, Malformed, printable
-from ...tensor import LazyTensor, contiguous_stride
+from ...tensor import LazyTensor, contiguous_stride, little_endian
 from ...tree import Dict
 from ..base import FolderFormat, Format
 from ..tiles import Chunk, assemble
@@ -219,15 +219,15 @@ def _assembled(
         sizes = tuple(n if length < 0 else length for (_, length), n in zip(extents, shape, strict=True))
         if values.numel != prod(sizes) or min(starts, default=0) < 0:
             raise wrong_size(name, "a slice", sizes, prod(sizes) * dtype.itemsize, values.nbytes, file.path)
-        chunks.append(Chunk(starts, LazyTensor(values.storage, dtype, sizes, contiguous_stride(sizes))))
+        storage = little_endian(values.storage, dtype)
+        chunks.append(Chunk(starts, LazyTensor(storage, dtype, sizes, contiguous_stride(sizes))))
     try:
         source = assemble(shape, dtype, chunks)
     except CheckpointError as error:
         error.where = error.where or str(file.path)
         error.what = f"{printable(repr(name), 80)}: {error.what}"
         raise
-    turned = any(chunk.values.storage.big_endian for chunk in chunks)
-    return tensor_over(source, dtype, shape, name, big_endian=turned and len(chunks) == 1)
+    return tensor_over(source, dtype, shape, name)
 
 
 def slice_key(name: str, extents: Iterable[tuple[int, int]]) -> bytes:

@@ -13,7 +13,6 @@ a zip archive for one by Python.
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -380,12 +379,13 @@ class Search:
         if start > source.length:
             self.problem(place, "its numpy array is cut short")
         elif not self.attempt(source, start, place):
-            try:
-                end = start + _npy_bytes(bytes(source.read(0, start)))
-            except Exception:  # whatever numpy thinks of a header
+            from ...formats.frameworks.numpy_files import bytes_behind
+
+            values = bytes_behind(bytes(source.read(0, start)))
+            if values is None:
                 self.problem(place, "its numpy header cannot be read")
             else:
-                self.rest(source, end, place, "array", depth)
+                self.rest(source, start + values, place, "array", depth)
         return "numpy array"
 
     # -- what to say
@@ -406,20 +406,3 @@ class Search:
             yield
         except CheckpointError as error:
             self.problem(place, error)
-
-
-def _npy_bytes(header: bytes) -> int:
-    """Bytes of the values that follow the header of a numpy array."""
-    import math
-    import warnings
-
-    from numpy.lib import format as npy
-
-    file = io.BytesIO(header)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        reader = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = reader(file)
-    if min(shape, default=0) < 0:
-        raise ValueError
-    return math.prod(shape) * dtype.itemsize
