@@ -140,7 +140,7 @@ def target_format(
     named = named_format(format) if format else None
     suffix = Path(path).suffix.lower()
     before = format_of(ckpt)
-    came = before if isinstance(before, FolderFormat) and before.draft is not None else None
+    came = before if isinstance(before, FolderFormat) else None
     like_a_file = any(suffix in f.suffixes for f in FORMATS)
     there, as_folder = is_folder(path), os.fspath(path).endswith(("/", os.sep))
     stem = Path(path).stem

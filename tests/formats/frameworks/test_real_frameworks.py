@@ -56,3 +56,23 @@ def test_what_a_framework_wrote_is_whole_and_can_be_converted(tmp_path, name):
     before = [row(node) for _, node in walk(ckpt.root) if isinstance(node, LazyTensor)]
     after = [row(node) for _, node in walk(ckptool.open(tmp_path / "out.pth").root) if isinstance(node, LazyTensor)]
     assert before == after
+
+
+@pytest.mark.parametrize(
+    ("name", "framework"),
+    [
+        ("mlx.safetensors", "mlx"),
+        ("flax.msgpack", "flax"),
+        ("onnx.onnx", "onnx"),
+        ("paddle.pdparams", "paddle"),
+        ("tf1-v1.ckpt", "tensorflow"),
+        ("gguf.gguf", "llama.cpp"),
+        ("stored.npz", "numpy"),
+    ],
+)
+def test_the_framework_is_stated(name, framework):
+    assert opened(name).framework == framework
+
+
+def test_what_paddle_stores_as_uint16_may_be_bfloat16():
+    assert "the file does not say which: w" in opened("paddle-bf16.pdparams").warnings[-1]
