@@ -15,7 +15,7 @@ from ..disk.files import File, FileRange, Joined, Source, StrPath, nested, reaso
 from ..disk.targets import write_side_output
 from ..disk.urls import look, open_file
 from ..dtypes import DType, NotFinite
-from ..errors import CheckpointError, Malformed, counted, printable
+from ..errors import CheckpointError, Malformed, NotFound, counted, printable
 from ..formats import format_of
 from ..formats.tiles import Tiled
 from ..formats.zip.archive import Archive, Inflated, Member, looks_like_zip, open_archive
@@ -355,6 +355,8 @@ def _looked_at(region: _Region) -> _Found:
             if start is not None and region.dtype is not None:
                 _count_pages(found, piece, start + at)
             at += len(piece)
+    except NotFound:  # a package that computes the values is not installed
+        raise
     except CheckpointError as error:
         found.failure = error.what
     except OSError as error:  # of the disk

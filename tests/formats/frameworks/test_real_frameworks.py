@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,16 @@ HERE = Path(__file__).parents[3] / "fixtures" / "frameworks"
 EXPECTED = json.loads((HERE / "expected.json").read_text())
 
 
+#: Ending of a file, or a folder -> the package that its values need.
+NEEDS = {"h5": "h5py", "keras": "h5py", "gguf": "gguf", "orbax-zarr": "zstandard"}
+
+
 def opened(name):
     """A file of the folder, if the package that it needs is installed."""
-    try:
-        return ckptool.open(HERE / name)
-    except NotFound as error:
-        if not (error.hint or "").startswith("pip install "):
-            raise
-        pytest.skip(str(error))
+    package = NEEDS.get(name.rpartition(".")[2])
+    if package:
+        pytest.importorskip(package)
+    return ckptool.open(HERE / name)
 
 
 def row(tensor):
@@ -76,3 +79,10 @@ def test_the_framework_is_stated(name, framework):
 
 def test_what_paddle_stores_as_uint16_may_be_bfloat16():
     assert "the file does not say which: w" in opened("paddle-bf16.pdparams").warnings[-1]
+
+
+def test_a_package_that_is_missing_is_no_damage(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(NotFound, match="needs the package gguf") as raised:
+        ckptool.verify(HERE / "gguf.gguf")
+    assert raised.value.hint == "pip install gguf"
