@@ -341,7 +341,7 @@ def draft_npz(ckpt: Checkpoint) -> Draft:
         form.append("the text metadata of the file are left out")
     if not records:
         raise CannotCarry("holds nothing that an archive of arrays can hold", where=ckpt.where, evidence=content[:8])
-    pieces: list[Piece] = lay_out("", records, case_counts=True)
+    pieces: list[Piece] = lay_out(None, records, case_counts=True)
     return Draft(pieces, tuple(form), tuple(content), "a new archive, tensors copied as they are")
 
 
