@@ -41,6 +41,22 @@ from .weights import find_state_dicts
 
 
 @dataclass(frozen=True, slots=True)
+class Role:
+    """What a tensor is in the framework that wrote it, where the file says so.
+
+    Attributes:
+        layer: the kind of layer ("Conv2D"), or "".
+        part: what it is there ("kernel"), or "".
+        axes: a letter for each dimension ("HWIO", "IO"), or "". I are inputs, O outputs, D depth, H height, W width,
+            M the outputs for each input of a depthwise convolution.
+    """
+
+    layer: str = ""
+    part: str = ""
+    axes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """What was saved, and where it came from.
 
@@ -62,6 +78,8 @@ class Checkpoint:
         part_of: what this file is a part of ("shard 1 of 3 of a checkpoint in several files"); "" for the whole.
         sealed: why the whole cannot be written to a pickle, nor its keys changed ("is a TorchScript archive: …"); ""
             if it can. Extracting the weights takes them out.
+        framework: the framework that wrote it, where the file says so: "keras", "flax"; "" if it does not, or is torch.
+        roles: what each tensor is there, by its key in the file, as far as the file says.
     """
 
     root: Any
@@ -80,6 +98,8 @@ class Checkpoint:
     ties: str = ""
     tied_names: tuple[str, ...] = ()
     part_of: str = ""
+    framework: str = ""
+    roles: Mapping[str, Role] = field(default_factory=dict)
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

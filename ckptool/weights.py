@@ -42,7 +42,9 @@ PARTS = frozenset(
 
 #: Words that make a key one of training state, never of weights: `optimizer_0`, `d_optim`, `cuda_rng_state`.
 _TRAINING_WORDS = frozenset("optim optims optimizer optimizers scheduler schedulers scaler rng rngs".split())
-_TRAINING_STATE = frozenset("amp callbacks loops message_hub random_state random_states cuda_random_state".split())
+_TRAINING_STATE = frozenset(
+    "amp callbacks loops message_hub random_state random_states cuda_random_state opt_state".split()
+)
 
 
 def is_training_state(key: Any) -> bool:

@@ -46,6 +46,9 @@ HOMES = {
     "fsspec": {"disk/stores"},
     "huggingface_hub": {"disk/hub"},
     "yaml": {"disk/documents", "porting/words"},
+    "gguf": {"formats/frameworks"},
+    "h5py": {"formats/frameworks"},
+    "zstandard": {"formats/frameworks"},
 }
 #: Where values are computed; imported inside functions, so that starting costs nothing.
 NUMERIC = {"numpy", "ml_dtypes"}

@@ -26,9 +26,12 @@ from . import (
 )
 from .base import AnyFormat, FolderFormat, Format, Split
 from .foreign import describe
+from .frameworks import flax, gguf, hdf5, joblib, keras, numpy_files, onnx, orbax, tensorflow, tfjs, tflite
 
 #: In the order in which they are tried.
 FORMATS: tuple[Format, ...] = (
+    numpy_files.NPZ,
+    keras.FORMAT,
     torch_zip.FORMAT,
     torch_legacy.FORMAT,
     safetensors.FORMAT,
@@ -36,7 +39,17 @@ FORMATS: tuple[Format, ...] = (
     torch_package.FORMAT,
     pt2.FORMAT,
     torch_tar.FORMAT,
+    joblib.FORMAT,
     plain_pickle.FORMAT,
+    numpy_files.EQUINOX,
+    numpy_files.NPY,
+    gguf.FORMAT,
+    hdf5.FORMAT,
+    flax.FORMAT,
+    tensorflow.FORMAT,
+    tflite.FORMAT,
+    onnx.FORMAT,
+    tfjs.FORMAT,
 )
 #: The formats that are directories, in the order in which they are tried.
 FOLDERS: tuple[FolderFormat, ...] = (
@@ -46,12 +59,14 @@ FOLDERS: tuple[FolderFormat, ...] = (
     one_a_rank.ZERO,
     one_a_rank.FORMAT,
     one_a_rank.MEGATRON,
+    tensorflow.FOLDER,
+    orbax.FORMAT,
 )
 _ALL: tuple[AnyFormat, ...] = (*FORMATS, *FOLDERS)
 
 _HEAD = 4096
 #: Suffixes that promise a format which is none of ours.
-_NOT_WRITTEN = frozenset(".onnx .npz .npy .gguf .h5 .hdf5 .keras .msgpack .pb .tflite .zip .json .pt2 .jit".split())
+_NOT_WRITTEN = frozenset(".onnx .npy .h5 .hdf5 .keras .msgpack .pb .tflite .zip .json .pt2 .jit".split())
 
 
 def find_format(name: str) -> Format:
@@ -157,8 +172,9 @@ def target_format(
         raise RuleError(
             f"ckptool does not write {suffix} files", where=path, hint="choose another suffix, or a format with --to"
         )
-    if suffix == ".safetensors":
-        return safetensors.FORMAT
+    own = next((f for f in FORMATS if f.draft is not None and not f.pickles and suffix in f.suffixes), None)
+    if own is not None:
+        return own
     kept = find_format(before.kept_as) if before is not None and before.kept_as else torch_zip.FORMAT
     return torch_zip.FORMAT if kept.suffixes and suffix in torch_zip.FORMAT.suffixes else kept
 

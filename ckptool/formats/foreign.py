@@ -22,12 +22,8 @@ _MAGIC: tuple[tuple[int, bytes, str, str | None], ...] = (
     (0, b"\x28\xb5\x2f\xfd", "a zstd file", "unzstd it first"),
     (0, b"7z\xbc\xaf", "a 7z archive", "unpack it first"),
     (0, b"Rar!", "a rar archive", "unpack it first"),
-    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras or h5py)", None),
-    (0, b"\x93NUMPY", "a numpy array (.npy)", None),
-    (0, b"GGUF", "a GGUF file (llama.cpp)", None),
     (0, b"ggml", "a GGML file (llama.cpp)", None),
     (0, b"TFL3", "a TensorFlow Lite model", None),
-    (4, b"TFL3", "a TensorFlow Lite model", None),
     (0, b"PYTORCH1", "a preview of the torch container that no release reads", None),
     (0, b"\x89PNG", "a picture (PNG)", None),
     (0, b"\xff\xd8\xff", "a picture (JPEG)", None),
@@ -76,8 +72,6 @@ def describe_zip(names: list[str]) -> str:
     inner = next((name for name in names if name.endswith((".pth", ".pt", ".bin", ".ckpt", ".safetensors"))), None)
     if inner:
         return f"a zip archive with a checkpoint in it ({printable(inner, 60)}); unpack it first"
-    if all(name.endswith(".npy") for name in names):
-        return "numpy arrays (.npz)"
     shown = ", ".join(printable(name, 40) for name in names[:5])
     return f"a zip archive, but none of torch's: it holds {shown}"
 

@@ -13,17 +13,17 @@ from typing import Any, NoReturn
 
 from ..checkpoint import Checkpoint
 from ..disk.files import Buffer, File, FileRange
-from ..errors import CannotCarry, Malformed, UnknownFormat
+from ..errors import CannotCarry, Malformed
 from ..inert.decode import check_all
 from ..tensor import Storage
 from ..tree import ABSENT, Global
 from ._torch import StorageId, TorchReader
 from .base import Format
 from .foreign import OLD_PICKLE
+from .frameworks.paddle import told_of_paddle
 from .torch_legacy import read_stream
 
 _LARGEST = 1 << 30
-_JOBLIB = b"joblib.numpy_pickle"
 
 
 def sniff(head: bytes, file: object = None) -> bool:
@@ -36,20 +36,14 @@ def open_pickle(file: File) -> Checkpoint:
     if file.size > _LARGEST:
         raise CannotCarry(f"is a pickle of {file.size:,} bytes; 1 GiB is the limit", where=file.path)
     data = file.read(0, file.size)
-    if _JOBLIB in data[:4096]:
-        raise UnknownFormat(
-            "not a checkpoint that can be read: a joblib file, whose arrays stand between the opcodes of its pickle",
-            where=file.path,
-            hint="load it with joblib and save it with pickle or torch.save",
-        )
-    reader = _PlainReader(data, file)
+    reader = PlainReader(data, file)
     root = reader.load()
     if reader.position < file.size:
         raise Malformed(
             f"is a plain pickle with {file.size - reader.position:,} bytes behind its end; is it several files in one?",
             where=file.path,
         )
-    return Checkpoint(
+    found = Checkpoint(
         root,
         "pickle",
         file.path,
@@ -57,18 +51,19 @@ def open_pickle(file: File) -> Checkpoint:
         warnings=check_all(reader.others, file.path),
         lost_content=reader.lost_content(),
     )
+    return told_of_paddle(found)
 
 
 def _no_storage(found: StorageId) -> NoReturn:
     raise Malformed("has a persistent id")
 
 
-class _PlainReader(TorchReader):
+class PlainReader(TorchReader):
     """Reads the streams of torch.save that stand in a plain pickle as byte strings."""
 
     def __init__(self, data: bytes, file: File) -> None:
         super().__init__(data, file.path, _no_storage)
-        self._file = file
+        self.file = file
         self._loaded: dict[int, Storage] = {}
         self._streams: list[bytes] = []
 
@@ -94,7 +89,7 @@ class _PlainReader(TorchReader):
         assert isinstance(source, FileRange)
         start = self.data.rfind(stream[:64], 0, self.position)
         if start >= 0 and self.data[start : start + len(stream)] == stream:
-            return replace(storage, source=FileRange(self._file, start + source.offset, source.length))
+            return replace(storage, source=FileRange(self.file, start + source.offset, source.length))
         return replace(storage, source=Buffer(stream[source.offset : source.offset + source.length]))
 
 

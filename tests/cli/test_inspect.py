@@ -132,10 +132,11 @@ def test_of_several_files_the_worst_decides(run: Run, files: Files) -> None:
 
 def test_formats_are_listed_for_people_and_programs(run: Run) -> None:
     listed = json.loads(run("formats", "--json").out)["formats"]
-    written = ["torch-zip", "torch-legacy", "safetensors", *(f.name for f in FOLDERS if f.draft)]
+    written = ["npz", "torch-zip", "torch-legacy", "safetensors", "gguf", *(f.name for f in FOLDERS if f.draft)]
     assert [f["name"] for f in listed if f["writes"]] == written
-    read_only = ["torchscript", "torch-package", "pt2", "torch-tar", "pickle", "zero", "ranks", "megatron"]
-    assert [f["name"] for f in listed if not f["writes"]] == read_only
+    read_only = "torchscript torch-package pt2 torch-tar pickle zero ranks megatron".split()
+    read_only += "keras joblib equinox npy hdf5 flax tensorflow tflite onnx tfjs saved-model orbax".split()
+    assert sorted(f["name"] for f in listed if not f["writes"]) == sorted(read_only)
     text = run("formats").out
     assert all(f["name"] in text for f in listed)
 

@@ -37,7 +37,7 @@ _NEVER = ("pickle.find_class", "ctypes.dlopen", "pty.spawn", "webbrowser.open", 
 _LOADING = ("exec", "compile", "marshal.loads")
 _CHANGES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink", "shutil.")
 #: What ckptool itself loads the first time that it needs it.
-_OWN = ("ckptool", "numpy", "ml_dtypes", "torch", "encodings", "safetensors")
+_OWN = ("ckptool", "numpy", "ml_dtypes", "torch", "encodings", "safetensors", "gguf")
 TARGETS = (
     ("out.pth", "torch-zip"),
     ("out.pth", "torch-legacy"),
@@ -101,6 +101,8 @@ class Judge:
                 importlib.import_module(module.name)
         for name in _STANDARD:
             importlib.import_module(name)
+        with contextlib.suppress(ImportError):
+            importlib.import_module("gguf.quants")  # it computes what quantized blocks stand for
         os.fsync = lambda descriptor: None  # thousands of files that nobody needs
         warnings.simplefilter("error")
         for said in (

@@ -52,6 +52,10 @@ def _file(rng, family, name, data, others):
         if data[:2] == b"PK":
             return zips.contents(rng, data, others, wanted=lambda record: record.endswith("data.pkl"))
         return pickles.mutated(rng, data, others) if rng.random() < 0.95 else anyhow(rng, data)
+    if family == "frameworks":
+        return pickles.mutated(rng, data, others) if data[:1] == b"\x80" and rng.random() < 0.7 else anyhow(rng, data)
+    if family == "npz" and rng.random() < 0.5:
+        return anyhow(rng, data)
     if family == "safetensors":
         return texts.safetensors(rng, data)
     if family == "legacy":

@@ -20,7 +20,22 @@ from types import SimpleNamespace
 
 #: Families of formats whose seeds are folders.
 FOLDERS = ("dcp", "sharded")
-FAMILIES = ("pickle", "zip", "safetensors", "legacy", "tar", "torchscript", "pt2", "package", *FOLDERS)
+FAMILIES = (
+    "pickle",
+    "zip",
+    "safetensors",
+    "legacy",
+    "tar",
+    "torchscript",
+    "pt2",
+    "package",
+    "npz",
+    "frameworks",
+    *FOLDERS,
+)
+#: Files of other frameworks that are read in this process and stand alone.
+FRAMEWORKS = "equinox.eqx flax.msgpack flax-chunked.msgpack float.tflite int8.tflite gguf.gguf mlx.npy".split()
+FRAMEWORKS += "onnx.onnx tf1-v1.ckpt joblib.joblib joblib-zlib.joblib paddle.pdparams plain.pkl".split()
 
 
 def plain_pickles():
@@ -253,6 +268,11 @@ def write(folder):
             _write(folder, "safetensors", name, {"": data})
         for name, data in tar_files():
             _write(folder, "tar", name, {"": data})
+        real = Path(__file__).parents[2] / "fixtures" / "frameworks"
+        for name in FRAMEWORKS:
+            _write(folder, "frameworks", name, {"": (real / name).read_bytes()})
+        for name in ("stored.npz", "packed.npz", "mlx.npz"):
+            _write(folder, "npz", name, {"": (real / name).read_bytes()})
         for family, name, data in programs(Path(scratch)):
             _write(folder, family, name, {"": data})
         for family, name, files in folders(Path(scratch)):

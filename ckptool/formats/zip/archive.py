@@ -328,7 +328,8 @@ def holds_record(file: File | Window, name: str) -> bool:
 def open_archive(file: File | Window, *, any_layout: bool = False) -> Archive:
     """Read and check the structure of an archive: end, directory and all local headers, but no payload.
 
-    With ANY_LAYOUT it need not be torch's: records stand in any folders, and names keep theirs.
+    With ANY_LAYOUT it need not be torch's: records stand in any folders, and names keep theirs. Names of
+    arrays (.npy) may then differ in upper and lower case alone: numpy tells them apart.
 
     Raises:
         Malformed: it is cut short, contradicts itself, or does what torch.save never does and no reader needs
@@ -338,7 +339,8 @@ def open_archive(file: File | Window, *, any_layout: bool = False) -> Archive:
     members = list(read_directory(file, count, offset, size))
     names = [member.name for member in members]
     top = "" if any_layout else _common_top(file, names)
-    refuse_doubles(file, names)
+    if not (any_layout and all(name.endswith(".npy") for name in names)) or len(set(names)) < len(names):
+        refuse_doubles(file, names)
     now = members
     far = isinstance(file, File) and file.far and not any_layout
     if isinstance(file, File) and file.far:

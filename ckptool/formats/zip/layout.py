@@ -26,13 +26,16 @@ class Record:
     crc: int | None
 
 
-def lay_out(top: str, records: Sequence[Record], alignment: int = 64) -> list[Piece]:
+def lay_out(
+    top: str | None, records: Sequence[Record], alignment: int = 64, *, case_counts: bool = False
+) -> list[Piece]:
     """The bytes of an archive of RECORDS, in order, exactly as torch 2.13 would write them.
 
     Args:
-        top: name of the folder that holds all records.
+        top: name of the folder that holds all records, or None where there is none.
         records: in the order of writing. torch starts with `data.pkl`.
         alignment: every payload starts at a multiple of it. 1 to 32,768: the gap must fit a 16-bit length.
+        case_counts: names may differ in upper and lower case alone.
 
     Raises:
         ValueError: an alignment or a name that cannot be written. (torch writes an unreadable file there.)
@@ -40,8 +43,11 @@ def lay_out(top: str, records: Sequence[Record], alignment: int = 64) -> list[Pi
     if not 1 <= alignment <= 1 << 15:
         raise ValueError(f"alignment must be 1 to 32768, not {alignment}")
     out = _Pieces()
-    entries = [_add_record(out, f"{top}/{record.name}", record, alignment) for record in records]
-    if len({entry.name.casefold() for entry in entries}) != len(entries):
+    entries = [
+        _add_record(out, record.name if top is None else f"{top}/{record.name}", record, alignment)
+        for record in records
+    ]
+    if len({entry.name if case_counts else entry.name.casefold() for entry in entries}) != len(entries):
         raise ValueError("two records have the same name")
     offset = out.position
     for entry, record in zip(entries, records, strict=True):

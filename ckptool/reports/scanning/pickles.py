@@ -13,7 +13,6 @@ a zip archive for one by Python.
 from __future__ import annotations
 
 import contextlib
-import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -42,7 +41,7 @@ from .following import (
     TooMuch,
 )
 from .pickles_in_zip import carved, ends_like_zip, parts_of_zip
-from .programs import program_in
+from .programs import program_in, programs_of_keras
 
 _FIRST_READ = 4096
 _LARGEST_PICKLE = 1 << 30
@@ -134,6 +133,8 @@ class Search:
         if not found.kind:
             if self.attempt(whole, 0, ""):
                 found.kind = "pickle"
+            elif kind := self._without_pickles(file, head):
+                found.kind = kind
             elif what := packed(head):
                 found.kind = what
                 found.problems.append(f"it is {what}, which is not looked into; unpack it and scan what comes out")
@@ -148,12 +149,25 @@ class Search:
             found.problems.append("it ends like a zip archive; programs disagree on what it is")
             self._all_of(carved(whole, "", 0, file.size, self.budget), 0)
 
+    def _without_pickles(self, file: File, head: bytes) -> str:
+        """The name of a format that holds no pickle, if the file is of one; its structure is checked."""
+        from ...formats import FORMATS
+
+        kind = next((f for f in FORMATS if not f.pickles and f.sniff(head, file)), None)
+        if kind is None:
+            return ""
+        with self.reporting(""):
+            self.found.programs += programs_of_keras(kind.open(file).metadata)
+        return kind.name
+
     def look(self, source: Source, head: bytes, place: str, depth: int) -> str | None:
         """Look at what begins with HEAD. Returns what it is, or None if it is nothing that holds pickles."""
         if depth > _DEEPEST:
             self.problem(place, f"archives are nested more than {_DEEPEST} deep")
             return "archive"
         if looks_like_zip(head):
+            if not place:
+                self._code_of_keras(source, head)
             return self._all_of(parts_of_zip(source, place, self.budget, partial(self._follow, depth)), depth)
         if is_tar(head):  # as with safetensors below, what only such files need is imported when there is one
             from .pickles_in_tar import parts_of_tar
@@ -174,6 +188,14 @@ class Search:
                     check_safetensors(Part(source, place))
             return "safetensors"
         return None
+
+    def _code_of_keras(self, source: Source, head: bytes) -> None:
+        """Note the code in the configuration of a model of Keras, which is an archive."""
+        from ...formats.frameworks.keras import configuration, is_keras
+
+        if is_keras(head) and isinstance(source, FileRange):
+            with self.reporting(""):
+                self.found.programs += programs_of_keras(configuration(source.file))
 
     def _all_of(self, parts: Parts, depth: int) -> str:
         """Look at all that a container is made of. Returns what it is."""
@@ -357,12 +379,13 @@ class Search:
         if start > source.length:
             self.problem(place, "its numpy array is cut short")
         elif not self.attempt(source, start, place):
-            try:
-                end = start + _npy_bytes(bytes(source.read(0, start)))
-            except Exception:  # whatever numpy thinks of a header
+            from ...formats.frameworks.numpy_files import bytes_behind
+
+            values = bytes_behind(bytes(source.read(0, start)))
+            if values is None:
                 self.problem(place, "its numpy header cannot be read")
             else:
-                self.rest(source, end, place, "array", depth)
+                self.rest(source, start + values, place, "array", depth)
         return "numpy array"
 
     # -- what to say
@@ -383,20 +406,3 @@ class Search:
             yield
         except CheckpointError as error:
             self.problem(place, error)
-
-
-def _npy_bytes(header: bytes) -> int:
-    """Bytes of the values that follow the header of a numpy array."""
-    import math
-    import warnings
-
-    from numpy.lib import format as npy
-
-    file = io.BytesIO(header)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        reader = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = reader(file)
-    if min(shape, default=0) < 0:
-        raise ValueError
-    return math.prod(shape) * dtype.itemsize

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from ...errors import CheckpointError
 from ...formats.zip.archive import Archive
 
 MACHINE_CODE, SOURCE = "machine code", "source code of Python"
 EXPRESSION = "an expression that torch evaluates as Python"
+LAMBDA = "a Lambda layer, whose code Keras runs"
 #: What a program beside the pickles may be.
-PROGRAMS = frozenset([MACHINE_CODE, SOURCE, EXPRESSION])
+PROGRAMS = frozenset([MACHINE_CODE, SOURCE, EXPRESSION, LAMBDA])
 
 _MOST_TEXT = 1 << 28
 #: Functions that torch writes into the symbolic sizes of an exported program.
@@ -22,6 +24,7 @@ _FUNCTIONS = frozenset(
     floor ceiling sqrt OpaqueUnaryFn_sqrt OpaqueUnaryFn_log OpaqueUnaryFn_exp""".split()
 )
 _EXPRESSION = re.compile(rb'"expr_str"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_LAMBDA = re.compile(r'"(?:class_name|registered_name)"\s*:\s*"(?:Lambda|__lambda__)"')
 _DERIVED = re.compile(rb'"(?:derived|dims)"\s*:')
 
 
@@ -32,6 +35,11 @@ def program_in(head: bytes) -> str | None:
     if head.startswith(b"MZ") and head[(at := int.from_bytes(head[0x3C:0x40], "little")) : at + 4] == b"PE\0\0":
         return MACHINE_CODE
     return None
+
+
+def programs_of_keras(metadata: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The code in the configuration of a model of Keras: (what it is, where)."""
+    return [(LAMBDA, key) for key, text in metadata.items() if key.startswith("keras.") and _LAMBDA.search(text)]
 
 
 def programs_of_archive(archive: Archive, place: str, kind: str) -> list[tuple[str, str]]:

@@ -1,0 +1,121 @@
+"""tfjs: the weights of TensorFlow.js: a JSON document that names them, and files of their bytes beside it. Read only.
+
+    {"weightsManifest": [{"paths": ["group1-shard1of2.bin", …],
+                          "weights": [{"name", "shape", "dtype", "quantization": {"dtype", "scale", "min"}}, …]}, …]}
+
+The files of a group, one after the other, hold its weights, one after the other. Quantized weights are integers that
+stand for number * scale + min; the two are `NAME/scale` and `NAME/min` here. Halved ones (float16) are float16 here.
+"""
+
+from __future__ import annotations
+
+import struct
+from math import prod
+from typing import Any
+
+from ...checkpoint import Checkpoint
+from ...disk.documents import read_json
+from ...disk.files import Buffer, File, FileRange, Joined, Source
+from ...disk.inside import Folder
+from ...dtypes import BY_NAME
+from ...errors import CannotCarry, Malformed, counted, printable
+from ...tensor import LazyTensor
+from ..base import Format
+from .found import checked_shape, named, tensor_over
+
+_LARGEST = 1 << 28
+_TYPES = ("float32", "float16", "int32", "uint8", "uint16", "bool", "complex64")
+_MANIFEST = b'"weightsManifest"'
+
+
+def open_tfjs(file: File) -> Checkpoint:
+    """Open a model by its JSON document: names and places of its weights are read, no weight is."""
+    document = read_json(file.read(0, min(file.size, _LARGEST)), file.path)
+    groups = document.get("weightsManifest") if isinstance(document, dict) else None
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        raise Malformed("its weightsManifest is none", where=file.path)
+    if file.fd < 0:
+        raise CannotCarry(
+            "names files of weights beside it; of URLs, single files are read",
+            where=file.path,
+            hint="fetch its folder, and name the file here",
+        )
+    folder = Folder(file.path.parent)
+    entries: list[tuple[str, LazyTensor]] = []
+    size, lost = file.size, []
+    for group in groups:
+        paths, weights = group.get("paths"), group.get("weights")
+        if not isinstance(paths, list) or not isinstance(weights, list):
+            raise Malformed("a group of its weightsManifest has no paths or weights", where=file.path)
+        files = [folder.file(str(path), file.path.name) for path in paths]
+        size += sum(one.size for one in files)
+        bytes_ = Joined(tuple(FileRange(one, 0, one.size) for one in files if one.size))
+        at = 0
+        for weight in weights:
+            made, at = _weight(weight, bytes_, at, file)
+            entries += made
+        if at < bytes_.length:
+            lost.append(f"{counted(bytes_.length - at, 'byte')} that follow the last weight of a group")
+    left = ("left out: the layers of the model (modelTopology)",) if document.get("modelTopology") else ()
+    return Checkpoint(
+        named(entries, file.path),
+        "tfjs",
+        file.path,
+        size,
+        warnings=tuple(lost),
+        lost_form=(*lost, *left),
+        framework="tensorflow.js",
+    )
+
+
+def _weight(weight: Any, held: Joined, at: int, file: File) -> tuple[list[tuple[str, LazyTensor]], int]:
+    """A weight and what it is scaled by, and where the next one begins."""
+    said = weight if isinstance(weight, dict) else {}
+    name, shape, kind = said.get("name"), said.get("shape"), said.get("dtype")
+    quantized = said.get("quantization") if isinstance(said.get("quantization"), dict) else {}
+    stored = quantized.get("dtype", kind) if isinstance(quantized, dict) else kind
+    if not isinstance(name, str) or not isinstance(shape, list):
+        raise Malformed("a weight of its weightsManifest has no name or shape", where=file.path)
+    if stored not in _TYPES:
+        raise CannotCarry(
+            f"{printable(repr(name), 80)} has the type {printable(str(stored), 40)}, which is not read", where=file.path
+        )
+    dtype = BY_NAME[stored]
+    checked_shape(shape, dtype, name, file.path)
+    nbytes = prod(shape) * dtype.itemsize
+    if at + nbytes > held.length:
+        raise Malformed(
+            f"{printable(repr(name), 80)} reaches beyond the files of its group",
+            where=file.path,
+            evidence=[f"it ends at byte {at + nbytes:,}, and they have {held.length:,}"],
+            hint="the download or copy did not finish; fetch the missing files",
+        )
+    part = held.part(at, nbytes)
+    source: Source = part.parts[0] if len(part.parts) == 1 else part
+    made = [(name, tensor_over(source, dtype, shape, name))]
+    for word in ("scale", "min"):
+        number = quantized.get(word) if isinstance(quantized, dict) else None
+        if isinstance(number, int | float):
+            key = f"{name}/{word}"
+            made.append((key, tensor_over(Buffer(struct.pack("<d", number)), BY_NAME["float64"], (), key)))
+    return made, at + nbytes
+
+
+def _is_manifest(head: bytes, file: Any) -> bool:
+    """Whether a JSON document names weights. The layers may stand before them."""
+    if head.lstrip()[:1] != b"{" or not (_MANIFEST in head or b'"modelTopology"' in head or b'"format"' in head):
+        return False
+    return _MANIFEST in head or (file.size <= _LARGEST and _MANIFEST in file.read(0, file.size))
+
+
+FORMAT = Format(
+    name="tfjs",
+    aliases=(),
+    suffixes=(),
+    summary="weights of TensorFlow.js: model.json with the files that it names",
+    carries="tensors under their names, quantized ones with what they are scaled by; the layers are not read",
+    pickles=False,
+    sniff=_is_manifest,
+    open=open_tfjs,
+    loader="other",
+)
