@@ -159,12 +159,12 @@ def _templates(members: Sequence[Entry]) -> dict[str, str]:
 
 def _text(expr: Expr, names: dict[str, str]) -> str:
     """An expression with some keys shown under other names, which may have holes."""
-    if expr.op == "key":
-        name = names.get(expr.key) or _with_braces(expr.key)
-        return name if re.fullmatch(r"[\w.\-/]+", expr.key) else json.dumps(name, ensure_ascii=False)
-    words = ex.OPERATIONS[expr.op].first
-    params, args = list(map(str, expr.params)), [_text(arg, names) for arg in expr.args]
-    return f"{expr.op}({', '.join(params[:words] + args + params[words:])})"
+
+    def written(key: str) -> str:
+        name = names.get(key) or _with_braces(key)
+        return name if re.fullmatch(r"[\w.\-/]+", key) else json.dumps(name, ensure_ascii=False)
+
+    return expr.written(written)
 
 
 def _with_braces(key: str) -> str:
@@ -335,7 +335,7 @@ def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
         RuleError: values are lost on the way; says for which keys.
     """
     mapping = _fitted(mapping, shapes)
-    pieces: dict[str, list[tuple[Expr, Any]]] = defaultdict(list)
+    pieces: dict[str, list[tuple[Expr, Expr]]] = defaultdict(list)
     lost: list[str] = []
     for entry in mapping.entries:
         if entry.expr is None:

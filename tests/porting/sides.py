@@ -18,7 +18,7 @@ from ckptool.tensor import LazyTensor, Storage, contiguous_stride
 
 def lazy_tensor(values: Any) -> LazyTensor:
     """A numpy array as a tensor of a file."""
-    values = np.ascontiguousarray(values)
+    values = np.array(values, order="C")  # which keeps a single number one
     dtype = BY_NAME[values.dtype.name]
     return LazyTensor(
         Storage(Buffer(values.tobytes()), "cpu", dtype), dtype, values.shape, contiguous_stride(values.shape)

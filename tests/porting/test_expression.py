@@ -221,11 +221,11 @@ def rearrangements(draw: st.DrawFn) -> Expr:
             shape = draw(st.sampled_from([(12, 8), (96,), (4, 24), (2, 6, 8), (3, 4, 2, 4)]))
             made = ex.reshape(made, shape)
         elif kind == "rotary" and shape[0] % 4 == 0:
-            made = Expr("rotary", (made,), (2, draw(st.sampled_from(["half", "interleaved"]))))
+            made = ex.rotary(made, 2, draw(st.sampled_from(["half", "interleaved"])))
         elif kind == "flatten" and shape[-1] == 8:
-            made = Expr("flatten", (made,), (2, 2, 2, draw(st.sampled_from(["nchw", "nhwc"]))))
+            made = ex.flatten(made, 2, 2, 2, draw(st.sampled_from(["nchw", "nhwc"])))
         elif kind == "shift":
-            made = Expr("shift", (made,), (1.0,))
+            made = ex.shift(made, 1.0)
     return made
 
 
@@ -236,7 +236,7 @@ def test_what_only_rearranges_comes_back_by_its_inverse(made: Expr) -> None:
     back = ex.inverted("y", made, {"x": x.shape})
     assert back is not None
     ((expr, piece),) = back["x"]
-    assert piece == ("all",)
+    assert piece == ex.of("x")
     np.testing.assert_array_equal(ex.lazy(expr, {"y": lazy_tensor(forth)}).numpy(), x)
 
 
@@ -288,15 +288,15 @@ def test_what_is_taken_apart_and_put_together_again_is_a_copy() -> None:
 def test_parts_that_alternate_by_head_are_put_together_and_taken_apart_again(heads: int, rows: list[int]) -> None:
     parts = {f"p{i}": values(heads * n, 2, start=100 * i) for i, n in enumerate(rows)}
     tensors = {key: lazy_tensor(value) for key, value in parts.items()}
-    whole = Expr("by_heads", tuple(map(ex.of, parts)), (heads,))
+    whole = ex.by_heads(heads, *map(ex.of, parts))
     held = ex.lazy(whole, tensors).numpy().reshape(heads, sum(rows), 2)
     shapes = {key: value.shape for key, value in parts.items()}
     for key, back in (ex.inverted("x", whole, shapes) or {}).items():
         ((expr, _),) = back
         flat = {"x": lazy_tensor(held.reshape(-1, 2))}
         np.testing.assert_array_equal(ex.lazy(expr, flat).numpy(), parts[key])
-    apart = ex.of_heads(ex.of("x"), heads, rows)
-    assert str(ex.simplified(Expr("by_heads", tuple(apart), (heads,)), {"x": (heads * sum(rows), 2)})) == "x"
+    apart = ex.cut_by_heads(ex.of("x"), heads, rows)
+    assert str(ex.simplified(ex.by_heads(heads, *apart), {"x": (heads * sum(rows), 2)})) == "x"
 
 
 def test_a_sum_keeps_float64_and_rounds_bfloat16_once(torch) -> None:  # type: ignore[no-untyped-def]

@@ -162,13 +162,13 @@ def test_odd_names_survive(tmp_path_factory: pytest.TempPathFactory, names: dict
 KEYS = st.text(min_size=1).map(ex.of)
 SIZES = st.integers(0, 9)
 FORMS = st.recursive(
-    KEYS | st.lists(SIZES, max_size=3).map(lambda sizes: Expr("zeros", (), tuple(sizes))),
+    KEYS | st.lists(SIZES, max_size=3).map(lambda sizes: ex.zeros(*sizes)),
     lambda inner: st.one_of(
         st.builds(lambda x: Expr("transpose", (x,)), inner),
         st.builds(lambda x, a, b, c: Expr("slice", (x,), (a, b, c)), inner, SIZES, SIZES, SIZES),
         st.builds(lambda d, parts: Expr("cat", tuple(parts), (d,)), SIZES, st.lists(inner, min_size=1, max_size=3)),
         st.builds(lambda x, n: Expr("scale", (x,), (n,)), inner, st.floats(allow_nan=False, allow_infinity=False)),
-        st.builds(lambda x, n, to: Expr("rotary", (x,), (n, to)), inner, SIZES, st.sampled_from(["half", "other"])),
+        st.builds(lambda x, n, to: ex.rotary(x, n, to), inner, SIZES, st.sampled_from(["half", "other"])),
     ),
     max_leaves=5,
 )

@@ -186,10 +186,10 @@ def _product(
 ) -> Expr:
     rest = list(more)
     w = ex.transpose(w) if turned else w
-    made = Expr("lora_alpha", (w, a, b, rest.pop(0))) if alpha else Expr("lora", (w, a, b), (scale,))
+    made = ex.lora_alpha(w, a, b, rest.pop(0)) if alpha else ex.lora(w, a, b, scale)
     if magnitude is not None:
         norms = rest.pop(0)
         if len(magnitude.shape) > 2 and magnitude.shape[0] == 1:  # stored along the second dimension, though of rows
             norms = ex.reshape(norms, (prod(magnitude.shape),))
-        made = Expr("weight_norm", (norms, made))
+        made = ex.weight_norm(norms, made)
     return ex.transpose(made) if turned else made

@@ -249,7 +249,7 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
         return _Form(parts, size)
     if "q" not in parts and "k" not in parts:
         bias = one.pieces.get(".".join(weight.path) + "|bias")
-        if weight.expr.op != "key" and bias is not None and not one.is_target:  # of experts, in products with biases
+        if not weight.expr.is_copy and bias is not None and not one.is_target:  # of experts, in products with biases
             return _Form(parts, size, 0, _TAKE_TURNS, (parts, size, size[0]))
         swapped = (parts[::-1], size[::-1], 0)
         return _Form(parts, size) if kind.sure else _Form(parts, size, 0, _WHICH_HALF, swapped)
@@ -444,7 +444,7 @@ def _block(e: Expr, *, start: int, stop: int) -> Expr:
 def _parts_of(e: Expr, sizes: Sequence[int], heads: int) -> list[Expr]:
     """The parts of a projection, of so many rows each: one after the other, or alternating in so many heads."""
     if heads > 1:
-        return ex.of_heads(e, heads, [size // heads for size in sizes])
+        return ex.cut_by_heads(e, heads, [size // heads for size in sizes])
     edges = [0, *accumulate(sizes)]
     return [ex.part(e, 0, start, stop) for start, stop in pairwise(edges)]
 
@@ -470,7 +470,7 @@ def _take_apart(canon: Canon, piece: Piece, form: _Form) -> None:
         )
         new.append((made, partial(_nth, form=form, index=index)))
     if form.heads > 1:
-        canon.become(piece, new, lambda *e: Expr("by_heads", e, (form.heads,)))
+        canon.become(piece, new, lambda *e: ex.by_heads(form.heads, *e))
     else:
         canon.become(piece, new, lambda *e: ex.cat(0, *e))
 
@@ -480,7 +480,7 @@ def _nth(e: Expr, *, form: _Form, index: int) -> Expr:
 
 
 def _with_zeros_between(q: Expr, v: Expr, *, n: int) -> Expr:
-    return ex.cat(0, q, Expr("zeros", (), (n,)), v)
+    return ex.cat(0, q, ex.zeros(n), v)
 
 
 def missing_key_bias(canon: Canon) -> None:

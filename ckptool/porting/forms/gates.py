@@ -342,7 +342,7 @@ def _stack(one: Canon, parts: Sequence[Piece | None], new: Piece) -> None:
 
     def down(*e: Expr) -> Expr:
         given: Iterator[Expr] = iter(e)
-        return ex.cat(0, *(Expr("zeros", (), (size,)) if gap else next(given) for gap in gaps))
+        return ex.cat(0, *(ex.zeros(size) if gap else next(given) for gap in gaps))
 
     edges = list(pairwise(accumulate([0, *[size] * len(parts)])))
     up = [partial(ex.part, dim=0, start=a, stop=b) for (a, b), gap in zip(edges, gaps, strict=True) if not gap]

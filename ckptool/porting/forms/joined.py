@@ -383,9 +383,9 @@ def _merge(one: Canon, parts: Sequence[Piece], new: Piece, join: _Join) -> Piece
 def _merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
     """The biases of layers whose results are added: their sum, and of a sum the first one with zeros for the others."""
     if len({p.shape for p in parts}) == 1:
-        zeros = Expr("zeros", (), parts[0].shape)
+        zeros = ex.zeros(*parts[0].shape)
         up: list[Callable[[Expr], Expr]] = [unchanged, *[lambda _: zeros] * (len(parts) - 1)]
-        one.merge(parts, new, lambda *e: Expr("add", e) if len(e) > 1 else e[0], up)
+        one.merge(parts, new, ex.add, up)
 
 
 # -- families of names

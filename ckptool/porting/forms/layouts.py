@@ -96,7 +96,7 @@ def turn_by_vote(canon: Canon) -> None:
     matrices = []
     for piece in canon.pieces.values():
         rank = len(piece.shape)
-        if piece.role != "weight" or rank not in (2, 3) or piece.expr.op not in ("key", "select"):
+        if piece.role != "weight" or rank not in (2, 3) or not (piece.expr.is_copy or ex.is_selected(piece.expr)):
             continue
         bias = canon.pieces.get(".".join(piece.path) + "|bias")
         if bias is None or not bias.shape or squeezed(bias.shape[:-1]) != squeezed(piece.shape[:-2]):
@@ -116,9 +116,9 @@ def turn_by_vote(canon: Canon) -> None:
             turn(canon, piece)
 
 
-def _held(piece: Piece) -> tuple[int, str]:
+def _held(piece: Piece) -> tuple[int, bool]:
     """How a matrix is held: one among several in a tensor, or alone."""
-    return len(piece.shape), piece.expr.op
+    return len(piece.shape), piece.expr.is_copy
 
 
 def _unseen(entry: Entry) -> bool:
@@ -146,7 +146,7 @@ def follow_names(source: Canon, target: Canon) -> None:
     """
     ends: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in source.pieces.values():
-        if len(piece.shape) >= 2 and piece.expr.op == "key":
+        if len(piece.shape) >= 2 and piece.expr.is_copy:
             for at in range(len(piece.path)):
                 ends[piece.path[at:]].append(piece)
     same, votes = [], Counter[bool]()
@@ -204,7 +204,7 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
     wanted = {squeezed(p.shape) for p in target.pieces.values()}
     turned_there = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
     for p in list(source.pieces.values()):  # what is in a layer is laid out as in torch, as a rule; the sizes say not
-        if p.role == "weight" and p.expr.op == "key" and p.shape in turned_there and squeezed(p.shape) not in wanted:
+        if p.role == "weight" and p.expr.is_copy and p.shape in turned_there and squeezed(p.shape) not in wanted:
             turn(source, p)
     bare = [
         p

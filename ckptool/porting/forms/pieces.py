@@ -123,9 +123,7 @@ class Canon:
 
 def substituted(expr: Expr, values: dict[str, Expr]) -> Expr:
     """EXPR with some keys replaced by expressions."""
-    if expr.op == "key":
-        return values.get(expr.key, expr)
-    return replace(expr, args=tuple(substituted(arg, values) for arg in expr.args))
+    return expr.replaced(lambda key: values.get(key) or ex.of(key))
 
 
 def unchanged(e: Expr) -> Expr:

@@ -8,7 +8,6 @@ from functools import partial
 
 from .. import expression as ex
 from ..doubts import Doubt
-from ..expression import Expr
 from .layouts import turn
 from .pieces import Canon, Piece, unchanged
 
@@ -60,7 +59,7 @@ def merge_norms(one: Canon, other: Canon) -> None:
         if v is None or ("weight_g" in roles and (v.shape in normed or v.shape not in plain)):
             continue
         new = replace(v, role="weight")
-        one.merge([g, v], new, lambda a, b: Expr("weight_norm", (a, b)), [lambda e: Expr("norm", (e,)), lambda e: e])
+        one.merge([g, v], new, ex.weight_norm, [ex.norm, unchanged])
     for w in [p for p in one.pieces.values() if p.role == "weight_orig"]:
         if "weight_orig" in roles:
             continue
@@ -68,7 +67,7 @@ def merge_norms(one: Canon, other: Canon) -> None:
         v = one.pieces.get(".".join(w.path) + "|weight_sv")
         if u is None or v is None or one.is_target:
             continue
-        one.merge([w, u, v], replace(w, role="weight"), lambda a, b, c: Expr("spectral_norm", (a, b, c)), [])
+        one.merge([w, u, v], replace(w, role="weight"), ex.spectral_norm, [])
 
 
 def merge_masks(source: Canon, target: Canon) -> None:
@@ -87,9 +86,7 @@ def merge_masks(source: Canon, target: Canon) -> None:
             if one.is_target:
                 why = "which elements count as pruned is read from the zeros of the source"
                 new = replace(new, doubts=(*new.doubts, Doubt(why)))
-            one.merge(
-                [whole, mask], new, lambda a, b: Expr("mul", (a, b)), [unchanged, lambda e: Expr("nonzero", (e,))]
-            )
+            one.merge([whole, mask], new, ex.mul, [unchanged, ex.nonzero])
 
 
 def name_unknown(one: Canon, other: Canon) -> None:

@@ -48,7 +48,7 @@ def add_key_biases(source: Canon, target: Canon) -> None:
         value = biases["v"]
         if biases["q"] is not None and value is not None and biases["k"] is None:
             shape = parts["k"].shape[:1]
-            source.put(replace(value, path=parts["k"].path, shape=shape, expr=Expr("zeros", (), shape)))
+            source.put(replace(value, path=parts["k"].path, shape=shape, expr=ex.zeros(*shape)))
 
 
 def _attentions(source: Canon) -> list[dict[str, Piece]]:
@@ -81,4 +81,4 @@ def _repeat(source: Canon, piece: Piece, groups: int, times: int) -> None:
 
 
 def _in_place(e: Expr, *, groups: int, times: int) -> Expr:
-    return Expr("by_heads", (e,) * times, (groups,)) if groups > 1 else ex.cat(0, *[e] * times)
+    return ex.by_heads(groups, *[e] * times) if groups > 1 else ex.cat(0, *[e] * times)

@@ -241,7 +241,7 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
             return turn(one, piece) if ways == [True] else piece
     if votes[True] > votes[False]:
         return turn(one, piece)
-    if votes or piece.expr.op not in ("key", "transpose"):
+    if votes or not (piece.expr.is_copy or ex.is_transposed(piece.expr)):
         return piece
     reason = "whether these matrices stand with their inputs or their outputs first is in the code only"
     rival = None if one.is_target else ex.transpose(piece.expr)

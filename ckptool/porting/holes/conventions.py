@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import expression as ex
 from ..doubts import About, Doubt
-from ..expression import Expr, Shape
+from ..expression import Shape
 from ..forms.fused import heads_of, of_library, other_arrangement, part_label
 from ..forms.layouts import PRODUCTS, TURNED_IN_CODE, is_bare, is_turned, kin
 from ..forms.pieces import Piece, squeezed
@@ -53,7 +53,7 @@ def _bare_squares(filling: Filling) -> None:
         shape = None if piece is None else _as_matrix(piece)
         if piece is None or shape is None:
             continue
-        same = filled.expr, filled.expr.args[0] if filled.expr.op == "reshape" else None
+        same = filled.expr, ex.unreshaped(filled.expr)
         own = next((p for p in s.pieces.values() if p.expr in same), None)
         if own is None or not is_bare(own) or len(own.shape) < 2:
             continue
@@ -95,8 +95,8 @@ def _turned_squares(filling: Filling) -> None:
         turned = is_turned(filling.target, piece)
         if own.shape[-1] != own.shape[-2]:
             if not is_bare(own):  # a parameter of its own is laid out as its code likes, and no kin of a layer
-                votes[kin(own)][turned != (own.expr.op == "transpose")] += 1
-        elif own.expr.op == "key" and own.leaf not in table().inputs_first and not is_bare(own):
+                votes[kin(own)][turned != ex.is_transposed(own.expr)] += 1
+        elif own.expr.is_copy and own.leaf not in table().inputs_first and not is_bare(own):
             unseen = piece.entry.used is None and is_bare(piece) and piece.entry.module != "Embedding"
             square.append((filled, own, turned, turned or unseen))
     for filled, own, turned, is_open in square:
@@ -159,7 +159,7 @@ def _rotary(filling: Filling) -> None:
             continue
         turned = None
         if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
-            turned = Expr("rotary", (filled.expr,), (heads, kind if kind != "unknown" else "half"))
+            turned = ex.rotary(filled.expr, heads, kind if kind != "unknown" else "half")
         doubt = Doubt(
             "the model turns queries and keys (rotary embedding); whether the source pairs rows in the same way is "
             "not in its names"
@@ -198,7 +198,7 @@ def _flatten(filling: Filling) -> None:
                 apart = ex.reshape(filled.expr, (piece.shape[0], *(sizes[letter] for letter in theirs[1:])))
                 filled.expr = ex.reshape(ex.permute(apart, *map(theirs.index, layout)), piece.shape)
             else:
-                filled.expr = Expr("flatten", (filled.expr,), (c, h, w, layout))
+                filled.expr = ex.flatten(filled.expr, c, h, w, layout)
             own, other = layout.upper(), theirs.upper()
             filled.doubts.append(Doubt(f"the model flattens features as {own}; the source most likely does as {other}"))
 
@@ -288,7 +288,7 @@ def _centred_norms(filling: Filling) -> None:
             continue
         for t, _, piece in members:
             filled = filling.holes[piece.name]
-            moved = Expr("shift", (filled.expr,), (amount,))
+            moved = ex.shift(filled.expr, amount)
             filled.doubts.append(Doubt(doubt))
             # code that adds 1 has as a rule no bias; weights that are above 0 may be so after 1 was taken from them
             if not adds_one and "bias" not in t.pieces:
@@ -354,7 +354,7 @@ def _equalised(filling: Filling) -> None:
     doubt = Doubt("the source's weights are as wide as where code multiplies them by 1 / sqrt(inputs)")
     for filled, inputs in layers:
         filled.doubts.append(doubt)
-        filled.rivals += [Expr("scale", (filled.expr,), ((n / inputs) ** 0.5,)) for n in (2, 1)]
+        filled.rivals += [ex.scale(filled.expr, (n / inputs) ** 0.5) for n in (2, 1)]
 
 
 def _joined_by(piece: Piece | None) -> dict[str, int] | None:

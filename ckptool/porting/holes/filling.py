@@ -112,10 +112,10 @@ class Filling:
         if len(own) == 1:
             if hh is not None and len(hh.shape) > 1 and hh.shape[0] == 3 * hh.shape[1]:
                 return None  # a GRU multiplies one of its two biases by a gate before it adds them
-            return Expr("add", tuple(s.pieces[r].expr for r in theirs)), theirs
+            return ex.add(*(s.pieces[r].expr for r in theirs)), theirs
         if role == own[0]:
             return s.pieces[theirs[0]].expr, theirs
-        return Expr("zeros", (), piece.shape), []
+        return ex.zeros(*piece.shape), []
 
     def guess(self, targets: list[Unit], sources: list[Unit]) -> None:
         """What no evidence separates: paired as it comes and called a guess, where there is any reason to fill it."""

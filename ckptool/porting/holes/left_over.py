@@ -138,7 +138,7 @@ def segments(
         return
     for unit in targets:
         if label(group, unit.words) == "segment" and unit.main.entry.module == "Embedding":
-            yield Proposal(unit, words, unit.main.role, Expr("zeros", (), unit.main.shape), _NO_SEGMENTS)
+            yield Proposal(unit, words, unit.main.role, ex.zeros(*unit.main.shape), _NO_SEGMENTS)
 
 
 def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:

@@ -48,18 +48,18 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
         return ex.reshape(ex.transpose(ex.reshape(expr, other, have)), wanted, narrow), doubt, ()
     if len(wanted) == len(have) and len(wanted) in (3, 4, 5) and wanted[:1] + wanted[2:] == have[:1] + have[2:]:
         if wanted[1] == 1:
-            return Expr("sum", (expr,), (1,)), f"{have[1]} input channels are summed to 1", ()
+            return ex.summed(expr, 1), f"{have[1]} input channels are summed to 1", ()
         if wanted[1] % have[1] == 0:
             times = wanted[1] // have[1]
             doubt = f"{have[1]} input channels are repeated to {wanted[1]}, divided by {times}"
-            return Expr("repeat", (expr,), (1, times)), doubt, ()
+            return ex.repeat(expr, 1, times), doubt, ()
     if len(wanted) == 5 and len(have) == 4 and wanted[:2] + wanted[3:] == have and wanted[2] > 1:
         flat = ex.reshape(expr, (*have[:2], 1, *have[2:]))
         doubt = f"the kernel of pictures is repeated for {wanted[2]} frames, divided by {wanted[2]}"
-        return Expr("repeat", (flat,), (2, wanted[2])), doubt, ()
+        return ex.repeat(flat, 2, wanted[2]), doubt, ()
     if len(wanted) == 4 and len(have) == 5 and have[:2] + have[3:] == wanted:
         doubt = f"the kernels of {have[2]} frames are summed to one of pictures"
-        return ex.reshape(Expr("sum", (expr,), (2,)), wanted), doubt, ()
+        return ex.reshape(ex.summed(expr, 2), wanted), doubt, ()
     return None
 
 
@@ -100,7 +100,7 @@ def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
     if wanted[0] < have[0]:
         return ex.part(expr, 0, 0, wanted[0]), f"the first {wanted[0]:,} of {have[0]:,} words", ()
     doubt = f"{wanted[0] - have[0]:,} words more than the source has, which get the mean of its {have[0]:,}"
-    return Expr("grow", (expr,), (0, wanted[0])), doubt, ()
+    return ex.grow(expr, 0, wanted[0]), doubt, ()
 
 
 def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
@@ -111,7 +111,7 @@ def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
         old, new = have[-2] - prefix, wanted[-2] - prefix
         a, b = isqrt(max(old, 0)), isqrt(max(new, 0))
         if old > 0 and new > 0 and a * a == old and b * b == new:
-            made = ex.reshape(Expr("resize", (expr,), (prefix, a, a, b, b)), wanted, (*have[:-2], *wanted[-2:]))
+            made = ex.reshape(ex.resize(expr, prefix, (a, a), (b, b)), wanted, (*have[:-2], *wanted[-2:]))
             kept = counted(prefix, "class token")
             return made, f"position table resized from {a} x {a} to {b} x {b} (bicubic, {kept})", ()
     if len(wanted) != 2 or len(have) != 2:
@@ -127,8 +127,8 @@ def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
             )
         return first, f"the first {new:,} of {old:,} positions", (last,)
     if new - old <= _PADDING:
-        padded = ex.cat(0, Expr("zeros", (), (new - old, wanted[1])), expr)
-        grown = Expr("grow", (expr,), (0, new))
+        padded = ex.cat(0, ex.zeros(new - old, wanted[1]), expr)
+        grown = ex.grow(expr, 0, new)
         return padded, f"{new - old} positions more than the source has, taken to be for padding, in front", (grown,)
-    made = Expr("resize", (expr,), (0, 1, old, 1, new))
-    return made, f"position table resized from {old:,} to {new:,} (bicubic)", (Expr("grow", (expr,), (0, new)),)
+    made = ex.resize(expr, 0, (1, old), (1, new))
+    return made, f"position table resized from {old:,} to {new:,} (bicubic)", (ex.grow(expr, 0, new),)

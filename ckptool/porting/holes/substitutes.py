@@ -6,7 +6,7 @@ from math import prod
 
 from .. import expression as ex
 from ..doubts import Doubt
-from ..expression import Expr, Shape
+from ..expression import Shape
 from ..forms.pieces import substituted
 from ..matching.match import is_average
 from ..matching.units import SOME, Pair, Unit, label_of, related, similarity
@@ -85,15 +85,15 @@ def _fold_norms(filling: Filling) -> None:
             continue
         gamma, var = norm.pieces["weight"].expr, norm.pieces["running_var"].expr
         mean = norm.pieces["running_mean"].expr
-        beta = norm.pieces["bias"].expr if "bias" in norm.pieces else Expr("zeros", (), norm.pieces["weight"].shape)
+        beta = norm.pieces["bias"].expr if "bias" in norm.pieces else ex.zeros(*norm.pieces["weight"].shape)
         doubt = Doubt("the source has a batch norm here and the target has none: folded in, with eps 1e-05")
         hole = t.pieces["weight"].name
         plain = filling.holes[hole].expr
-        filling.holes[hole] = Filled(Expr("fold_weight", (plain, gamma, var), (1e-05,)), "folded", [doubt], [plain])
+        filling.holes[hole] = Filled(ex.fold_weight(plain, gamma, var, 1e-05), "folded", [doubt], [plain])
         own = filling.holes.get(t.pieces["bias"].name) if "bias" in before.pieces else None
-        bias = Expr("zeros", (), norm.pieces["weight"].shape) if own is None else own.expr
+        bias = ex.zeros(*norm.pieces["weight"].shape) if own is None else own.expr
         filling.holes[t.pieces["bias"].name] = Filled(
-            Expr("fold_bias", (bias, gamma, beta, mean, var), (1e-05,)),
+            ex.fold_bias(bias, gamma, beta, mean, var, 1e-05),
             "folded",
             [doubt],
             [beta if own is None else bias],

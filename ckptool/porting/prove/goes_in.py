@@ -44,7 +44,7 @@ def at_once(ground: Ground, fronts: Sequence[Use]) -> Iterator[Change]:
             pairs.append((f.held["weight"], columns(ground.theirs_of(u.held["weight"]), order, 1)))
             if (bias := ground.own.bias(f)) is not None:
                 theirs = ground.theirs_of(ground.theirs.bias(u))
-                pairs.append((bias, Expr("zeros", (), bias.shape) if theirs is None else theirs))
+                pairs.append((bias, ex.zeros(*bias.shape) if theirs is None else theirs))
     new: dict[str, Expr] = {}
     for pairs in by_keys.values():
         new |= ground.put(pairs) or {}

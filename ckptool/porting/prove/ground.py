@@ -58,7 +58,7 @@ class Ground:
     def put(self, pairs: Sequence[tuple[Held | None, Expr | None]]) -> dict[str, Expr] | None:
         """The entries that make these weights of the model these expressions, or None where that cannot be said."""
         own_shapes = {key: entry.shape for key, entry in self.entries.items()}
-        pieces: dict[str, list[tuple[Expr, object]]] = {}
+        pieces: dict[str, list[tuple[Expr, Expr]]] = {}
         for held, value in pairs:
             if held is None or value is None:
                 continue
@@ -81,22 +81,22 @@ class Ground:
             out[key] = made
         return out
 
-    def _whole(self, key: str, pieces: list[tuple[Expr, object]]) -> Expr | None:
+    def _whole(self, key: str, pieces: list[tuple[Expr, Expr]]) -> Expr | None:
         """A key from its pieces; what they leave out stays what it is."""
         entry = self.entries[key]
         made = ex.reassembled(pieces, entry.shape)
-        kind = pieces[0][1]
-        if made is None and entry.expr is not None and isinstance(kind, tuple) and kind[:2] == ("slice", 0):
+        rows = [(*cut[1:], value) for value, piece in pieces if (cut := ex.rows_cut(piece)) is not None]
+        if made is None and entry.expr is not None and len(rows) == len(pieces):
             parts, at = [], 0
-            for value, piece in sorted(pieces, key=lambda p: p[1][2]):  # type: ignore[index]
-                start, stop = piece[2], piece[3]  # type: ignore[index]
+            start = stop = 0
+            for start, stop, value in sorted(rows, key=lambda cut: cut[0]):
                 parts += [ex.part(entry.expr, 0, at, start)] if start > at else []
                 parts.append(value)
                 at = stop
             rest = self._going_on(parts[-1], entry.shape[0] - at) if at < entry.shape[0] else None
             if rest is not None:
                 parts[-1] = rest
-                at += ex.shape_of(rest, self.shapes)[0] - (piece[3] - piece[2])  # type: ignore[index]
+                at += ex.shape_of(rest, self.shapes)[0] - (stop - start)
             parts += [ex.part(entry.expr, 0, at, entry.shape[0])] if at < entry.shape[0] else []
             made = ex.cat(0, *parts)
         if made is None:
@@ -112,12 +112,12 @@ class Ground:
 
     def _going_on(self, rows: Expr, more: int) -> Expr | None:
         """Rows of a table that are looked up with as many MORE of it as it has: those of longer texts."""
-        rows = ex.simplified(rows, self.shapes)
-        if rows.op != "slice" or rows.params[0] != 0 or not rows.args[0].is_copy:
+        cut = ex.rows_cut(ex.simplified(rows, self.shapes))
+        if cut is None or not cut[0].is_copy:
             return None
-        table, (_, start, stop) = rows.args[0], rows.params
-        end = min(int(stop) + more, self.shapes[table.key][0])
-        return ex.part(table, 0, int(start), end) if end > int(stop) else None
+        table, start, stop = cut
+        end = min(stop + more, self.shapes[table.key][0])
+        return ex.part(table, 0, start, end) if end > stop else None
 
     def theirs_of(self, held: Held | None) -> Expr | None:
         """A weight as the source's code uses it; where that is computed, as the mapping computes it already."""
@@ -129,7 +129,7 @@ class Ground:
         if len(keys) == 2 and all(key in self.shapes for key in keys):
             g, v = sorted(keys, key=lambda key: prod(self.shapes[key]))
             if self.shapes[v] == held.shape and self.shapes[g] == (held.shape[0],) + (1,) * (len(held.shape) - 1):
-                return Expr("weight_norm", (ex.of(g), ex.of(v)))
+                return ex.weight_norm(ex.of(g), ex.of(v))
         return next(
             (e.expr for e in self.entries.values() if e.expr is not None and set(e.sources) == keys and len(keys) > 1
              and squeezed(e.shape) == squeezed(held.shape)),
@@ -169,7 +169,7 @@ class Ground:
         """The rows of SOURCES, one after the other, as those of USES."""
         weights = [s.weight for s in sources if s.weight is not None]
         some = any(s.bias is not None for s in sources)
-        biases = [s.bias if s.bias is not None else Expr("zeros", (), (s.rows,)) for s in sources]
+        biases = [s.bias if s.bias is not None else ex.zeros(s.rows) for s in sources]
         edges = [0, *accumulate(u.rows for u in uses)]
         if [u.rows for u in uses] == [s.rows for s in sources]:
             split: list[tuple[Expr, Expr]] = list(zip(weights, biases, strict=True))
@@ -186,7 +186,7 @@ class Ground:
             own_bias = self.own.bias(u)
             pairs.append((u.held["weight"], w))
             if own_bias is not None:
-                pairs.append((own_bias, b if some else Expr("zeros", (), own_bias.shape)))
+                pairs.append((own_bias, b if some else ex.zeros(*own_bias.shape)))
         yield from self.change(label, pairs)
 
 

@@ -179,7 +179,7 @@ def carried_along(
 
 def _step(old: Expr | None, new: Expr | None) -> tuple[str, str] | None:
     """The part of the source that was left for another, where that is one component of the path."""
-    if old is None or new is None or old == new or old.op != "key" or new.op != "key":
+    if old is None or new is None or old == new or not (old.is_copy and new.is_copy):
         return None
     (a,), (b,) = ((key.split(".") for key in x.keys()) for x in (old, new))  # noqa: SIM118
     apart = [i for i, (p, q) in enumerate(zip(a, b, strict=False)) if p != q]
@@ -227,10 +227,11 @@ def doubt_unseen_rows(
         if entry is None or entry.expr is None or not seen_rows:
             continue
         certain = before[key].status == "mapped" and before[key].expr == entry.expr
-        if certain or entry.expr.op != "cat" or entry.expr.params != (0,):
+        joined = ex.rows_joined(entry.expr)
+        if certain or joined is None:
             continue
         at = 0
-        for piece in entry.expr.args:
+        for piece in joined:
             start, at = at, at + ex.shape_of(piece, shapes)[0]
             if piece.keys() and not any(first < at and start < last for first, last in seen_rows):
                 doubt = f"the proof looked at none of its rows {start:,} to {at - 1:,}"
@@ -240,11 +241,8 @@ def doubt_unseen_rows(
 
 def _rows_of(expr: Expr | None, key: str) -> tuple[int, int] | None:
     """The rows of a key that are used, where these are known to be a part of it."""
-    while expr is not None and expr.op == "reshape":
-        expr = expr.args[0]
-    if expr is None or expr.op != "slice" or expr.params[0] != 0 or expr.args[0] != ex.of(key):
-        return None
-    return int(expr.params[1]), int(expr.params[2])
+    cut = None if expr is None else ex.rows_cut(ex.unreshaped(expr))
+    return None if cut is None or cut[0] != ex.of(key) else cut[1:]
 
 
 def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[str]) -> dict[str, Entry]:

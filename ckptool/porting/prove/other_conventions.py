@@ -73,33 +73,28 @@ def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
             for kind in ("half", "interleaved"):
                 yield (
                     f"rows of queries and keys in {kind} order",
-                    _with(entries, {p: Expr("rotary", (x,), (e.shape[0] // head, kind)) for p, e, x in attention}),
+                    _with(entries, {p: ex.rotary(x, e.shape[0] // head, kind) for p, e, x in attention}),
                 )
-    parts = [(p, e, x) for p, e, x in copied if x.op == "slice" and x.params[0] == 0]
+    parts = [(p, rows) for p, _, x in copied if (rows := ex.rows_cut(x)) is not None]
     for n in (3, 2):
         split = {}
-        for p, _, x in parts:
-            _, start, stop = map(int, x.params)
-            if (stop - start) and start % (stop - start) == 0 and start // (stop - start) < n:
+        for p, (x, start, stop) in parts:
+            if start % (stop - start) == 0 and start // (stop - start) < n:
                 split[p] = (x, start // (stop - start))
         if split:
             for heads in _HEAD_COUNTS:
                 if all(entries[p].shape[0] % heads == 0 for p in split):
                     yield (
                         f"parts that alternate by {heads} heads",
-                        _with(entries, {p: Expr("of_heads", x.args, (heads, n, i)) for p, (x, i) in split.items()}),
+                        _with(entries, {p: ex.of_heads(x, heads, n, i) for p, (x, i) in split.items()}),
                     )
-    fused = [(p, e, x) for p, e, x in copied if x.op == "cat" and x.params == (0,) and len(x.args) in (2, 3)]
+    fused = [(p, e, joined) for p, e, x in copied if len(joined := ex.rows_joined(x) or ()) in (2, 3)]
     for heads in _HEAD_COUNTS if fused else ():
         yield (
             f"parts that alternate by {heads} heads",
             _with(
                 entries,
-                {
-                    p: Expr("by_heads", x.args, (heads,))
-                    for p, e, x in fused
-                    if (e.shape[0] // len(x.args)) % heads == 0
-                },
+                {p: ex.by_heads(heads, *args) for p, e, args in fused if (e.shape[0] // len(args)) % heads == 0},
             ),
         )
     whole = [(p, e, x) for p, e, x in copied if x.is_copy and _is_fused(e)]
@@ -112,28 +107,28 @@ def _conventions(entries: list[Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
                     continue
                 if turn:
                     cut = [ex.part(x, 0, i * third, (i + 1) * third) for i in range(3)]
-                    new[p] = Expr("by_heads", tuple(cut), (heads,))
+                    new[p] = ex.by_heads(heads, *cut)
                 else:
-                    cut = [Expr("of_heads", (x,), (heads, 3, i)) for i in range(3)]
-                    new[p] = Expr("cat", tuple(cut), (0,))
+                    cut = [ex.of_heads(x, heads, 3, i) for i in range(3)]
+                    new[p] = ex.cat(0, *cut)
             if new:
                 yield f"fused projections {'to' if turn else 'from'} alternating by {heads} heads", _with(entries, new)
     norms = [
-        (p, e, x.args[0] if x.op == "shift" else x)
+        (p, e, ex.unshifted(x))
         for p, e, x in copied
         if len(e.shape) == 1 and e.target.endswith("weight") and "norm" in e.target.lower()
     ]
     for amount in (1.0, -1.0) if norms else ():
-        yield f"norm weights {amount:+g}", _with(entries, {p: Expr("shift", (x,), (amount,)) for p, e, x in norms})
+        yield f"norm weights {amount:+g}", _with(entries, {p: ex.shift(x, amount) for p, e, x in norms})
     for p, e, x in copied:
-        if len(e.shape) == 2 and e.shape[1] >= 8 and x.op in ("key", "transpose"):
+        if len(e.shape) == 2 and e.shape[1] >= 8 and (x.is_copy or ex.is_transposed(x)):
             for c in _channels_before(entries, p, e.shape[1]):
                 side = int((e.shape[1] // c) ** 0.5)
                 if side * side * c == e.shape[1] and side > 1:
                     for to in ("nhwc", "nchw"):
                         yield (
                             f"{e.target} for features flattened as {to.upper()}",
-                            _with(entries, {p: Expr("flatten", (x,), (c, side, side, to))}),
+                            _with(entries, {p: ex.flatten(x, c, side, side, to)}),
                         )
     square = [(p, e, x) for p, e, x in copied if len(e.shape) == 2 and e.shape[0] == e.shape[1]]
     if square:

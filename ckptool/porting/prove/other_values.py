@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice, permutations
 from math import prod
 
@@ -47,10 +46,10 @@ def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
     own = [ground.entries[key] for key in f.keys if key in ground.entries and ground.entries[key].expr is not None]
     for e in own:
         assert e.expr is not None
-        inner = e.expr.args[0] if e.expr.op == "shift" else e.expr
+        inner = ex.unshifted(e.expr)
         if len(squeezed(e.shape)) == 1 and f.kind in VECTORS:
             for amount in (1.0, -1.0):
-                yield f"{amount:+g}", {e.target: Expr("shift", (inner,), (amount,))}
+                yield f"{amount:+g}", {e.target: ex.shift(inner, amount)}
 
 
 def adapters(ground: Ground, f: Use) -> Iterator[Change]:
@@ -59,7 +58,7 @@ def adapters(ground: Ground, f: Use) -> Iterator[Change]:
     adapted = {k: e.expr for k, e in ground.entries.items() if e.expr is not None and "lora" in e.expr.operations()}
     if near & adapted.keys():
         for factor in dict.fromkeys([*ground.factors, *_FACTORS]):
-            yield f"adapters times {factor:g}", {key: _with_factor(expr, factor) for key, expr in adapted.items()}
+            yield f"adapters times {factor:g}", {key: ex.rescaled(expr, factor) for key, expr in adapted.items()}
 
 
 def any_of_these_sizes(ground: Ground, f: Use) -> Iterator[Change]:
@@ -118,12 +117,6 @@ def _in_other_sizes(ground: Ground, x: Expr | None, have: Shape, own: Shape) -> 
                     back[old] = new
                 laid = ex.reshape(x, tuple(b[i] for i in (0, *order)))
                 yield f"from rows, dimensions in the order {order}", ex.reshape(ex.permute(laid, *back), own, b)
-
-
-def _with_factor(x: Expr, factor: float) -> Expr:
-    if x.op == "lora":
-        return replace(x, params=(factor,))
-    return replace(x, args=tuple(_with_factor(arg, factor) for arg in x.args))
 
 
 __all__ = ["adapters", "any_of_these_sizes", "around_zero_or_one", "rivals"]

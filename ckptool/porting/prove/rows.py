@@ -27,9 +27,9 @@ def columns(x: Expr | None, order: Sequence[int], dim: int) -> Expr | None:
         for c in (c for c in range(2, size) if size % c == 0):
             n = size // c
             if list(order) == [ch * n + i for i in range(n) for ch in range(c)]:
-                return Expr("flatten", (x,), (c, 1, n, "nhwc"))
+                return ex.flatten(x, c, 1, n, "nhwc")
             if list(order) == [i * c + ch for ch in range(c) for i in range(n)]:
-                return Expr("flatten", (x,), (c, 1, n, "nchw"))
+                return ex.flatten(x, c, 1, n, "nchw")
     if len(runs) > _RUNS:
         return None
     return ex.cat(dim, *(ex.part(x, dim, start, stop) for start, stop in runs))
@@ -49,11 +49,11 @@ class Rows:
 
     def of_heads(self, heads: int, n: int, index: int) -> Rows:
         """Part INDEX of N that alternate by head."""
-        return self._each(self.rows // n, lambda x: Expr("of_heads", (x,), (heads, n, index)))
+        return self._each(self.rows // n, lambda x: ex.of_heads(x, heads, n, index))
 
     def rotary(self, heads: int, kind: str) -> Rows:
         """In the order that another kind of rotary embedding wants."""
-        return self._each(self.rows, lambda x: Expr("rotary", (x,), (heads, kind)))
+        return self._each(self.rows, lambda x: ex.rotary(x, heads, kind))
 
     def _each(self, rows: int, what: object) -> Rows:
         assert callable(what)
@@ -64,9 +64,8 @@ class Rows:
 def place_of(rows: Rows) -> tuple[str, int]:
     """Where rows stand in the source, so that those cut from one weight can be put together again."""
     x = rows.weight
-    if x is not None and x.op == "slice" and x.params[0] == 0:
-        return str(x.args[0]), int(x.params[1])
-    return "", 0
+    cut = None if x is None else ex.rows_cut(x)
+    return ("", 0) if cut is None else (str(cut[0]), cut[1])
 
 
 def joined(rows: Sequence[Rows]) -> Rows:
@@ -81,8 +80,8 @@ def by_heads(heads: int, rows: Sequence[Rows]) -> Rows:
     """Alternating by head."""
     weights = tuple(r.weight for r in rows if r.weight is not None)
     biases = tuple(r.bias for r in rows if r.bias is not None)
-    bias = Expr("by_heads", biases, (heads,)) if len(biases) == len(rows) else None
-    return Rows(Expr("by_heads", weights, (heads,)), bias, sum(r.rows for r in rows))
+    bias = ex.by_heads(heads, *biases) if len(biases) == len(rows) else None
+    return Rows(ex.by_heads(heads, *weights), bias, sum(r.rows for r in rows))
 
 
 def like(rows: Sequence[Rows], parts: Sequence[Rows]) -> list[Rows]:

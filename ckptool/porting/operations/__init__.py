@@ -1,0 +1,42 @@
+"""What can be done with tensors on the way from a source to a model. A new operation is a class and a line here."""
+
+from __future__ import annotations
+
+from . import arithmetic, cutting, rearranging, reparametrizing, resizing
+from .operation import OPERATIONS
+
+OPERATIONS.update(
+    (operation.name, operation)
+    for operation in (
+        rearranging.Transpose(),
+        rearranging.Permute(),
+        rearranging.Reshape(),
+        cutting.Slice(),
+        cutting.Select(),
+        cutting.Cat(),
+        cutting.Stack(),
+        rearranging.Rotary(),
+        cutting.OfHeads(),
+        cutting.ByHeads(),
+        rearranging.Flatten(),
+        reparametrizing.WeightNorm(),
+        reparametrizing.Norm(),
+        reparametrizing.SpectralNorm(),
+        reparametrizing.Lora(),
+        reparametrizing.LoraAlpha(),
+        reparametrizing.FoldWeight(),
+        reparametrizing.FoldBias(),
+        arithmetic.Add(),
+        arithmetic.Mul(),
+        arithmetic.Nonzero(),
+        arithmetic.Shift(),
+        arithmetic.Scale(),
+        arithmetic.Sum(),
+        resizing.Repeat(),
+        resizing.Grow(),
+        arithmetic.Zeros(),
+        resizing.Resize(),
+    )
+)
+
+__all__ = ["OPERATIONS"]

@@ -1,0 +1,179 @@
+"""Operations that compute element by element or over a dimension, and tensors of zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from ...tensor import LazyTensor
+from .operation import REAL, Calculation, Expr, Operation, Shape, need
+from .storages import zeros as tensor_of_zeros
+
+
+class Add(Calculation):
+    """Add tensors; one may have fewer dimensions, or 1 in place of a size of the first."""
+
+    name, usage = "add", "add(x, y, …)"
+    summary = "the sum"
+    takes = 0
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """The sizes of the first, which the others are spread to."""
+        first, *others = shapes
+        for one in others:
+            fits = len(one) <= len(first) and all(a in (1, b) for a, b in zip(one[::-1], first[::-1], strict=False))
+            need(fits, f"{list(one)} cannot be added to {list(first)}")
+        return first
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """From the first to the last."""
+        return sum(arrays[1:], arrays[0])
+
+
+class Mul(Calculation):
+    """Multiply two tensors of equal sizes."""
+
+    name, usage = "mul", "mul(x, y)"
+    summary = "the product, element by element"
+    takes = 2
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """Both have the sizes of the result."""
+        x, y = shapes
+        need(x == y, f"{list(x)} and {list(y)} are not of one size")
+        return x
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """Element by element."""
+        return arrays[0] * arrays[1]
+
+
+class _Elementwise(Calculation):
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """The sizes stay."""
+        return shapes[0]
+
+
+class Nonzero(_Elementwise):
+    """Tell zeros from other numbers: what a mask of pruning is."""
+
+    name, usage = "nonzero", "nonzero(x)"
+    summary = "1 where x is not 0"
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """0 or 1."""
+        return arrays[0] != 0
+
+
+class Shift(_Elementwise):
+    """Add a number."""
+
+    name, usage = "shift", "shift(x, value)"
+    summary = "x + value"
+    params = REAL
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """Element by element."""
+        return arrays[0] + float(params[0])
+
+    def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
+        """Take the number away again."""
+        return [shift(value, -float(x.params[0]))]
+
+
+class Scale(_Elementwise):
+    """Multiply by a number."""
+
+    name, usage = "scale", "scale(x, value)"
+    summary = "x * value"
+    params = REAL
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """Element by element."""
+        return arrays[0] * float(params[0])
+
+    def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr] | None:
+        """Divide by the number, if that is possible."""
+        amount = float(x.params[0])
+        return [scale(value, 1 / amount)] if amount and isfinite(1 / amount) else None
+
+
+class Sum(Calculation):
+    """Sum over a dimension."""
+
+    name, usage = "sum", "sum(x, dim)"
+    summary = "summed over a dimension, which stays with size 1"
+    params = "i"
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """Size DIM is 1."""
+        (shape,), (dim,) = shapes, params
+        need(0 <= dim < len(shape), f"no dimension {dim} in {list(shape)}")
+        return (*shape[:dim], 1, *shape[dim + 1 :])
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """As numpy with `keepdims`."""
+        return arrays[0].sum(axis=params[0], keepdims=True)
+
+
+class Zeros(Operation):
+    """Zeros, where the source has nothing and the model wants what adds nothing."""
+
+    name, usage = "zeros", "zeros(sizes…)"
+    summary = "zeros of these sizes"
+    takes, params = -1, "i*"
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """The parameters."""
+        return tuple(params)
+
+    def result(
+        self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
+    ) -> LazyTensor:
+        """Bytes of no file, of the type of LIKE."""
+        return tensor_of_zeros(like, shape)
+
+    def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
+        """Nothing was read, so nothing is lost."""
+        return []
+
+
+def add(*parts: Expr) -> Expr:
+    """The sum of PARTS; one part alone is itself."""
+    return parts[0] if len(parts) == 1 else Expr("add", parts)
+
+
+def mul(x: Expr, y: Expr) -> Expr:
+    """The product, element by element."""
+    return Expr("mul", (x, y))
+
+
+def nonzero(x: Expr) -> Expr:
+    """1 where X is not 0."""
+    return Expr("nonzero", (x,))
+
+
+def shift(x: Expr, value: float) -> Expr:
+    """X + VALUE."""
+    return Expr("shift", (x,), (value,))
+
+
+def scale(x: Expr, value: float) -> Expr:
+    """X * VALUE."""
+    return Expr("scale", (x,), (value,))
+
+
+def summed(x: Expr, dim: int) -> Expr:
+    """X summed over dimension DIM, which stays with size 1."""
+    return Expr("sum", (x,), (dim,))
+
+
+def zeros(*sizes: int) -> Expr:
+    """Zeros of these sizes."""
+    return Expr("zeros", (), sizes)
+
+
+def unshifted(x: Expr) -> Expr:
+    """X before a number was added to it, if one was."""
+    return x.args[0] if x.op == "shift" else x

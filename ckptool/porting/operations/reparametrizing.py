@@ -1,0 +1,201 @@
+"""Operations that compute a weight from what it is parametrized by: norms, adapters of low rank, batch norms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from .operation import REAL, Calculation, Expr, Shape, need
+
+
+class WeightNorm(Calculation):
+    """The weight of `torch.nn.utils.weight_norm`: v scaled to the norms g, along the dimension that g has sizes in."""
+
+    name, usage = "weight_norm", "weight_norm(g, v)"
+    summary = "v scaled to the norms g"
+    takes = 2
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """That of v."""
+        g, v = shapes
+        own = next((d for d, n in enumerate(g) if n != 1), 0) if len(g) == len(v) else 0
+        fits = prod(g) == 1 or v[own : own + 1] == (prod(g),)
+        need(fits, f"the norms {list(g)} are not those of {list(v)}")
+        return v
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """v * g / |v|; a single g is the norm of all of v."""
+        import numpy as np
+
+        g, v = arrays
+        if g.size == 1:
+            return v * (g.reshape(()) / np.sqrt((v * v).sum()))
+        dim = next((d for d in range(g.ndim) if g.shape[d] != 1), 0) if g.ndim == v.ndim else 0
+        axes = tuple(d for d in range(v.ndim) if d != dim)
+        shape = [v.shape[d] if d == dim else 1 for d in range(v.ndim)]
+        return v * (g.reshape(shape) / np.sqrt((v * v).sum(axis=axes, keepdims=True)))
+
+
+class Norm(Calculation):
+    """The norms that `weight_norm` would have of a weight."""
+
+    name, usage = "norm", "norm(v)"
+    summary = "the norms of the rows of v"
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """[rows, 1, …]."""
+        (v,) = shapes
+        need(bool(v), "a single number has no rows")
+        return (v[0], *[1] * (len(v) - 1))
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """Of each row, the root of the sum of squares."""
+        import numpy as np
+
+        (v,) = arrays
+        return np.sqrt((v * v).sum(axis=tuple(range(1, v.ndim)), keepdims=True))
+
+
+class SpectralNorm(Calculation):
+    """The weight of `torch.nn.utils.spectral_norm` in eval mode, from its singular vectors u and v as stored."""
+
+    name, usage = "spectral_norm", "spectral_norm(w, u, v)"
+    summary = "w by its largest singular value"
+    takes = 3
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """That of w; u has its rows, v its columns."""
+        w, u, v = shapes
+        fits = bool(w) and (u, v) == (w[:1], (prod(w[1:]),))
+        need(fits, f"{list(u)} and {list(v)} are not the vectors of {list(w)}")
+        return w
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """w / (u w v)."""
+        w, u, v = arrays
+        return w / (u @ (w.reshape(w.shape[0], -1) @ v))
+
+
+class Lora(Calculation):
+    """A weight with an adapter of low rank merged in (Hu et al., "LoRA", 2021)."""
+
+    name, usage = "lora", "lora(w, a, b, scale)"
+    summary = "w + scale * b a"
+    takes, params = 3, REAL
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """That of w; a [rank, inputs…] and b [outputs, rank…] give as many values."""
+        w, a, b = shapes[:3]
+        fits = len(a) > 1 and len(b) > 1 and a[0] == prod(b[1:]) and prod(w) == b[0] * prod(a[1:])
+        fits = fits and (len(w) > 2 or w == (b[0], prod(a[1:])))
+        need(fits, f"{list(b)} times {list(a)} does not fit {list(w)}")
+        return w
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """The product has the sizes of w."""
+        w, a, b = arrays
+        return w + float(params[0]) * (b.reshape(b.shape[0], -1) @ a.reshape(a.shape[0], -1)).reshape(w.shape)
+
+
+class LoraAlpha(Lora):
+    """The same, where the file holds alpha, and the scale is alpha / rank."""
+
+    name, usage = "lora_alpha", "lora_alpha(w, a, b, alpha)"
+    summary = "w + alpha / rank * b a"
+    takes, params = 4, ""
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """That of w; alpha is one number."""
+        alpha = shapes[3]
+        need(prod(alpha) == 1, f"{list(alpha)} is not one number")
+        return super().shape(shapes, params)
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """The rank is the number of rows of a."""
+        *wab, alpha = arrays
+        return super().compute(wab, (alpha.reshape(()) / wab[1].shape[0],))
+
+
+class _Folded(Calculation):
+    params = REAL
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """That of the first; the others have its rows."""
+        w, *rows = shapes
+        fits = bool(w) and all(s == w[:1] for s in rows)
+        need(fits, f"{list(w)} does not have the rows of a batch norm")
+        return w
+
+
+class FoldWeight(_Folded):
+    """The weight of a convolution that does the work of the batch norm after it as well."""
+
+    name, usage = "fold_weight", "fold_weight(w, gamma, var, eps)"
+    summary = "batch norm into a weight"
+    takes = 3
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """w * gamma / sqrt(var + eps), row by row."""
+        import numpy as np
+
+        w, gamma, var = arrays
+        return w * (gamma / np.sqrt(var + float(params[0]))).reshape(-1, *[1] * (w.ndim - 1))
+
+
+class FoldBias(_Folded):
+    """The bias of a convolution that does the work of the batch norm after it as well."""
+
+    name, usage = "fold_bias", "fold_bias(b, gamma, beta, mean, var, eps)"
+    summary = "batch norm into a bias"
+    takes = 5
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """(b - mean) * gamma / sqrt(var + eps) + beta."""
+        import numpy as np
+
+        b, gamma, beta, mean, var = arrays
+        return (b - mean) * gamma / np.sqrt(var + float(params[0])) + beta
+
+
+def weight_norm(g: Expr, v: Expr) -> Expr:
+    """V scaled to the norms G."""
+    return Expr("weight_norm", (g, v))
+
+
+def norm(v: Expr) -> Expr:
+    """The norms of the rows of V."""
+    return Expr("norm", (v,))
+
+
+def spectral_norm(w: Expr, u: Expr, v: Expr) -> Expr:
+    """W divided by its largest singular value, of the vectors U and V."""
+    return Expr("spectral_norm", (w, u, v))
+
+
+def lora(w: Expr, a: Expr, b: Expr, scale: float) -> Expr:
+    """W + SCALE * B A."""
+    return Expr("lora", (w, a, b), (scale,))
+
+
+def rescaled(x: Expr, scale: float) -> Expr:
+    """X with SCALE in place of that of every adapter merged in it."""
+    if x.op == "lora":
+        return replace(x, params=(scale,))
+    return replace(x, args=tuple(rescaled(arg, scale) for arg in x.args))
+
+
+def lora_alpha(w: Expr, a: Expr, b: Expr, alpha: Expr) -> Expr:
+    """W + ALPHA / rank * B A."""
+    return Expr("lora_alpha", (w, a, b, alpha))
+
+
+def fold_weight(w: Expr, gamma: Expr, var: Expr, eps: float) -> Expr:
+    """The weight W with a batch norm folded into it."""
+    return Expr("fold_weight", (w, gamma, var), (eps,))
+
+
+def fold_bias(b: Expr, gamma: Expr, beta: Expr, mean: Expr, var: Expr, eps: float) -> Expr:
+    """The bias B with a batch norm folded into it."""
+    return Expr("fold_bias", (b, gamma, beta, mean, var), (eps,))

@@ -1,0 +1,112 @@
+"""Operations that give a tensor another number of elements: guesses at what a larger or smaller model would hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .operation import Calculation, Expr, Shape, need
+
+
+class Repeat(Calculation):
+    """Set copies side by side, divided by their number: as much comes out for an input that is repeated as well."""
+
+    name, usage = "repeat", "repeat(x, dim, n)"
+    summary = "n times side by side, divided by n"
+    params = "ii"
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """Size DIM is n times as large."""
+        (shape,), (dim, times) = shapes, params
+        fits = 0 <= dim < len(shape) and times > 0
+        need(fits, f"{list(shape)} cannot be repeated {times} times in dimension {dim}")
+        return (*shape[:dim], shape[dim] * times, *shape[dim + 1 :])
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """Copies, divided."""
+        import numpy as np
+
+        dim, times = params
+        return np.concatenate([arrays[0]] * times, axis=dim) / times
+
+
+class Grow(Calculation):
+    """Append elements to a dimension, each the mean of those that are there."""
+
+    name, usage = "grow", "grow(x, dim, n)"
+    summary = "n elements of a dimension, the new ones the mean of the others"
+    params = "ii"
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """Size DIM is n."""
+        (shape,), (dim, size) = shapes, params
+        fits = 0 <= dim < len(shape) and size >= shape[dim] > 0
+        need(fits, f"{list(shape)} cannot grow to {size} in dimension {dim}")
+        return (*shape[:dim], size, *shape[dim + 1 :])
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """The elements, then their mean as often as it takes."""
+        import numpy as np
+
+        (x,), (dim, size) = arrays, params
+        return np.concatenate([x, *[x.mean(axis=dim, keepdims=True)] * (size - x.shape[dim])], axis=dim)
+
+
+class Resize(Calculation):
+    """Resample a table of positions [..., prefix + h * w, features] to another grid."""
+
+    name, usage = "resize", "resize(x, prefix, h, w, new_h, new_w)"
+    summary = "position table of a grid, bicubic"
+    params = "iiiii"
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """[..., prefix + new_h * new_w, features]."""
+        (shape,), (prefix, old_h, old_w, new_h, new_w) = shapes, params
+        fits = len(shape) >= 2 and shape[-2] == prefix + old_h * old_w and old_h * old_w * new_h * new_w > 0
+        need(fits, f"{list(shape)} is no grid of {old_h} x {old_w}")
+        return (*shape[:-2], prefix + new_h * new_w, shape[-1])
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """Bicubic with antialiasing, as torch.nn.functional.interpolate(mode="bicubic", antialias=True)."""
+        import numpy as np
+
+        (x,), (prefix, old_h, old_w, new_h, new_w) = arrays, params
+        head, grid = x[..., :prefix, :], x[..., prefix:, :]
+        grid = grid.reshape(*x.shape[:-2], old_h, old_w, x.shape[-1])
+        rows, columns = _resampling(old_h, new_h), _resampling(old_w, new_w)
+        grid = np.einsum("ab,...bcd->...acd", rows, grid)
+        grid = np.einsum("ab,...cbd->...cad", columns, grid)
+        return np.concatenate([head, grid.reshape(*x.shape[:-2], new_h * new_w, x.shape[-1])], axis=-2)
+
+
+def _resampling(old: int, new: int) -> Any:
+    """The matrix that resamples OLD values to NEW ones: cubic convolution with a = -0.5, widened when it shrinks."""
+    import numpy as np
+
+    scale = old / new
+    support = 2.0 * max(scale, 1.0)
+    out = np.zeros((new, old))
+    for i in range(new):
+        centre = scale * (i + 0.5)
+        low, high = max(int(centre - support + 0.5), 0), min(int(centre + support + 0.5), old)
+        at = np.abs((np.arange(low, high) - centre + 0.5) / max(scale, 1.0))
+        near = ((1.5 * at - 2.5) * at) * at + 1
+        far = ((-0.5 * at + 2.5) * at - 4) * at + 2
+        weights = np.where(at < 1, near, np.where(at < 2, far, 0.0))
+        out[i, low:high] = weights / weights.sum()
+    return out
+
+
+def repeat(x: Expr, dim: int, times: int) -> Expr:
+    """X so many TIMES side by side along DIM, divided by that number."""
+    return Expr("repeat", (x,), (dim, times))
+
+
+def grow(x: Expr, dim: int, size: int) -> Expr:
+    """X with SIZE elements in dimension DIM, the new ones the mean of the others."""
+    return Expr("grow", (x,), (dim, size))
+
+
+def resize(x: Expr, prefix: int, old: tuple[int, int], new: tuple[int, int]) -> Expr:
+    """A table of positions, PREFIX and those of a grid of OLD height and width, for a grid of NEW ones."""
+    return Expr("resize", (x,), (prefix, *old, *new))

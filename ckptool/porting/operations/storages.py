@@ -1,0 +1,184 @@
+"""Where the bytes of a result come from: views of a tensor, parts one after the other, values that are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, ClassVar
+
+from ...disk.files import CHUNK, Source
+from ...errors import RuleError
+from ...tensor import LazyTensor, Storage, contiguous_stride
+
+# -- views
+
+
+def permuted(x: LazyTensor, *dims: int) -> LazyTensor:
+    """X with its dimensions in another order."""
+    return replace(x, shape=tuple(x.shape[d] for d in dims), stride=tuple(x.stride[d] for d in dims))
+
+
+def reshaped(x: LazyTensor, *sizes: int) -> LazyTensor:
+    """The values of X in C order with other sizes."""
+    return replace(contiguous(x), shape=sizes, stride=contiguous_stride(sizes))
+
+
+def sliced(x: LazyTensor, dim: int, start: int, stop: int) -> LazyTensor:
+    """The elements START to STOP (excluded) of dimension DIM."""
+    shape = (*x.shape[:dim], stop - start, *x.shape[dim + 1 :])
+    return replace(x, shape=shape, offset=x.offset + start * x.stride[dim])
+
+
+def selected(x: LazyTensor, dim: int, index: int) -> LazyTensor:
+    """Element INDEX of dimension DIM, which goes away."""
+    shape, stride = ((*t[:dim], *t[dim + 1 :]) for t in (x.shape, x.stride))
+    return replace(x, shape=shape, stride=stride, offset=x.offset + index * x.stride[dim])
+
+
+def contiguous(x: LazyTensor) -> LazyTensor:
+    """The same values in C order over a storage of their own (bytes of the source where that is possible)."""
+    if x.fills_storage:
+        return x
+    storage = Storage(x.source(), x.location, x.storage.dtype, x.storage.key)
+    return LazyTensor(storage, x.dtype, x.shape, contiguous_stride(x.shape))
+
+
+# -- results over new storages
+
+
+def over(source: Source, like: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
+    """A tensor of sizes SHAPE over the bytes of SOURCE, typed and placed like LIKE."""
+    typed = like.dtype if like.dtype.storage else None
+    return LazyTensor(Storage(source, like.location, typed), like.dtype, shape, contiguous_stride(shape))
+
+
+def join(dim: int, parts: Sequence[LazyTensor], like: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
+    """The parts one after the other along DIM, of sizes SHAPE, placed like LIKE.
+
+    Raises:
+        RuleError: they have different types.
+    """
+    if any(p.dtype != like.dtype for p in parts):
+        raise RuleError("tensors of different types are joined: " + ", ".join(p.dtype.name for p in parts))
+    rows = prod(shape[:dim])
+    # along a later dimension the parts take turns, row by row
+    cut: list[Source] = []
+    if rows == 1:
+        cut = [p.source() for p in parts]
+    else:
+        flat = [reshaped(p, rows, p.numel // rows) for p in parts]
+        if rows > _MOST_TURNS:
+            return over(_Turns([p.source() for p in flat], rows), like, shape)
+        cut = [sliced(p, 0, row, row + 1).source() for row in range(rows) for p in flat]
+    return over(_Joined(tuple(cut)), like, shape)
+
+
+_MOST_TURNS = 4096
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Joined:
+    """Sources one after the other."""
+
+    parts: tuple[Source, ...]
+
+    @property
+    def length(self) -> int:
+        return sum(part.length for part in self.parts)
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        for one in self.parts:
+            yield from one.chunks()
+
+    def read(self, offset: int, length: int) -> bytes:
+        out = bytearray()
+        for one in self.parts:
+            if offset < one.length and length > 0:
+                take = min(one.length - offset, length)
+                out += one.read(offset, take)
+                offset, length = 0, length - take
+            else:
+                offset = max(offset - one.length, 0)
+        return bytes(out)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Turns:
+    """Sources of ROWS rows each, that take turns: the first rows of all, the second rows of all, …"""
+
+    parts: list[Source]
+    rows: int
+
+    @property
+    def length(self) -> int:
+        return sum(part.length for part in self.parts)
+
+    def chunks(self) -> Iterator[bytes]:
+        row = self.length // self.rows
+        step = max(CHUNK // max(row, 1), 1)
+        for first in range(0, self.rows, step):
+            yield self.read(first * row, min(step, self.rows - first) * row)
+
+    def read(self, offset: int, length: int) -> bytes:
+        row = self.length // self.rows
+        first, last = offset // row, -(-(offset + length) // row)
+        cut = []
+        for one in self.parts:
+            width = one.length // self.rows
+            cut.append((width, one.read(first * width, (last - first) * width)))
+        out = b"".join(bytes(data[i * w : (i + 1) * w]) for i in range(last - first) for w, data in cut)
+        return out[offset - first * row : offset - first * row + length]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Zeros:
+    length: int
+
+    def chunks(self) -> Iterator[bytes]:
+        for at in range(0, self.length, CHUNK):
+            yield bytes(min(CHUNK, self.length - at))
+
+    def read(self, offset: int, length: int) -> bytes:
+        return bytes(length)
+
+
+def zeros(like: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
+    """Zeros of sizes SHAPE, typed and placed like LIKE."""
+    return over(_Zeros(prod(shape) * like.dtype.itemsize), like, shape)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Computed:
+    """The values of one computed tensor. They are computed when they are written, one tensor at a time.
+
+    Attributes:
+        compute: the values from those of PARTS, which it is given in float32, or in float64 if LIKE is of that.
+        parts: the tensors that it is computed from.
+        like: a tensor of the type that is written.
+        length: its bytes.
+    """
+
+    #: Whatever is wanted of it, all of it is computed.
+    computed_at_once: ClassVar[bool] = True
+
+    compute: Callable[[list[Any]], Any]
+    parts: Sequence[LazyTensor]
+    like: LazyTensor
+    length: int
+
+    def _bytes(self) -> memoryview:
+        import numpy as np
+
+        kind = self.like.numpy().dtype if self.like.numel else np.dtype("float32")
+        wide = np.float64 if kind == np.float64 else np.float32
+        values = self.compute([part.numpy().astype(wide) for part in self.parts])
+        return memoryview(np.ascontiguousarray(values.astype(kind)).reshape(-1).view(np.uint8).data)
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """All bytes at once."""
+        yield self._bytes()
+
+    def read(self, offset: int, length: int) -> bytes | memoryview:
+        """LENGTH bytes from OFFSET."""
+        return self._bytes()[offset : offset + length]
