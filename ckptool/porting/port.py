@@ -70,7 +70,9 @@ class _Entries:
 
     def __init__(self, filling: Filling, shapes: dict[str, Shape], copied: dict[str, str]) -> None:
         self._source, self._target, self._shapes, self._copied = filling.source, filling.target, shapes, copied
-        self._holes, self._misses, self._unit_of = filling.holes, filling.misses, filling.unit_of
+        self._filled, self._unit_of = filling.holes, filling.unit_of
+        self._holes = {name.hole: filled for name, filled in filling.holes.items()}
+        self._misses = {name.hole: why for name, why in filling.misses.items()}
         self._unused: list[Tensor] | None = None
 
     def mapping(self) -> Mapping:
@@ -177,7 +179,7 @@ class _Entries:
             partner = ".".join(self._unit_of[norm.name][1].path)
             for key, where in self._source.counters.items():
                 if where == partner:
-                    filled = self._holes[norm.name]
+                    filled = self._filled[norm.name]
                     guessed = bool(filled.doubts)
                     return replace(
                         blank,

@@ -15,7 +15,7 @@ from .. import expression as ex
 from ..doubts import Doubt
 from ..expression import Expr
 from ..words import table
-from .pieces import Canon, Piece, unchanged
+from .pieces import Canon, Name, Piece, unchanged
 
 _Path = tuple[str, ...]
 
@@ -85,7 +85,7 @@ def _only_trained(canon: Canon) -> None:
     for copy, original in table().trained_instead.items():
         for piece in [p for p in canon.pieces.values() if copy in p.path]:
             base = piece.path[: piece.path.index(copy)]
-            old = canon.pieces.pop(".".join((*base, original)) + f"|{piece.role}", None)
+            old = canon.pieces.pop(Name((*base, original), piece.role), None)
             if old is not None:
                 inner = piece.path[len(base) + 2 :]
                 canon.become(piece, [(replace(piece, path=(*base, *inner)), unchanged)], unchanged)
@@ -94,15 +94,15 @@ def _only_trained(canon: Canon) -> None:
 def _without_wrapper(canon: Canon, base: _Path) -> None:
     """Take the component out of paths that says which part of an adapted module is what it was."""
     for piece in [p for p in canon.pieces.values() if p.path[: len(base)] == base and len(p.path) > len(base)]:
-        if piece.path[len(base)] in table().adapted and ".".join(base) + f"|{piece.role}" not in canon.pieces:
+        if piece.path[len(base)] in table().adapted and Name(base, piece.role) not in canon.pieces:
             path = (*base, *piece.path[len(base) + 1 :])
             words = tuple(w for w in piece.words if w not in piece.path[len(base)].split("_"))
             canon.become(piece, [(replace(piece, path=path, words=words), unchanged)], unchanged)
 
 
-def _base_of(source: Canon, base: _Path) -> str | None:
+def _base_of(source: Canon, base: _Path) -> Name | None:
     """The weight that an adapter stands beside, or that its name spells out with other separators."""
-    name = ".".join(base) + "|weight"
+    name = Name(base, "weight")
     if name in source.pieces:
         return name
     said = base[-1].split("_")
@@ -134,7 +134,7 @@ def _ways(weight: Piece, a: Piece, b: Piece) -> set[bool]:
     return {False} if prod(weight.shape) == rows * columns > 0 == rows % weight.shape[0] else set()
 
 
-def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Path, str | None]) -> bool:
+def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Path, Name | None]) -> bool:
     """Whether all weights whose sizes tell stand with the inputs first, and so the square ones, most likely."""
     votes: Counter[bool] = Counter()
     for base, adapter in adapters.items():

@@ -35,7 +35,7 @@ def attach_biases(one: Canon, other: Canon) -> None:
     matrices = [
         p
         for p in one.pieces.values()
-        if p.role == "weight" and len(p.shape) >= 2 and ".".join(p.path) + "|bias" not in one.pieces and p not in lone
+        if p.role == "weight" and len(p.shape) >= 2 and p.name.beside("bias") not in one.pieces and p not in lone
     ]
     together = _layers(other)
     for piece in lone:
@@ -133,11 +133,11 @@ def divide_biases(canon: Canon) -> None:
     """The one bias of projections whose matrices stand apart (`in_proj_bias` beside `q_proj_weight` …), as theirs."""
     for piece in list(canon.pieces.values()):
         kind = fused_kind(piece) if piece.role == "bias" and len(piece.shape) == 1 else None
-        if kind is None or ".".join(piece.path) + "|weight" in canon.pieces:
+        if kind is None or piece.name.beside("weight") in canon.pieces:
             continue
         beside = [p for p in canon.pieces.values() if p.path[:-1] == piece.path[:-1] and p.role == "weight"]
         owners = [next((p for p in beside if part_label(p.path) == part), None) for part in kind.parts]
-        if any(o is None or ".".join(o.path) + "|bias" in canon.pieces for o in owners):
+        if any(o is None or o.name.beside("bias") in canon.pieces for o in owners):
             continue
         rows = [o.shape[0] for o in owners if o is not None]
         if sum(rows) != piece.shape[0]:

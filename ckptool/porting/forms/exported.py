@@ -16,7 +16,7 @@ from dataclasses import replace
 from .. import expression as ex
 from ..doubts import Doubt
 from ..expression import Shape
-from .pieces import Canon, Piece, unchanged
+from .pieces import Canon, Name, Piece, unchanged
 
 _NUMBERED = re.compile(r"(?:onnx::(\w+)|val)_(\d+)\Z")
 _Path = tuple[str, ...]
@@ -35,7 +35,7 @@ def name_exported(source: Canon, target: Canon) -> None:
     lone = [
         p
         for p in source.pieces.values()
-        if p.role == "bias" and len(p.shape) == 1 and ".".join(p.path) + "|weight" not in source.pieces
+        if p.role == "bias" and len(p.shape) == 1 and p.name.beside("weight") not in source.pieces
     ]
     matrices: dict[Shape, list[Piece]] = defaultdict(list)
     for _, op, piece in numbered:
@@ -52,7 +52,7 @@ def _convolutions(source: Canon, numbered: Sequence[tuple[str, Piece]]) -> None:
         if op.startswith(("Conv", "Gemm")) and len(piece.shape) > 1:
             path = (f"{op}_{piece.leaf.rpartition('_')[2]}",)
             source.become(piece, [(replace(piece, path=path, words=("conv",)), unchanged)], unchanged)
-            before = source.pieces[f"{path[0]}|weight"]
+            before = source.pieces[Name(path, "weight")]
         elif before is not None and op == before.path[0].rpartition("_")[0] and len(piece.shape) == 1:
             made = replace(piece, path=before.path, role="bias", words=before.words)
             source.become(piece, [(made, unchanged)], unchanged)
@@ -65,8 +65,7 @@ def _layers(source: Canon, target: Canon, shape: Shape, lone: Sequence[Piece], c
     Where the model has the names of all biases, it also says in which order it uses these layers.
     """
     own = [p for p in lone if p.shape == shape[:1]]
-    names = {".".join(p.path) for p in lone}
-    if all(f"{name}|bias" in target.pieces for name in names) and target.signature.traced:
+    if all(p.name in target.pieces for p in lone) and target.signature.traced:
         used = [
             p
             for p in target.pieces.values()
@@ -80,7 +79,7 @@ def _layers(source: Canon, target: Canon, shape: Shape, lone: Sequence[Piece], c
 def _linear(source: Canon, matrices: Sequence[Piece], layers: Sequence[tuple[_Path, bool]]) -> None:
     for place, piece in enumerate(matrices):
         path, certain = layers[place] if layers else ((f"MatMul_{piece.leaf.rpartition('_')[2]}",), True)
-        bias = source.pieces.get(".".join(path) + "|bias")
+        bias = source.pieces.get(Name(path, "bias"))
         others = [ex.transpose(other.expr) for other in matrices if other is not piece]
         doubt = () if certain else (replace(_WHICH, rival=others[0] if others else None),)
         made = replace(

@@ -14,7 +14,7 @@ from .. import expression as ex
 from ..doubts import About, Doubt
 from ..expression import Expr, Shape
 from ..words import Fused, OfLibrary, cut, label, table
-from .pieces import Canon, Piece, squeezed
+from .pieces import Canon, Name, Piece, squeezed
 from .roles import role_of
 
 
@@ -112,7 +112,7 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
             heads = _alternating(other, weight, len(kind.parts))
             form = replace(form, doubt=BY_HEADS, rival=(form.parts, form.sizes, heads))
         _take_apart(one, weight, form)
-        bias = one.pieces.get(".".join(weight.path) + "|bias")
+        bias = one.pieces.get(weight.name.beside("bias"))
         if bias is not None and bias.shape == weight.shape[:1]:
             _take_apart(one, bias, form)
 
@@ -145,7 +145,7 @@ def split_by_initials(one: Canon, other: Canon) -> None:
         form = next((forms[one] for one in asked if forms[one] is not None), None)
         if form is not None:
             _take_apart(one, weight, form)
-            bias = one.pieces.get(".".join(weight.path) + "|bias")
+            bias = one.pieces.get(weight.name.beside("bias"))
             if bias is not None and bias.shape == weight.shape[:1]:
                 _take_apart(one, bias, form)
 
@@ -248,7 +248,7 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
     if kind.fixed or (one.is_target and kind.sure):
         return _Form(parts, size)
     if "q" not in parts and "k" not in parts:
-        bias = one.pieces.get(".".join(weight.path) + "|bias")
+        bias = one.pieces.get(weight.name.beside("bias"))
         if not weight.expr.is_copy and bias is not None and not one.is_target:  # of experts, in products with biases
             return _Form(parts, size, 0, _TAKE_TURNS, (parts, size, size[0]))
         swapped = (parts[::-1], size[::-1], 0)
@@ -275,7 +275,7 @@ def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
     """What is known of a module, or of a part of it, by its name and what stands beside it; None where nothing is."""
     for end in (len(path), len(path) - 1):
         known = table().of_library.get(path[end - 1]) if end else None
-        if known is not None and ".".join((*path[: end - 1], known.beside)) + "|weight" in canon.pieces:
+        if known is not None and Name((*path[: end - 1], known.beside), "weight") in canon.pieces:
             return known
     return None
 
@@ -348,14 +348,13 @@ def _conflicting_layout(one: Canon, other: Canon, weight: Piece, kind: Fused) ->
 
 def _same_module(one: Canon, other: Canon, weight: Piece, rival: Piece) -> bool:
     """Whether the modules around two projections hold the same, and more than the projections of any attention."""
-    if weight.path[-2:] != rival.path[-2:]:
+    if weight.path[-2:] != rival.path[-2:] or min(len(weight.path), len(rival.path)) < 2:
         return False
     own, theirs = (
-        {p.name.removeprefix(start) for p in canon.pieces.values() if p.name.startswith(start)}
-        for canon, start in ((one, ".".join(weight.path[:-1]) + "."), (other, ".".join(rival.path[:-1]) + "."))
+        {Name(p.path[len(start) :], p.role) for p in canon.pieces.values() if p.path[: len(start)] == start != p.path}
+        for canon, start in ((one, weight.path[:-1]), (other, rival.path[:-1]))
     )
-    leaves = {name.partition("|")[0] for name in own}
-    return own == theirs and len(leaves) > _PLAIN_ATTENTION
+    return own == theirs and len({name.path for name in own}) > _PLAIN_ATTENTION
 
 
 #: Layers that every attention with one projection for queries, keys and values has.
@@ -489,7 +488,7 @@ def missing_key_bias(canon: Canon) -> None:
         if piece.role != "bias" or piece.last != "q_bias" or len(piece.shape) != 1:
             continue
         base = piece.path[:-1]
-        other = canon.pieces.get(".".join((*base, "v_bias")) + "|bias")
+        other = canon.pieces.get(Name((*base, "v_bias"), "bias"))
         fused = next(
             (
                 p
@@ -501,7 +500,7 @@ def missing_key_bias(canon: Canon) -> None:
         if other is None or fused is None:
             continue
         n = piece.shape[0]
-        if ".".join(fused.path) + "|bias" in canon.pieces or fused.shape[0] != 3 * n:
+        if fused.name.beside("bias") in canon.pieces or fused.shape[0] != 3 * n:
             continue
         new = replace(piece, path=fused.path, role="bias", shape=(3 * n,))
         canon.merge(

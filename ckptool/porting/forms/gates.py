@@ -13,7 +13,7 @@ from ..doubts import About, Doubt
 from ..expression import Expr, Shape
 from ..words import Cell, cut, table
 from .layouts import is_bare
-from .pieces import Canon, Piece, unchanged
+from .pieces import Canon, Name, Piece, unchanged
 
 _Path = tuple[str, ...]
 _Held = dict[tuple[str, str], Piece]  # (side, gate) -> matrix
@@ -149,7 +149,7 @@ def _several_gates(tokens: tuple[str, ...], cell: Cell) -> _Gates | None:
 
 def _divide(one: Canon, scope: _Path, piece: Piece, side: str, gates: Sequence[str]) -> None:
     """Cut a matrix, and its bias, into a layer for each gate."""
-    for whole in (piece, one.pieces.get(".".join(piece.path) + "|bias")):
+    for whole in (piece, one.pieces.get(piece.name.beside("bias"))):
         if whole is None:
             continue
         size = whole.shape[0] // len(gates)
@@ -303,7 +303,7 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
     first = held["ih", cell.gates[0]]
     for place, side in enumerate(_SIDES):
         own = [held[side, gate] for gate in cell.gates]
-        biases = [one.pieces.get(".".join(_layer(p)) + "|bias") for p in own]
+        biases = [one.pieces.get(Name(_layer(p), "bias")) for p in own]
         new = replace(
             first,
             path=scope or ("cell",),
@@ -387,7 +387,7 @@ def of_recurrent_kernels(source: Canon) -> None:
         cell = next((c for c in table().cells if hh.shape[0] == len(c.gates) * hh.shape[1]), None)
         if cell is None:
             continue
-        bias = source.pieces.get(".".join(hh.path) + "|bias_ih")
+        bias = source.pieces.get(hh.name.beside("bias_ih"))
         if bias is not None and bias.shape == (2, hh.shape[0]):
             both = [
                 (replace(bias, role=f"bias_{side}", shape=bias.shape[1:]), partial(ex.select, dim=0, index=place))
@@ -397,7 +397,7 @@ def of_recurrent_kernels(source: Canon) -> None:
         if cell.recurrent_kernel == cell.gates:
             continue
         for role in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
-            piece = source.pieces.get(".".join(hh.path) + "|" + role)
+            piece = source.pieces.get(hh.name.beside(role))
             if piece is not None and piece.shape[0] == hh.shape[0]:
                 order = partial(reordered, rows=piece.shape[0], have=cell.recurrent_kernel, want=cell.gates)
                 source.become(piece, [(piece, order)], lambda e: e)

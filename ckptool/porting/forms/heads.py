@@ -32,7 +32,7 @@ def flat_heads(one: Canon, other: Canon) -> None:
     for piece in deep:
         if theirs[piece.shape] or fits_inside(piece, lists.get(piece.shape[0], set())):
             continue
-        bias = one.pieces.get(".".join(piece.path) + "|bias")
+        bias = one.pieces.get(piece.name.beside("bias"))
         inputs = _inputs(piece, bias, wanted, beside[piece.path[:-1]])
         if not inputs:
             continue
@@ -74,7 +74,7 @@ def _widths_beside(one: Canon, deep: Sequence[Piece]) -> dict[tuple[str, ...], s
     """Heads and their widths, as the biases of what gives them say, by what they are parts of."""
     found: dict[tuple[str, ...], set[Shape]] = defaultdict(set)
     for piece in deep:
-        bias = one.pieces.get(".".join(piece.path) + "|bias")
+        bias = one.pieces.get(piece.name.beside("bias"))
         if bias is not None and bias.shape == piece.shape[1:] != piece.shape[:2]:
             found[piece.path[:-1]].add(bias.shape)
     return found

@@ -22,7 +22,7 @@ from ..matching.units import template
 from ..words import cut, label, table
 from .fused import BY_HEADS, fused_kind, part_label
 from .layouts import is_bare, turn
-from .pieces import Canon, Piece, squeezed, unchanged
+from .pieces import Canon, Name, Piece, squeezed, unchanged
 from .spelled import MOST_SPELLED, spelled
 
 _Path = tuple[str, ...]
@@ -94,7 +94,7 @@ def _turn_spelled(one: Canon, other: Canon) -> None:
     """Turn parameters of the other side whose name spells those of layers beside each other, and whose sizes show that
     they hold these with their inputs first."""
     wholes = [p for p in other.pieces.values() if is_bare(p) and len(p.shape) == 2 and p.shape[0] != p.shape[1]]
-    turned: set[str] = set()
+    turned: set[Name] = set()
     for pieces in _siblings(one, other).values() if wholes else ():
         rows: dict[int, list[Piece]] = defaultdict(list)
         for piece in pieces:
@@ -400,7 +400,7 @@ def _siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
         if piece.role == "weight" and piece.path and piece.name not in there and not _of_fewer_heads(piece, labelled):
             siblings[piece.path[:-1]].append(piece)
     for parent, held in siblings.items():  # what is called by its module alone: `words.weight` beside `words.more`
-        own = one.pieces.get(".".join(parent) + "|weight")
+        own = one.pieces.get(Name(parent, "weight"))
         if own is not None and all(len(p.shape) > 1 for p in (own, *held)):
             held.append(own)
     return siblings
@@ -422,7 +422,7 @@ def _join_families(one: Canon, other: Canon) -> bool:
     """Join siblings. Returns whether any were."""
     sizes = _Sizes(one, other)
     plans: list[tuple[_Path, _Family, _Join]] = []
-    taken: set[str] = set()
+    taken: set[Name] = set()
     for parent, pieces in _siblings(one, other).items():
         for family in _families(pieces, sizes):
             join = _join_of_family(family, sizes)
@@ -626,7 +626,7 @@ def _join_family(one: Canon, parent: _Path, family: _Family, join: _Join) -> Non
     stem = ("parts",) if leaf is not None else family.stem or ("+".join(p.last for p in family.parts),)
     words = tuple(word for component in (*parent, *family.stem) for word in cut(component))
     for role in ("weight", "bias"):
-        found = [m for p in family.parts if (m := one.pieces.get(f"{'.'.join(p.path)}|{role}")) is not None]
+        found = [m for p in family.parts if (m := one.pieces.get(p.name.beside(role))) is not None]
         if role == "bias" and join.dim == 1 and found:
             _merge_sum(one, found, replace(found[0], path=(*parent, *stem), words=words))
         if len(found) != len(family.parts):
@@ -659,7 +659,7 @@ def _doubt(one: Canon, parts: Sequence[Piece], new: Piece, join: _Join) -> Doubt
     else:
         return Doubt(_ORDER)
     if one.is_target:
-        own = ex.of(new.name)
+        own = ex.of(new.name.hole)
         there = {place: other.part(own, index=i, rest=rest) for i, place in enumerate(places)}
         return Doubt(why, rival=join.whole(*(there[i] for i in range(len(parts))), rest=rest))
     return Doubt(why, rival=other.whole(*(parts[i].expr for i in places), rest=rest))

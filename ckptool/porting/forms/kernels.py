@@ -82,7 +82,7 @@ def turn_transposed(one: Canon, other: Canon) -> None:
     for kernels in flat.values():
         votes: Counter[bool] = Counter()
         for piece in kernels:
-            bias = one.pieces.get(".".join(piece.path) + "|bias")
+            bias = one.pieces.get(piece.name.beside("bias"))
             if bias is not None and piece.shape[0] != piece.shape[1]:
                 votes[bias.shape == piece.shape[1:2] and theirs[squeezed(piece.shape[1::-1])] > 0] += 1
         if votes[True] and not votes[False]:

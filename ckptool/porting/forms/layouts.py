@@ -15,7 +15,7 @@ from ..doubts import About, Doubt
 from ..expression import Shape
 from ..words import label, table
 from .fused import fused_kind
-from .pieces import Canon, Piece, squeezed, unchanged
+from .pieces import Canon, Name, Piece, squeezed, unchanged
 from .roles import components
 
 #: Functions that multiply with a matrix.
@@ -41,7 +41,7 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
         if (named or used_so) and piece.entry.module != "Embedding":
             turn(canon, piece)
         return
-    recurrent = canon.pieces.get(".".join(piece.path) + "|weight_hh")
+    recurrent = canon.pieces.get(piece.name.beside("weight_hh"))
     of_cell = recurrent is not None and recurrent.leaf == "recurrent_kernel"
     if piece.leaf in table().depthwise and rank in (3, 4):
         made = _reorder(canon, piece, (*range(rank - 2, rank), *range(rank - 2)))
@@ -98,7 +98,7 @@ def turn_by_vote(canon: Canon) -> None:
         rank = len(piece.shape)
         if piece.role != "weight" or rank not in (2, 3) or not (piece.expr.is_copy or ex.is_selected(piece.expr)):
             continue
-        bias = canon.pieces.get(".".join(piece.path) + "|bias")
+        bias = canon.pieces.get(piece.name.beside("bias"))
         if bias is None or not bias.shape or squeezed(bias.shape[:-1]) != squeezed(piece.shape[:-2]):
             continue
         if components(bias.entry.key)[:-1] != components(piece.entry.key)[:-1]:  # of a module: it is in torch's layout
@@ -173,7 +173,7 @@ def follow_names(source: Canon, target: Canon) -> None:
 
 def is_turned(target: Canon, piece: Piece) -> bool:
     """Whether the model holds a matrix with its inputs first."""
-    return target.assembly.get(piece.entry.key) == ex.transpose(ex.of(piece.name))
+    return target.assembly.get(piece.entry.key) == ex.transpose(ex.of(piece.name.hole))
 
 
 def _namesakes(piece: Piece, ends: dict[tuple[str, ...], list[Piece]]) -> list[Piece]:
@@ -250,7 +250,7 @@ def _said(piece: Piece, target: Canon) -> bool | None:
     return None
 
 
-def _agreement(source: Canon, target: Canon, turned: set[str]) -> int:
+def _agreement(source: Canon, target: Canon, turned: set[Name]) -> int:
     """How many tensors lie in the same order on both sides if some matrices are TURNED."""
     from difflib import SequenceMatcher
 
@@ -275,10 +275,10 @@ def general_dense(source: Canon, target: Canon) -> None:
     wanted = matrices_wanted(target)
     theirs = Counter(p.shape for p in target.pieces.values())
     kernels = [p for p in source.pieces.values() if p.leaf in table().inputs_first and 2 < len(p.shape) < 6]
-    inputs: dict[str, int] = {}
+    inputs: dict[Name, int] = {}
     of_heads: dict[_Path, set[Shape]] = defaultdict(set)
     for piece in kernels:
-        bias = source.pieces.get(".".join(piece.path) + "|bias")
+        bias = source.pieces.get(piece.name.beside("bias"))
         if bias is not None and len(bias.shape) > 1 and piece.shape[-len(bias.shape) :] == bias.shape:
             inputs[piece.name] = len(piece.shape) - len(bias.shape)
             of_heads[piece.path[:-1]].add(bias.shape)
@@ -298,7 +298,7 @@ def general_dense(source: Canon, target: Canon) -> None:
     for piece in list(source.pieces.values()):
         if piece.role == "bias" and len(piece.shape) > 1 and not theirs[piece.shape]:
             flat = (prod(piece.shape),)
-            weight = ".".join(piece.path) + "|weight"
+            weight = piece.name.beside("weight")
             if weight in inputs or (theirs[flat] and weight not in source.pieces):
                 _flat(source, piece, flat)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ...model_code.signature import Entry, Signature
 from .. import expression as ex
@@ -19,6 +20,27 @@ from .roles import components
 STATISTICS = frozenset({"running_mean", "running_var"})
 
 
+class Name(NamedTuple):
+    """The name of a tensor in the common form, unique on its side.
+
+    Attributes:
+        path: components of the module that the tensor belongs to.
+        role: what it is there ("weight", "bias", "running_mean", "weight_ih").
+    """
+
+    path: tuple[str, ...]
+    role: str
+
+    def beside(self, role: str) -> Name:
+        """The name of another tensor of the same module."""
+        return Name(self.path, role)
+
+    @property
+    def hole(self) -> str:
+        """How expressions call the place that this tensor of the target is to fill."""
+        return ".".join(self.path) + "|" + self.role
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One tensor in the common form.
@@ -27,7 +49,7 @@ class Piece:
         path: components of the module that it belongs to.
         role: what it is there ("weight", "bias", "running_mean", "weight_ih").
         shape: its sizes.
-        expr: over the source's keys; for a target, over holes (its own `name`).
+        expr: over the source's keys; for a target, over holes (that of its own `name`).
         order: place in the state dict.
         used: place in the execution order, or None.
         words: its names, for words; those of the key it came from and of what it became.
@@ -46,9 +68,9 @@ class Piece:
     doubts: tuple[Doubt, ...] = ()
 
     @property
-    def name(self) -> str:
+    def name(self) -> Name:
         """Its name in the common form."""
-        return ".".join(self.path) + "|" + self.role
+        return Name(self.path, self.role)
 
     @property
     def last(self) -> str:
@@ -77,7 +99,7 @@ class Canon:
 
     signature: Signature
     is_target: bool
-    pieces: dict[str, Piece] = field(default_factory=dict)
+    pieces: dict[Name, Piece] = field(default_factory=dict)
     assembly: dict[str, Expr] = field(default_factory=dict)
     counters: dict[str, str] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
@@ -88,7 +110,7 @@ class Canon:
         while piece.name in self.pieces:
             piece = replace(piece, path=(*piece.path, "again"))
         if self.is_target:
-            piece = replace(piece, expr=ex.of(piece.name))
+            piece = replace(piece, expr=ex.of(piece.name.hole))
         self.pieces[piece.name] = piece
         return piece
 
@@ -102,7 +124,7 @@ class Canon:
         del self.pieces[old.name]
         placed = [self.put(replace(piece, expr=down(old.expr))) for piece, down in new]
         if self.is_target:
-            self._fill(old.name, up(*(piece.expr for piece in placed)))
+            self._fill(old.name.hole, up(*(piece.expr for piece in placed)))
 
     def _fill(self, hole: str, value: Expr) -> None:
         for key, expr in self.assembly.items():
@@ -118,7 +140,7 @@ class Canon:
         placed = self.put(replace(new, expr=down(*(old.expr for old in olds))))
         if self.is_target:
             for old, make in zip(olds, up, strict=True):
-                self._fill(old.name, make(placed.expr))
+                self._fill(old.name.hole, make(placed.expr))
 
 
 def substituted(expr: Expr, values: dict[str, Expr]) -> Expr:

@@ -55,7 +55,7 @@ def merge_norms(one: Canon, other: Canon) -> None:
     roles = {piece.role for piece in other.pieces.values()}
     normed, plain = ({p.shape for p in other.pieces.values() if p.role == role} for role in ("weight_v", "weight"))
     for g in [p for p in one.pieces.values() if p.role == "weight_g"]:
-        v = one.pieces.get(".".join(g.path) + "|weight_v")
+        v = one.pieces.get(g.name.beside("weight_v"))
         if v is None or ("weight_g" in roles and (v.shape in normed or v.shape not in plain)):
             continue
         new = replace(v, role="weight")
@@ -63,8 +63,8 @@ def merge_norms(one: Canon, other: Canon) -> None:
     for w in [p for p in one.pieces.values() if p.role == "weight_orig"]:
         if "weight_orig" in roles:
             continue
-        u = one.pieces.get(".".join(w.path) + "|weight_u")
-        v = one.pieces.get(".".join(w.path) + "|weight_sv")
+        u = one.pieces.get(w.name.beside("weight_u"))
+        v = one.pieces.get(w.name.beside("weight_sv"))
         if u is None or v is None or one.is_target:
             continue
         one.merge([w, u, v], replace(w, role="weight"), ex.spectral_norm, [])
@@ -79,7 +79,7 @@ def merge_masks(source: Canon, target: Canon) -> None:
         kept = {p.name for p in pruned[id(one)]} & {p.name for p in pruned[id(other)]}
         for mask in pruned[id(one)]:
             role = mask.role.removesuffix("_mask")
-            whole = one.pieces.get(f"{'.'.join(mask.path)}|{role}_orig")
+            whole = one.pieces.get(mask.name.beside(f"{role}_orig"))
             if whole is None or mask.name in kept or whole.shape != mask.shape:
                 continue
             new = replace(whole, role=role)

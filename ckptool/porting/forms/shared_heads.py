@@ -33,7 +33,7 @@ def repeat_shared_heads(source: Canon, target: Canon) -> None:
             continue
         for piece in (parts["k"], parts["v"]):
             for role in ("weight", "bias"):
-                own = source.pieces.get(".".join(piece.path) + "|" + role)
+                own = source.pieces.get(piece.name.beside(role))
                 if own is not None and own.shape[:1] == (fewer,):
                     _repeat(source, own, fewer * heads // rows, rows // fewer)
 
@@ -44,7 +44,7 @@ def add_key_biases(source: Canon, target: Canon) -> None:
     if not any(part_label(p.path) == "k" and p.role == "bias" for p in target.pieces.values()):
         return
     for parts in _attentions(source):
-        biases = {part: source.pieces.get(".".join(p.path) + "|bias") for part, p in parts.items()}
+        biases = {part: source.pieces.get(p.name.beside("bias")) for part, p in parts.items()}
         value = biases["v"]
         if biases["q"] is not None and value is not None and biases["k"] is None:
             shape = parts["k"].shape[:1]

@@ -19,7 +19,7 @@ def cut_sides(one: Canon, other: Canon) -> None:
     """Cut layers over both sides of a cell in two, where the other side has cells that hold them apart."""
     cells: dict[Shape, list[tuple[int, int]]] = defaultdict(list)
     for ih in other.pieces.values():
-        hh = other.pieces.get(".".join(ih.path) + "|weight_hh") if ih.role == "weight_ih" else None
+        hh = other.pieces.get(ih.name.beside("weight_hh")) if ih.role == "weight_ih" else None
         if hh is not None and min(len(ih.shape), len(hh.shape)) > 1 and _around(ih.shape) == _around(hh.shape):
             whole = (ih.shape[0], ih.shape[1] + hh.shape[1], *ih.shape[2:])
             cells[whole].append((ih.shape[1], hh.shape[1]))
@@ -57,7 +57,7 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
             doubts=(*piece.doubts, *doubts),
         )
         new.append((made, side_of))
-    bias = one.pieces.get(".".join(piece.path) + "|bias")
+    bias = one.pieces.get(piece.name.beside("bias"))
     one.become(piece, new, partial(_both, rows=rows, have=own, want=have))
     if bias is not None and bias.shape == (rows,):
         order = partial(_in_order, rows=rows, have=have, want=own)

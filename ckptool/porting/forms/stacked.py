@@ -105,8 +105,9 @@ def _beside_others(one: Canon, piece: Piece) -> Piece:
     at = len(piece.path)
     if not any(p.path[:at] == piece.path and len(p.path) > at for p in one.pieces.values()):
         return piece
-    one.become(piece, [(replace(piece, path=(*piece.path, piece.leaf)), unchanged)], unchanged)
-    return one.pieces[".".join((*piece.path, piece.leaf)) + "|" + piece.role]
+    made = replace(piece, path=(*piece.path, piece.leaf))
+    one.become(piece, [(made, unchanged)], unchanged)
+    return one.pieces[made.name]
 
 
 def _other_stacks(one: Canon, other: Canon) -> dict[int, set[Shape]]:

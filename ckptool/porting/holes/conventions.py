@@ -49,7 +49,7 @@ def _bare_squares(filling: Filling) -> None:
     square = []
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
-        piece = t.pieces.get(hole.rpartition("|")[2])
+        piece = t.pieces.get(hole.role)
         shape = None if piece is None else _as_matrix(piece)
         if piece is None or shape is None:
             continue
@@ -88,7 +88,7 @@ def _turned_squares(filling: Filling) -> None:
     square = []
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
-        piece = t.pieces.get(hole.rpartition("|")[2])
+        piece = t.pieces.get(hole.role)
         own = next((p for p in s.pieces.values() if p.expr == filled.expr), None)
         if piece is None or own is None or len(own.shape) < 2:
             continue
@@ -142,11 +142,11 @@ def _rotary(filling: Filling) -> None:
         if kind is None:
             continue  # other parts of the model turn theirs
         which = part_label(t.path) or part_label(s.path)
-        if which not in ("q", "k") or hole.endswith(("norm|weight", "norm|bias")):
+        if which not in ("q", "k") or (t.last.endswith("norm") and hole.role in ("weight", "bias")):
             continue
         if len(t.main.shape) < 2 and (t.path[:-1], which) in settled:
             continue  # norms of queries are turned as those are
-        piece = t.pieces[hole.rpartition("|")[2]]
+        piece = t.pieces[hole.role]
         if kind == "unknown" and _are_queries(piece):
             continue
         heads = heads_of(t.main.entry)
@@ -182,7 +182,7 @@ def _flatten(filling: Filling) -> None:
     """A linear layer after feature maps: the order in which they are flattened is in the code only."""
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
-        piece = t.pieces.get(hole.rpartition("|")[2])
+        piece = t.pieces.get(hole.role)
         if piece is None or piece.role != "weight" or len(piece.shape) != 2:
             continue
         note = piece.entry.notes.get("flatten")
@@ -215,7 +215,7 @@ def _concatenated(filling: Filling) -> None:
     weights = {p.entry.key: p for p in filling.target.pieces.values() if p.name in filling.unit_of}
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
-        piece = t.pieces.get(hole.rpartition("|")[2])
+        piece = t.pieces.get(hole.role)
         joined = piece.entry.notes.get("joined") if piece is not None else None
         if piece is None or not joined or not all(key in weights for key, _ in joined):
             continue

@@ -10,7 +10,7 @@ from typing import Any
 from .. import expression as ex
 from ..doubts import Doubt
 from ..expression import Expr, Shape
-from ..forms.pieces import Canon, Piece, squeezed, substituted
+from ..forms.pieces import Canon, Name, Piece, squeezed, substituted
 from ..matching.match import Matcher, Matching
 from ..matching.units import Unit, hard_conflict, label_of, related, similarity
 
@@ -50,9 +50,9 @@ class Filling:
         self, source: Canon, target: Canon, matcher: Matcher, matching: Matching, values: Values | None
     ) -> None:
         self.source, self.target, self.matcher, self.matching, self.values = source, target, matcher, matching, values
-        self.holes: dict[str, Filled] = {}
-        self.misses: dict[str, str] = {}
-        self.unit_of: dict[str, tuple[Unit, Unit]] = {}
+        self.holes: dict[Name, Filled] = {}
+        self.misses: dict[Name, str] = {}
+        self.unit_of: dict[Name, tuple[Unit, Unit]] = {}
         self.same_names = self._same_names()
         self._compared: dict[tuple[str, str], bool] = {}
         self._sorted = [sorted(side.signature.entries) for side in (target, source)]  # each block is asked about once
@@ -71,7 +71,7 @@ class Filling:
                 left.pop(name, None)
             more = [doubt for name in used for doubt in s.pieces[name].doubts]
             rivals = [doubt.rival for doubt in more if doubt.rival is not None]
-            rivals += [substituted(d.rival, {piece.name: expr}) for d in piece.doubts if d.rival is not None]
+            rivals += [substituted(d.rival, {piece.name.hole: expr}) for d in piece.doubts if d.rival is not None]
             rivals += [r for u in t.rivals if (r := self._rival(role, piece, u)) is not None]
             self.holes[piece.name] = Filled(expr, evidence, [*doubts, *more, *piece.doubts], rivals)
             self.unit_of[piece.name] = (t, s)

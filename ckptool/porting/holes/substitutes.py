@@ -42,7 +42,7 @@ def _averages(filling: Filling) -> None:
         alone = sum(is_average(p.path) and p.name not in filling.holes for p in beside) == 1
         if len(own) == len(theirs) == 1 and alone:
             filled = filling.holes[of[0].name]
-            expr = substituted(made[of[0].entry.key], {of[0].name: filled.expr})
+            expr = substituted(made[of[0].entry.key], {of[0].name.hole: filled.expr})
             expr = substituted(expr, {own[0]: ex.of(theirs[0])})
             filling.holes[piece.name] = Filled(expr, "the average of what is beside it", list(filled.doubts))
             filling.unit_of[piece.name] = filling.unit_of[of[0].name]

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from ..expression import Shape
-from ..forms.pieces import Canon, Piece
+from ..forms.pieces import Canon, Name, Piece
 
 _Path = tuple[str, ...]
 
@@ -16,7 +16,7 @@ _SEVERAL, _MOST = 4, 0.8
 _FEW = 4
 
 
-def namesakes(one: Canon, other: Canon) -> set[str]:
+def namesakes(one: Canon, other: Canon) -> set[Name]:
     """The names of pieces of one side that the other has with these sizes, too, below the same or another prefix.
 
     Such a one is what it is called, and no part of something else.
@@ -30,8 +30,7 @@ def namesakes(one: Canon, other: Canon) -> set[str]:
     for name, piece in one.pieces.items():
         for at in range(len(piece.path)):
             for theirs in wanted.get(piece.path[:at], ()):
-                renamed = ".".join((*theirs, *piece.path[at:]))
-                if _fits(piece, other.pieces.get(f"{renamed}|{piece.role}")):
+                if _fits(piece, other.pieces.get(Name((*theirs, *piece.path[at:]), piece.role))):
                     found.add(name)
     return found
 
