@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
-#: Parts of a row of channels: (key of the weight that made them, how many).
-Parts = tuple[tuple[str, int], ...]
+from .signature import Parts
 
 #: What gives channels in the last dimension.
 _ROWS = frozenset("linear embedding embedding_bag".split())

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .input_search import flat
+from .signature import Gate
 
 #: Functions that only torch's own activations have the names of.
 _ACTIVATIONS = frozenset(
@@ -30,12 +31,12 @@ class Gating:
 
     Attributes:
         roles: key of a weight -> "gate" or "up", where two layers of one size and one input are gate and gated.
-        halves: key of a weight -> which half of its outputs is the gate, 0 or 1.
+        halves: key of a weight -> which half of its outputs is the gate of the other.
     """
 
     def __init__(self) -> None:
         self.roles: dict[str, str] = {}
-        self.halves: dict[str, int] = {}
+        self.halves: dict[str, Gate] = {}
         self._origin: dict[int, _Origin] = {}
         self._active: dict[int, str] = {}  # tensors that went through an activation, and which
         self._taken: dict[str, tuple[int, tuple[int, ...]]] = {}  # what a weight works on, and its sizes
@@ -53,7 +54,7 @@ class Gating:
             return
         (key, half), *_ = origins
         if name == "glu" and half is None:
-            self.halves.setdefault(key, 1)  # as torch has it: the first half times the sigmoid of the second
+            self.halves.setdefault(key, Gate(1, "glu"))  # in torch the second half opens the first
             return
         if half is None and name in _CUTS and isinstance(result, tuple | list):
             if len(result) == 2 and result[0].shape == result[1].shape:
@@ -67,6 +68,10 @@ class Gating:
         active = name if name in _ACTIVATIONS else next(filter(None, map(self._active.get, map(id, tensors))), None)
         if active is not None:
             self._active[id(result)] = active
+
+    def comes_from(self, value: Any, key: str) -> bool:
+        """Whether a tensor was computed from what one weight gives, and from no other."""
+        return self._origin.get(id(value), ("", None))[0] == key
 
     def _begin(self, tensors: list[Any], result: Any, keys: Mapping[int, str]) -> None:
         weights = [t for t in tensors if id(t) in keys and t.ndim > 1]
@@ -91,7 +96,7 @@ class Gating:
             return
         if own[0] == theirs[0]:
             if own[1] is not None and theirs[1] is not None and own[1] != theirs[1]:
-                self.halves.setdefault(own[0], own[1])
+                self.halves.setdefault(own[0], Gate(own[1], self._active.get(id(gate), "").rstrip("_")))
         elif None in made and own[1] is theirs[1] is None and self._taken[own[0]] == self._taken[theirs[0]]:
             self.roles.setdefault(own[0], "gate")
             self.roles.setdefault(theirs[0], "up")

@@ -10,9 +10,109 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..checkpoint import StateDict
+
+#: Parts of a row of channels: (key of the weight that makes them, how many).
+Parts = tuple[tuple[str, int], ...]
+
+
+class Flow(NamedTuple):
+    """Where a weight stands in the graph of a forward pass.
+
+    Attributes:
+        number: its own, counted from 0 in the order in which weights are met.
+        before: as bits, the numbers of all weights that went into what it is first used on.
+    """
+
+    number: int
+    before: int
+
+    @property
+    def bit(self) -> int:
+        """Its own number as a bit."""
+        return 1 << self.number
+
+    def into(self, other: Flow) -> bool:
+        """Whether what this weight gives goes into what another is used on."""
+        return self.number != other.number and bool(other.before & self.bit)
+
+    def beside(self, other: Flow) -> bool:
+        """Whether neither of two weights is used on what the other gives."""
+        return self.number != other.number and not (self.into(other) or other.into(self))
+
+
+class Flattened(NamedTuple):
+    """Images [n, c, h, w] that are flattened before a linear layer.
+
+    Attributes:
+        order: in which order their dimensions are then, "nchw" or another.
+        c, h, w: channels, height and width.
+    """
+
+    order: str
+    c: int
+    h: int
+    w: int
+
+
+class Gate(NamedTuple):
+    """The gate of a layer that computes a gate and what it is multiplied with at once.
+
+    Attributes:
+        half: which half of its outputs is the gate, 0 or 1.
+        activation: the function that the gate goes through, "glu" if one function of torch does all of this.
+    """
+
+    half: int
+    activation: str
+
+
+class Layout(NamedTuple):
+    """How a forward pass takes the outputs of a fused projection apart.
+
+    Attributes:
+        kind: "block" (one part after the other), "grouped" (reshaped first), or nothing where that is not known.
+        sizes: if reshaped, the two or three sizes that the outputs get in place of one.
+    """
+
+    kind: str = ""
+    sizes: tuple[int, ...] = ()
+
+
+_UNKNOWN = Layout()
+
+
+@dataclass(slots=True)
+class Facts:
+    """What a forward pass shows about a weight, beyond when it is used. A tracer fills it; nothing else changes it.
+
+    Attributes:
+        flow: where it stands in the graph.
+        joined: the layers whose outputs it takes side by side, where there are several.
+        flattened: how the images that it takes are flattened.
+        layout: how its outputs are taken apart.
+        heads: how many attention heads one part of its outputs is seen as, or 0.
+        rotary: in which order a rotary embedding turns its outputs ("half", "interleaved"), or None.
+        gate: which half of its outputs is a gate for the other half, or None.
+        beside_gate: "gate" or "up" for one of two layers with one input, of which one is the gate of the other.
+        modulates: for each part of its outputs, "add" (a shift), "mul" (a scale), or nothing.
+        inputs_first: whether it stands with its inputs first ([in, out]); None where that is not known.
+        dims: for each of its dimensions "input", "output" or "both", where an einsum says so.
+    """
+
+    flow: Flow | None = None
+    joined: Parts = ()
+    flattened: Flattened | None = None
+    layout: Layout = _UNKNOWN
+    heads: int = 0
+    rotary: str | None = None
+    gate: Gate | None = None
+    beside_gate: str = ""
+    modulates: tuple[str, ...] = ()
+    inputs_first: bool | None = None
+    dims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +128,7 @@ class Entry:
         tied: key of an earlier entry that is the same tensor, or None.
         used: place in the execution order of the forward pass, or None if it is not known.
         how: the function that first takes it ("linear", "matmul", "conv2d"), "" if that is not known.
-        notes: what the forward pass shows beyond that, such as the layout of a fused projection; "flow": a number of
-            its own and, as bits, the numbers of all parameters that went into what it is first used on.
+        facts: what the forward pass shows beyond that.
     """
 
     key: str
@@ -40,7 +139,7 @@ class Entry:
     tied: str | None = None
     used: int | None = None
     how: str = ""
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
 
     @property
     def numel(self) -> int:

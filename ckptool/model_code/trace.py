@@ -13,7 +13,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from .gating import Gating
 from .hollow import shape_only, without_memory
 from .input_search import Budget, find_inputs, flat
 from .inputs import InputSpec, guess_inputs, inputs_text, made
-from .signature import Entry, Signature
+from .signature import Entry, Facts, Flattened, Flow, Layout, Signature
 
 
 def signature_of(
@@ -77,7 +77,7 @@ def signature_of(
             ties.get(key),
             at.index if at else None,
             at.how if at else "",
-            dict(at.notes) if at else {},
+            at.facts if at else Facts(),
         )
     metadata = getattr(state, "_metadata", None)
     return Signature(
@@ -113,7 +113,7 @@ _FREQUENCIES = frozenset({"inv_freq", "freqs_cis", "freqs_cos"})
 class _Use:
     index: int
     how: str
-    notes: dict[str, Any]
+    facts: Facts = field(default_factory=Facts)
 
 
 @dataclass(slots=True)
@@ -292,38 +292,40 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         """Note that the outputs of some matrices are turned by pairs, as rotary embeddings do."""
         for key in self._outputs.get(id(value), ()):
             if key in self.uses:
-                self.uses[key].notes.setdefault("rotary", kind)
+                self.uses[key].facts.rotary = self.uses[key].facts.rotary or kind
 
     def finish(self) -> None:
         """Note what only the whole pass shows."""
-        for key, parts in self._channels.joined.items():
-            if key in self.uses:
-                self.uses[key].notes["joined"] = parts
-        for kind, found in (("gated", self._gating.roles), ("gate half", self._gating.halves)):
-            for key, role in found.items():
-                if key in self.uses:
-                    self.uses[key].notes[kind] = role
-        for key, before in self._channels.before.items():
-            if key in self.uses:
-                self.uses[key].notes["flow"] = (self._channels.bit[key], before)
+        for key, use in self.uses.items():
+            use.facts.joined = self._channels.joined.get(key, ())
+            use.facts.beside_gate = self._gating.roles.get(key, "")
+            use.facts.gate = self._gating.halves.get(key)
+            if key in self._channels.before:
+                use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
 
     def _use(self, key: str, name: str, place: int, args: Any, value: Any) -> None:
         if name in _VIEWS:
             return  # what is done with the view counts
         if key not in self.uses:
-            self.uses[key] = _Use(len(self.uses), name, {})
+            self.uses[key] = _Use(len(self.uses), name)
             first = args[0] if args and isinstance(args[0], torch.Tensor) else None
             kind, what = self._from.get(id(first), ("", None))
             if kind == "flat" and name in ("linear", "addmm", "matmul"):
-                self.uses[key].notes["flatten"] = what
+                self.uses[key].facts.flattened = what
         if name in _MULTIPLY and self.uses[key].how in _MEMBERS:
             self.uses[key].how = name  # what is done with a member counts
         if name in _PRODUCTS and place >= 1:
-            self.uses[key].notes.setdefault("right", id(value) not in self._turned)
+            self._stands(key, inputs_first=id(value) not in self._turned)
         elif name == "linear" and place == 1 and (id(value) in self._turned or value.ndim == 2):
-            self.uses[key].notes.setdefault("right", id(value) in self._turned)
+            self._stands(key, inputs_first=id(value) in self._turned)
         elif name == "einsum":
             self._summed(key, args, value)
+
+    def _stands(self, key: str, *, inputs_first: bool) -> None:
+        """Note how a matrix stands, where its first use says so."""
+        facts = self.uses[key].facts
+        if facts.inputs_first is None:
+            facts.inputs_first = inputs_first
 
     def _members(self, args: Any, result: Any) -> None:
         """Matrices that are taken out of a stack by their number are matrices of the parameter that holds it."""
@@ -345,14 +347,13 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         letters = next((one for one, x in zip(given.split(","), operands, strict=False) if x is value), "")
         if len(letters) != value.ndim or "." in letters or len(letters) < 2:
             return
-        notes = self.uses[key].notes
         last, before = (letters[-1] in result, letters[-2] in result)
         if last != before:
-            notes.setdefault("right", last != (id(value) in self._turned))
+            self._stands(key, inputs_first=last != (id(value) in self._turned))
         others = "".join(one for one in given.split(",") if one != letters)
-        if id(value) in self._whole:
+        if id(value) in self._whole and not self.uses[key].facts.dims:
             kinds = ("input" if x not in result else "both" if x in others else "output" for x in letters)
-            notes.setdefault("dims", tuple(kinds))
+            self.uses[key].facts.dims = tuple(kinds)
 
     def _learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """What is worth knowing of a result: features and how they are flattened, fused projections, rotary."""
@@ -441,17 +442,15 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
                 sizes = dict(zip(what, first.shape, strict=True))
                 c, h, w = sizes["c"], sizes["h"], sizes["w"]
                 if h * w > 1 and result.shape[1] == c * h * w:
-                    return "flat", (what, c, h, w)
+                    return "flat", Flattened(what, c, h, w)
             return None
         if kind == "flat":
             return (kind, what) if result.shape == first.shape else None
-        if kind in ("part", "active"):
-            if name in _ACTIVATIONS and kind == "part":
-                return "active", (*what, name)
+        if kind == "part":
             if name in ("reshape", "view", "unflatten") and result.ndim == first.ndim + 1 and what[0] in self.uses:
                 heads, width = result.shape[-2:]
                 if heads * width == first.shape[-1]:
-                    self.uses[what[0]].notes.setdefault("heads", heads)
+                    self.uses[what[0]].facts.heads = self.uses[what[0]].facts.heads or heads
             return (kind, what) if name in _PLACES and result.numel() == first.numel() else None
         if kind == "fused" and name in _ONES and result.numel() == first.numel():
             return kind, what
@@ -472,15 +471,15 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             if kind != "part" or what[0] not in self.uses:
                 continue
             key, place, count = what
-            beside, of = self._from.get(id(other), ("", None))
-            if beside == "active" and of[0] == key and count == 2 and name in _MULTIPLIES:
-                self.uses[key].notes.setdefault("gate", (of[1], of[3]))
-                continue
+            if count == 2 and name in _MULTIPLIES and self._gating.comes_from(other, key):
+                continue  # a gate and what it is multiplied with
             if not isinstance(other, torch.Tensor) or other.ndim == 0:
                 self._from[id(result)] = kind, what  # such as 1 + scale
                 continue
-            done = self.uses[key].notes.setdefault("modulates", [""] * count)
+            facts = self.uses[key].facts
+            done = list(facts.modulates or [""] * count)
             done[place] = done[place] or ("add" if name in _ADDS else "mul")
+            facts.modulates = tuple(done)
 
     def _reshaped(self, what: Any, first: Any, result: Any) -> None:
         inner = tuple(result.shape[first.ndim - 1 :])
@@ -490,7 +489,8 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
     def _layout(self, what: Any, layout: str, inner: tuple[int, ...] = ()) -> None:
         key = what[0]
         if key in self.uses:
-            self.uses[key].notes.setdefault("layout", (layout, inner))
+            facts = self.uses[key].facts
+            facts.layout = facts.layout if facts.layout.kind else Layout(layout, inner)
 
 
 def _every_second(args: Any) -> bool:
@@ -520,9 +520,8 @@ _VIEWS = frozenset(
 _PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm grouped_mm _grouped_mm".split())
 _ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 _MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
-#: Functions that may put a dimension of one element somewhere, and those that a gate goes through.
+#: Functions that may put a dimension of one element somewhere.
 _ONES = frozenset({"__getitem__", "unsqueeze", "squeeze"})
-_ACTIVATIONS = frozenset("silu gelu sigmoid relu mish tanh hardswish elu softplus leaky_relu hardsigmoid".split())
 #: Functions that only move what they take in their dimensions.
 _PLACES = frozenset("__getitem__ unsqueeze squeeze view reshape expand to contiguous type float".split())
 #: What more matrices than this made together is nobody's output.

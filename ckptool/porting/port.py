@@ -172,11 +172,11 @@ class _Entries:
     def _counter(self, blank: Entry) -> Entry:
         path = self._target.counters[blank.target]
         norm = next(
-            (p for p in self._target.pieces.values() if ".".join(p.path) == path and p.name in self._unit_of),
+            (p for p in self._target.pieces.values() if p.path == path and p.name in self._unit_of),
             None,
         )
         if norm is not None:
-            partner = ".".join(self._unit_of[norm.name][1].path)
+            partner = self._unit_of[norm.name][1].path
             for key, where in self._source.counters.items():
                 if where == partner:
                     filled = self._filled[norm.name]

@@ -202,7 +202,7 @@ def _with_code(signature: Signature, code: Signature | None) -> Signature:
                 module=entry.module,
                 used=entry.used,
                 how=entry.how,
-                notes=entry.notes,
+                facts=entry.facts,
             )
             known += 1
     if known < 0.5 * len(code.entries):  # below a prefix, or in an older form: matched as any other port

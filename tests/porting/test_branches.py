@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sides import pairing, signature, wanted
 
-from ckptool.model_code.signature import Signature
+from ckptool.model_code.signature import Facts, Flow, Signature
 from ckptool.porting.forms.branches import beside
 from ckptool.porting.matching.units import units_of
 from ckptool.porting.port import port
@@ -22,7 +22,7 @@ def followed(shapes: Shapes, before: Mapping[str, list[str]]) -> Signature:
     made = wanted(shapes, used=shapes)
     bit = {key: at for at, key in enumerate(shapes)}
     entries = {
-        key: replace(entry, notes={"flow": (bit[key], sum(1 << bit[other] for other in before.get(key, [])))})
+        key: replace(entry, facts=Facts(Flow(bit[key], sum(1 << bit[other] for other in before.get(key, [])))))
         for key, entry in made.entries.items()
     }
     return replace(made, entries=entries)

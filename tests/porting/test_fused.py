@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import found, lazy_tensor, pairing, signature, wanted, worked_out
 
-from ckptool.model_code.signature import Entry, Signature
+from ckptool.model_code.signature import Entry, Facts, Layout, Signature
 from ckptool.porting.expression import lazy
 from ckptool.porting.port import port
 
@@ -38,14 +38,14 @@ def fused(name: str, *, keys: int = WIDTH) -> dict[str, np.ndarray[Any, Any]]:
 def with_heads(shapes: dict[str, tuple[int, ...]]) -> Signature:
     """A model whose forward pass was followed: what makes queries, keys and values is seen as so many heads."""
     entries = {
-        key: Entry(key, shape, parameter=True, used=place, how="linear", notes=_grouped(key, shape))
+        key: Entry(key, shape, parameter=True, used=place, how="linear", facts=_grouped(key, shape))
         for place, (key, shape) in enumerate(shapes.items())
     }
     return Signature("Net", entries, traced=True)
 
 
-def _grouped(key: str, shape: tuple[int, ...]) -> dict[str, Any]:
-    return {"layout": ("grouped", (shape[0] // HEAD, HEAD))} if ".attn." in key else {}
+def _grouped(key: str, shape: tuple[int, ...]) -> Facts:
+    return Facts(layout=Layout("grouped", (shape[0] // HEAD, HEAD))) if ".attn." in key else Facts()
 
 
 @pytest.mark.parametrize("name", ["qkv", "qkv_proj", "c_attn", "to_qkv"])
@@ -103,7 +103,7 @@ def test_what_may_alternate_by_head_is_taken_in_doubt_by_a_model_that_calls_it_o
     shapes = {key.replace("layers", "blocks"): value.shape for key, value in fused(own).items()}
     target = wanted(shapes, used=shapes)
     entries = {
-        key: replace(entry, how="linear", notes={"layout": ("block", ())} if own in key else {})
+        key: replace(entry, how="linear", facts=Facts(layout=Layout("block")) if own in key else Facts())
         for key, entry in target.entries.items()
     }
     mapping = port(signature({k: v.shape for k, v in fused(theirs).items()}), replace(target, entries=entries))
@@ -152,7 +152,7 @@ def test_what_a_convolution_gives_may_be_cut_into_heads_first(
     }
     target = with_heads(apart())
     if not heads:
-        entries = {key: replace(entry, notes={}) for key, entry in target.entries.items()}
+        entries = {key: replace(entry, facts=Facts()) for key, entry in target.entries.items()}
         target = replace(target, entries=entries)
     entry = found(port(signature({k: v.shape for k, v in source.items()}), target), "blocks.1.attn.v_proj.weight")
     assert entry.status == expected
@@ -406,7 +406,7 @@ def test_shared_heads_are_repeated_for_a_model_that_holds_all_in_one_and_for_key
             parameter=True,
             used=at,
             how="linear",
-            notes={"layout": ("block", ()), "heads": WIDTH // HEAD} if ".attn." in key else {},
+            facts=Facts(layout=Layout("block"), heads=WIDTH // HEAD) if ".attn." in key else Facts(),
         )
         for at, (key, shape) in enumerate({k: v.shape for k, v in fused("c_attn").items()}.items())
     }

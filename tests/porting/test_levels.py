@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from sides import pairing, signature, wanted
 
-from ckptool.model_code.signature import Signature
+from ckptool.model_code.signature import Facts, Flow, Signature
 from ckptool.porting.port import port
 
 Shapes = dict[str, tuple[int, ...]]
@@ -41,7 +41,7 @@ def coarse_to_fine(shapes: Shapes, *, by_level: bool) -> Signature:
             held |= 1 << place[key]
     made = wanted(shapes, used=used)
     return replace(
-        made, entries={k: replace(e, notes={"flow": (place[k], before[k])}) for k, e in made.entries.items()}
+        made, entries={k: replace(e, facts=Facts(Flow(place[k], before[k]))) for k, e in made.entries.items()}
     )
 
 
@@ -104,7 +104,7 @@ def test_numbers_that_are_sizes_on_one_side_and_not_on_the_other_are_a_guess() -
     own = side("discriminators")
     place = {key: n for n, key in enumerate(own)}
     made = wanted(own, used=own)
-    target = replace(made, entries={k: replace(e, notes={"flow": (place[k], 0)}) for k, e in made.entries.items()})
+    target = replace(made, entries={k: replace(e, facts=Facts(Flow(place[k], 0))) for k, e in made.entries.items()})
     assert {e.status for e in port(signature(side("scales")), target).entries} == {"guessed"}
     assert {e.status for e in port(signature(side("critics")), target).entries} == {"mapped"}
     assert {e.status for e in port(signature(side("scales")), made).entries} == {

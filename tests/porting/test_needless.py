@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sides import found, pairing, signature, wanted
 
+from ckptool.model_code.signature import Facts, Flow
 from ckptool.porting.port import port
 
 Shapes = dict[str, tuple[int, ...]]
@@ -26,7 +27,9 @@ def flowing(shapes: Shapes, *, way: list[str]) -> Any:
     """A model that uses its weights one after the other, in the order of WAY."""
     model = wanted(shapes, used=way)
     place = {key: n for n, key in enumerate(way)}
-    entries = {key: replace(e, notes={"flow": (place[key], (1 << place[key]) - 1)}) for key, e in model.entries.items()}
+    entries = {
+        key: replace(e, facts=Facts(Flow(place[key], (1 << place[key]) - 1))) for key, e in model.entries.items()
+    }
     return replace(model, entries=entries)
 
 

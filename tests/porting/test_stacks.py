@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import found, pairing, signature, wanted, worked_out
 
+from ckptool.model_code.signature import Facts
 from ckptool.porting.port import port
 
 # -- heads in a dimension of their own
@@ -43,7 +44,7 @@ def test_fused_experts_that_a_model_multiplies_with_by_an_equation_stay_one_for_
     source |= {f"moe.experts.{n}.down_proj.weight": (6, 7) for n in range(3)}
     target = wanted({"moe.w13_weight": (3, 14, 6), "moe.w2_weight": (3, 6, 7)})
     dims = {"moe.w13_weight": ("output", "output", "input"), "moe.w2_weight": ("input", "output", "input")}
-    entries = {key: replace(entry, notes={"dims": dims[key]}) for key, entry in target.entries.items()}
+    entries = {key: replace(entry, facts=Facts(dims=dims[key])) for key, entry in target.entries.items()}
     mapping = port(signature(source), replace(target, entries=entries))
     parts = [f"moe.experts.{n}.{name}_proj.weight" for n in range(3) for name in ("gate", "up")]
     pairs = [f"cat(0, {gate}, {up})" for gate, up in zip(parts[::2], parts[1::2], strict=True)]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sides import found, pairing, signature, wanted
 
+from ckptool.model_code.signature import Facts, Flow
 from ckptool.porting.forms.roles import counted_by_letters
 from ckptool.porting.matching.telling import translation
 from ckptool.porting.matching.units import hard_conflict
@@ -225,7 +226,7 @@ def test_letters_that_both_sides_say_are_words_and_count_nothing() -> None:
     used = [f"convs.{n}.lin_{letter}.weight" for n in range(2) for letter in "DECBA"]
     model = wanted(own, used=used)
     flows = {
-        key: replace(e, notes={"flow": (at, 31 * ("1" in key))}) for at, (key, e) in enumerate(model.entries.items())
+        key: replace(e, facts=Facts(Flow(at, 31 * ("1" in key)))) for at, (key, e) in enumerate(model.entries.items())
     }
     mapping = port(signature(theirs), replace(model, entries=flows))
     assert pairing(mapping) == dict(zip(own, theirs, strict=True))

@@ -14,10 +14,9 @@ from functools import reduce
 from itertools import combinations
 from operator import and_
 
+from ...model_code.signature import Flow
 from ..matching.units import Pair, Unit, take_turns, template
 
-#: The number of what a layer gives, and as bits those of all that went into what it works on.
-Flow = tuple[int, int]
 #: For two pairs: 1 where both sides have them in one order, -1 where not, 0 where that is not known.
 Vote = Callable[[Pair, Pair], int]
 
@@ -29,16 +28,14 @@ _MOST = 24
 
 def beside(one: Unit, other: Unit) -> bool:
     """Whether nothing that one of two gives flows into the other, as far as the forward pass was followed."""
-    a, b = one.main.entry.notes.get("flow"), other.main.entry.notes.get("flow")
-    if a is None or b is None or a[0] == b[0]:
-        return False
-    return not (flows_into(one, other) or flows_into(other, one))
+    a, b = one.main.entry.facts.flow, other.main.entry.facts.flow
+    return a is not None and b is not None and a.beside(b)
 
 
 def flows_into(one: Unit, other: Unit) -> bool:
     """Whether what one gives flows into the other, as far as the forward pass was followed."""
-    a, b = one.main.entry.notes.get("flow"), other.main.entry.notes.get("flow")
-    return a is not None and b is not None and a[0] != b[0] and bool(b[1] >> a[0] & 1)
+    a, b = one.main.entry.facts.flow, other.main.entry.facts.flow
+    return a is not None and b is not None and a.into(b)
 
 
 def in_channel_order(units: Sequence[Unit]) -> None:
@@ -51,13 +48,13 @@ def in_channel_order(units: Sequence[Unit]) -> None:
     flows: dict[str, Flow] = {}
     numbered: dict[int, Unit] = {}
     for unit in units:
-        flow = unit.main.entry.notes.get("flow")
+        flow = unit.main.entry.facts.flow
         if unit.used is not None and flow is not None:
             flows[unit.main.entry.key] = flow
-            numbered[flow[0]] = unit
+            numbered[flow.number] = unit
     for unit in units:
         end = flows.get(unit.main.entry.key)
-        parts = [flows.get(key) for key, _ in unit.main.entry.notes.get("joined", ())]
+        parts = [flows.get(key) for key, _ in unit.main.entry.facts.joined]
         if end is None or len(parts) < 2 or None in parts:
             continue
         branches = _branches([part for part in parts if part is not None], end, numbered)
@@ -77,16 +74,16 @@ def _branches(parts: Sequence[Flow], end: Flow, numbered: Mapping[int, Unit]) ->
         numbered: all layers, by the numbers in their flows.
     """
     found: list[list[Unit]] = [[] for _ in parts]
-    before = [part[1] | 1 << part[0] for part in parts]
-    rest = end[1] & ~reduce(and_, before)
+    before = [part.before | part.bit for part in parts]
+    rest = end.before & ~reduce(and_, before)
     while rest:
         number = (rest & -rest).bit_length() - 1
         rest &= rest - 1
         unit = numbered.get(number)
-        if unit is None:
+        flow = None if unit is None else unit.main.entry.facts.flow
+        if unit is None or flow is None:
             continue
-        behind = unit.main.entry.notes["flow"][1]
-        inside = [at for at, part in enumerate(parts) if before[at] >> number & 1 or behind >> part[0] & 1]
+        inside = [at for at, part in enumerate(parts) if before[at] & flow.bit or flow.before & part.bit]
         if len(inside) == 1:
             found[inside[0]].append(unit)
     return found
@@ -157,9 +154,9 @@ class _Apart:
         self._before: dict[str, int] = defaultdict(int)
         for name, pairs in held.items():
             for t, _ in pairs:
-                if (flow := t.main.entry.notes.get("flow")) is not None:
-                    self._own[name] |= 1 << flow[0]
-                    self._before[name] |= flow[1]
+                if (flow := t.main.entry.facts.flow) is not None:
+                    self._own[name] |= flow.bit
+                    self._before[name] |= flow.before
 
     def __call__(self, a: str, b: str) -> bool:
         """Whether A and B are two parts of which neither works on what the other gives."""

@@ -140,7 +140,7 @@ def _named(signature: Signature, *, is_target: bool, counted: Mapping[str, int] 
         path, role = roles[entry.key]
         path = flat.get(path, path)
         if role == _COUNTER:
-            canon.counters[entry.key] = ".".join(path)
+            canon.counters[entry.key] = path
             continue
         words = _counted_from_one(path, beside, more)  # without the leaf: two things with a mean are not alike
         words = (*_other_name(entry.key, words, aliases), *words)
@@ -295,8 +295,7 @@ def _count_letters(canon: Canon, theirs: Collection[str]) -> None:
     found = counted_by_letters({piece.path for piece in canon.pieces.values()}, beside=theirs)
     for piece in [p for p in canon.pieces.values() if p.path in found]:
         canon.become(piece, [(replace(piece, path=found[piece.path]), unchanged)], unchanged)
-    moved = {".".join(old): ".".join(new) for old, new in found.items()}
-    canon.counters.update((key, moved[path]) for key, path in canon.counters.items() if path in moved)
+    canon.counters.update((key, found[path]) for key, path in canon.counters.items() if path in found)
 
 
 def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:

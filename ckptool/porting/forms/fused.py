@@ -9,7 +9,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
-from ...model_code.signature import Entry
+from ...model_code.signature import Entry, Gate
 from .. import expression as ex
 from ..doubts import About, Doubt
 from ..expression import Expr, Shape
@@ -239,8 +239,8 @@ _OTHER_ORDER = "the name says {}, and the model holds them as {}: in which order
 def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
     """How a projection is taken apart: as code shows, as its name says, or most likely."""
     parts, size = kind.parts, tuple(sizes)
-    if one.is_target and (half := weight.entry.notes.get("gate half")) is not None and "gate" in parts:
-        return _Form(parts, size) if half == 0 else _Form(parts[::-1], size[::-1])
+    if one.is_target and (gate := weight.entry.facts.gate) is not None and "gate" in parts:
+        return _Form(parts, size) if gate.half == 0 else _Form(parts[::-1], size[::-1])
     if one.is_target:
         layout, heads = layout_of(weight.entry, len(parts), size)
         if layout or kind.fixed or weight.entry.module == "MultiheadAttention":
@@ -385,12 +385,21 @@ def other_arrangement(target: Piece, source: Piece) -> str:
         return ""
     if len(squeezed(target.entry.shape)) > 2:
         return _TAKE_TURNS
-    return _WHICH_HALF if target.entry.notes.get("gate") is None else ""  # where code shows the half, it is asked there
+    return _WHICH_HALF if open_gate(target.entry) is None else ""  # where code shows the half, it is asked there
+
+
+def open_gate(entry: Entry) -> Gate | None:
+    """The gate of a linear layer that gives what is gated as well; other code may have the halves the other way round.
+
+    Not so where `glu` takes them, in an order that torch has fixed.
+    """
+    gate = entry.facts.gate
+    return gate if gate is not None and entry.how == "linear" and gate.activation != "glu" else None
 
 
 def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:
     """How the forward pass takes a projection of so many PARTS apart: ("block", 0), ("heads", how many), or ("", 0)."""
-    kind, inner = entry.notes.get("layout", ("", ()))
+    kind, inner = entry.facts.layout
     if kind != "block" and len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
         grouped = len(inner) == 3 and inner[0] * inner[2] == sizes[-1]
         return ("heads", inner[0]) if grouped else ("", 0)
@@ -407,7 +416,7 @@ def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str,
 
 def heads_of(entry: Entry) -> int:
     """How many attention heads the forward pass makes of what a projection gives, or 0."""
-    kind, inner = entry.notes.get("layout", ("", ()))
+    kind, inner = entry.facts.layout
     return inner[0] if kind == "grouped" and len(inner) == 2 else 0
 
 

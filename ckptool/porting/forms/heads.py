@@ -85,7 +85,7 @@ def _inputs(piece: Piece, bias: Piece | None, wanted: Counter[Shape], beside: Co
 
     BESIDE are the heads and their widths that others beside it give: what begins with these takes them.
     """
-    told: Sequence[str] = piece.entry.notes.get("dims", ())
+    told: Sequence[str] = piece.entry.facts.dims
     if len(told) == 3 and set(told) == {"input", "output"}:
         return [d for d, kind in enumerate(told) if kind == "input"]
     group = table().group("attention")

@@ -50,10 +50,10 @@ def _embedded(canon: Canon) -> None:
 def _seen_gates(canon: Canon) -> None:
     """What the forward pass showed to be a gate, or what a gate is multiplied with, is that, whatever it is called."""
     attention = table().group("attention")
-    for piece in [p for p in canon.pieces.values() if "gated" in p.entry.notes]:
+    for piece in [p for p in canon.pieces.values() if p.entry.facts.beside_gate]:
         for one in [p for p in canon.pieces.values() if p.path == piece.path]:
             if label(attention, one.words) is None:
-                _add(canon, one, f"{piece.entry.notes['gated']}_proj")
+                _add(canon, one, f"{piece.entry.facts.beside_gate}_proj")
 
 
 def forget_plain_words(one: Canon, other: Canon) -> None:
@@ -62,11 +62,11 @@ def forget_plain_words(one: Canon, other: Canon) -> None:
     The other side shows that layers of these sizes are; `fc1` and `fc2` of one size beside each other then say by their
     numbers which was registered first, and no more.
     """
-    gated = {p.shape for p in other.pieces.values() if "gated" in p.entry.notes and p.role == "weight"}
+    gated = {p.shape for p in other.pieces.values() if p.entry.facts.beside_gate and p.role == "weight"}
     neck = table().group("neck")
     beside: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in one.pieces.values():
-        if piece.role == "weight" and piece.shape in gated and "gated" not in piece.entry.notes and piece.path:
+        if piece.role == "weight" and piece.shape in gated and not piece.entry.facts.beside_gate and piece.path:
             beside[piece.path[:-1]].append(piece)
     for pieces in beside.values():
         said = {label(neck, p.words) for p in pieces} | {part_label(p.path) for p in pieces} - {None}

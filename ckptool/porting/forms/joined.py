@@ -349,11 +349,10 @@ def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
         elif len(new.shape) == 1:  # what is added to a sum of paths
             _merge_sum(one, parts, new)
     if not one.is_target:
-        for key, place in list(one.counters.items()):
-            below = tuple(place.split("."))
+        for key, below in list(one.counters.items()):
             in_list = below[: len(head)] == head and (below[len(head) + 1 :], "running_mean") in inner
             if in_list and below[len(head) : len(head) + 1] == ("0",):
-                one.counters[key] = ".".join((*head, *below[len(head) + 1 :]))
+                one.counters[key] = (*head, *below[len(head) + 1 :])
 
 
 def _by_channel(inner: _Inner, path: _Path) -> bool:
@@ -470,7 +469,7 @@ def _spelled_parts(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...
 
 def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ...] | None:
     """A gate and what it is multiplied with in the order in which the forward pass takes them out of the whole."""
-    halves = {piece.entry.notes.get("gate half") for piece in wholes}
+    halves = {None if piece.entry.facts.gate is None else piece.entry.facts.gate.half for piece in wholes}
     gates = [part for part in parts if part_label(part.path) == "gate" or {"gate", "gates"} & set(cut(part.last))]
     if len(parts) != 2 or len(gates) != 1 or len(halves) != 1 or halves == {None}:
         return None

@@ -35,9 +35,9 @@ def torch_layout(canon: Canon, piece: Piece, bare: Collection[Shape]) -> None:
     """
     rank = len(piece.shape)
     if canon.is_target:
-        of_heads = rank > 2 and {*piece.entry.notes.get("dims", ())} == {"input", "output"}
+        of_heads = rank > 2 and {*piece.entry.facts.dims} == {"input", "output"}
         named = rank == 2 and piece.leaf in table().inputs_first and _unseen(piece.entry)
-        used_so = piece.entry.notes.get("right") and rank >= 2 and not of_heads
+        used_so = piece.entry.facts.inputs_first and rank >= 2 and not of_heads
         if (named or used_so) and piece.entry.module != "Embedding":
             turn(canon, piece)
         return
@@ -123,7 +123,7 @@ def _held(piece: Piece) -> tuple[int, bool]:
 
 def _unseen(entry: Entry) -> bool:
     """Whether neither the forward pass nor the class of its module says how a matrix of the target stands."""
-    told = entry.notes.get("right") is not None or entry.how == "linear"
+    told = entry.facts.inputs_first is not None or entry.how == "linear"
     return not told and entry.module not in ("Linear", "Embedding", "NonDynamicallyQuantizableLinear")
 
 

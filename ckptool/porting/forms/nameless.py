@@ -72,8 +72,8 @@ def _beside(one: Entry, other: Entry, *, traced: bool) -> bool:
     """Whether two layers may run beside each other: neither works on what the other gives, as far as that is known."""
     if not traced:
         return components(one.key)[:-2] == components(other.key)[:-2] and not components(one.key)[-2].isdecimal()
-    a, b = one.notes.get("flow"), other.notes.get("flow")
-    return a is not None and b is not None and a[0] != b[0] and not (b[1] >> a[0] & 1 or a[1] >> b[0] & 1)
+    a, b = one.facts.flow, other.facts.flow
+    return a is not None and b is not None and a.beside(b)
 
 
 def _in_order(source: Signature) -> list[str]:

@@ -92,7 +92,7 @@ class Canon:
         is_target: expressions are over holes.
         pieces: by name.
         assembly: for a target, each key as an expression over holes.
-        counters: keys of `num_batches_tracked`.
+        counters: keys of `num_batches_tracked`, with the path of the batch norm of each.
         dropped: keys of weights, with that of the copy beside each of which some is dropped.
         notes: what was done, for the report.
     """
@@ -101,7 +101,7 @@ class Canon:
     is_target: bool
     pieces: dict[Name, Piece] = field(default_factory=dict)
     assembly: dict[str, Expr] = field(default_factory=dict)
-    counters: dict[str, str] = field(default_factory=dict)
+    counters: dict[str, tuple[str, ...]] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 

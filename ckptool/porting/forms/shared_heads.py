@@ -65,7 +65,7 @@ def _attentions(source: Canon) -> list[dict[str, Piece]]:
 def _heads(target: Canon) -> dict[Shape, int]:
     """Sizes of the matrices of keys in a model, with the heads that its code makes of them, where all have one size."""
     keys = [p for p in target.pieces.values() if part_label(p.path) == "k" and p.role == "weight" and len(p.shape) > 1]
-    found = {p.shape: heads_of(p.entry) or p.entry.notes.get("heads", 0) for p in keys}
+    found = {p.shape: heads_of(p.entry) or p.entry.facts.heads for p in keys}
     return found if len(found) == 1 else {}
 
 

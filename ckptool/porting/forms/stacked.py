@@ -231,10 +231,10 @@ def _word(piece: Piece) -> str:
 def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]) -> Piece:
     """A stack of matrices, turned as the others of its stack whose sizes tell; in doubt where none tells."""
     shape, turned = piece.shape[1:], piece.shape[:0:-1]
-    seen = one.is_target and (piece.entry.notes.get("right") is not None or piece.entry.how == "linear")
+    seen = one.is_target and (piece.entry.facts.inputs_first is not None or piece.entry.how == "linear")
     if seen:  # and turned before, unless it looked like heads: [heads, in, out]
-        of_heads = {*piece.entry.notes.get("dims", ())} == {"input", "output"}
-        as_is = piece.entry.notes.get("right") and of_heads and piece.shape == piece.entry.shape
+        of_heads = {*piece.entry.facts.dims} == {"input", "output"}
+        as_is = piece.entry.facts.inputs_first and of_heads and piece.shape == piece.entry.shape
         return turn(one, piece) if as_is else piece
     if shape != turned:
         ways = [way for way, size in ((False, shape), (True, turned)) if size in inside] or _fused_ways(piece, inside)

@@ -130,13 +130,13 @@ def _rotary(filling: Filling) -> None:
     anywhere = filling.target.signature.rotary
     if anywhere is None or filling.same_names:
         return
-    seen = any("rotary" in entry.notes for entry in filling.target.signature.entries.values())
+    seen = any(entry.facts.rotary for entry in filling.target.signature.entries.values())
     settled: set[tuple[tuple[str, ...], str]] = set()  # projections about which there is no doubt
     for hole, filled in sorted(filling.holes.items(), key=lambda item: len(filling.unit_of[item[0]][0].main.shape) < 2):
         t, s = filling.unit_of[hole]
         kind: str | None = anywhere
         if seen:  # what the model turns is known of what was followed, and nothing of the rest
-            kind = "unknown" if t.main.entry.used is None else t.main.entry.notes.get("rotary")
+            kind = "unknown" if t.main.entry.used is None else t.main.entry.facts.rotary
         if kind == "unknown" and (own := _rotary_by_name(t.path)) is not None and own.sure:
             kind = own.kind
         if kind is None:
@@ -185,10 +185,10 @@ def _flatten(filling: Filling) -> None:
         piece = t.pieces.get(hole.role)
         if piece is None or piece.role != "weight" or len(piece.shape) != 2:
             continue
-        note = piece.entry.notes.get("flatten")
-        if note is None or filling.same_code(t, s):
+        flattened = piece.entry.facts.flattened
+        if flattened is None or filling.same_code(t, s):
             continue
-        layout, c, h, w = note
+        layout, c, h, w = flattened
         leaf = s.main.leaf
         theirs = "nhwc" if leaf in table().inputs_first else "nchw"
         if layout != theirs and squeezed(piece.shape)[-1] == c * h * w:
@@ -216,7 +216,7 @@ def _concatenated(filling: Filling) -> None:
     for hole, filled in filling.holes.items():
         t, s = filling.unit_of[hole]
         piece = t.pieces.get(hole.role)
-        joined = piece.entry.notes.get("joined") if piece is not None else None
+        joined = piece.entry.facts.joined if piece is not None else ()
         if piece is None or not joined or not all(key in weights for key, _ in joined):
             continue
         units = [filling.unit_of[weights[key].name] for key, _ in joined]
@@ -359,7 +359,7 @@ def _equalised(filling: Filling) -> None:
 
 def _joined_by(piece: Piece | None) -> dict[str, int] | None:
     """The place of each branch that a layer of the source takes side by side, where its code was followed."""
-    joined = piece.entry.notes.get("joined") if piece is not None else None
+    joined = piece.entry.facts.joined if piece is not None else ()
     return {key: place for place, (key, _) in enumerate(joined)} if joined else None
 
 

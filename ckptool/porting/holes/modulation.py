@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ...model_code.signature import Gate
 from .. import expression as ex
 from ..doubts import Doubt
 from ..expression import Expr
-from ..forms.fused import fused_kind
+from ..forms.fused import fused_kind, open_gate
 from ..forms.pieces import Piece
 from ..matching.units import Unit
 from ..words import table, words_of
@@ -77,7 +78,7 @@ def doubt_gates(filling: Filling) -> None:
         gate, theirs = _gate(t), _gate(s)
         if gate is None or not _is_filled(filling, t) or "name" in t.evidence or t.path[-2:] == s.path[-2:]:
             continue
-        if theirs is not None and theirs[0] != gate[0]:
+        if theirs is not None and theirs.half != gate.half:
             _turn(filling, t, 2, None)
         if theirs is not None or filling.same_code(t, s):
             continue
@@ -86,22 +87,22 @@ def doubt_gates(filling: Filling) -> None:
             continue  # put together of parts with names
         kind = fused_kind(weight)
         named = kind is not None and kind.parts[0] == "gate"
-        first = 0 if named or gate[1] == "silu" else 1
-        if not (kind is not None and named and kind.sure and gate[0] == first):
-            _turn(filling, t, 2, _GATE, kept=gate[0] == first)
+        first = 0 if named or gate.activation == "silu" else 1
+        if not (kind is not None and named and kind.sure and gate.half == first):
+            _turn(filling, t, 2, _GATE, kept=gate.half == first)
 
 
 def _taken(unit: Unit) -> tuple[str, ...]:
     """What the code of a side does with the parts of a layer that gives scale and shift, or nothing."""
     piece = _whole(unit)
-    taken = tuple(piece.entry.notes.get("modulates") or ()) if piece is not None else ()
+    taken = piece.entry.facts.modulates if piece is not None else ()
     return taken if {*taken[:2]} == {"add", "mul"} else ()
 
 
-def _gate(unit: Unit) -> tuple[int, str] | None:
+def _gate(unit: Unit) -> Gate | None:
     """Which half of a layer's outputs the code of a side multiplies with the other, through which activation."""
     piece = _whole(unit)
-    return piece.entry.notes.get("gate") if piece is not None else None
+    return open_gate(piece.entry) if piece is not None else None
 
 
 def _whole(unit: Unit) -> Piece | None:

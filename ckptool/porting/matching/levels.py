@@ -101,14 +101,14 @@ def _kind(row: Row) -> Row:
 def _lists(units: Iterable[Unit]) -> dict[Row, dict[int, _Part]]:
     found: dict[Row, dict[int, _Part]] = defaultdict(lambda: defaultdict(_Part))
     for unit in units:
-        flow = unit.main.entry.notes.get("flow")
+        flow = unit.main.entry.facts.flow
         for row, number in rows(unit.path):
             part = found[row][number]
             part.looks[unit.colour] += 1
             part.used = min(part.used, part.used if unit.used is None else unit.used)
             if flow is not None:
-                part.own |= 1 << flow[0]
-                part.before |= flow[1]
+                part.own |= flow.bit
+                part.before |= flow.before
     return {row: dict(members) for row, members in found.items() if len(members) > 1}
 
 
