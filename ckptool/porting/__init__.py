@@ -1,4 +1,25 @@
-"""Porting weights into other model code: matching, the mapping, and its proof (see `ckptool.transfer`)."""
+"""Porting weights into other model code: matching, the mapping, and its proof (see `ckptool.transfer`).
+
+The words of this package, in the order in which a port meets them:
+
+    side         the source (a file) or the target (a model in code). In rules that go both ways: one, and the other.
+    signature    the keys and shapes of a side, in order. That of code has facts: what a forward pass shows of a weight.
+    operation    what can be done with tensors (`transpose`, `cat`, `rotary`): a class in `operations`.
+    expression   operations over the keys of the source: how one tensor of the target is made (`expression`).
+    form         the common form, which both sides are brought into, so that they hold tensors of equal sizes (`forms`).
+    piece        one tensor in that form. Its name is the path of its module, and its role there ("weight", "bias").
+    hole         the place of a piece of the target, to be filled with an expression (`holes`).
+    unit         a module of the form, with all its pieces: what is matched (`matching`).
+    cell         units of both sides that nothing tells apart yet. Matching cuts cells until each holds a pair.
+    scope        a module around units, matched with one of the other side, in which the units are looked for.
+    look-alikes  units of equal shapes, of which only names, orders and neighbours tell which is which.
+    evidence     what told a unit from its look-alikes: a name, an order, the modules around it.
+    doubt        why something is not certain, as a sentence, and as data what it is about (`doubts`).
+    guess        an entry with a doubt. Nothing is loaded from a guess unless the user accepts it.
+    rival        another expression for the same tensor that may be the right one.
+    mapping      the result: an entry for each key of the target, mapped, guessed or unmapped (`mapping`).
+    proof        both models run on the same inputs: equal outputs settle doubts (`prove`). A run of it is a trial.
+"""
 
 from __future__ import annotations
 
