@@ -332,7 +332,7 @@ def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
     """The way back: SHAPES are those of the keys that the mapping reads, with or without a wrapper around all.
 
     Raises:
-        RuleError: values are lost on the way; says for which keys.
+        RuleError: values are lost on the way, or an expression does not fit its keys; says for which keys.
     """
     mapping = _fitted(mapping, shapes)
     pieces: dict[str, list[tuple[Expr, Expr]]] = defaultdict(list)
@@ -343,6 +343,10 @@ def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
         if any(key not in shapes for key in entry.expr.keys()):  # noqa: SIM118
             lost += entry.sources
             continue
+        try:
+            ex.shape_of(entry.expr, shapes)
+        except RuleError as error:
+            raise RuleError(f"{printable(entry.target)}: {error.what}", where="--invert") from None
         back = ex.inverted(entry.target, entry.expr, shapes)
         if back is None:
             lost += entry.sources

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sides import pairing, signature, wanted
 
@@ -271,3 +274,76 @@ def test_a_file_that_is_none_is_named_and_nothing_in_it_runs(tmp_path: Path, tex
     (tmp_path / "m.yaml").write_text(text)
     with pytest.raises((Malformed, Unreadable)):
         mapping_file.read(tmp_path / "m.yaml")
+
+
+SHAPES = {"a": (4, 6), "b": (4, 6), "v": (12,), "c.weight": (4, 3, 2, 2), "n": ()}
+GOOD = """
+transpose(a); permute(c.weight, 1, 0, 2, 3); reshape(a, 24); slice(a, 0, 1, 3); select(c.weight, 0, 1); cat(0, a, b);
+cat(1, a, b); stack(a, b); rotary(a, 2, half); of_heads(v, 2, 3, 1); by_heads(2, a, b); flatten(v, 3, 2, 2, nhwc);
+cat(0, slice(a, 0, 0, 2), slice(b, 0, 0, 2)); shift(v, 1.0); scale(v, 0.5); guess(transpose(b)); zeros(3); sum(a, 1);
+reshape(by_heads(2, transpose(a), transpose(b)), 48)
+""".split(";")
+BITS = [
+    "0",
+    "1",
+    "2",
+    "5",
+    "-1",
+    "99",
+    "1.5",
+    "half",
+    "a",
+    "v",
+    "n",
+    "none",
+    "(",
+    ")",
+    ",",
+    "",
+    "cat",
+    "by_heads",
+    "{}",
+]
+
+
+@st.composite
+def edited(draw: st.DrawFn) -> str:
+    """What somebody makes of an expression who puts other words, numbers or brackets in it."""
+    tokens = re.findall(r"[\w.]+|[(),]", draw(st.sampled_from(GOOD)))
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(tokens) - 1))
+        tokens[at : at + draw(st.integers(0, 1))] = [draw(st.sampled_from(BITS))]
+    return " ".join(filter(None, tokens))
+
+
+@settings(max_examples=300)
+@given(edited(), st.sampled_from([(4, 6), (6, 4), (24,), (12,), (8, 6), (3,)]))
+@example("cat(5, a, b)", (8, 6))
+@example("by_heads(0, a, b)", (8, 6))
+@example("by_heads(1, n, n)", (8, 6))
+@example("slice(n, 0, 0, 1)", (1,))
+@example("reshape(c.weight, 2)", (2,))
+def test_an_expression_that_was_edited_is_used_or_refused_in_one_line_that_names_its_key(
+    tmp_path_factory: pytest.TempPathFactory, text: str, shape: tuple[int, ...]
+) -> None:
+    path = tmp_path_factory.mktemp("edited") / "m.yaml"
+    path.write_text(f"ckptool-mapping: 1\nmapping:\n  made.weight: {json.dumps(text)}\n")
+    target = wanted({"made.weight": shape})
+    uses = (
+        lambda: mapping_file.for_target(mapping_file.read(path), target, SHAPES),
+        lambda: mapping_file.invert(mapping_file.read(path), SHAPES),
+    )
+    for use in uses:
+        error = refused(use)
+        if error is not None:
+            assert "\n" not in error.what
+            assert "made.weight" in error.what or error.where == "--invert"
+            assert error.where in (str(path), path, "--mapping", "--invert")
+
+
+def refused(use: Callable[[], Mapping]) -> RuleError | Malformed | None:
+    try:
+        use()
+    except (RuleError, Malformed) as error:
+        return error
+    return None
