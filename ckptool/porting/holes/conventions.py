@@ -13,6 +13,7 @@ from ..expression import Shape
 from ..forms.fused import heads_of, of_library, other_arrangement, part_label
 from ..forms.layouts import PRODUCTS, TURNED_IN_CODE, is_bare, is_turned, kin
 from ..forms.pieces import Piece, squeezed
+from ..matching.evidence import Kind
 from ..matching.units import Unit, label_of
 from ..words import Rotary, cut, label, table, words_of
 from .filling import Filling, Values
@@ -297,7 +298,7 @@ def _centred_norms(filling: Filling) -> None:
 
 
 def _same_names(members: Sequence[tuple[Unit, Unit, Piece]]) -> bool:
-    return all(t.path == s.path or "name" in t.evidence for t, s, _ in members)
+    return all(t.path == s.path or t.told_by(Kind.NAME) for t, s, _ in members)
 
 
 def _are_near_1(values: Values, keys: Sequence[str]) -> bool:
@@ -342,7 +343,7 @@ def _equalised(filling: Filling) -> None:
         if piece is None or piece.role != "weight" or len(piece.shape) < 2 or not filled.expr.is_copy:
             continue
         used = piece.entry.how or piece.entry.module.lower()
-        if used.startswith(("linear", "conv")) and "name" not in filling.unit_of[hole][0].evidence:
+        if used.startswith(("linear", "conv")) and not filling.unit_of[hole][0].told_by(Kind.NAME):
             layers.append((filled, prod(piece.shape[1:])))
     seen: list[bool] = []
     for filled, inputs in layers:

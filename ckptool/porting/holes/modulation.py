@@ -16,6 +16,7 @@ from ..doubts import Doubt
 from ..expression import Expr
 from ..forms.fused import fused_kind, open_gate
 from ..forms.pieces import Piece
+from ..matching.evidence import Kind
 from ..matching.units import Unit
 from ..words import table, words_of
 from .filling import Filling
@@ -43,7 +44,7 @@ def doubt_modulation(filling: Filling) -> None:
     first = Counter(taken[0] for *_, taken in layers)
     usual = max(first, key=first.__getitem__) if first else ""
     for t, s, taken in layers:
-        if filling.same_code(t, s) or "name" in t.evidence or t.path[-2:] == s.path[-2:]:
+        if filling.same_code(t, s) or t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:]:
             continue
         theirs = _taken(s)
         if theirs:
@@ -76,7 +77,7 @@ def doubt_gates(filling: Filling) -> None:
         return
     for t, s in filling.matching.pairs:
         gate, theirs = _gate(t), _gate(s)
-        if gate is None or not _is_filled(filling, t) or "name" in t.evidence or t.path[-2:] == s.path[-2:]:
+        if gate is None or not _is_filled(filling, t) or t.told_by(Kind.NAME) or t.path[-2:] == s.path[-2:]:
             continue
         if theirs is not None and theirs.half != gate.half:
             _turn(filling, t, 2, None)

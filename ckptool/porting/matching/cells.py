@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ..doubts import Doubt
 from ..words import Group, label
+from .evidence import Evidence
 from .units import Unit
 
 
@@ -48,7 +49,7 @@ class Cells:
 
     def split(
         self,
-        name: str,
+        evidence: Evidence,
         label_of: Callable[[Unit, bool], Hashable],
         *,
         mode: str = "some",
@@ -87,7 +88,7 @@ class Cells:
                     said = said or doubt_of(t[0], s[0], targets, sources)
                 for unit in (*t, *s):
                     unit.cell = self._count
-                    unit.evidence.append(name)
+                    unit.evidence.append(evidence)
                     if said:
                         unit.doubts.append(said)
                 if said:

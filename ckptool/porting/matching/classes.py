@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from functools import partial
 
 from .cells import Cells, of
+from .evidence import Evidence, Kind
 from .relation import Relation
 from .scopes import Scopes
 from .units import Unit
@@ -17,9 +18,8 @@ from .units import Unit
 _Path = tuple[str, ...]
 #: A class of modules, and a path in it.
 _Place = tuple[int, _Path]
-#: What the evidence from other modules is called; and all that comes from no order and no number.
-_SETTLED = "other modules of its class"
-_SURE = frozenset({"name", "scope", "words", "which tensors they hold", _SETTLED})
+#: Evidence that comes from no order and no number.
+_SURE = frozenset({Kind.NAME, Kind.SCOPE, Kind.WORDS, Kind.TENSORS, Kind.CLASS})
 
 
 class Classes:
@@ -34,7 +34,7 @@ class Classes:
         """Split cells by what was decided, by shapes and names, in other modules of the same classes."""
         relations: dict[tuple[int, int], Relation[_Path]] = defaultdict(Relation)
         for t, s in self._cells.pair_of.values():
-            if t.doubts or not _SURE.issuperset(t.evidence):
+            if t.doubts or not _SURE.issuperset(e.kind for e in t.evidence):
                 continue
             least = self._scopes.in_order(t)
             for depth, (kind, path) in self._places[id(t)].items():
@@ -47,9 +47,9 @@ class Classes:
             if len(relation.sure()) < 2 or not relation.holds():
                 continue  # these classes are not each other
             labels = relation.labels(*(self._in(kind, side) for kind, side in zip(kinds, open_, strict=True)))
-            if self._cells.split(_SETTLED, partial(of, labels), mode="some"):
+            if self._cells.split(Evidence(Kind.CLASS), partial(of, labels), mode="some"):
                 for t in self._cells.targets:
-                    if id(t) in labels and _SETTLED in t.evidence:
+                    if id(t) in labels and t.told_by(Kind.CLASS):
                         t.settled[kinds] = labels[id(t)]
                 return True
         return False

@@ -23,8 +23,9 @@ from ..words import common_start, cut, label, shared, table, telling_words, word
 from .cells import Cells
 from .classes import Classes
 from .counting import of_unlike_sizes
+from .evidence import Kind
 from .naming import Naming
-from .orders import RANKS, Orders
+from .orders import Orders
 from .scopes import Scopes
 from .sequences import Sequences
 from .units import SOME, Pair, Unit, hard_conflict, label_of, natural, of_one_name, related, similarity, units_of
@@ -170,19 +171,13 @@ class Matcher:
 
     def _supported(self, t: Unit, s: Unit) -> bool:
         """The last gate: a pair that only its shape made needs a name, a scope or neighbours that agree."""
-        strong = [
-            e
-            for e in t.evidence
-            if e in ("name", "similar names", "other blocks", "named after what it stands with")
-            or e.startswith(("between", "follows"))
-        ]
-        if strong or s.path[-len(t.path) :] == t.path or t.path[-len(s.path) :] == s.path:
+        if any(e.supports for e in t.evidence) or s.path[-len(t.path) :] == t.path or t.path[-len(s.path) :] == s.path:
             return True
         if hard_conflict(t.words, s.words):
             return False
         if self.scopes.same(t, s) or of_one_name(t, s):
             return True
-        weak = {*t.evidence} <= {"scope"} and self._in_unused_parts(t, s)
+        weak = all(e.kind is Kind.SCOPE for e in t.evidence) and self._in_unused_parts(t, s)
         if not weak and (similarity(t, s) > SOME or related(t, s)):
             return True
         same_form = t.pieces.keys() == s.pieces.keys() and len(t.main.shape) == len(s.main.shape)
@@ -193,7 +188,7 @@ class Matcher:
         own, theirs = self._alike[t.colour]
         if own == theirs and t.pieces.keys() == s.pieces.keys() and self.orders.goes_on(t, s):
             return True
-        alone = self._alike[t.colour] == (1, 1) or any(e in RANKS for e in t.evidence)
+        alone = self._alike[t.colour] == (1, 1) or any(e.is_rank for e in t.evidence)
         return alone and self.orders.at_the_end(t, s)
 
     def _in_unused_parts(self, t: Unit, s: Unit, *, both: bool = False) -> bool:
@@ -218,7 +213,7 @@ class Matcher:
         if len(sizes) < 2 or hard_conflict(t.words, s.words):
             return False
         own, theirs = self._alike[t.colour]
-        return own == theirs == 1 or (own == theirs and ("scope" in t.evidence or t.pieces.keys() == s.pieces.keys()))
+        return own == theirs == 1 or (own == theirs and (t.told_by(Kind.SCOPE) or t.pieces.keys() == s.pieces.keys()))
 
     def _in_its_place(self, t: Unit, s: Unit, pairs: list[tuple[Unit, Unit]], *, nothing_left: bool) -> bool:
         """Whether a pair is on the way to others on both sides, or the end of both: what is trained anew, or was left
@@ -256,10 +251,10 @@ class Matcher:
                 t.doubts.append(Doubt("all else has the same name on both sides, and this has another"))
         for t, s in pairs:
             conflict = hard_conflict(t.words, s.words)
-            if conflict and "name" not in t.evidence:
+            if conflict and not t.told_by(Kind.NAME):
                 t.doubts.append(Doubt(conflict))
             beside = _is_beside(s) and not _is_beside(t)
-            if (beside or (not whole and _is_beside(t) and not _is_beside(s))) and "name" not in t.evidence:
+            if (beside or (not whole and _is_beside(t) and not _is_beside(s))) and not t.told_by(Kind.NAME):
                 t.doubts.append(_BESIDE)
             t.doubts += [d for d in self.scopes.doubts_of(t, s) if d not in t.doubts]
 
@@ -360,7 +355,7 @@ class Matcher:
             for pair in pairs:
                 own, others = (label(group, pair[n].words) for n in (side, 1 - side))
                 apart = held[pair[side].main.entry.key] > 1 and own in ("q", "k", "v") and others is None
-                if apart and "name" not in pair[0].evidence:
+                if apart and not pair[0].told_by(Kind.NAME):
                     pair[0].doubts.append(_UNNAMED)
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
@@ -369,7 +364,7 @@ class Matcher:
         blocks: dict[tuple[str, ...], list[tuple[str, Unit, Unit]]] = defaultdict(list)
         for t, s in pairs:
             own, theirs = label(group, _in_block(t)), label(group, _in_block(s))
-            if (own is None) != (theirs is None) and "name" not in t.evidence:
+            if (own is None) != (theirs is None) and not t.told_by(Kind.NAME):
                 blocks[t.path[:-1]].append((own or theirs or "", t, s))
         for members in blocks.values():
             members.sort(key=lambda m: m[1].used if m[1].used is not None else m[1].order)

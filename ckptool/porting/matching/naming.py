@@ -12,6 +12,7 @@ from ..forms.pieces import STATISTICS
 from ..words import Group, cut, table, words_of
 from .cells import Cells, of, said
 from .counting import turned
+from .evidence import Evidence, Kind
 from .levels import Levels
 from .owners import Owners
 from .relation import Relation
@@ -43,7 +44,7 @@ class Naming:
 
     def by_exact_names(self) -> bool:
         """Equal paths below a prefix of each side, where most of what is below the prefixes agrees."""
-        return self.cells.split("name", partial(of, self.exact))
+        return self.cells.split(Evidence(Kind.NAME), partial(of, self.exact))
 
     def _prefix_labels(self) -> dict[int, Exact]:
         found: dict[int, Exact] = {}
@@ -120,7 +121,9 @@ class Naming:
         changed = False
         for group in table().groups:
             if group.hard is hard:
-                changed |= self.cells.split("words", partial(_said, group), mode="some" if hard else "fair")
+                changed |= self.cells.split(
+                    Evidence(Kind.WORDS), partial(_said, group), mode="some" if hard else "fair"
+                )
         return changed
 
     def by_other_blocks(self) -> bool:
@@ -132,7 +135,7 @@ class Naming:
             labels = Relation((own[id(t)], theirs[id(s)]) for t, s in pairs).labels(own, theirs)
             doubtful = {own[id(t)]: t.doubts[0] for t, _ in pairs if t.doubts}
             doubt_of = partial(_doubt_about, own, doubtful)
-            if self.cells.split("other blocks", partial(of, labels), doubt_of=doubt_of):
+            if self.cells.split(Evidence(Kind.OTHER_BLOCKS), partial(of, labels), doubt_of=doubt_of):
                 return True
         return False
 
@@ -154,7 +157,7 @@ class Naming:
     def by_series(self) -> bool:
         """What is known of other members of a numbered series, and of the series beside it."""
         known = Ways((t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts)
-        if self.cells.split("others of its series", lambda u, is_target: known.label(u.path, is_target), mode="one"):
+        if self.cells.split(Evidence(Kind.SERIES), lambda u, is_target: known.label(u.path, is_target), mode="one"):
             return True
         for targets, sources in self.cells.open():
             one, other = common(t.path for t in targets), common(s.path for s in sources)
@@ -165,7 +168,7 @@ class Naming:
                 if set(numbers) == set(other[1]):
                     ranks = {id(u): n for u, n in zip([*targets, *sources], [*numbers, *other[1]], strict=True)}
                     if self.cells.split(
-                        "the series beside it", partial(of, ranks), mode="all", cells=[(targets, sources)]
+                        Evidence(Kind.SERIES_BESIDE), partial(of, ranks), mode="all", cells=[(targets, sources)]
                     ):
                         return True
         return False
@@ -181,7 +184,7 @@ class Naming:
             if found is not None:
                 labels = {id(t): found[t.path] for t in targets} | {id(s): s.path for s in sources}
                 cells = [(targets, sources)]
-                changed |= self.cells.split("words told apart beside it", partial(of, labels), cells=cells)
+                changed |= self.cells.split(Evidence(Kind.WORDS_BESIDE), partial(of, labels), cells=cells)
         return changed
 
     def by_owners(self) -> bool:
@@ -196,7 +199,7 @@ class Naming:
             t = None if pair is None else follower.get(id(pair[0]))
             if t is not None and t.cell == s.cell and pair is not None and not pair[0].doubts:
                 labels[id(s)] = labels[id(t)] = ("after", id(pair[0]))
-        return self.cells.split("named after the one before it", partial(of, labels), mode="one")
+        return self.cells.split(Evidence(Kind.NAME_OF_ONE_BEFORE), partial(of, labels), mode="one")
 
     def by_parts(self) -> bool:
         """Norms that are named after a part beside them: they stand with the partner of that part."""
@@ -206,7 +209,7 @@ class Naming:
                 id(s), (id(t), id(s))
             ) != (id(t), id(s)):
                 labels[id(t)] = labels[id(s)] = None
-        if not self.cells.split("named after what it stands with", partial(of, labels), mode="one"):
+        if not self.cells.split(Evidence(Kind.NAME_OF_COMPANION), partial(of, labels), mode="one"):
             return False
         named = [
             t for cell, (t, s) in self.cells.pair_of.items() if t.cell == cell and labels.get(id(t)) == (id(t), id(s))
@@ -226,7 +229,7 @@ class Naming:
 
     def by_roles(self) -> bool:
         """Which tensors they hold: a weight alone, or with a bias."""
-        return self.cells.split("which tensors they hold", lambda u, _: frozenset(u.pieces), mode="all")
+        return self.cells.split(Evidence(Kind.TENSORS), lambda u, _: frozenset(u.pieces), mode="all")
 
     def by_similar_names(self) -> bool:
         """Names that have most words in common, each the best of the other by a margin."""
@@ -245,7 +248,9 @@ class Naming:
                 if top >= 0.3 and top > second + 0.1 and top > others + 0.1:
                     best[id(t)] = best[id(s)] = (id(t), id(s))
             if best:
-                changed |= self.cells.split("similar names", partial(of, best), mode="one", cells=[(targets, sources)])
+                changed |= self.cells.split(
+                    Evidence(Kind.SIMILAR_NAME), partial(of, best), mode="one", cells=[(targets, sources)]
+                )
         return changed
 
 

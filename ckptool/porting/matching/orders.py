@@ -10,14 +10,13 @@ from ..doubts import About, Doubt
 from ..words import label, table
 from .cells import Cells, of
 from .counting import counted, rows
+from .evidence import Evidence, Kind
 from .places import Path, block_of
 from .scopes import AGAINST_LEVELS, Scopes
 from .sequences import Around, Sequences
 from .series import common
 from .units import SOME, Unit, label_of, number_ranks, related, same_numbers, series, similarity, tables_of_words
 
-#: Evidence that is a place among those that look alike, of which both sides have as many.
-RANKS = ("execution order of both", "execution order", "registration order", "numbers")
 #: An order of which less than this share agrees says little on its own.
 _LITTLE = 0.6
 #: Share of pairs decided otherwise that must lie in one order on both sides for that order to decide.
@@ -52,7 +51,7 @@ class Orders:
             levels = not self._known(targets[0], sources[0]) and self._against_levels(targets, sources)
             doubt = AGAINST_LEVELS if levels else None
             changed |= self.cells.split(
-                "numbers", partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt
+                Evidence(Kind.NUMBERS), partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt
             )
         return changed
 
@@ -114,22 +113,23 @@ class Orders:
                 continue
             ranks = {id(t): n for n, t in enumerate(sorted(targets, key=lambda t: t.used or 0.0))}
             ranks |= {id(s): _PLACES.index(where) for where, s in said.items() if where}
-            changed |= self.cells.split("execution order", partial(of, ranks), mode="all", cells=[(targets, sources)])
+            changed |= self.cells.split(
+                Evidence(Kind.RANK, "execution order"), partial(of, ranks), mode="all", cells=[(targets, sources)]
+            )
         return changed
 
     def by_neighbours(self) -> bool:
         """What comes directly before and after it, where those are decided."""
         for name, targets, sources in self.sequences.all():
             around = (self.sequences.neighbours(targets), self.sequences.neighbours(sources))
-            between = f"between the same neighbours in {name}"
+            between = Evidence(Kind.BETWEEN, name)
             doubt = partial(self._doubt_of, name)
             if self.cells.split(between, partial(self._both_sides, around), mode="one", doubt_of=doubt):
                 return True
             even = [(t, s) for t, s in self.cells.open() if len(t) == len(s)]
-            for side, word in ((0, "after"), (1, "before")):
+            for side, kind in ((0, Kind.AFTER), (1, Kind.BEFORE)):
                 near = partial(self._one_side, around, side=side)
-                text = f"{word} the same neighbour in {name}"
-                if self.cells.split(text, near, mode="one", cells=even, doubt_of=doubt):
+                if self.cells.split(Evidence(kind, name), near, mode="one", cells=even, doubt_of=doubt):
                     return True
         return False
 
@@ -186,7 +186,8 @@ class Orders:
                 doubt = Doubt(f"{name} and {against[0]} do not agree", About.ORDER)
             elif name == "numbers" and not self.sequences.ordered and not same_numbers(targets, sources):
                 doubt = Doubt("nothing but numbers tells them apart", About.ORDER)
-            if self.cells.split(name, partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt):
+            evidence = Evidence(Kind.NUMBERS) if name == "numbers" else Evidence(Kind.RANK, name)
+            if self.cells.split(evidence, partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt):
                 return True
         return False
 
@@ -222,7 +223,7 @@ class Orders:
                 if cell is not None and not doubt and not named and self._left_in_the_middle(t, s, cell, targets):
                     doubt = _SHIFTED
                 if cell is not None and self.cells.split(
-                    f"follows the one before it in {name}",
+                    Evidence(Kind.FOLLOWS, name),
                     partial(of, {id(t): 1, id(s): 1}),
                     mode="one",
                     cells=[cell],
@@ -358,7 +359,7 @@ class Orders:
             and id(t) in places[0]
             and id(s) in places[1]
             and not t.doubts
-            and not any(_is_order(e) for e in t.evidence)
+            and not any(e.is_order for e in t.evidence)
         ]
         alike = len({series(t) for t in targets}) == len({series(s) for s in sources}) == 1
         if name == "execution order" and _counted_as_stored(sources):
@@ -381,13 +382,6 @@ def _counted_as_stored(sources: list[Unit]) -> bool:
     """Whether these are of one series and stored in the order of their numbers."""
     stored = [u.numbers for u in sorted(sources, key=lambda u: u.order)]
     return len({series(u) for u in sources}) == 1 and all(a < b for a, b in pairwise(stored))
-
-
-def _is_order(evidence: str) -> bool:
-    """Whether a piece of evidence comes from an order."""
-    return evidence.startswith(("between", "after", "before", "follows")) or (
-        evidence in RANKS and evidence != "numbers"
-    )
 
 
 def _pairing(targets: Sequence[Unit], sources: Sequence[Unit], ranks: dict[int, int]) -> list[int]:

@@ -11,6 +11,7 @@ from ..doubts import About, Doubt
 from ..words import alike, common_start, labels, numbers, shared, table, telling_words, words_of
 from .cells import Cells, fair, of, said
 from .counting import counted, rows
+from .evidence import Evidence, Kind
 from .levels import Levels
 from .sequences import Sequences
 from .series import Ways, common, members_of, series_of
@@ -263,7 +264,7 @@ class Scopes:
         """Being inside a pair of scopes, the innermost that is known."""
         changed = False
         for depth in range(3):
-            changed |= self.cells.split("scope", partial(self._scope_label, depth=depth))
+            changed |= self.cells.split(Evidence(Kind.SCOPE), partial(self._scope_label, depth=depth))
             if changed:
                 break
         return changed

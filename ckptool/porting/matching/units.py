@@ -15,6 +15,7 @@ from ..forms.fused import part_label
 from ..forms.layouts import PRODUCTS
 from ..forms.pieces import STATISTICS, Canon, Piece, squeezed
 from ..words import label, labels, numbers, table
+from .evidence import Evidence, Kind
 
 
 @dataclass(eq=False, slots=True)
@@ -30,7 +31,7 @@ class Unit:
         turn: the same, counted among the units of its side.
         words: the words of its names.
         cell: the cell that it is in.
-        evidence: what decided about it.
+        evidence: what told it from its look-alikes, in the order in which it was found.
         doubts: what speaks against being sure.
         rivals: other units that fit as well.
         settled: pair of classes of modules -> its place in those of the target's, where others of them settled it.
@@ -45,7 +46,7 @@ class Unit:
     words: tuple[str, ...]
     turn: int | None = None
     cell: int = 0
-    evidence: list[str] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
     doubts: list[Doubt] = field(default_factory=list)
     rivals: list[Unit] = field(default_factory=list)
     settled: dict[Hashable, Hashable] = field(default_factory=dict)
@@ -60,6 +61,10 @@ class Unit:
     def numbers(self) -> tuple[int, ...]:
         """The numbers in its path."""
         return numbers(self.path)
+
+    def told_by(self, kind: Kind) -> bool:
+        """Whether evidence of a kind decided about it."""
+        return any(one.kind is kind for one in self.evidence)
 
     @property
     def main(self) -> Piece:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 
 from ..forms.branches import beside
+from ..matching.evidence import Kind
 from ..matching.places import Path, block_of, parts_around
 from ..matching.units import Pair, series
 from .company import crossed, in_company
@@ -163,7 +164,7 @@ def out_of_place(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Path]]:
         return around if around and all(other[: len(around)] == around for other in others) else None
 
     for at, (t, s) in enumerate(pairs):
-        if "name" in t.evidence or t.doubts or (own := home(at, 0)) is None or (theirs := home(at, 1)) is None:
+        if t.told_by(Kind.NAME) or t.doubts or (own := home(at, 0)) is None or (theirs := home(at, 1)) is None:
             continue
         if s.path[: len(own)] != own and t.path[: len(theirs)] != theirs:
             yield (t, s), own

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 
 from ..doubts import About, Doubt
+from ..matching.evidence import Kind
 from ..matching.match import Matching
 from ..matching.places import Path, block_of, parts_around
 from ..matching.units import Pair, Unit, hard_conflict, tables_of_words
@@ -76,7 +77,7 @@ def spread(pairs: list[Pair]) -> None:
         found = next((d for d in doubts if d is not None), None)
         if found is not None and sum(d is not None for d in doubts) > len(units) / 2:
             for unit, doubt in zip(units, doubts, strict=True):
-                if doubt is None and "name" not in unit.evidence:
+                if doubt is None and not unit.told_by(Kind.NAME):
                     unit.doubts.append(found)
 
 
@@ -87,7 +88,7 @@ def in_both_directions(pairs: list[Pair]) -> None:
         other = found.get(path[:-1]) if path[-1:] == ("reverse",) else None
         if other is not None and bool(t.doubts) != bool(other.doubts):
             doubted, sure = (t, other) if t.doubts else (other, t)
-            if "name" not in sure.evidence:
+            if not sure.told_by(Kind.NAME):
                 sure.doubts += doubted.doubts
 
 
@@ -111,7 +112,7 @@ def _wanted_elsewhere(matching: Matching) -> None:
     for unit in (*matching.free_targets, *undecided):
         free[(unit.colour, block_of(unit.path))].append(unit)
     for t, s in matching.pairs:
-        if "name" in t.evidence or t.doubts:
+        if t.told_by(Kind.NAME) or t.doubts:
             continue
         for other in free.get((t.colour, block_of(t.path)), ()):
             if tables_of_words(t, s) and not tables_of_words(other, s):
@@ -144,7 +145,7 @@ def _out_of_order(matching: Matching, swaps: Swaps) -> None:
 
     for t, s in matching.pairs:
         others = [(u, (u, s)) for u in left[0][t.colour]] + [(u, (t, u)) for u in left[1][t.colour]]
-        if not others or "name" in t.evidence or t.doubts or share_crossed((t, s)) < _OUT:
+        if not others or t.told_by(Kind.NAME) or t.doubts or share_crossed((t, s)) < _OUT:
             continue
         better = next((u for u, pair in others if share_crossed(pair) < _IN), None)
         if better is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
+from ..matching.evidence import Evidence, Kind
 from ..matching.places import Path, around, without_digits
 from ..matching.relation import Relation
 from ..matching.units import Pair
@@ -60,7 +61,7 @@ def _settle_block(
             pairs[at], pairs[wanted] = (t, s2), (t2, s)
             holder[s.path], holder[s2.path] = wanted, at
             for unit in (t, t2):
-                unit.evidence = ["other blocks"]
+                unit.evidence = [Evidence(Kind.OTHER_BLOCKS)]
         confirmed[at] = t.path[len(block) :]
     about = (block, *kinds)
     colours = {pairs[at][0].colour for at in confirmed}

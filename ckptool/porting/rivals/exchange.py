@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from itertools import combinations
 
 from ..doubts import About, Doubt
+from ..matching.evidence import Evidence, Kind
 from ..matching.match import Matching
 from ..matching.places import block_of, nearness, without_digits
 from ..matching.units import Pair, Unit, hard_conflict, series, similarity
@@ -65,7 +66,7 @@ def rearrange(swaps: Swaps) -> None:
             _, i, j = max(better)
             pairs[i], pairs[j] = crossed(pairs[i], pairs[j])
             for unit in (pairs[i][0], pairs[j][0]):
-                unit.evidence = ["exchanged, for all that speaks for it"]
+                unit.evidence = [Evidence(Kind.EXCHANGED)]
             exchanged.append((i, j))
         for i, j in exchanged:
             one, other = pairs[i], pairs[j]

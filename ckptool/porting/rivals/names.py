@@ -8,6 +8,7 @@ from typing import Literal
 from ..forms.branches import flows_into
 from ..forms.fused import part_label
 from ..matching.counting import row_of
+from ..matching.evidence import Kind
 from ..matching.places import Path
 from ..matching.units import Pair, Unit, hard_conflict, label_of, series
 from ..words import labels, shared, table, telling_words, words_of
@@ -22,7 +23,7 @@ def by_names(one: Pair, other: Pair, *, soft: bool = True) -> Said:
     Args:
         soft: words that do not exclude each other count, too.
     """
-    if "name" in one[0].evidence and "name" in other[0].evidence:
+    if one[0].told_by(Kind.NAME) and other[0].told_by(Kind.NAME):
         return "sure"
     if _parts_of_one(one, other):
         return "sure"
