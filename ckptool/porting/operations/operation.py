@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -165,7 +166,7 @@ class Calculation(Operation):
         """A tensor over bytes that are computed when they are read."""
         like = widest(parts)
         length = prod(shape) * like.dtype.itemsize
-        return over(Computed(lambda arrays: self.compute(arrays, params), parts, like, length), like, shape)
+        return over(Computed(partial(self.compute, params=params), parts, like, length), like, shape)
 
 
 #: Every operation that a mapping may name, by name; filled by the package, which lists them.
