@@ -15,6 +15,7 @@ import pytest
 
 import ckptool
 from ckptool.cli import _COMMANDS, cli
+from ckptool.porting.operations import OPERATIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("fixtures/**/*.md")])
@@ -184,6 +185,13 @@ def test_the_reference_names_no_option_that_is_gone():
     known = {word for name in _COMMANDS for option in options(name) for word in option.opts + option.secondary_opts}
     known |= {"--help", "--version"}
     assert set(re.findall(r"`(--[a-z-]+)", reference)) <= known
+
+
+def test_every_operation_of_a_mapping_file_is_in_the_reference():
+    rows = [f"`{operation.usage}` | {operation.summary}" for operation in OPERATIONS.values()]
+    page = (ROOT / "docs" / "transfer.md").read_text(encoding="utf-8")
+    section = page.partition("### Operations\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| (`.*) \|$", section.replace(r"\|", "|"), re.MULTILINE) == rows
 
 
 @pytest.mark.skipif(BASH is None, reason="bash is not installed")

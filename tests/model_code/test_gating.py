@@ -127,6 +127,32 @@ def test_which_half_of_a_source_is_the_gate_is_a_guess_though_the_model_shows_it
     assert made["gate_proj.weight"].status == made["up_proj.weight"].status == "guessed"
 
 
+class Fixed(nn.Module):
+    """A block whose halves torch takes apart, in the one order that it has."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.add_module(name, nn.Linear(8, 48, bias=False))
+        self.down = nn.Linear(24, 8, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(F.glu(self.get_submodule(self.name)(x), -1))
+
+
+@pytest.mark.parametrize("gate", [0, 1])
+def test_halves_that_are_sliced_are_asked_about_as_those_that_are_cut(gate: int) -> None:
+    of_both = [
+        entries(Joined(gate, name="mixed"), Joined(gate, sliced=sliced))["inner.weight"] for sliced in (False, True)
+    ]
+    assert of_both[0] == of_both[1]
+    assert of_both[0].doubts == ("which half of this layer is the gate is in the code of the source only",)
+
+
+def test_halves_that_one_function_of_torch_takes_are_in_its_order() -> None:
+    assert entries(Fixed("mixed"), Fixed("inner"))["inner.weight"].status == "mapped"
+
+
 class Dilated(nn.Module):
     """Layers of which each adds what a tanh and a sigmoid give: with a list for each kind, or in blocks."""
 

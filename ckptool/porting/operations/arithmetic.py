@@ -15,7 +15,7 @@ class Add(Calculation):
     """Add tensors; one may have fewer dimensions, or 1 in place of a size of the first."""
 
     name, usage = "add", "add(x, y, …)"
-    summary = "the sum"
+    summary = "the sum, element by element"
     takes = 0
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -59,7 +59,7 @@ class Nonzero(_Elementwise):
     """Tell zeros from other numbers: what a mask of pruning is."""
 
     name, usage = "nonzero", "nonzero(x)"
-    summary = "1 where x is not 0"
+    summary = "1 where x is not 0, else 0"
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
         """0 or 1."""
@@ -103,7 +103,7 @@ class Sum(Calculation):
     """Sum over a dimension."""
 
     name, usage = "sum", "sum(x, dim)"
-    summary = "summed over a dimension, which stays with size 1"
+    summary = "x summed over dimension dim, which stays with size 1"
     params = "i"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:

@@ -37,7 +37,7 @@ class Slice(Cut):
     """Some elements of a dimension."""
 
     name, usage = "slice", "slice(x, dim, start, stop)"
-    summary = "elements start to stop - 1 of a dimension"
+    summary = "elements start to stop - 1 of dimension dim"
     params = "iii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -90,7 +90,7 @@ class Select(Cut):
     """One element of a dimension, which goes away."""
 
     name, usage = "select", "select(x, dim, index)"
-    summary = "one element of a dimension"
+    summary = "one element of dimension dim, which goes away"
     params = "ii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -122,7 +122,7 @@ class OfHeads(Cut):
     """Some of N equal parts of the rows that alternate by head, as those of fused projections often do."""
 
     name, usage = "of_heads", "of_heads(x, heads, n, i[, j])"
-    summary = "part i, or parts i to j - 1, of n that alternate by head"
+    summary = "rows of part i, or of parts i to j - 1, of n parts that alternate by head"
     params = "iiii?"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -177,7 +177,7 @@ class Cat(Join):
     """Join tensors along a dimension."""
 
     name, usage = "cat", "cat(dim, x, y, …)"
-    summary = "join along a dimension"
+    summary = "tensors joined along dimension dim"
     first, params = 1, "i"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -232,7 +232,7 @@ class Stack(Join):
     """Join tensors of equal sizes along a new first dimension."""
 
     name, usage = "stack", "stack(x, y, …)"
-    summary = "join along a new first dimension"
+    summary = "tensors joined along a new first dimension"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """[number of tensors, their sizes]."""
@@ -254,7 +254,7 @@ class ByHeads(Join):
     """Join the rows of tensors so that they alternate by head."""
 
     name, usage = "by_heads", "by_heads(heads, x, y, …)"
-    summary = "parts that alternate by head"
+    summary = "rows of several tensors, which alternate by head"
     first, params = 1, "i"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:

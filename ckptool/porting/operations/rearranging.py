@@ -16,7 +16,7 @@ class Transpose(View):
     """Swap the last two dimensions; it is its own inverse."""
 
     name, usage = "transpose", "transpose(x)"
-    summary = "swap the last two dimensions"
+    summary = "x with its last two dimensions swapped"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """[..., n, m] -> [..., m, n]."""
@@ -42,7 +42,7 @@ class Permute(View):
     """Reorder dimensions, as torch.permute."""
 
     name, usage = "permute", "permute(x, dims…)"
-    summary = "reorder dimensions, as torch.permute"
+    summary = "x with its dimensions in this order, as torch.permute"
     params = "i*"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -68,7 +68,7 @@ class Reshape(View):
     """Give other sizes to the same values in C order."""
 
     name, usage = "reshape", "reshape(x, sizes…)"
-    summary = "other sizes, same values in C order"
+    summary = "the values of x in C order, with these sizes"
     params = "i*"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -100,7 +100,7 @@ class Rotary(View):
     """
 
     name, usage = "rotary", "rotary(x, heads, half|interleaved)"
-    summary = "rows of queries and keys into that order"
+    summary = "rows of queries or keys in the order of that kind of rotary embedding"
     params = "iw"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -127,7 +127,7 @@ class Flatten(View):
     """Reorder the columns of a layer on flattened images for another order of flattening."""
 
     name, usage = "flatten", "flatten(x, c, h, w, nchw|nhwc)"
-    summary = "columns into the order of that flattening"
+    summary = "columns in the order in which images [c, h, w] are flattened so"
     params = "iiiw"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:

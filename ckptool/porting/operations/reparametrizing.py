@@ -14,7 +14,7 @@ class WeightNorm(Calculation):
     """The weight of `torch.nn.utils.weight_norm`: v scaled to the norms g, along the dimension that g has sizes in."""
 
     name, usage = "weight_norm", "weight_norm(g, v)"
-    summary = "v scaled to the norms g"
+    summary = "rows of v scaled to the norms g"
     takes = 2
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -62,7 +62,7 @@ class SpectralNorm(Calculation):
     """The weight of `torch.nn.utils.spectral_norm` in eval mode, from its singular vectors u and v as stored."""
 
     name, usage = "spectral_norm", "spectral_norm(w, u, v)"
-    summary = "w by its largest singular value"
+    summary = "w divided by u w v, its largest singular value"
     takes = 3
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -133,7 +133,7 @@ class FoldWeight(_Folded):
     """The weight of a convolution that does the work of the batch norm after it as well."""
 
     name, usage = "fold_weight", "fold_weight(w, gamma, var, eps)"
-    summary = "batch norm into a weight"
+    summary = "w of a layer that does the work of the batch norm after it, too"
     takes = 3
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
@@ -148,7 +148,7 @@ class FoldBias(_Folded):
     """The bias of a convolution that does the work of the batch norm after it as well."""
 
     name, usage = "fold_bias", "fold_bias(b, gamma, beta, mean, var, eps)"
-    summary = "batch norm into a bias"
+    summary = "the bias of such a layer"
     takes = 5
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:

@@ -12,7 +12,7 @@ class Repeat(Calculation):
     """Set copies side by side, divided by their number: as much comes out for an input that is repeated as well."""
 
     name, usage = "repeat", "repeat(x, dim, n)"
-    summary = "n times side by side, divided by n"
+    summary = "x n times side by side along dimension dim, divided by n"
     params = "ii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -34,7 +34,7 @@ class Grow(Calculation):
     """Append elements to a dimension, each the mean of those that are there."""
 
     name, usage = "grow", "grow(x, dim, n)"
-    summary = "n elements of a dimension, the new ones the mean of the others"
+    summary = "x with n elements in dimension dim, the new ones the mean of the others"
     params = "ii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -56,7 +56,7 @@ class Resize(Calculation):
     """Resample a table of positions [..., prefix + h * w, features] to another grid."""
 
     name, usage = "resize", "resize(x, prefix, h, w, new_h, new_w)"
-    summary = "position table of a grid, bicubic"
+    summary = "a position table of h x w places behind a prefix, for another grid, bicubic"
     params = "iiiii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
