@@ -52,7 +52,7 @@ class Channels:
         shape = getattr(result, "shape", None)
         if shape is None:
             if behind and isinstance(result, tuple | list):
-                # sizes are tuples, too, and their numbers are everybody's
+                # a torch.Size is a tuple as well, and small integers are shared, so that their ids mean nothing
                 self._behind.update((id(part), behind) for part in _flat(result) if hasattr(part, "shape"))
             elif behind and name == "__setitem__":
                 self._behind[id(args[0])] = behind

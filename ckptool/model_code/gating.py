@@ -1,7 +1,7 @@
-"""Which layers of a model are gates: of two that work on the same, that of which an activation is multiplied in.
+"""Find gated pairs (SwiGLU, GEGLU): the layer whose activation multiplies the outputs of another is its gate.
 
-`down(silu(a(x)) * b(x))` has a gate, a, and what is gated, b, whatever it calls them; and a layer that computes both at
-once has one of them in each half of its outputs (Shazeer, "GLU Variants Improve Transformer", 2020).
+In `down(silu(a(x)) * b(x))` the gate is a, whatever the model calls it. A layer that computes both at once has the gate
+in one half of its outputs (Shazeer, "GLU Variants Improve Transformer", 2020). No other module follows gates.
 """
 
 from __future__ import annotations
@@ -82,9 +82,10 @@ class Gating:
             self._taken[key] = id(data[0]), tuple(weights[0].shape)
 
     def _judge(self, one: Any, other: Any) -> None:
-        """Two tensors are multiplied: if an activation made exactly one of them, that is the gate; of two halves that
-        activations made, that of the sigmoid is (van den Oord et al., "WaveNet", 2016). Layers of which each has an
-        activation are gates of a recurrent cell as well.
+        """Find the gate of two tensors that are multiplied: the one that went through an activation.
+
+        Of two halves of one layer that both did, the gate is the one that went through a sigmoid (van den Oord et al.,
+        "WaveNet", 2016). Of two layers that both did, none is: recurrent cells multiply such layers as well.
         """
         made = [self._active.get(id(tensor)) for tensor in (one, other)]
         opens = [name is not None and (None in made or name in _SIGMOIDS) for name in made]

@@ -159,7 +159,6 @@ class Signature:
         inputs: the inputs of that pass, for messages.
         rotary: how the code turns queries and keys ("half", "interleaved", "unknown"), or None if it does not.
         metadata: the `_metadata` of the model's own state dict.
-        ties: whether the code, not only the initial values, makes entries one.
         cuts: sizes in which the forward pass cuts tensors into unequal parts.
     """
 

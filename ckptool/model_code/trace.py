@@ -465,7 +465,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         return None
 
     def _modulated(self, name: str, args: Any, result: torch.Tensor) -> None:
-        """Which parts of a layer's outputs are added to other tensors, and which multiply them."""
+        """Note which parts of the outputs of a layer are added to other tensors (shifts) or multiply them (scales)."""
         for part, other in itertools.permutations(args[:2]):
             kind, what = self._from.get(id(part), ("", None))
             if kind != "part" or what[0] not in self.uses:

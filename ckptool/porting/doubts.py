@@ -9,7 +9,7 @@ from .expression import Expr
 
 
 class About(Enum):
-    """What rules tell apart, wherever a doubt came from."""
+    """What a doubt is about, so that a later rule can settle it, whichever rule raised it."""
 
     #: Which of several look-alikes it is, by orders alone. What excludes every swap by other means settles it.
     ORDER = auto()

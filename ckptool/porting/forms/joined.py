@@ -568,7 +568,7 @@ def _of_one_stem(pieces: list[Piece]) -> list[_Family]:
 
 
 def _of_gates(pieces: list[Piece]) -> list[_Family]:
-    """The two gates of a unit that begin with one input, beside what is not one of them: `convz` and `convr`."""
+    """The update and the reset gate of a GRU (`convz`, `convr`), which share an input; the candidate does not."""
     named = {piece.last: piece for piece in pieces}
     both = [(one, named.get(f"{name[:-1]}r")) for name, one in named.items() if name[-1:] == "z"]
     return [_Family((one, other), (), numbered=False) for one, other in both if other and one.shape == other.shape]

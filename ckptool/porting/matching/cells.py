@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ..doubts import Doubt
 from ..words import Group, label
@@ -14,6 +14,10 @@ from .units import Unit
 
 class _Worded(Protocol):
     words: tuple[str, ...]
+
+
+#: When `Cells.split` splits a cell.
+Mode = Literal["some", "all", "fair", "one"]
 
 
 class Cells:
@@ -52,12 +56,14 @@ class Cells:
         evidence: Evidence,
         label_of: Callable[[Unit, bool], Hashable],
         *,
-        mode: str = "some",
+        mode: Mode = "some",
         cells: Iterable[tuple[list[Unit], list[Unit]]] | None = None,
         doubt: Doubt | None = None,
         doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], Doubt | None] | None = None,
     ) -> bool:
-        """Split cells by a label. What balances is split off. MODE says when.
+        """Split cells by a label: units of a label that both sides have as often leave the cell. MODE says when.
+
+        What is split off keeps EVIDENCE, and a doubt, if there is one. Returns whether a cell was split.
 
         "some": always; "all": where every label balances; "fair": where the labels that do not are on one side only, so
         that what has no label on the other may be they; "one": where the label is that of a single pair.
@@ -94,7 +100,7 @@ class Cells:
                 if said:
                     for unit in t:
                         unit.rivals = [u for u in sources if u is not s[0]][:8]
-                    for unit in (*targets, *sources):  # who is left over is so because of a guess
+                    for unit in (*targets, *sources):  # the units left behind are left only because of that guess
                         if unit.cell != self._count and said not in unit.doubts:
                             unit.doubts.append(said)
                             unit.rivals = unit.rivals or list(s)
