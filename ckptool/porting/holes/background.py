@@ -27,8 +27,7 @@ def doubt_background(filling: Filling) -> None:
         for role, piece in t.pieces.items():
             filled = filling.holes.get(piece.name)
             if filled is not None and role in s.pieces:
-                filled.doubts.append(Doubt(_DOUBT))
-                filled.rivals.append(_turned(filled.expr, rows))
+                filled.ask(Doubt(_DOUBT), _turned(filled.expr, rows))
 
 
 def _turned(e: Expr, rows: int) -> Expr:

@@ -70,13 +70,10 @@ def _bare_squares(filling: Filling) -> None:
         if votes[True] and not votes[False]:
             filled.expr = ex.transpose(filled.expr)
         elif not votes[False] and not any(doubt.about is About.TURNED for doubt in filled.doubts):
-            filled.doubts.append(TURNED_IN_CODE)
-            turned = ex.transpose(filled.expr)
-            if len(own.shape) != 3 and not own.leaf.endswith("_weight"):
-                # as a rule, code multiplies with its own parameters from the right; `F.linear` takes a `weight`, and
-                # those of experts are as often taken by it, one after the other
-                filled.expr, turned = turned, filled.expr
-            filled.rivals.append(turned)
+            # as a rule, code multiplies with its own parameters from the right; `F.linear` takes a `weight`, and those
+            # of experts are as often taken by it, one after the other
+            from_the_right = len(own.shape) != 3 and not own.leaf.endswith("_weight")
+            filled.ask(TURNED_IN_CODE, ex.transpose(filled.expr), exchange=from_the_right)
 
 
 def _turned_squares(filling: Filling) -> None:
@@ -105,12 +102,11 @@ def _turned_squares(filling: Filling) -> None:
         if said[not turned] and not said[turned]:
             filled.expr = ex.transpose(filled.expr)
         elif is_open and not said and not any(doubt.about is About.TURNED for doubt in filled.doubts):
-            filled.doubts.append(TURNED_IN_CODE)
-            other = ex.transpose(filled.expr)
             name = cut(kin(own).removesuffix("s"))
-            if turned and label(table().group("purpose"), name) == "conv":  # no layer of torch: a graph's, mostly
-                filled.expr, other = other, filled.expr
-            filled.rivals.append(other)
+            of_graph = (
+                turned and label(table().group("purpose"), name) == "conv"
+            )  # no layer of torch: a graph's, mostly
+            filled.ask(TURNED_IN_CODE, ex.transpose(filled.expr), exchange=of_graph)
 
 
 def _arranged(filling: Filling) -> None:
@@ -193,15 +189,15 @@ def _flatten(filling: Filling) -> None:
         leaf = s.main.leaf
         theirs = "nhwc" if leaf in table().inputs_first else "nchw"
         if layout != theirs and squeezed(piece.shape)[-1] == c * h * w:
-            filled.rivals.append(filled.expr)
             if layout not in ("nchw", "nhwc"):
                 sizes = {"c": c, "h": h, "w": w}
                 apart = ex.reshape(filled.expr, (piece.shape[0], *(sizes[letter] for letter in theirs[1:])))
-                filled.expr = ex.reshape(ex.permute(apart, *map(theirs.index, layout)), piece.shape)
+                made = ex.reshape(ex.permute(apart, *map(theirs.index, layout)), piece.shape)
             else:
-                filled.expr = ex.flatten(filled.expr, c, h, w, layout)
+                made = ex.flatten(filled.expr, c, h, w, layout)
             own, other = layout.upper(), theirs.upper()
-            filled.doubts.append(Doubt(f"the model flattens features as {own}; the source most likely does as {other}"))
+            doubt = Doubt(f"the model flattens features as {own}; the source most likely does as {other}")
+            filled.ask(doubt, made, exchange=True)
 
 
 def _concatenated(filling: Filling) -> None:
@@ -243,9 +239,7 @@ def _concatenated(filling: Filling) -> None:
             filled.expr = moved
             continue
         own = [u.order for u, _ in units]
-        filled.doubts.append(Doubt(_JOINED))
-        filled.rivals.append(filled.expr if own == sorted(own) else moved)
-        filled.expr = moved if own == sorted(own) else filled.expr
+        filled.ask(Doubt(_JOINED), moved, exchange=own == sorted(own))
 
 
 def _centred_norms(filling: Filling) -> None:
@@ -289,12 +283,9 @@ def _centred_norms(filling: Filling) -> None:
             continue
         for t, _, piece in members:
             filled = filling.holes[piece.name]
-            moved = ex.shift(filled.expr, amount)
-            filled.doubts.append(Doubt(doubt))
             # code that adds 1 has as a rule no bias; weights that are above 0 may be so after 1 was taken from them
-            if not adds_one and "bias" not in t.pieces:
-                filled.expr, moved = moved, filled.expr
-            filled.rivals.append(moved)
+            likely = not adds_one and "bias" not in t.pieces
+            filled.ask(Doubt(doubt), ex.shift(filled.expr, amount), exchange=likely)
 
 
 def _same_names(members: Sequence[tuple[Unit, Unit, Piece]]) -> bool:

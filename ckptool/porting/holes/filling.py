@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import expression as ex
@@ -26,12 +26,26 @@ Values = Callable[[str], Any]
 
 @dataclass(slots=True)
 class Filled:
-    """What goes into one hole of the target."""
+    """What goes into one hole of the target.
+
+    Attributes:
+        expr: it.
+        evidence: what decided, for the report.
+        doubts: why it is not certain.
+        rivals: what else it may be, the likeliest first.
+    """
 
     expr: Expr
     evidence: str
     doubts: list[Doubt] = field(default_factory=list)
     rivals: list[Expr] = field(default_factory=list)
+
+    def ask(self, doubt: Doubt, other: Expr, *, exchange: bool = False) -> None:
+        """Doubt whether it is this expression or another; with EXCHANGE, the other one is the likelier."""
+        if exchange:
+            self.expr, other = other, self.expr
+        self.doubts.append(replace(doubt, rival=other))
+        self.rivals.append(other)
 
 
 class Filling:

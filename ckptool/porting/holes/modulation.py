@@ -149,9 +149,8 @@ def _turn(filling: Filling, unit: Unit, parts: int, why: str | None, *, kept: bo
             continue
         turned = ex.cat(0, *_exchanged(filled.expr, piece.shape[0] // parts, parts))
         if why is not None:
-            filled.rivals.append(turned if kept else filled.expr)
-            filled.doubts.append(Doubt(why))
-        if not kept:
+            filled.ask(Doubt(why), turned, exchange=not kept)
+        elif not kept:
             filled.expr = turned
 
 
