@@ -127,6 +127,14 @@ def test_which_half_of_a_source_is_the_gate_is_a_guess_though_the_model_shows_it
     assert made["gate_proj.weight"].status == made["up_proj.weight"].status == "guessed"
 
 
+class Waves(Joined):
+    """The gate goes through a sigmoid, and what it is multiplied with through a tanh."""
+
+    def forward(self, x: Any) -> Any:
+        halves = self.get_submodule(self.name)(x).chunk(2, -1)
+        return self.down(halves[self.gate].sigmoid() * halves[1 - self.gate].tanh())
+
+
 class Fixed(nn.Module):
     """A block whose halves torch takes apart, in the one order that it has."""
 
@@ -147,6 +155,13 @@ def test_halves_that_are_sliced_are_asked_about_as_those_that_are_cut(gate: int)
     ]
     assert of_both[0] == of_both[1]
     assert of_both[0].doubts == ("which half of this layer is the gate is in the code of the source only",)
+
+
+@pytest.mark.parametrize("gate", [0, 1])
+def test_the_half_of_a_sigmoid_is_asked_about_though_the_other_goes_through_an_activation_as_well(gate: int) -> None:
+    made = entries(Waves(gate, name="mixed"), Waves(1))["inner.weight"]
+    assert made.doubts == ("which half of this layer is the gate is in the code of the source only",)
+    assert len(made.rivals) == 1
 
 
 def test_halves_that_one_function_of_torch_takes_are_in_its_order() -> None:

@@ -27,7 +27,9 @@ class Block(nn.Module):
         a, b = getattr(self, self.name)(self.norm(x)).chunk(2, -1)
         if self.turned:
             a, b = b, a
-        return x + self.down(a.sigmoid() * b.tanh())  # both gated: no forward pass tells which is which
+        return x + self.down(
+            F.softplus(a) * b.tanh()
+        )  # both go through an activation: neither shows that it is the gate
 
 
 class Deep(nn.Module):
