@@ -126,9 +126,11 @@ def test_a_name_in_proc_is_no_target(run: Run, files: Files, target: str) -> Non
 @pytest.mark.parametrize("option", [[], ["-t", "shards"]])
 def test_a_target_at_a_url_is_named_as_such(run: Run, files: Files, target: str, option: list[str]) -> None:
     before = sorted(Path().iterdir())
-    ran = run("convert", "plain.pth", target, *option)
-    assert ran.code == 2
-    assert "URL" in ran.err
+    if target.startswith("h"):  # nothing is sent to the hub or to a web server; stores are tested beside servers
+        ran = run("convert", "plain.pth", target, *option)
+        assert ran.code == 2
+        assert ran.err.startswith(f"Error: {target}: ")
+        assert "Hint: name a file" in ran.err
     ran = run("inspect", "plain.pth", "--html", target)
     assert ran.code == 2
     assert "URL" in ran.err

@@ -197,7 +197,7 @@ WRONG = [
     ("remap plain.pth out.pth -m cuda:1=cuda:0", ["no storage is on cuda:1", "cpu: 3"]),
     ("remap plain.pth out.pth -m gpu:0", ["no location", "cuda"]),
     ("remap dp.pth out.pth -m cuda:1-", ["unquoted", "cuda:1=cuda:0"]),
-    ("convert plain.pth out.pth -t onnx", ["no format 'onnx'", "torch-zip"]),
+    ("convert plain.pth out.pth -t xlsx", ["no format 'xlsx'", "torch-zip"]),
     ("convert plain.pth out.pth --drop {...}", ["no key would be left"]),
     ("convert plain.pth out.pth --select nothing", ["no key matches 'nothing'"]),
     ("strip plain.pth out.pth", ["No such command", "strip-prefix"]),
