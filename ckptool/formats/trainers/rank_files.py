@@ -173,6 +173,7 @@ class Joining:
     differing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _made: dict[Any, LazyTensor] = field(default_factory=dict)
+    _met: dict[Any, Any] = field(default_factory=dict)
     _ranks: dict[int, str] = field(default_factory=dict)
     _wanted: set[int] = field(default_factory=set)
 
@@ -243,7 +244,19 @@ class Joining:
     # -- the tree
 
     def _joined(self, nodes: list[Any], trail: tuple[str, ...], depth: int) -> Any:
-        """The node that NODES, one of each rank, are together."""
+        """The node that NODES, one of each rank, are together.
+
+        One that stands in several places stays one: forty dicts can unfold into 2**40. Whether values may differ
+        depends on the place, so weights and training state each have their own.
+        """
+        if not isinstance(nodes[0], Dict | List | tuple):
+            return self._made_of(nodes, trail, depth)
+        key = (any(is_training_state(part) for part in trail), *map(id, nodes))
+        if key not in self._met:
+            self._met[key] = self._made_of(nodes, trail, depth)
+        return self._met[key]
+
+    def _made_of(self, nodes: list[Any], trail: tuple[str, ...], depth: int) -> Any:
         first = nodes[0]
         if depth > _DEEPEST:
             raise CannotCarry(f"holds dicts within dicts, more than {_DEEPEST} deep", where=self.folder.path)
@@ -320,7 +333,7 @@ class Joining:
                         )
                     continue
                 chunks[offsets] = values
-        key: Any = (first.shape, tuple((offsets, values.identity) for offsets, values in chunks.items()))
+        key: Any = (first.shape, first.dtype, tuple((offsets, values.identity) for offsets, values in chunks.items()))
         if key not in self._made:
             stored: int = sum(values.numel for values in chunks.values())
             if stored < prod(first.shape):
