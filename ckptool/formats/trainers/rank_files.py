@@ -36,6 +36,7 @@ _FILE = re.compile(
     r"\.(?:pt|pth|bin|ckpt)",
     re.ASCII,
 )
+_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 #: Dicts and lists within each other.
 _DEEPEST = 64
 
@@ -86,6 +87,13 @@ def series_in(folder: Folder) -> list[Series]:
 def fits(folder: Folder) -> bool:
     """Whether a folder holds files of ranks."""
     return any(_FILE.fullmatch(name) and not is_folder(folder.path / name) for name in folder.names)
+
+
+def fill(folder: Folder) -> bool:
+    """Whether a folder holds files of several ranks, and no other files that torch.save may have written."""
+    files = [name for name in folder.names if name.endswith(_ENDINGS) and not is_folder(folder.path / name)]
+    ranks = {match["rank"] for name in files if (match := _FILE.fullmatch(name))}
+    return len(ranks) > 1 and all(_FILE.fullmatch(name) for name in files)
 
 
 def open_ranks(folder: Folder, plan: Plan | None = None, *, whole: bool = False) -> Checkpoint:
