@@ -94,7 +94,7 @@ def _keep_inputs(jobs: Sequence[Job]) -> None:
 def _identity(path: str) -> Any:
     """The same for two names of one file; of a file that is not there, its name alone."""
     try:
-        found = os.stat(path)
+        found = Path(path).stat()
     except (OSError, ValueError):
         return os.path.realpath(path)
     return found.st_dev, found.st_ino

@@ -18,7 +18,7 @@ from ._salvage import Salvage
 from ._salvage import salvage as salvage_file
 from .base import Wanted
 from .trainers import megatron, rank_files, zero_files
-from .trainers.alone import noted
+from .trainers.alone import noted, part_of_run
 from .trainers.plan import parse_plan
 
 
@@ -106,7 +106,8 @@ def require_whole(ckpt: Checkpoint, command: Callable[[str], str] | None = None)
     """
     if not ckpt.part_of or ckpt.path is None:
         return
-    folder = str(ckpt.path.parent)
+    run = part_of_run(ckpt)
+    folder = str(run.folder if run is not None else ckpt.path.parent)
     missing = [] if is_url(ckpt.path) else sharded.missing_beside(ckpt.path)
     lacking = f"{counted(len(missing), 'of the others is', 'of the others are')} not beside it:"
     evidence = [lacking, *(printable(name, 100) for name in missing[:5])] if missing else []

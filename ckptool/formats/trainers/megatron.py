@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ...checkpoint import Checkpoint
+from ...disk.addresses import is_url
 from ...disk.files import is_folder, shell_path
 from ...disk.inside import Folder, listed
 from ...errors import CannotCarry, CheckpointError, Malformed, counted, printable
@@ -63,6 +65,14 @@ def is_save(folder: Folder) -> bool:
 def fits(folder: Folder) -> bool:
     """Whether a folder is one of Megatron's: that of a run, or of one save."""
     return is_save(folder) or any(is_save(Folder(folder.path / name)) for name in saves_in(folder))
+
+
+def ranks_beside(path: Path) -> int:
+    """How many ranks there are in the folder of a file of one of them; 0 if its name is not that of one."""
+    above = path.absolute().parent
+    if path.name not in _FILES or is_url(path) or not _PART.fullmatch(above.name):
+        return 0
+    return sum(_PART.fullmatch(name) is not None for name in Folder(above.parent).names)
 
 
 def open_megatron(folder: Folder, plan: Plan | None = None, *, whole: bool = False) -> Checkpoint:
