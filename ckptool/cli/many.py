@@ -74,7 +74,30 @@ def sort_out(options: dict[str, Any], *, as_folder: bool = False) -> list[Job] |
     found = list(_jobs(paths, out_dir, options["format_"], recursive=recursive, as_folder=as_folder))
     if not found:
         raise RuleError("holds no file that may be a checkpoint", where=printable(paths[0]), hint="name the files")
+    _keep_inputs(found)
     return found
+
+
+def _keep_inputs(jobs: Sequence[Job]) -> None:
+    """Refuse jobs of which one would be written over the input of another, which may not have been read yet."""
+    sources = {_identity(job.source): job.source for job in jobs if not is_url(job.source)}
+    for job in jobs:
+        other = None if job.target is None else sources.get(_identity(job.target))
+        if other is not None and other != job.source:
+            raise RuleError(
+                f"what {printable(job.source)} becomes would replace {printable(other)}, another file of this command",
+                where="--out-dir",
+                hint="--out-dir ANOTHER_FOLDER",
+            )
+
+
+def _identity(path: str) -> Any:
+    """The same for two names of one file; of a file that is not there, its name alone."""
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return os.path.realpath(path)
+    return found.st_dev, found.st_ino
 
 
 def _jobs(
@@ -128,7 +151,7 @@ def run_each(jobs: Sequence[Job], one: Callable[[dict[str, Any]], Done], command
     """
     quiet, dry_run, as_json = options["quiet"], options["dry_run"], options["as_json"]
     entries: list[dict[str, Any]] = []
-    taken: dict[str, str] = {}
+    taken: dict[Any, str] = {}
     failed = 0
     for number, job in enumerate(jobs):
         collect(number)
@@ -159,16 +182,19 @@ def run_each(jobs: Sequence[Job], one: Callable[[dict[str, Any]], Done], command
     return 2 if failed else 0
 
 
-def _one(job: Job, one: Callable[[dict[str, Any]], Done], options: dict[str, Any], taken: dict[str, str]) -> Done:
+def _one(job: Job, one: Callable[[dict[str, Any]], Done], options: dict[str, Any], taken: dict[Any, str]) -> Done:
     mine = {**options, "source": job.source, "target": job.target}
     if job.target is not None:
-        place = os.path.realpath(job.target)
+        place = _identity(job.target)
         if place in taken:
             raise OutputExists(f"{printable(taken[place])} goes there, too", where=job.target)
-        taken[place] = job.source
+        taken[place] = taken[os.path.realpath(job.target)] = job.source
         folder = Path(job.target).parent
         if options["dry_run"]:
             mine["new_folder"] = not folder.exists()  # nobody has to make it for that
         else:
             make_directories(folder)
-    return one(mine)
+    done = one(mine)
+    if job.target is not None:
+        taken[_identity(job.target)] = job.source  # a disk may take two names for one, as A.pth and a.pth
+    return done

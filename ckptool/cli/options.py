@@ -56,7 +56,7 @@ _OUTPUT: tuple[Callable[[Any], Any], ...] = (
     click.option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`)."),
     click.option("--if-present", is_flag=True, help="Rules may match nothing; the file is written all the same."),
     click.option("--allow-loss", is_flag=True, help="Write although content is lost, or is damaged."),
-    click.option("--partial-file", is_flag=True, help="Take one shard of several for what it holds."),
+    click.option("--partial-file", is_flag=True, help="Take one shard, or one rank's file, for what it holds."),
     click.option("--keep-objects", is_flag=True, help="Write back objects that may run code when they are loaded."),
     click.option(
         "--save-recipe", type=SideOutput("recipe"), metavar="FILE", help="Write the passes to a file, for --recipe."

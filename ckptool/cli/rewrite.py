@@ -23,6 +23,7 @@ from ..disk.files import beside, shell_path, shell_quote
 from ..disk.targets import write_side_output
 from ..errors import PartialMatch, RuleError, printable
 from ..formats.opening import require_whole
+from ..formats.trainers.alone import alone
 from ..keys import Rename, parse_rules
 from ..passes import by_key as passes
 from ..passes import envelopes, recipes, values
@@ -152,7 +153,9 @@ def _planned(how: _How, options: dict[str, Any]) -> tuple[formats.Plan, list[tup
     source, target, at = options["source"], _target(options), options["at"]
     with fetching(source, wanted=not options["quiet"]):
         opened = (how.opener or formats.open)(source)
-    if how.opener is None and not options["partial_file"]:
+    if options["partial_file"]:
+        opened = alone(opened)
+    elif how.opener is None:
         require_whole(opened, lambda folder: command_as_typed(swapped={str(source): folder}))
     if at is not None:
         opened.state_dict(at)  # it is there, whether or not a pass needs it

@@ -24,6 +24,7 @@ from ..disk.targets import check_target, is_same_file
 from ..drawing.sizes import size_text
 from ..errors import Doubtful, NotFound, RuleError, printable
 from ..formats.opening import require_whole
+from ..formats.trainers.alone import alone
 from ..model_code import user_code
 from ..passes import recipes
 from ..porting import mapping_file
@@ -95,7 +96,9 @@ def transfer(source: str, model: str, **options: Any) -> int:
     if out is not None:
         _check_target(out, source, options)
     ckpt = open_source(source)
-    if not options["partial_file"]:
+    if options["partial_file"]:
+        ckpt = alone(ckpt)
+    else:
         require_whole(ckpt, lambda folder: command_as_typed(swapped={source: folder}))
     if not options["quiet"]:
         codes = [_named_code(code) for code in (model, options["source_model"]) if code]

@@ -17,7 +17,8 @@ from ._choice import FOLDERS, detect_file, detect_folder, find_format, named_for
 from ._salvage import Salvage
 from ._salvage import salvage as salvage_file
 from .base import Wanted
-from .trainers.alone import noted
+from .trainers import megatron, rank_files, zero_files
+from .trainers.alone import noted, part_of_run
 from .trainers.plan import parse_plan
 
 
@@ -83,12 +84,14 @@ def open(
 
 
 def holds_one(path: StrPath) -> bool:
-    """Whether a folder is one checkpoint in several files: shards, with an index or without, or one of
-    torch.distributed.checkpoint."""
+    """Whether a folder is one checkpoint in several files: shards, with an index or without, one of
+    torch.distributed.checkpoint, or one of a trainer whose ranks wrote a file each."""
     if is_url(path) or not is_folder(path):
         return False
     folder = Folder(path)
-    return dcp.fits(folder) or any(sharded.is_index(name) or sharded.shard_of(name) for name in folder.names)
+    if dcp.fits(folder) or any(sharded.is_index(name) or sharded.shard_of(name) for name in folder.names):
+        return True
+    return zero_files.fits(folder) or megatron.fits(folder) or rank_files.fill(folder)
 
 
 def require_whole(ckpt: Checkpoint, command: Callable[[str], str] | None = None) -> None:
@@ -103,7 +106,8 @@ def require_whole(ckpt: Checkpoint, command: Callable[[str], str] | None = None)
     """
     if not ckpt.part_of or ckpt.path is None:
         return
-    folder = str(ckpt.path.parent)
+    run = part_of_run(ckpt)
+    folder = str(run.folder if run is not None else ckpt.path.parent)
     missing = [] if is_url(ckpt.path) else sharded.missing_beside(ckpt.path)
     lacking = f"{counted(len(missing), 'of the others is', 'of the others are')} not beside it:"
     evidence = [lacking, *(printable(name, 100) for name in missing[:5])] if missing else []

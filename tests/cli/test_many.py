@@ -100,6 +100,39 @@ def test_two_files_of_one_name_are_not_written_over_each_other(run: Run, net, fi
     assert run("strip-prefix", "a.pth", "--out-dir", "here", "--overwrite").code == 0
 
 
+def test_no_output_is_written_over_another_input(run: Run, net, files):
+    torch.save({"module.other": torch.ones(1)}, "a.pth")
+    before = Path("a.pth").read_bytes(), Path("ckpts/a.pth").read_bytes()
+    for order in (["a.pth", "ckpts/a.pth"], ["ckpts/a.pth", "a.pth"]):
+        ran = run("strip-prefix", *order, "--out-dir", "ckpts", "--overwrite")
+        assert ran.code == 2
+        assert "what a.pth becomes would replace ckpts/a.pth, another file of this command" in ran.err
+        assert (Path("a.pth").read_bytes(), Path("ckpts/a.pth").read_bytes()) == before
+    assert run("strip-prefix", "ckpts/a.pth", "ckpts/b.pth", "--out-dir", "ckpts", "--overwrite").code == 0
+    loads(net, "ckpts/a.pth")
+
+
+def test_a_folder_of_a_trainer_is_one_checkpoint(run: Run, net):
+    for rank in range(2):
+        place = Path(f"runs/megatron/iter_0000001/mp_rank_0{rank}")
+        place.mkdir(parents=True)
+        model = {"embedding.word_embeddings.weight": torch.full((2, 3), float(rank))}
+        torch.save({"model": model, "iteration": 1}, place / "model_optim_rng.pt")
+        Path("runs/ranks").mkdir(exist_ok=True)
+        torch.save(net.state_dict(), f"runs/ranks/model_world_size_2_rank_{rank}.pt")
+    Path("runs/named").mkdir()
+    for name in ("best_rank0", "best_rank1", "last"):
+        torch.save(net.state_dict(), f"runs/named/{name}.pth")
+    before = [path.read_bytes() for path in sorted(Path("runs").rglob("*.pt"))]
+    assert run("convert", "runs", "-r", "--in-place", "-m", "cpu").code == 2
+    assert [path.read_bytes() for path in sorted(Path("runs").rglob("*.pt"))] == before
+    ran = run("convert", "runs", "-r", "--out-dir", "out", "-t", "torch-zip")
+    assert ran.code == 0, ran.err
+    names = sorted(str(path.relative_to("out")) for path in Path("out").rglob("*") if path.is_file())
+    assert len(names) == 5, names
+    assert torch.load(f"out/{names[0]}")["embedding.word_embeddings.weight"].shape == (4, 3)
+
+
 def test_a_dry_run_makes_no_folder(run: Run, files):
     ran = run("strip-prefix", "ckpts/a.pth", "ckpts/b.pth", "--out-dir", "here", "-n")
     assert ran.code == 0

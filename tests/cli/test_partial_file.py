@@ -69,3 +69,32 @@ def test_reading_commands_read_it_and_name_it(run: Run, shards, command):
 def test_one_shard_of_one_is_the_whole(run: Run):
     ckptool.save({"w": torch.ones(2)}, "model-00001-of-00001.safetensors")
     assert run("convert", "model-00001-of-00001.safetensors", "out.pth").code == 0
+
+
+def test_the_file_of_one_rank_of_megatron_is_a_part(run: Run):
+    for rank in range(2):
+        place = Path(f"run/iter_0000001/mp_rank_0{rank}")
+        place.mkdir(parents=True)
+        model = {"embedding.word_embeddings.weight": torch.full((2, 3), float(rank))}
+        torch.save({"model": model, "iteration": 1}, place / "model_optim_rng.pt")
+    file = "run/iter_0000001/mp_rank_01/model_optim_rng.pt"
+    ran = run("extract-weights", file, "out.pth")
+    assert ran.code == 2
+    assert "is one rank of 2 of a run of Megatron" in ran.err
+    assert not Path("out.pth").exists()
+    words = ran.err.split("Hint: ckptool ")[1].split(" takes all of them")[0].split()
+    assert run(*words).code == 0
+    assert torch.load("out.pth")["embedding.word_embeddings.weight"].shape == (4, 3)
+    assert run("extract-weights", file, "part.pth", "--partial-file").code == 0
+    assert torch.load("part.pth")["embedding.word_embeddings.weight"].shape == (2, 3)
+
+
+def test_the_file_of_one_rank_of_deepspeed_is_a_part(run: Run):
+    group = {"zero_stage": 2, "partition_count": [2], "single_partition_of_fp32_groups": [torch.ones(4)]}
+    Path("run").mkdir()
+    torch.save({"optimizer_state_dict": group}, "run/zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    ran = run("convert", "run/zero_pp_rank_0_mp_rank_00_optim_states.pt", "out.pth")
+    assert ran.code == 2
+    assert "is what one rank of 2 of a DeepSpeed run has of the weights and the optimizer" in ran.err
+    assert "Hint: ckptool convert run out.pth takes all of them; --partial-file" in ran.err
+    assert run("convert", "run/zero_pp_rank_0_mp_rank_00_optim_states.pt", "out.pth", "--partial-file").code == 0

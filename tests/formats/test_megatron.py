@@ -123,6 +123,26 @@ def test_a_name_that_says_nothing_needs_a_plan(copied):
     assert torch.equal(found, torch.tensor([[0.0] * 3 + [1.0] * 3] * 2))
 
 
+def test_dicts_that_unfold_into_too_many_names_are_refused(tmp_path):
+    model = {"weight": torch.ones(2)}
+    for _ in range(15):
+        model = dict.fromkeys("abcd", model)
+    place = tmp_path / "iter_0000001" / "mp_rank_00"
+    place.mkdir(parents=True)
+    torch.save({"model": model, "iteration": 1}, place / "model_optim_rng.pt")
+    with pytest.raises(CannotCarry, match=r"more than .* names"):
+        ckptool.open(tmp_path)
+
+
+def test_two_values_of_one_name_are_refused(tmp_path):
+    place = tmp_path / "iter_0000001" / "mp_rank_00"
+    place.mkdir(parents=True)
+    model = {"layer.weight": torch.ones(2), "layer": {"weight": torch.zeros(2)}}
+    torch.save({"model": model, "iteration": 1}, place / "model_optim_rng.pt")
+    with pytest.raises(Malformed, match=r"two values of the name 'layer\.weight'"):
+        ckptool.open(tmp_path)
+
+
 def test_expert_parallel_ranks_are_refused(copied):
     run = copied("tp2pp1")
     shutil.copytree(run / "iter_0000001/mp_rank_00", run / "iter_0000001/mp_rank_00_000_001")

@@ -155,6 +155,25 @@ def test_whole_copies_on_every_rank_are_one(tmp_path):
     assert torch.equal(ckptool.load(tmp_path)["w"], torch.arange(6.0))
 
 
+def test_a_dict_that_stands_in_many_places_is_joined_once(tmp_path):
+    """As many places as 4**24, which a pickle of a few hundred bytes makes of 24 dicts."""
+    node = {"weight": torch.ones(2)}
+    for _ in range(24):
+        node = dict.fromkeys("abcd", node)
+    for rank in range(2):
+        torch.save(node, tmp_path / f"model_rank_{rank}.pt")
+    root = ckptool.open(tmp_path).root
+    assert dict(root.entries)["a"] is dict(root.entries)["d"]
+
+
+def test_what_differs_between_ranks_is_refused_also_where_training_state_shares_it(tmp_path):
+    for rank in range(2):
+        shared = {"weight": torch.full((2,), float(rank))}
+        torch.save({"optimizer": shared, "model": shared}, tmp_path / f"model_rank_{rank}.pt")
+    with pytest.raises(CannotCarry, match="model/weight is not the same on all ranks"):
+        ckptool.open(tmp_path)
+
+
 def test_ranks_with_different_keys_are_refused(tmp_path):
     torch.save({"a": torch.ones(1)}, tmp_path / "model_rank_0.pt")
     torch.save({"b": torch.ones(1)}, tmp_path / "model_rank_1.pt")

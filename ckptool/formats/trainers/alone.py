@@ -11,6 +11,7 @@ from ...disk.files import beside, shell_path
 from ...errors import CheckpointError, counted
 from ...tensor import LazyTensor
 from ...tree import Dict
+from . import megatron
 from .pickled import entries_of, integer, items_of
 from .placement import part_of
 from .rank_files import placed_in
@@ -21,20 +22,27 @@ class PartOfRun:
     """What one file of a run is.
 
     Attributes:
-        what: that, in a sentence.
+        what: what it is a part of, behind "it is".
+        folder: where the whole is.
         command: what puts the whole together.
         gives: what that gives, as the end of a sentence.
         is_less: the file is less than the whole.
     """
 
     what: str
+    folder: Path
     command: str
     gives: str
     is_less: bool = True
 
+    @property
+    def sentence(self) -> str:
+        """What it is, in a sentence."""
+        return f"it is {self.what}"
+
     def __str__(self) -> str:
         """All of it, in a line."""
-        return f"{self.what}; {self.command} {self.gives}"
+        return f"{self.sentence}; {self.command} {self.gives}"
 
 
 def noted(ckpt: Checkpoint) -> Checkpoint:
@@ -42,34 +50,68 @@ def noted(ckpt: Checkpoint) -> Checkpoint:
     found = part_of_run(ckpt)
     if found is None:
         return ckpt
-    content = (*ckpt.lost_content, str(found)) if found.is_less else ckpt.lost_content
-    return replace(ckpt, warnings=(*ckpt.warnings, str(found)), lost_content=content)
+    ckpt = replace(ckpt, warnings=(*ckpt.warnings, str(found)))
+    if not found.is_less:
+        return ckpt
+    return replace(ckpt, part_of=found.what, lost_content=(*ckpt.lost_content, str(found)))
+
+
+def alone(ckpt: Checkpoint) -> Checkpoint:
+    """CKPT for somebody who wants this part and knows that it is one: it may be written as it is."""
+    found = part_of_run(ckpt)
+    return replace(ckpt, lost_content=tuple(line for line in ckpt.lost_content if line != str(found)))
 
 
 def part_of_run(ckpt: Checkpoint) -> PartOfRun | None:
     """What a file is a part of, by what is in it; None for a file of its own."""
-    folder = ckpt.path.absolute().parent if ckpt.path is not None else Path("FOLDER")
-    shown = ckpt.path.parent if ckpt.path is not None and ckpt.path.parent.name else folder
-    command = f"ckptool convert {shell_path(shown)} {beside(shown, 'whole', '.safetensors')}"
-    root = entries_of(ckpt.root)
+    root = entries_of(ckpt.root) if isinstance(ckpt.root, Dict) else {}
+    found = _megatron(ckpt.path, root)
+    if found is not None:
+        return PartOfRun(found, *_whole(ckpt.path, 2), _ALL)
+    folder, command = _whole(ckpt.path, 1)
     optimizer = entries_of(root.get("optimizer_state_dict"))
     if integer(optimizer.get("zero_stage")) is not None and "partition_count" in optimizer:
         counts = [integer(n) for n in items_of(optimizer["partition_count"]) or [optimizer["partition_count"]]]
         known = [n for n in counts if n]
         of = f"one rank of {max(known):,}" if known else "one rank"
-        return PartOfRun(f"it holds what {of} of a DeepSpeed run has of the weights and the optimizer", command, _ALL)
+        what = f"what {of} of a DeepSpeed run has of the weights and the optimizer"
+        return PartOfRun(what, folder, command, _ALL)
     if {"param_shapes", "buffer_names", "ds_version"} <= root.keys() and items_of(root.get("param_shapes")):
         if _is_hollow(root.get("module")):
-            return PartOfRun("its parameters are placeholders of DeepSpeed's ZeRO stage 3", command, _ALL)
-        gives = "takes those of the optimizer, in float32"
-        return PartOfRun("its weights are in the type of training", command, gives, is_less=False)
-    return _divided(ckpt.root, command)
+            what = "a file with placeholders of DeepSpeed's ZeRO stage 3 in place of the parameters"
+            return PartOfRun(what, folder, command, _ALL)
+        what, gives = (
+            "a file of a ZeRO run, with weights in the type of training",
+            "takes those of the optimizer, in float32",
+        )
+        return PartOfRun(what, folder, command, gives, is_less=False)
+    said = _divided(ckpt.root)
+    return None if said is None else PartOfRun(said, folder, command, _ALL)
+
+
+def _whole(path: Path | None, levels: int) -> tuple[Path, str]:
+    """The folder that many LEVELS above a file, and the command that puts together what is in it."""
+    folder = path if path is not None else Path(*["FOLDER"] * levels, "FILE")
+    for _ in range(levels):
+        folder = folder.parent if folder.parent.name else folder.absolute().parent
+    return folder, f"ckptool convert {shell_path(folder)} {beside(folder, 'whole', '.safetensors')}"
+
+
+def _megatron(path: Path | None, root: dict[str, Any]) -> str | None:
+    """What a file is in a folder of Megatron's, if there are several ranks; by its place, and by what it was told."""
+    if path is None or "model" not in root:
+        return None
+    there = megatron.ranks_beside(path)
+    told = entries_of(root.get("args"))
+    degrees = [integer(told.get(f"{kind}_model_parallel_size")) or 1 for kind in ("tensor", "pipeline")]
+    count = max(there, degrees[0] * degrees[1]) if there else 0
+    return f"one rank of {count:,} of a run of Megatron" if count > 1 else None
 
 
 _ALL = "puts those of all ranks together"
 
 
-def _divided(root: Any, command: str) -> PartOfRun | None:
+def _divided(root: Any) -> str | None:
     """The same of a file of tensors that say where they belong."""
     parts, rank, ranks = 0, None, 0
     try:
@@ -82,7 +124,7 @@ def _divided(root: Any, command: str) -> PartOfRun | None:
     if not parts:
         return None
     of = f"rank {rank:,} of {ranks:,} (counted from 0)" if rank is not None and ranks else "one rank of a run"
-    return PartOfRun(f"this is {of}: {counted(parts, 'tensor')} in it are parts of larger ones", command, _ALL)
+    return f"{of}: {counted(parts, 'tensor')} in it are parts of larger ones"
 
 
 def _is_hollow(module: Any) -> bool:

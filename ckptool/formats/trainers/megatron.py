@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ...checkpoint import Checkpoint
+from ...disk.addresses import is_url
 from ...disk.files import is_folder, shell_path
 from ...disk.inside import Folder, listed
 from ...errors import CannotCarry, CheckpointError, Malformed, counted, printable
@@ -36,6 +38,8 @@ from .rank_files import same_values
 NAME = "megatron"
 LATEST = "latest_checkpointed_iteration.txt"
 _PART = re.compile(r"mp_rank_(?P<tensor>\d{1,5})(?:_(?P<stage>\d{1,5}))?", re.ASCII)
+#: Names of one rank, and characters of all of them.
+_MOST_NAMES, _LONGEST = 1_000_000, 1 << 28
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _LAYER = re.compile(r"(?P<before>(?:.*\.)?layers\.)(?P<number>\d{1,6})(?P<behind>\..*)", re.ASCII)
 #: Ends of names -> along which dimension ranks divide what has them.
@@ -61,6 +65,14 @@ def is_save(folder: Folder) -> bool:
 def fits(folder: Folder) -> bool:
     """Whether a folder is one of Megatron's: that of a run, or of one save."""
     return is_save(folder) or any(is_save(Folder(folder.path / name)) for name in saves_in(folder))
+
+
+def ranks_beside(path: Path) -> int:
+    """How many ranks there are in the folder of a file of one of them; 0 if its name is not that of one."""
+    above = path.absolute().parent
+    if path.name not in _FILES or is_url(path) or not _PART.fullmatch(above.name):
+        return 0
+    return sum(_PART.fullmatch(name) is not None for name in Folder(above.parent).names)
 
 
 def open_megatron(folder: Folder, plan: Plan | None = None, *, whole: bool = False) -> Checkpoint:
@@ -204,7 +216,16 @@ class _Grid:
         model = root.get("model")
         if not isinstance(model, Dict):
             raise Malformed("holds no model", where=part.where)
-        return dict(_flattened(model, "", 0))
+        named: dict[str, Any] = {}
+        length = 0
+        for name, value in _flattened(model, "", 0):
+            if name in named:
+                raise Malformed(f"has two values of the name {printable(repr(name), 80)}", where=part.where)
+            named[name] = value
+            length += len(name)
+            if len(named) > _MOST_NAMES or length > _LONGEST:  # a few dicts within each other can make 2**40
+                raise CannotCarry(f"its dicts unfold into more than {_MOST_NAMES:,} names", where=part.where)
+        return named
 
     def _add(self, ranks: list[dict[str, Any]], before: int) -> int:
         """Take the tensors of one stage, whose layers follow BEFORE others. Returns how many layers it has."""

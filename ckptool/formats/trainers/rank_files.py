@@ -36,6 +36,7 @@ _FILE = re.compile(
     r"\.(?:pt|pth|bin|ckpt)",
     re.ASCII,
 )
+_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 #: Dicts and lists within each other.
 _DEEPEST = 64
 
@@ -86,6 +87,13 @@ def series_in(folder: Folder) -> list[Series]:
 def fits(folder: Folder) -> bool:
     """Whether a folder holds files of ranks."""
     return any(_FILE.fullmatch(name) and not is_folder(folder.path / name) for name in folder.names)
+
+
+def fill(folder: Folder) -> bool:
+    """Whether a folder holds files of several ranks, and no other files that torch.save may have written."""
+    files = [name for name in folder.names if name.endswith(_ENDINGS) and not is_folder(folder.path / name)]
+    ranks = {match["rank"] for name in files if (match := _FILE.fullmatch(name))}
+    return len(ranks) > 1 and all(_FILE.fullmatch(name) for name in files)
 
 
 def open_ranks(folder: Folder, plan: Plan | None = None, *, whole: bool = False) -> Checkpoint:
@@ -173,6 +181,7 @@ class Joining:
     differing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     _made: dict[Any, LazyTensor] = field(default_factory=dict)
+    _met: dict[Any, Any] = field(default_factory=dict)
     _ranks: dict[int, str] = field(default_factory=dict)
     _wanted: set[int] = field(default_factory=set)
 
@@ -243,7 +252,19 @@ class Joining:
     # -- the tree
 
     def _joined(self, nodes: list[Any], trail: tuple[str, ...], depth: int) -> Any:
-        """The node that NODES, one of each rank, are together."""
+        """The node that NODES, one of each rank, are together.
+
+        One that stands in several places stays one: forty dicts can unfold into 2**40. Whether values may differ
+        depends on the place, so weights and training state each have their own.
+        """
+        if not isinstance(nodes[0], Dict | List | tuple):
+            return self._made_of(nodes, trail, depth)
+        key = (any(is_training_state(part) for part in trail), *map(id, nodes))
+        if key not in self._met:
+            self._met[key] = self._made_of(nodes, trail, depth)
+        return self._met[key]
+
+    def _made_of(self, nodes: list[Any], trail: tuple[str, ...], depth: int) -> Any:
         first = nodes[0]
         if depth > _DEEPEST:
             raise CannotCarry(f"holds dicts within dicts, more than {_DEEPEST} deep", where=self.folder.path)
@@ -320,7 +341,7 @@ class Joining:
                         )
                     continue
                 chunks[offsets] = values
-        key: Any = (first.shape, tuple((offsets, values.identity) for offsets, values in chunks.items()))
+        key: Any = (first.shape, first.dtype, tuple((offsets, values.identity) for offsets, values in chunks.items()))
         if key not in self._made:
             stored: int = sum(values.numel for values in chunks.values())
             if stored < prod(first.shape):

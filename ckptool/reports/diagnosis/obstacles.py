@@ -18,9 +18,9 @@ from ...errors import counted, printable
 from ...formats import format_of
 from ...formats.base import FolderFormat
 from ...formats.sharded import missing_beside
-from ...formats.trainers.alone import part_of_run
+from ...formats.trainers.alone import PartOfRun, part_of_run
 from ...passes.packed import packed_in
-from ...tree import Dict, names_in
+from ...tree import names_in
 from ...weights import is_training_state
 from .finding import Finding
 
@@ -35,9 +35,10 @@ _ADAPTER = re.compile(r"(?:^|[._])lora_(?:A|B|embedding_A|embedding_B|down|up|ma
 def in_the_way(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Finding]:
     """What is in the way, of all that stands in the file, and of WEIGHTS (None if there are none, or several)."""
     found = ckpt.state_dicts()
-    if ckpt.part_of:
+    part = part_of_run(ckpt)
+    if ckpt.part_of and part is None:
         yield _one_part(ckpt)
-    yield from _of_a_run(ckpt)
+    yield from _of_a_run(ckpt, part)
     if not found:
         command = f"ckptool inspect {shell_path(ckpt.where)}"
         yield Finding("no-weights", "there is no state dict in it", commands=[(command, "")])
@@ -58,15 +59,14 @@ def in_the_way(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Finding]
         yield Finding("envelope", what, loads, actions=[python_for(ckpt, weights.path)] if loads else [])
 
 
-def _of_a_run(ckpt: Checkpoint) -> Iterator[Finding]:
+def _of_a_run(ckpt: Checkpoint, part: PartOfRun | None) -> Iterator[Finding]:
     """Whether it is a folder with a file for each rank, or one of these files."""
     if isinstance(kind := format_of(ckpt), FolderFormat) and kind.join:
         command = f"ckptool convert {shell_path(ckpt.where)} {beside(ckpt.where, 'whole', '.safetensors')}"
         what = "each rank of a run wrote files of its own, which torch.load does not put together"
         yield Finding("one-file-a-rank", what, True, [(command, "which puts the weights together")])
-    part = part_of_run(ckpt) if isinstance(ckpt.root, Dict) else None
     if part is not None:
-        yield Finding("part-of-a-run", part.what, part.is_less, [(part.command, f"which {part.gives}")])
+        yield Finding("part-of-a-run", part.sentence, part.is_less, [(part.command, f"which {part.gives}")])
 
 
 def python_for(ckpt: Checkpoint, path: str) -> str:
