@@ -53,6 +53,7 @@ class Ahead:
         self._next, self._end = begin, end
         self._coming: deque[Future[bytes]] = deque()
         self._allowed = 1
+        self._read = 0
         self._here = Held(b"")
         self._refill()
 
@@ -66,7 +67,8 @@ class Ahead:
         data = self._here.some(most)
         if not data and self._coming:
             self._here = Held(self._coming.popleft().result())
-            self._allowed = min(self._allowed + 1, MOST_AHEAD)
+            self._allowed = min(self._read + 1, MOST_AHEAD)
+            self._read += 1
             self._refill()
             data = self._here.some(most)
         return data

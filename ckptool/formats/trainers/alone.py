@@ -93,7 +93,7 @@ def _whole(path: Path | None, levels: int) -> tuple[Path, str]:
     """The folder that many LEVELS above a file, and the command that puts together what is in it."""
     folder = path if path is not None else Path(*["FOLDER"] * levels, "FILE")
     for _ in range(levels):
-        folder = folder.parent if folder.parent.name else folder.absolute().parent
+        folder = folder.parent if folder.parent.name else _absolute(folder).parent
     return folder, f"ckptool convert {shell_path(folder)} {beside(folder, 'whole', '.safetensors')}"
 
 
@@ -132,3 +132,11 @@ def _is_hollow(module: Any) -> bool:
         [value for _, value in module.entries if isinstance(value, LazyTensor)] if isinstance(module, Dict) else []
     )
     return sum(tensor.shape == (0,) for tensor in tensors) > len(tensors) // 2
+
+
+def _absolute(path: Path) -> Path:
+    """PATH from the root on; as it is where the current folder was deleted."""
+    try:
+        return path.absolute()
+    except FileNotFoundError:
+        return path
