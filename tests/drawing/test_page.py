@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -38,7 +39,7 @@ def state_dict(keys, numel=16):
     for number, key in enumerate(keys):
         storage = Storage(Buffer(bytes(4 * numel)), "cpu", dtype, str(number))
         entries.append((key, LazyTensor(storage, dtype, (numel,), (1,), 0)))
-    return Checkpoint(Dict(entries), "torch-zip", "model.pth")
+    return Checkpoint(Dict(entries), "torch-zip", Path("model.pth"))
 
 
 def data_of(page):

@@ -229,12 +229,6 @@ def test_tensors_of_a_plain_pickle_stay_in_the_file(tmp_path, torch):
     assert [bytes(storage.source.read(0, 4)) for storage in storages] == [b"\0\0\x80\x3f", bytes(4)]
 
 
-def test_a_joblib_file_is_named_for_what_it_is(tmp_path):
-    (tmp_path / "x").write_bytes(b"\x80\x04\x95\x10\0\0\0\0\0\0\0\x8c\x13joblib.numpy_pickle\x94.")
-    with pytest.raises(ckptool.UnknownFormat, match="a joblib file"):
-        ckptool.open(tmp_path / "x")
-
-
 # ------------------------------------------------------------------------------- what torch writes, for the laws
 
 
