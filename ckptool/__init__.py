@@ -39,6 +39,7 @@ _HOMES = {
     "map_location": "passes.moving",
     **dict.fromkeys(("cast", "untie", "ties", "compact", "average"), "passes.values"),
     "slim": "passes.slimming",
+    "merge_lora": "adapters.merging",
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
@@ -48,6 +49,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from .adapters.merging import merge_lora
     from .checkpoint import Checkpoint, StateDict
     from .errors import (
         Ambiguous,
@@ -151,6 +153,7 @@ __all__ = [
     "load",
     "load_into",
     "map_location",
+    "merge_lora",
     "open",
     "plan",
     "read_mapping",

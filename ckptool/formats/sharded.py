@@ -197,6 +197,7 @@ def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpo
         lost_content=tuple(f"{name}: {line}" for name, part in parts.items() for line in part.lost_content),
         lost_form=tuple(f"{name}: {line}" for name, part in parts.items() for line in part.lost_form),
         tied_names=tied,
+        folder=folder,
     )
 
 
@@ -447,21 +448,25 @@ def _split(
 def _as_they_were(
     ckpt: Checkpoint, entries: Sequence[tuple[str, Any]], kind: str, split: Split
 ) -> dict[str, list[tuple[str, Any]]] | None:
-    """The division that the checkpoint came in, if it did, and every tensor still comes from one shard."""
+    """The division that the checkpoint came in, if it did, and no tensor comes from several shards."""
     if not isinstance(ckpt.origin, FolderOrigin) or not ckpt.format.startswith("sharded"):
         return None
     number = {str(ckpt.origin.folder.path / name): n for n, name in enumerate(ckpt.origin.parts)}
     shards: dict[int, list[tuple[str, Any]]] = defaultdict(list)
-    last = 0
+    last, found = 0, False
     for key, value in entries:
         if isinstance(value, LazyTensor):
-            files = {file for file in nested(value.storage.source) if isinstance(file, File)}
-            homes = {number.get(str(file.path)) for file in files}
-            home = homes.pop() if len(homes) == 1 else None
-            if home is None:
+            # what an adapter or another file adds to a tensor does not move it, and what is wholly new stays beside
+            # the tensor before it
+            files = {str(file.path) for file in nested(value.storage.source) if isinstance(file, File)}
+            homes = {number[file] for file in files if file in number}
+            if len(homes) > 1:
                 return None
-            last = home
+            found = found or bool(homes)
+            last = homes.pop() if homes else last
         shards[last].append((key, value))
+    if not found:
+        return None
     total = len(shards)
     return {_shard_name(kind, split.variant, n, total): shards[old] for n, old in enumerate(sorted(shards), 1)}
 
