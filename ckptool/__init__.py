@@ -32,13 +32,12 @@ _HOMES = {
     **dict.fromkeys(("advise", "explain"), "reports.diagnosis.advice"),
     **dict.fromkeys(("Fit", "fits"), "reports.diagnosis.fits"),
     **dict.fromkeys(("Verification", "verify"), "reports.verify"),
-    **dict.fromkeys(
-        """strip_prefix add_prefix unwrap rename select drop to_dense dequantize clean""".split(), "passes.by_key"
-    ),
+    **dict.fromkeys("""strip_prefix add_prefix unwrap rename select drop to_dense clean""".split(), "passes.by_key"),
     **dict.fromkeys(("extract", "wrap"), "passes.envelopes"),
     "map_location": "passes.moving",
     **dict.fromkeys(("cast", "untie", "ties", "compact", "average"), "passes.values"),
     "slim": "passes.slimming",
+    "dequantize": "passes.dequantizing",
     "merge_lora": "adapters.merging",
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
@@ -73,7 +72,6 @@ if TYPE_CHECKING:
     from .passes.by_key import (
         add_prefix,
         clean,
-        dequantize,
         drop,
         rename,
         select,
@@ -81,6 +79,7 @@ if TYPE_CHECKING:
         to_dense,
         unwrap,
     )
+    from .passes.dequantizing import dequantize
     from .passes.envelopes import extract, wrap
     from .passes.moving import map_location
     from .passes.slimming import slim

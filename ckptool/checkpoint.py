@@ -45,11 +45,11 @@ class SideFile(NamedTuple):
     """A file beside the weights that passes changed.
 
     Attributes:
-        data: what is in it now.
+        data: what is in it now; None leaves it behind.
         lines: what changed, a line each.
     """
 
-    data: bytes
+    data: bytes | None
     lines: tuple[str, ...]
 
 
@@ -116,7 +116,7 @@ class Checkpoint:
     framework: str = ""
     roles: Mapping[str, Role] = field(default_factory=dict)
     folder: Folder | None = None
-    side_files: Mapping[str, SideFile] = field(default_factory=dict)
+    side_files: dict[str, SideFile] = field(default_factory=dict)
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

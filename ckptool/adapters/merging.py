@@ -14,8 +14,8 @@ from ..checkpoint import Checkpoint
 from ..disk.files import StrPath, shell_path
 from ..errors import CannotCarry, Malformed, RuleError, counted, printable
 from ..formats.opening import open as open_checkpoint
-from ..passes.by_key import dequantize
 from ..passes.computing import Factor, computed
+from ..passes.dequantizing import dequantize
 from ..passes.envelopes import extract
 from ..passes.packed import packed_in
 from ..passes.side_files import CONFIG, config_of, with_side_file
@@ -82,7 +82,7 @@ def merge_lora(
         for item, factor_ in zip(listed, factors, strict=True)
     ]
     if packed_in(base.state_dict(at).tensors):
-        base = dequantize(base, missing="ok")
+        base = dequantize(base, at=at)
     tensors = base.state_dict(at).tensors
     merge = Merge(base, tensors, Places(tensors, base.where), config_of(base))
     for adapter in opened:

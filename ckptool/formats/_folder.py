@@ -58,7 +58,11 @@ def carried_along(ckpt: Checkpoint, taken: Iterable[str]) -> tuple[dict[str, lis
         name: [FileRange(file, 0, file.size)] if file.size else [] for name, file in files.items()
     }
     changed = {name: side for name, side in ckpt.side_files.items() if name in names}
-    pieces |= {name: [Buffer(side.data)] for name, side in changed.items()}
+    for name, side in changed.items():
+        if side.data is None:
+            del pieces[name]
+        else:
+            pieces[name] = [Buffer(side.data)]
     same = [name for name in names if name not in changed]
     lines = [f"copied along, as they are: {listed(same)}"] if same else []
     lines += [f"{printable(name, 60)}: {line}" for name, side in changed.items() for line in side.lines]

@@ -29,7 +29,9 @@ def read_side_file(ckpt: Checkpoint, name: str) -> dict[str, Any] | None:
         Unreadable: it cannot be read.
     """
     changed = ckpt.side_files.get(name)
-    if changed is not None:
+    if changed is not None and changed.data is None:
+        return None
+    if changed is not None and changed.data is not None:
         data: bytes = changed.data
     elif ckpt.folder is not None:
         if name not in ckpt.folder.names or ckpt.folder.lying(name) != "file":
@@ -55,6 +57,27 @@ def config_of(ckpt: Checkpoint) -> dict[str, Any]:
         return {}
 
 
+#: Files of their own that describe a quantisation: of GPTQ, of AWQ and of ModelOpt.
+_QUANTIZATIONS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+
+
+def quantization_of(ckpt: Checkpoint) -> dict[str, Any]:
+    """What describes the quantisation: the `quantization_config` of `config.json`, or a file of its own."""
+    config = config_of(ckpt)
+    for _, node in _levels(config):
+        found = node.get("quantization_config")
+        if isinstance(found, dict):
+            return found
+    for name in _QUANTIZATIONS[:2]:
+        try:
+            found = read_side_file(ckpt, name)
+        except CheckpointError:
+            continue
+        if found is not None:
+            return found if name == _QUANTIZATIONS[0] else {"quant_method": "awq", **found}
+    return {}
+
+
 def with_side_file(ckpt: Checkpoint, name: str, content: dict[str, Any], *lines: str) -> Checkpoint:
     """CKPT with a JSON file beside the weights that says CONTENT. LINES say what changed."""
     before = ckpt.side_files.get(name)
@@ -64,10 +87,16 @@ def with_side_file(ckpt: Checkpoint, name: str, content: dict[str, Any], *lines:
 
 
 def without_quantization(ckpt: Checkpoint) -> Checkpoint:
-    """CKPT whose `config.json` says nothing of a quantisation."""
+    """CKPT whose `config.json` says nothing of a quantisation, without other files that do."""
     config = config_of(ckpt)
+    if ckpt.folder is None:
+        return ckpt
+    gone = SideFile(None, ("left behind: it describes the quantisation that was undone",))
+    ckpt = replace(
+        ckpt, side_files=ckpt.side_files | {name: gone for name in _QUANTIZATIONS if name in ckpt.folder.names}
+    )
     found = [path for path, node in _levels(config) if "quantization_config" in node]
-    if not found or ckpt.folder is None:
+    if not found:
         return ckpt
     for _, node in _levels(config):
         node.pop("quantization_config", None)
