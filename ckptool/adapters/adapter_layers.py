@@ -80,12 +80,14 @@ class Layer:
 
 def is_adapter(keys: Iterable[str]) -> bool:
     """Whether keys are those of an adapter, which is no model: those of its parts are among them."""
-    return any(
-        component in _ROLES and component not in ("alpha", "diff")
-        for key in keys
-        for component in key.split(".")[1:]
-        if component[:1] in "ldhit"
-    )
+    return any(_PART.search(key) for key in keys)
+
+
+#: What no model's own tensor is called.
+_PART = re.compile(
+    r"\.(?:lora_(?:A|B|down|up|mid|embedding_[AB]|magnitude_vector)|(?:lora|lora_linear_layer|\w+_lora)\.(?:down|up)"
+    r"|hada_[wt][12](?:_[ab])?|lokr_[wt][12](?:_[ab])?|ia3_l|trainable_tokens_delta|dora_scale)(?:\.|\Z)"
+)
 
 
 def layers_of(ckpt: Checkpoint, settings: Settings) -> list[Layer]:
@@ -116,6 +118,9 @@ def layers_of(ckpt: Checkpoint, settings: Settings) -> list[Layer]:
             raise Malformed(what, where=ckpt.where)
         same.parts[part] = tensor
         same.keys.append(key)
+    if strangers and not found:
+        what = "is no adapter: none of its keys is that of one"
+        raise CannotCarry(what, where=ckpt.where, evidence=[printable(key, 100) for key in strangers[:3]])
     if strangers:
         raise CannotCarry(
             f"holds {counted(len(strangers), 'key')} that no adapter of a known layout has:",

@@ -117,7 +117,7 @@ def _merge(merge: Merge, adapter: Adapter, component: str | None) -> None:
     keys = sum(len(layer.keys) for layer in layers)
     weight = f", weight {adapter.weight:g}" if adapter.weight != 1 else ""
     line = f"merge {printable(adapter.ckpt.where, 100)}{weight}: {counted(keys, 'key')}"
-    merge.lines.append(f"{line} of {counted(len(layers), 'layer')} change {counted(count, 'tensor')} more")
+    merge.lines.append(f"{line} of {counted(len(layers), 'layer')} change {counted(count, 'tensor')}")
     if said:
         merge.lines.append(f"note: the base has the adapter's names {said}")
 
@@ -211,7 +211,8 @@ def _finished(merge: Merge, at: str | None) -> Checkpoint:
     further = [key for key in merge.replaced if key not in merge.tensors]
     entries += [(key, new(key, merge.replaced[key])) for key in further]
     lines = [*merge.lines, *merge.heads, *_tied_lines(merge, keys)]
-    done = extract(with_other_entries(base, weights, entries), at=weights.path)
+    done = with_other_entries(base, weights, entries)
+    done = extract(done, at=weights.path) if weights.path else done
     if further or any(len(keys[merge.tensors[key].identity]) > 1 for key in merge.replaced if key in merge.tensors):
         done = _said_untied(done)
     return done.noting(*lines)

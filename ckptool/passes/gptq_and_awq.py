@@ -20,6 +20,7 @@ from .unpacking import AcrossColumns, DownColumns, Grid, Transposed
 
 
 def awq_or_gptq(given: Given) -> Made:
+    """The plain tensor of a weight of AWQ or GPTQ: whose it is says the configuration, or else its shapes do."""
     method = str(given.config.get("quant_method") or "").lower()
     columns, out = given.weight.shape if len(given.weight.shape) == 2 else (0, 0)
     scales = floats(given.part("scales"), "scales")

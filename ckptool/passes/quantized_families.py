@@ -87,6 +87,7 @@ def shape_of(given: Given, *shapes: int) -> tuple[int, ...]:
 
 
 def floats(tensor: LazyTensor, what: str) -> LazyTensor:
+    """TENSOR, if it holds floating point numbers; else it is refused as WHAT."""
     if not tensor.dtype.is_floating or tensor.dtype.numpy is None or not tensor.numel:
         raise Refused(f"has {what} of the type {tensor.dtype.name}, shape {list(tensor.shape)}")
     return tensor
