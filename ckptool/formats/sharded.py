@@ -383,9 +383,10 @@ def draft_sharded(ckpt: Checkpoint, split: Split, kind: str) -> Draft:
     node = weights.node if isinstance(weights.node, Dict) else Dict([])
     if isinstance(weights.node, Object):
         form.append(f"that the weights are an object of class {printable(weights.node.class_name, 80)} is not recorded")
+    stem = _stem(ckpt, kind)
     kept = None if split.most else _as_they_were(ckpt, entries, kind, split)
     place = {key: number for number, (key, _) in enumerate(entries)}
-    shards = kept or _split(entries, split.most or SHARD_SIZE, kind, split.variant)
+    shards = kept or _split(entries, split.most or SHARD_SIZE, stem, kind, split.variant)
     shards = {name: sorted(held, key=lambda pair: place[pair[0]]) for name, held in shards.items()}
     folder: dict[str, Sequence[Piece]] = {}
     dropped: set[str] = set()
@@ -404,14 +405,14 @@ def draft_sharded(ckpt: Checkpoint, split: Split, kind: str) -> Draft:
         weight_map = {key: name for name, held in shards.items() for key, _ in held if key not in dropped}
         total = _total_size(Dict(entries))
         index = {"metadata": {"total_size": total, **ckpt.metadata}, "weight_map": weight_map}
-        folder[_index_name(kind, split.variant)] = [Buffer(json.dumps(index, indent=2).encode())]
+        folder[_index_name(stem, kind, split.variant)] = [Buffer(json.dumps(index, indent=2).encode())]
     beside, lines = carried_along(ckpt, folder)
     how = f"{counted(len(shards), 'shard')}{', divided as before' if kept else ''}, tensors copied as they are"
     return Draft([], (*form, *lines), tuple(content), how, {**beside, **folder}, checksums=kind == "bin")
 
 
 def _split(
-    entries: Sequence[tuple[str, Any]], most: int, kind: str, variant: str | None
+    entries: Sequence[tuple[str, Any]], most: int, stem: str, kind: str, variant: str | None
 ) -> dict[str, list[tuple[str, Any]]]:
     """Divide entries among files as huggingface_hub does."""
     shards: list[list[tuple[str, Any]]] = []
@@ -442,7 +443,7 @@ def _split(
     for shared, shard in home.items():
         shard += later[shared]
     total = len(shards)
-    return {_shard_name(kind, variant, n, total): shard for n, shard in enumerate(shards, 1)}
+    return {_shard_name(stem, kind, variant, n, total): shard for n, shard in enumerate(shards, 1)}
 
 
 def _as_they_were(
@@ -468,16 +469,27 @@ def _as_they_were(
     if not found:
         return None
     total = len(shards)
-    return {_shard_name(kind, split.variant, n, total): shards[old] for n, old in enumerate(sorted(shards), 1)}
+    stem = _stem(ckpt, kind)
+    return {_shard_name(stem, kind, split.variant, n, total): shards[old] for n, old in enumerate(sorted(shards), 1)}
 
 
-def _shard_name(kind: str, variant: str | None, number: int, total: int) -> str:
-    stem = ("model" if kind == "safetensors" else "pytorch_model") + (f".{variant}" if variant else "")
+#: Names that loaders look for whatever the format is: those of diffusers and of peft.
+_LASTING = ("diffusion_pytorch_model", "adapter_model")
+
+
+def _stem(ckpt: Checkpoint, kind: str) -> str:
+    """What the names of the files begin with: the library's own word, if the checkpoint came under one that lasts."""
+    parts = ckpt.origin.parts if isinstance(ckpt.origin, FolderOrigin) else ()
+    lasting = next((stem for stem in _LASTING if parts and all(name.startswith(stem) for name in parts)), None)
+    return lasting or ("model" if kind == "safetensors" else "pytorch_model")
+
+
+def _shard_name(stem: str, kind: str, variant: str | None, number: int, total: int) -> str:
+    stem += f".{variant}" if variant else ""
     return f"{stem}-{number:05d}-of-{total:05d}.{kind}" if total > 1 else f"{stem}.{kind}"
 
 
-def _index_name(kind: str, variant: str | None) -> str:
-    stem = "model" if kind == "safetensors" else "pytorch_model"
+def _index_name(stem: str, kind: str, variant: str | None) -> str:
     return f"{stem}.{kind}.index.{variant}.json" if variant else f"{stem}.{kind}.index.json"
 
 

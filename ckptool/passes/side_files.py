@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, SideFile
+from ..disk.addresses import is_remote
 from ..disk.documents import read_json
-from ..disk.files import File, is_file, is_remote
+from ..disk.files import File, is_file
 from ..errors import CheckpointError, in_words
 
 CONFIG = "config.json"

@@ -223,3 +223,16 @@ def test_one_part_of_a_pipeline_is_merged_by_name(written, tmp_path, torch):
     done = arrays(ckptool.merge_lora(base, tmp_path / "both.safetensors", component="unet"))
     alone = arrays(merged(written, "unet-kohya"))
     assert all(np.array_equal(values, alone[key]) for key, values in done.items())
+
+
+def test_a_base_of_diffusers_keeps_the_name_that_diffusers_looks_for(written, tmp_path):
+    (tmp_path / "unet").mkdir()
+    data = (written / "bases" / "unet" / "model.safetensors").read_bytes()
+    (tmp_path / "unet" / "diffusion_pytorch_model.safetensors").write_bytes(data)
+    (tmp_path / "unet" / "config.json").write_text("{}")
+    done = ckptool.merge_lora(ckptool.open(tmp_path / "unet"), written / "adapters" / "unet-kohya")
+    ckptool.save(done, tmp_path / "merged/")
+    names = sorted(path.name for path in (tmp_path / "merged").iterdir())
+    assert names == ["config.json", "diffusion_pytorch_model.safetensors"]
+    ckptool.save(done, tmp_path / "shards/", max_shard_size=4000)
+    assert (tmp_path / "shards" / "diffusion_pytorch_model.safetensors.index.json").exists()
