@@ -21,9 +21,12 @@ NAME = "adapter_config.json"
 #: Families that can be merged.
 FAMILIES = ("LORA", "LOHA", "LOKR", "IA3", "TRAINABLE_TOKENS")
 #: Settings that change what merging means, in ways that are not known here.
-_UNKNOWN = ("layer_replication", "alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config")
+_UNKNOWN = """layer_replication alora_invocation_tokens use_qalora use_bdlora arrow_config kasa_config
+monteclora_config""".split()
 #: Initialisations that leave the base model as it was. Others (PiSSA, OLoRA, CorDA, LoftQ …) change it before training.
 _HARMLESS = (True, False, None, "gaussian", "eva", "orthogonal")
+#: Names that patterns are tried on: with two repetitions, that takes time with the third power of the length.
+_LONGEST = 300
 _NOTES = "lora_adapter_metadata"
 _PLAIN_PATTERN = re.compile(r"[\w.\\*+?^$|()\[\]:-]{0,400}\Z")
 _NESTED = re.compile(r"\)\s*[*+{?]|[*+]\s*[*+{]")
@@ -52,7 +55,8 @@ class Settings:
     def texts(self, name: str) -> list[str]:
         """A setting that is a list of texts, or one text."""
         found = self.values.get(name)
-        return [found] if isinstance(found, str) else [one for one in found or () if isinstance(one, str)]
+        listed = found if isinstance(found, list) else [found]
+        return [one for one in listed if isinstance(one, str)]
 
     def rank(self, module: str) -> float | None:
         """The rank of a module."""
@@ -83,7 +87,7 @@ class Settings:
     def _of(self, module: str, name: str, patterns: str) -> float | None:
         """A number for a module: that of the first pattern that fits its end, else that of all."""
         special = self.values.get(patterns)
-        for pattern, value in special.items() if isinstance(special, dict) else ():
+        for pattern, value in special.items() if isinstance(special, dict) and len(module) < _LONGEST else ():
             if _compiled(pattern, self.where).match(module):
                 return _number(value, patterns, self.where)
         return _number(self.values.get(name), name, self.where)
@@ -105,7 +109,7 @@ def _number(value: Any, name: str, where: str) -> float | None:
 def _compiled(pattern: str, where: str, *, whole: bool = False) -> re.Pattern[str]:
     """The regular expression that peft makes of a pattern."""
     try:
-        if not _PLAIN_PATTERN.match(pattern) or _NESTED.search(pattern) or len(re.findall(r"[*+]", pattern)) > 4:
+        if not _PLAIN_PATTERN.match(pattern) or _NESTED.search(pattern) or len(re.findall(r"[*+]", pattern)) > 2:
             raise re.error("not plain")
         return re.compile(rf"({pattern})\Z" if whole else rf"(.*\.)?({pattern})$")
     except re.error:
@@ -147,9 +151,7 @@ def require_mergeable(settings: Settings) -> None:
     Raises:
         CannotCarry: its family, or one of its settings, is none that is known.
     """
-    if not settings.own:
-        return
-    if settings.family not in FAMILIES:
+    if settings.own and settings.family not in FAMILIES:
         known = ", ".join(FAMILIES)
         what = f"is an adapter of the family {in_words(settings.values.get('peft_type'))}; {known} are merged"
         raise CannotCarry(what, where=settings.where)
@@ -158,7 +160,7 @@ def require_mergeable(settings: Settings) -> None:
             value = in_words(settings.values[name])
             raise CannotCarry(f"sets {name} to {value}, which is not merged here", where=settings.where)
     how = settings.values.get("init_lora_weights")
-    if how not in _HARMLESS:
+    if not isinstance(how, str | bool | None) or how not in _HARMLESS:
         hint = "save it from peft with path_initial_model_for_weight_conversion, which makes a plain LoRA of it"
         what = f"began with init_lora_weights {in_words(how)}, which changes the base model before training"
         raise CannotCarry(what, where=settings.where, hint=hint)

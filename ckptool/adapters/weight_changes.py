@@ -140,6 +140,8 @@ def difference(parts: _Parts, base: LazyTensor) -> Change:
 def scaled(parts: _Parts, base: LazyTensor, before: Rows, settings: Settings, module: str) -> tuple[Rows, bool]:
     """IA3: the weight with its rows or columns multiplied, and whether its bias is multiplied too."""
     by = _take(parts, "ia3")
+    if not by.shape or not by.numel or not by.dtype.is_floating or by.dtype.numpy is None:
+        raise Misfit(f"its numbers are {by.dtype.name} {list(by.shape)}")
     inputs = by.shape[0] == 1 and by.numel != 1
     if len(by.shape) > 2 or by.numel == 1:
         inputs = settings.matches_feedforward(module)

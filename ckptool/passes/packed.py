@@ -114,9 +114,12 @@ def grain(one: Packed, tensors: Mapping[str, LazyTensor], config: Mapping[str, A
         return 8, "rows"
     if one.family in ("GPTQ", "AWQ or GPTQ") and "scales" in parts and len(weight.shape) == 2:
         sizes = parts["scales"].shape
-        if type(bits) is not int and "qzeros" in parts and sizes[-1]:
-            bits = parts["qzeros"].shape[-1] * 32 // sizes[-1]
-        if type(bits) is not int or not bits or not sizes[0]:
+        zeros = parts["qzeros"].shape if "qzeros" in parts else ()
+        if len(sizes) != 2 or not sizes[0] or not sizes[1]:
+            return None, ""
+        if type(bits) is not int and len(zeros) == 2:
+            bits = zeros[1] * 32 // sizes[1]
+        if type(bits) is not int or not 0 < bits <= 16:
             return None, ""
         across = weight.shape[0] * 32 // bits if weight.shape[1] == sizes[-1] else weight.shape[0]
         return bits, f"groups of {across // sizes[0]}"
