@@ -1,7 +1,7 @@
 """Merging adapters into the weights of their base model.
 
 Nothing is read but headers and small numbers; what is written is computed by rows when it is written (see
-`ckptool.adapters.arithmetic`), and rounded once to the type that the base has. Everything in an adapter is used, or
+`ckptool.adapters.delta_rows`), and rounded once to the type that the base has. Everything in an adapter is used, or
 nothing is merged.
 """
 

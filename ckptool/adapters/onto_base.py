@@ -15,8 +15,8 @@ from ..passes.computing import Rows, factor, flat, stored
 from ..tensor import LazyTensor, Storage, contiguous_stride
 from . import weight_changes as changes
 from .adapter_layers import Layer
-from .arithmetic import Added, Part, Scaled, Tokens, Whole
 from .base_modules import Places
+from .delta_rows import Added, Part, Scaled, Tokens, Whole
 from .settings import Settings, listed_places
 from .weight_changes import Misfit
 

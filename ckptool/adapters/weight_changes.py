@@ -6,7 +6,7 @@ from math import prod
 
 from ..passes.computing import Factor, Rows, factor, flat
 from ..tensor import LazyTensor
-from .arithmetic import (
+from .delta_rows import (
     Added,
     Change,
     Decomposed,
