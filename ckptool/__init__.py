@@ -32,13 +32,13 @@ _HOMES = {
     **dict.fromkeys(("advise", "explain"), "reports.diagnosis.advice"),
     **dict.fromkeys(("Fit", "fits"), "reports.diagnosis.fits"),
     **dict.fromkeys(("Verification", "verify"), "reports.verify"),
-    **dict.fromkeys(
-        """strip_prefix add_prefix unwrap rename select drop to_dense dequantize clean""".split(), "passes.by_key"
-    ),
+    **dict.fromkeys("""strip_prefix add_prefix unwrap rename select drop to_dense clean""".split(), "passes.by_key"),
     **dict.fromkeys(("extract", "wrap"), "passes.envelopes"),
     "map_location": "passes.moving",
     **dict.fromkeys(("cast", "untie", "ties", "compact", "average"), "passes.values"),
     "slim": "passes.slimming",
+    "dequantize": "passes.dequantizing",
+    "merge_lora": "adapters.merging",
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
         """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
@@ -48,6 +48,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    from .adapters.merging import merge_lora
     from .checkpoint import Checkpoint, StateDict
     from .errors import (
         Ambiguous,
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
     from .passes.by_key import (
         add_prefix,
         clean,
-        dequantize,
         drop,
         rename,
         select,
@@ -79,6 +79,7 @@ if TYPE_CHECKING:
         to_dense,
         unwrap,
     )
+    from .passes.dequantizing import dequantize
     from .passes.envelopes import extract, wrap
     from .passes.moving import map_location
     from .passes.slimming import slim
@@ -151,6 +152,7 @@ __all__ = [
     "load",
     "load_into",
     "map_location",
+    "merge_lora",
     "open",
     "plan",
     "read_mapping",

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .disk.files import same_bytes, shell_path, shell_quote
+from .disk.inside import Folder
 from .dtypes import DType
 from .errors import Ambiguous, NotFound, counted, printable
 from .inert.other_tensors import OtherTensor, other_tensor, others_in
@@ -38,6 +39,18 @@ from .tree import (
 )
 from .weights import around as entries_around
 from .weights import find_state_dicts
+
+
+class SideFile(NamedTuple):
+    """A file beside the weights that passes changed.
+
+    Attributes:
+        data: what is in it now; None leaves it behind.
+        lines: what changed, a line each.
+    """
+
+    data: bytes | None
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +88,8 @@ class Checkpoint:
         ties: how a format that cannot share memory stores tied tensors: "keep" (each, with a note), "drop" (one of
             them, with a note, as `save_model` of safetensors), or "" as they came: "drop" if there are `tied_names`.
         tied_names: keys that the file itself does not hold: its notes say that they are other keys' tensors.
+        folder: the directory that it came from, with the files beside the weights; None for a single file.
+        side_files: of those, the ones that passes changed, by name. They are written where the others are copied.
         part_of: what this file is a part of ("shard 1 of 3 of a checkpoint in several files"); "" for the whole.
         sealed: why the whole cannot be written to a pickle, nor its keys changed ("is a TorchScript archive: …"); ""
             if it can. Extracting the weights takes them out.
@@ -100,6 +115,8 @@ class Checkpoint:
     part_of: str = ""
     framework: str = ""
     roles: Mapping[str, Role] = field(default_factory=dict)
+    folder: Folder | None = None
+    side_files: dict[str, SideFile] = field(default_factory=dict)
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property

@@ -28,7 +28,7 @@ FLOORS = [
     ["torch_bridge"],
     ["sharding"],
     ["formats", "model_code", "passes"],
-    ["porting", "train"],
+    ["adapters", "porting", "train"],
     ["reports"],
     ["cli"],
     ["__init__", "__main__"],

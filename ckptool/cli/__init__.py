@@ -41,6 +41,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     "clean": ("rewrite", "Make a file that torch.load(weights_only=True) takes."),
     "slim": ("rewrite", "Keep only the weights, raw or averaged (EMA)."),
     "average": ("rewrite", "Average the weights of several checkpoints."),
+    "merge-lora": ("merge", "Merge adapters (LoRA and its relatives) into their base model."),
     "doctor": ("doctor", "Say what is wrong with a file, and what to type."),
     "repair": ("repair", "Rebuild a file that does not open, or save what is whole."),
     "inspect": ("inspect", "Show what is in a checkpoint, without running it."),

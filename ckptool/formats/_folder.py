@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
-from ..disk.files import FileRange, Piece
+from ..disk.files import Buffer, FileRange, Piece
 from ..disk.inside import Folder, listed, not_followed, same_place
+from ..errors import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,15 @@ def carried_along(ckpt: Checkpoint, taken: Iterable[str]) -> tuple[dict[str, lis
     pieces: dict[str, list[Piece]] = {
         name: [FileRange(file, 0, file.size)] if file.size else [] for name, file in files.items()
     }
-    lines = [f"copied along, as they are: {listed(names)}"] if names else []
+    changed = {name: side for name, side in ckpt.side_files.items() if name in names}
+    for name, side in changed.items():
+        if side.data is None:
+            del pieces[name]
+        else:
+            pieces[name] = [Buffer(side.data)]
+    same = [name for name in names if name not in changed]
+    lines = [f"copied along, as they are: {listed(same)}"] if same else []
+    lines += [f"{printable(name, 60)}: {line}" for name, side in changed.items() for line in side.lines]
     stay = [name for name in beside if name not in files]
     lines += [f"other weights beside them are not copied: {listed(stay)}"] if stay else []
     return pieces, lines + ckpt.origin.lines()

@@ -197,6 +197,7 @@ def open_sharded(folder: Folder, kind: str, index: str | None = None) -> Checkpo
         lost_content=tuple(f"{name}: {line}" for name, part in parts.items() for line in part.lost_content),
         lost_form=tuple(f"{name}: {line}" for name, part in parts.items() for line in part.lost_form),
         tied_names=tied,
+        folder=folder,
     )
 
 
@@ -382,9 +383,10 @@ def draft_sharded(ckpt: Checkpoint, split: Split, kind: str) -> Draft:
     node = weights.node if isinstance(weights.node, Dict) else Dict([])
     if isinstance(weights.node, Object):
         form.append(f"that the weights are an object of class {printable(weights.node.class_name, 80)} is not recorded")
+    stem = _stem(ckpt, kind)
     kept = None if split.most else _as_they_were(ckpt, entries, kind, split)
     place = {key: number for number, (key, _) in enumerate(entries)}
-    shards = kept or _split(entries, split.most or SHARD_SIZE, kind, split.variant)
+    shards = kept or _split(entries, split.most or SHARD_SIZE, stem, kind, split.variant)
     shards = {name: sorted(held, key=lambda pair: place[pair[0]]) for name, held in shards.items()}
     folder: dict[str, Sequence[Piece]] = {}
     dropped: set[str] = set()
@@ -403,14 +405,14 @@ def draft_sharded(ckpt: Checkpoint, split: Split, kind: str) -> Draft:
         weight_map = {key: name for name, held in shards.items() for key, _ in held if key not in dropped}
         total = _total_size(Dict(entries))
         index = {"metadata": {"total_size": total, **ckpt.metadata}, "weight_map": weight_map}
-        folder[_index_name(kind, split.variant)] = [Buffer(json.dumps(index, indent=2).encode())]
+        folder[_index_name(stem, kind, split.variant)] = [Buffer(json.dumps(index, indent=2).encode())]
     beside, lines = carried_along(ckpt, folder)
     how = f"{counted(len(shards), 'shard')}{', divided as before' if kept else ''}, tensors copied as they are"
     return Draft([], (*form, *lines), tuple(content), how, {**beside, **folder}, checksums=kind == "bin")
 
 
 def _split(
-    entries: Sequence[tuple[str, Any]], most: int, kind: str, variant: str | None
+    entries: Sequence[tuple[str, Any]], most: int, stem: str, kind: str, variant: str | None
 ) -> dict[str, list[tuple[str, Any]]]:
     """Divide entries among files as huggingface_hub does."""
     shards: list[list[tuple[str, Any]]] = []
@@ -441,38 +443,53 @@ def _split(
     for shared, shard in home.items():
         shard += later[shared]
     total = len(shards)
-    return {_shard_name(kind, variant, n, total): shard for n, shard in enumerate(shards, 1)}
+    return {_shard_name(stem, kind, variant, n, total): shard for n, shard in enumerate(shards, 1)}
 
 
 def _as_they_were(
     ckpt: Checkpoint, entries: Sequence[tuple[str, Any]], kind: str, split: Split
 ) -> dict[str, list[tuple[str, Any]]] | None:
-    """The division that the checkpoint came in, if it did, and every tensor still comes from one shard."""
+    """The division that the checkpoint came in, if it did, and no tensor comes from several shards."""
     if not isinstance(ckpt.origin, FolderOrigin) or not ckpt.format.startswith("sharded"):
         return None
     number = {str(ckpt.origin.folder.path / name): n for n, name in enumerate(ckpt.origin.parts)}
     shards: dict[int, list[tuple[str, Any]]] = defaultdict(list)
-    last = 0
+    last, found = 0, False
     for key, value in entries:
         if isinstance(value, LazyTensor):
-            files = {file for file in nested(value.storage.source) if isinstance(file, File)}
-            homes = {number.get(str(file.path)) for file in files}
-            home = homes.pop() if len(homes) == 1 else None
-            if home is None:
+            # what an adapter or another file adds to a tensor does not move it, and what is wholly new stays beside
+            # the tensor before it
+            files = {str(file.path) for file in nested(value.storage.source) if isinstance(file, File)}
+            homes = {number[file] for file in files if file in number}
+            if len(homes) > 1:
                 return None
-            last = home
+            found = found or bool(homes)
+            last = homes.pop() if homes else last
         shards[last].append((key, value))
+    if not found:
+        return None
     total = len(shards)
-    return {_shard_name(kind, split.variant, n, total): shards[old] for n, old in enumerate(sorted(shards), 1)}
+    stem = _stem(ckpt, kind)
+    return {_shard_name(stem, kind, split.variant, n, total): shards[old] for n, old in enumerate(sorted(shards), 1)}
 
 
-def _shard_name(kind: str, variant: str | None, number: int, total: int) -> str:
-    stem = ("model" if kind == "safetensors" else "pytorch_model") + (f".{variant}" if variant else "")
+#: Names that loaders look for whatever the format is: those of diffusers and of peft.
+_LASTING = ("diffusion_pytorch_model", "adapter_model")
+
+
+def _stem(ckpt: Checkpoint, kind: str) -> str:
+    """What the names of the files begin with: the library's own word, if the checkpoint came under one that lasts."""
+    parts = ckpt.origin.parts if isinstance(ckpt.origin, FolderOrigin) else ()
+    lasting = next((stem for stem in _LASTING if parts and all(name.startswith(stem) for name in parts)), None)
+    return lasting or ("model" if kind == "safetensors" else "pytorch_model")
+
+
+def _shard_name(stem: str, kind: str, variant: str | None, number: int, total: int) -> str:
+    stem += f".{variant}" if variant else ""
     return f"{stem}-{number:05d}-of-{total:05d}.{kind}" if total > 1 else f"{stem}.{kind}"
 
 
-def _index_name(kind: str, variant: str | None) -> str:
-    stem = "model" if kind == "safetensors" else "pytorch_model"
+def _index_name(stem: str, kind: str, variant: str | None) -> str:
     return f"{stem}.{kind}.index.{variant}.json" if variant else f"{stem}.{kind}.index.json"
 
 

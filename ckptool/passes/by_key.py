@@ -293,16 +293,6 @@ def to_dense(ckpt: Checkpoint, *, missing: Missing = "error") -> Checkpoint:
     return _decoded(ckpt, missing, "to-dense", lambda kind: kind.startswith("sparse"), "sparse", decode.to_dense)
 
 
-def dequantize(ckpt: Checkpoint, *, missing: Missing = "error") -> Checkpoint:
-    """Make float32 tensors of quantized ones, wherever they are in the file: (q - zero point) * scale.
-
-    Raises:
-        NoMatch: there is no quantized tensor.
-    """
-    quantized = "quantized".__eq__
-    return _decoded(ckpt, missing, "dequantize", quantized, "quantized", decode.dequantized)
-
-
 def _decoded(
     ckpt: Checkpoint,
     missing: Missing,
@@ -325,7 +315,6 @@ __all__ = [
     "Missing",
     "add_prefix",
     "clean",
-    "dequantize",
     "drop",
     "patterns_for",
     "rename",

@@ -10,6 +10,7 @@
     integers of these   P.weight int8                P.weight_scale, P.weight_zero_point …
     MLX                 P.weight uint32              P.scales, P.biases
     MXFP4               X_blocks uint8               X_scales
+    torchao             P._weight_qdata              P._weight_scale, P._weight_zero_point
     torch's own         P.scale, P.zero_point        as quantised modules and observers save them
 
 Sources: what the libraries wrote (bitsandbytes 0.50, compressed-tensors 0.20, transformers 5.23, MLX 0.32), and for
@@ -81,6 +82,9 @@ def _packed(key: str, dtype: str, tensors: Mapping[str, Any]) -> tuple[str, list
     if last.endswith("_blocks") and dtype == "uint8":
         scales = key.removesuffix("_blocks") + "_scales"
         return ("MXFP4", [scales]) if scales in tensors else None
+    if last.startswith("_") and last.endswith("_qdata") and key.removesuffix("qdata") + "scale" in tensors:
+        stem = key.removesuffix("qdata")
+        return "torchao", [other for other in tensors if other.startswith(stem) and other != key]
     if last != "weight":
         return None
     if dtype == "int8" and f"{beside}SCB" in tensors:
@@ -91,6 +95,64 @@ def _packed(key: str, dtype: str, tensors: Mapping[str, Any]) -> tuple[str, list
     if narrow and any(f"{beside}{name}" in tensors for name in _SCALES):
         return f"{dtype} with scales", [f"{beside}{name}" for name in _SCALES]
     return None
+
+
+def grain(one: Packed, tensors: Mapping[str, LazyTensor], config: Mapping[str, Any]) -> tuple[int | None, str]:
+    """How many bits a number of a packed weight has, and what shares a scale, in words; as far as shapes tell.
+
+    Args:
+        one: the weight.
+        tensors: the state dict.
+        config: the `quantization_config` beside it.
+    """
+    parts = {key.rpartition(".")[2]: tensors[key] for key in one.keys}
+    weight = tensors[one.name]
+    bits = config.get("bits", config.get("w_bit"))
+    if one.family.startswith("bitsandbytes, 4"):
+        return 4, f"groups of {weight.numel * 2 // max(parts['absmax'].numel, 1)}"
+    if one.family.startswith("bitsandbytes"):
+        return 8, "rows"
+    if one.family in ("GPTQ", "AWQ or GPTQ") and "scales" in parts and len(weight.shape) == 2:
+        sizes = parts["scales"].shape
+        zeros = parts["qzeros"].shape if "qzeros" in parts else ()
+        if len(sizes) != 2 or not sizes[0] or not sizes[1]:
+            return None, ""
+        if type(bits) is not int and len(zeros) == 2:
+            bits = zeros[1] * 32 // sizes[1]
+        if type(bits) is not int or not 0 < bits <= 16:
+            return None, ""
+        across = weight.shape[0] * 32 // bits if weight.shape[1] == sizes[-1] else weight.shape[0]
+        return bits, f"groups of {across // sizes[0]}"
+    if one.family == "MXFP4":
+        return 4, "groups of 32"
+    scales = next(
+        (t for name, t in parts.items() if name.endswith(("weight_scale", "weight_scale_inv", "_scale"))), None
+    )
+    narrow = {"uint8": 4, "float4_e2m1fn_x2": 4, "int32": None}.get(weight.dtype.name, 8)
+    if narrow is None:
+        groups = config.get("config_groups")
+        said = (
+            [g.get("weights", {}) for g in groups.values() if isinstance(g, dict)] if isinstance(groups, dict) else []
+        )
+        found = {w.get("num_bits") for w in said if isinstance(w, dict)}
+        narrow = found.pop() if len(found) == 1 else None
+    return narrow, _shared(weight, scales, narrow)
+
+
+def _shared(weight: LazyTensor, scales: LazyTensor | None, bits: Any) -> str:
+    """What shares a scale, in words."""
+    if scales is None or len(weight.shape) != 2 or type(bits) is not int:
+        return ""
+    rows = weight.shape[0]
+    columns = weight.shape[1] * weight.dtype.itemsize * 8 // bits if bits else 0
+    if scales.numel <= 1:
+        return "the whole tensor"
+    down, across = (scales.shape[0], 1) if len(scales.shape) == 1 else scales.shape[-2:]
+    if not down or not across:
+        return ""
+    if down == rows:
+        return "rows" if across == 1 else f"groups of {columns // across}"
+    return f"blocks of {-(-rows // down)} x {-(-columns // across)}"
 
 
 def unknown_in(tensors: Mapping[str, LazyTensor], known: set[str]) -> Iterator[tuple[str, str]]:
@@ -108,4 +170,4 @@ def unknown_in(tensors: Mapping[str, LazyTensor], known: set[str]) -> Iterator[t
             yield key, beside
 
 
-__all__ = ["Packed", "packed_in", "unknown_in"]
+__all__ = ["Packed", "grain", "packed_in", "unknown_in"]

@@ -22,7 +22,7 @@ from ..disk.documents import read_yaml, yaml_text
 from ..disk.files import StrPath
 from ..errors import RuleError, counted, in_words
 from . import by_key as passes
-from . import envelopes, moving, slimming, values
+from . import dequantizing, envelopes, moving, slimming, values
 from .by_key import Missing
 
 #: Passes of a recipe, and texts of one pass. Each is a look at every tensor.
@@ -121,7 +121,9 @@ PASSES: dict[str, Pass] = {
     ),
     "to-dense": Pass("flag", lambda c, v, at, m: passes.to_dense(c, missing=m), "Make dense tensors of sparse ones."),
     "dequantize": Pass(
-        "flag", lambda c, v, at, m: passes.dequantize(c, missing=m), "Make float32 tensors of quantized ones."
+        "flag",
+        lambda c, v, at, m: dequantizing.dequantize(c, at=at, missing=m),
+        "Make plain tensors of quantized ones: torch's, bitsandbytes, compressed-tensors, GPTQ …",
     ),
     "untie": Pass(
         "flag",

@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict, metadata_of
-from ..errors import KeyCollision, printable
+from ..errors import KeyCollision, RuleError, printable
+from ..tensor import LazyTensor
 from ..tree import Dict, Mapped, Paths, attributes_of, rebuild, walk, with_entries
 from .optimizers import follow
+from .packed import packed_in
 
 
 def rekey(ckpt: Checkpoint, path: str, node: Mapped, renamed: Mapping[str, str | None], what: str = "") -> Checkpoint:
@@ -19,9 +21,14 @@ def rekey(ckpt: Checkpoint, path: str, node: Mapped, renamed: Mapping[str, str |
     Keys that RENAMED does not mention and entries whose key is no string stay as they are; order is kept, and
     `_metadata` and the states of optimizers follow the keys. WHAT says in messages how the new keys came about.
 
+    The tensors of a packed weight go together: what belongs to one that is renamed follows it.
+
     Raises:
         KeyCollision: two keys would become one.
+        RuleError: a packed weight would be taken apart.
     """
+    if any(renamed.get(key, key) != key for key in renamed):
+        renamed = _kept_together(ckpt, node, renamed)
     taken: dict[str, str] = {}
     entries: list[tuple[Any, Any]] = []
     for key, value in node.entries:
@@ -59,6 +66,38 @@ def rekey(ckpt: Checkpoint, path: str, node: Mapped, renamed: Mapping[str, str |
         notes = [*followed.lines, *_named_elsewhere(ckpt.root, path, changed, followed.within)]
     notes = [note for note in notes if note not in ckpt.history]  # of several passes, each would say it
     return replace(ckpt, root=rebuild(ckpt.root, instead=instead), history=(*ckpt.history, *notes))
+
+
+def _kept_together(ckpt: Checkpoint, node: Mapped, renamed: Mapping[str, str | None]) -> Mapping[str, str | None]:
+    """RENAMED with what belongs to packed weights following them, where no rule names it."""
+    tensors = {str(key): value for key, value in node.entries if isinstance(value, LazyTensor) and isinstance(key, str)}
+    further: dict[str, str | None] = {}
+    for one in packed_in(tensors):
+        new = {key: renamed.get(key, key) for key in one.keys}
+        gone = [key for key, name in new.items() if name is None]
+        if len(gone) == len(new):
+            continue
+        if gone:
+            kept = next(key for key, name in new.items() if name is not None)
+            raise _apart(ckpt, one.family, one.name, f"{printable(gone[0], 80)} goes, {printable(kept, 80)} stays")
+        weight = str(new[one.name])
+        for key, name in new.items():
+            shared = next((at for at, (a, b) in enumerate(zip(one.name, key, strict=False)) if a != b), len(one.name))
+            shared = min(shared, len(key))
+            tail = one.name[shared:]
+            follows = weight[: len(weight) - len(tail)] + key[shared:]
+            if name == key and follows != key and weight.endswith(tail):
+                further[key] = follows
+            elif name != follows or not weight.endswith(tail):
+                to = f"becomes {printable(weight, 80)}, {printable(key, 80)} {printable(str(name), 80)}"
+                said = f"{printable(one.name, 80)} {to}"
+                raise _apart(ckpt, one.family, one.name, said)
+    return {**renamed, **further} if further else renamed
+
+
+def _apart(ckpt: Checkpoint, family: str, name: str, said: str) -> RuleError:
+    what = f"this would take apart the packed weight {printable(name, 80)} ({family}), whose tensors go together:"
+    return RuleError(what, where=ckpt.where, evidence=[said], hint="name what is before their last component alone")
 
 
 def _moved_metadata(metadata: Dict, moved: Sequence[tuple[str, str | None]]) -> list[tuple[Any, Any]]:

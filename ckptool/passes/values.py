@@ -24,6 +24,7 @@ from .by_key import Missing, patterns_for
 from .casting import Cast, Tally, castable, convert, numpy_type
 from .envelopes import extract
 from .packed import Packed, packed_in, unknown_in
+from .side_files import with_dtype
 
 
 def cast(
@@ -99,8 +100,13 @@ def cast(
             return replace(node, storage=made[id(node.storage), node.neg], dtype=new, neg=False)
         return node
 
+    if packed and not changed:
+        families = ", ".join(dict.fromkeys(one.family for one in packed))
+        what = f"has packed weights ({families}), which a cast leaves alone, and nothing else to cast to {new.name}"
+        hint = f"ckptool convert {shell_path(ckpt.where)} OUT --dequantize --cast {new.name}"
+        raise CannotCarry(what, where=ckpt.where, hint=hint)
     before = sum(t.nbytes for t in tensors.values())
-    done = replace(ckpt, root=rebuild(ckpt.root, leaf=leaf))
+    done = with_dtype(replace(ckpt, root=rebuild(ckpt.root, leaf=leaf)), new.name)
     mine = (t for t in tensors.values() if (id(t.storage), t.neg) in made)
     after = before + sum(t.numel * (new.itemsize - t.dtype.itemsize) for t in mine)
     held = sum(t.storage.identity in kept for t in tensors.values())

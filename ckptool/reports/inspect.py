@@ -8,6 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from .. import keys
+from ..adapters.adapter_summary import AdapterSummary, summary_of
 from ..checkpoint import Checkpoint, StateDict, metadata_of
 from ..disk.files import StrPath, beside, shell_path, shell_quote
 from ..errors import NoMatch, counted, printable
@@ -18,6 +19,8 @@ from ..formats.trainers.alone import part_of_run
 from ..inert.allowed import beyond_plain_data, count_objects
 from ..inert.other_tensors import OtherTensor, as_dense, other_tensor
 from ..passes.locations import mentions
+from ..passes.packed import grain, packed_in
+from ..passes.side_files import quantization_of
 from ..records import record
 from ..tensor import LazyTensor, Storage, distinct, share_nothing
 from ..tree import (
@@ -80,6 +83,29 @@ class TensorReport:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedReport:
+    """Weights that are packed or quantised in one way.
+
+    Attributes:
+        family: who packs like that.
+        bits: of a number; None where the header does not tell.
+        shared: what shares a scale ("groups of 64"); "" where the header does not tell.
+        weights: how many.
+        tensors: how many tensors they are, with their scales.
+        bytes: those of all.
+        together: the tensors of one of them.
+    """
+
+    family: str
+    bits: int | None
+    shared: str
+    weights: int
+    tensors: int
+    bytes: int
+    together: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
     """What is in one file.
 
@@ -96,6 +122,8 @@ class Inspection:
         training: what training left beside the weights.
         stored, used: bytes of all storages, and of them those that a tensor uses.
         slim: bytes that `ckptool slim` would save, 0 if that is not known.
+        adapter: what it is, if it is an adapter (LoRA and its relatives).
+        packed: the families of packed and quantised weights.
     """
 
     path: str
@@ -114,12 +142,15 @@ class Inspection:
     stored: int = 0
     used: int = 0
     slim: int = 0
+    adapter: AdapterSummary | None = None
+    packed: list[PackedReport] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """The document that `ckptool inspect --json` prints for one file."""
         whole = asdict(self)
         names = ("path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings", "stored", "used", "slim")
-        return {name: whole[name] for name in names} | {"training": whole["training"]}
+        further = ("training", "adapter", "packed")
+        return {name: whole[name] for name in (*names, *further)}
 
 
 def inspect(path: StrPath) -> Inspection:
@@ -165,7 +196,29 @@ def describe(ckpt: Checkpoint) -> Inspection:
         stored,
         _used(tensors),
         _saved(ckpt, weights, stored),
+        summary_of(ckpt),
+        _packed(ckpt, weights),
     )
+
+
+def _packed(ckpt: Checkpoint, weights: list[StateDict]) -> list[PackedReport]:
+    """The families of packed weights, those with other bits or groups apart."""
+    found: dict[tuple[str, int | None, str], PackedReport] = {}
+    config: dict[str, Any] | None = None
+    for one in weights:
+        tensors = one.tensors
+        for packed in packed_in(tensors):
+            config = quantization_of(ckpt) if config is None else config
+            size = sum(tensors[key].nbytes for key in packed.keys)
+            kind = (packed.family, *grain(packed, tensors, config))
+            so_far = found.get(kind) or PackedReport(*kind, 0, 0, 0, list(packed.keys))
+            found[kind] = replace(
+                so_far,
+                weights=so_far.weights + 1,
+                tensors=so_far.tensors + len(packed.keys),
+                bytes=so_far.bytes + size,
+            )
+    return list(found.values())
 
 
 def narrowed(seen: Inspection, pattern: str) -> Inspection:

@@ -13,7 +13,7 @@ from ..keys import collapse
 
 if TYPE_CHECKING:
     from .comparing.numbers import Statistics
-    from .inspect import Inspection, StateDictReport, TensorReport
+    from .inspect import Inspection, PackedReport, StateDictReport, TensorReport
 
 _T = TypeVar("_T")
 Order = Literal["file", "name", "size"]
@@ -74,6 +74,8 @@ def _inspection(
     yield Several(map(state_dict, seen.state_dicts), len(seen.state_dicts), "state dicts")
     if not seen.state_dicts:
         yield f"  no state dict; {counted(len(seen.tensors), 'tensor')}"
+    yield from section("adapter", seen.adapter.lines() if seen.adapter else [])
+    yield from section("packed weights", [_packed(one) for one in seen.packed])
     if stats is not None:
         yield from section("values", table(_values(seen.tensors, stats, sort)))
     yield from _training(seen, everything)
@@ -95,6 +97,15 @@ def _inspection(
         reasons.setdefault(why, []).append(command)
     for why, commands in reasons.items():
         yield from section(why, commands)
+
+
+def _packed(one: PackedReport) -> str:
+    """A family of packed weights."""
+    how = [f"{one.bits} bits"] if one.bits and str(one.bits) not in one.family else []
+    how += [f"a scale for {one.shared}"] if one.shared else []
+    names = ", ".join(printable(key, 60) for key in one.together[:4]) + (", …" if one.together[4:] else "")
+    counts = f"{counted(one.weights, 'weight')} in {counted(one.tensors, 'tensor')}, {size_text(one.bytes)}"
+    return f"{', '.join([one.family, *how])}: {counts}; together: {names}"
 
 
 def _tied(keys: Sequence[str], everything: bool) -> str:

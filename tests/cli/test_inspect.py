@@ -22,7 +22,7 @@ def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Fil
     (file,) = document["files"]
     assert set(file) == {
         "path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings", "stored", "used", "slim",
-        "training",
+        "training", "adapter", "packed",
     }  # fmt: skip
     assert file["training"]["progress"] == [["epoch", "3"]]
     assert (file["path"], file["format"]) == ("last.ckpt", "torch-zip")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...adapters.adapter_layers import is_adapter
 from ...checkpoint import Checkpoint, StateDict, around
 from ...disk.files import StrPath, beside, is_folder, shell_path, shell_quote
 from ...disk.urls import open_file
@@ -317,7 +318,7 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> 
         yield Finding("legacy", what, False, [(command, "to make it one that can be mapped")])
     if tree.python_2:
         yield Finding("python-2", "strings of Python 2 are in it; torch.load may need encoding='latin1'", False)
-    if weights is not None and (prefix := _common_prefix(weights)):
+    if weights is not None and not is_adapter(weights) and (prefix := _common_prefix(weights)):
         out = beside(ckpt.where, "plain")
         at = ["--at", shell_quote(weights.path, 200)] if len(ckpt.state_dicts()) > 1 else []
         options = ["--extract"] if weights.path else []

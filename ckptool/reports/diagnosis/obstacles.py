@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ... import keys
+from ...adapters.adapter_summary import AdapterSummary, summary_of
 from ...checkpoint import Checkpoint, StateDict
-from ...disk.files import beside, shell_path
+from ...disk.files import beside, is_there, shell_path
 from ...errors import counted, printable
 from ...formats import format_of
 from ...formats.base import FolderFormat
@@ -46,7 +47,10 @@ def in_the_way(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Finding]
         paths = ", ".join(printable(one.path, 40) for one in found[:6])
         actions = [f"one of them is {python_for(ckpt, found[0].path)}"]
         yield Finding("several", f"it holds {len(found)} state dicts: {paths}; --at names one", True, actions=actions)
-    for one in [weights] if weights else found:
+    summary = summary_of(ckpt)
+    if summary is not None:
+        yield _adapter(ckpt, summary)
+    for one in [weights] if weights and summary is None else found if summary is None else []:
         where = f" at {printable(one.path, 40)}" if len(found) > 1 else ""
         yield from _of(one, where)
     if weights is not None and weights.model is not None:
@@ -108,13 +112,16 @@ def _of(weights: StateDict, where: str) -> Iterator[Finding]:
         what = f"it is an adapter (LoRA) of {counted(len(layers), 'layer')}{where}, and not the model that it changes"
         if any(".base_layer." in key for key in weights):
             what = f"{counted(len(layers), 'layer')}{where} are those of a model with an adapter (LoRA) in it"
-        actions = ["peft.PeftModel.from_pretrained(base_model, FOLDER) puts it onto its base model"]
-        yield Finding("adapter", what, actions=actions)
+        yield Finding(
+            "adapter", what, actions=["peft.PeftModel.from_pretrained(base_model, FOLDER) loads it onto its base"]
+        )
     if packed := packed_in(tensors):
         families = ", ".join(dict.fromkeys(one.family for one in packed))
         what = f"{counted(len(packed), 'weight is', 'weights are')} packed{where} ({families}): "
         what += printable(packed[0].name, 60)
-        actions = ["it loads into a model that was built with the same quantisation"]
+        actions = [
+            "it loads into a model that was built with the same quantisation; convert --dequantize makes it plain"
+        ]
         yield Finding("packed", what + (", …" if packed[1:] else ""), actions=actions)
 
 
@@ -141,6 +148,19 @@ def strangers(weights: StateDict) -> list[str]:
 
 def _state(key: str, value: Any) -> bool:
     return is_training_state(key) and not hasattr(value, "shape")
+
+
+def _adapter(ckpt: Checkpoint, summary: AdapterSummary) -> Finding:
+    """An adapter loads nowhere alone."""
+    base = summary.base
+    said = f", {printable(base, 80)!r} by its configuration" if base else ""
+    what = f"an adapter ({summary.family}) of {counted(summary.layers, 'layer')}: it needs its base model{said}"
+    place = shell_path(ckpt.where)
+    if base and is_there(base):
+        out = beside(ckpt.where, "merged")
+        command = f"ckptool merge-lora {shell_path(base)} {place} {out}"
+        return Finding("adapter", what, commands=[(command, "which merges it into its base")])
+    return Finding("adapter", what, actions=[f"ckptool merge-lora BASE {place} MERGED merges it into the base at BASE"])
 
 
 def _one_part(ckpt: Checkpoint) -> Finding:
