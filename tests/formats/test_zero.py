@@ -370,6 +370,23 @@ def _change(path, change):
         torch.save(whole, path)
 
 
+def test_the_file_of_one_rank_under_the_name_of_another_is_noticed_at_stage_3(copied):
+    run, save = copied("zero3-bf16")
+    name = "bf16_zero_pp_rank_{}_mp_rank_00_optim_states.pt"
+    shutil.copy(save / name.format(0), save / name.format(1))
+    with pytest.raises(Malformed, match="the same values for the ranks 0 and 1"):
+        ckptool.open(run)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_rank_of_a_run_with_other_settings_is_noticed(copied, runs, stage):
+    run, save = copied(f"zero{stage}-bf16")
+    name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    shutil.copy(runs / f"zero{stage}-fp32" / "global_step3" / name, save / f"bf16_{name}")
+    with pytest.raises(Malformed, match="they disagree about the settings of DeepSpeed"):
+        ckptool.open(run)
+
+
 class TestOneFileAlone:
     def test_what_one_rank_has_is_not_written_as_if_it_were_the_whole(self, runs, tmp_path):
         save = runs / "zero3-bf16/global_step3"

@@ -235,6 +235,27 @@ def test_a_message_about_a_file_that_does_not_open_gets_no_command_that_cannot_w
     assert found.cure == []
 
 
+def test_weights_that_are_arrays_of_numpy_are_cleaned_before_they_are_extracted():
+    arrays = {key: value.numpy() if value.dim() else value for key, value in weights("module.").items()}
+    torch.save({"state_dict": arrays, "epoch": 3}, "a.pth")
+    found = ckptool.doctor("a.pth")
+    assert [command.split()[1] for command in found.cure] == ["clean", "convert"]
+    for command in found.cure:
+        code, words = typed(command)
+        assert code == 0
+    assert loads(words[3])
+
+
+def test_a_legacy_file_with_objects_gets_no_command_that_refuses_them(capsys):
+    torch.save({"state_dict": weights(), "path": Path("x")}, "a.pth", _use_new_zipfile_serialization=False)
+    found = ckptool.doctor("a.pth")
+    assert "legacy" in {one.name for one in found.findings}
+    for one in found.findings:
+        for command, _ in one.commands:
+            assert typed(command)[0] == 0, command
+            assert "-t torch-zip" not in command
+
+
 # -- folders
 
 

@@ -107,8 +107,9 @@ def read_divided(files: ZeroFiles, shapes: list[Shapes], *, states: bool = True)
     ranks = {rank: _optimizer_of(files, name) for rank, name in files.optimizer.items()}
     stages = {name: integer(ranks[rank].get("zero_stage")) for rank, name in files.optimizer.items()}
     counts = {name: _counts(ranks[rank].get("partition_count")) for rank, name in files.optimizer.items()}
-    kinds = {"stage": "the stage of ZeRO", "count": "how many ranks there are"}
-    require_one_run(files, {"stage": stages, "count": counts}, kinds)
+    configs = {name: _config(files.open(name).get("ds_config")) for name in files.optimizer.values()}
+    kinds = {"stage": "the stage of ZeRO", "count": "how many ranks there are", "config": "the settings of DeepSpeed"}
+    require_one_run(files, {"stage": stages, "count": counts, "config": configs}, kinds)
     first = files.optimizer[min(files.optimizer)]
     stage, count = stages[first], counts[first]
     if stage not in (1, 2, 3) or not count:
@@ -143,6 +144,23 @@ def _optimizer_of(files: ZeroFiles, name: str) -> dict[str, Any]:
     if not found:
         raise Malformed("holds no optimizer_state_dict", where=files.folder.path / name)
     return found
+
+
+#: Settings that are the same on all ranks of a run. Others may name a disk of one machine.
+_CONFIG = ("bf16", "fp16", "train_batch_size", "gradient_accumulation_steps", "gradient_clipping")
+
+
+def _config(node: Any) -> str:
+    """Those of the settings of DeepSpeed that all ranks of a run have in common, as a text."""
+    said = entries_of(node)
+    shown = {key: entries_of(said[key]) or said[key] for key in _CONFIG if key in said}
+    flat = {
+        f"{key} {inner}".strip(): value
+        for key, one in shown.items()
+        for inner, value in (one.items() if isinstance(one, dict) else [("", one)])
+        if isinstance(value, int | float | str)
+    }
+    return ", ".join(f"{key} {value}" for key, value in sorted(flat.items()))
 
 
 def _counts(node: Any) -> tuple[int, ...]:
@@ -303,6 +321,7 @@ def _from_parameters(made: Divided, files: ZeroFiles, ranks: list[dict[str, Any]
         if flat.numel != wanted or [part.numel for part in parts[number]] != lengths:
             of = f"rank {number:,}, stage 3"
             raise _no_sum(where, of, wanted, flat.numel, f"{counted(len(every), 'parameter')}, a part of each")
+    _require_no_copies(files, parts)
     dtype = _one_type([part for rank in parts for part in rank], where)
     inner = [_inner(rank) for rank in ranks]
     starts: dict[str, int] = {}
@@ -345,6 +364,31 @@ def _from_parameters(made: Divided, files: ZeroFiles, ranks: list[dict[str, Any]
     made.groups = _named_groups(
         inner[0][1], [[name for name in every if homes[name] == number] for number in range(len(lengths))]
     )
+
+
+def _require_no_copies(files: ZeroFiles, parts: list[list[LazyTensor]]) -> None:
+    """Refuse the file of one rank under the name of another: at stage 3 nothing in it tells whose it is.
+
+    Two ranks with the same checksums of all parts are compared; weights of one value alone may be the same.
+    """
+    known: dict[tuple[int | None, ...], int] = {}
+    for number, held in enumerate(parts):
+        filled = [part for part in held if part.numel]
+        key = tuple(part.storage.crc for part in filled)
+        if not filled or None in key or known.setdefault(key, number) == number:
+            continue
+        first = bytes(filled[0].source().read(0, filled[0].dtype.itemsize))
+        if all(
+            bytes(chunk) == first * (len(chunk) // len(first)) for part in filled for chunk in part.source().chunks()
+        ):
+            continue
+        names = [files.optimizer[known[key]], files.optimizer[number]]
+        raise Malformed(
+            f"holds the same values for the ranks {known[key]:,} and {number:,}",
+            where=files.folder.path,
+            evidence=[printable(name, 80) for name in names],
+            hint="one is a copy of the other under another name; fetch the right one",
+        )
 
 
 def _filled(states: list[dict[str, Any]], lengths: list[int]) -> list[dict[str, Any]]:

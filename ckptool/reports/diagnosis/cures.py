@@ -14,6 +14,7 @@ from ...disk.files import beside, shell_path, shell_quote
 from ...errors import CheckpointError
 from ...formats import format_of
 from ...formats.base import AnyFormat
+from ...inert.allowed import PLAIN, named_globals
 from ...keys import AVERAGED_COUNTER
 from ...passes import recipes
 from ...passes.recipes import Step
@@ -84,7 +85,25 @@ def _of_one(ckpt: Checkpoint, weights: StateDict, names: set[str], on_cpu: list[
         if clean == out:
             return [first]
         return [first, " ".join(["ckptool convert", clean, out, *map(_quoted, options)])]
-    return _shown(ckpt, weights, [*extract, *keys, *on_cpu], at, out, _container(ckpt) if objects else [])
+    options, container = [*extract, *keys, *on_cpu], _container(ckpt) if objects else []
+    shown = _shown(ckpt, weights, options, at, out, container)
+    if not shown or not objects or _is_plain(ckpt, weights, options):
+        return shown
+    clean = beside(ckpt.where, "clean")  # the weights themselves hold what torch.load refuses, as arrays of numpy
+    try:
+        cleaned, _ = recipes.run(ckpt, [Step("clean", True)])
+        after = cleaned.state_dict(weights.path or None)
+    except CheckpointError:
+        return []
+    if not (is_whole(cleaned, after, options) and _is_plain(cleaned, after, options)):
+        return []
+    return [f"ckptool clean {file} {clean}", *(line.replace(file, clean, 1) for line in shown)]
+
+
+def _is_plain(ckpt: Checkpoint, weights: StateDict, options: Sequence[str]) -> bool:
+    """Whether torch.load takes what `convert` with OPTIONS would give, with weights_only=True."""
+    done, _ = recipes.run(ckpt, steps_of(options), at=weights.path or None)
+    return all(name in PLAIN for name in named_globals(done.root))
 
 
 def key_options(weights: StateDict) -> list[str]:

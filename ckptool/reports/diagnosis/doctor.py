@@ -315,7 +315,11 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> 
     if not kind.mapped:
         command = f"ckptool convert {file} {beside(ckpt.where, 'zip')} -t torch-zip"
         what = "a legacy file: torch cannot map it (mmap=True)"
-        yield Finding("legacy", what, False, [(command, "to make it one that can be mapped")])
+        allowed = all(
+            name in PLAIN for name in tree.named
+        )  # else it is cleaned or extracted, which makes it a zip, too
+        commands = [(command, "to make it one that can be mapped")] if allowed else []
+        yield Finding("legacy", what, False, commands)
     if tree.python_2:
         yield Finding("python-2", "strings of Python 2 are in it; torch.load may need encoding='latin1'", False)
     if weights is not None and not is_adapter(weights) and (prefix := _common_prefix(weights)):
