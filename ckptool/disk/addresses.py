@@ -52,7 +52,7 @@ class Url(type(Path())):  # type: ignore[misc]
 
     @property
     def parent(self) -> Url:
-        """The folder that it is in. What stands behind `?` on the web stays: a signature may be for the whole folder."""
+        """The folder that it is in. On the web, what stands behind `?` stays: a signature may be for all of it."""
         place, query = _parted(self.address)
         folder = re.sub(r"(?<![:/])/[^/]*/?\Z", "/", place)
         return _url(f"{folder}{query}")

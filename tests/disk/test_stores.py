@@ -339,6 +339,17 @@ def test_the_files_of_a_folder_of_an_odd_name_are_found(memory, run):
     assert (code, "is not there" in err) == (0, False)
 
 
+def test_several_files_go_to_a_folder_of_a_store(memory, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.pth", "b.pth"):
+        ckptool.save(checkpoint(), name)
+    assert run("convert", "a.pth", "b.pth", "--out-dir", "memory://b/dir", "--dry-run")[0] == 0
+    assert not memory.store
+    assert run("convert", "a.pth", "b.pth", "--out-dir", "memory://b/dir")[0] == 0
+    assert names(memory) == ["b/dir/a.pth", "b/dir/b.pth"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.pth", "b.pth"]
+
+
 def test_an_object_does_not_hide_a_folder_and_a_folder_is_not_hidden(memory):
     ckptool.save(checkpoint(), "memory://b/m", format="shards", max_shard_size="200KB")
     ckptool.save(checkpoint(), "memory://b/n", format="torch-zip")
