@@ -42,8 +42,11 @@ def printable(text: str, limit: int = _SHOWN) -> str:
     )
 
 
-#: What gives access, in a URL: a login before the host, and the values of these parameters.
-_LOGIN = re.compile(r"(?<=://)[^/?#@\s]*@")
+#: What gives access, in a URL: a login before the host, and the values of these parameters. Of Azure, what stands there
+#: without a colon is the name of a container.
+_LOGIN = re.compile(
+    r"(?<=://)(?<!\babfs://)(?<!\babfss://)(?<!\baz://)[^/?#@\s]*@|(?<=://)[^/?#@\s]*:[^/?#@\s]*@", re.IGNORECASE
+)
 _SIGNED = re.compile(
     r"(?<=[?&;])([\w.-]*(?:signature|credential|token|secret|passw(?:or)?d|authorization|api-?_?key|policy|key-pair-id"
     r"|accesskeyid|googleaccessid)|sig|key|auth|jwt)=[^&;#\s'\"]+",

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from .. import formats
-from ..disk.addresses import is_url
+from ..disk.addresses import address_of, as_path, is_url
 from ..disk.door import make_directories
 from ..disk.files import is_folder, is_there, reason
 from ..drawing.sizes import size_text
@@ -109,8 +109,10 @@ def _jobs(
             real = source if is_url(source) else os.path.realpath(source)
             if real not in seen:
                 seen.add(real)
-                target = None if out_dir is None else str(Path(out_dir) / _named(name, source, format_, as_folder))
-                yield Job(source, target)
+                if out_dir is None:
+                    yield Job(source, None)
+                else:  # of a URL, `Path` would make a folder here that is called s3:
+                    yield Job(source, address_of(as_path(out_dir) / _named(name, source, format_, as_folder)))
 
 
 def _sources(path: str, recursive: bool, out_dir: str | None) -> Iterator[tuple[str, str]]:
@@ -190,7 +192,9 @@ def _one(job: Job, one: Callable[[dict[str, Any]], Done], options: dict[str, Any
             raise OutputExists(f"{printable(taken[place])} goes there, too", where=job.target)
         taken[place] = taken[os.path.realpath(job.target)] = job.source
         folder = Path(job.target).parent
-        if options["dry_run"]:
+        if is_url(job.target):
+            pass  # a store has no folders to make
+        elif options["dry_run"]:
             mine["new_folder"] = not folder.exists()  # nobody has to make it for that
         else:
             make_directories(folder)

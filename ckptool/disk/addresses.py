@@ -47,15 +47,21 @@ class Url(type(Path())):  # type: ignore[misc]
         return str(self)
 
     def __truediv__(self, name: StrPath) -> Url:
-        place, mark, query = self.address.partition("?")
-        return _url(f"{place.rstrip('/')}/{os.fspath(name)}{mark}{query}")
+        place, query = _parted(self.address)
+        return _url(f"{place.rstrip('/')}/{os.fspath(name)}{query}")
 
     @property
     def parent(self) -> Url:
-        """The folder that it is in. What stands behind `?` stays: a signature may be for the whole folder."""
-        place, mark, query = self.address.partition("?")
+        """The folder that it is in. On the web, what stands behind `?` stays: a signature may be for all of it."""
+        place, query = _parted(self.address)
         folder = re.sub(r"(?<![:/])/[^/]*/?\Z", "/", place)
-        return _url(f"{folder}{mark}{query}")
+        return _url(f"{folder}{query}")
+
+
+def _parted(address: str) -> tuple[str, str]:
+    """A URL without its query, and the query with its `?`. Elsewhere than on the web, that is a letter of names."""
+    place, mark, query = address.partition("?") if is_web(address) else (address, "", "")
+    return place, f"{mark}{query}"
 
 
 def _url(address: str) -> Url:

@@ -49,9 +49,12 @@ def filesystem(path: Url) -> tuple[Any, str]:
     scheme = scheme_of(path)
     package = STORES[scheme] or "fsspec"
     try:
-        from fsspec.core import url_to_fs
+        from fsspec import get_filesystem_class
 
-        fs, key = url_to_fs(f"{scheme}{path.address[len(scheme) :]}")
+        # not `url_to_fs`, for which `::` in a name begins another URL, so that it reads and writes another object
+        kind = get_filesystem_class(scheme)
+        address = f"{scheme}{path.address[len(scheme) :]}"
+        fs, key = kind(**kind._get_kwargs_from_urls(address)), kind._strip_protocol(address)
     except ImportError:
         what = f"{scheme}:// is reached through {package}, which is not installed"
         raise Unreadable(what, where=path, hint=f"pip install {package}") from None
@@ -69,7 +72,7 @@ def look(path: Url) -> File | Folder:
         Unreadable: there is none, or it may not be read.
     """
     fs, key = filesystem(path)
-    if "/" in key.strip("/") and not path.address.endswith("/"):
+    if ("/" in key.strip("/") or scheme_of(path) == "memory") and not path.address.endswith("/"):
         try:
             return RemoteFile(_fetcher(fs, key, path))
         except NotThere as error:

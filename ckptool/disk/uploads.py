@@ -241,8 +241,8 @@ def _file_there(path: Url, overwrite: bool, backup: str | None) -> tuple[Any, st
         return fs, key, None
     except CheckpointError as error:
         raise unwritable(error, path) from None
-    if found["type"] != "file":
-        return fs, key, None
+    if found["type"] != "file":  # an object of that name would hide it from everybody who reads
+        raise Unwritable("is a folder, not a file name", where=path, hint="choose another name")
     if not overwrite:
         raise OutputExists("exists already", where=path, hint="add --overwrite, or choose another name")
     return fs, key, seen(found)
@@ -250,6 +250,8 @@ def _file_there(path: Url, overwrite: bool, backup: str | None) -> tuple[Any, st
 
 def _folder_there(path: Url, overwrite: bool, backup: str | None) -> tuple[Any, str, dict[str, str]]:
     fs, key = _reached(path, backup)
+    if "/" in key.strip("/") and _is_object(fs, key.rstrip("/"), path):
+        raise Unwritable("is an object, not a folder", where=path, hint="choose another name")
     there = _versions(fs, key, path)
     if there and not overwrite:
         hint = "add --overwrite, or choose another name"
@@ -261,8 +263,21 @@ def _reached(path: Url, backup: str | None) -> tuple[Any, str]:
     if backup is not None:
         what = "keeps no backup in a store, where nothing can be renamed"
         raise RuleError(what, where="--backup", hint="copy what is there with the store's own client first")
-    fs, key = filesystem(path)
-    return fs, key
+    if scheme_of(path).startswith("s3") and "?versionId=" in path.address:
+        what = "names a version of an object, and versions that are there cannot be written"
+        raise Unwritable(what, where=path, hint="name the object without ?versionId=")
+    return filesystem(path)
+
+
+def _is_object(fs: Any, key: str, path: Url) -> bool:
+    """Whether there is an object of the name of a folder. Who reads that name gets the object."""
+    fs.invalidate_cache()
+    try:
+        return bool(call(fs, path, "info", key)["type"] == "file")
+    except NotThere:
+        return False
+    except CheckpointError as error:
+        raise unwritable(error, path) from None
 
 
 def _versions(fs: Any, key: str, path: Url) -> dict[str, str]:

@@ -43,10 +43,11 @@ def save_shared(value: Any, planned: Callable[[Checkpoint], Plan], written: Call
     try:
         run = str(group.exchange(uuid.uuid4().hex)[0])
         (receipt, held, _), told = group.agree(lambda: _planned(value, planned, run, group.rank), lambda made: made[2])
+        group.led(lambda: _require_one_target([one[3] for one in told]))
         if any(one[:2] != told[0][:2] for one in told):
             kinds = group.exchange([here.kind for here in held])
             group.led(lambda: _refuse(kinds))
-        boxes = [boxes for _, _, boxes in told]
+        boxes = [one[2] for one in told]
         group.led(lambda: _require_whole(held, boxes))
         divide_among_holders(held, boxes, group.rank)
         try:
@@ -66,13 +67,29 @@ def save_shared(value: Any, planned: Callable[[Checkpoint], Plan], written: Call
 def _planned(
     value: Any, planned: Callable[[Checkpoint], Plan], run: str, rank: int
 ) -> tuple[Plan, list[Here], tuple[Any, ...]]:
-    """The plan, what this rank has, and what the others have to know: digests of tensors and plan, and the boxes."""
+    """The plan, what this rank has, and what the others have to know: digests of tensors and plan, the boxes, the name
+    of the target."""
     ckpt, held = checkpoint_of(value, run, rank)
     kinds = hashlib.sha256(json.dumps([here.kind for here in held]).encode()).hexdigest()
     receipt = planned(ckpt)
     draft = receipt.draft
     plan = fingerprints(draft.folder or {None: draft.pieces})[0]
-    return receipt, held, (kinds, plan, [here.boxes for here in held])
+    return receipt, held, (kinds, plan, [here.boxes for here in held], receipt.path.name)
+
+
+def _require_one_target(names: Sequence[str]) -> None:
+    """Refuse targets of other names on other ranks: all write into the one of rank 0, and the others would never be.
+
+    Raises:
+        CannotCarry: it says which rank.
+    """
+    for rank, name in enumerate(names):
+        if name != names[0]:
+            what = f"rank {rank} names another target than rank 0"
+            evidence = [f"{printable(one, 100)} on rank {n}" for n, one in ((0, names[0]), (rank, name))]
+            raise CannotCarry(
+                what, evidence=evidence, hint="all ranks write into one target: give all of them its name"
+            )
 
 
 def _refuse(kinds: Sequence[Sequence[Any]]) -> None:
@@ -89,7 +106,7 @@ def _refuse(kinds: Sequence[Sequence[Any]]) -> None:
                 raise CannotCarry(f"rank {rank} has other tensors than rank 0", evidence=lines)
         if len(theirs) != len(kinds[0]):
             raise CannotCarry(f"rank {rank} has {len(theirs):,} tensors, and rank 0 {len(kinds[0]):,}")
-    hint = "what is no tensor (an epoch, a text) has to be the same on all ranks"
+    hint = "what is no tensor (an epoch, a text) has to be the same on all ranks, and so have the options"
     raise CannotCarry("not all ranks would write the same", hint=hint)
 
 

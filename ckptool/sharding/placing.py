@@ -205,7 +205,8 @@ def identity_of(tensor: Any) -> tuple[Any, ...]:
     local = tensor._local_tensor if is_sharded(tensor) else tensor
     placed = tuple(map(str, tensor.placements)) if is_sharded(tensor) else ()
     where = local.untyped_storage()._cdata, local.storage_offset()
-    return (*where, tuple(tensor.shape), tuple(local.shape), local.stride(), local.dtype, placed)
+    seen_as = local.dtype, local.is_conj(), local.is_neg()  # conj() gives the same memory, of other numbers
+    return (*where, tuple(tensor.shape), tuple(local.shape), local.stride(), *seen_as, placed)
 
 
 def share_of(name: str, tensor: Any) -> Share:

@@ -293,6 +293,8 @@ def test_parts_of_an_upload_are_of_one_size_and_hold_all_bytes(content, part, le
         ("https://me:word@host/a.pth", "https://host/a.pth"),
         ("s3://me:word@bucket/a.pth", "s3://bucket/a.pth"),
         ("https://host/a.pth?version=3", "https://host/a.pth?version=3"),
+        ("abfs://me:word@host/a.pth", "abfs://host/a.pth"),
+        ("abfss://data@me.dfs.core.windows.net/a.pth", "abfss://data@me.dfs.core.windows.net/a.pth"),
         ("hf://org/m@refs/pr/7/a.pth", "hf://org/m@refs/pr/7/a.pth"),
     ],
 )
@@ -312,6 +314,52 @@ def test_a_url_goes_up_and_down_like_a_path():
     assert (as_path("https://host/a?sig=x") / "b").address == "https://host/a/b?sig=x"
     assert as_path("s3://b").parent.address == "s3://b"
     assert as_path("s3://b/odd?name#1.pth").name == "odd?name#1.pth"
+    assert as_path("s3://b/run?1/x#2").parent.address == "s3://b/run?1/"
+    assert (as_path("s3://b/run?1") / "what?.pth").address == "s3://b/run?1/what?.pth"
+
+
+@pytest.mark.parametrize("name", ["b/a::b.pth", "b/x::file://y", "b/zip::a.pth", "b/a?b#c*d%20 e.pth", "top.pth"])
+def test_an_object_of_an_odd_name_is_the_one_that_is_named(memory, tmp_path, name):
+    others = {f"/{name.partition(mark)[0]}" for mark in ":?#"} - {f"/{name}"}
+    for other in others:
+        memory.pipe_file(other, b"another")
+    ckptool.save(checkpoint(), f"memory://{name}", overwrite=True, format="torch-zip")
+    assert {f"/{key.lstrip('/')}" for key in memory.store} == {*others, f"/{name}"}
+    assert all(memory.cat(other) == b"another" for other in others)
+    ckptool.save(checkpoint(), tmp_path / "a.pth")
+    assert ckptool.diff(f"memory://{name}", tmp_path / "a.pth").same
+
+
+def test_the_files_of_a_folder_of_an_odd_name_are_found(memory, run):
+    folder = "memory://b/run?1#2"
+    ckptool.save(checkpoint(), folder, format="shards", max_shard_size="200KB")
+    index = f"{folder}/model.safetensors.index.json"
+    assert ckptool.diff(index, folder).same
+    code, _, err = run("scan", folder)
+    assert (code, "is not there" in err) == (0, False)
+
+
+def test_several_files_go_to_a_folder_of_a_store(memory, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.pth", "b.pth"):
+        ckptool.save(checkpoint(), name)
+    assert run("convert", "a.pth", "b.pth", "--out-dir", "memory://b/dir", "--dry-run")[0] == 0
+    assert not memory.store
+    assert run("convert", "a.pth", "b.pth", "--out-dir", "memory://b/dir")[0] == 0
+    assert names(memory) == ["b/dir/a.pth", "b/dir/b.pth"]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.pth", "b.pth"]
+
+
+def test_an_object_does_not_hide_a_folder_and_a_folder_is_not_hidden(memory):
+    ckptool.save(checkpoint(), "memory://b/m", format="shards", max_shard_size="200KB")
+    ckptool.save(checkpoint(), "memory://b/n", format="torch-zip")
+    before = dict(memory.store)
+    for overwrite in (False, True):
+        with pytest.raises(ckptool.Unwritable, match="is a folder, not a file name"):
+            ckptool.save(checkpoint(), "memory://b/m", format="torch-zip", overwrite=overwrite)
+        with pytest.raises(ckptool.Unwritable, match="is an object, not a folder"):
+            ckptool.save(checkpoint(), "memory://b/n", format="shards", overwrite=overwrite)
+    assert memory.store == before
 
 
 @pytest.mark.parametrize("word", ["s3:/b/x", "ftp://b/x", "xs3://b/x", "/s3://b", "a/hf://b", "org/m"])

@@ -85,6 +85,7 @@ def a_training_checkpoint(folder):
     """Nested, with values that are no tensors, and tensors that are placed as nothing else is."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     whole = torch.arange(3 << 18, dtype=torch.float64).reshape(3, -1, 2)
+    numbers = distribute_tensor(torch.arange(1.0, 17.0).reshape(8, 2) * (1 + 2j), mesh, [Shard(0)])
     state = {
         "epoch": 3,
         "replicated": distribute_tensor(whole, mesh, [Replicate()]),  # so large that its holders divide it
@@ -93,10 +94,13 @@ def a_training_checkpoint(folder):
         "scalar": distribute_tensor(torch.tensor(5), mesh, [Replicate()]),
         "list": [distribute_tensor(torch.arange(3), mesh, [Shard(0)]), "text"],
         "none": distribute_tensor(torch.zeros(0, 4), mesh, [Shard(0)]),
+        "complex": numbers,
         "plain": torch.arange(4.0).mul(1 + dist.get_rank()),  # that of rank 0 counts
     }
-    ckptool.save(state, f"{folder}/training.pth")
+    conjugated = DTensor.from_local(numbers.to_local().conj(), mesh, [Shard(0)], run_check=False)
+    ckptool.save({**state, "conjugated": conjugated}, f"{folder}/training.pth")
     expected = {key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in state.items()} | {
+        "conjugated": torch.arange(1.0, 17.0).reshape(8, 2) * (1 - 2j),
         "list": [torch.arange(3), "text"],
         "plain": torch.arange(4.0),
     }
@@ -117,6 +121,8 @@ def refused(folder):
     lines.append(shared.said(partial(ckptool.save, {"w": term}, target)))
     lines.append(shared.said(partial(ckptool.save, {**state, "x": torch.zeros(2 + rank)}, target)))
     lines.append(shared.said(partial(ckptool.save, {**state, "epoch": rank}, target)))
+    lines.append(shared.said(partial(ckptool.save, state, f"{folder}/refused-{rank}.pth")))
+    assert not os.path.exists(f"{folder}/refused-0.pth")
     there = f"{folder}/there.safetensors"
     if rank == 0:
         torch.save(1, there)

@@ -77,15 +77,16 @@ def test_ranks_write_what_one_process_would(saved, check):
 
 
 def test_what_ranks_would_not_write_alike_is_refused_before_a_byte_is(saved):
-    term, sizes, values, there = saved[0]["refused"]
+    term, sizes, values, names, there = saved[0]["refused"]
     assert term.startswith("w is a sum of which each rank holds one term (")
     assert sizes == "rank 1 has other tensors than rank 0.\n    x [2] float32 on rank 0\n    x [3] float32 on rank 1"
     assert values.startswith(
         "not all ranks would write the same.\nHint: what is no tensor (an epoch, a text) has to be"
     )
+    assert names.startswith("rank 1 names another target than rank 0.\n    refused-0.pth on rank 0\n    refused-1.pth")
     assert "there.safetensors: exists already." in there
     for one in saved[1:]:
-        first = [f"rank 0 failed: {line.splitlines()[0]}" for line in (sizes, values, there)]
+        first = [f"rank 0 failed: {line.splitlines()[0]}" for line in (sizes, values, names, there)]
         assert one["refused"] == [term, *first]
 
 
