@@ -122,11 +122,16 @@ def _read_header(head: bytes, name: str, where: object) -> _Header:
 
 
 def bytes_behind(head: bytes) -> int | None:
-    """How many bytes of values the header in HEAD announces; None for records, and where that cannot be told."""
+    """How many bytes of values the header in HEAD announces; None for records, and where that cannot be told.
+
+    Of an array of objects, which is a pickle, at least so many: numpy counts a pointer for each.
+    """
     try:
         header = _read_header(head, "array", "")
     except CheckpointError:
         return None
+    if re.fullmatch(r"[|]?O\d?", header.code):
+        return 8 * prod(header.shape)
     kind = re.fullmatch(r"[<>|=]?([USVfcMm])(\d{1,9}).*", header.code)
     if header.dtype is None and kind is None:
         return None
