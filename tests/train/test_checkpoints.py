@@ -22,7 +22,7 @@ ALL = ("wrapped", "wrapped:legacy", "wrapped:safetensors", "full", "full:legacy"
 
 @contextmanager
 def full_disk(room=2048):
-    """No file can grow beyond ROOM bytes. (A fixture would hold for the report of the test as well, which may be one.)"""
+    """No file can grow beyond ROOM bytes. (A fixture would hold for the report of the test, too.)"""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
