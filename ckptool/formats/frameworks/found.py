@@ -17,6 +17,24 @@ from ...tree import Dict
 #: Longest name of a tensor. Names are kept in memory, and shown.
 LONGEST_NAME = 1 << 16
 
+#: A type of numpy without its byte order -> the name of the element type.
+NUMPY_TYPES = {
+    "f2": "float16",
+    "f4": "float32",
+    "f8": "float64",
+    "i1": "int8",
+    "i2": "int16",
+    "i4": "int32",
+    "i8": "int64",
+    "u1": "uint8",
+    "u2": "uint16",
+    "u4": "uint32",
+    "u8": "uint64",
+    "b1": "bool",
+    "c8": "complex64",
+    "c16": "complex128",
+}
+
 
 def tensor_at(
     file: File | Window,

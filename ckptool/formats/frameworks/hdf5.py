@@ -24,29 +24,13 @@ from ..base import Format
 from ..tiles import Chunk, assemble
 from . import keras_names
 from .apart import asked
-from .found import checked_shape, named, wrong_size
+from .found import NUMPY_TYPES, checked_shape, named, wrong_size
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CHILD = f"{__package__}.hdf5_child"
 _GZIP, _SHUFFLE, _FLETCHER = 1, 2, 3
 #: Bytes of a chunk, which is undone as a whole.
 _LARGEST_CHUNK = 1 << 28
-_TYPES = {
-    "f2": "float16",
-    "f4": "float32",
-    "f8": "float64",
-    "i1": "int8",
-    "i2": "int16",
-    "i4": "int32",
-    "i8": "int64",
-    "u1": "uint8",
-    "u2": "uint16",
-    "u4": "uint32",
-    "u8": "uint64",
-    "b1": "bool",
-    "c8": "complex64",
-    "c16": "complex128",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +95,7 @@ def _type_of(one: dict[str, Any]) -> DType | None:
     code = str(one["dtype"])
     if code.endswith("V2") and one.get("attributes", {}).get("dtype", "bfloat16") == "bfloat16":
         return BY_NAME["bfloat16"]  # opaque, as Keras stores it
-    return BY_NAME.get(_TYPES.get(code.lstrip("<>|="), ""))
+    return BY_NAME.get(NUMPY_TYPES.get(code.lstrip("<>|="), ""))
 
 
 def _tensor(file: File, offset: int, end: int, one: dict[str, Any], dtype: DType, path: str) -> tuple[int, LazyTensor]:

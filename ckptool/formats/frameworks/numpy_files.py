@@ -28,7 +28,7 @@ from ...tree import List
 from ..base import Draft, Format
 from ..zip.archive import DEFLATED, STORED, Archive, Inflated, Member, open_archive
 from ..zip.layout import Record, lay_out
-from .found import checked_shape, named
+from .found import NUMPY_TYPES, checked_shape, named
 
 _MAGIC = b"\x93NUMPY"
 #: Longest header, as numpy reads it (`max_header_size`).
@@ -39,24 +39,7 @@ _ENDING = ".npy"
 
 _FIELD = r"\s*'(?:descr|fortran_order|shape)'\s*:\s*(?:'[^'\\]*'|True|False|\([\d\s,L]*\))\s*,?"
 _HEADER = re.compile(rf"\{{(?:{_FIELD}){{3}}\s*\}}\s*")
-_TYPES = {
-    "f2": "float16",
-    "f4": "float32",
-    "f8": "float64",
-    "i1": "int8",
-    "i2": "int16",
-    "i4": "int32",
-    "i8": "int64",
-    "u1": "uint8",
-    "u2": "uint16",
-    "u4": "uint32",
-    "u8": "uint64",
-    "b1": "bool",
-    "c8": "complex64",
-    "c16": "complex128",
-    "V2": "bfloat16",
-    "f1": "float8_e5m2",
-}
+_TYPES = {**NUMPY_TYPES, "V2": "bfloat16", "f1": "float8_e5m2"}
 _DESCR = {name: code for code, name in _TYPES.items() if code != "f1"}
 _WORDS = {
     "O": "Python objects, which are a pickle",

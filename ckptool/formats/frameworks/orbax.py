@@ -28,29 +28,13 @@ from ...tensor import LazyTensor, Storage, contiguous_stride, little_endian
 from ..base import FolderFormat
 from ..tiles import Chunk, assemble
 from .flax import flattened
-from .found import checked_shape, lacking, tensor_over
+from .found import NUMPY_TYPES, checked_shape, lacking, tensor_over
 
 _TREE = "_METADATA"
 _STORE = "manifest.ocdbt"
 _LARGEST_JSON = 1 << 28
 _LARGEST_CHUNK = 1 << 30
 _MOST_CHUNKS = 1_000_000
-_TYPES = {
-    "f2": "float16",
-    "f4": "float32",
-    "f8": "float64",
-    "i1": "int8",
-    "i2": "int16",
-    "i4": "int32",
-    "i8": "int64",
-    "u1": "uint8",
-    "u2": "uint16",
-    "u4": "uint32",
-    "u8": "uint64",
-    "b1": "bool",
-    "c8": "complex64",
-    "c16": "complex128",
-}
 _PACKED = ("zstd", "gzip", "zlib")
 
 
@@ -186,7 +170,7 @@ def _array(folder: Folder, name: str) -> tuple[LazyTensor, int]:
     shape, size, order = said.get("shape"), said.get("chunks"), said.get("order")
     packed, filters = said.get("compressor"), said.get("filters")
     code = said.get("dtype")
-    dtype = BY_NAME.get(_TYPES.get(code.lstrip("<>|"), code)) if isinstance(code, str) else None
+    dtype = BY_NAME.get(NUMPY_TYPES.get(code.lstrip("<>|"), code)) if isinstance(code, str) else None
     if dtype is None or dtype.numpy is None:
         raise CannotCarry(f"has values of type {printable(str(code), 40)}, which are not read", where=where)
     how = packed.get("id") if isinstance(packed, dict) else None
