@@ -95,7 +95,7 @@ def hadamard(parts: _Parts, base: LazyTensor) -> tuple[Change, int]:
         kernel = parts.pop(f"hada_t{number}", None)
         rank = b.shape[0] if b.shape else 0
         if kernel is not None:
-            if len(kernel.shape) < 3 or (a.shape[0], b.shape[0]) != kernel.shape[:2]:
+            if len(kernel.shape) < 3 or (*a.shape[:1], *b.shape[:1]) != kernel.shape[:2]:
                 raise Misfit(f"its factors have the shapes {shown(kernel, a, b)}")
             halves.append(_fits(Tucker(factor(kernel), _matrix(a), _matrix(b)), base, shown(kernel, a, b)))
             continue

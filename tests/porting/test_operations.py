@@ -174,7 +174,10 @@ def normed(torch: Any, g: Any, v: Any) -> Any:
 def resampled(torch: Any, x: Any, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Any:
     lead = x.shape[:-2]
     image = x[..., prefix:, :].reshape(-1, h, w, x.shape[-1]).movedim(-1, 1)
-    image = torch.nn.functional.interpolate(image, (new_h, new_w), mode="bicubic", antialias=True)
+    turned = new_w == 1  # torch gives all places of one new column the same value, and those of one row their own
+    size = (new_w, new_h) if turned else (new_h, new_w)
+    image = torch.nn.functional.interpolate(image.mT if turned else image, size, mode="bicubic", antialias=True)
+    image = image.mT if turned else image
     return torch.cat([x[..., :prefix, :], image.movedim(1, -1).reshape(*lead, new_h * new_w, x.shape[-1])], -2)
 
 
