@@ -129,11 +129,9 @@ def test_a_setting_that_cannot_be_merged_is_named(written, tmp_path, settings, s
     assert said in str(refused.value)
 
 
-def test_an_adapter_that_was_never_trained_is_refused(written, tmp_path):
+def test_an_adapter_that_was_never_trained_is_refused(written, tmp_path, torch):
     ckpt = ckptool.open(written / "adapters" / "lora")
     tensors = arrays(ckpt)
-    import torch
-
     zeros = {k: torch.from_numpy(v * 0 if "lora_B" in k else v) for k, v in tensors.items()}
     shutil.copytree(written / "adapters" / "lora", tmp_path / "new")
     ckptool.save(zeros, tmp_path / "new" / "adapter_model.safetensors", overwrite=True)
@@ -141,9 +139,7 @@ def test_an_adapter_that_was_never_trained_is_refused(written, tmp_path):
         ckptool.merge_lora(ckptool.open(written / "bases" / "llama"), tmp_path / "new")
 
 
-def test_a_key_that_no_adapter_has_is_named(written, tmp_path):
-    import torch
-
+def test_a_key_that_no_adapter_has_is_named(written, tmp_path, torch):
     tensors = {k: torch.from_numpy(v) for k, v in arrays(ckptool.open(written / "adapters" / "unet-kohya")).items()}
     ckptool.save(tensors | {"lora_unet_x.odd": torch.zeros(1)}, tmp_path / "odd.safetensors")
     with pytest.raises(CannotCarry, match="holds 1 key that no adapter of a known layout has") as refused:
@@ -151,12 +147,10 @@ def test_a_key_that_no_adapter_has_is_named(written, tmp_path):
     assert "lora_unet_x.odd" in str(refused.value)
 
 
-def test_a_name_with_underscores_that_fits_two_modules_is_refused(written):
+def test_a_name_with_underscores_that_fits_two_modules_is_refused(written, torch):
     base = ckptool.open(written / "bases" / "unet")
     twice = base.state_dict().tensors
     both = {f"one.{key}": t for key, t in twice.items()} | {f"two.{key}": t for key, t in twice.items()}
-    import torch
-
     held = {key: torch.from_numpy(tensor.numpy()) for key, tensor in both.items()}
     with pytest.raises(LookupError, match="fits 2 modules of the base"):
         ckptool.merge_lora(ckptool.from_torch(held), written / "adapters" / "unet-kohya")
