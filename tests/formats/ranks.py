@@ -1,4 +1,4 @@
-"""A run of several processes for the tests: `python ranks.py FOLDER PORT WORLD…`.
+"""A run of several processes for the tests: `python ranks.py FOLDER WORLD…`.
 
 For each number of ranks, trains a small model with FSDP2 on the CPU and saves it in FOLDER/WORLD as
 torch.distributed.checkpoint does: `dcp` with model, optimizer and other values, `hf` as safetensors files of each rank,
@@ -37,11 +37,11 @@ def model():
     return net
 
 
-def run(rank, world, folder, port):
+def run(rank, world, folder):
     warnings.simplefilter("ignore")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+    # they meet over a file: another program may take a port meanwhile
+    dist.init_process_group("gloo", init_method=f"file://{folder}.meeting", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
     net = model()
     for layer in (net[0], net[2], net[3]):
@@ -132,6 +132,5 @@ def load_ours(net, folder):
 
 if __name__ == "__main__":
     # forked, so that torch is imported once
-    for number, world in enumerate(map(int, sys.argv[3:])):
-        place = f"{sys.argv[1]}/{world}"
-        mp.start_processes(run, args=(world, place, int(sys.argv[2]) + number), nprocs=world, start_method="fork")
+    for world in map(int, sys.argv[2:]):
+        mp.start_processes(run, args=(world, f"{sys.argv[1]}/{world}"), nprocs=world, start_method="fork")
