@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 
 SIZES = {"words": 32000, "width": 1024, "hidden": 2816, "layers": 15}
@@ -135,6 +136,10 @@ def loading():
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     import ckptool
+
+    # what ckptool imports when it is first used, as all of torch's is here
+    for name in ("formats.loading", "model_code.building", "porting.applying", "porting.same_names"):
+        import_module(f"ckptool.{name}")
 
     def by_rank_0(model, folder, _):
         def run():
