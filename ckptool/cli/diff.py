@@ -9,6 +9,7 @@ from ..disk.urls import size_of
 from ..reports.comparing import diff as report
 from ..reports.comparing.diff_text import diff_page, diff_text
 from . import launched
+from .help import Command
 from .options import FileName, SideOutput
 from .output import check_side_outputs, fetching, print_json, progress_bar, terminal_width, write_page
 
@@ -28,7 +29,7 @@ class _Tolerance(click.ParamType[float]):
         return number
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("left", type=FileName(), metavar="A")
 @click.argument("right", type=FileName(), metavar="B")
 @click.option("--weights", is_flag=True, help="Compare the weights only, not what else is in the files.")

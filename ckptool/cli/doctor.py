@@ -13,13 +13,14 @@ from ..disk.urls import size_of
 from ..reports.diagnosis import advice, leftovers
 from ..reports.diagnosis import doctor as report
 from ..reports.diagnosis.doctor_text import doctor_text, explanation_text
+from .help import Command
 from .options import FileName
 from .output import fetching, print_json, progress_bar, terminal_width
 
 _LONGEST = 1 << 20
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("file", type=FileName(), metavar="[FILE]", required=False)
 @click.argument("model", type=FileName(), metavar="[MODEL.py]", required=False)
 @click.option("--error", metavar="TEXT", help="An error message to explain; - reads it from stdin.")
@@ -38,7 +39,7 @@ def doctor(
 ) -> int:
     """Say what a file is, what keeps it from loading, and which commands repair it; or what an error message means.
 
-    Exit code 0: nothing is in the way of a plain model on a machine without a GPU. 1: something is. With MODEL.py (or
+    Exit code 0: a plain model can load it, on a machine without a GPU. 1: it found a problem. With MODEL.py (or
     MODEL.py:Name), whose code is run, it also says whether the file fits that model.
 
     \b

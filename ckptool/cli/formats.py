@@ -6,10 +6,11 @@ import click
 
 from ..formats import FOLDERS, FORMATS
 from ..formats.base import AnyFormat, FolderFormat
+from .help import Command
 from .output import print_json
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def formats(as_json: bool) -> None:
     """List the formats that can be read and written, and what each can carry.

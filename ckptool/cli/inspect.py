@@ -17,12 +17,13 @@ from ..disk.runs import SUFFIX
 from ..errors import CheckpointError, NotFound, UnknownFormat, printable
 from ..reports import inspect as report
 from ..reports.inspect_text import inspect_text
+from .help import Command
 from .options import FileName, SideOutput
-from .output import check_side_outputs, collect, fetching, print_json, terminal_width, write_page
+from .output import check_side_outputs, collect, fetching, print_json, say_error, terminal_width, write_page
 from .searching import Search
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, type=FileName(), metavar="FILE…")
 @click.option("--filter", "pattern", metavar="PATTERN", help="Show only the tensors whose key fits.")
 @click.option("--sort", type=click.Choice(["file", "name", "size"]), default="file", help="Order of the lines.")
@@ -78,13 +79,13 @@ def inspect(
             if len(files) == 1 and asked:
                 raise
             status = 2
-            click.echo(f"Error: {error}", err=True)
+            say_error(error)
     for name in unfinished:
         what = f"left out {printable(name, 255)}, which a run of ckptool has not finished"
         click.echo(f"{what}; `ckptool doctor {shell_path(files[0])}` says more", err=True)
     for failure in search.failures:
         status = 2
-        click.echo(f"Error: {failure}", err=True)
+        say_error(failure)
     if not seen and not status:
         left_alone = [not_followed(search.left_alone)] if search.left_alone else []
         raise NotFound("holds no checkpoint", where=files[0], evidence=left_alone)

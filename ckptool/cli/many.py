@@ -19,6 +19,7 @@ from ..disk.addresses import address_of, as_path, is_url
 from ..disk.door import make_directories
 from ..disk.files import is_folder, is_there, reason
 from ..drawing.sizes import size_text
+from ..drawing.styles import paint
 from ..errors import CheckpointError, OutputExists, RuleError, counted, printable
 from ..formats.opening import holds_one
 from . import launched
@@ -165,16 +166,16 @@ def run_each(jobs: Sequence[Job], one: Callable[[dict[str, Any]], Done], command
             what += "; -r looks into folders" if is_folder(job.source) and not holds_one(job.source) else ""
             entries.append({"source": job.source, "error": str(error)})
             if not as_json:
-                click.echo(f"FAILED {printable(job.source)}: {what}", err=True)
+                click.echo(f"{paint('FAILED', 'bad')} {paint(printable(job.source), 'name')}: {what}", err=True)
             continue
         entry = {"source": job.source, "dry_run": dry_run, **plan.as_json()}
         entry |= {"notes": notes} if notes else {}
         entry |= {"renamed": [{"from": a, "to": b} for a, b in renamed]} if renamed and options["verbose"] else {}
         entries.append(entry)
         if not (quiet or as_json):
-            verb = "would write" if dry_run else "wrote"
+            verb = paint("would write" if dry_run else "wrote", "good")
             said = "; ".join([*plan.steps, *(f"LOST, as allowed: {line}" for line in plan.content), *notes])
-            line = f"{verb} {printable(str(plan.path))}: {plan.format}, {size_text(plan.nbytes)}"
+            line = f"{verb} {paint(printable(str(plan.path)), 'name')}: {plan.format}, {size_text(plan.nbytes)}"
             click.echo(f"{line}{f'; {said}' if said else ''}", err=not dry_run)
     if as_json:
         print_json({"ckptool": 1, "command": command, "files": entries, "failed": failed})

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..drawing import styles
 from ..drawing.sizes import size_text
+from ..drawing.styles import paint
 from ..errors import RuleError, counted, printable, without_secrets
 
 if TYPE_CHECKING:
@@ -122,6 +124,11 @@ def print_receipt(
         )
 
 
+def say_error(error: object, *, before: str = "") -> None:
+    """Say on stderr what went wrong: the place, what is wrong, the evidence, and a hint."""
+    click.echo(f"{paint('Error:', 'bad')} {before}{styles.hinted(str(error))}", err=True)
+
+
 def collect(number: int) -> None:
     """Free what is left of the files before the one of this NUMBER: checkpoints hold cycles, and each an open file."""
     if number % 64 == 63 or gc.get_count()[0] > _MANY:
@@ -172,7 +179,8 @@ def print_json(document: dict[str, Any]) -> None:
 
 def _receipt(plan: Plan, renamed: list[tuple[str, str]], dry_run: bool) -> Iterator[str]:
     verb = "would write" if dry_run else "wrote"
-    yield f"{verb} {printable(os.fspath(plan.path))}: {plan.format}, {size_text(plan.nbytes)}, {plan.how}"
+    place = paint(printable(os.fspath(plan.path)), "name")
+    yield f"{paint(verb, 'good')} {place}: {plan.format}, {size_text(plan.nbytes)}, {plan.how}"
     for line in plan.steps:
         yield f"  {line}"
     for old, new in renamed:
@@ -180,7 +188,7 @@ def _receipt(plan: Plan, renamed: list[tuple[str, str]], dry_run: bool) -> Itera
     for line in plan.form:
         yield f"  form: {line}"
     for line in plan.content:
-        yield f"  LOST, as allowed: {line}"
+        yield f"  {paint('LOST, as allowed:', 'warning')} {line}"
     yield from damage(plan)
     for name, count in plan.objects.items():
         yield f"  object kept: {printable(name, 100)} ({count:,}); whoever loads the file runs what it names"
@@ -189,13 +197,19 @@ def _receipt(plan: Plan, renamed: list[tuple[str, str]], dry_run: bool) -> Itera
 def damage(plan: Plan) -> Iterator[str]:
     """The first of the tensors that were written though their checksums are wrong, and how many more there are."""
     lines = plan.damaged
-    yield from (f"  DAMAGED, as allowed: {line}" for line in lines[:_MOST_DAMAGED])
+    yield from (f"  {paint('DAMAGED, as allowed:', 'bad')} {line}" for line in lines[:_MOST_DAMAGED])
     if lines[_MOST_DAMAGED:]:
         yield f"  DAMAGED, as allowed: … and {len(lines) - _MOST_DAMAGED:,} more, which --json lists"
 
 
 def terminal_width() -> int:
-    """Columns to fill: those of the terminal, 120 in a pipe, never less than 60."""
+    """Columns to fill: those of the terminal, never less than 60. Without one (a pipe, a file) lines are not folded."""
     import shutil
 
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
+        return _NOT_FOLDED
     return max(shutil.get_terminal_size((120, 40)).columns, 60)
+
+
+#: More columns than a line has.
+_NOT_FOLDED = 10**6

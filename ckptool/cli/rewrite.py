@@ -30,6 +30,7 @@ from ..passes import envelopes, recipes, values
 from ..passes.optimizers import name_parameters, optimizers_in, without_names
 from ..passes.recipes import Step
 from . import launched, many
+from .help import Command
 from .options import FileName, output_options, writing_options
 from .output import check_side_outputs, fetching, hush, print_receipt, progress_bar
 from .typed import command_as_typed
@@ -241,7 +242,7 @@ def _stdout_file() -> str | None:
     return path.name if path.is_file() else None
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--prefix", default="module.", show_default=True, help="Whole components at the start of the keys.")
 @click.option("--first", is_flag=True, help="Drop the first component of each key, whatever it is.")
 @writing_options
@@ -257,7 +258,7 @@ def strip_prefix(prefix: str, first: bool, **options: Any) -> int:
     return rewrite(_steps({"strip-prefix": prefix, "strip-first": first}), "strip-prefix", options)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--prefix", default="module.", show_default=True, help="Put before each key.")
 @writing_options
 def add_prefix(prefix: str, **options: Any) -> int:
@@ -270,7 +271,7 @@ def add_prefix(prefix: str, **options: Any) -> int:
     return rewrite(_steps({"add-prefix": prefix}), "add-prefix", options)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--rename", "rules", multiple=True, metavar="OLD=NEW", help="A rule; the first that fits a key counts.")
 @click.option("--rules", "rules_file", type=FileName(), metavar="FILE", help="A file with one rule OLD=NEW a line.")
 @writing_options
@@ -291,7 +292,7 @@ def rename(rules: tuple[str, ...], rules_file: str | None, **options: Any) -> in
     return rewrite(_steps({"rename": rules}, rules_file), "rename", options)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--map-location",
     "-m",
@@ -334,7 +335,7 @@ def _pass_options(command: _Command) -> _Command:
     return command
 
 
-@click.command()
+@click.command(cls=Command)
 @_pass_options
 @click.option("--recipe", type=FileName(), metavar="FILE", help="Run the passes of a recipe first, as listed there.")
 @click.option(
@@ -388,7 +389,7 @@ def convert(
     )
 
 
-@click.command()
+@click.command(cls=Command)
 @writing_options
 def extract_weights(**options: Any) -> int:
     """Take the weights out of a checkpoint, and leave everything else behind.
@@ -404,7 +405,7 @@ def extract_weights(**options: Any) -> int:
     return rewrite(_steps({"extract": True}), "extract-weights", options)
 
 
-@click.command()
+@click.command(cls=Command)
 @writing_options
 def clean(**options: Any) -> int:
     """Write a copy that torch.load(weights_only=True) loads: tensors and plain data, and nothing else.
@@ -420,7 +421,7 @@ def clean(**options: Any) -> int:
     return rewrite(_steps({"clean": True}), "clean", options)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--weights", type=click.Choice(["ema", "raw"]), help="Of a moving average and the raw weights, which.")
 @writing_options
 def slim(weights: str | None, **options: Any) -> int:
@@ -436,7 +437,7 @@ def slim(weights: str | None, **options: Any) -> int:
     return rewrite(_steps({"slim": weights or True}), "slim", options)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("sources", type=FileName(), metavar="IN…", nargs=-1, required=True)
 @click.option("--ratios", metavar="R,R,…", help="How much each IN counts: 0.5,0.3,0.2. Else all the same.")
 @output_options

@@ -8,14 +8,15 @@ from ..disk.inside import not_followed
 from ..errors import CheckpointError, counted
 from ..reports.scanning import scan as report
 from ..reports.scanning.scan_text import scan_text
+from .help import Command
 from .options import FileName
-from .output import collect, fetching, print_json, terminal_width
+from .output import collect, fetching, print_json, say_error, terminal_width
 from .searching import Search
 
 _STATUS = {"safe": 0, "unsafe": 1, "unknown": 2}
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, type=FileName(), metavar="FILE…")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only files that are not safe.")
@@ -45,7 +46,7 @@ def scan(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> i
             if len(files) == 1 and asked:
                 raise
             status = 2
-            click.echo(f"Error: {error}", err=True)
+            say_error(error)
             continue
         if not one.checkpoint and not asked:
             skipped += 1
@@ -57,7 +58,7 @@ def scan(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> i
             click.echo(scan_text(one, everything=verbose, width=terminal_width()))
     for failure in search.failures:
         status = 2
-        click.echo(f"Error: {failure}", err=True)
+        say_error(failure)
     left_alone = search.left_alone
     if as_json:
         print_json({"ckptool": 1, "command": "scan", "files": seen, "skipped": skipped, "not_followed": left_alone})

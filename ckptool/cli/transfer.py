@@ -32,8 +32,8 @@ from ..porting.applying import apply, open_source
 from ..porting.mapping import Mapping
 from ..porting.mapping_text import mapping_page, mapping_text
 from ..porting.refusal import require_accepted, require_proof
-from .options import FileName, FormatName, SideOutput, matching_options
-from .output import check_side_outputs, damage, print_json, progress_bar, status_line, write_page
+from .options import FileName, FormatName, SideOutput, matching_options, output_option
+from .output import check_side_outputs, damage, print_json, progress_bar, say_error, status_line, write_page
 from .typed import ALL, WithPatterns, command_as_typed, keyword_arguments
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 @click.command(cls=WithPatterns)
 @click.argument("source", type=FileName(), metavar="SRC")
 @click.argument("model", type=FileName(), metavar="MODEL.py[:NAME]")
-@click.option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write (SRC.NAME.pth if left out).")
-@click.option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`).")
-@click.option("--overwrite", is_flag=True, help="Allow OUT and REPORT to exist.")
-@click.option("--partial-file", is_flag=True, help="Take one shard of several for what it holds.")
-@click.option("-n", "--dry-run", is_flag=True, help="Match and report; write nothing.")
-@click.option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`).")
+@output_option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write (SRC.NAME.pth if left out).")
+@output_option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`).")
+@output_option("--overwrite", is_flag=True, help="Allow OUT and REPORT to exist.")
+@output_option("--partial-file", is_flag=True, help="Take one shard of several for what it holds.")
+@output_option("-n", "--dry-run", is_flag=True, help="Match and report; write nothing.")
+@output_option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`).")
 @click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory.")
 @click.option(
     "--accept-guesses",
@@ -67,13 +67,15 @@ if TYPE_CHECKING:
     help="Keep the model's own initial values where the source has nothing: everywhere, or where it matches.",
 )
 @matching_options
-@click.option("--cast", metavar="TYPE", help="Cast floating point tensors: bf16, fp16, fp32 … (see `ckptool convert`).")
-@click.option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
-@click.option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything.")
-@click.option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
-@click.option("--json", "as_json", is_flag=True, help="Print the mapping as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No report, no progress bar.")
-@click.option("-v", "--verbose", is_flag=True, help="One line for every key, with its evidence.")
+@output_option(
+    "--cast", metavar="TYPE", help="Cast floating point tensors: bf16, fp16, fp32 … (see `ckptool convert`)."
+)
+@output_option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
+@output_option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything.")
+@output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
+@output_option("--json", "as_json", is_flag=True, help="Print the mapping as JSON.")
+@output_option("-q", "--quiet", is_flag=True, help="No report, no progress bar.")
+@output_option("-v", "--verbose", is_flag=True, help="One line for every key, with its evidence.")
 def transfer(source: str, model: str, **options: Any) -> int:
     """Port weights into other model code: find which tensor goes where, and write the model's own state dict.
 
@@ -128,7 +130,7 @@ def transfer(source: str, model: str, **options: Any) -> int:
         written = {"output": None} if plan is None else {"output": str(out), "written": plan.as_json()}
         print_json({"ckptool": 1, "command": "transfer", **mapping.as_json(), **written})
     if refusal is not None:
-        click.echo(f"Error: {refusal}", err=True)
+        say_error(refusal)
         return 1
     if plan is not None and not options["quiet"]:
         click.echo(f"wrote {printable(out)}: {plan.format}, {size_text(plan.nbytes)}, {plan.steps[-1]}", err=True)

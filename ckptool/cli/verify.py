@@ -10,11 +10,12 @@ from ..errors import CheckpointError, RuleError, printable
 from ..reports import verify as report
 from ..reports.verify_text import verify_text
 from . import launched
+from .help import Command
 from .options import FileName, SideOutput
-from .output import check_side_outputs, collect, fetching, print_json, progress_bar, terminal_width
+from .output import check_side_outputs, collect, fetching, print_json, progress_bar, say_error, terminal_width
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, type=FileName(), metavar="FILE…")
 @click.option("--against", type=FileName(), metavar="REF", help="Another file, which should have the same weights.")
 @click.option("--manifest", type=FileName(), metavar="MANIFEST", help="Compare the weights with these digests.")
@@ -78,7 +79,7 @@ def verify(
             if len(files) == 1 or (not error.on_all_ranks and launched.ranks()):
                 raise
             status = 2
-            click.echo(f"Error: {error}", err=True)
+            say_error(error)
             continue
         if not launched.leads():
             continue

@@ -19,12 +19,23 @@ _ATTRIBUTES: dict[Meaning, str] = {
 }
 _ESCAPE = re.compile("\x1b\\[[0-9;]*m")
 _on = False
+_always = False
 
 
-def switch(on: bool) -> None:
-    """Let `paint` paint, or leave text as it is. The command line does so, for reports on a terminal."""
-    global _on
-    _on = on
+def switch(on: bool, *, always: bool = False) -> None:
+    """Let `paint` paint, or leave text as it is: the command line does so, for reports on a terminal.
+
+    Args:
+        on: paint.
+        always: paint what goes into files and pipes, too.
+    """
+    global _on, _always
+    _on, _always = on, always
+
+
+def always() -> bool | None:
+    """Whether colour goes into files and pipes, too, as `click.echo` takes it."""
+    return _always or None
 
 
 def paint(text: str, meaning: Meaning) -> str:
@@ -40,3 +51,9 @@ def plain(text: str) -> str:
 def width_of(text: str) -> int:
     """Columns that TEXT takes."""
     return len(plain(text))
+
+
+def hinted(text: str) -> str:
+    """TEXT of an error with its hint painted."""
+    head, mark, hint = text.rpartition("\nHint: ")
+    return f"{head}\n{paint('Hint:', 'heading')} {paint(hint, 'command')}" if mark else text

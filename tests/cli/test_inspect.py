@@ -108,7 +108,7 @@ def test_what_else_is_in_the_file_is_told(run: Run, files: Files) -> None:
     out = run("inspect", "last.ckpt").out
     for words in ("epoch", "argparse.Namespace", "2 tensors", "args/@state/gpu"):
         assert words in out
-    assert "unpickling would import or call 1 name" in run("inspect", "evil.pth").out
+    assert "loading this file with pickle would import or call 1 name" in run("inspect", "evil.pth").out
 
 
 def test_names_from_a_file_cannot_talk_to_the_terminal(run: Run, tmp_path: Path) -> None:
