@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout, metadata_of, to_plain
+from ..disk.composing import Piece
 from ..disk.documents import through_json
-from ..disk.files import Buffer, Piece
+from ..disk.files import Buffer
 from ..errors import CannotCarry, counted, printable
 from ..tensor import LazyTensor, Storage, contiguous_stride, is_permutation, permuted
 from ..tree import ABSENT, Dict, List

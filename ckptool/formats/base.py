@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, Piece
+from ..disk.composing import Piece
+from ..disk.files import File
 from ..disk.inside import Folder
 from .trainers.plan import Plan
 

@@ -26,8 +26,9 @@ from math import prod
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict, around, from_plain, metadata_of, ties_of, to_plain
+from ..disk.composing import Piece
 from ..disk.documents import read_json, through_json
-from ..disk.files import Buffer, File, FileRange, Piece
+from ..disk.files import Buffer, File, FileRange
 from ..dtypes import BY_SAFETENSORS, DType
 from ..errors import CannotCarry, Malformed, counted, in_words, printable
 from ..inert.other_tensors import as_dense, other_tensor

@@ -13,7 +13,8 @@ from typing import Any
 from ..checkpoint import Checkpoint, settle_ties
 from ..disk.addresses import Url, as_path
 from ..disk.checksums import Damaged
-from ..disk.files import File, FileRange, Piece, StrPath, Tally, beside, files_in, is_computed, shell_path, tallies_in
+from ..disk.composing import Piece, Tally, files_in, is_computed, tallies_in
+from ..disk.files import File, FileRange, StrPath, beside, shell_path
 from ..disk.folders import check_folder, replacing_folder
 from ..disk.targets import check_target, leftover_notes, replacing
 from ..disk.together import Share, write_together

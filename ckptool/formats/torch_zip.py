@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
+from ..disk.composing import Crc32Of, Piece
 from ..disk.documents import read_json
-from ..disk.files import Buffer, Crc32Of, File, FileRange, Piece
+from ..disk.files import Buffer, File, FileRange
 from ..errors import Malformed, UnknownFormat, counted, printable
 from ..inert.decode import check_all
 from ..tensor import Storage

@@ -16,7 +16,8 @@ from math import prod
 from typing import Any
 
 from ...checkpoint import Checkpoint
-from ...disk.files import Buffer, File, FileRange, Source, Zeros
+from ...disk.composing import Zeros
+from ...disk.files import Buffer, File, FileRange, Source
 from ...dtypes import BY_NAME, DType
 from ...errors import CannotCarry, Malformed, counted, printable
 from ...tensor import LazyTensor, Storage, contiguous_stride

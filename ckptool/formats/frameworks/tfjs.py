@@ -14,8 +14,9 @@ from math import prod
 from typing import Any
 
 from ...checkpoint import Checkpoint
+from ...disk.composing import Joined
 from ...disk.documents import read_json
-from ...disk.files import Buffer, File, FileRange, Joined, Source
+from ...disk.files import Buffer, File, FileRange, Source
 from ...disk.inside import Folder
 from ...dtypes import BY_NAME
 from ...errors import CannotCarry, Malformed, counted, printable

@@ -9,7 +9,8 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
-from ...disk.files import Joined, Source
+from ...disk.composing import Joined
+from ...disk.files import Source
 from ...dtypes import BY_NAME, DType
 from ...tensor import LazyTensor, Storage, contiguous_stride
 
