@@ -212,16 +212,20 @@ def _run(argv: list[str] | None) -> int:
         return 141
     except click.ClickException as error:
         if _said_before(error) is not None:
+            _print_failure(argv, error)
             _show_usage(error)
         return 2
     except click.exceptions.Exit as error:
         return error.exit_code
     except CheckpointError as error:
+        _print_failure(argv, error)
         return _say_error(error, str(error))
     except OSError as error:
+        _print_failure(argv, error)
         place = _place_of(error)
         return _say_error(error, f"{place}: {reason(error)}.") if place else _say_unexpected(error)
     except Exception as error:
+        _print_failure(argv, error)
         return _say_unexpected(error)
     finally:
         if (launched := sys.modules.get("ckptool.cli.launched")) is not None:
@@ -244,6 +248,16 @@ def _say_error(error: Exception, text: str) -> int:
     _debug()
     before = _said_before(error)
     return 2 if before is None else _say(before + text, 2)
+
+
+def _print_failure(argv: list[str] | None, error: Exception) -> None:
+    """The document of a command with --json that could do nothing."""
+    words = sys.argv[1:] if argv is None else argv
+    if "--json" in words or "--json-lines" in words:
+        from .documents import print_failure
+
+        with contextlib.suppress(OSError):  # nobody listens
+            print_failure(words, _COMMANDS.__contains__, error)
 
 
 def _show_usage(error: click.ClickException) -> None:

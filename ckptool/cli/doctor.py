@@ -13,9 +13,10 @@ from ..disk.urls import size_of
 from ..reports.diagnosis import advice, leftovers
 from ..reports.diagnosis import doctor as report
 from ..reports.diagnosis.doctor_text import doctor_text, explanation_text
+from .documents import print_json
 from .help import Command
 from .options import FileName
-from .output import fetching, print_json, progress_bar, terminal_width
+from .output import fetching, progress_bar, terminal_width
 
 _LONGEST = 1 << 20
 
@@ -74,9 +75,8 @@ def doctor(
         text = doctor_text(found, everything=verbose, width=width)
         click.echo(("\n" if explained is not None else "") + text)
     if as_json:
-        document = {"ckptool": 1, "command": "doctor"}
         messages = [asdict(one) for one in explained] if explained is not None else None
-        print_json({**document, "messages": messages, **(found.as_json() if found else {})})
+        print_json("doctor", {"messages": messages, **(found.as_json() if found else {})})
     wrong = any(one.trouble for one in explained or ()) if found is None else not found.healthy
     unknown = explained is not None and not explained and found is None
     return 2 if unknown else int(wrong)
@@ -87,7 +87,7 @@ def _remove_leftovers(file: str | None, *, as_json: bool) -> int:
         raise click.UsageError("--remove-leftovers needs FILE, a file or a folder.")
     removed = leftovers.remove_leftovers(file)
     if as_json:
-        print_json({"ckptool": 1, "command": "doctor", "leftovers": [asdict(one) for one in removed]})
+        print_json("doctor", {"leftovers": [asdict(one) for one in removed]})
     else:
         click.echo(leftovers.removal_text(removed))
     return 0 if all(one.removed for one in removed) else 1

@@ -6,8 +6,8 @@ import click
 
 from ..formats import FOLDERS, FORMATS
 from ..formats.base import AnyFormat, FolderFormat
+from .documents import print_json
 from .help import Command
-from .output import print_json
 
 
 @click.command(cls=Command)
@@ -33,7 +33,7 @@ def formats(as_json: bool) -> None:
             }
             for f in every
         ]
-        print_json({"ckptool": 1, "command": "formats", "formats": listed})
+        print_json("formats", {"formats": listed})
         return
     for f in every:
         also = f" (also: {', '.join(f.aliases)})" if f.aliases else ""

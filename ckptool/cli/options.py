@@ -70,8 +70,14 @@ _OUTPUT: tuple[Callable[[Any], Any], ...] = (
         "--save-recipe", type=SideOutput("recipe"), metavar="FILE", help="Write the passes to a file, for --recipe."
     ),
     output_option("--json", "as_json", is_flag=True, help="Print the receipt as JSON."),
+    output_option("--json-lines", "as_lines", is_flag=True, help="Print JSON, a line for each file when it is done."),
     output_option("-q", "--quiet", is_flag=True, help="No receipt, no progress bar."),
     output_option("-v", "--verbose", is_flag=True, help="Also list every key that changes."),
+)
+
+_JSON = (
+    output_option("--json", "as_json", is_flag=True, help="Print one document of JSON."),
+    output_option("--json-lines", "as_lines", is_flag=True, help="Print JSON, a line for each file when it is done."),
 )
 
 #: How `transfer` finds what goes where, and proves it.
@@ -136,6 +142,13 @@ _WRITING: tuple[Callable[[Any], Any], ...] = (
     output_option("-r", "--recursive", is_flag=True, help="Take all checkpoints in folders; with one of these two."),
     *_OUTPUT,
 )
+
+
+def json_options(command: _Command) -> _Command:
+    """--json and --json-lines, of a command that reports on several files."""
+    for decorate in reversed(_JSON):
+        command = decorate(command)
+    return command
 
 
 def writing_options(command: _Command) -> _Command:

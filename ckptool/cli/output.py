@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +15,7 @@ from ..drawing import styles
 from ..drawing.sizes import size_text
 from ..drawing.styles import paint
 from ..errors import RuleError, counted, printable, without_secrets
+from .documents import Documents, print_json
 
 if TYPE_CHECKING:
     from ..formats import Plan
@@ -106,18 +106,22 @@ def print_receipt(
     *,
     command: str,
     as_json: bool,
+    as_lines: bool = False,
     quiet: bool,
     dry_run: bool,
 ) -> None:
     """Say what was written: on stderr, or as JSON on stdout. A dry run is a report, and goes to stdout."""
-    if as_json:
+    if as_json or as_lines:
         shown = without_secrets(source)
-        document = {"ckptool": 1, "command": command, "source": shown, "dry_run": dry_run, **plan.as_json()}
+        document = {"source": shown, "dry_run": dry_run, **plan.as_json()}
         if notes:
             document["notes"] = notes
         if renamed:
             document["renamed"] = [{"from": old, "to": new} for old, new in renamed]
-        print_json(document)
+        if as_lines:
+            Documents(command, as_json=False, as_lines=True).add(document)
+        else:
+            print_json(command, document)
     elif not quiet:
         click.echo(
             "\n".join([*_receipt(plan, renamed, dry_run), *(f"  note: {line}" for line in notes)]), err=not dry_run
@@ -170,11 +174,6 @@ def write_page(page: str, path: str, *, overwrite: bool) -> None:
 
     write_side_output("page", path, page, overwrite=overwrite)
     click.echo(f"wrote {printable(path)}", err=True)
-
-
-def print_json(document: dict[str, Any]) -> None:
-    """One document of JSON on stdout, in ASCII so that no key can talk to the terminal."""
-    click.echo(json.dumps(document, indent=2))
 
 
 def _receipt(plan: Plan, renamed: list[tuple[str, str]], dry_run: bool) -> Iterator[str]:

@@ -107,6 +107,7 @@ def rewrite(
             notes,
             command=command,
             as_json=options["as_json"],
+            as_lines=options["as_lines"],
             quiet=options["quiet"],
             dry_run=options["dry_run"],
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import sys
 import time
@@ -29,6 +28,7 @@ from ..train.config import (
 )
 from ..train.ways import WAYS
 from . import _Terminated
+from .documents import print_json
 from .help import Command, Option
 from .options import FileName
 
@@ -240,7 +240,7 @@ def train(as_json: bool, quiet: bool, **options: Any) -> None:
         click.echo(f"Error: {what}; what was saved before is whole", err=True)
         raise click.exceptions.Exit(130 if interrupted else 143) from None
     if as_json:
-        click.echo(json.dumps(_document(config, done), indent=2))
+        print_json("train", _document(config, done))
     elif not quiet:
         for path in done.files:
             click.echo(f"wrote {path}", err=True)
@@ -264,8 +264,6 @@ def _document(config: Config, done: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
-        "ckptool": 1,
-        "command": "train",
         "task": config.task,
         "strategy": config.strategy,
         "history": [asdict(epoch) for epoch in done.history],

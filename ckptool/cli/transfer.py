@@ -32,8 +32,9 @@ from ..porting.applying import apply, open_source
 from ..porting.mapping import Mapping
 from ..porting.mapping_text import mapping_page, mapping_text
 from ..porting.refusal import require_accepted, require_proof
+from .documents import print_json
 from .options import FileName, FormatName, SideOutput, matching_options, output_option
-from .output import check_side_outputs, damage, print_json, progress_bar, say_error, status_line, write_page
+from .output import check_side_outputs, damage, progress_bar, say_error, status_line, write_page
 from .typed import ALL, WithPatterns, command_as_typed, keyword_arguments
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def transfer(source: str, model: str, **options: Any) -> int:
         plan = _write(recipes.run(made, steps)[0], out, options)
     if options["as_json"]:
         written = {"output": None} if plan is None else {"output": str(out), "written": plan.as_json()}
-        print_json({"ckptool": 1, "command": "transfer", **mapping.as_json(), **written})
+        print_json("transfer", {**mapping.as_json(), **written})
     if refusal is not None:
         say_error(refusal)
         return 1

@@ -102,6 +102,23 @@ def _inspection(
         yield from section(why, [paint(command, "command") for command in commands])
 
 
+def overview(seen: Inspection) -> tuple[str, ...]:
+    """What is in a file, as a row of a table: its name, size and format, its weights, and what is special."""
+    kinds = Counter((t.dtype, t.location, t.kind) for t in seen.tensors)
+    weights = counted(len(seen.tensors), "tensor")
+    if seen.state_dicts:
+        weights += f", {parameters_text(sum(one.parameters for one in seen.state_dicts))}"
+    wrappers = dict.fromkeys(name for one in seen.state_dicts for name in one.wrappers)
+    odd = [printable(name, 20) for name in wrappers]
+    odd += [counted(len(seen.state_dicts), "state dict")] if len(seen.state_dicts) > 1 else []
+    odd += [location for location in _summed(kinds, 1) if location not in ("cpu", "")]
+    odd += ["adapter"] if seen.adapter else []
+    odd += [one.family for one in seen.packed]
+    odd += [paint(f"{counted(len(seen.unsafe), 'name')} beyond plain data", "warning")] if seen.unsafe else []
+    types = ", ".join(printable(name, 20) for name, _ in _summed(kinds, 0).most_common(2))
+    return paint(printable(seen.path), "name"), size_text(seen.bytes), seen.format, weights, types, ", ".join(odd)
+
+
 def _packed(one: PackedReport) -> str:
     """A family of packed weights."""
     how = [f"{one.bits} bits"] if one.bits and str(one.bits) not in one.family else []
