@@ -41,8 +41,8 @@ _HOMES = {
     "merge_lora": "adapters.merging",
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
-        """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
-        NoMatch PartialMatch KeyCollision CannotCarry Doubtful TrainingFailed""".split(),
+        """CheckpointError UnknownFormat Malformed Unreadable NoSuchFile Unwritable OutputExists NotFound Ambiguous
+        RuleError NoMatch PartialMatch KeyCollision CannotCarry Doubtful TrainingFailed""".split(),
         "errors",
     ),
 }
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         KeyCollision,
         Malformed,
         NoMatch,
+        NoSuchFile,
         NotFound,
         OutputExists,
         PartialMatch,
@@ -119,6 +120,7 @@ __all__ = [
     "Malformed",
     "Mapping",
     "NoMatch",
+    "NoSuchFile",
     "NotFound",
     "OutputExists",
     "PartialMatch",

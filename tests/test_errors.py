@@ -1,6 +1,7 @@
 """Every error says where, what, on what evidence, and what helps; and nothing out of a file reaches a terminal raw."""
 
 import inspect
+import os
 import re
 
 import pytest
@@ -74,7 +75,8 @@ def training_failed(path):
 RAISED = {
     "UnknownFormat": unknown_format,
     "Malformed": malformed,
-    "Unreadable": ckptool.open,
+    "Unreadable": lambda path: (os.mkfifo(path), ckptool.open(path)),
+    "NoSuchFile": ckptool.open,
     "Unwritable": unwritable,
     "OutputExists": lambda path: ckptool.save(saved(path, weights()), path),
     "NotFound": lambda path: saved(path, {"epoch": 1}).state_dict(),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ..errors import Malformed, Unreadable
+from ..errors import Malformed, NoSuchFile, Unreadable
 from ..records import record
 from .addresses import StrPath as StrPath
 from .addresses import model_hint
@@ -23,6 +23,7 @@ from .paths import beside as beside
 from .paths import is_file as is_file
 from .paths import is_folder as is_folder
 from .paths import is_there as is_there
+from .paths import near_name_hint
 from .paths import reason as reason
 from .paths import shell_path as shell_path
 from .paths import shell_quote as shell_quote
@@ -62,8 +63,9 @@ class File:
         try:
             self.fd = open_descriptor(path, READING) if descriptor is None else descriptor
         except (OSError, ValueError) as error:
-            hint = model_hint(path) if isinstance(error, FileNotFoundError) else None
-            raise Unreadable(reason(error), where=path, hint=hint) from None
+            if isinstance(error, FileNotFoundError):
+                raise NoSuchFile(reason(error), where=path, hint=model_hint(path) or near_name_hint(path)) from None
+            raise Unreadable(reason(error), where=path) from None
         found = os.fstat(self.fd)
         if not stat.S_ISREG(found.st_mode):
             os.close(self.fd)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import islice
 from pathlib import Path
 
 from ..errors import printable
@@ -69,3 +70,23 @@ def reason(error: BaseException) -> str:
     """What the operating system says, in lower case and without the number."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return text[:1].lower() + text[1:]
+
+
+def near_name_hint(path: StrPath) -> str | None:
+    """The name that was meant, where PATH is absent and one much like it is beside it: `did you mean model.pth?`."""
+    place = Path(os.fspath(path))
+    try:
+        with os.scandir(place.parent) as entries:
+            names = [entry.name for entry in islice(entries, _LOOKED_AT)]
+    except (OSError, ValueError):
+        return None
+    from difflib import get_close_matches
+
+    folded = {name.lower(): name for name in sorted(names, reverse=True)}
+    near = get_close_matches(place.name.lower(), folded, 1, 0.75)
+    near = near or [name for name in folded if Path(name).stem == place.name.lower()][:1]
+    return f"did you mean {shell_path(place.parent / folded[near[0]])}?" if near else None
+
+
+#: Names of a folder that are compared with one that is absent.
+_LOOKED_AT = 2000

@@ -89,7 +89,12 @@ def named_format(name: str) -> AnyFormat:
         if name.lower() in (format_.name, *format_.aliases):
             return format_
     known = ", ".join(format_.name for format_ in _ALL if format_.draft)
-    raise RuleError(f"there is no format {printable(name)!r}; there are {known}", where="--to", hint="ckptool formats")
+    from difflib import get_close_matches
+
+    names = {alias: format_.name for format_ in _ALL if format_.draft for alias in (format_.name, *format_.aliases)}
+    near = get_close_matches(name.lower(), names, 1)
+    hint = f"-t {names[near[0]]}" if near else "ckptool formats"
+    raise RuleError(f"there is no format {printable(name)!r}; there are {known}", where="--to", hint=hint)
 
 
 def format_of(ckpt: Checkpoint) -> AnyFormat | None:

@@ -74,7 +74,9 @@ def test_what_it_says_to_type_mends_the_file(run: Run, files: Files) -> None:
 
 def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Files) -> None:
     document = json.loads(run("doctor", "dp.pth", "--error", ERROR, "--json").out)
-    assert set(document) == {"ckptool", "command", "messages", "healthy", "path", "kind", "findings", "cure", "fit"}
+    assert set(document) == {
+        "ckptool", "command", "messages", "healthy", "path", "kind", "findings", "cure", "fit", "errors",
+    }  # fmt: skip
     assert set(document["findings"][0]) == {"name", "what", "trouble", "commands", "actions"}
     assert document["messages"][0]["name"] == "module-unexpected"
     assert document["healthy"] is False
