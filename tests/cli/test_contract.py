@@ -92,7 +92,7 @@ def test_starting_imports_neither_torch_nor_numpy_nor_rich(files: dict[str, Path
 @pytest.mark.parametrize(
     ("args", "most", "without"),
     [
-        ("--help", 8, "checkpoint disk.files formats"),
+        ("--help", 12, "checkpoint disk.files formats"),
         ("inspect dp.pth", 95, "passes.recipes disk.writing formats.saving ranks.group"),
         (
             "strip-prefix dp.pth out.pth -q",
