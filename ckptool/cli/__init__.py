@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..disk.files import reason
+from ..disk.paths import reason
 from ..drawing import styles
 from ..errors import CheckpointError, counted, printable
 from ..starting import ENDING

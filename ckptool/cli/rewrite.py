@@ -25,8 +25,7 @@ from ..errors import PartialMatch, RuleError, printable
 from ..formats.opening import require_whole
 from ..formats.trainers.alone import alone
 from ..keys import Rename, parse_rules
-from ..passes import by_key as passes
-from ..passes import envelopes, recipes, values
+from ..passes import recipes
 from ..passes.optimizers import name_parameters, optimizers_in, without_names
 from ..passes.recipes import Step
 from . import launched, many
@@ -178,6 +177,8 @@ def _planned(how: _How, options: dict[str, Any]) -> tuple[formats.Plan, list[tup
     split = formats.split_of(how.max_shard_size, how.variant)
     chosen = formats.target_format(ckpt, target, options["format_"], split)
     if at is not None and not chosen.pickles and ckpt.at is None:
+        from ..passes import envelopes
+
         ckpt = envelopes.extract(ckpt, at=at)  # it holds one set of tensors, and these were named
     if chosen.flat and any(step.name == "wrap" for step in how.steps):
         what = f"{chosen.name} holds one flat set of tensors, and no key around them"
@@ -201,7 +202,9 @@ def _planned(how: _How, options: dict[str, Any]) -> tuple[formats.Plan, list[tup
 def _typed_instead(instead: Sequence[str]) -> str:
     """The command as it was typed, with the options INSTEAD of the prefix."""
     typed = command_as_typed(without=("--strip-prefix", "--prefix"), swapped={"strip-prefix": "convert"})
-    return passes.told_instead(" ".join([typed, *(shell_quote(word, 200) for word in instead)]))
+    from ..passes.by_key import told_instead
+
+    return told_instead(" ".join([typed, *(shell_quote(word, 200) for word in instead)]))
 
 
 def _target(options: dict[str, Any]) -> str:
@@ -331,7 +334,7 @@ def _pass_options(command: _Command) -> _Command:
                 command = _BESIDE[name](command)
             words = [f"--{name}", *([one.letter] if one.letter else [])]
             kind: dict[str, Any] = {"is_flag": True} if one.kind == "flag" else {"metavar": one.metavar}
-            kind |= {"type": click.Choice(values.TIES)} if one.kind == "ties" else {}
+            kind |= {"type": click.Choice(recipes.TIES)} if one.kind == "ties" else {}
             command = click.option(*words, multiple=one.kind == "texts", help=one.help, **kind)(command)
     return command
 
@@ -459,6 +462,8 @@ def average(sources: tuple[str, ...], ratios: str | None, **options: Any) -> int
     opened = [formats.open(source) for source in sources]
     for one in opened if not options["partial_file"] else ():
         require_whole(one)
+    from ..passes import values
+
     mean = values.average(opened, ratios=numbers, at=options["at"])
     options |= {"source": sources[-1], "target": None, "in_place": False, "at": None}
     return rewrite([], "average", options, opener=lambda _: mean)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..checkpoint import Checkpoint
 from ..disk.addresses import StrPath, as_path, is_url
@@ -11,16 +12,24 @@ from ..disk.files import File, is_folder, shell_path
 from ..disk.inside import Folder
 from ..disk.urls import folder_of, look, open_file
 from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, counted, printable
+from ..lazy import later
 from ..tree import Dict
-from . import dcp, sharded
+from . import sharded
 from ._choice import FOLDERS, detect_file, detect_folder, find_format, named_format
-from ._salvage import Salvage
-from ._salvage import salvage as salvage_file
 from .base import Wanted
 from .frameworks.tensor_roles import told_by_writer
-from .trainers import megatron, rank_files, zero_files
+from .trainers import zero_files
 from .trainers.alone import noted, part_of_run
 from .trainers.plan import parse_plan
+
+if TYPE_CHECKING:
+    from . import dcp
+    from ._salvage import Salvage
+    from .trainers import megatron, rank_files
+else:  # not waited for where a file is opened
+    dcp = later(".dcp", __package__)
+    megatron = later(".trainers.megatron", __package__)
+    rank_files = later(".trainers.rank_files", __package__)
 
 
 def detect(path: StrPath) -> str:
@@ -149,6 +158,8 @@ def salvage(path: StrPath) -> Salvage:
         Malformed: what says which tensors there are is itself lost, so nothing can be saved.
         Unreadable: it cannot be opened.
     """
+    from ._salvage import salvage as salvage_file
+
     file = open_file(path)
     try:
         found = salvage_file(file)

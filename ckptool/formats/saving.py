@@ -8,27 +8,31 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint, settle_ties
 from ..disk.addresses import Url, as_path
 from ..disk.checksums import Damaged
 from ..disk.composing import Piece, Tally, files_in, is_computed, tallies_in
 from ..disk.files import File, FileRange, StrPath, beside, shell_path
-from ..disk.folders import check_folder, replacing_folder
 from ..disk.targets import check_target, leftover_notes, replacing
-from ..disk.together import Share, write_together
 from ..disk.writing import room_for, write_pieces
 from ..drawing.sizes import size_text
 from ..errors import CannotCarry, CheckpointError, Malformed, OutputExists, RuleError, counted
 from ..inert.allowed import beyond_plain_data
-from ..ranks import Group, balance
+from ..lazy import later
 from . import torch_zip
 from ._checks import Checks
 from ._choice import split_of, target_format
 from ._folder import is_part, left_beside, may_go
 from ._refusals import live_objects, loss_of_content, require_proportion, require_readable
 from .base import Draft, Format
+
+if TYPE_CHECKING:
+    from ..disk import folders, together
+    from ..ranks import Group
+else:  # one process that writes one file needs neither
+    folders, together = later("..disk.folders", __package__), later("..disk.together", __package__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +249,7 @@ def check(planned: Plan, *, overwrite: bool = False, backup: str | None = None) 
         check_target(planned.path, overwrite=overwrite, backup=backup)
         return
     names, replaced = list(planned.draft.folder), planned.replaced
-    check_folder(planned.path, overwrite=overwrite, names=names, replaced=replaced, backup=backup)
+    folders.check_folder(planned.path, overwrite=overwrite, names=names, replaced=replaced, backup=backup)
 
 
 def write(
@@ -293,7 +297,7 @@ def _write(planned: Plan, overwrite: bool, backup: str | None, progress: Callabl
     unchanged = partial(_require_unchanged, inputs, replaced)
     notes: list[str] = []
     if folder:
-        notes = replacing_folder(
+        notes = folders.replacing_folder(
             planned.path,
             folder,
             overwrite=overwrite,
@@ -344,7 +348,7 @@ def _write_together(
         raise RuleError(what, where=planned.path, hint="name a folder on it, or start one process")
     inputs = files_in(chain(draft.pieces, *draft.folder.values()))
     replaced = _among(inputs, planned.path)
-    notes, shares = write_together(
+    notes, shares = together.write_together(
         planned.path,
         draft.folder or {None: draft.pieces},
         ranks,
@@ -368,8 +372,10 @@ def _write_together(
     return [*notes, rates(shares)]
 
 
-def rates(shares: Sequence[Share]) -> str:
+def rates(shares: Sequence[together.Share]) -> str:
     """How fast each of several ranks was, in a line."""
+    from ..ranks import balance
+
     each = [f"{size_text(round(one.bytes / one.seconds)) if one.bytes else '0 bytes'}/s" for one in shares]
     shown = each if len(each) <= _MOST_RATES else [*each[:_MOST_RATES], "…"]
     heaviest = balance([one.bytes for one in shares])

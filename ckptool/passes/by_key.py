@@ -24,7 +24,6 @@ from ..inert.other_tensors import OtherTensor, others_in
 from ..keys import Pattern, Rename
 from ..tensor import LazyTensor
 from ..tree import rebuild
-from . import cleaning
 from ._plain import Missing, on_plain_dicts_too
 from ._words import changeable, few, key_evidence, prefix_hint, rename_hint, rename_instead, told_instead, within
 from .rekeying import rekey
@@ -263,6 +262,8 @@ def clean(ckpt: Checkpoint) -> Checkpoint:
     attributes or items become dicts and lists; numpy arrays become tensors, whole models their state dicts. Functions
     and what would have to be run are left out. Every change is a line of the history.
     """
+    from . import cleaning
+
     root, changes = cleaning.clean(ckpt.root, ckpt.where)
     folded: dict[tuple[str, str, str], list[str]] = {}
     for change in changes:

@@ -89,6 +89,36 @@ def test_starting_imports_neither_torch_nor_numpy_nor_rich(files: dict[str, Path
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.parametrize(
+    ("args", "most", "without"),
+    [
+        ("--help", 12, "checkpoint disk.files formats"),
+        ("inspect dp.pth", 95, "passes.recipes disk.writing formats.saving ranks.group"),
+        (
+            "strip-prefix dp.pth out.pth -q",
+            95,
+            "reports ranks.group disk.together disk.folders formats.dcp formats.frameworks.hdf5 "
+            "formats.frameworks.onnx formats.one_a_rank passes.dequantizing passes.values passes.cleaning",
+        ),
+    ],
+)
+def test_a_command_waits_for_no_more_modules_than_it_needs(
+    files: dict[str, Path], args: str, most: int, without: str
+) -> None:
+    script = (
+        "import sys; from ckptool.cli import main\n"
+        f"try: main({args.split()!r})\n"
+        "except SystemExit as left: assert not left.code\n"
+        "print(*(name for name in sys.modules if name.startswith('ckptool.')), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=files["dp.pth"].parent, capture_output=True, text=True, check=True
+    )
+    loaded = {name.removeprefix("ckptool.") for name in done.stderr.split()}
+    assert not set(without.split()) & loaded
+    assert len(loaded) <= most, sorted(loaded)
+
+
 @pytest.mark.parametrize(("args", "code"), [("--version", 0), ("inspect missing.pth", 2)])
 def test_what_was_printed_and_what_is_to_be_done_at_exit_is_not_lost(tmp_path: Path, args: str, code: int) -> None:
     script = (
