@@ -55,18 +55,34 @@ class SideFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a tensor is in the framework that wrote it, where the file says so.
+    """What a tensor is in the framework that wrote it, as far as the file tells.
+
+    Letters of `axes`, one for each dimension of the tensor as it is shown:
+
+        I    inputs; of a convolution in groups those of one group, so that a depthwise kernel has one
+        O    outputs
+        M    outputs for each input of a depthwise convolution ("HWIM": output i * M + m comes from input i)
+        D, H, W    depth, height, width
+        V    entries of a table that are looked up
+        N    a stack of several that are alike: experts, directions
+
+    A letter that stands twice ("IOO", the heads of an attention) is one axis that is divided, its slow part first.
 
     Attributes:
-        layer: the kind of layer ("Conv2D"), or "".
-        part: what it is there ("kernel"), or "".
-        axes: a letter for each dimension ("HWIO", "IO"), or "". I are inputs, O outputs, D depth, H height, W width,
-            M the outputs for each input of a depthwise convolution.
+        layer: the kind of layer or operator, in the framework's own word ("Conv2D", "Gemm"), or "".
+        part: what it is there, in the words of Keras, whatever the framework says: "kernel", "recurrent_kernel",
+            "depthwise_kernel", "pointwise_kernel", "bias", "embeddings", "gamma" (the factor of a norm), "beta" (what a
+            norm adds), "moving_mean", "moving_variance", "alpha" (slopes); or "".
+        axes: see above; "" where they are not known, and for tensors of one dimension.
+        told_by: what it was told by: "operator" (the operator of the graph that takes it), "class" (the class of its
+            layer, as the file gives it), or "name" (its name and its number of dimensions, by what the framework's
+            layers call their weights: then a layer of a program's own may mean another thing by that name).
     """
 
     layer: str = ""
     part: str = ""
     axes: str = ""
+    told_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +109,10 @@ class Checkpoint:
         part_of: what this file is a part of ("shard 1 of 3 of a checkpoint in several files"); "" for the whole.
         sealed: why the whole cannot be written to a pickle, nor its keys changed ("is a TorchScript archive: …"); ""
             if it can. Extracting the weights takes them out.
-        framework: the framework that wrote it, where the file says so: "keras", "flax"; "" if it does not, or is torch.
-        roles: what each tensor is there, by its key in the file, as far as the file says.
+        framework: the framework that wrote it, where the file says so: "keras", "tensorflow", "tensorflow.js", "flax",
+            "orbax", "equinox", "onnx", "mlx", "paddle", "llama.cpp", "numpy", "joblib"; "" if it does not, or is torch.
+        roles: what each tensor is there, by its key in its state dict, as far as the file tells (see `Role`). Passes
+            that rename keys rename these.
     """
 
     root: Any

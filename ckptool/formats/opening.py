@@ -17,6 +17,7 @@ from ._choice import FOLDERS, detect_file, detect_folder, find_format, named_for
 from ._salvage import Salvage
 from ._salvage import salvage as salvage_file
 from .base import Wanted
+from .frameworks.tensor_roles import told_by_writer
 from .trainers import megatron, rank_files, zero_files
 from .trainers.alone import noted, part_of_run
 from .trainers.plan import parse_plan
@@ -60,7 +61,7 @@ def open(
     try:
         place = as_path(path)
         if sharded.is_index(place.name) and not is_folder(place):
-            return sharded.open_index(folder_of(place), place.name)
+            return told_by_writer(sharded.open_index(folder_of(place), place.name))
         if place.name == ".metadata" and dcp.fits(folder := folder_of(place)):
             return dcp.FORMAT.open(folder)
         if place.suffix == ".distcp":
@@ -71,7 +72,7 @@ def open(
             )
         file = look(place)
         if isinstance(file, Folder):
-            return _open_folder(file, format, Wanted(with_optimizer, parse_plan(parts or {})))
+            return told_by_writer(_open_folder(file, format, Wanted(with_optimizer, parse_plan(parts or {}))))
         chosen = find_format(format) if format else detect_file(file)
         ckpt = _with_notes(chosen.open(file), file)
         part = sharded.shard_of(place.name)
@@ -125,7 +126,7 @@ def require_whole(ckpt: Checkpoint, command: Callable[[str], str] | None = None)
 def _with_notes(ckpt: Checkpoint, file: File) -> Checkpoint:
     """The checkpoint in FILE, with the notes of FILE: for reports, and for the receipt of whatever is made of it."""
     ckpt = noted(ckpt) if isinstance(ckpt.root, Dict) and ckpt.format.startswith("torch") else ckpt
-    return replace(ckpt, warnings=(*ckpt.warnings, *file.notes)).noting(*file.notes)
+    return told_by_writer(replace(ckpt, warnings=(*ckpt.warnings, *file.notes)).noting(*file.notes))
 
 
 def _open_folder(folder: Folder, format: str | None, wanted: Wanted) -> Checkpoint:

@@ -38,8 +38,6 @@ from .base import Draft, Format
 from .beginnings import LARGEST_HEADER, is_safetensors
 
 _NOTE = "ckptool"
-#: What writers other than torch's call themselves.
-_FRAMEWORKS = {"mlx": "mlx", "flax": "flax", "tf": "tensorflow", "np": "numpy"}
 
 
 def sniff(head: bytes, file: object = None) -> bool:
@@ -93,7 +91,6 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
         order_preserved=in_order,
         warnings=() if in_order else (lost,),
         tied_names=tuple(tied),
-        framework=_FRAMEWORKS.get(metadata.get("format", ""), ""),
     )
 
 

@@ -65,7 +65,8 @@ def rekey(ckpt: Checkpoint, path: str, node: Mapped, renamed: Mapping[str, str |
         instead |= followed.instead
         notes = [*followed.lines, *_named_elsewhere(ckpt.root, path, changed, followed.within)]
     notes = [note for note in notes if note not in ckpt.history]  # of several passes, each would say it
-    return replace(ckpt, root=rebuild(ckpt.root, instead=instead), history=(*ckpt.history, *notes))
+    roles = {**ckpt.roles, **{new: ckpt.roles[old] for old, new in renamed.items() if new and old in ckpt.roles}}
+    return replace(ckpt, root=rebuild(ckpt.root, instead=instead), history=(*ckpt.history, *notes), roles=roles)
 
 
 def _kept_together(ckpt: Checkpoint, node: Mapped, renamed: Mapping[str, str | None]) -> Mapping[str, str | None]:

@@ -56,6 +56,7 @@ def _inspection(
     stats: Sequence[Statistics | None] | None,
 ) -> Iterator[Part]:
     by = f", saved by {seen.training.framework}" if seen.training.framework else ""
+    by += f", written by {seen.framework}" if seen.framework and seen.framework != seen.format else ""
     yield f"{paint(printable(seen.path), 'name')}: {seen.format}, {size_text(seen.bytes)}{by}"
     inside: dict[str | None, list[TensorReport]] = {}
     for t in seen.tensors:
@@ -222,12 +223,13 @@ def _modules(
     shown: dict[tuple[object, ...], tuple[str, str]] = {}  # of the few kinds of tensors that there are
     for t in tensors:
         module, _, leaf = (t.key or "").rpartition(".")
-        kind = leaf, t.dtype, t.location, t.kind, *t.shape
+        axes = t.role.axes if everything and t.role is not None else ""
+        kind = leaf, t.dtype, t.location, t.kind, axes, *t.shape
         leaf_and_text = shown.get(kind)
         if leaf_and_text is None:
             unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
             unusual += [t.kind] if t.kind != "dense" else []
-            leaf_and_text = shown[kind] = leaf, " ".join([str(t.shape), *unusual])
+            leaf_and_text = shown[kind] = leaf, " ".join([str(t.shape), *([axes] if axes else []), *unusual])
         if module in leaves:
             leaves[module].append(leaf_and_text)
             sizes[module] += t.bytes

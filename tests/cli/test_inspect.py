@@ -22,7 +22,7 @@ def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Fil
     (file,) = document["files"]
     assert set(file) == {
         "path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings", "stored", "used", "slim",
-        "training", "adapter", "packed",
+        "training", "adapter", "packed", "framework",
     }  # fmt: skip
     assert file["training"]["progress"] == [["epoch", "3"]]
     assert (file["path"], file["format"]) == ("last.ckpt", "torch-zip")
@@ -45,6 +45,7 @@ def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Fil
         "requires_grad": False,
         "kind": "dense",
         "state_dict": "state_dict",
+        "role": None,
     }
     outside = [t for t in file["tensors"] if t["key"] is None]
     assert [t["path"] for t in outside] == ["optimizer/state/0/step", "optimizer/state/0/exp_avg"]
