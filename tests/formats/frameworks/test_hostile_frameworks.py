@@ -11,7 +11,7 @@ import pytest
 import ckptool
 from ckptool.disk.files import FileRange, Joined
 from ckptool.errors import Ambiguous, CheckpointError, Malformed, RuleError
-from ckptool.formats.frameworks.leveldb_table import crc32c
+from ckptool.formats.frameworks.filtered_chunks import crc32c
 from ckptool.formats.frameworks.tensorflow import slice_key
 
 HERE = Path(__file__).parents[3] / "fixtures" / "frameworks"
