@@ -17,7 +17,7 @@ from ._choice import FOLDERS, detect_file, detect_folder, find_format, named_for
 from ._salvage import Salvage
 from ._salvage import salvage as salvage_file
 from .base import Wanted
-from .trainers import megatron, rank_files, zero_files
+from .trainers import megatron, rank_series, zero_files
 from .trainers.alone import noted, part_of_run
 from .trainers.plan import parse_plan
 
@@ -91,7 +91,7 @@ def holds_one(path: StrPath) -> bool:
     folder = Folder(path)
     if dcp.fits(folder) or any(sharded.is_index(name) or sharded.shard_of(name) for name in folder.names):
         return True
-    return zero_files.fits(folder) or megatron.fits(folder) or rank_files.fill(folder)
+    return zero_files.fits(folder) or megatron.fits(folder) or rank_series.fill(folder)
 
 
 def require_whole(ckpt: Checkpoint, command: Callable[[str], str] | None = None) -> None:
