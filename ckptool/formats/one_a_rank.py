@@ -13,7 +13,8 @@ from ..disk.inside import Folder
 from ._folder import FolderOrigin, origin_in
 from .base import FolderFormat, Wanted
 from .trainers import megatron, zero, zero_files
-from .trainers.rank_files import NAME, fits, open_ranks, series_in
+from .trainers.rank_files import NAME, open_ranks
+from .trainers.rank_series import fits, series_in
 
 
 def open_folder(folder: Folder, wanted: Wanted | None = None) -> Checkpoint:

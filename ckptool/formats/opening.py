@@ -25,11 +25,11 @@ from .trainers.plan import parse_plan
 if TYPE_CHECKING:
     from . import dcp
     from ._salvage import Salvage
-    from .trainers import megatron, rank_files
+    from .trainers import megatron, rank_series
 else:  # not waited for where a file is opened
     dcp = later(".dcp", __package__)
     megatron = later(".trainers.megatron", __package__)
-    rank_files = later(".trainers.rank_files", __package__)
+    rank_series = later(".trainers.rank_series", __package__)
 
 
 def detect(path: StrPath) -> str:
@@ -101,7 +101,7 @@ def holds_one(path: StrPath) -> bool:
     folder = Folder(path)
     if dcp.fits(folder) or any(sharded.is_index(name) or sharded.shard_of(name) for name in folder.names):
         return True
-    return zero_files.fits(folder) or megatron.fits(folder) or rank_files.fill(folder)
+    return zero_files.fits(folder) or megatron.fits(folder) or rank_series.fill(folder)
 
 
 def require_whole(ckpt: Checkpoint, command: Callable[[str], str] | None = None) -> None:

@@ -172,7 +172,7 @@ class TestPlan:
         assert torch.equal(found["w"], whole)
         assert torch.equal(found["b"], torch.ones(2))
 
-    @pytest.mark.parametrize("said", ["first", -1, 1.5, None, True, "0/", [0]])
+    @pytest.mark.parametrize("said", ["first", -1, 1.5, None, True, "0/", [-1], ["a"], [True], {}])
     def test_what_is_no_dimension_is_refused(self, tmp_path, said):
         torch.save({"w": torch.ones(2)}, tmp_path / "model_rank_0.pt")
         with pytest.raises(RuleError, match="it can be a dimension"):
