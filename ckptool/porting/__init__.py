@@ -14,9 +14,10 @@ The words of this package, in the order in which a port meets them:
     scope        a module around units, matched with one of the other side, in which the units are looked for.
     look-alikes  units of equal shapes, of which only names, orders and neighbours tell which is which.
     evidence     what told a unit from its look-alikes: a name, an order, the modules around it.
-    doubt        why something is not certain, as a sentence, and as data what it is about (`doubts`).
+    question     what a rule is not sure of: a reason, which is a sentence, and options (`questions`).
+    option       what else it may be: another unit, or another expression for the same tensor (also called a rival).
+    doubt        the sentence of a question that nothing has answered.
     guess        an entry with a doubt. Nothing is loaded from a guess unless the user accepts it.
-    rival        another expression for the same tensor that may be the right one.
     mapping      the result: an entry for each key of the target, mapped, guessed or unmapped (`mapping`).
     proof        both models run on the same inputs: equal outputs settle doubts (`prove`). A run of it is a trial.
 """

@@ -38,6 +38,7 @@ from . import ranges
 from .expression import Expr, Shape
 from .forms.pieces import substituted
 from .mapping import Entry, Mapping
+from .questions import Reason, ask
 from .ranges import Line
 
 _VERSION = 1
@@ -257,7 +258,7 @@ def _lines(document: dict[str, Any], path: StrPath) -> Iterator[Line]:
 def _entries(line: Line, path: StrPath) -> Iterator[Entry]:
     for key, text in ranges.written_out(line, path):
         if text is None:
-            yield Entry(key, (), "unmapped", doubts=("the mapping file leaves it",))
+            yield Entry(key, ()).asking(ask(Reason.LEFT_BY_FILE))
             continue
         guess = re.fullmatch(r"guess\((.*)\)", text, re.DOTALL)
         try:
@@ -265,9 +266,9 @@ def _entries(line: Line, path: StrPath) -> Iterator[Entry]:
         except RuleError as error:
             raise Malformed(f"{printable(key)}: {error.what}", where=path, evidence=error.evidence) from None
         if guess:
-            yield Entry(key, (), "guessed", expr, "the mapping file", ("the mapping file calls it a guess",))
+            yield Entry(key, (), expr, "the mapping file").asking(ask(Reason.CALLED_A_GUESS))
         else:
-            yield Entry(key, (), "mapped", expr, "the mapping file")
+            yield Entry(key, (), expr, "the mapping file")
 
 
 def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) -> Mapping:
@@ -288,7 +289,7 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
         )
     entries = []
     for wanted in target.entries.values():
-        blank = Entry(wanted.key, wanted.shape, "unmapped", dtype=wanted.dtype, parameter=wanted.parameter)
+        blank = Entry(wanted.key, wanted.shape, dtype=wanted.dtype, parameter=wanted.parameter)
         found = known.get(wanted.key)
         if found is not None and found.expr is not None:
             if all(key in shapes for key in found.expr.keys()):  # noqa: SIM118
@@ -304,9 +305,9 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
         elif found is None and (
             wanted.key.endswith("num_batches_tracked") or (wanted.parameter is False and "running_" not in wanted.key)
         ):
-            entries.append(replace(blank, status="mapped", default=True, evidence="computed by the model itself"))
+            entries.append(replace(blank, default=True, evidence="computed by the model itself"))
         else:
-            entries.append((found and replace(blank, doubts=found.doubts)) or blank)
+            entries.append((found and replace(blank, questions=found.questions)) or blank)
     made = replace(mapping, target=target.name, source_shapes=shapes, metadata=target.metadata)
     return made.with_entries(entries)
 
@@ -359,7 +360,7 @@ def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
         if expr is None:
             lost.append(key)
         else:
-            entries.append(Entry(key, shapes[key], "mapped", expr, "the mapping, inverted"))
+            entries.append(Entry(key, shapes[key], expr, "the mapping, inverted"))
     found_again = {e.target for e in entries}
     lost = [key for key in dict.fromkeys(lost) if key not in found_again]
     if lost:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sides import pairing, signature, wanted
+from sides import guess, pairing, signature, wanted
 
 from ckptool.errors import Malformed, OutputExists, RuleError, Unreadable
 from ckptool.porting import expression as ex
@@ -59,9 +59,9 @@ def test_blocks_are_one_line_however_many(tmp_path: Path) -> None:
 
 def test_doubts_come_first_with_their_rivals_ready_to_be_uncommented(tmp_path: Path) -> None:
     entries = (
-        Entry("a.weight", (4,), "mapped", ex.of("x.weight")),
-        Entry("b.weight", (4,), "guessed", ex.of("y.weight"), "", ("two fit",), (ex.of("z.weight"),)),
-        Entry("c.weight", (4,), "unmapped"),
+        Entry("a.weight", (4,), ex.of("x.weight")),
+        guess("b.weight", (4,), ex.of("y.weight"), (ex.of("z.weight"),)),
+        Entry("c.weight", (4,)),
     )
     text = mapping_file.text_of(Mapping(entries, ()))
     lines = text.splitlines()
@@ -108,8 +108,8 @@ def test_doubts_are_settled_by_editing_single_lines(tmp_path: Path, rival: bool)
     """Each line that is ready to be uncommented works when it is, whatever the keys are called."""
     odd = 'encoder/layers.0 #1: "x"'
     entries = (
-        *(Entry(f"b.{n}.w", (4,), "guessed", ex.of(f"y.{n}.w"), "", ("two fit",), (ex.of(odd),)) for n in range(3)),
-        Entry("no", (4,), "guessed", ex.of(odd), "", ("two fit",), (ex.parse("cat(0, y.0.w, null)"),)),
+        *(guess(f"b.{n}.w", (4,), ex.of(f"y.{n}.w"), (ex.of(odd),)) for n in range(3)),
+        guess("no", (4,), ex.of(odd), (ex.parse("cat(0, y.0.w, null)"),)),
     )
     text = mapping_file.text_of(Mapping(entries, ()))
     read = read_back(Mapping(entries, ()), tmp_path)
@@ -128,21 +128,19 @@ def test_doubts_are_settled_by_editing_single_lines(tmp_path: Path, rival: bool)
 
 
 def test_a_file_with_doubts_says_how_to_settle_them() -> None:
-    entries = (Entry("b.weight", (4,), "guessed", ex.of("y.weight"), "", ("two fit",), (ex.of("z.weight"),)),)
+    entries = (guess("b.weight", (4,), ex.of("y.weight"), (ex.of("z.weight"),)),)
     assert "# `ckptool transfer SRC MODEL.py --mapping`." in mapping_file.text_of(Mapping(entries, ()))
     assert mapping_file.text_of(Mapping(entries, ())).endswith("\nmapping:\n")  # room for lines, and no `{}` in the way
 
 
 @pytest.mark.parametrize("name", ["no", "on", "null", "true", "Yes", "off"])
 def test_layers_with_the_words_of_yaml_keep_their_names(tmp_path: Path, name: str) -> None:
-    read = read_back(
-        Mapping((Entry(name, (), "mapped", ex.of(name)), Entry("x", (), "mapped", ex.of(name))), ()), tmp_path
-    )
+    read = read_back(Mapping((Entry(name, (), ex.of(name)), Entry("x", (), ex.of(name))), ()), tmp_path)
     assert pairing(read) == {name: name, "x": name}
 
 
 def test_writing_the_same_again_is_no_error_and_what_was_edited_is_kept(tmp_path: Path) -> None:
-    mapping = Mapping((Entry("a", (), "mapped", ex.of("b")),), ())
+    mapping = Mapping((Entry("a", (), ex.of("b")),), ())
     mapping_file.save(mapping, tmp_path / "m.yaml")
     mapping_file.save(mapping, tmp_path / "m.yaml")
     (tmp_path / "m.yaml").write_text("mine")
@@ -157,7 +155,7 @@ NAMES = st.text(st.sampled_from("ab.01_- :#{}\"'\\é\n"), min_size=1, max_size=8
 @given(st.dictionaries(NAMES, NAMES, max_size=4))
 @example({"a.0.{": "0.}{", "a.1.{": "1.}{", "a.{0,1}": "{#1}", "{{}": "{}", "{1}.0": "{0..3}.0", "{1}.1": "{0..3}.1"})
 def test_odd_names_survive(tmp_path_factory: pytest.TempPathFactory, names: dict[str, str]) -> None:
-    entries = tuple(Entry(key, (), "mapped", ex.of(value)) for key, value in names.items())
+    entries = tuple(Entry(key, (), ex.of(value)) for key, value in names.items())
     read = read_back(Mapping(entries, ()), tmp_path_factory.mktemp("m"))
     assert {e.target: e.sources for e in read.entries} == {key: [value] for key, value in names.items()}
 
@@ -185,7 +183,7 @@ def test_a_mapping_reads_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, told: dict[str, tuple[Status, Expr]], source: str, target: str
 ) -> None:
     entries = tuple(
-        Entry(key, (), status, None if status == "unmapped" else expr, "", ("a doubt",) * (status == "guessed"))
+        guess(key, (), expr) if status == "guessed" else Entry(key, (), None if status == "unmapped" else expr)
         for key, (status, expr) in told.items()
     )
     read = read_back(Mapping(entries, (), {}, source, target), tmp_path_factory.mktemp("m"))
@@ -195,7 +193,7 @@ def test_a_mapping_reads_back_as_it_was_written(
 
 def test_a_name_that_is_no_text_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(RuleError, match="half a character"):
-        mapping_file.save(Mapping((Entry("a\ud800", (), "mapped", ex.of("b")),), ()), tmp_path / "m.yaml")
+        mapping_file.save(Mapping((Entry("a\ud800", (), ex.of("b")),), ()), tmp_path / "m.yaml")
     assert not (tmp_path / "m.yaml").exists()
 
 
@@ -254,7 +252,7 @@ def test_the_way_back_leads_back(depth: int) -> None:
 
 
 def test_what_loses_values_cannot_be_inverted() -> None:
-    mapping = Mapping((Entry("a", (1,), "mapped", ex.parse("sum(b, 0)")),), (), {"b": (3,)})
+    mapping = Mapping((Entry("a", (1,), ex.parse("sum(b, 0)")),), (), {"b": (3,)})
     with pytest.raises(RuleError, match="values are lost"):
         mapping_file.invert(mapping, {"b": (3,)})
 

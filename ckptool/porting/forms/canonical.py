@@ -24,7 +24,7 @@ from .fused import fused_alike, missing_key_bias, split_by_initials, split_fused
 from .gates import join_gates, of_recurrent_kernels
 from .heads import flat_heads, flat_vectors
 from .implied import forget_plain_words, imply
-from .joined import join_parts
+from .joining import join_parts
 from .kernels import channels_first, lay_down, turn_transposed
 from .layouts import follow_names, general_dense, is_bare, torch_layout, turn_by_vote
 from .pieces import Canon, Piece, squeezed, unchanged

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 
 from ..words import cut, label, table, words_of
-from .fused import fused_kind, part_label
 from .pieces import Canon, Piece
+from .projections import fused_kind, part_label
 
 _GATED = {"w1": "gate", "w2": "down", "w3": "up"}
 

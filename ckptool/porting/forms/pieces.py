@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ...model_code.signature import Entry, Signature
 from .. import expression as ex
-from ..doubts import Doubt
 from ..expression import Expr, Shape
+from ..questions import Question, Reason, joined
 from .roles import components
 
 #: Roles of statistics, which a model computes and does not learn.
@@ -54,7 +54,8 @@ class Piece:
         used: place in the execution order, or None.
         words: its names, for words; those of the key it came from and of what it became.
         entry: the entry that it came from.
-        doubts: why a step that made it is not certain, each with the expression that is as likely.
+        questions: what the steps that made it are not sure of, with expressions over the source; for a target, over
+            its own hole.
     """
 
     path: tuple[str, ...]
@@ -65,12 +66,20 @@ class Piece:
     used: float | None
     words: tuple[str, ...]
     entry: Entry
-    doubts: tuple[Doubt, ...] = ()
+    questions: tuple[Question[Expr], ...] = ()
 
     @property
     def name(self) -> Name:
         """Its name in the common form."""
         return Name(self.path, self.role)
+
+    def asking(self, reason: Reason, *named: str, option: Expr | None = None) -> Piece:
+        """The same with one more question, and what else it may be, if that is known."""
+        return self.asked(Question(reason, named, () if option is None else (option,)))
+
+    def asked(self, question: Question[Expr]) -> Piece:
+        """The same with one more question."""
+        return replace(self, questions=tuple(joined(self.questions, question)))
 
     @property
     def last(self) -> str:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
-from ..doubts import Doubt
+from ..questions import Question
 from ..words import Group, label
 from .evidence import Evidence
 from .units import Unit
@@ -58,8 +58,8 @@ class Cells:
         *,
         mode: Mode = "some",
         cells: Iterable[tuple[list[Unit], list[Unit]]] | None = None,
-        doubt: Doubt | None = None,
-        doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], Doubt | None] | None = None,
+        doubt: Question[Unit] | None = None,
+        doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], Question[Unit] | None] | None = None,
     ) -> bool:
         """Split cells by a label: units of a label that both sides have as often leave the cell. MODE says when.
 
@@ -95,15 +95,14 @@ class Cells:
                 for unit in (*t, *s):
                     unit.cell = self._count
                     unit.evidence.append(evidence)
-                    if said:
-                        unit.doubts.append(said)
+                    if said and unit not in t:
+                        unit.ask(said)
                 if said:
                     for unit in t:
-                        unit.rivals = [u for u in sources if u is not s[0]][:8]
+                        unit.ask(said.about(*(u for u in sources if u is not s[0])))
                     for unit in (*targets, *sources):  # the units left behind are left only because of that guess
-                        if unit.cell != self._count and said not in unit.doubts:
-                            unit.doubts.append(said)
-                            unit.rivals = unit.rivals or list(s)
+                        if unit.cell != self._count:
+                            unit.ask(said.about(*s))
                 changed = True
         if changed:
             self._settle()

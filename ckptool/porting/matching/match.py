@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...model_code.signature import Entry
-from ..doubts import Doubt
 from ..forms.branches import flows_into, in_channel_order
 from ..forms.pieces import STATISTICS, Canon, squeezed
 from ..forms.unrolled import later_blocks
+from ..questions import Reason, ask
 from ..words import common_start, cut, label, shared, table, telling_words, words_of
 from .cells import Cells
 from .classes import Classes
@@ -29,9 +29,6 @@ from .orders import Orders
 from .scopes import Scopes
 from .sequences import Sequences
 from .units import SOME, Pair, Unit, hard_conflict, label_of, natural, of_one_name, related, similarity, units_of
-
-_UNNAMED = Doubt("which of these are queries, keys and values is in no name of one side")
-_BESIDE = Doubt("one of the two is called an auxiliary part, and the other is not")
 
 
 @dataclass(slots=True)
@@ -164,7 +161,7 @@ class Matcher:
         for t, s in lone:
             nothing_left = not free_s or ("bias" in s.pieces and _are_positions(free_s))
             if not (whole and self._in_its_place(t, s, pairs, nothing_left=nothing_left)):
-                t.doubts.append(Doubt("nothing but its shape speaks for it"))
+                t.ask(ask(Reason.ONLY_ITS_SHAPE))
         self._contradictions(pairs, whole=complete)
         pairs.sort(key=lambda pair: pair[0].order)
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
@@ -248,15 +245,16 @@ class Matcher:
         for t, s in self._strangers_among_namesakes(pairs):
             on_the_way = any(b.order > s.order and self._comes_before(t, a) for a, b in pairs if not a.doubts)
             if not (whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)):
-                t.doubts.append(Doubt("all else has the same name on both sides, and this has another"))
+                t.ask(ask(Reason.ANOTHER_NAME))
         for t, s in pairs:
             conflict = hard_conflict(t.words, s.words)
             if conflict and not t.told_by(Kind.NAME):
-                t.doubts.append(Doubt(conflict))
+                t.ask(ask(Reason.OTHER_WORDS, *conflict))
             beside = _is_beside(s) and not _is_beside(t)
             if (beside or (not whole and _is_beside(t) and not _is_beside(s))) and not t.told_by(Kind.NAME):
-                t.doubts.append(_BESIDE)
-            t.doubts += [d for d in self.scopes.doubts_of(t, s) if d not in t.doubts]
+                t.ask(ask(Reason.AUXILIARY))
+            for question in self.scopes.doubts_of(t, s):
+                t.ask(question)
 
     def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
         """Where all else has the same name on both sides, a pair of two names may be something new that merely fits.
@@ -356,7 +354,7 @@ class Matcher:
                 own, others = (label(group, pair[n].words) for n in (side, 1 - side))
                 apart = held[pair[side].main.entry.key] > 1 and own in ("q", "k", "v") and others is None
                 if apart and not pair[0].told_by(Kind.NAME):
-                    pair[0].doubts.append(_UNNAMED)
+                    pair[0].ask(ask(Reason.PARTS_UNNAMED))
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
         """Queries, keys, values and output by the names of one side that the other does not use in that order."""
@@ -371,7 +369,7 @@ class Matcher:
             said = [name for name, _, _ in members]
             if len(said) > 1 and said != sorted(said, key="qkvo".index):
                 for name, t, _ in members:
-                    t.doubts.append(Doubt(f"{name} is not where queries, keys and values are computed as a rule"))
+                    t.ask(ask(Reason.UNUSUAL_ATTENTION, name))
 
 
 def _is_beside(unit: Unit) -> bool:

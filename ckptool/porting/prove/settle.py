@@ -11,6 +11,7 @@ from typing import Any
 from ...errors import counted, printable
 from ...keys import collapse
 from ..mapping import Entry, Mapping
+from ..questions import Question, Reason
 from .flow import Flow
 from .improving import search
 from .influence import by_itself_alone, carried_along, doubt_unseen_rows, felt, taken_back, unfelt_keys, unseen
@@ -107,12 +108,11 @@ def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
     if entry.expr is None or not any(key in copies for key in entry.sources):
         return entry
     count = max(len(copies.get(key, ())) for key in entry.sources)
-    rivals = [
+    options = [
         entry.expr.rename(lambda key, n=n: copies[key][n] if n < len(copies.get(key, ())) else key)  # type: ignore[misc]
         for n in range(count)
     ]
-    doubt = "the file holds several copies of the source's model"
-    return replace(entry, status="guessed", doubts=(doubt,), rivals=tuple(rivals))
+    return entry.settled(entry.evidence).asking(Question(Reason.COPIES_OF_CODE, (), tuple(options)))
 
 
 def _holds(trial: Trial, entries: dict[str, Entry], first: Verdict, expected: Flow | None, inputs: Any) -> bool:

@@ -146,9 +146,7 @@ def _by_names(
             if other.get(key, held) != held:
                 copies.setdefault(held, []).append(other[key])
     entries = [
-        Entry(key, shape, "mapped", ex.of(way[key]))
-        if key in way
-        else Entry(key, shape, "mapped" if key in optional else "unmapped", default=key in optional)
+        Entry(key, shape, ex.of(way[key])) if key in way else Entry(key, shape, default=key in optional)
         for key, shape in code.items()
     ]
     return Mapping((), (), shapes, ckpt.where, wanted.name, at=mapping.at).with_entries(entries), copies

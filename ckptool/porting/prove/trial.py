@@ -39,7 +39,7 @@ class Trial:
         self.progress = progress or Progress()
         every = [ex.of(key) for key in mapping.source_shapes]
         more = [r for e in mapping.entries for r in e.rivals]
-        wanted = [Entry(f"#{i}", (), "mapped", x) for i, x in enumerate([*every, *more])]
+        wanted = [Entry(f"#{i}", (), x) for i, x in enumerate([*every, *more])]
         self.tensors = source_tensors(ckpt, replace(mapping, entries=(*mapping.entries, *wanted)))
         self.shapes = {key: t.shape for key, t in self.tensors.items()}
         self.state = model.state_dict()

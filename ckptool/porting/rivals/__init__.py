@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..doubts import Doubt
 from ..matching.counting import backwards, rows
 from ..matching.match import Matching
 from ..matching.places import block_of
 from ..matching.sequences import Sequences
-from ..matching.units import Pair
+from ..matching.units import Pair, Unit
+from ..questions import Question, Reason, ask
 from . import elsewhere
-from .alike import COMPANY, MOST, across_blocks, by_block, in_doubt, look_alikes, out_of_place, strays
+from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes, out_of_place, strays
 from .belief import Belief
 from .company import crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
@@ -44,9 +44,9 @@ def weigh(matching: Matching, sequences: Sequences) -> None:
     _weigh_across_blocks(swaps)
     settle(matching, swaps)
     for one, other in strays(matching.pairs):
-        doubt_both(one, other, "what is around it comes from where {} is")
+        doubt_both(one, other, ask(Reason.IN_ANOTHER_BLOCK))
     for (t, _), module in out_of_place(matching.pairs):
-        t.doubts.append(Doubt("all else beside it comes from {} of the source", named=".".join(module)))
+        t.ask(ask(Reason.IN_ANOTHER_MODULE, ".".join(module)))
     spread(matching.pairs)
     in_both_directions(matching.pairs)
     left_over(matching, swaps)
@@ -84,7 +84,7 @@ def _weigh_in_blocks(swaps: Swaps) -> None:
             if why or by_names(one, other) == "sure" or held_so(one, other):
                 continue
             if in_company(*crossed(one, other), certain):
-                doubt_both(one, other, COMPANY)
+                doubt_both(one, other, ask(Reason.COMPANY_FOR_SWAP))
 
 
 def _weigh_across_blocks(swaps: Swaps) -> None:
@@ -97,7 +97,7 @@ def _weigh_across_blocks(swaps: Swaps) -> None:
             doubt_both(one, other, reason)
 
 
-def _in_question(found: Iterable[tuple[Pair, Pair, str | None]]) -> set[int]:
+def _in_question(found: Iterable[tuple[Pair, Pair, Question[Unit] | bool | None]]) -> set[int]:
     return {id(unit) for one, other, reason in found if reason for unit in (one[0], other[0])}
 
 
