@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import ckptool.train
 from ckptool import Checkpoint, LazyTensor, Storage, errors
-from ckptool.checkpoint import from_plain
 from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import CheckpointError, printable
+from ckptool.inert.in_memory import from_plain
 from ckptool.tree import Global, Object
 
 FLOAT32 = BY_NAME["float32"]

@@ -38,7 +38,7 @@ FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 
 #: Third-party package -> the modules that may import it.
 HOMES = {
-    "torch": {"torch_bridge", "sharding", "model_code", "porting/prove", "ranks/group", "train"},
+    "torch": {"torch_bridge", "tensor", "sharding", "model_code", "porting/prove", "ranks/group", "train"},
     "safetensors": {"torch_bridge", "train"},
     "PIL": {"train"},
     "matplotlib": {"train"},

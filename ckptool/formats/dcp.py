@@ -23,13 +23,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from ..checkpoint import Checkpoint, from_plain
+from ..checkpoint import Checkpoint
 from ..disk.documents import read_json
 from ..disk.files import File, Window
 from ..disk.inside import Folder
 from ..disk.remote import FIRST
 from ..errors import CannotCarry, CheckpointError, Malformed, counted, printable
 from ..inert.decode import check_all
+from ..inert.in_memory import from_plain
 from ..inert.other_tensors import as_dense
 from ..tensor import LazyTensor, Storage, contiguous_stride
 from ..tree import ABSENT, Dict, List

@@ -169,3 +169,7 @@ def salvage(path: StrPath) -> Salvage:
         raise
     except (RecursionError, MemoryError, OverflowError) as error:
         raise CannotCarry(f"is too deep or too large to be read ({type(error).__name__})", where=path) from None
+
+
+#: The name of the command.
+repair = salvage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint import Checkpoint, settle_ties
+from ..checkpoint import Checkpoint, StateDict, settle_ties
 from ..disk.addresses import Url, as_path
 from ..disk.checksums import Damaged
 from ..disk.composing import Piece, Tally, files_in, is_computed, tallies_in
@@ -20,6 +21,7 @@ from ..disk.writing import room_for, write_pieces
 from ..drawing.sizes import size_text
 from ..errors import CannotCarry, CheckpointError, Malformed, OutputExists, RuleError, counted
 from ..inert.allowed import beyond_plain_data
+from ..inert.in_memory import FromMemory
 from ..lazy import later
 from . import torch_zip
 from ._checks import Checks
@@ -35,7 +37,7 @@ else:  # one process that writes one file needs neither
     folders, together = later("..disk.folders", __package__), later("..disk.together", __package__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """What will be written, before a byte is. Also the receipt, once it is.
 
@@ -63,6 +65,9 @@ class Plan:
     draft: Draft
     checks: Checks
     replaced: Callable[[str], bool] = is_part
+
+    def __repr__(self) -> str:
+        return f"<Plan {str(self.path)!r}: {self.format}, {size_text(self.nbytes)}, {self.how}>"
 
     @property
     def damaged(self) -> list[str]:
@@ -98,7 +103,7 @@ def plan(
     """Work out what writing CKPT to PATH would give, without writing.
 
     Args:
-        ckpt: a Checkpoint, or a dict of torch tensors.
+        ckpt: a Checkpoint, or a dict of tensors: of torch, arrays of numpy, or `LazyTensor`s out of files.
         path: the target; its suffix chooses the format if FORMAT does not.
         format: name of the format.
         allow_loss: accept that the format cannot hold all content, and that checksums of the source are wrong.
@@ -113,9 +118,7 @@ def plan(
             cannot load it, or it would be out of all proportion to its source.
     """
     if not isinstance(ckpt, Checkpoint):
-        from ..torch_bridge import from_torch
-
-        ckpt = from_torch(ckpt)
+        ckpt = in_memory(ckpt)
     split = split_of(max_shard_size, variant)
     chosen = target_format(ckpt, path, format, split)
     if chosen.draft is None:
@@ -172,6 +175,16 @@ def plan(
     )
 
 
+def in_memory(value: Any) -> Checkpoint:
+    """A dict of tensors as a checkpoint: of torch, where torch was imported, of numpy, and of what was opened."""
+    value = dict(value) if isinstance(value, StateDict) else value
+    if "torch" in sys.modules:
+        from ..torch_bridge import from_torch
+
+        return from_torch(value)
+    return Checkpoint(FromMemory().node(value, ""))
+
+
 def _how(draft: Draft) -> str:
     """How the bytes come about. What is computed is not copied as it is."""
     pieces = (piece for pieces in (draft.pieces, *draft.folder.values()) for piece in pieces)
@@ -225,7 +238,7 @@ def save(
         variant=variant,
     )
     written = partial(write, overwrite=overwrite, backup=backup, progress=progress)
-    if not isinstance(ckpt, Checkpoint):
+    if not isinstance(ckpt, Checkpoint) and "torch" in sys.modules:  # else nothing in it is of torch
         from ..sharding.placing import has_sharded
         from .saving_shared import save_shared
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..checkpoint import Checkpoint, StateDict, metadata_of
+from ..checkpoint import Checkpoint, StateDict
 from ..errors import KeyCollision, RuleError, printable
 from ..tensor import LazyTensor
-from ..tree import Dict, Mapped, Paths, attributes_of, rebuild, walk, with_entries
+from ..tree import Dict, Mapped, Paths, attributes_of, metadata_of, rebuild, walk, with_entries
 from .optimizers import follow
 from .packed import packed_in
 

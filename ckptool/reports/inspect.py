@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import keys
 from ..adapters.adapter_summary import AdapterSummary, summary_of
-from ..checkpoint import Checkpoint, Role, StateDict, metadata_of
+from ..checkpoint import Checkpoint, Role, StateDict
 from ..disk.files import StrPath, beside, shell_path, shell_quote
 from ..errors import NoMatch, counted, printable
 from ..formats import format_of
@@ -35,6 +35,7 @@ from ..tree import (
     Walked,
     component_text,
     is_mapping,
+    metadata_of,
     walk,
 )
 from ..weights import is_tensor
