@@ -163,7 +163,7 @@ def test_what_is_not_certain_is_a_comment() -> None:
     guess = Entry("q.weight", (4, 4), ex.parse("rotary(wq.weight, 2, half)")).asking(asked)
     left = (guess, Entry("head.weight", (3,)))
     text = python_of(Mapping(left, (), {"wq.weight": (4, 4)}, "old.pth", "Net"))
-    assert f"# A guess: {asked}" in re.sub(r"\n +#", "", text)
+    assert f" A guess: {asked}" in re.sub(r"\n +#", "", text)
     assert "Not certain: 1 tensor" in text
     assert "the model keeps its own values of: head.weight." in " ".join(text.split())
 
