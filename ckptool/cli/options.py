@@ -102,6 +102,12 @@ _MATCHING: tuple[Callable[[Any], Any], ...] = (
         metavar="FILE",
         help="Write the mapping as YAML, to read, edit and replay.",
     ),
+    click.option(
+        "--emit",
+        type=SideOutput("converter", same_is_fine=True),
+        metavar="FILE.py",
+        help="Write the port as Python that needs torch alone: convert(state_dict).",
+    ),
     _proof(
         "--source-model",
         metavar="SRC.py[:NAME]",

@@ -116,10 +116,10 @@ def transfer(source: str, model: str, **options: Any) -> int:
         mapping = _mapping(ckpt, found, read, options)
     out = out or f"{Path(source).stem}.{re.sub(r'[^A-Za-z0-9_]', '_', mapping.target)}.pth"
     _check_target(out, source, options)
-    for option in ("html", "save_mapping"):
+    for option in ("html", "save_mapping", "emit"):
         if options[option] and is_same_file(options[option], out):
             raise RuleError("is the file of weights that is written", where=options[option], hint="choose another name")
-    _show(replace(mapping, source=source), options)
+    _show(replace(mapping, source=source), options, ckpt.state_dict(mapping.at).path if options["emit"] else "")
     refusal = _refusal(mapping, options)
     plan = None
     if refusal is None and not options["dry_run"]:
@@ -226,10 +226,14 @@ def _mapping(ckpt: Checkpoint, found: ModelSource, read: Mapping | None, options
         )
 
 
-def _show(mapping: Mapping, options: dict[str, Any]) -> None:
-    """The report, the mapping file and the page, as far as they are asked for."""
+def _show(mapping: Mapping, options: dict[str, Any], weights_at: str) -> None:
+    """The report, the mapping file, the code and the page, as far as they are asked for."""
     if options["save_mapping"]:
         mapping_file.save(mapping, options["save_mapping"], overwrite=options["overwrite"])
+    if options["emit"]:
+        from ..porting.emitting import emit
+
+        emit(mapping, options["emit"], command_as_typed(), at=weights_at, overwrite=options["overwrite"])
     if options["html"]:
         write_page(mapping_page(mapping), options["html"], overwrite=options["overwrite"])
     if not options["as_json"] and not options["quiet"]:

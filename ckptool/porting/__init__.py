@@ -63,6 +63,16 @@ class Mapping(data.Mapping):
 
         save(self, path, overwrite=overwrite)
 
+    def emit(self, path: StrPath, *, overwrite: bool = False) -> None:
+        """Write it as a module of Python that needs torch alone.
+
+        Its function `convert(state_dict)` makes the model's state dict of any checkpoint with these names, as `apply`
+        does, and raises KeyError and ValueError for one that has others.
+        """
+        from .emitting import emit
+
+        emit(self, path, overwrite=overwrite)
+
     def apply(self, source: Any) -> Checkpoint:
         """The model's state dict made of SOURCE, a path, a Checkpoint or a dict of tensors; `ckptool.save` writes it.
 

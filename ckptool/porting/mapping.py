@@ -29,6 +29,7 @@ class Entry:
         default: it needs no source: a counter, or a buffer that the model computes itself.
         dtype: its element type in the model.
         parameter: whether it is trained.
+        line: where it stands in a mapping file that was read, counted from 1; else 0.
     """
 
     target: str
@@ -39,6 +40,7 @@ class Entry:
     default: bool = False
     dtype: str = "float32"
     parameter: bool | None = None
+    line: int = 0
 
     @property
     def status(self) -> Status:

@@ -61,7 +61,7 @@ def test_the_options_of_transfer_change_only_on_purpose() -> None:
     assert found is not None
     spelled = {name for param in found.params if isinstance(param, click.Option) for name in param.opts}
     assert sorted(spelled) == sorted(
-        """--accept-guesses --allow-loss --at --by --cast --dry-run --first --hint --html --input --invert --json
+        """--accept-guesses --allow-loss --at --by --cast --dry-run --emit --first --hint --html --input --invert --json
         --kwargs --map-location --mapping --output --overwrite --partial --partial-file --patience --prove --quiet
         --reference
         --save-mapping

@@ -335,8 +335,59 @@ def test_an_expression_that_was_edited_is_used_or_refused_in_one_line_that_names
         error = refused(use)
         if error is not None:
             assert "\n" not in error.what
-            assert "made.weight" in error.what or error.where == "--invert"
+            assert (
+                error.what.startswith("line 3: made.weight: ")
+                or "line 3: made.weight wants" in error.what
+                or lost(error)
+            )
+            assert error.hint or lost(error)
             assert error.where in (str(path), path, "--mapping", "--invert")
+
+
+def lost(error: RuleError | Malformed) -> bool:
+    return error.where == "--invert" and "values are lost" in error.what
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "hint"),
+    [
+        ("a: transpoze(b)", "a: there is no operation 'transpoze'", "did you mean transpose(x): "),
+        ("a: slice(b, 0, 1)", "a: slice() in 'slice(b, 0, 1)' is given something else than it takes", "slice(x, dim,"),
+        ("a: cat(b, c)", "a: cat() in 'cat(b, c)' is given something else than it takes", "it is written cat(dim, x"),
+        ("a: rotary(b, half, 4)", "a: rotary() in 'rotary(b, half, 4)' is given something", "rotary(x, heads, half|"),
+        ("a: scale(b, much)", "a: scale() in 'scale(b, much)' is given something else", "scale(x, value)"),
+        ("a: transpose(b, c)", "a: transpose() in 'transpose(b, c)' is given something", "transpose(x)"),
+        ("a: cat(0, b", "a: the expression 'cat(0, b' has no closing bracket", "an expression is a key"),
+        ("a: transpose(", "a: the expression 'transpose(' has no closing bracket", "an expression is a key"),
+        ("a.{0..x}: b.{}", "a.{0..x}: {0..x} is no range such as {0..11}", "ranges are written"),
+        ("a.{0..3}: b.{2}", "a.{0..3}: b.{2} has a hole that the left side does not fill", "{} stands for"),
+        ("a.{0..3}.{0..1}: b.{}", "a.{0..3}.{0..1}: b.{} has a hole", "{1} and {2}"),
+        ("a: [b, c]", "a: a list of 2 items is no expression", "in quotes"),
+        ("a.{0..999999999}: b", "stands for too much, from a.{0..999999999} on", None),
+    ],
+)
+def test_a_bad_line_is_named_by_its_number_with_what_to_write(
+    tmp_path: Path, line: str, said: str, hint: str | None
+) -> None:
+    (tmp_path / "m.yaml").write_text(f"# by hand\nckptool-mapping: 1\nmapping:\n  fine: also.fine\n  {line}\n")
+    with pytest.raises(Malformed) as caught:
+        mapping_file.read(tmp_path / "m.yaml")
+    assert caught.value.what.startswith(f"line 5: {said}")
+    assert hint is None or hint in (caught.value.hint or "")
+
+
+def test_a_rival_that_was_uncommented_is_named_by_its_own_line(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text("ckptool-mapping: 1\ndoubts:\n  a: guess(b)\n  a: select(c, 0)\n")
+    with pytest.raises(Malformed, match=r"line 4: a: select\(\)"):
+        mapping_file.read(tmp_path / "m.yaml")
+
+
+def test_an_expression_that_does_not_fit_the_shapes_is_named_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text("ckptool-mapping: 1\nmapping:\n  x.{0..1}: a\n  made: slice(a, 0, 0, 9)\n")
+    target = wanted({"x.0": (4, 6), "x.1": (4, 6), "made": (9, 6)})
+    with pytest.raises(RuleError, match=r"line 4: made: no elements 0 to 9 in \[4, 6\]") as caught:
+        mapping_file.for_target(mapping_file.read(tmp_path / "m.yaml"), target, SHAPES)
+    assert "docs/transfer.md" in (caught.value.hint or "")
 
 
 def refused(use: Callable[[], Mapping]) -> RuleError | Malformed | None:
