@@ -10,10 +10,11 @@ import click
 from ..disk.addresses import is_url
 from ..disk.files import is_folder
 from ..disk.urls import size_of
+from ..errors import NotFound
 from ..reports.diagnosis import advice, leftovers
 from ..reports.diagnosis import doctor as report
 from ..reports.diagnosis.doctor_text import doctor_text, explanation_text
-from .documents import print_json
+from .documents import as_entry, print_json
 from .help import Command
 from .options import FileName
 from .output import fetching, progress_bar, terminal_width
@@ -74,11 +75,12 @@ def doctor(
     if found is not None and not as_json:
         text = doctor_text(found, everything=verbose, width=width)
         click.echo(("\n" if explained is not None else "") + text)
+    unknown = explained is not None and not explained and found is None
     if as_json:
         messages = [asdict(one) for one in explained] if explained is not None else None
-        print_json("doctor", {"messages": messages, **(found.as_json() if found else {})})
+        errors = [as_entry(NotFound("ckptool does not know this error message", where="--error"))] if unknown else []
+        print_json("doctor", {"messages": messages, **(found.as_json() if found else {})}, errors)
     wrong = any(one.trouble for one in explained or ()) if found is None else not found.healthy
-    unknown = explained is not None and not explained and found is None
     return 2 if unknown else int(wrong)
 
 
