@@ -43,7 +43,7 @@ def typed(command):
     ("name", "said"),
     [
         ("layers/keras.keras", "a file of Keras, which torch.load does not read; axes of its tensors are HWIM, HWIO"),
-        ("layers/flax.msgpack", "a file of Flax, which torch.load does not read; axes of its tensors are HWIO, IIO, IO"),
+        ("layers/flax.msgpack", "a file of Flax, which torch.load does not read; axes of its tensors are HWIO, IIO"),
         (
             "layers/float.tflite",
             "a file of TensorFlow Lite, which torch.load does not read; axes of its",
