@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import prod
 
 from ..dtypes import BY_NAME
-from ..errors import in_words
+from ..errors import counted, in_words
 from ..tensor import LazyTensor, contiguous_stride
 from .computing import computed, factor
 from .mlx_settings import BITS, MODES, settings_of
@@ -32,8 +32,8 @@ def of_mlx(given: Given) -> Made:
     found = settings_of(given.config, module, shape[-1], scales.shape[-1], biases is not None)
     if found is None:
         raise Refused(
-            f"has {shape[-1]:,} words and {scales.shape[-1]:,} scales in a row, of which config.json does not say how "
-            "many bits and how large a group they are"
+            f"has {counted(shape[-1], 'word')} and {counted(scales.shape[-1], 'scale')} in a row, of which config.json "
+            "does not say how many bits and how large a group they are"
         )
     bits, group, mode = found
     rows, columns = prod(shape[:-1]), shape[-1] * 32 // bits

@@ -19,7 +19,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 #: Families of formats whose seeds are folders.
-FOLDERS = ("dcp", "sharded", "ranks")
+FOLDERS = ("dcp", "sharded", "ranks", "framework-folders")
+#: Families whose files are parsed in a child process, and how many times fewer mutants are asked of.
+CHILDREN = {"hdf5": 30}
 FAMILIES = (
     "pickle",
     "zip",
@@ -31,6 +33,7 @@ FAMILIES = (
     "package",
     "npz",
     "frameworks",
+    *CHILDREN,
     *FOLDERS,
 )
 #: Runs of trainers, of which each rank wrote files of its own: archive -> folders in it.
@@ -42,6 +45,13 @@ RUNS["deepspeed"].append("zero2-bf16-universal/global_step3_universal")
 #: Files of other frameworks that are read in this process and stand alone.
 FRAMEWORKS = "equinox.eqx flax.msgpack flax-chunked.msgpack float.tflite int8.tflite gguf.gguf mlx.npy".split()
 FRAMEWORKS += "onnx.onnx tf1-v1.ckpt joblib.joblib joblib-zlib.joblib paddle.pdparams plain.pkl".split()
+FRAMEWORKS += ["layers/onnx.onnx", "layers/float.tflite", "layers/flax.msgpack", "layers/paddle.pdparams"]
+HDF5 = ("keras.h5", "keras.weights.h5", "keras.keras", "packed.h5")
+#: Folders of them, and files that lie in one folder: the first is the one that is opened.
+FRAMEWORK_FOLDERS = ("orbax-ocdbt", "orbax-ocdbt-zarr3", "orbax-zarr", "ocdbt-tree", "tfjs", "saved_model")
+TOGETHER = {"tf2": ("tf2.index", "tf2.data-00000-of-00001"), "onnx": ("onnx-external.onnx", "onnx-external.data")}
+#: Files that are opened in the place of their folder.
+OPENED = ("model.json", "onnx-external.onnx")
 
 
 def plain_pickles():
@@ -288,7 +298,13 @@ def write(folder):
             _write(folder, "tar", name, {"": data})
         real = Path(__file__).parents[2] / "fixtures" / "frameworks"
         for name in FRAMEWORKS:
-            _write(folder, "frameworks", name, {"": (real / name).read_bytes()})
+            _write(folder, "frameworks", name.replace("/", "-"), {"": (real / name).read_bytes()})
+        for name in HDF5:
+            _write(folder, "hdf5", name, {"": (real / name).read_bytes()})
+        for name in FRAMEWORK_FOLDERS:
+            _write(folder, "framework-folders", name, read_folder(real / name))
+        for name, files in TOGETHER.items():
+            _write(folder, "framework-folders", name, {inner: (real / inner).read_bytes() for inner in files})
         for name in ("stored.npz", "packed.npz", "mlx.npz"):
             _write(folder, "npz", name, {"": (real / name).read_bytes()})
         for family, name, data in programs(Path(scratch)):
@@ -302,7 +318,8 @@ def _write(folder, family, name, files):
     place = folder / family / name
     place.parent.mkdir(parents=True, exist_ok=True)
     for inner, data in files.items():
-        (place / inner).parent.mkdir(parents=True, exist_ok=True)
+        if inner:
+            (place / inner).parent.mkdir(parents=True, exist_ok=True)
         (place / inner if inner else place).write_bytes(data)
 
 

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from ...disk.addresses import Url
 from ...disk.files import File
 from ...disk.inside import Folder
+from ...disk.urls import look
 from ...errors import Malformed, printable
+
+
+def folder_in(folder: Folder, name: str) -> Folder | None:
+    """The folder of a plain name in FOLDER, here or elsewhere, or None if there is none.
+
+    Raises:
+        Malformed: it is a link, which may lead anywhere.
+    """
+    if name not in folder.names:
+        return None
+    place = folder.path / name
+    if isinstance(place, Url):
+        found = look(place) if folder.lying(name) != "file" else None
+        return found if isinstance(found, Folder) else None
+    if place.is_symlink():
+        raise Malformed(f"{printable(repr(name), 80)} is a link, which is not followed", where=folder.path)
+    return Folder(place) if place.is_dir() else None
 
 
 class FolderPaths:
@@ -36,11 +55,5 @@ class FolderPaths:
                 raise Malformed(
                     f"names {printable(repr(path), 120)}, which could lead out of the folder", where=self.folder.path
                 )
-            if above is not None and (above.path / name).is_symlink():
-                raise Malformed(
-                    f"{printable(repr(name), 80)} is a link, which is not followed",
-                    where=above.path,
-                )
-            there = above is not None and name in above.names and (above.path / name).is_dir()
-            self._inner[parts] = Folder(above.path / name) if there and above is not None else None
+            self._inner[parts] = folder_in(above, name) if above is not None else None
         return self._inner[parts]

@@ -15,6 +15,7 @@ from typing import Any
 from ...checkpoint import Checkpoint
 from ...disk.files import File, Source
 from ...disk.inside import Folder
+from ...disk.urls import folder_of
 from ...dtypes import BY_NAME, DType
 from ...errors import CannotCarry, Malformed, counted, printable
 from ...tensor import LazyTensor
@@ -248,14 +249,8 @@ def _elsewhere(
     said: dict[str, str] = dict(_pair(inside(message, one)) for one in kept.get(_EXTERNAL, []) if one.kind == BYTES)
     where = found.file.path
     offset, length = (_number(said, word, key, where) for word in ("offset", "length"))
-    if found.file.fd < 0:
-        raise CannotCarry(
-            "has weights in other files; of URLs, single files are read",
-            where=where,
-            hint="fetch its folder, and name the file here",
-        )
     if found.folder is None:
-        found.folder = Folder(where.parent)
+        found.folder = folder_of(where)
     location = said.get("location", "").removeprefix("./")
     known = found.folder.file(location, where.name)
     found.beside[location] = known.size

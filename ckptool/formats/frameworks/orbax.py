@@ -17,7 +17,7 @@ from ...disk.inside import Folder
 from ...errors import Ambiguous, Malformed, printable
 from ..base import FolderFormat
 from .flax import flattened
-from .folder_paths import FolderPaths
+from .folder_paths import FolderPaths, folder_in
 from .ocdbt import MANIFEST, values_in
 from .zarr_arrays import Stored, array_in
 
@@ -37,14 +37,16 @@ def _within(folder: Folder) -> list[str]:
     steps = [name for name in folder.names if name.isdecimal() and _holds(folder, name, _STEP)]
     found = []
     for step in sorted(steps, key=int):
-        inner = Folder(folder.path / step)
-        found += [f"{step}/{name}" for name in inner.names if _holds(inner, name, _TREE)]
+        inner = folder_in(folder, step)
+        found += [f"{step}/{name}" for name in inner.names if _holds(inner, name, _TREE)] if inner else []
     return found
 
 
 def _holds(folder: Folder, name: str, what: str) -> bool:
-    place = folder.path / name
-    return place.is_dir() and not place.is_symlink() and what in Folder(place).names
+    if folder.lying(name) != "other" or (folder.path / name).is_symlink():
+        return False
+    inner = folder_in(folder, name)
+    return inner is not None and what in inner.names
 
 
 def open_folder(folder: Folder) -> Checkpoint:
@@ -58,7 +60,8 @@ def open_folder(folder: Folder) -> Checkpoint:
                 evidence=[printable(name, 80) for name in found[-8:]],
                 hint=f"name one: {shell_path(folder.path / found[-1])}",
             )
-        folder = Folder(folder.path / found[0])
+        for part in found[0].split("/"):
+            folder = folder_in(folder, part) or folder
     described = _json(folder, _TREE)
     leaves = described.get("tree_metadata")
     if not isinstance(leaves, dict):
@@ -69,12 +72,11 @@ def open_folder(folder: Folder) -> Checkpoint:
     used: set[str] = set()
     size = folder.file(_TREE, _TREE).size
     for leaf in leaves.values():
-        keys = [str(one.get("key")) for one in leaf.get("key_metadata", [])] if isinstance(leaf, dict) else []
+        keys, kind = _leaf(leaf)
         if not keys:
             raise Malformed(f"its {_TREE} has a leaf without keys", where=folder.path)
         name = ".".join(keys)
         if name not in names:
-            kind = str(leaf.get("value_metadata", {}).get("value_type", "?"))
             if kind not in ("None", "Dict", "List", "Tuple"):
                 lost.append(f"{printable(name, 80)} ({printable(kind, 40)}), of which nothing is stored")
             continue
@@ -96,6 +98,15 @@ def open_folder(folder: Folder) -> Checkpoint:
         lost_content=tuple(lost),
         framework="orbax",
     )
+
+
+def _leaf(said: Any) -> tuple[list[str], str]:
+    """The keys on the way to a leaf, and what kind of value it is."""
+    described = said if isinstance(said, dict) else {}
+    keys, value = described.get("key_metadata"), described.get("value_metadata")
+    found = [one.get("key") if isinstance(one, dict) else None for one in keys] if isinstance(keys, list) else []
+    kind = value.get("value_type", "?") if isinstance(value, dict) else "?"
+    return [str(key) for key in found] if all(isinstance(key, str | int) for key in found) else [], str(kind)
 
 
 def _stored(folder: Folder, in_one: bool) -> tuple[Stored, set[str]]:

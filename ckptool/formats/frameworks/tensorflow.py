@@ -21,13 +21,15 @@ from typing import Any
 from ...checkpoint import Checkpoint
 from ...disk.files import File, Source, shell_path
 from ...disk.inside import Folder
+from ...disk.urls import folder_of
 from ...dtypes import BY_NAME, DType
-from ...errors import Ambiguous, CannotCarry, CheckpointError, Malformed, printable
+from ...errors import Ambiguous, CheckpointError, Malformed, printable
 from ...tensor import LazyTensor, contiguous_stride, little_endian
 from ...tree import Dict
 from ..base import FolderFormat, Format
 from ..tiles import Chunk, assemble
 from .cursor import Cursor
+from .folder_paths import folder_in
 from .found import checked_shape, named, tensor_at, tensor_over, wrong_size
 from .leveldb_table import entries, is_table
 from .protobuf import BYTES, VARINT, Field, fields, floats, inside, numbers, signed, stored_as, text_of
@@ -79,7 +81,7 @@ class _Entry:
 
 def open_checkpoint(file: File) -> Checkpoint:
     """Open a checkpoint by its index: names, types and places of its variables are read, no value is."""
-    return _opened(file, Folder(file.path.parent) if file.fd >= 0 else None, file.path.name)
+    return _opened(file, None, file.path.name)
 
 
 def _opened(file: File, folder: Folder | None, name: str) -> Checkpoint:
@@ -90,12 +92,7 @@ def _opened(file: File, folder: Folder | None, name: str) -> Checkpoint:
     header = list(fields(_cursor(file, *head)))
     if any(one.number == 1 and one.kind == BYTES for one in header):
         return _first_layout(file, listed)
-    if folder is None:
-        raise CannotCarry(
-            "is the index of a checkpoint in several files; of URLs, single files are read",
-            where=file.path,
-            hint="fetch its folder, and name the file here",
-        )
+    folder = folder_of(file.path) if folder is None else folder
     shards = next((one.value for one in header if one.number == 1), 1)
     big_endian = any(one.number == 2 and one.value == 1 for one in header)
     if not 1 <= shards <= _MOST_SHARDS:
@@ -444,7 +441,7 @@ def open_folder(folder: Folder) -> Checkpoint:
     found = _prefixes(folder)
     inner = folder
     if not found:
-        inner = Folder(folder.path / "variables")
+        inner = folder_in(folder, "variables") or folder
         found = _prefixes(inner)
     if not found:
         raise Malformed(

@@ -18,7 +18,7 @@ from ...checkpoint import Checkpoint, Role
 from ...disk.composing import Joined
 from ...disk.documents import read_json
 from ...disk.files import Buffer, File, FileRange, Source
-from ...disk.inside import Folder
+from ...disk.urls import folder_of
 from ...dtypes import BY_NAME
 from ...errors import CannotCarry, Malformed, counted, printable
 from ...tensor import LazyTensor
@@ -56,13 +56,7 @@ def open_tfjs(file: File) -> Checkpoint:
     groups = document.get("weightsManifest") if isinstance(document, dict) else None
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         raise Malformed("its weightsManifest is none", where=file.path)
-    if file.fd < 0:
-        raise CannotCarry(
-            "names files of weights beside it; of URLs, single files are read",
-            where=file.path,
-            hint="fetch its folder, and name the file here",
-        )
-    folder = Folder(file.path.parent)
+    folder = folder_of(file.path)
     entries: list[tuple[str, LazyTensor]] = []
     size, lost = file.size, []
     for group in groups:

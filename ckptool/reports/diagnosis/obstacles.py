@@ -20,13 +20,13 @@ from ...formats import format_of
 from ...formats.base import FolderFormat
 from ...formats.sharded import missing_beside
 from ...formats.trainers.alone import PartOfRun, part_of_run
-from ...passes.packed import packed_in
 from ...tree import names_in
 from ...weights import is_training_state
 from .finding import Finding
+from .foreign_weights import of_a_framework, quantised
 
 #: Findings that no renaming mends: the file does not hold a plain model's weights.
-HOPELESS = frozenset({"part", "zero-3", "adapter", "packed", "no-parameters", "no-weights"})
+HOPELESS = frozenset({"part", "zero-3", "adapter", "packed", "framework", "no-parameters", "no-weights"})
 #: Findings that the code of a model refutes, if the weights fit it.
 BY_NAME = frozenset({"wrapped", "partly-wrapped", "adapter", "packed", "zero-3", "no-parameters", "strangers"})
 
@@ -40,6 +40,7 @@ def in_the_way(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Finding]
     if ckpt.part_of and part is None:
         yield _one_part(ckpt)
     yield from _of_a_run(ckpt, part)
+    yield from of_a_framework(ckpt, weights)
     if not found:
         command = f"ckptool inspect {shell_path(ckpt.where)}"
         yield Finding("no-weights", "there is no state dict in it", commands=[(command, "")])
@@ -52,7 +53,7 @@ def in_the_way(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Finding]
         yield _adapter(ckpt, summary)
     for one in [weights] if weights and summary is None else found if summary is None else []:
         where = f" at {printable(one.path, 40)}" if len(found) > 1 else ""
-        yield from _of(one, where)
+        yield from _of(ckpt, one, where)
     if weights is not None and weights.model is not None:
         what = f"a whole model is pickled in it (class {printable(weights.model.class_name, 60)}), not its weights"
         yield Finding("pickled-model", what)
@@ -80,7 +81,7 @@ def python_for(ckpt: Checkpoint, path: str) -> str:
     return f"model.load_state_dict(torch.load({Path(ckpt.where).name!r}){printable(inside, 200)})"
 
 
-def _of(weights: StateDict, where: str) -> Iterator[Finding]:
+def _of(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Finding]:
     """What is in the way in one state dict. WHERE it is, in words, if there are others."""
     if weights.wrappers:
         said = " and ".join(
@@ -115,14 +116,7 @@ def _of(weights: StateDict, where: str) -> Iterator[Finding]:
         yield Finding(
             "adapter", what, actions=["peft.PeftModel.from_pretrained(base_model, FOLDER) loads it onto its base"]
         )
-    if packed := packed_in(tensors):
-        families = ", ".join(dict.fromkeys(one.family for one in packed))
-        what = f"{counted(len(packed), 'weight is', 'weights are')} packed{where} ({families}): "
-        what += printable(packed[0].name, 60)
-        actions = [
-            "it loads into a model that was built with the same quantisation; convert --dequantize makes it plain"
-        ]
-        yield Finding("packed", what + (", …" if packed[1:] else ""), actions=actions)
+    yield from quantised(ckpt, weights, where)
 
 
 def partly_wrapped(weights: StateDict) -> dict[str, int]:
