@@ -40,7 +40,7 @@ def seeds(torch, tmp_path_factory):
 
 def test_mutants_of_every_format_are_read_or_refused_with_a_clear_line(seeds):
     told = run("tests.fuzz", *seeds, "run", "all", "--mutants", MUTANTS)
-    assert told.count(f"{MUTANTS} mutants") == 12
+    assert told.count(f"{MUTANTS} mutants") == 13
     assert "FINDING" not in told
     assert "VALID" not in told
 

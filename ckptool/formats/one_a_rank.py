@@ -40,6 +40,7 @@ FORMAT = FolderFormat(
     join=open_folder,
     loader="other",
     archive=True,
+    of_ranks=True,
 )
 
 
@@ -65,6 +66,7 @@ MEGATRON = FolderFormat(
     join=open_megatron,
     loader="other",
     archive=True,
+    of_ranks=True,
 )
 
 
@@ -92,4 +94,5 @@ ZERO = FolderFormat(
     join=lambda folder, wanted: open_zero(folder, whole=wanted.with_optimizer),
     loader="other",
     archive=True,
+    of_ranks=True,
 )

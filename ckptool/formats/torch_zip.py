@@ -93,6 +93,14 @@ def open_zip(file: File) -> Checkpoint:
     )
 
 
+def saved_as(ckpt: Checkpoint) -> str:
+    """The name of the file that torch.save wrote, without its ending, as its archive notes it; "" if it does not.
+
+    What is saved through a buffer is called "archive".
+    """
+    return ckpt.origin.archive.top if isinstance(ckpt.origin, _Origin) else ""
+
+
 def _version(archive: Archive) -> bytes:
     return small(archive, "version", b"3").strip()
 

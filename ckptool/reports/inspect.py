@@ -453,7 +453,7 @@ def _suggestions(
         out = beside(ckpt.where, "weights", ".safetensors" if flat else None)
         around = f"{'the classes and ' if unsafe else ''}what stands around them"
         found.append((f"ckptool convert {file} {out} --extract", f"to keep the weights alone, without {around}"))
-    if isinstance(kind := format_of(ckpt), FolderFormat) and kind.join and not found:
+    if isinstance(kind := format_of(ckpt), FolderFormat) and kind.of_ranks and not found:
         out = beside(ckpt.where, "whole", ".safetensors")
         found.append((f"ckptool convert {file} {out}", "to put the parts of all ranks together"))
     return found

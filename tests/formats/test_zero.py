@@ -222,7 +222,9 @@ def test_experts_are_in_files_of_their_own(runs):
     assert all(torch.equal(found[key], value) for key, value in rank_0.items())
     experts = sorted(key for key in found if "deepspeed_experts" in key)
     assert [key.split(".")[4] for key in experts] == ["0", "0", "1", "1"]
-    assert any("left behind: the optimizer's files" in line for line in ckptool.open(runs / "experts").lost_form)
+    lines = ckptool.open(runs / "experts").lost_form
+    assert any("left behind: the optimizer's files" in line for line in lines)
+    assert any("weights are in the type of training" in line for line in lines)
 
 
 def test_an_expert_that_is_missing_is_named(copied):
@@ -385,6 +387,33 @@ def test_a_rank_of_a_run_with_other_settings_is_noticed(copied, runs, stage):
     shutil.copy(runs / f"zero{stage}-fp32" / "global_step3" / name, save / f"bf16_{name}")
     with pytest.raises(Malformed, match="they disagree about the settings of DeepSpeed"):
         ckptool.open(run)
+
+
+@pytest.mark.parametrize("name", ["zero1-bf16", "zero2-bf16", "zero3-bf16", "zero3-fp32", "zero3-three-ranks"])
+def test_files_whose_names_were_exchanged_are_noticed(copied, name):
+    """At stage 3 nothing in the pickle tells whose it is; the archive around it has the name that it was saved under."""
+    run, save = copied(name)
+    first, second, *_ = sorted(save.glob("*_optim_states.pt"))
+    first.rename(save / "aside")
+    second.rename(first)
+    (save / "aside").rename(second)
+    with pytest.raises(Malformed) as caught:
+        ckptool.open(run)
+    assert "under the names of others" in caught.value.what or "is not the part that its name says" in caught.value.what
+
+
+def test_a_rank_of_another_run_with_the_same_settings_is_noticed_by_its_values(copied, tmp_path):
+    """Two runs of one script with other seeds: nothing but the values differs."""
+    run, save = copied("zero2-bf16")
+    path = save / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    _change(path, lambda state: [part.mul_(1.1) for part in state["single_partition_of_fp32_groups"]])
+    opened = ckptool.open(run)
+    (line,) = [line for line in opened.warnings if "rounded, are not those of the model's file" in line]
+    assert "norm.bias" in line
+    with pytest.raises(CannotCarry) as caught:
+        ckptool.save(opened, tmp_path / "x.safetensors")
+    assert line in caught.value.evidence
+    assert not (tmp_path / "x.safetensors").exists()
 
 
 class TestOneFileAlone:

@@ -56,6 +56,7 @@ def put(place, files):
     place.unlink(missing_ok=True)
     place.mkdir()
     for name, data in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(data)
 
 

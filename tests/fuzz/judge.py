@@ -185,7 +185,8 @@ class Judge:
                 place.unlink()
 
     def _ask(self, path, rng, everything):
-        ckpt = self._try("open", lambda: ckptool.open(path))
+        whole = path.is_dir() and rng.random() < 0.5
+        ckpt = self._try("open", lambda: ckptool.open(path, with_optimizer=whole))
         seen = self._try("inspect", lambda: describe(ckpt)) if ckpt else None
         found = self._try("verify", lambda: ckptool.verify(path))
         files = sorted(path.iterdir()) if path.is_dir() else [path]

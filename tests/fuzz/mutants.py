@@ -7,6 +7,7 @@ import zlib
 
 from . import pickles, streams, texts, zips
 from .bytes import anyhow
+from .seeds import FOLDERS
 
 MOST_BYTES = 4 << 20
 
@@ -34,7 +35,7 @@ class Mutants:
                 return name, made, rng
 
     def _mutated(self, rng, name, files):
-        if self.family in ("dcp", "sharded"):
+        if self.family in FOLDERS:
             return _folder(rng, self.family, files, self.pickles)
         (inner, data), *_ = files.items()
         return {inner: _file(rng, self.family, name, data, self.pickles)}
@@ -70,7 +71,7 @@ def _file(rng, family, name, data, others):
 def _folder(rng, family, files, others):
     """A folder with one file changed, lost, renamed or exchanged. What says where things are is changed most."""
     made = dict(files)
-    told = [name for name in made if name == ".metadata" or name.endswith(".json")]
+    told = [name for name in made if name == ".metadata" or name.endswith((".json", "_model_states.pt"))]
     name = rng.choice(told) if told and rng.random() < 0.7 else rng.choice(list(made))
     way = rng.random()
     if way < 0.06:
@@ -94,7 +95,10 @@ def _part(rng, name, data, others):
         return pickles.mutated(rng, data, others) if rng.random() < 0.95 else anyhow(rng, data)
     if name.endswith(".safetensors") and len(data) > 8:
         return texts.safetensors(rng, data)
-    if name.endswith(".bin"):
+    if name.endswith(".pt") and rng.random() < 0.7:
+        with contextlib.suppress(zipfile.BadZipFile, zlib.error, StopIteration, IndexError):
+            return zips.contents(rng, data, others, wanted=lambda record: record.endswith("data.pkl"))
+    if name.endswith((".bin", ".pt")):
         with contextlib.suppress(zipfile.BadZipFile, zlib.error):  # it may be a mutant already
             return zips.zip_archive(rng, data, others)
     return anyhow(rng, data)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 #: Families of formats whose seeds are folders.
-FOLDERS = ("dcp", "sharded")
+FOLDERS = ("dcp", "sharded", "ranks")
 FAMILIES = (
     "pickle",
     "zip",
@@ -33,6 +33,12 @@ FAMILIES = (
     "frameworks",
     *FOLDERS,
 )
+#: Runs of trainers, of which each rank wrote files of its own: archive -> folders in it.
+RUNS = {
+    "deepspeed": "zero0-bf16 zero2-bf16 zero2-three-ranks zero3-bf16 zero3-fp16 pipeline-zero1 experts".split(),
+    "megatron": "tp2pp2 interleaved experts adam adam-distributed adam-experts-distributed".split(),
+}
+RUNS["deepspeed"].append("zero2-bf16-universal/global_step3_universal")
 #: Files of other frameworks that are read in this process and stand alone.
 FRAMEWORKS = "equinox.eqx flax.msgpack flax-chunked.msgpack float.tflite int8.tflite gguf.gguf mlx.npy".split()
 FRAMEWORKS += "onnx.onnx tf1-v1.ckpt joblib.joblib joblib-zlib.joblib paddle.pdparams plain.pkl".split()
@@ -222,7 +228,8 @@ def programs(folder):
 
 def read_folder(folder):
     """The files of a folder."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def folders(folder):
@@ -246,6 +253,17 @@ def folders(folder):
     index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
     (folder / "split" / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     yield "sharded", "split", read_folder(folder / "split")
+
+
+def runs(folder):
+    """What the ranks of DeepSpeed and of Megatron wrote."""
+    for trainer, names in RUNS.items():
+        with tarfile.open(Path(__file__).parents[2] / "fixtures" / trainer / "runs.tar.xz") as packed:
+            packed.extractall(folder / trainer, filter="data")
+        for name in names:
+            files = read_folder(folder / trainer / name)
+            own = {n: d for n, d in files.items() if not n.startswith(("dist/", "expected", "zero_to_fp32"))}
+            yield "ranks", name.replace("/", "-"), own
 
 
 def write(folder):
@@ -275,7 +293,7 @@ def write(folder):
             _write(folder, "npz", name, {"": (real / name).read_bytes()})
         for family, name, data in programs(Path(scratch)):
             _write(folder, family, name, {"": data})
-        for family, name, files in folders(Path(scratch)):
+        for family, name, files in (*folders(Path(scratch)), *runs(Path(scratch))):
             _write(folder, family, name, files)
     (folder / "complete").write_text(sys.version)
 
@@ -284,8 +302,7 @@ def _write(folder, family, name, files):
     place = folder / family / name
     place.parent.mkdir(parents=True, exist_ok=True)
     for inner, data in files.items():
-        if inner:
-            place.mkdir(exist_ok=True)
+        (place / inner).parent.mkdir(parents=True, exist_ok=True)
         (place / inner if inner else place).write_bytes(data)
 
 

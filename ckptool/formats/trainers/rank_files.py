@@ -27,7 +27,7 @@ from ...weights import is_training_state
 from ..tiles import Chunk, assemble
 from .flat import Flat
 from .flat_params import Layout, Noted, filled, is_flat, is_note, layout, note_of, notes_in, pieces_of, whole_notes
-from .pickled import open_part
+from .pickled import open_part, saved_under
 from .placement import Part, is_placed, part_of
 from .plan import Plan, Runs, put_together
 from .rank_series import Series, series_in
@@ -187,6 +187,13 @@ class Joining:
         for (number, name), part in zip(self.series.files.items(), self.opened.values(), strict=True):
             first = next((part_of(node) for node in placed_in(part.root) if is_placed(node)), None)
             rank = number if first is None or first.rank is None else first.rank
+            if (first is None or first.rank is None) and (other := saved_under(part, name)) is not None:
+                raise Malformed(
+                    f"holds the file of a rank under the name of another: {printable(name, 80)} was saved as "
+                    f"{printable(other, 80)}",
+                    where=self.folder.path,
+                    hint="give each file the name that it was saved under, with its ending",
+                )
             if rank in self._ranks:
                 raise Malformed(
                     f"holds two files of rank {rank}, as what is in them says:",

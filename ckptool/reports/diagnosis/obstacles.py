@@ -65,7 +65,7 @@ def in_the_way(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Finding]
 
 def _of_a_run(ckpt: Checkpoint, part: PartOfRun | None) -> Iterator[Finding]:
     """Whether it is a folder with a file for each rank, or one of these files."""
-    if isinstance(kind := format_of(ckpt), FolderFormat) and kind.join:
+    if isinstance(kind := format_of(ckpt), FolderFormat) and kind.of_ranks:
         command = f"ckptool convert {shell_path(ckpt.where)} {beside(ckpt.where, 'whole', '.safetensors')}"
         what = "each rank of a run wrote files of its own, which torch.load does not put together"
         yield Finding("one-file-a-rank", what, True, [(command, "which puts the weights together")])
