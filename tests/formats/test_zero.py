@@ -391,7 +391,7 @@ def test_a_rank_of_a_run_with_other_settings_is_noticed(copied, runs, stage):
 
 @pytest.mark.parametrize("name", ["zero1-bf16", "zero2-bf16", "zero3-bf16", "zero3-fp32", "zero3-three-ranks"])
 def test_files_whose_names_were_exchanged_are_noticed(copied, name):
-    """At stage 3 nothing in the pickle tells whose it is; the archive around it has the name that it was saved under."""
+    """At stage 3 nothing in the pickle tells whose it is; the archive notes the name that it was saved under."""
     run, save = copied(name)
     first, second, *_ = sorted(save.glob("*_optim_states.pt"))
     first.rename(save / "aside")
@@ -406,7 +406,7 @@ def test_a_rank_of_another_run_with_the_same_settings_is_noticed_by_its_values(c
     """Two runs of one script with other seeds: nothing but the values differs."""
     run, save = copied("zero2-bf16")
     path = save / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    _change(path, lambda state: [part.mul_(1.1) for part in state["single_partition_of_fp32_groups"]])
+    _change(path, lambda state: [part.data.mul_(1.1) for part in state["single_partition_of_fp32_groups"]])
     opened = ckptool.open(run)
     (line,) = [line for line in opened.warnings if "rounded, are not those of the model's file" in line]
     assert "norm.bias" in line

@@ -389,7 +389,7 @@ class _Save:
             return []
         return [
             f"the float32 values of {counted(len(self.odd), 'parameter')} ({listed(self.odd)}), rounded, are not those "
-            "of the model's file: files of two runs or steps lie here, or weights were changed after the optimizer's step"
+            "of the model's file: files of two runs or steps lie here, or weights were changed by hand"
         ]
 
     def receipt(self, *, whole: bool) -> list[str]:
