@@ -25,6 +25,7 @@ from ...tensor import LazyTensor, Storage, contiguous_stride
 from ...tree import Dict, List, Object
 from ...weights import is_training_state
 from ..tiles import Chunk, assemble
+from .accounts import Account
 from .flat import Flat
 from .flat_params import Layout, Noted, filled, is_flat, is_note, layout, note_of, notes_in, pieces_of, whole_notes
 from .pickled import open_part, saved_under
@@ -87,6 +88,9 @@ def open_ranks(folder: Folder, plan: Plan | None = None, *, whole: bool = False)
         asked = "" if whole or not beside else "; --with-optimizer keeps what can be put together of them"
         lines.append(f"left behind: {listed([name for one in left for name in one.files.values()])}{asked}")
     parts = {name: part for one in joined for name, part in one.opened.items()}
+    account = Account()
+    account.hold(parts.values())
+    lines += account.lines(root)
     return Checkpoint(
         root,
         NAME,
