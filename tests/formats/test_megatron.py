@@ -173,8 +173,8 @@ def test_experts_of_all_ranks_are_numbered_through(runs, name):
     for key, value in found.items():
         before, _, behind = key.partition("local_experts.")
         number, _, layer = behind.partition(".")
-        name = f"{before}experts.{layer}" if behind else key
-        assert torch.equal(value, dist[name][int(number)] if behind else dist[name]), key
+        place = f"{before}experts.{layer}" if behind else as_the_distributed_format_says(key)
+        assert torch.equal(value, dist[place][int(number)] if behind else dist[place]), key
         experts += bool(behind)
     assert experts == 2 * 4 * 2
     assert any("8 experts in 2 places numbered through" in line for line in ckptool.open(runs / name).lost_form)

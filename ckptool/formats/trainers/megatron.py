@@ -31,6 +31,7 @@ from ...disk.files import is_folder, shell_path
 from ...disk.inside import Folder, listed
 from ...errors import CannotCarry, Malformed, counted, printable
 from ...tree import Dict
+from .accounts import Account
 from .megatron_optimizer import Rank, joined_states
 from .megatron_parts import Joining, Place
 from .pickled import entries_of, folder_in, integer, open_part
@@ -97,10 +98,12 @@ def open_megatron(folder: Folder, plan: Plan | None = None, *, whole: bool = Fal
         *weights.lines(),
     ]
     has_optimizer = any(rank.optimizer is not None or rank.file is not None for rank in grid.ranks.values())
+    account = Account()
+    account.hold(grid.opened.values())
     if whole:
         entries: list[tuple[Any, Any]] = [("model", root)]
         if has_optimizer:
-            state, more = joined_states(grid.ranks, save, grid.plan)
+            state, more = joined_states(grid.ranks, save, grid.plan, account)
             entries.append(("optimizer", state))
             lines += more
         root = Dict([*entries, *beside])
@@ -111,6 +114,7 @@ def open_megatron(folder: Folder, plan: Plan | None = None, *, whole: bool = Fal
             lines.append(f"left behind beside the weights: {listed([key for key, _ in beside])}")
     if len(grid.ranks) > 1 and (whole or beside):
         lines.append("what stands beside the weights (rng_state, …) is that of the first rank")
+    lines += account.lines(root)
     notes = [line for part in grid.opened.values() for line in part.warnings]
     if others:
         notes.append(f"there are other saves: {listed(others)}")

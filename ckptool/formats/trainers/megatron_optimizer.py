@@ -30,6 +30,7 @@ from ...errors import CannotCarry, counted, printable
 from ...inert.other_tensors import as_dense
 from ...tensor import LazyTensor, contiguous_stride
 from ...tree import Dict, List
+from .accounts import Account
 from .flat import as_tensor, rounds_to
 from .megatron_parts import Joining, Place
 from .pickled import entries_of, integer, items_of, open_part
@@ -79,13 +80,13 @@ class _Kept:
     without_rest: bool = False
 
 
-def joined_states(ranks: Mapping[Place, Rank], folder: Folder, plan: Plan) -> tuple[Dict, list[str]]:
+def joined_states(ranks: Mapping[Place, Rank], folder: Folder, plan: Plan, account: Account) -> tuple[Dict, list[str]]:
     """({state: {name: {…}}, param_groups}, lines for the receipt) of the optimizers of all ranks.
 
     Raises:
         CannotCarry: what is kept cannot be told to be of which parameter.
     """
-    kept = {place: _kept(rank) for place, rank in ranks.items()}
+    kept = {place: _kept(rank, account) for place, rank in ranks.items()}
     for place, one in kept.items():  # what is no expert is in the file of the first expert-parallel rank alone
         if one.without_rest:
             first = kept[Place(place.stage, place.tensor, 0)].states
@@ -126,7 +127,7 @@ def joined_states(ranks: Mapping[Place, Rank], folder: Folder, plan: Plan) -> tu
     return Dict([("state", states), ("param_groups", List(groups))]), lines
 
 
-def _kept(rank: Rank) -> _Kept:
+def _kept(rank: Rank, account: Account) -> _Kept:
     """What one rank's optimizer keeps, by the names that its weights have on this rank."""
     weights = {
         (chunk, name): tensor
@@ -151,7 +152,9 @@ def _kept(rank: Rank) -> _Kept:
     if rank.file is not None:
         if named:
             raise _unknown(rank, "its file and distrib_optim.pt both hold states")
-        _distributed(kept, rank, weights, rank.file)
+        part = open_part(rank.file)
+        account.hold([part])
+        _distributed(kept, rank, weights, part.root)
     if not kept.states:
         raise _unknown(rank, "no states are there")
     return kept
@@ -245,8 +248,7 @@ def _require_same(rank: Rank, weight: LazyTensor, values: dict[str, Any], name: 
 # -- the distributed optimizer
 
 
-def _distributed(kept: _Kept, rank: Rank, weights: dict[Name, LazyTensor], file: File) -> None:
-    root = open_part(file).root
+def _distributed(kept: _Kept, rank: Rank, weights: dict[Name, LazyTensor], root: Any) -> None:
     parts = items_of(root)
     optimizers = [root] if parts is None else parts
     for number, part in enumerate(optimizers):

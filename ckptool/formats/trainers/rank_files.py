@@ -25,6 +25,7 @@ from ...tensor import LazyTensor, Storage, contiguous_stride
 from ...tree import Dict, List, Object
 from ...weights import is_training_state
 from ..tiles import Chunk, assemble
+from .accounts import Account
 from .flat import Flat
 from .flat_params import Layout, Noted, filled, is_flat, is_note, layout, note_of, notes_in, pieces_of, whole_notes
 from .pickled import open_part, saved_under
@@ -36,7 +37,7 @@ NAME = "ranks"
 #: Dicts and lists within each other.
 _DEEPEST = 64
 _HOW_TO_SAY = (
-    'say it in a file for --parts, with a line such as "0.weight": [7, 5] for each parameter, in the order of the model'
+    'a file for --parts says it, with a line such as "0.weight": [7, 5] for each parameter, in the order of the model'
 )
 
 
@@ -87,6 +88,9 @@ def open_ranks(folder: Folder, plan: Plan | None = None, *, whole: bool = False)
         asked = "" if whole or not beside else "; --with-optimizer keeps what can be put together of them"
         lines.append(f"left behind: {listed([name for one in left for name in one.files.values()])}{asked}")
     parts = {name: part for one in joined for name, part in one.opened.items()}
+    account = Account()
+    account.hold(parts.values())
+    lines += account.lines(root)
     return Checkpoint(
         root,
         NAME,
@@ -145,7 +149,7 @@ class Joining:
         self.opened = {name: open_part(self.folder.file(name, name)) for name in names}
         self._check_ranks()
         self.root = self._joined([part.root for part in self.opened.values()], (), 0)
-        self.notes += [f"{line}; {_HOW_TO_SAY}" for line in self.lost]
+        self.notes += self.lost
         missing = sorted(self._wanted - set(self._ranks))
         if missing:
             self.notes.append(
@@ -159,10 +163,12 @@ class Joining:
         lines = []
         if self.nameless:
             count = counted(len(self.nameless), "flat parameter")
-            lines.append(f"no file says which names and sizes are in {count} of FSDP 1: {listed(self.nameless)}")
+            lines.append(
+                f"no file says which names and sizes are in {count} of FSDP 1: {listed(self.nameless)}; {_HOW_TO_SAY}"
+            )
         if self.shapeless:
             count = counted(len(self.shapeless), "parameter")
-            lines.append(f"no file says the sizes of {count} of FSDP 1: {listed(self.shapeless)}")
+            lines.append(f"no file says the sizes of {count} of FSDP 1: {listed(self.shapeless)}; {_HOW_TO_SAY}")
         return lines
 
     def lines(self) -> list[str]:

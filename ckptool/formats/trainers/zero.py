@@ -79,6 +79,7 @@ def open_save(folder: Folder, *, whole: bool = False) -> Checkpoint:
     made.notes += [line for part in files.opened.values() for line in part.warnings]
     made.notes += made.contradictions()
     root = made.tree(whole=whole)
+    files.account.hold(part for part in files.opened.values() if part.root is not None)
     return Checkpoint(
         root,
         NAME,
@@ -89,7 +90,7 @@ def open_save(folder: Folder, *, whole: bool = False) -> Checkpoint:
             *made.contradictions(),
             *(f"{n}: {line}" for n, part in files.opened.items() for line in part.lost_content),
         ),
-        lost_form=tuple(made.receipt(whole=whole)),
+        lost_form=(*made.receipt(whole=whole), *files.account.lines(root)),
     )
 
 
@@ -132,6 +133,7 @@ class _Save:
         for rank, name in files.model.items():
             models[rank] = files.open(name)
             if len(models) > 1:  # of a thousand ranks, the placeholders of one are enough
+                files.account.hold([files.opened[name]])
                 models[rank] = {key: value for key, value in models[rank].items() if key in _OF_EACH_RANK}
                 files.opened[name] = replace(files.opened[name], root=None, origin=None)
         first = files.model[min(files.model)]
@@ -389,7 +391,7 @@ class _Save:
             return []
         return [
             f"the float32 values of {counted(len(self.odd), 'parameter')} ({listed(self.odd)}), rounded, are not those "
-            "of the model's file: files of two runs or steps lie here, or weights were changed after the optimizer's step"
+            "of the model's file: files of two runs or steps lie here, or weights were changed by hand"
         ]
 
     def receipt(self, *, whole: bool) -> list[str]:

@@ -23,6 +23,7 @@ from ...checkpoint import Checkpoint
 from ...disk.files import is_folder, shell_path
 from ...disk.inside import Folder, listed
 from ...errors import Ambiguous, CannotCarry, Malformed, counted, printable
+from .accounts import Account
 from .pickled import differing, entries_of, folder_in, open_part, saved_under
 
 LATEST = "latest"
@@ -53,6 +54,7 @@ class ZeroFiles:
         of_experts: the optimizer files of experts.
         parallel: there were several tensor-parallel ranks or stages, and it is universal.
         opened: file -> its checkpoint.
+        account: of what those hold that were opened and let go.
         others: file -> the name of another rank's file, if that is what it was saved as.
     """
 
@@ -66,6 +68,7 @@ class ZeroFiles:
     of_experts: list[str] = field(default_factory=list)
     parallel: bool = False
     opened: dict[str, Checkpoint] = field(default_factory=dict)
+    account: Account = field(default_factory=Account)
     others: dict[str, str | None] = field(default_factory=dict)
 
     @property

@@ -69,7 +69,13 @@ def _of_a_run(ckpt: Checkpoint, part: PartOfRun | None) -> Iterator[Finding]:
     if isinstance(kind := format_of(ckpt), FolderFormat) and kind.of_ranks:
         command = f"ckptool convert {shell_path(ckpt.where)} {beside(ckpt.where, 'whole', '.safetensors')}"
         what = "each rank of a run wrote files of its own, which torch.load does not put together"
-        yield Finding("one-file-a-rank", what, True, [(command, "which puts the weights together")])
+        gives = "which puts the weights together"
+        if said := next((line for line in ckpt.lost_content if "--parts" in line), ""):
+            what, command = f"{what}; {said.partition(';')[0]}", f"{command} --parts sizes.yaml"
+            gives += (
+                ', where sizes.yaml has a line such as "0.weight": [7, 5] for each parameter, in the order of the model'
+            )
+        yield Finding("one-file-a-rank", what, True, [(command, gives)])
     if part is not None:
         yield Finding("part-of-a-run", part.sentence, part.is_less, [(part.command, f"which {part.gives}")])
 
