@@ -248,7 +248,7 @@ def _explain(mapping: Mapping, options: dict[str, Any]) -> None:
     width = max(shutil.get_terminal_size((120, 40)).columns, 60)
     texts = {key: explained(mapping, key, width) for key in options["explain"]}
     if options["as_json"]:
-        print_json({"ckptool": 1, "command": "transfer", "explained": {k: t.splitlines() for k, t in texts.items()}})
+        print_json("transfer", {"explained": {key: text.splitlines() for key, text in texts.items()}})
     else:
         click.echo("\n\n".join(texts.values()))
 
