@@ -29,6 +29,7 @@ from ..model_code import user_code
 from ..passes import recipes
 from ..porting import mapping_file
 from ..porting.applying import apply, open_source
+from ..porting.explaining import explained
 from ..porting.mapping import Mapping
 from ..porting.mapping_text import mapping_page, mapping_text
 from ..porting.refusal import require_accepted, require_proof
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
 @output_option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
 @output_option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything.")
 @output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
+@output_option("--explain", multiple=True, metavar="KEY", help="Say how KEY came to its place; write nothing.")
 @output_option("--json", "as_json", is_flag=True, help="Print the mapping as JSON.")
 @output_option("-q", "--quiet", is_flag=True, help="No report, no progress bar.")
 @output_option("-v", "--verbose", is_flag=True, help="One line for every key, with its evidence.")
@@ -91,6 +93,7 @@ def transfer(source: str, model: str, **options: Any) -> int:
     """
     _check_options(options)
     _check_order(source, model)
+    options["dry_run"] |= bool(options["explain"])
     check_side_outputs()
     # what is wrong with it is said before any code is run; it is read once, since it may be a pipe
     read = mapping_file.read(options["mapping_file"]) if options["mapping_file"] else None
@@ -119,6 +122,9 @@ def transfer(source: str, model: str, **options: Any) -> int:
     for option in ("html", "save_mapping", "emit"):
         if options[option] and is_same_file(options[option], out):
             raise RuleError("is the file of weights that is written", where=options[option], hint="choose another name")
+    if options["explain"]:
+        _explain(replace(mapping, source=source), options)
+        return 0
     _show(replace(mapping, source=source), options, ckpt.state_dict(mapping.at).path if options["emit"] else "")
     refusal = _refusal(mapping, options)
     plan = None
@@ -239,6 +245,16 @@ def _show(mapping: Mapping, options: dict[str, Any], weights_at: str) -> None:
     if not options["as_json"] and not options["quiet"]:
         width = max(shutil.get_terminal_size((120, 40)).columns, 60)
         click.echo(mapping_text(mapping, everything=options["verbose"], width=width))
+
+
+def _explain(mapping: Mapping, options: dict[str, Any]) -> None:
+    """The way of each key that is asked about."""
+    width = max(shutil.get_terminal_size((120, 40)).columns, 60)
+    texts = {key: explained(mapping, key, width) for key in options["explain"]}
+    if options["as_json"]:
+        print_json("transfer", {"explained": {key: text.splitlines() for key, text in texts.items()}})
+    else:
+        click.echo("\n\n".join(texts.values()))
 
 
 def _refusal(mapping: Mapping, options: dict[str, Any]) -> Doubtful | None:

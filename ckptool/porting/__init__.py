@@ -57,6 +57,18 @@ class Mapping(data.Mapping):
 
         return mapping_text(self)
 
+    def explain(self, key: str) -> str:
+        """How one KEY of the model or of the source came to its place, as `ckptool transfer --explain` prints it.
+
+        What was done to it, which rules told it from its look-alikes, what was asked, and what decided.
+
+        Raises:
+            NotFound: neither has the key.
+        """
+        from .explaining import explained
+
+        return explained(self, key)
+
     def save(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write it as a mapping file (YAML), to be read, edited and used again (see `ckptool.read_mapping`)."""
         from .mapping_file import save

@@ -11,9 +11,29 @@ from typing import Any, Literal, get_args
 from ..errors import printable
 from ..keys import Pattern
 from .expression import Expr, Shape, of
+from .matching.evidence import Told
 from .questions import Question, Reason, answered, joined, still_open
 
 Status = Literal["mapped", "guessed", "unmapped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The way of one tensor of the common form that a key is made of, or is put together from.
+
+    Attributes:
+        target, source: the modules of the two sides that were matched, in the common form.
+        target_steps, source_steps: the steps that brought them there, by name.
+        told: what told the one of the model from its look-alikes.
+        support: the rule that supports a pair which only its shape made, or an empty text.
+    """
+
+    target: str
+    source: str
+    target_steps: tuple[str, ...]
+    source_steps: tuple[str, ...]
+    told: tuple[Told, ...]
+    support: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +50,7 @@ class Entry:
         dtype: its element type in the model.
         parameter: whether it is trained.
         line: where it stands in a mapping file that was read, counted from 1; else 0.
+        way: how matching came to it, for each part that it is made of; nothing if it was not matched.
     """
 
     target: str
@@ -41,6 +62,7 @@ class Entry:
     dtype: str = "float32"
     parameter: bool | None = None
     line: int = 0
+    way: tuple[Part, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def status(self) -> Status:
@@ -106,6 +128,10 @@ class Entry:
             "evidence": self.evidence,
             "doubts": list(self.doubts),
             "rivals": [str(rival) for rival in self.rivals],
+            "questions": [
+                {"asks": str(one), "options": list(map(str, one.options)), "answer": one.answer or None}
+                for one in self.questions
+            ],
         }
 
 

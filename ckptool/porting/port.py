@@ -14,14 +14,12 @@ from .expression import Expr, Shape
 from .forms.canonical import canonical
 from .forms.copies import copies, doubt_copies
 from .forms.doubles import called_as_in
-from .forms.layouts import turn_bare_matrices
-from .forms.permuted import permute
 from .forms.pieces import STATISTICS, squeezed, substituted
 from .holes.background import doubt_background
 from .holes.conventions import doubt_conventions
 from .holes.filling import Filled, Filling, Values
 from .holes.substitutes import substitute
-from .mapping import Entry, Mapping
+from .mapping import Entry, Mapping, Part
 from .matching.match import Matcher, is_average, kind_of
 from .questions import Question, Reason, Topic, answered, ask, joined
 from .rivals import weigh
@@ -48,8 +46,6 @@ def port(
     copied, others = copies(source, target)
     kept = replace(source, entries={k: e for k, e in source.entries.items() if k not in copied and k not in others})
     s, t = canonical(kept, target, lora_scale=lora_scale)
-    turn_bare_matrices(s, t)
-    permute(s, t)
     matcher = Matcher(s, t)
     matching = matcher.run()
     weigh(matching, matcher.sequences)
@@ -72,6 +68,7 @@ class _Entries:
         self._source, self._target, self._shapes, self._copied = filling.source, filling.target, shapes, copied
         self._filled, self._unit_of = filling.holes, filling.unit_of
         self._holes = {name.hole: filled for name, filled in filling.holes.items()}
+        self._names = {name.hole: name for name in filling.holes}
         self._misses = {name.hole: why for name, why in filling.misses.items()}
         self._unused: list[Tensor] | None = None
 
@@ -150,7 +147,16 @@ class _Entries:
         if expr.is_copy:
             questions = answered(questions, Topic.LAYOUT, "what was taken apart is put together again as it was")
         evidence = "; ".join(dict.fromkeys(f.evidence for f in filled if f.evidence))
-        return replace(blank, expr=expr, evidence=evidence, questions=tuple(questions))
+        way = tuple(map(self._part, holes))
+        return replace(blank, expr=expr, evidence=evidence, questions=tuple(questions), way=way)
+
+    def _part(self, hole: str) -> Part:
+        """How matching came to what fills a hole."""
+        name = self._names[hole]
+        t, s = self._unit_of[name]
+        own, theirs = self._target.pieces.get(name), s.pieces.get(name.role, s.main)
+        steps = own.steps if own is not None else ()
+        return Part(".".join(t.path), ".".join(s.path), steps, theirs.steps, tuple(t.told), t.support)
 
     def _questions(self, assembly: Expr, filled: MappingOf[str, Filled]) -> list[Question[Expr]]:
         """What is asked about the holes of a key, with options for the whole of it.

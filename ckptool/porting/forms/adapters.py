@@ -34,12 +34,10 @@ class _Adapter:
         return [piece for named in self.parts.values() for piece in named.values()]
 
 
-def merge_adapters(source: Canon, target: Canon, scale: float | None) -> None:
+def merge_adapters(source: Canon, target: Canon) -> None:
     """Merge the adapters of the source, unless the target has some itself; whatever is not merged is doubted.
 
-    Args:
-        source, target: the two sides.
-        scale: alpha by rank, where the file says it beside its weights; an `alpha` with every layer counts before it.
+    The scale of the source is alpha by rank, where the file says it; an `alpha` with every layer counts before it.
     """
     own, theirs = _adapters(source), _adapters(target)
     for canon, found in ((source, own), (target, theirs)):
@@ -53,7 +51,7 @@ def merge_adapters(source: Canon, target: Canon, scale: float | None) -> None:
     for base, adapter in own.items():
         name = bases[base]
         weight = None if name is None else source.pieces[name]
-        why = None if weight is None else _merged(source, weight, adapter, scale, turned)
+        why = None if weight is None else _merged(source, weight, adapter, source.adapter_scale, turned)
         for piece in adapter.pieces:
             source.pieces.pop(piece.name, None)
         if why is not None and weight is not None:

@@ -40,6 +40,20 @@ def _fused_shapes(canon: Canon) -> Counter[Shape]:
     return Counter(p.shape for p in canon.pieces.values() if p.role == "weight" and fused_kind(p))
 
 
+def split_first(source: Canon, target: Canon) -> None:
+    """Take fused projections apart, the source twice: what one side is in shows in what the other is."""
+    both = fused_alike(source, target)
+    for one, other in ((source, target), (target, source), (source, target)):
+        split_fused(one, other, both)
+
+
+def split_again(source: Canon, target: Canon) -> None:
+    """Take fused projections apart that stood in a stack of experts, or were heads."""
+    both = fused_alike(source, target)
+    for one, other in ((source, target), (target, source)):
+        split_fused(one, other, both)
+
+
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
     """Take fused projections apart, unless the other side has them fused, too: BOTH are shapes that both have."""
     fused = [(p, kind) for p in one.pieces.values() if p.role == "weight" and (kind := fused_kind(p))]

@@ -85,6 +85,15 @@ def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> Piece:
     return canon.pieces[piece.name]
 
 
+def turn_all(one: Canon, other: Canon) -> None:
+    """Bring weights into the layout of torch. Of the other side only the sizes of its bare parameters are asked."""
+    bare = {p.shape for p in other.pieces.values() if is_bare(p)} - {
+        p.shape[::-1] if len(p.shape) == 3 else () for p in other.pieces.values() if not is_bare(p)
+    }
+    for piece in list(one.pieces.values()):
+        torch_layout(one, piece, bare)
+
+
 def turn_by_vote(canon: Canon) -> None:
     """Find matrices that stand with the inputs first by the lengths of their biases; square ones follow their kin.
 

@@ -56,6 +56,7 @@ class Piece:
         entry: the entry that it came from.
         questions: what the steps that made it are not sure of, with expressions over the source; for a target, over
             its own hole.
+        steps: the steps of the common form that made it, by name.
     """
 
     path: tuple[str, ...]
@@ -67,6 +68,7 @@ class Piece:
     words: tuple[str, ...]
     entry: Entry
     questions: tuple[Question[Expr], ...] = ()
+    steps: tuple[str, ...] = ()
 
     @property
     def name(self) -> Name:
@@ -104,6 +106,8 @@ class Canon:
         counters: keys of `num_batches_tracked`, with the path of the batch norm of each.
         dropped: keys of weights, with that of the copy beside each of which some is dropped.
         notes: what was done, for the report.
+        adapter_scale: factor of low-rank adapters, if the file says it.
+        step: the step that is being taken, which pieces remember that it makes.
     """
 
     signature: Signature
@@ -113,11 +117,15 @@ class Canon:
     counters: dict[str, tuple[str, ...]] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    adapter_scale: float | None = None
+    step: str = ""
 
     def put(self, piece: Piece) -> Piece:
         """Add a piece; one whose name is taken gets another."""
         while piece.name in self.pieces:
             piece = replace(piece, path=(*piece.path, "again"))
+        if self.step and self.step not in piece.steps:
+            piece = replace(piece, steps=(*piece.steps, self.step))
         if self.is_target:
             piece = replace(piece, expr=ex.of(piece.name.hole))
         self.pieces[piece.name] = piece
@@ -146,7 +154,8 @@ class Canon:
         """Replace OLDS by one NEW piece, made by DOWN from them; UP makes each of them from it."""
         for old in olds:
             del self.pieces[old.name]
-        placed = self.put(replace(new, expr=down(*(old.expr for old in olds))))
+        steps = tuple(dict.fromkeys(step for old in olds for step in old.steps))
+        placed = self.put(replace(new, expr=down(*(old.expr for old in olds)), steps=steps))
         if self.is_target:
             for old, make in zip(olds, up, strict=True):
                 self._fill(old.name.hole, make(placed.expr))

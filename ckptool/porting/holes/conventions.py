@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..forms.projections import heads_of, of_library, part_label
 from ..matching.evidence import Kind
 from ..matching.units import Unit, label_of
 from ..questions import Reason, Topic
+from ..rules import Rule, Strength, in_order
 from ..words import Rotary, cut, label, table, words_of
 from .filling import Filling, Values
 from .modulation import doubt_gates, doubt_modulation
@@ -26,19 +27,8 @@ _AS_IT_IS = frozenset({"select", "reshape"})
 
 def doubt_conventions(filling: Filling) -> None:
     """Doubt, or turn, what code on the two sides may take in different ways."""
-    for step in (
-        _bare_squares,
-        _turned_squares,
-        _arranged,
-        _rotary,
-        _flatten,
-        _concatenated,
-        doubt_modulation,
-        doubt_gates,
-        _centred_norms,
-        _equalised,
-    ):
-        step(filling)
+    for rule in CONVENTIONS:
+        rule.run(filling)
 
 
 def _bare_squares(filling: Filling) -> None:
@@ -365,3 +355,89 @@ def _rotary_by_name(path: Sequence[str]) -> Rotary | None:
             if words[start:] in table().rotary:
                 return table().rotary[words[start:]]
     return None
+
+
+#: What code may do in two ways, of which nothing in the file shows which.
+CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
+    Rule(
+        "square parameters",
+        10,
+        "A square parameter may stand with its inputs or its outputs first.",
+        "Others of the file whose sizes show it answer that; else it is a question.",
+        _bare_squares,
+        Strength.OPEN,
+    ),
+    Rule(
+        "square matrices",
+        20,
+        "A square matrix that the model holds with its inputs first may be turned.",
+        "Others of its name whose sizes show it answer that; else it is a question.",
+        _turned_squares,
+        Strength.OPEN,
+    ),
+    Rule(
+        "arrangement of projections",
+        30,
+        "Projections in one tensor may be arranged in another way, under another name.",
+        "In blocks, or by attention head; gate first, or value first.",
+        _arranged,
+        Strength.OPEN,
+    ),
+    Rule(
+        "rotary embeddings",
+        40,
+        "Rotary embeddings pair the rows of queries and keys in one of two ways.",
+        "Halves (as in GPT-NeoX) or neighbours (as in GPT-J); names of known code answer that.",
+        _rotary,
+        Strength.OPEN,
+    ),
+    Rule(
+        "flattened features",
+        50,
+        "A linear layer takes feature maps flattened in one of two orders.",
+        "Channels first as in torch, or last as in TensorFlow.",
+        _flatten,
+        Strength.OPEN,
+    ),
+    Rule(
+        "branches side by side",
+        60,
+        "A layer takes branches side by side, in an order that only code shows.",
+        "As a rule they are joined in the order in which they are registered.",
+        _concatenated,
+        Strength.OPEN,
+        when="the model joins them in another order than the file holds them, or some are guesses",
+    ),
+    Rule(
+        "scale and shift",
+        70,
+        "A layer gives scale and shift, in an order that only code shows.",
+        "Layers beside a norm give the shift first as a rule, layers in one the scale.",
+        doubt_modulation,
+        Strength.OPEN,
+    ),
+    Rule(
+        "gate and value",
+        80,
+        "A layer gives a gate and what it is multiplied with, in an order that only code shows.",
+        "The gate comes first where it goes through silu as a rule, second elsewhere.",
+        doubt_gates,
+        Strength.OPEN,
+    ),
+    Rule(
+        "norms around 0 or 1",
+        90,
+        "One of the two codes adds 1 to its norm weights.",
+        "The values of the file lie around 0 where the model wants them around 1, or the other way round.",
+        _centred_norms,
+        Strength.OPEN,
+    ),
+    Rule(
+        "equalised learning rates",
+        100,
+        "The file's weights are as wide as where code multiplies them on every call.",
+        "Code initialises with 1 / sqrt(inputs); weights that are all much wider had that factor outside.",
+        _equalised,
+        Strength.OPEN,
+    ),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from .. import expression as ex
@@ -10,6 +11,7 @@ from ..forms.pieces import substituted
 from ..matching.match import is_average
 from ..matching.units import SOME, Pair, Unit, label_of, related, similarity
 from ..questions import Question, Reason, ask
+from ..rules import Rule, Strength, in_order
 from ..words import table
 from . import left_over as leftovers
 from .filling import Filled, Filling
@@ -17,15 +19,9 @@ from .remedies import of_rows, remedy
 
 
 def substitute(filling: Filling) -> None:
-    """Fill what has no partner of equal shape. Most of it ends as a guess."""
-    _averages(filling)
-    _fold_norms(filling)
-    _near_misses(filling)
-    _tied_sources(filling)
-    _leftovers(filling)
-    _tied_tables(filling)
-    _tied_heads(filling)
-    _of_other_sizes(filling)
+    """Fill what has no partner of equal shape, by the rules of the table below. Most of it ends as a guess."""
+    for rule in SUBSTITUTES:
+        rule.run(filling)
 
 
 def _averages(filling: Filling) -> None:
@@ -293,3 +289,69 @@ def _was_beside(filling: Filling, t: Unit, own: Unit, s: Unit) -> bool:
     theirs = {key.split(".")[0] for key in filling.source.signature.entries}
     ours = {key.split(".")[0] for key in filling.target.signature.entries}
     return theirs == {first} and ours == {first, t.main.entry.key.split(".")[0]} and len(ours) == 2
+
+
+#: What may go where nothing was matched.
+SUBSTITUTES: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
+    Rule(
+        "averages",
+        10,
+        "An average of a tensor is filled with the average that the file keeps of what fills that tensor.",
+        "Averages stand beside what they are of; one is there.",
+        _averages,
+    ),
+    Rule(
+        "folded batch norm",
+        20,
+        "A batch norm that the model does not have is folded into the layer before it.",
+        "In evaluation the two are one layer. The eps is not in the file.",
+        _fold_norms,
+        Strength.OPEN,
+    ),
+    Rule(
+        "other sizes",
+        30,
+        "A tensor of the same name or place is brought to the sizes of the model.",
+        "There is a usual way from one size to the other: other vocabularies, positions, channels, frames.",
+        _near_misses,
+        Strength.OPEN,
+    ),
+    Rule(
+        "tied in the file",
+        40,
+        "It is filled with a key that is tied to another in the file.",
+        "The model holds apart what the file has under two names.",
+        _tied_sources,
+    ),
+    Rule(
+        "left over in one part",
+        50,
+        "What is left over in one part of both sides is put together, cut, or shared.",
+        "Nothing else is left there, and the sizes add up.",
+        _leftovers,
+        Strength.OPEN,
+    ),
+    Rule(
+        "one table of words",
+        60,
+        "A second table of words is filled with the only one of the file.",
+        "An encoder and a decoder often share one.",
+        _tied_tables,
+        Strength.OPEN,
+    ),
+    Rule(
+        "tied output layer",
+        70,
+        "An output layer that the file does not have is filled with its word embedding.",
+        "Most language models tie the two; certain where the file ties them or has nothing beside the body.",
+        _tied_heads,
+        Strength.LIKELY,
+    ),
+    Rule(
+        "other sizes, named",
+        80,
+        "What stands in its place in the file has other sizes and does not fit.",
+        "The refusal names it, so that one sees what is new.",
+        _of_other_sizes,
+    ),
+)

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from ..questions import Question
 from ..words import Group, label
-from .evidence import Evidence
+from .evidence import Evidence, Told
 from .units import Unit
 
 
@@ -16,6 +16,8 @@ class _Worded(Protocol):
     words: tuple[str, ...]
 
 
+#: So many look-alikes that a rule excludes are named.
+_NAMED = 3
 #: When `Cells.split` splits a cell.
 Mode = Literal["some", "all", "fair", "one"]
 
@@ -26,6 +28,7 @@ class Cells:
     Attributes:
         targets, sources: the units.
         pair_of: the cells that hold one pair.
+        rule: the rule that is asked now, which units remember that it splits off.
     """
 
     def __init__(self, targets: list[Unit], sources: list[Unit]) -> None:
@@ -35,6 +38,7 @@ class Cells:
         for unit in (*targets, *sources):
             unit.cell = colours.setdefault(unit.colour, len(colours))
         self._count = len(colours)
+        self.rule = ""
         self.pair_of: dict[int, tuple[Unit, Unit]] = {}
         self._settle()
 
@@ -97,6 +101,10 @@ class Cells:
                     unit.evidence.append(evidence)
                     if said and unit not in t:
                         unit.ask(said)
+                inside = set(map(id, s))
+                others = [".".join(u.path) for u in sources[: len(s) + _NAMED] if id(u) not in inside][:_NAMED]
+                for unit in t:
+                    unit.told.append(Told(self.rule, str(evidence), len(sources), len(s), tuple(others)))
                 if said:
                     for unit in t:
                         unit.ask(said.about(*(u for u in sources if u is not s[0])))

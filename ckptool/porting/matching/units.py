@@ -15,7 +15,7 @@ from ..forms.pieces import STATISTICS, Canon, Piece, squeezed
 from ..forms.projections import part_label
 from ..questions import Question, joined, still_open
 from ..words import label, labels, numbers, table
-from .evidence import Evidence, Kind
+from .evidence import Evidence, Kind, Told
 
 
 @dataclass(eq=False, slots=True)
@@ -35,6 +35,8 @@ class Unit:
         questions: what speaks against being sure, each with the other units that it may be.
         settled: pair of classes of modules -> its place in those of the target's, where others of them settled it.
         backwards: the lists around it that the other side counts from the other end.
+        told: which rules told it from which look-alikes, for `--explain`.
+        support: the rule that supports or refuses its pair, where only its shape had made that.
     """
 
     path: tuple[str, ...]
@@ -49,6 +51,8 @@ class Unit:
     questions: list[Question[Unit]] = field(default_factory=list)
     settled: dict[Hashable, Hashable] = field(default_factory=dict)
     backwards: frozenset[str] = frozenset()
+    told: list[Told] = field(default_factory=list)
+    support: str = ""
 
     @property
     def last(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from itertools import combinations
 
-from ..matching.evidence import Evidence, Kind
+from ..matching.evidence import Evidence, Kind, Told
 from ..matching.match import Matching
 from ..matching.places import block_of, nearness, without_digits
 from ..matching.units import Pair, Unit, hard_conflict, series, similarity
@@ -67,6 +67,7 @@ def rearrange(swaps: Swaps) -> None:
             pairs[i], pairs[j] = crossed(pairs[i], pairs[j])
             for unit in (pairs[i][0], pairs[j][0]):
                 unit.evidence = [Evidence(Kind.EXCHANGED)]
+                unit.told.append(Told("exchanged", str(unit.evidence[0]), 2, 1, ()))
             exchanged.append((i, j))
         for i, j in exchanged:
             one, other = pairs[i], pairs[j]
