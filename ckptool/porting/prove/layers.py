@@ -9,6 +9,7 @@ import torch
 
 from ..mapping import Entry
 from .flow import Flow, Use
+from .other_settings import counterpart, layer_of
 from .verdict import Verdict
 
 #: Layers that are told of, around the first that differs.
@@ -30,10 +31,10 @@ def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: 
     for use in seen.uses[:_MOST]:
         sources = {key for own in use.keys if own in entries for key in entries[own].sources}
         turn = told[use.told] = told.get(use.told, -1) + 1
-        other = _counterpart(sources, expected, turn)
+        other = counterpart(sources, expected, turn)
         found: dict[str, Any] = {
-            "layer": _module(use),
-            "source": None if other is None else _module(other),
+            "layer": layer_of(use),
+            "source": None if other is None else layer_of(other),
             "difference": _difference(use.given, other, expected),
             "first": use.index in front,
         }
@@ -44,19 +45,6 @@ def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: 
         else:
             out.append(found)
     return out
-
-
-def _module(use: Use) -> str:
-    key = use.keys[0]
-    return key.rpartition(".")[0] or key
-
-
-def _counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
-    """The use of the same weights in the source's code; of several the one whose turn it is."""
-    shared = [(len(sources & set(use.keys)), use) for use in expected.uses]
-    most = max((n for n, _ in shared), default=0)
-    fitting = [use for n, use in shared if n == most] if most else []
-    return fitting[min(turn, len(fitting) - 1)] if fitting else None
 
 
 def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float | None:
