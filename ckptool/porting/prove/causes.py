@@ -16,6 +16,7 @@ import torch
 from ...model_code.inputs import leaves, with_leaves
 from ..mapping import Entry
 from .flow import Flow
+from .layers import apart_at_most
 from .measure import Measured, measured, sharpened
 from .other_settings import Setting, settings
 from .trial import Trial
@@ -61,6 +62,16 @@ class Sharp:
     measured: Measured | None
     wide: Flow
 
+    @property
+    def has_outputs(self) -> bool:
+        """Whether outputs could be compared."""
+        return self.measured is not None and self.measured.of_outputs
+
+    @property
+    def outputs_are_equal(self) -> bool:
+        """Whether they could, and rounding explains what they are apart."""
+        return self.measured is not None and self.measured.of_outputs and self.measured.is_equal
+
     def is_ahead_of(self, other: Sharp) -> bool:
         """Whether more agrees, or as much and outputs are much nearer."""
         ours, theirs = (one.verdict.agreeing + one.verdict.entered for one in (self, other))
@@ -86,6 +97,9 @@ def sharp(
     found = measured(codes.expected, pair[0], codes.wide, pair[1], _blurred(codes, trial, entries))
     tolerance = share if found is None else found.bound / found.largest
     verdict = judge(codes.wide, wide, entries, all_outputs=all_outputs, tolerance=tolerance)
+    if found is None and codes.wide.uses:
+        worst = apart_at_most(codes.wide, wide, entries)
+        found = None if worst is None else Measured(worst, share, 1.0, of_outputs=False)
     return Sharp(verdict, found, wide)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as MappingOf
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from ..mapping import Entry
 from .flow import Flow, Use
 from .other_settings import counterpart, layer_of
-from .verdict import Verdict
+from .verdict import NOTHING, Verdict, behind_new_keys
 
 #: Layers that are told of, around the first that differs.
 _MOST = 2000
@@ -47,6 +48,14 @@ def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: 
     return out
 
 
+def apart_at_most(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> float | None:
+    """The largest difference of what layers give that are before all keys without a source; None if none is known."""
+    open_ = behind_new_keys(seen, entries)
+    known = replace(seen, uses=[use for use in seen.uses if not open_[use.index]])
+    found = (row["difference"] for row in layers(expected, known, entries, NOTHING))
+    return max((one for one in found if one is not None), default=None)
+
+
 def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float | None:
     """The smaller one to what the source's code gives with its bias, and without, where that is added later here."""
     given = [] if other is None else [t for t in (other.given, other.bare) if t is not None and t.shape == own.shape]
@@ -62,4 +71,4 @@ def _apart(own: torch.Tensor, other: torch.Tensor) -> float:
     return min(in_place, in_any_order) / (largest or 1.0)
 
 
-__all__ = ["layers"]
+__all__ = ["apart_at_most", "layers"]

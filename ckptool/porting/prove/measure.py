@@ -31,11 +31,13 @@ class Measured:
         difference: the largest difference between the two models, in double precision.
         bound: the most that rounding in float32 explains: four times what it does to either model.
         largest: the largest value there.
+        of_outputs: whether outputs were compared, and not what comes out of each layer, relative to its largest.
     """
 
     difference: float
     bound: float
     largest: float
+    of_outputs: bool = True
 
     @property
     def is_equal(self) -> bool:
@@ -53,7 +55,8 @@ class Measured:
         return self.difference / self.bound
 
     def __str__(self) -> str:
-        return f"by at most {self.difference:.1e}, where rounding explains {self.bound:.1e}"
+        told = f"up to {_short(self.difference)} where rounding explains {self.bound:.1e}"
+        return f"{told} and the largest is {self.largest:.2g}" if self.of_outputs else f"{told} of the largest"
 
 
 def measured(
@@ -93,6 +96,10 @@ def measured(
         ]
         worst.append(max(nearest, key=lambda m: m.times))
     return min(worst, key=lambda m: m.times)
+
+
+def _short(value: float) -> str:
+    return f"{value:.1e}" if value else "0"
 
 
 def noise_of_uses(narrow: Flow, wide: Flow) -> float:

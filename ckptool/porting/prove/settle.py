@@ -205,13 +205,13 @@ def _account(reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, un
 
 def _is_exact(sharply: Sharp, verdict: Verdict) -> bool:
     """Whether both compute the same even in double precision."""
-    return verdict.compared > 0 and sharply.measured is not None and sharply.measured.is_exact
+    return verdict.compared > 0 and sharply.measured is not None and sharply.has_outputs and sharply.measured.is_exact
 
 
 def _is_within(sharply: Sharp, verdict: Verdict) -> bool:
     """Whether rounding explains all difference: of outputs, or of what every use gives where none can be compared."""
-    if verdict.compared and not verdict.beyond and sharply.measured is not None:
-        return sharply.measured.is_equal
+    if verdict.compared and not verdict.beyond and sharply.has_outputs:
+        return sharply.outputs_are_equal
     return sharply.verdict.equal or sharply.verdict.agreeing >= verdict.agreeing
 
 
@@ -286,13 +286,13 @@ def _said(reached: _Reached, expected: Flow, may_be: Sequence[Setting]) -> str:
             same = f"all {counted(verdict.uses, 'use')} of weights give the same on {shown}"
             return f"{same}; outputs differ in what follows{_that(may_be)}"
         if verdict.compared:
-            return f"outputs are equal on {shown}{_measure(how)}"
+            return f"outputs are equal on {shown}{f', {how}' if how is not None else ''}"
         beyond = f", all before {printable(verdict.left[0], 60)}, which has no source" if verdict.left else ""
-        return f"{agree}{beyond}; no outputs are of one size"
+        same = agree if how is None else f"{agree}, {how}"
+        return f"{same}{beyond}; no outputs are of one size"
     differ = f"outputs differ on {shown}"
     if how is not None and not how.is_equal:
-        differ += f", by up to {how.difference:.1e} where the largest is {how.largest:.2g}"
-        differ += f" and rounding explains {how.bound:.1e}"
+        differ += f", by {how}"
     elif how is None and verdict.compared:
         difference = apart(expected.outputs, reached.seen.outputs)
         if difference is not None and difference[0] > 0:
@@ -300,7 +300,7 @@ def _said(reached: _Reached, expected: Flow, may_be: Sequence[Setting]) -> str:
     if reached.causes:
         rest, later = agree, reached.after
         if later is not None:
-            fine = later.measured.is_equal if later.measured is not None else later.verdict.equal
+            fine = later.outputs_are_equal if later.has_outputs else later.verdict.equal
             rest = "outputs are equal" if fine else f"outputs differ at {first_divergence(later.verdict)}"
         why = "; ".join(map(str, reached.causes[:_MOST_CAUSES]))
         return f"{differ}; the first divergence is at {reached.divergence}: {why}; with that changed, {rest}"
@@ -316,12 +316,6 @@ _MOST_CAUSES = 4
 def _that(may_be: Sequence[Setting]) -> str:
     """What may be the cause, and was not shown to be."""
     return f"; it may be that {'; '.join(map(str, may_be[:2]))}" if may_be else ""
-
-
-def _measure(how: Measured | None) -> str:
-    if how is None:
-        return ""
-    return f", up to {how.difference:.1e} where rounding explains {how.bound:.1e} and the largest is {how.largest:.2g}"
 
 
 def first_divergence(verdict: Verdict) -> str:

@@ -151,10 +151,16 @@ def made_of_known(seen: Flow, entries: MappingOf[str, Entry]) -> Flow:
 
 def _made_with(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
     """For each output whether a key without a source is anywhere behind it."""
+    open_ = behind_new_keys(seen, entries)
+    return [any(open_[i] for i in behind) for behind in seen.behind]
+
+
+def behind_new_keys(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
+    """For each use of weights whether it is one of a key without a source, or behind one."""
     open_: list[bool] = []
     for use in seen.uses:
         open_.append(_is_left(use, entries) or any(open_[i] for i in use.before))
-    return [any(open_[i] for i in behind) for behind in seen.behind]
+    return open_
 
 
 def _is_left(use: Use, entries: MappingOf[str, Entry]) -> bool:
