@@ -61,8 +61,8 @@ def test_the_options_of_transfer_change_only_on_purpose() -> None:
     assert found is not None
     spelled = {name for param in found.params if isinstance(param, click.Option) for name in param.opts}
     assert sorted(spelled) == sorted(
-        """--accept-guesses --allow-loss --at --by --cast --dry-run --emit --first --hint --html --input --invert --json
-        --kwargs --map-location --mapping --output --overwrite --partial --partial-file --patience --prove --quiet
+        """--accept-guesses --allow-loss --at --by --cast --dry-run --emit --explain --first --hint --html --input --invert
+        --json --kwargs --map-location --mapping --output --overwrite --partial --partial-file --patience --prove --quiet
         --reference
         --save-mapping
         --source-input --source-kwargs --source-model --start --to --verbose -m -n -o -q -t -v""".split()
@@ -93,10 +93,10 @@ def test_starting_imports_neither_torch_nor_numpy_nor_rich(files: dict[str, Path
     ("args", "most", "without"),
     [
         ("--help", 12, "checkpoint disk.files formats"),
-        ("inspect dp.pth", 95, "passes.recipes disk.writing formats.saving ranks.group"),
+        ("inspect dp.pth", 100, "passes.recipes disk.writing formats.saving ranks.group"),
         (
             "strip-prefix dp.pth out.pth -q",
-            95,
+            100,
             "reports ranks.group disk.together disk.folders formats.dcp formats.frameworks.hdf5 "
             "formats.frameworks.onnx formats.one_a_rank passes.dequantizing passes.values passes.cleaning",
         ),
