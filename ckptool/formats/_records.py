@@ -7,7 +7,8 @@ from collections.abc import Callable
 from ..errors import Malformed, printable
 from ..tensor import Storage
 from ._torch import StorageId
-from .zip.archive import DEFLATED, Archive
+from .zip.archive import Archive
+from .zip.structure import DEFLATED
 
 #: Largest pickle that is read. The biggest real ones (optimizer states, 100,000 tensors) are some tens of megabytes.
 LARGEST_PICKLE = 1 << 30

@@ -32,8 +32,9 @@ from ._torch import TorchReader
 from .base import Draft, Format
 from .foreign import describe_zip
 from .pickle.writer import fit, names_class, write_pickle
-from .zip.archive import FOLLOWS, STORED, Archive, holds_record, looks_like_zip, open_archive
+from .zip.archive import Archive, holds_record, open_archive
 from .zip.layout import CRC_IN_DESCRIPTOR, CRC_IN_ENTRY, Record, lay_out
+from .zip.structure import FOLLOWS, STORED, looks_like_zip
 
 #: Among the warnings of an archive that torch refuses for want of this record.
 NO_VERSION = "its record 'version' is missing, without which torch does not load it"

@@ -17,7 +17,8 @@ from ...disk.door import unnamed_file
 from ...disk.files import File
 from ...errors import Malformed, printable
 from ..base import Format
-from ..zip.archive import STORED, Archive, open_archive
+from ..zip.archive import Archive, open_archive
+from ..zip.structure import STORED
 from .hdf5 import checkpoint_of, contents_of
 
 _WEIGHTS = "model.weights.h5"

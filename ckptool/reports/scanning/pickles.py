@@ -23,7 +23,7 @@ from ...errors import CheckpointError, printable
 from ...formats.beginnings import is_legacy, is_safetensors, is_tar
 from ...formats.foreign import OLD_PICKLE, describe, packed
 from ...formats.pickle.reader import NeedsMore
-from ...formats.zip.archive import looks_like_zip
+from ...formats.zip.structure import looks_like_zip
 from ...tree import Global, List, Object, walk
 from .following import (
     HEAD,
