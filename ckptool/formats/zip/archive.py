@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -36,6 +36,7 @@ from ...disk.checksums import joined_crc32
 from ...disk.door import unnamed_file
 from ...disk.files import CHUNK, File, FileRange, Source, Window
 from ...errors import Malformed, counted, printable
+from .columns import read_columns
 from .directory import common_top, read_directory, refuse_doubles
 from .ends import find_end
 from .headers import Ahead, check_extents, locate
@@ -48,7 +49,7 @@ class Archive:
 
     file: File | Window
     top: str
-    members: dict[str, Member]  # in the order of the directory
+    members: Mapping[str, Member]  # in the order of the directory
     directory: int  # offset of the central directory
     far: bool = False  # the file is, so that its stored records are looked for when they are read
 
@@ -274,6 +275,10 @@ def open_archive(file: File | Window, *, any_layout: bool = False) -> Archive:
             (encryption, several disks, bytes before or behind it, unsafe or ambiguous names).
     """
     count, offset, size = find_end(file)
+    if not (any_layout or (isinstance(file, File) and file.far)):
+        found = read_columns(file, count, offset, size)
+        if found is not None:
+            return Archive(file, *found, offset)
     members = list(read_directory(file, count, offset, size))
     names = [member.name for member in members]
     top = "" if any_layout else common_top(file, names)

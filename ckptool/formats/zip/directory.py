@@ -27,33 +27,7 @@ def read_directory(file: File | Window, count: int, offset: int, size: int) -> I
     at = 0
     for number in range(count):
         where = offset + at
-        entry = None
-        fault: str | None = "the central directory is damaged"
-        if size - at >= ENTRY.size:
-            sign, flags, method, crc, compressed, length, named, extra, comment, disk, header = ENTRY.unpack_from(
-                data, at
-            )
-            begin = at + ENTRY.size
-            at = begin + named + extra + comment
-            if sign == b"PK\1\2" and at <= size:
-                raw = data[begin : begin + named]
-                name = raw.decode("utf-8", "backslashreplace")  # torch takes the bytes, bit 11 or not
-                wide: tuple[int, ...] | None = (length, compressed, header)
-                if extra:
-                    wide = widen(data[begin + named : at - comment], (length, compressed, header))
-                    length, compressed, header = wide or (length, compressed, header)
-                entry = Member(name, raw, method, flags, crc, length, compressed, header, where)
-                *folder, leaf = name.rpartition("/")
-                marked = data[begin - 8] & _MARKED_AS_FOLDER  # the attributes, four bytes, stand before the offset
-                kind, place = (method == STORED, flags, disk, marked), tuple(folder)
-                if kind in usual and place in usual and compressed == length and leaf.isalnum() and wide:
-                    fault = None
-                else:
-                    fault = PARTS if disk else _entry_fault(entry) if wide else "an extra field is damaged"
-                    if marked and length and not fault:
-                        fault = "a record is marked as a folder, so that torch leaves it unread"
-                    if method == STORED:
-                        usual |= {kind, place}
+        entry, fault, at = read_entry(data, at, offset, usual)
         if entry is None or fault:
             evidence = [f"entry {number + 1:,} of {count:,}, at byte {where:,}"]
             if entry:
@@ -63,6 +37,42 @@ def read_directory(file: File | Window, count: int, offset: int, size: int) -> I
     if at != size:
         left = f"{count:,} entries are {at:,} bytes, the directory has {size:,}"
         raise bad(file, "the central directory holds more than its entries", left)
+
+
+def read_entry(data: bytes, at: int, offset: int, usual: set[object]) -> tuple[Member | None, str | None, int]:
+    """The record whose entry begins at the byte AT of a directory, what is wrong with it, and where the next begins.
+
+    Args:
+        data: the directory, which begins at the byte OFFSET of the file.
+        at, offset: the place.
+        usual: folders, and flags of stored records, that nothing was to be said against before. It grows.
+    """
+    fault: str | None = "the central directory is damaged"
+    if len(data) - at < ENTRY.size:
+        return None, fault, at
+    sign, flags, method, crc, compressed, length, named, extra, comment, disk, header = ENTRY.unpack_from(data, at)
+    begin = at + ENTRY.size
+    end = begin + named + extra + comment
+    if sign != b"PK\1\2" or end > len(data):
+        return None, fault, end
+    raw = data[begin : begin + named]
+    name = raw.decode("utf-8", "backslashreplace")  # torch takes the bytes, bit 11 or not
+    wide: tuple[int, ...] | None = (length, compressed, header)
+    if extra:
+        wide = widen(data[begin + named : end - comment], (length, compressed, header))
+        length, compressed, header = wide or (length, compressed, header)
+    entry = Member(name, raw, method, flags, crc, length, compressed, header, offset + at)
+    *folder, leaf = name.rpartition("/")
+    marked = data[begin - 8] & _MARKED_AS_FOLDER  # the attributes, four bytes, stand before the offset
+    kind, place = (method == STORED, flags, disk, marked), tuple(folder)
+    if kind in usual and place in usual and compressed == length and leaf.isalnum() and wide:
+        return entry, None, end
+    fault = PARTS if disk else _entry_fault(entry) if wide else "an extra field is damaged"
+    if marked and length and not fault:
+        fault = "a record is marked as a folder, so that torch leaves it unread"
+    if method == STORED:
+        usual |= {kind, place}
+    return entry, fault, end
 
 
 def said_of(entry: Member) -> str:

@@ -48,7 +48,7 @@ def locate(headers: Ahead, entry: Member, limit: int, *, behind: bool = True) ->
         where = f"header at byte {header:,}, the directory begins at {limit:,}"
         raise bad(headers.file, "a record begins behind the last possible place", printable(entry.name), where)
     data, begin = headers.at(header, LOCAL.size + len(raw))
-    written = _as_written(flags, entry.method, len(raw))
+    written = as_written(flags, entry.method, len(raw))
     usual = flags & FOLLOWS and data.startswith(written, begin) and data.startswith(raw, begin + LOCAL.size)
     start = end + data[begin + LOCAL.size - 2] + (data[begin + LOCAL.size - 1] << 8)
     if not usual and not data.startswith(b"PK\3\4", begin):
@@ -66,7 +66,7 @@ def locate(headers: Ahead, entry: Member, limit: int, *, behind: bool = True) ->
 
 
 @lru_cache(256)
-def _as_written(flags: int, method: int, named: int) -> bytes:
+def as_written(flags: int, method: int, named: int) -> bytes:
     """A local header as torch writes it, up to the length of its extra field, when CRC and sizes follow the payload."""
     return LOCAL.pack(b"PK\3\4", flags, method, 0, 0, 0, named, 0)[:-2]
 
