@@ -20,6 +20,21 @@ class NeedsMore(Exception):
     """The pickle goes on beyond the bytes at hand; the caller reads more of the file and starts again."""
 
 
+class Later:
+    """In place of a value in the memo that is made when it is asked for, as few are: see `Machine._make_later`.
+
+    Attributes:
+        place: how many such values stand before it that were put there with it.
+        like: what it is made of.
+    """
+
+    __slots__ = ("like", "place")
+
+    def __init__(self, place: int, like: Any) -> None:
+        self.place = place
+        self.like = like
+
+
 class Machine:
     """What reads one pickle, opcode by opcode: its data, its stack and its memo. `Reader` adds what opcodes mean.
 
@@ -122,7 +137,8 @@ class Machine:
                 index = data[at + 1]
                 if index >= len(memo):
                     break
-                stack.append(memo[index])
+                value = memo[index]
+                stack.append(value if type(value) is not Later else self._made_later(index))
                 at += 2
             elif opcode == 0x72:  # LONG_BINPUT
                 if not stack:
@@ -156,7 +172,8 @@ class Machine:
                 index = int.from_bytes(data[at + 1 : at + 5], "little")
                 if index >= len(memo):
                     break
-                stack.append(memo[index])
+                value = memo[index]
+                stack.append(value if type(value) is not Later else self._made_later(index))
                 at += 5
             elif opcode == 0x28:  # MARK
                 self._marks.append(stack)
@@ -189,6 +206,17 @@ class Machine:
     def _read_phrase(self, at: int) -> int:
         """Do at once what a run of opcodes from AT on does, if a subclass knows it. Returns where it ends, or AT."""
         return at
+
+    def _make_later(self, start: int, like: Any) -> None:
+        """Put what `Later` stands for into the memo, from the place START on."""
+
+    def _made_later(self, index: int) -> Any:
+        """The value under INDEX of the memo, made now if it is not."""
+        value = self._memo[index]
+        if type(value) is Later:
+            self._make_later(index - value.place, value.like)
+            value = self._memo[index]
+        return value
 
     @property
     def named(self) -> list[Global]:
@@ -274,7 +302,7 @@ class Machine:
 
     def _get(self, index: int) -> None:
         if 0 <= index < len(self._memo):
-            self._push(self._memo[index])
+            self._push(self._made_later(index))
         elif index in self._memo_beyond:
             self._push(self._memo_beyond[index])
         else:
@@ -292,5 +320,10 @@ class Machine:
             self._memo.append(value)
             self._memo_beyond.pop(index, None)
         else:
+            if (
+                type(self._memo[index - 1]) is Later
+            ):  # the last of those that were put there with it is what they are of
+                self._made_later(index - 1)
+            self._made_later(index)
             self._memo[index] = value
             self._phrases.clear()
