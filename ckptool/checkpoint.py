@@ -32,6 +32,7 @@ from .tree import (
     attributes_of,
     component_text,
     descend,
+    holds_tensors_alone,
     is_mapping,
     rebuild,
     trail_to,
@@ -194,7 +195,11 @@ class StateDict(Mapping[str, Any]):
         self.lost: tuple[str, ...] = ()
         self.aside: tuple[str, ...] = ()
         self.strangers: tuple[str, ...] = ()
-        self._values = {str(key): value for key, value in node.entries if isinstance(key, str)}
+        self._plain = holds_tensors_alone(node)
+        entries = node.entries
+        self._values: dict[str, Any] = (
+            dict(entries) if self._plain else {str(key): value for key, value in entries if isinstance(key, str)}
+        )
 
     def __getitem__(self, key: str) -> Any:
         return self._values[key]
@@ -208,11 +213,15 @@ class StateDict(Mapping[str, Any]):
     @cached_property
     def tensors(self) -> dict[str, LazyTensor]:
         """The entries that are dense tensors."""
+        if self._plain:
+            return self._values
         return {key: value for key, value in self._values.items() if isinstance(value, LazyTensor)}
 
     @cached_property
     def others(self) -> dict[str, OtherTensor]:
         """The entries that are tensors of other kinds: sparse, quantized, numpy arrays and so on."""
+        if self._plain:
+            return {}
         found = {key: other_tensor(value) for key, value in self._values.items() if not isinstance(value, LazyTensor)}
         return {key: other for key, other in found.items() if other is not None}
 
