@@ -16,8 +16,6 @@ from . import (
     one_a_rank,
     plain_pickle,
     pt2,
-    safetensors,
-    sharded,
     torch_legacy,
     torch_package,
     torch_tar,
@@ -25,6 +23,8 @@ from . import (
     torchscript,
 )
 from .base import AnyFormat, FolderFormat, Format, Split
+from .flat import safetensors, sharded
+from .flat.dividing import check_variant, parse_size
 from .foreign import describe
 from .frameworks import flax, gguf, hdf5, joblib, keras, numpy_files, onnx, orbax, tensorflow, tfjs, tflite
 
@@ -210,4 +210,4 @@ def refuse_folder(path: StrPath, source: Path | None, format: Format | None = No
 
 def split_of(max_shard_size: int | str | None = None, variant: str | None = None) -> Split:
     """How shards are wanted, from what a person says (see `plan`)."""
-    return Split(None if max_shard_size is None else sharded.parse_size(max_shard_size), sharded.check_variant(variant))
+    return Split(None if max_shard_size is None else parse_size(max_shard_size), check_variant(variant))

@@ -12,11 +12,12 @@ from ..disk.inside import Folder
 from ..disk.urls import folder_of, look, open_file
 from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, counted, printable
 from ..tree import Dict
-from . import dcp, sharded
+from . import dcp
 from ._choice import FOLDERS, detect_file, detect_folder, find_format, named_format
 from ._salvage import Salvage
 from ._salvage import salvage as salvage_file
 from .base import Wanted
+from .flat import sharded
 from .trainers import megatron, rank_files, zero_files
 from .trainers.alone import noted, part_of_run
 from .trainers.plan import parse_plan

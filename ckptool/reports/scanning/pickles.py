@@ -181,7 +181,7 @@ class Search:
             self.in_a_row(source, 0, place, depth)
             return "pickle"
         if is_safetensors(head) or place.endswith(".safetensors"):
-            from ...formats.safetensors import check_safetensors
+            from ...formats.flat.safetensors import check_safetensors
 
             with self.reporting(place):
                 if place or not self.opened:
