@@ -351,7 +351,7 @@ def map_storages(ckpt: Checkpoint, change: Callable[[Storage], Storage]) -> Chec
         return made[id(storage)]
 
     def leaf(node: LazyTensor | Storage) -> LazyTensor | Storage:
-        return mapped(node) if isinstance(node, Storage) else replace(node, storage=mapped(node.storage))
+        return mapped(node) if isinstance(node, Storage) else node.over(mapped(node.storage))
 
     return replace(ckpt, root=rebuild(ckpt.root, leaf=leaf))
 
