@@ -36,7 +36,7 @@ from ...disk.checksums import joined_crc32
 from ...disk.door import unnamed_file
 from ...disk.files import CHUNK, File, FileRange, Source, Window
 from ...errors import Malformed, counted, printable
-from .columns import read_columns
+from .columns import Members, read_columns
 from .directory import common_top, read_directory, refuse_doubles
 from .ends import find_end
 from .headers import Ahead, check_extents, locate
@@ -59,6 +59,18 @@ class Archive:
         if member.method != STORED:
             raise self._bad(member, "is compressed, so its bytes cannot be used where they are")
         return self._stored(member)
+
+    def ranges(self, folder: str) -> Iterator[tuple[str, FileRange]]:
+        """The payloads of the stored records whose names begin with FOLDER, with their names."""
+        members = self.members
+        for name in members:
+            if name.startswith(folder):
+                number = members.number(name) if isinstance(members, Members) else -1
+                if isinstance(members, Members) and number >= 0:
+                    crc = members.crcs[number] or None
+                    yield name, self.file.range(members.starts[number], members.sizes[number], crc)
+                else:
+                    yield name, self.range(name)
 
     def read(self, name: str, limit: int) -> bytes:
         """The checked payload of a small record (a pickle, the version), inflated if need be.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from struct import Struct
 
 from ...disk.files import File, Window
@@ -62,6 +62,10 @@ class Members(Mapping[str, Member]):
         self._odd[member.name] = member
         self._before.append(len(self.sizes))
 
+    def odd(self) -> Iterable[Member]:
+        """The records that are not numbered."""
+        return self._odd.values()
+
     def __getitem__(self, name: str) -> Member:
         found = self._odd.get(name)
         if found is not None:
@@ -101,6 +105,11 @@ class Members(Mapping[str, Member]):
             done = before
             yield name
         yield from (f"{self._head}{number}" for number in range(done, len(self.sizes)))
+
+
+def odd_members(members: Mapping[str, Member]) -> Iterable[Member]:
+    """Those of the records of an archive that may be other than stored under a number."""
+    return members.odd() if isinstance(members, Members) else members.values()
 
 
 def read_columns(file: File | Window, count: int, offset: int, size: int) -> tuple[str, Members] | None:
