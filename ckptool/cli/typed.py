@@ -11,12 +11,13 @@ import click
 from ..disk.documents import read_json
 from ..disk.files import is_file, shell_quote
 from ..errors import Malformed, RuleError, printable
+from .help import Command
 
 #: Stands for the value of an option that was given without one.
 ALL = "*"
 
 
-class WithPatterns(click.Command):
+class WithPatterns(Command):
     """A command with options whose value may be left out, and then means all: never a file that stands after it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, beside, nested, shell_path, shell_quote
+from ..disk.composing import nested
+from ..disk.files import File, beside, shell_path, shell_quote
 from ..errors import CannotCarry, printable
 from .base import AnyFormat, Draft
 from .torch_versions import FIRST_ZIP, impossible, parse_target

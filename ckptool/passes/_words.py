@@ -9,6 +9,9 @@ from ..checkpoint import Checkpoint, StateDict
 from ..disk.files import beside, shell_path, shell_quote
 from ..errors import RuleError, counted, printable
 
+#: What `--ties` takes.
+TIES = ("keep", "drop", "clone")
+
 
 def changeable(ckpt: Checkpoint, at: str | None) -> StateDict:
     """The state dict whose keys a pass changes.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import keys
 from ..adapters.adapter_summary import AdapterSummary, summary_of
-from ..checkpoint import Checkpoint, StateDict, metadata_of
+from ..checkpoint import Checkpoint, StateDict
 from ..disk.files import StrPath, beside, shell_path, shell_quote
 from ..errors import NoMatch, counted, printable
 from ..formats import format_of
@@ -34,6 +34,7 @@ from ..tree import (
     component_text,
     holds_tensors_alone,
     is_mapping,
+    metadata_of,
     walk,
 )
 from ..weights import is_tensor
@@ -103,6 +104,7 @@ class Inspection:
         slim: bytes that `ckptool slim` would save, 0 if that is not known.
         adapter: what it is, if it is an adapter (LoRA and its relatives).
         packed: the families of packed and quantised weights.
+        framework: the framework that wrote it, where the file says so; "" for torch.
     """
 
     path: str
@@ -123,13 +125,14 @@ class Inspection:
     slim: int = 0
     adapter: AdapterSummary | None = None
     packed: list[PackedReport] = field(default_factory=list)
+    framework: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The document that `ckptool inspect --json` prints for one file."""
         whole = asdict(replace(self, tensors=[]))
         whole["tensors"] = [asdict(one) for one in self.tensors]
         names = ("path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings", "stored", "used", "slim")
-        further = ("training", "adapter", "packed")
+        further = ("training", "adapter", "packed", "framework")
         return {name: whole[name] for name in (*names, *further)}
 
 
@@ -142,6 +145,8 @@ def describe(ckpt: Checkpoint) -> Inspection:
     """Say what is in an open checkpoint."""
     weights = ckpt.state_dicts()
     rows, tensors, rest = _tensors(ckpt.root, weights)
+    if ckpt.roles:
+        rows.tell(ckpt.roles)
     bare = [node for _, node in rest if isinstance(node, Storage)]
     storages = dict.fromkeys([*(t.storage for t in tensors), *bare])
     stored = sum(storage.nbytes for storage in storages)
@@ -167,6 +172,7 @@ def describe(ckpt: Checkpoint) -> Inspection:
         _saved(ckpt, weights, stored),
         summary_of(ckpt),
         _packed(ckpt, weights),
+        ckpt.framework,
     )
 
 
@@ -406,7 +412,7 @@ def _suggestions(
         out = beside(ckpt.where, "weights", ".safetensors" if flat else None)
         around = f"{'the classes and ' if unsafe else ''}what stands around them"
         found.append((f"ckptool convert {file} {out} --extract", f"to keep the weights alone, without {around}"))
-    if isinstance(kind := format_of(ckpt), FolderFormat) and kind.join and not found:
+    if isinstance(kind := format_of(ckpt), FolderFormat) and kind.of_ranks and not found:
         out = beside(ckpt.where, "whole", ".safetensors")
         found.append((f"ckptool convert {file} {out}", "to put the parts of all ranks together"))
     return found

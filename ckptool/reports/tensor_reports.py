@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from operator import itemgetter
 from typing import Any, overload
 
+from ..checkpoint import Role
 from ..inert.other_tensors import OtherTensor
 from ..records import record
 from ..tensor import LazyTensor
@@ -20,7 +22,8 @@ class TensorReport:
 
     `key` and `state_dict` (its path) are None outside a state dict; `shape` and `stride` are in elements. `kind` is
     "dense", or what the tensor is otherwise ("sparse_coo", "quantized", "numpy" …); `bytes` are then those of its
-    parts, which follow it in the list.
+    parts, which follow it in the list. `role` is what the tensor is in the framework that wrote it, as far as the file
+    tells.
     """
 
     path: str
@@ -34,6 +37,7 @@ class TensorReport:
     requires_grad: bool
     kind: str = "dense"
     state_dict: str | None = None
+    role: Role | None = None
 
 
 @record(frozen=True, eq=False, slots=True)
@@ -47,6 +51,7 @@ class Kind:
     bytes: int
     requires_grad: bool
     kind: str
+    role: Role | None = None
 
 
 @record(frozen=True, slots=True)
@@ -158,6 +163,15 @@ class TensorReports(Sequence[TensorReport]):
                 stored += [number for number in numbers[run.first : end] if number is not None]
         return len(stored), len(set(stored))
 
+    def tell(self, roles: Mapping[str, Role]) -> None:
+        """Note what tensors are in the framework that wrote them, by their keys."""
+        known: dict[tuple[Kind, Role], Kind] = {}
+        for run, end in self._with_ends():
+            for index in range(run.first, end) if run.state_dict is not None else ():
+                kind, role = self._kinds[index], roles.get(self._names[index])
+                if role is not None:
+                    self._kinds[index] = known.setdefault((kind, role), replace(kind, role=role))
+
     def let_go(self) -> None:
         """Number the storages and forget the tensors, which keep files open."""
         known: dict[int, int] = {}
@@ -174,12 +188,11 @@ class TensorReports(Sequence[TensorReport]):
                 made._paths[len(made)] = one.path
             made._begin("", one.state_dict if inside else None)
             made._names.append(str(one.key) if inside else one.path)
-            told = one.dtype, tuple(one.shape), tuple(one.stride), one.location, one.bytes, one.requires_grad, one.kind
+            common = one.location, one.bytes, one.requires_grad, one.kind, one.role
+            told = one.dtype, tuple(one.shape), tuple(one.stride), *common
             kind = made._known.get(told)
             if kind is None:
-                kind = made._known[told] = Kind(
-                    one.dtype, one.shape, one.stride, one.location, one.bytes, one.requires_grad, one.kind
-                )
+                kind = made._known[told] = Kind(one.dtype, one.shape, one.stride, *common)
             made._kinds.append(kind)
             made._numbers.append(one.storage)
         return made
@@ -224,4 +237,5 @@ class TensorReports(Sequence[TensorReport]):
             kind.requires_grad,
             kind.kind,
             run.state_dict,
+            kind.role,
         )

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from same import graph
 
-from ckptool.disk.files import Buffer, File, Gap
+from ckptool.disk.composing import Gap
+from ckptool.disk.files import Buffer, File
 from ckptool.disk.writing import write_pieces
 from ckptool.errors import CheckpointError
 from ckptool.formats.flat import header, safetensors

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...checkpoint import Checkpoint, around
-from ...disk.files import Buffer, File, Piece, nested
+from ...disk.composing import Piece, nested
+from ...disk.files import Buffer, File
 from ...errors import RuleError, counted, printable
 from ...tensor import LazyTensor
 from ...tree import ABSENT, Dict, Object

@@ -24,21 +24,21 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from ...checkpoint import Checkpoint, StateDict, around, from_plain, metadata_of, ties_of, to_plain
+from ...checkpoint import Checkpoint, StateDict, around, ties_of
+from ...disk.composing import Piece
 from ...disk.documents import read_json, through_json
-from ...disk.files import Buffer, File, FileRange, Piece
+from ...disk.files import Buffer, File, FileRange
 from ...dtypes import BY_SAFETENSORS
 from ...errors import CannotCarry, Malformed, counted, printable
+from ...inert.in_memory import from_plain, to_plain
 from ...inert.other_tensors import as_dense, other_tensor
 from ...tensor import LazyTensor, Storage, is_permutation, permuted
-from ...tree import ABSENT, Dict, attributes_of
+from ...tree import ABSENT, Dict, attributes_of, metadata_of
 from ..base import Draft, Format
 from ..beginnings import LARGEST_HEADER, is_safetensors
 from .header import check_tiling, has_half_a_pair, read_header, tensors_in
 
 _NOTE = "ckptool"
-#: What writers other than torch's call themselves.
-_FRAMEWORKS = {"mlx": "mlx", "flax": "flax", "tf": "tensorflow", "np": "numpy"}
 
 
 def sniff(head: bytes, file: object = None) -> bool:
@@ -92,7 +92,6 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
         order_preserved=in_order,
         warnings=() if in_order else (lost,),
         tied_names=tuple(tied),
-        framework=_FRAMEWORKS.get(metadata.get("format", ""), ""),
     )
 
 

@@ -137,7 +137,7 @@ def _shown(
 
 
 def is_whole(ckpt: Checkpoint, weights: StateDict, options: Sequence[str]) -> bool:
-    """Whether `convert` with OPTIONS would give all tensors of WEIGHTS, with nothing in the way of loading them."""
+    """Whether `convert` with OPTIONS would give all tensors of WEIGHTS, with noproblem found of loading them."""
     try:
         done, _ = recipes.run(ckpt, steps_of(options), at=weights.path or None)
         after = done.state_dict()
