@@ -16,7 +16,7 @@ FUZZ_STAMP := $(FUZZ)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-wheel fuzz faults demo fixtures bench golden golden-accept emitted clean
+.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-wheel fuzz faults demo fixtures bench bench-quick bench-peers golden golden-accept emitted clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,8 +109,19 @@ fixtures: $(STAMP) ## Make the checkpoints in fixtures/trained anew, with ckptoo
 faults: $(STAMP) ## Interrupt every command that writes at random moments (MOMENTS=50 of each signal, SEED=1)
 	PYTHONPATH=tests $(BIN)/python tests/faulty.py
 
-bench: $(STAMP) ## Run the benchmarks
-	$(BIN)/python -m benchmarks
+bench: $(STAMP) ## Measure ckptool beside cp, torch, safetensors and others, in under an hour, and write docs/performance.md
+	$(BIN)/python -m benchmarks.table --write
+
+bench-quick: $(STAMP) ## The same with 64 MB for 1 GB, in 3 minutes, printed only
+	$(BIN)/python -m benchmarks.table --quick
+
+# Programs of others need versions of packages that cannot stand beside each other, so what they ask for is not looked at.
+PEERS := build/peers
+bench-peers: $(STAMP) ## Install the programs of others that `make bench` compares, in an environment of their own
+	rm -rf $(PEERS) && $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python $(PIP) -c constraints.txt torch safetensors numpy ml_dtypes requests tqdm click 'rich<15' typer
+	$(PEERS)/bin/python $(PIP) defusedxml 'tomlkit<0.14' fickling picklescan modelscan
+	-for one in sft-cli checkpoint-tools ckptkit hayward; do $(PEERS)/bin/python $(PIP) --no-deps $$one; done
 
 # A folder of porting pairs, which is no part of the repository: beside it, or nowhere.
 PAIRS := $(wildcard ../shared/porting)

@@ -97,7 +97,7 @@ def _make(folder: str, size: str, *names: str) -> None:
             continue
         if name == "dcp":
             torch.multiprocessing.start_processes(
-                _save_rank, args=(weights, f"{folder}/{name}"), nprocs=_RANKS, start_method="fork"
+                save_rank, args=(weights, f"{folder}/{name}"), nprocs=_RANKS, start_method="fork"
             )
             continue
         if name.endswith(".safetensors"):
@@ -108,7 +108,7 @@ def _make(folder: str, size: str, *names: str) -> None:
         torch.save(weights, Path(folder) / name, _use_new_zipfile_serialization=not legacy)
 
 
-def _save_rank(rank: int, weights, folder: str) -> None:
+def save_rank(rank: int, weights, folder: str) -> None:
     """One of several processes that save WEIGHTS, divided among them along the first dimension."""
     import warnings
 

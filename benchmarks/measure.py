@@ -22,11 +22,19 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """What one child process took: seconds on the clock, seconds of CPU, peak resident memory in MB."""
+    """What one child process took.
+
+    Attributes:
+        wall, cpu: seconds on the clock and of CPU; of a command that prints "@ SECONDS CPU", those.
+        peak: peak resident memory in MB.
+        read, written: bytes that it read and wrote by system calls; None where the system does not tell.
+    """
 
     wall: float
     cpu: float
     peak: float
+    read: int | None = None
+    written: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,13 +99,30 @@ def run_once(command: Command, source: Path, target: Path, other: Path) -> Run:
     with said.open("wb") as out:
         begin = perf_counter()
         child = subprocess.Popen(words, stdout=out, stderr=out, env=environment)
-        _, status, used = os.wait4(child.pid, 0)
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         wall = perf_counter() - begin
+        passed = _passed(child.pid)
+        _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise Failed(f"{' '.join(words)}\nended with {child.returncode}: {said.read_text(errors='replace')[-2000:]}")
     unit = 1 if sys.platform == "darwin" else 1024
-    return Run(wall, used.ru_utime + used.ru_stime, used.ru_maxrss * unit / 1e6)
+    cpu = used.ru_utime + used.ru_stime
+    with said.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if line.startswith("@ "):
+                wall, cpu = map(float, line.split()[1:])
+    return Run(wall, cpu, used.ru_maxrss * unit / 1e6, *passed)
+
+
+def _passed(pid: int) -> tuple[int | None, int | None]:
+    """Bytes that a process that has ended, and its children, read and wrote. What is mapped is not among them."""
+    try:
+        found = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    except OSError:
+        return None, None
+    return int(found["rchar"]), int(found["wchar"])
 
 
 def ckptool_path() -> str:

@@ -32,6 +32,7 @@ from .tree import (
     address,
     component_text,
     descend,
+    holds_tensors_alone,
     is_mapping,
     metadata_of,
     rebuild,
@@ -274,7 +275,11 @@ class StateDict(Mapping[str, LazyTensor]):
         self.lost: tuple[str, ...] = ()
         self.aside: tuple[str, ...] = ()
         self.strangers: tuple[str, ...] = ()
-        self._values: dict[str, Any] = {str(key): value for key, value in node.entries if isinstance(key, str)}
+        self._plain = holds_tensors_alone(node)
+        entries = node.entries
+        self._values: dict[str, Any] = (
+            dict(entries) if self._plain else {str(key): value for key, value in entries if isinstance(key, str)}
+        )
 
     def __getitem__(self, key: str) -> LazyTensor:
         found: LazyTensor = self._values[key]  # of the few kinds that `others` lists, its node
@@ -289,11 +294,15 @@ class StateDict(Mapping[str, LazyTensor]):
     @cached_property
     def tensors(self) -> dict[str, LazyTensor]:
         """The entries that are dense tensors."""
+        if self._plain:
+            return self._values
         return {key: value for key, value in self._values.items() if isinstance(value, LazyTensor)}
 
     @cached_property
     def others(self) -> dict[str, OtherTensor]:
         """The entries that are tensors of other kinds: sparse, quantized, numpy arrays and so on."""
+        if self._plain:
+            return {}
         found = {key: other_tensor(value) for key, value in self._values.items() if not isinstance(value, LazyTensor)}
         return {key: other for key, other in found.items() if other is not None}
 
@@ -416,7 +425,7 @@ def map_storages(ckpt: Checkpoint, change: Callable[[Storage], Storage]) -> Chec
         return made[id(storage)]
 
     def leaf(node: LazyTensor | Storage) -> LazyTensor | Storage:
-        return mapped(node) if isinstance(node, Storage) else replace(node, storage=mapped(node.storage))
+        return mapped(node) if isinstance(node, Storage) else node.over(mapped(node.storage))
 
     return replace(ckpt, root=rebuild(ckpt.root, leaf=leaf))
 

@@ -11,7 +11,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +133,8 @@ class LazyTensor:
     @property
     def is_contiguous(self) -> bool:
         """Whether its values stand in the storage in C order without gaps."""
+        if self.stride == contiguous_stride(self.shape):
+            return True
         return self.numel == 0 or all(
             stride == expected or size == 1
             for size, stride, expected in zip(self.shape, self.stride, contiguous_stride(self.shape), strict=True)
@@ -142,6 +144,20 @@ class LazyTensor:
     def fills_storage(self) -> bool:
         """Whether it is the whole of its storage, in C order."""
         return self.is_contiguous and self.offset == 0 and self.nbytes == self.storage.nbytes
+
+    def over(self, storage: Storage) -> LazyTensor:
+        """The same view of another storage."""
+        return LazyTensor(
+            storage,
+            self.dtype,
+            self.shape,
+            self.stride,
+            self.offset,
+            self.requires_grad,
+            self.parameter,
+            self.conj,
+            self.neg,
+        )
 
     def check(self, where: object = "", name: str = "") -> None:
         """Refuse a view that reaches outside its storage.
@@ -359,6 +375,7 @@ def width_of_numbers(storage: Storage, dtype: DType | None) -> int:
     return 1 if dtype is None else dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize
 
 
+@lru_cache(1024)
 def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a tensor of SHAPE in C order, as torch computes them (a size of 0 counts as 1)."""
     stride: list[int] = []

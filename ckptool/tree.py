@@ -9,7 +9,7 @@ node that is referenced twice stays one node, and a cycle stays a cycle. Nodes a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -211,6 +211,11 @@ def children(node: Any) -> Iterable[tuple[str | int, Any]]:
 _PLAIN_KEYS = {str, int}
 
 
+def _beside_entries(node: Any) -> Iterator[tuple[str | int, Any]]:
+    if node.attributes is not ABSENT:
+        yield Aside("@state"), node.attributes
+
+
 def _children(node: Any) -> Iterator[tuple[str | int, Any]]:
     if isinstance(node, tuple):
         yield from enumerate(node)
@@ -248,26 +253,45 @@ def _entries(entries: list[tuple[Any, Any]]) -> Iterator[tuple[str | int, Any]]:
 Walked = Iterable[tuple[Trail, Any]]
 
 
-def walk(root: Any) -> Iterator[tuple[Trail, Any]]:
-    """Every node below ROOT (ROOT first), parents before children, in the order of the file.
+def holds_tensors_alone(node: Any) -> bool:
+    """Whether it is a dict of texts and dense tensors alone, as large ones mostly are."""
+    if type(node) is not Dict or not node.entries:
+        return False
+    return {type(key) for key, _ in node.entries} == {str} and {type(value) for _, value in node.entries} == {
+        LazyTensor
+    }
+
+
+def walk(root: Any, without: Container[int] = ()) -> Iterator[tuple[Trail, Any]]:
+    """Every node below ROOT (ROOT first), parents before children, in the order of the file. Of dicts whose ids are in
+    WITHOUT, the entries are left out.
 
     A container or object that is referenced several times comes once, at its first place; tensors and scalars come at
     every place. Iterative, so that no depth of nesting can exhaust the stack.
     """
     seen: set[int] = set()
-    pending: list[tuple[Trail, Any]] = [(None, root)]
-    while pending:
-        trail, node = pending.pop()
-        inner = isinstance(node, _INNER)
-        if inner:
-            if id(node) in seen:
-                continue
+    above: Trail = None
+    levels: list[tuple[Trail, Iterator[tuple[str | int, Any]]]] = []
+    trail: Trail = None
+    node = root
+    while True:
+        if not isinstance(node, _INNER):
+            yield trail, node
+        elif id(node) not in seen:
             seen.add(id(node))
-        yield trail, node
-        if inner:
-            below = [((trail, component), child) for component, child in children(node)]
-            below.reverse()
-            pending += below
+            yield trail, node
+            below = children(node) if id(node) not in without else _beside_entries(node)
+            levels.append((trail, iter(below)))
+        while levels:
+            above, siblings = levels[-1]
+            following = next(siblings, None)
+            if following is not None:
+                component, node = following
+                trail = (above, component)
+                break
+            levels.pop()
+        else:
+            return
 
 
 def address(trail: Trail) -> str:
@@ -435,7 +459,10 @@ def rebuild(
         elif isinstance(original, Set):
             copy.items, copy.frozen = [copied(item) for item in original.items], original.frozen
         elif isinstance(original, Dict):
-            copy.entries = [(copied(key), copied(value)) for key, value in original.entries]
+            plain = leaf is None and holds_tensors_alone(original)
+            copy.entries = (
+                list(original.entries) if plain else [(copied(key), copied(value)) for key, value in original.entries]
+            )
             copy.ordered, copy.attributes = original.ordered, copied(original.attributes)
         else:
             copy.how, copy.callee, copy.args = original.how, copied(original.callee), copied(original.args)

@@ -19,6 +19,7 @@ from .tree import (
     Trail,
     children,
     component_text,
+    holds_tensors_alone,
     is_mapping,
     walk,
 )
@@ -73,6 +74,8 @@ def is_state_dict(node: Any, *, alone: bool = False) -> bool:
     """
     if not is_mapping(node) or not node.entries:
         return False
+    if holds_tensors_alone(node) and "." in node.entries[0][0]:
+        return True
     tensors = scalars = 0
     for key, value in node.entries:
         if not isinstance(key, str):

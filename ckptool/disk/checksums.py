@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ class Checksums:
         self._stopped = False
         self._handed = self._done = 0  # bytes; the first is counted here, the second by the thread
         ranges = (piece for key, piece in passing.items() if key in asked and isinstance(piece, FileRange))
-        self._coming = deque(piece for piece in ranges if piece.length >= _WORTH_IT and not piece.file.far)
+        self._coming = deque(_batches(piece for piece in ranges if not piece.file.far))
         self._taken: set[Hashable] = set()
         self._begin([one for key, one in asked.items() if key not in passing and not is_told_by_reading(one)])
 
@@ -63,10 +63,10 @@ class Checksums:
 
         If the thread has little left to do, it gets the large pieces behind this one.
         """
-        if self._coming and self._coming[0] == piece:
+        if self._coming and self._coming[0][0] == piece:
             self._coming.popleft()
         while self._coming and self._handed - self._done < _AHEAD:
-            self._begin([self._coming.popleft()])
+            self._begin(self._coming.popleft())
         key = key_of(piece)
         return key in self._asked and key not in self._taken and key not in self._found
 
@@ -126,6 +126,18 @@ class Checksums:
                 crc = crc32(part, crc)
             self._found[key_of(source)] = crc
             self._done += source.length
+
+
+def _batches(ranges: Iterable[FileRange]) -> Iterator[list[FileRange]]:
+    """RANGES that follow one another, in lists that are worth being handed to another thread."""
+    batch: list[FileRange] = []
+    size = 0
+    for one in ranges:
+        batch.append(one)
+        size += one.length
+        if size >= _WORTH_IT:
+            yield batch
+            batch, size = [], 0
 
 
 @contextlib.contextmanager

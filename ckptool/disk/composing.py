@@ -192,8 +192,11 @@ def files_in(pieces: Iterable[Piece]) -> list[File]:
     """The files that PIECES are copied or computed from, once each."""
     files: dict[int, File] = {}
     for piece in pieces:
-        found = [piece.file] if isinstance(piece, FileRange) else nested(piece)
-        files.update((id(file), file) for file in found if isinstance(file, File))
+        source = piece.source if isinstance(piece, Crc32Of | Verify) else piece
+        if isinstance(source, FileRange):
+            files[id(source.file)] = source.file
+        elif not isinstance(source, Buffer):
+            files.update((id(file), file) for file in nested(source) if isinstance(file, File))
     return list(files.values())
 
 

@@ -14,8 +14,10 @@ from ..disk.addresses import HUB, STORES, as_path, is_remote, is_store, scheme_o
 from ..disk.files import File, StrPath, is_folder, is_there, shell_path, shell_quote
 from ..disk.inside import Folder
 from ..errors import RuleError, UnknownFormat, Unwritable, printable
-from . import safetensors, sharded, torch_zip
+from . import torch_zip
 from .base import AnyFormat, FolderFormat, Format, Split
+from .flat import safetensors, sharded
+from .flat.dividing import check_variant, parse_size
 
 _AnyOne = TypeVar("_AnyOne", Format, FolderFormat)
 
@@ -46,7 +48,7 @@ FORMATS: Sequence[Format] = _Table(
     "frameworks.keras.FORMAT",
     "torch_zip.FORMAT",
     "torch_legacy.FORMAT",
-    "safetensors.FORMAT",
+    "flat.safetensors.FORMAT",
     "torchscript.FORMAT",
     "torch_package.FORMAT",
     "pt2.FORMAT",
@@ -66,8 +68,8 @@ FORMATS: Sequence[Format] = _Table(
 #: The formats that are directories, in the order in which they are tried.
 FOLDERS: Sequence[FolderFormat] = _Table(
     "dcp.FORMAT",
-    "sharded.SAFETENSORS",
-    "sharded.BIN",
+    "flat.sharded.SAFETENSORS",
+    "flat.sharded.BIN",
     "one_a_rank.ZERO",
     "one_a_rank.FORMAT",
     "one_a_rank.MEGATRON",
@@ -235,4 +237,4 @@ def refuse_folder(path: StrPath, source: Path | None, format: Format | None = No
 
 def split_of(max_shard_size: int | str | None = None, variant: str | None = None) -> Split:
     """How shards are wanted, from what a person says (see `plan`)."""
-    return Split(None if max_shard_size is None else sharded.parse_size(max_shard_size), sharded.check_variant(variant))
+    return Split(None if max_shard_size is None else parse_size(max_shard_size), check_variant(variant))

@@ -26,8 +26,8 @@ from ..tensor import LazyTensor, Storage, contiguous_stride, is_permutation, per
 from ..tree import ABSENT, Dict, List, metadata_of
 from . import _dcp_metadata as records
 from ._dcp_metadata import Box, Item, Path, Slice
-from ._folder import carried_along
 from .base import SHARD_SIZE, Draft, Split
+from .beside_weights import carried_along
 from .torch_zip import draft_zip
 
 #: The file with what `.metadata` cannot say.

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from ..errors import Malformed, printable
 from ..tensor import Storage
 from ._torch import StorageId
-from .zip.archive import DEFLATED, Archive
+from .zip.archive import Archive
+from .zip.columns import Members
+from .zip.structure import DEFLATED
 
 #: Largest pickle that is read. The biggest real ones (optimizer states, 100,000 tensors) are some tens of megabytes.
 LARGEST_PICKLE = 1 << 30
@@ -39,8 +41,16 @@ def storages_of(archive: Archive, pattern: str, *, big_endian: bool = False) -> 
     where = archive.file.path
     before, _, behind = pattern.partition("{}")
 
+    columns = archive.members if isinstance(archive.members, Members) and not behind else None
+    file = archive.file
+
     def storage(found: StorageId) -> Storage:
         name = f"{before}{found.key}{behind}"
+        number = -1 if columns is None else columns.number(name)
+        if columns is not None and number >= 0 and not found.rest and (size := columns.sizes[number]) == found.nbytes:
+            crc = columns.crcs[number] or None
+            source = file.range(columns.starts[number], size, crc)
+            return Storage(source, found.location, found.dtype, found.key, crc if size else 0, big_endian)
         member = archive.members.get(name)
         if member is None:
             raise Malformed(f"the storage {printable(name)} is missing", where=where)

@@ -20,12 +20,15 @@ from ..errors import CannotCarry, CheckpointError, Malformed, NotFound, UnknownF
 from ..inert.decode import check_all
 from ..tensor import LazyTensor, Storage
 from ..tree import Aside, Dict, address, children, rebuild, walk
-from . import safetensors, torch_legacy
+from . import torch_legacy
 from ._records import is_big_endian, read_pickle
 from ._torch import StorageId, TorchReader
+from .flat import safetensors
 from .foreign import describe
-from .zip.archive import DEFLATED, Archive, Member, find_end, looks_like_zip, open_archive
+from .zip.archive import Archive, open_archive
 from .zip.carve import by_directory, carve
+from .zip.ends import find_end
+from .zip.structure import DEFLATED, Member, looks_like_zip
 
 #: Records of archives that hold a program with its weights, and what these are.
 _PROGRAMS = {

@@ -35,13 +35,13 @@ from ..inert.other_tensors import as_dense
 from ..tensor import LazyTensor, Storage, contiguous_stride
 from ..tree import ABSENT, Dict, List
 from . import _dcp_metadata as records
-from . import safetensors
 from ._dcp_metadata import Box, Item, Slice
 from ._dcp_write import NOTE, draft_dcp
-from ._folder import origin_in
 from ._records import is_big_endian, read_pickle, storages_of
 from ._torch import TorchReader
 from .base import FolderFormat, Wanted
+from .beside_weights import origin_in
+from .flat import safetensors
 from .tiles import Chunk, assemble
 from .trainers.megatron_dist import OWN, divided, is_megatron, unstacked
 from .zip.archive import open_archive

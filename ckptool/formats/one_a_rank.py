@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from ..checkpoint import Checkpoint
 from ..disk.inside import Folder
-from ._folder import FolderOrigin, origin_in
 from .base import FolderFormat, Wanted
+from .beside_weights import FolderOrigin, origin_in
 from .trainers import megatron, zero, zero_files
 from .trainers.rank_files import NAME, open_ranks
 from .trainers.rank_series import fits, series_in

@@ -14,9 +14,9 @@ from ..disk.urls import folder_of, look, open_file
 from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, counted, printable
 from ..lazy import later
 from ..tree import Dict
-from . import sharded
 from ._choice import FOLDERS, detect_file, detect_folder, find_format, named_format
 from .base import Wanted
+from .flat import sharded
 from .frameworks.tensor_roles import told_by_writer
 from .trainers import zero_files
 from .trainers.alone import noted, part_of_run

@@ -26,9 +26,9 @@ from ..lazy import later
 from . import torch_zip
 from ._checks import Checks
 from ._choice import split_of, target_format
-from ._folder import is_part, left_beside, may_go
 from ._refusals import live_objects, loss_of_content, require_proportion, require_readable
 from .base import Draft, Format
+from .beside_weights import is_part, left_beside, may_go
 
 if TYPE_CHECKING:
     from ..disk import folders, together

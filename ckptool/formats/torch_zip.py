@@ -33,8 +33,10 @@ from ._torch import TorchReader
 from .base import Draft, Format
 from .foreign import describe_zip
 from .pickle.writer import fit, names_class, write_pickle
-from .zip.archive import FOLLOWS, STORED, Archive, holds_record, looks_like_zip, open_archive
+from .zip.archive import Archive, holds_record, open_archive
+from .zip.columns import odd_members
 from .zip.layout import CRC_IN_DESCRIPTOR, CRC_IN_ENTRY, Record, lay_out
+from .zip.structure import FOLLOWS, STORED, looks_like_zip
 
 #: Among the warnings of an archive that torch refuses for want of this record.
 NO_VERSION = "its record 'version' is missing, without which torch does not load it"
@@ -155,7 +157,7 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
         return None
     archive = ckpt.origin.archive
     member = archive.members["data.pkl"]
-    stored = all(m.method == STORED for m in archive.members.values())
+    stored = all(m.method == STORED for m in odd_members(archive.members))
     findable = member.descriptor is not None or not member.flags & FOLLOWS  # else its second checksum is hidden
     if not stored or not findable or not _version(archive).isdigit():
         return None
@@ -163,11 +165,11 @@ def _patched(ckpt: Checkpoint) -> Draft | None:
     pickle = fit(write_pickle(ckpt.root, keys), member.size)
     if _misread(keys.storages):
         return None
-    whole = {name: archive.range(name) for name in archive.members if name.startswith("data/")}
+    whole = dict(archive.ranges("data/"))
     kept = {f"data/{s.key}": s.source for s in keys.storages}
     if kept != whole or len(kept) != len(keys.storages) or _read_note(archive) != dict(ckpt.metadata):
         return None
-    in_order = [f"data/{s.key}" for s in keys.storages] == sorted(whole, key=lambda n: archive.members[n].start)
+    in_order = [f"data/{s.key}" for s in keys.storages] == sorted(whole, key=lambda n: whole[n].offset)
     if pickle is None or (".format_version" in archive.members and not in_order):
         return None
     pickle_piece = Buffer(pickle)

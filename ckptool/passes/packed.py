@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..dtypes import BY_NAME
 from ..tensor import LazyTensor
 from .mlx_settings import settings_of
 
@@ -56,9 +57,20 @@ class Packed:
     keys: tuple[str, ...]
 
 
+#: What is in the name of some tensor of every family, or else a type that one of its tensors has.
+_MARKS = ("qweight", "weight_packed", "zero_point", "_blocks", "_qdata")
+_DTYPES = frozenset(
+    ["int8", "uint8", "uint32", "float4_e2m1fn_x2", *(name for name in BY_NAME if name.startswith("float8"))]
+)
+
+
 def packed_in(tensors: Mapping[str, Any]) -> list[Packed]:
     """The packed weights of a state dict, in its order. TENSORS are its dense tensors by key."""
-    found = []
+    found: list[Packed] = []
+    names = "\n".join(tensors)
+    types = {tensor.dtype.name for tensor in tensors.values() if isinstance(tensor, LazyTensor)}
+    if _DTYPES.isdisjoint(types) and not any(mark in names for mark in _MARKS):
+        return found  # as for most: a look at each key takes long
     for key, tensor in tensors.items():
         if isinstance(tensor, LazyTensor) and (one := _packed(key, tensor.dtype.name, tensors)) is not None:
             family, others = one

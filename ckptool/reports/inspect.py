@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from math import prod
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from .. import keys
 from ..adapters.adapter_summary import AdapterSummary, summary_of
-from ..checkpoint import Checkpoint, Role, StateDict
+from ..checkpoint import Checkpoint, StateDict
 from ..disk.files import StrPath, beside, shell_path, shell_quote
 from ..errors import NoMatch, counted, printable
 from ..formats import format_of
@@ -21,7 +21,6 @@ from ..inert.other_tensors import OtherTensor, as_dense, other_tensor
 from ..passes.locations import mentions
 from ..passes.packed import grain, packed_in
 from ..passes.side_files import quantization_of
-from ..records import record
 from ..tensor import LazyTensor, Storage, distinct, share_nothing
 from ..tree import (
     Aside,
@@ -32,13 +31,15 @@ from ..tree import (
     Paths,
     Set,
     Trail,
-    Walked,
     component_text,
+    holds_tensors_alone,
     is_mapping,
     metadata_of,
     walk,
 )
 from ..weights import is_tensor
+from .tensor_reports import TensorReport as TensorReport
+from .tensor_reports import TensorReports
 from .training import Training, training_of
 
 if TYPE_CHECKING:
@@ -59,30 +60,6 @@ class StateDictReport:
     wrappers: dict[str, int]
     metadata: dict[str, Any] | None
     model: str | None = None
-
-
-@record(frozen=True, slots=True)
-class TensorReport:
-    """A tensor in a file. `storage` numbers the storages: tensors with the same number share memory.
-
-    `key` and `state_dict` (its path) are None outside a state dict; `shape` and `stride` are in elements. `kind` is
-    "dense", or what the tensor is otherwise ("sparse_coo", "quantized", "numpy" …); `bytes` are then those of its
-    parts, which follow it in the list. `role` is what the tensor is in the framework that wrote it, as far as the file
-    tells.
-    """
-
-    path: str
-    key: str | None
-    dtype: str
-    shape: list[int]
-    stride: list[int]
-    location: str
-    storage: int | None
-    bytes: int
-    requires_grad: bool
-    kind: str = "dense"
-    state_dict: str | None = None
-    role: Role | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +111,7 @@ class Inspection:
     format: str
     bytes: int
     state_dicts: list[StateDictReport]
-    tensors: list[TensorReport]
+    tensors: Sequence[TensorReport]
     objects: dict[str, int]
     warnings: list[str]
     ties: list[list[str]]
@@ -152,7 +129,8 @@ class Inspection:
 
     def as_json(self) -> dict[str, Any]:
         """The document that `ckptool inspect --json` prints for one file."""
-        whole = asdict(self)
+        whole = asdict(replace(self, tensors=[]))
+        whole["tensors"] = [asdict(one) for one in self.tensors]
         names = ("path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings", "stored", "used", "slim")
         further = ("training", "adapter", "packed", "framework")
         return {name: whole[name] for name in (*names, *further)}
@@ -165,21 +143,10 @@ def inspect(path: StrPath) -> Inspection:
 
 def describe(ckpt: Checkpoint) -> Inspection:
     """Say what is in an open checkpoint."""
-    tensors: list[LazyTensor] = []
-    rest: list[tuple[Trail, Any]] = []
-
-    def noted() -> Walked:  # once: every look at all nodes costs as much as opening a file of many tensors
-        for pair in walk(ckpt.root):
-            if isinstance(pair[1], LazyTensor):
-                tensors.append(pair[1])
-            else:
-                rest.append(pair)
-            yield pair
-
     weights = ckpt.state_dicts()
-    rows = _tensors(noted(), weights)
+    rows, tensors, rest = _tensors(ckpt.root, weights)
     if ckpt.roles:
-        rows = [replace(row, role=ckpt.roles.get(row.key)) if row.key else row for row in rows]
+        rows.tell(ckpt.roles)
     bare = [node for _, node in rest if isinstance(node, Storage)]
     storages = dict.fromkeys([*(t.storage for t in tensors), *bare])
     stored = sum(storage.nbytes for storage in storages)
@@ -305,40 +272,17 @@ def _metadata(weights: StateDict) -> dict[str, Any] | None:
     }
 
 
-def _tensors(walked: Walked, weights: list[StateDict]) -> list[TensorReport]:
-    numbers: dict[int, int] = {}
-    lists: dict[tuple[int, ...], list[int]] = {}  # shapes and strides, of which there are few
+def _tensors(root: Any, weights: list[StateDict]) -> tuple[TensorReports, list[LazyTensor], list[tuple[Trail, Any]]]:
+    """The report of every tensor, all dense ones, and the other nodes of the tree with their trails.
 
-    def listed(sizes: tuple[int, ...]) -> list[int]:
-        return lists.get(sizes) or lists.setdefault(sizes, list(sizes))
-
-    def report(path: str, t: LazyTensor | OtherTensor, key: str | None, state_dict: str | None) -> TensorReport:
-        if isinstance(t, LazyTensor):
-            storage, dtype = t.storage, t.dtype
-            number = numbers.setdefault(storage.identity, len(numbers))
-            shape, stride, grad = listed(t.shape), listed(t.stride), t.requires_grad
-            size = prod(shape) * dtype.itemsize
-            return TensorReport(
-                path, key, dtype.name, shape, stride, storage.location, number, size, grad, "dense", state_dict
-            )
-        stored = t.dense
-        return TensorReport(
-            path,
-            key,
-            t.dtype.name if t.dtype else "?",
-            list(t.shape),
-            list(stored.stride) if stored else [],
-            t.location,
-            numbers.setdefault(stored.storage.identity, len(numbers)) if stored else None,
-            t.nbytes,
-            t.requires_grad,
-            t.words,
-            state_dict,
-        )
-
-    rows: list[TensorReport] = []
+    All nodes are looked at once: every further look costs as much as opening a file of many tensors.
+    """
+    rows = TensorReports()
+    tensors: list[LazyTensor] = []
+    rest: list[tuple[Trail, Any]] = []
     told: set[str] = set()
     homes: dict[int, str] = {}  # state dicts -> their paths
+    plain: set[int] = set()  # those among them with nothing but dense tensors in them
     for one in weights:
         if one.model is None:
             homes[id(one.node)] = one.path
@@ -346,20 +290,33 @@ def _tensors(walked: Walked, weights: list[StateDict]) -> list[TensorReport]:
         for key, value in one.items():  # recovered from a model: under every name that it has there
             tensor = value if isinstance(value, LazyTensor) else other_tensor(value)
             if tensor is not None:
-                rows.append(report(one.places[key], tensor, key, one.path))
+                rows.add_place(one.places[key], key, tensor, one.path)
                 told.add(one.places[key])
+    if not told:
+        plain = {id(one.node) for one in weights if one.model is None and holds_tensors_alone(one.node)}
     paths = Paths()
     below: dict[int, tuple[Trail, str | None]] = {}  # id of the trail of a state dict -> itself, and its path
     last: Any = rows  # the trail whose beginning and home are at hand
     base, home = "", None
-    for trail, node in walked:
-        if id(node) in homes:
-            below[id(trail)] = trail, homes[id(node)]
-        found = node if isinstance(node, LazyTensor) else other_tensor(node)
-        if found is None:
-            continue
+    for trail, node in walk(root, plain):
+        found: LazyTensor | OtherTensor
+        if not isinstance(node, LazyTensor):
+            rest.append((trail, node))
+            if id(node) in homes:
+                below[id(trail)] = trail, homes[id(node)]
+                if id(node) in plain:
+                    rows.add_all(node.entries, paths.below(trail), homes[id(node)])
+                    tensors += map(itemgetter(1), node.entries)
+                    continue
+            other = other_tensor(node)
+            if other is None:
+                continue
+            found = other
+        else:
+            tensors.append(node)
+            found = node
         if trail is None:
-            rows.append(report("", found, None, None))
+            rows.add("", found, "", None)
             continue
         above, component = trail
         if above is not last:
@@ -368,10 +325,11 @@ def _tensors(walked: Walked, weights: list[StateDict]) -> list[TensorReport]:
         if path in told:
             continue
         if home is None or not isinstance(component, str) or isinstance(component, Aside):
-            rows.append(report(path, found, None, None))
+            rows.add(path, found, "", None)
         else:
-            rows.append(report(path, found, str(component), home))
-    return rows
+            rows.add(str(component), found, base, home)
+    rows.let_go()
+    return rows, tensors, rest
 
 
 def _others(ckpt: Checkpoint, weights: list[StateDict]) -> list[tuple[str, str]]:

@@ -11,10 +11,12 @@ from ..drawing.sizes import count_text, parameters_text, percent, size_text, tab
 from ..drawing.styles import paint
 from ..errors import counted, printable
 from ..keys import collapse
+from .tensor_reports import TensorReports
 
 if TYPE_CHECKING:
     from .comparing.numbers import Statistics
-    from .inspect import Inspection, PackedReport, StateDictReport, TensorReport
+    from .inspect import Inspection, PackedReport, StateDictReport
+    from .tensor_reports import Kind, TensorReport
 
 _T = TypeVar("_T")
 Order = Literal["file", "name", "size"]
@@ -58,20 +60,24 @@ def _inspection(
     by = f", saved by {seen.training.framework}" if seen.training.framework else ""
     by += f", written by {seen.framework}" if seen.framework and seen.framework != seen.format else ""
     yield f"{paint(printable(seen.path), 'name')}: {seen.format}, {size_text(seen.bytes)}{by}"
-    inside: dict[str | None, list[TensorReport]] = {}
-    for t in seen.tensors:
-        if t.key is not None:
-            inside.setdefault(t.state_dict, []).append(t)
+    listed = seen.tensors if isinstance(seen.tensors, TensorReports) else TensorReports.of(seen.tensors)
 
     def state_dict(one: StateDictReport) -> Block:
-        tensors = inside.get(one.path, [])
-        kinds = Counter((t.dtype, t.location, t.kind) for t in tensors)
+        held = listed.in_state_dict(one.path)
+        kinds: _Kinds = Counter()
+        for kind, count in Counter(held[1]).items():
+            kinds[kind.dtype, kind.location, kind.kind] += count
         if depth is not None:
-            rows = _subtrees(tensors, sort, depth)
+            rows = _subtrees(held, sort, depth)
         else:
-            rows = _modules(tensors, kinds, sort, everything, width)
+            rows = _modules(held, kinds, sort, everything, width)
         shown = table(rows if everything else rows[:ROWS])
-        return Block(["", *_state_dict(one, tensors, kinds), ""], shown, noun="more lines", more=len(rows) - len(shown))
+        return Block(
+            ["", *_state_dict(one, listed.storages_in(one.path), kinds), ""],
+            shown,
+            noun="more lines",
+            more=len(rows) - len(shown),
+        )
 
     yield Several(map(state_dict, seen.state_dicts), len(seen.state_dicts), "state dicts")
     if not seen.state_dicts:
@@ -153,6 +159,8 @@ def _training(seen: Inspection, everything: bool) -> Iterator[Part]:
         yield f"  the weights alone would save {size_text(seen.slim)}, {share} of what is stored (ckptool slim)"
 
 
+#: The keys of the tensors of a state dict, and what kind each is.
+_Held = tuple[list[str], list["Kind"]]
 #: How many tensors there are of each (dtype, location, kind).
 _Kinds = Counter[tuple[str, str, str]]
 
@@ -165,25 +173,24 @@ def _summed(kinds: _Kinds, part: int) -> Counter[str]:
     return found
 
 
-def _state_dict(one: StateDictReport, tensors: list[TensorReport], kinds: _Kinds) -> Iterator[str]:
+def _state_dict(one: StateDictReport, stored: tuple[int, int], kinds: _Kinds) -> Iterator[str]:
     place = f"at {printable(one.path)}" if one.path else "at the root"
     place += f", recovered from a module of class {printable(one.model, 80)}" if one.model else ""
     size = f"{parameters_text(one.parameters)}, {size_text(one.bytes)}"
     yield f"  {paint(f'state dict {place}:', 'heading')} {counted(one.keys, 'key')}, {size}"
     facts = [_histogram(_summed(kinds, 0)), _histogram(_summed(kinds, 1))]
-    stored = [t.storage for t in tensors if t.storage is not None]
-    if len(set(stored)) < len(stored):
-        facts.append(f"{counted(len(stored), 'tensor')} in {counted(len(set(stored)), 'storage')}")
+    if stored[1] < stored[0]:
+        facts.append(f"{counted(stored[0], 'tensor')} in {counted(stored[1], 'storage')}")
     facts += [f"{count:,} {kind}" for kind, count in _summed(kinds, 2).items() if kind != "dense"]
     facts += [f"{name} in {counted(count, 'key')}" for name, count in one.wrappers.items()]
     yield "    " + "; ".join(fact for fact in facts if fact)
 
 
-def _subtrees(tensors: list[TensorReport], sort: Order, depth: int) -> list[tuple[str, ...]]:
+def _subtrees(tensors: _Held, sort: Order, depth: int) -> list[tuple[str, ...]]:
     """A row for all that has the same first components of its keys."""
     sums: dict[str, list[int]] = {}
-    for t in tensors:
-        head = ".".join((t.key or "").split(".")[:depth])
+    for key, t in zip(*tensors, strict=True):
+        head = ".".join(key.split(".")[:depth])
         found = sums.setdefault(head, [0, 0, 0])
         numel = 1
         for n in t.shape:
@@ -229,24 +236,21 @@ def _values(tensors: Sequence[TensorReport], stats: Sequence[Statistics | None],
     return _sorted(rows, sort)
 
 
-def _modules(
-    tensors: list[TensorReport], kinds: _Kinds, sort: Order, everything: bool, width: int
-) -> list[tuple[str, ...]]:
+def _modules(tensors: _Held, kinds: _Kinds, sort: Order, everything: bool, width: int) -> list[tuple[str, ...]]:
     """A row for each module, or for each run of modules that differ in a number only, not wider than WIDTH."""
     usual = tuple(found[0][0] if (found := _summed(kinds, part).most_common(1)) else "" for part in (0, 1))
     width = 10**6 if everything else width - 4
     leaves: dict[str, list[tuple[str, str]]] = {}
     sizes: dict[str, int] = {}
-    shown: dict[tuple[object, ...], tuple[str, str]] = {}  # of the few kinds of tensors that there are
-    for t in tensors:
-        module, _, leaf = (t.key or "").rpartition(".")
-        axes = t.role.axes if everything and t.role is not None else ""
-        kind = leaf, t.dtype, t.location, t.kind, axes, *t.shape
-        leaf_and_text = shown.get(kind)
+    shown: dict[tuple[str, Kind], tuple[str, str]] = {}  # of the few kinds of tensors that there are
+    for key, t in zip(*tensors, strict=True):
+        module, _, leaf = key.rpartition(".")
+        leaf_and_text = shown.get((leaf, t))
         if leaf_and_text is None:
             unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
             unusual += [t.kind] if t.kind != "dense" else []
-            leaf_and_text = shown[kind] = leaf, " ".join([str(t.shape), *([axes] if axes else []), *unusual])
+            axes = [t.role.axes] if everything and t.role is not None and t.role.axes else []
+            leaf_and_text = shown[leaf, t] = leaf, " ".join([str(t.shape), *axes, *unusual])
         if module in leaves:
             leaves[module].append(leaf_and_text)
             sizes[module] += t.bytes

@@ -19,7 +19,8 @@ from ..dtypes import DType, NotFinite
 from ..errors import CheckpointError, Malformed, NotFound, counted, printable
 from ..formats import format_of
 from ..formats.tiles import Tiled
-from ..formats.zip.archive import Archive, Inflated, Member, looks_like_zip, open_archive
+from ..formats.zip.archive import Archive, Inflated, open_archive
+from ..formats.zip.structure import Member, looks_like_zip
 from ..ranks import Group
 from ..records import record
 from ..tensor import LazyTensor, Storage

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import ckptool
 from ckptool.errors import CheckpointError, Malformed, UnknownFormat
-from ckptool.formats import safetensors, torch_legacy
+from ckptool.formats import torch_legacy
+from ckptool.formats.flat import safetensors
 from ckptool.formats.foreign import describe
 
 

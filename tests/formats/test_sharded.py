@@ -14,7 +14,7 @@ from test_safetensors import TestSafetensors as OneFile
 import ckptool
 from ckptool.disk.door import Directory
 from ckptool.disk.work import Work
-from ckptool.formats import sharded
+from ckptool.formats.flat import dividing
 
 INDEX = "model.safetensors.index.json"
 
@@ -383,13 +383,13 @@ def test_a_second_process_does_not_write_the_same_folder(tmp_path, shards):
     ("text", "size"), [("5GB", 5 * 10**9), ("1.5kb", 1500), (7, 7), ("12", 12), (" 2 MB ", 2_000_000)]
 )
 def test_sizes_are_decimal(text, size):
-    assert sharded.parse_size(text) == size
+    assert dividing.parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["5GiB", "", "GB", "-1GB", "0", "0.5", "1e9", "9" * 5000, "9" * 5000 + "GB"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ckptool.RuleError, match="is no size"):
-        sharded.parse_size(text)
+        dividing.parse_size(text)
 
 
 def test_a_checkpoint_of_more_files_than_descriptors_is_read(tmp_path, in_new_python):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptool
-from ckptool.formats import sharded
+from ckptool.formats.flat import sharded
 
 SIZES = st.integers(0, 40)
 

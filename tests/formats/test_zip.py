@@ -20,8 +20,9 @@ from ckptool.disk.files import Buffer, File, FileRange
 from ckptool.disk.targets import replacing
 from ckptool.disk.writing import write_pieces
 from ckptool.errors import CheckpointError, Malformed
-from ckptool.formats.zip.archive import Archive, looks_like_zip, open_archive
+from ckptool.formats.zip.archive import Archive, open_archive
 from ckptool.formats.zip.layout import Record, lay_out
+from ckptool.formats.zip.structure import looks_like_zip
 
 PAYLOADS = {
     "data.pkl": b"\x80\x02}q\x00.",

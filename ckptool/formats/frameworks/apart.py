@@ -7,6 +7,7 @@ the child that does, and the answer is one line. What the child answers is data 
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -57,27 +58,31 @@ def asked(module: str, package: str, what: str, file: File, offset: int = 0, siz
     environment.update(
         OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", HDF5_USE_FILE_LOCKING="FALSE", HDF5_PLUGIN_PATH=""
     )
-    with unnamed_file() as out:
+    with unnamed_file() as out, _Ended() as ended:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            pass_fds=(file.fd, ended.told) if inherited else (),
+        )
         try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                pass_fds=(file.fd,) if inherited else (),
-                timeout=SECONDS + 10,
-                check=False,
-            )
+            ended.wait(SECONDS + 10)
+            status = child.wait(timeout=1 if inherited else SECONDS + 10)
         except subprocess.TimeoutExpired:
             raise _failed(file, what, f"took more than {SECONDS} seconds") from None
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
         out.seek(0)
         raw = out.read(ANSWER + 1)
-    if done.returncode:
-        number = -done.returncode
+    if status:
+        number = -status
         if number == getattr(signal, "SIGXCPU", None):
             raise _failed(file, what, f"took more than {SECONDS} seconds")
-        why = f"was ended by {signal.Signals(number).name}" if number > 0 else f"failed with status {done.returncode}"
+        why = f"was ended by {signal.Signals(number).name}" if number > 0 else f"failed with status {status}"
         raise _failed(file, what, why)
     answer = read_json(raw, file.path, "the answer of the reader")
     if not isinstance(answer, dict):
@@ -87,6 +92,34 @@ def asked(module: str, package: str, what: str, file: File, offset: int = 0, siz
     if "refused" in answer:
         raise Malformed(f"cannot be read as {what}", where=file.path, evidence=[printable(str(answer["refused"]), 200)])
     return answer
+
+
+class _Ended:
+    """A pipe whose other end a child holds until it ends. Who waits for a child with a limit sleeps in between, up to
+    50 ms a time, which is as long as a small file takes.
+    """
+
+    def __enter__(self) -> _Ended:
+        self._seen, self.told = os.pipe() if os.name == "posix" else (-1, -1)
+        return self
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the child has ended, but no longer than SECONDS."""
+        if self.told < 0:
+            return
+        self._close_ours()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._seen, selectors.EVENT_READ)
+            selector.select(seconds)
+
+    def _close_ours(self) -> None:
+        os.close(self.told)
+        self.told = -1
+
+    def __exit__(self, *_: object) -> None:
+        for end in (self._seen, self.told):
+            if end >= 0:
+                os.close(end)
 
 
 def _failed(file: File, what: str, why: str) -> Malformed:

@@ -19,7 +19,8 @@ from ...disk.files import File
 from ...errors import Malformed, printable
 from ...lazy import later
 from ..base import Format
-from ..zip.archive import STORED, Archive, open_archive
+from ..zip.archive import Archive, open_archive
+from ..zip.structure import STORED
 
 if TYPE_CHECKING:
     from . import hdf5

@@ -27,8 +27,9 @@ from ...inert.other_tensors import as_dense
 from ...tensor import MOST_DIMENSIONS, LazyTensor, Storage
 from ...tree import List
 from ..base import Draft, Format
-from ..zip.archive import DEFLATED, STORED, Archive, Inflated, Member, open_archive
+from ..zip.archive import Archive, Inflated, open_archive
 from ..zip.layout import Record, lay_out
+from ..zip.structure import DEFLATED, STORED, Member
 from .found import NUMPY_TYPES, checked_shape, named
 
 _MAGIC = b"\x93NUMPY"
@@ -335,7 +336,7 @@ def draft_npz(ckpt: Checkpoint) -> Draft:
 
 
 def _is_name(key: str) -> bool:
-    from ..zip.archive import name_fault
+    from ..zip.directory import name_fault
 
     try:
         raw = f"{key}{_ENDING}".encode()

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from ...errors import CannotCarry, printable
 from ...tensor import LazyTensor, Storage
@@ -61,6 +62,15 @@ class _Op:
         self.code = code
 
 
+class _Alike(NamedTuple):
+    """The opcodes of tensors that differ in the name of their storage alone: those before it and those behind it."""
+
+    before: tuple[Any, ...]
+    behind: tuple[Any, ...]
+    uses: list[int]  # one number: how many tensors were written with them
+    pid: tuple[Any, ...]  # keeps its parts alive, which are known by their ids
+
+
 _REDUCE, _NEWOBJ, _NEWOBJ_EX, _OBJ = _Op(b"R"), _Op(b"\x81"), _Op(b"\x92"), _Op(b"o")
 _BUILD, _MARK, _APPENDS, _SETITEMS = _Op(b"b"), _Op(b"("), _Op(b"e"), _Op(b"u")
 
@@ -84,13 +94,16 @@ class _Emitter:
     """Turns a tree into opcodes.
 
     Values that can be referenced again are numbered as they are put. In `out`, a number N stands for a fetch of value N
-    and ~N for its put; which of them are needed, and their places in the memo, is known only at the end.
+    and ~N for its put, a tuple for what stands at several places; which of them are needed, and their places in the
+    memo, is known only at the end.
     """
 
     def __init__(self, persistent: Callable[[Storage], tuple[Any, ...]], protocol: int = 2) -> None:
         self.protocol = protocol  # grows to 4 where the tree needs it; what was written then is written again
         self._persistent = persistent
-        self._out: list[bytes | int] = []
+        self._out: list[bytes | int | tuple[bytes | int, ...]] = []
+        self._alike: dict[tuple[Any, ...], _Alike] = {}
+        self._repeated: list[tuple[list[int], list[int]]] = []  # values that are fetched together, and how often
         self._numbers_of: dict[Any, int] = {}
         self._fetched: list[int] = []  # how often each is fetched
         self._alive: list[Any] = []  # what is known by its `id` must live, lest another value gets the same
@@ -104,17 +117,27 @@ class _Emitter:
         return self._render()
 
     def _render(self) -> bytes:
+        for fetches, count in self._repeated:
+            for number in fetches:
+                self._fetched[number] += count[0]
         # the most fetched values get the one-byte indices
         used = sorted((n for n, count in enumerate(self._fetched) if count), key=lambda n: -self._fetched[n])
         place = {number: index for index, number in enumerate(used)}
+        known: dict[int, bytes] = {}  # runs of opcodes that come again and again
         parts = [bytes((0x80, self.protocol))]
         for item in self._out:
-            if isinstance(item, bytes):
+            if type(item) is bytes:
                 parts.append(item)
-            elif item >= 0:
-                parts.append(_indexed(b"h", b"j", place[item]))
-            elif ~item in place:
-                parts.append(_indexed(b"q", b"r", place[~item]))
+            elif type(item) is int:
+                if item >= 0:
+                    parts.append(_indexed(b"h", b"j", place[item]))
+                elif ~item in place:
+                    parts.append(_indexed(b"q", b"r", place[~item]))
+            elif type(item) is tuple:
+                if id(item) not in known:
+                    told = (one if isinstance(one, bytes) else _indexed(b"h", b"j", place[one]) for one in item)
+                    known[id(item)] = b"".join(told)
+                parts.append(known[id(item)])
         parts.append(b".")
         return b"".join(parts)
 
@@ -148,6 +171,9 @@ class _Emitter:
             self._end_tuple(node.value)
         elif kind is str:
             self._text(node)
+        elif kind is LazyTensor:
+            if not self._fetch(id(node)):
+                self._tensor(node)
         elif kind is bool:
             self._out.append(b"\x88" if node else b"\x89")
         elif kind is int:
@@ -165,15 +191,13 @@ class _Emitter:
         elif kind is bytes:
             self._bytes(node)
         elif kind is Storage:
-            self._storage(node)
+            self._persistent_id(self._persistent(node))
         elif not self._fetch(id(node)):
             self._new_node(node)
 
     def _new_node(self, node: Any) -> None:
         put = _PutLater(id(node), node)
-        if isinstance(node, LazyTensor):
-            self._tensor(node)
-        elif isinstance(node, Dict):
+        if isinstance(node, Dict):
             self._dict(node, put)
         elif isinstance(node, List):
             self._out.append(b"]")
@@ -285,6 +309,41 @@ class _Emitter:
     # -- tensors: written at once, since nothing in them can be referenced again
 
     def _tensor(self, tensor: LazyTensor) -> None:
+        """A tensor. All but the name of its storage is as in most others, and their opcodes are those of the first."""
+        pid = self._persistent(tensor.storage)
+        told = (
+            *map(id, pid[:2]),
+            *pid[3:],
+            id(tensor.dtype),
+            tensor.shape,
+            tensor.stride,
+            tensor.offset,
+            tensor.requires_grad,
+            tensor.parameter,
+            tensor.conj,
+            tensor.neg,
+        )
+        alike, name = self._alike.get(told), pid[2]
+        if alike is not None and type(name) is str and name not in self._numbers_of:
+            self._out.append(alike.before)
+            self._text(name)
+            self._out.append(alike.behind)
+            alike.uses[0] += 1
+        else:
+            begin = len(self._out)
+            self._tensor_anew(tensor, pid)
+            made = self._out[begin:]
+            named = next((at for at, one in enumerate(made) if type(one) is int and one < 0), 0)
+            fetches = [one for one in made if type(one) is int and one >= 0]
+            alone = len(fetches) + 1 == sum(type(one) is int for one in made)  # the name is all that was put
+            if alone and named and ~self._numbers_of.get(name, -1) == made[named]:
+                count = [0]
+                alike = _Alike(tuple(made[: named - 1]), tuple(made[named + 1 :]), count, pid)
+                self._alike[told] = alike
+                self._repeated.append((fetches, count))
+        self._put(id(tensor), tensor)
+
+    def _tensor_anew(self, tensor: LazyTensor, pid: tuple[Any, ...]) -> None:
         out = self._out
         typed = tensor.storage.dtype is not None
         if typed and tensor.storage.dtype != tensor.dtype:  # torch rebuilds it as what the storage is
@@ -293,7 +352,7 @@ class _Emitter:
             self._global(_PARAMETER)
         self._global(_TENSOR_2 if typed else _TENSOR_3)
         out.append(b"(")
-        self._storage(tensor.storage)
+        self._persistent_id(pid)
         out.append(_integer(tensor.offset))
         self._numbers(tensor.shape)
         self._numbers(tensor.stride)
@@ -312,11 +371,10 @@ class _Emitter:
             out.append(b"\x88" if tensor.requires_grad else b"\x89")
             self._no_hooks()
             out.append(b"\x87R")
-        self._put(id(tensor), tensor)
 
-    def _storage(self, storage: Storage) -> None:
+    def _persistent_id(self, pid: tuple[Any, ...]) -> None:
         self._out.append(b"(")
-        for part in self._persistent(storage):
+        for part in pid:
             if part is None:
                 self._out.append(b"N")
             elif isinstance(part, str):
@@ -369,4 +427,9 @@ def fit(pickle: bytes, length: int) -> bytes | None:
 
 def names_class(storage: Storage) -> Global:
     """The class that a persistent id names for a storage."""
-    return Global("torch", storage.class_name) if storage.class_name != "UntypedStorage" else _UNTYPED
+    return _class_named(storage.class_name)
+
+
+@lru_cache(64)
+def _class_named(name: str) -> Global:
+    return Global("torch", name) if name != "UntypedStorage" else _UNTYPED

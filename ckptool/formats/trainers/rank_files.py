@@ -22,7 +22,7 @@ from ...disk.inside import Folder, listed
 from ...errors import Ambiguous, CannotCarry, CheckpointError, Malformed, counted, printable
 from ...inert.other_tensors import as_dense
 from ...tensor import LazyTensor, Storage, contiguous_stride
-from ...tree import Dict, List, Object
+from ...tree import Dict, List, Object, holds_tensors_alone
 from ...weights import is_training_state
 from ..tiles import Chunk, assemble
 from .accounts import Account
@@ -492,7 +492,8 @@ def placed_in(root: Any) -> Iterator[Object]:
             continue
         seen.add(id(node))
         if isinstance(node, Dict):
-            pending += [value for _, value in reversed(node.entries)]
+            if not holds_tensors_alone(node):
+                pending += [value for _, value in reversed(node.entries)]
         elif isinstance(node, List):
             pending += reversed(node.items)
         elif isinstance(node, Object) and is_placed(node):

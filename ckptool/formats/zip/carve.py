@@ -15,21 +15,11 @@ from collections.abc import Iterator
 
 from ...disk.files import File, crc32
 from ...errors import Malformed, printable
-from .archive import (
-    CAP32,
-    FOLLOWS,
-    LOCAL,
-    Ahead,
-    Archive,
-    Member,
-    check_extents,
-    find_end,
-    locate,
-    name_fault,
-    read_directory,
-    refuse_doubles,
-    widen,
-)
+from .archive import Archive
+from .directory import name_fault, read_directory, refuse_doubles, widen
+from .ends import find_end
+from .headers import Ahead, check_extents, locate
+from .structure import CAP32, FOLLOWS, LOCAL, Member
 
 _STEP = 1 << 22
 _MOST_RECORDS = 1_000_000

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from ...disk.composing import Crc32Of, Piece
 from ...disk.files import CHUNK, Buffer, FileRange, Source
 from ...errors import printable
-from .archive import CAP16, CAP32, END, END64, ENTRY, FOLLOWS, LOCAL, LOCATOR, STORED, UTF8, name_fault
+from .directory import name_fault
+from .structure import CAP16, CAP32, END, END64, ENTRY, FOLLOWS, LOCAL, LOCATOR, STORED, UTF8
 
 CRC_IN_ENTRY = 16  # where the CRC stands in an entry of the directory
 CRC_IN_DESCRIPTOR = 4

@@ -18,7 +18,7 @@ from ...disk.files import beside, is_there, shell_path
 from ...errors import counted, printable
 from ...formats import format_of
 from ...formats.base import FolderFormat
-from ...formats.sharded import missing_beside
+from ...formats.flat.sharded import missing_beside
 from ...formats.trainers.alone import PartOfRun, part_of_run
 from ...tree import names_in
 from ...weights import is_training_state

@@ -23,7 +23,7 @@ from ...errors import CheckpointError, printable
 from ...formats.beginnings import is_legacy, is_safetensors, is_tar
 from ...formats.foreign import OLD_PICKLE, describe, packed
 from ...formats.pickle.reader import NeedsMore
-from ...formats.zip.archive import looks_like_zip
+from ...formats.zip.structure import looks_like_zip
 from ...tree import Global, List, Object, walk
 from .following import (
     HEAD,
@@ -181,7 +181,7 @@ class Search:
             self.in_a_row(source, 0, place, depth)
             return "pickle"
         if is_safetensors(head) or place.endswith(".safetensors"):
-            from ...formats.safetensors import check_safetensors
+            from ...formats.flat.safetensors import check_safetensors
 
             with self.reporting(place):
                 if place or not self.opened:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from ...disk.door import unnamed_file
 from ...disk.files import CHUNK, Buffer, File, FileRange, Source, crc32
 from ...errors import CheckpointError, Malformed
-from ...formats.zip.archive import DEFLATED, LOCAL, STORED, Archive, Member, open_archive
+from ...formats.zip.archive import Archive, open_archive
+from ...formats.zip.structure import DEFLATED, LOCAL, STORED, Member
 from .following import Behind, Budget, Follow, Loose, Part, Parts, Problem, Programs, Record, TooMuch
 from .programs import programs_of_archive
 

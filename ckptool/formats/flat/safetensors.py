@@ -21,23 +21,22 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from math import prod
+from collections.abc import Iterable
 from typing import Any
 
-from ..checkpoint import Checkpoint, StateDict, around, ties_of
-from ..disk.composing import Piece
-from ..disk.documents import read_json, through_json
-from ..disk.files import Buffer, File, FileRange
-from ..dtypes import BY_SAFETENSORS, DType
-from ..errors import CannotCarry, Malformed, counted, in_words, printable
-from ..inert.in_memory import from_plain, to_plain
-from ..inert.other_tensors import as_dense, other_tensor
-from ..records import record
-from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride, is_permutation, permuted
-from ..tree import ABSENT, Dict, attributes_of, metadata_of
-from .base import Draft, Format
-from .beginnings import LARGEST_HEADER, is_safetensors
+from ...checkpoint import Checkpoint, StateDict, around, ties_of
+from ...disk.composing import Piece
+from ...disk.documents import read_json, through_json
+from ...disk.files import Buffer, File, FileRange
+from ...dtypes import BY_SAFETENSORS
+from ...errors import CannotCarry, Malformed, counted, printable
+from ...inert.in_memory import from_plain, to_plain
+from ...inert.other_tensors import as_dense, other_tensor
+from ...tensor import LazyTensor, Storage, is_permutation, permuted
+from ...tree import ABSENT, Dict, attributes_of, metadata_of
+from ..base import Draft, Format
+from ..beginnings import LARGEST_HEADER, is_safetensors
+from .header import check_tiling, has_half_a_pair, read_header, tensors_in
 
 _NOTE = "ckptool"
 
@@ -52,16 +51,16 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
 
     With BROKEN, tensors that are not whole are no error but noted there: the id of their storage, and why.
     """
-    header, metadata = _read_header(file)
+    header, metadata = read_header(file)
     entries: list[tuple[Any, Any]] = []
     ranges: list[FileRange] = []
-    for name, kind, source in _entries(file, header):
+    for name, kind, source in tensors_in(file, header):
         storage = Storage(source, "cpu", kind.dtype if kind.dtype.storage else None, name)
         entries.append((name, LazyTensor(storage, kind.dtype, kind.shape, kind.stride)))
         ranges.append(source)
     names = [name for name, _ in entries]
     if broken is None:
-        _check_tiling(file, names, ranges)
+        check_tiling(file, names, ranges)
     else:
         for (_, tensor), part in zip(entries, ranges, strict=True):
             if part.offset + part.length > file.size:
@@ -98,144 +97,8 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
 
 def check_safetensors(file: File) -> None:
     """Refuse a file that `open_safetensors` refuses, without making a checkpoint of it."""
-    found = [(name, source) for name, _, source in _entries(file, _read_header(file)[0])]
-    _check_tiling(file, [name for name, _ in found], [source for _, source in found])
-
-
-def _read_header(file: File) -> tuple[dict[str, Any], dict[str, str]]:
-    """The header, without its metadata, and these."""
-    where = file.path
-    if file.size < 8:
-        raise Malformed(f"has {file.size} bytes; a safetensors file has at least 8", where=where)
-    length = int.from_bytes(file.read(0, 8), "little")
-    if length > LARGEST_HEADER:
-        raise Malformed(f"announces a header of {length:,} bytes; 100,000,000 is the limit", where=where)
-    if 8 + length > file.size:
-        raise Malformed(
-            f"its header is cut short: {length:,} bytes announced, {file.size - 8:,} left in the file",
-            where=where,
-            hint="the download or copy did not finish; compare the size with the source",
-        )
-    raw = file.read(8, length)
-    kinds: dict[tuple[Any, ...], _Kind] = {}
-
-    def compact(pairs: list[tuple[str, Any]]) -> Any:
-        """The object of a tensor, as most programs write it, as (its kind, begin, end); None for any other."""
-        if len(pairs) == 3:
-            (first, code), (second, shape), (third, offsets) = pairs
-            if (first, second, third) == _FIELDS:
-                return _usual(code, shape, offsets, kinds)
-        return None
-
-    if raw[:1] != b"{":
-        raise Malformed("its header does not begin with '{'", where=where)
-    header = read_json(raw, where, "its header", compact=compact)
-    if not isinstance(header, dict):
-        raise Malformed("its header is no object of JSON", where=where)
-    for name in header:
-        if _has_half_a_pair(name):
-            raise Malformed(f"its header has the name {printable(repr(name), 80)}, which is no text", where=where)
-    metadata = header.pop("__metadata__", None) or {}
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise Malformed("its __metadata__ is no map of texts", where=where)
-    return header, metadata
-
-
-@record(frozen=True, slots=True)
-class _Kind:
-    """What tensors of one type and shape have in common. `nbytes` are those of the data of one."""
-
-    dtype: DType
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    nbytes: int
-
-
-_FIELDS = ("dtype", "shape", "data_offsets")
-_INTEGERS = {int}
-
-
-def _usual(code: Any, shape: Any, offsets: Any, kinds: dict[tuple[Any, ...], _Kind]) -> tuple[_Kind, int, int] | None:
-    """The fields of a tensor with nothing odd about them, or None. KINDS are those that were met before: few, where
-    tensors are many."""
-    if type(code) is not str or type(shape) is not list or type(offsets) is not list or len(offsets) != 2:
-        return None
-    if set(map(type, shape + offsets)) != _INTEGERS:
-        return None
-    told = (code, *shape)
-    kind = kinds.get(told)
-    if kind is None:
-        dtype = BY_SAFETENSORS.get(code)
-        sizes = tuple(shape)
-        possible = len(sizes) <= MOST_DIMENSIONS and all(0 <= n < 1 << 62 for n in sizes)
-        if dtype is None or dtype.packed > 1 or not possible:
-            return None
-        kind = kinds[told] = _Kind(dtype, sizes, contiguous_stride(sizes), prod(sizes) * dtype.itemsize)
-    begin, end = offsets
-    return (kind, begin, end) if end - begin == kind.nbytes and 0 <= begin < 1 << 62 else None
-
-
-def _entries(file: File, header: dict[str, Any]) -> Iterator[tuple[str, _Kind, FileRange]]:
-    """The tensors of a header, which is empty then: with several hundred thousand, memory counts."""
-    start = 8 + int.from_bytes(file.read(0, 8), "little")
-    for name in list(header):
-        entry = header.pop(name)
-        kind, begin, end = entry if type(entry) is tuple else _entry(file, name, entry)
-        yield name, kind, FileRange(file, start + begin, end - begin)
-
-
-def _entry(file: File, name: str, entry: Any) -> tuple[_Kind, int, int]:
-    """The fields of a tensor, or what is wrong with them."""
-    shown = printable(repr(name), 80)
-    try:
-        code, shape, (begin, end) = [entry[field] for field in _FIELDS]
-    except (KeyError, TypeError, ValueError):
-        raise Malformed(f"the entry of {shown} lacks dtype, shape or two data_offsets", where=file.path) from None
-    dtype = BY_SAFETENSORS.get(code) if isinstance(code, str) else None
-    if dtype is None:
-        raise Malformed(f"{shown} has the unknown dtype {in_words(code, 40)}", where=file.path)
-    if (
-        not isinstance(shape, list)
-        or len(shape) > MOST_DIMENSIONS
-        or not all(type(n) is int and 0 <= n < 1 << 62 for n in [*shape, begin, end])
-        or prod(n or 1 for n in shape) * dtype.itemsize >= 1 << 63
-    ):
-        raise Malformed(f"the shape or offsets of {shown} are none", where=file.path)
-    if dtype.packed > 1:
-        if not shape or shape[-1] % dtype.packed:
-            raise Malformed(f"{shown} has an odd number of 4-bit elements in a row", where=file.path)
-        shape = [*shape[:-1], shape[-1] // dtype.packed]
-    sizes = tuple(shape)
-    kind = _Kind(dtype, sizes, contiguous_stride(sizes), prod(sizes) * dtype.itemsize)
-    if end - begin != kind.nbytes:
-        raise Malformed(
-            f"{shown} has {end - begin:,} bytes; {code} of shape {printable(str(shape), 80)} takes {kind.nbytes:,}",
-            where=file.path,
-        )
-    return kind, begin, end
-
-
-def _check_tiling(file: File, names: list[str], ranges: list[FileRange]) -> None:
-    """Refuse holes, overlaps, and data that are missing or too many, as the reference does."""
-    position = start = 8 + int.from_bytes(file.read(0, 8), "little")
-    order = sorted(range(len(ranges)), key=lambda number: ranges[number].length)  # of two at one place the empty one
-    for number in sorted(order, key=lambda number: ranges[number].offset):
-        begin = ranges[number].offset
-        if begin != position:
-            kind = "a hole before" if begin > position else "an overlap at"
-            where = f"{printable(repr(names[number]), 80)} (byte {position - start:,})"
-            raise Malformed(f"its data have {kind} {where}", where=file.path)
-        position += ranges[number].length
-    if position > file.size:
-        short = sum(part.offset + part.length > file.size for part in ranges)
-        raise Malformed(
-            f"is cut short: its tensors take {position - start:,} bytes, {file.size - start:,} are there",
-            evidence=[f"{counted(short, 'tensor')} of {len(ranges):,} not whole"],
-            where=file.path,
-            hint="the download or copy did not finish; compare the size with the source",
-        )
-    if position < file.size:
-        raise Malformed(f"{file.size - position:,} bytes follow the last tensor", where=file.path)
+    found = [(name, source) for name, _, source in tensors_in(file, read_header(file)[0])]
+    check_tiling(file, [name for name, _ in found], [source for _, source in found])
 
 
 def _read_note(text: str | None) -> dict[str, Any] | None:
@@ -402,19 +265,14 @@ def _obstacle(key: Any, value: Any) -> tuple[str, str] | None:
         value = other.dense
     if not value.dtype.safetensors or (value.dtype.packed > 1 and not value.shape):
         return f"tensor of {value.dtype.name}", f"tensors of {value.dtype.name}"
-    if key == "__metadata__" or _has_half_a_pair(key):
+    if key == "__metadata__" or has_half_a_pair(key):
         return "key that no header can have", "keys that no header can have"
     return None
 
 
-def _has_half_a_pair(text: str) -> bool:
-    """Whether TEXT holds a lone surrogate, which Python allows and UTF-8 does not."""
-    return not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)
-
-
 def _text_of(note: dict[str, Any]) -> str:
     text = json.dumps(note, ensure_ascii=False)
-    return json.dumps(note) if _has_half_a_pair(text) else text
+    return json.dumps(note) if has_half_a_pair(text) else text
 
 
 def _not_tensors(weights: StateDict) -> list[str]:

@@ -1,0 +1,1 @@
+"""Flat sets of tensors under their names: safetensors files, and folders of shards with an index."""
