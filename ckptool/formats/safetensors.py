@@ -36,9 +36,8 @@ from ..inert.other_tensors import as_dense, other_tensor
 from ..records import record
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride, is_permutation, permuted
 from ..tree import ABSENT, Dict, attributes_of, metadata_of
-from ._header_room import joined_ranges, length_of_header
 from .base import Draft, Format
-from .beginnings import LARGEST_HEADER, is_safetensors
+from .beginnings import LARGEST_HEADER, is_safetensors, joined_ranges, length_of_header
 
 _NOTE = "ckptool"
 
