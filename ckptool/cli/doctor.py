@@ -109,7 +109,7 @@ def _recover(file: str | None, *, as_json: bool) -> int:
 
     done = settle(file)
     if as_json:
-        print_json({"ckptool": 1, "command": "doctor", "recovered": done})
+        print_json("doctor", {"recovered": done})
     else:
         click.echo(f"{printable(file)}: {done or 'no patch of it was cut off'}")
     return 0

@@ -93,10 +93,10 @@ def test_starting_imports_neither_torch_nor_numpy_nor_rich(files: dict[str, Path
     ("args", "most", "without"),
     [
         ("--help", 12, "checkpoint disk.files formats"),
-        ("inspect dp.pth", 95, "passes.recipes disk.writing formats.saving ranks.group"),
+        ("inspect dp.pth", 110, "passes.recipes disk.writing formats.saving ranks.group"),
         (
             "strip-prefix dp.pth out.pth -q",
-            95,
+            110,
             "reports ranks.group disk.together disk.folders formats.dcp formats.frameworks.hdf5 "
             "formats.frameworks.onnx formats.one_a_rank passes.dequantizing passes.values passes.cleaning",
         ),
@@ -147,8 +147,8 @@ def test_a_signal_leaves_no_half_written_file(tmp_path: Path, name: str, code: i
         "import os, sys, ckptool.cli.rewrite as rewrite, ckptool.formats.saving as saving\n"
         "from ckptool.cli import main\n"
         "write = saving.write_pieces\n"
-        "def slow(*args):\n"
-        "    write(*args)\n"
+        "def slow(*args, **options):\n"
+        "    write(*args, **options)\n"
         "    print('written', flush=True)\n"
         "    import time; time.sleep(30)\n"
         "saving.write_pieces = slow\n"

@@ -195,7 +195,7 @@ def test_doctor_recovers_and_says_so_once(cut_off, capfd):
     assert "it is as it was before the patch that was cut off" in capfd.readouterr().out
     assert path.read_bytes() == before
     assert main_quietly(f"doctor {path} --recover --json") == 0
-    assert json.loads(capfd.readouterr().out) == {"ckptool": 1, "command": "doctor", "recovered": None}
+    assert json.loads(capfd.readouterr().out)["recovered"] is None
 
 
 def copied(path, journal):
