@@ -42,8 +42,13 @@ lint: $(STAMP) ## Check style and formatting
 types: $(STAMP) ## Check types
 	$(BIN)/mypy
 
-# The second run has no torch to import: what must work without it is shown to, with fewer examples of each law.
+# The suite starts thousands of programs. Each would compile the package anew where no bytecode may be written.
+unexport PYTHONDONTWRITEBYTECODE
+
+# The second run has no torch to import: what must work without it is shown to, with fewer examples of each law and at
+# most three parametrizations of each test.
 test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the suite with coverage, the suite without torch
+	$(BIN)/python -m compileall -q -j 0 ckptool tests benchmarks fixtures
 	$(BIN)/pytest $(WORKERS) --cov
 	HYPOTHESIS_PROFILE=brief $(BARE)/bin/pytest $(WORKERS)
 
