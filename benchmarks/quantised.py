@@ -70,7 +70,7 @@ def make(folder: Path, kind: str, size: int) -> None:
             config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
         elif kind == "gptq-4":
             tensors |= {
-                f"{key}qweight": packed.view(torch.int32).view(n // 8, n),
+                f"{key}qweight": packed.reshape(-1).view(torch.int32).view(n // 8, n),
                 f"{key}qzeros": torch.full((n // _GROUP, n // 8), 0x77777777, dtype=torch.int32),
                 f"{key}scales": torch.rand(n // _GROUP, n, generator=random).half(),
                 f"{key}g_idx": (torch.arange(n) // _GROUP).int(),
