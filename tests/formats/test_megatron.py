@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from accounting import account, stored_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -223,6 +224,18 @@ def test_experts_that_are_one_tensor_are_refused(copied):
         torch.save(whole, path)
     with pytest.raises(CannotCarry, match="several experts in one tensor"):
         ckptool.open(run)
+
+
+@pytest.mark.parametrize("name", ["tp2pp2", "interleaved", "experts-tp2", "adam", "adam-distributed"])
+def test_every_byte_that_is_stored_is_used_or_left_behind(runs, name):
+    files = list((runs / name).glob("iter_*/*/*.pt"))
+    made = sum(value.numel() * value.itemsize for value in ckptool.load(runs / name).values())
+    stored, used, _ = account(runs / name)
+    assert stored == stored_in(path for path in files if path.name != "distrib_optim.pt")
+    assert used == made
+    stored, used, _ = account(runs / name, with_optimizer=True)
+    assert stored == stored_in(files)
+    assert used > made or not name.startswith("adam")
 
 
 class TestOptimizer:

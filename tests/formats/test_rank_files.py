@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from accounting import account, stored_in
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -156,6 +157,15 @@ def test_every_element_is_accounted_for(ranks):
     )
     assert any(f"of {divided} elements" in line for line in opened.lost_form)
     assert any("that other ranks hold as well" in line for line in opened.lost_form)
+
+
+@pytest.mark.parametrize("name", ["4/hybrid", "4/crossed", "2/fsdp1", "2/fsdp1-views-noted", "2/fsdp1-local"])
+def test_every_byte_that_is_stored_is_used_or_left_behind(ranks, name):
+    folder = ranks[4].parent / name
+    stored, used, _ = account(folder)
+    assert stored == stored_in(folder.iterdir())
+    found = ckptool.load(folder)
+    assert used == sum(value.numel() * value.itemsize for value in found.get("model", found).values())
 
 
 def test_half_of_the_files_suffice_where_ranks_repeat_each_other(copied, ranks):

@@ -1,12 +1,11 @@
 """Checkpoints that DeepSpeed wrote (`fixtures/deepspeed`), read as its own script reads them, and completely."""
 
-import re
 import shutil
 import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
+from accounting import account, stored_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_by_zero import write_zero
@@ -249,28 +248,12 @@ def test_every_element_is_accounted_for(runs):
     )
 
 
-def account(folder, **options):
-    """What the receipt says of all bytes of tensors: (stored, used, what is left behind and beside)."""
-    (line,) = [line for line in ckptool.open(folder, **options).lost_form if line.startswith("of ")]
-    stored, used = re.findall(r"([\d,]+) (?:bytes? of tensors|are used)", line)
-    left = re.findall(r"([\d,]+) bytes? (at|beside|elsewhere)", line)
-    stored, used = (int(number.replace(",", "")) for number in (stored, used))
-    sums = {kind: sum(int(n.replace(",", "")) for n, k in left if k == kind) for _, kind in left}
-    assert stored == used + sum(sums.values())
-    return stored, used, sums
-
-
 @pytest.mark.parametrize("name", [*DIVIDED, "zero0-bf16", "pipeline", "pipeline-zero1", "experts"])
 def test_every_byte_that_is_stored_is_used_or_left_behind(runs, name):
     """The sum over the records of the files, by torch, is the one over what became of them."""
     save = runs / name / "global_step3"
     stored, used, _ = account(runs / name)
-    opened = [path for path in save.iterdir() if name != "experts" or "optim" not in path.name]
-    held = 0
-    for path in opened:
-        with zipfile.ZipFile(path) as archive:
-            held += sum(info.file_size for info in archive.infolist() if "/data/" in info.filename)
-    assert stored == held
+    assert stored == stored_in(path for path in save.iterdir() if name != "experts" or "optim" not in path.name)
     whole = {v.data_ptr(): v for v in ckptool.load(runs / name).values()}.values()
     widened = {torch.float16, torch.bfloat16} & {v.dtype for v in by_torch(min(runs.glob(f"{name}/exp*"))).values()}
     if not widened or name in ("zero0-bf16", "experts"):
