@@ -25,13 +25,16 @@ for _name in ("SIGINT", "SIGHUP", "SIGTERM"):
         signal.signal(getattr(signal, _name), lambda *_: None)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Where workers share the suite, a file stays with one of them, and so do the tests that share runs of training.
 
     Those of the zoo and of the documentation share nothing and take long: they fill up whoever is done.
     """
     if os.environ.get("HYPOTHESIS_PROFILE") == "brief":
-        items[:] = few_of_each(items)
+        kept = few_of_each(items)
+        few = set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item not in few])
+        items[:] = kept
     for item in items:
         together = item.path.parent if item.path.parent.name == "train" else item.path
         if item.path.name not in ("test_zoo.py", "test_docs.py"):
