@@ -16,7 +16,7 @@ FUZZ_STAMP := $(FUZZ)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-wheel fuzz faults demo fixtures bench bench-quick bench-peers golden golden-accept emitted clean
+.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-models test-wheel fuzz faults demo fixtures bench bench-quick bench-peers golden golden-accept emitted clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,13 +42,18 @@ lint: $(STAMP) ## Check style and formatting
 types: $(STAMP) ## Check types
 	$(BIN)/mypy
 
-# The second run has no torch to import: what must work without it is shown to, with fewer examples of each law.
+# The suite starts thousands of programs. Each would compile the package anew where no bytecode may be written.
+unexport PYTHONDONTWRITEBYTECODE
+
+# The second run has no torch to import: what must work without it is shown to, with fewer examples of each law and at
+# most three parametrizations of each test.
 test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the suite with coverage, the suite without torch
+	$(BIN)/python -m compileall -q -j 0 ckptool tests benchmarks fixtures
 	$(BIN)/pytest $(WORKERS) --cov
 	HYPOTHESIS_PROFILE=brief $(BARE)/bin/pytest $(WORKERS)
 
 # Each in an environment of its own: nothing here is needed to use or to develop the package.
-test-libraries: test-page test-wheel test-stores ## Test with what is not torch or safetensors: pages in Chromium, the wheel, object stores
+test-libraries: test-page test-wheel test-stores test-models ## Test with what is not torch or safetensors: Chromium, the wheel, object stores, transformers
 
 test-wheel: $(STAMP) ## Build the wheel and the sdist, and try the wheel in an empty environment
 	rm -rf build/wheel && $(PYTHON) -m venv build/wheel/maker && $(PYTHON) -m venv build/wheel/empty
@@ -73,6 +78,19 @@ $(STORES_STAMP): $(RECIPE)
 	$(STORES)/moto/bin/python $(PIP) 'moto[server]>=5'
 	$(STORES)/google/bin/python $(PIP) 'gcp-storage-emulator>=2024.8'
 	-command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(STORES)/azurite 'azurite@>=3.30'
+	@touch $@
+
+MODELS := build/models
+MODELS_STAMP := $(MODELS)/.installed
+
+test-models: $(MODELS_STAMP) ## Test that transformers and peft load the folders that ckptool writes
+	$(MODELS)/bin/python -m pytest -q -rs tests/passes/test_in_transformers.py
+
+$(MODELS_STAMP): $(RECIPE)
+	rm -rf $(MODELS) && $(PYTHON) -m venv $(MODELS)
+	$(MODELS)/bin/python $(PIP) --upgrade 'pip>=25.1'
+	$(MODELS)/bin/python $(PIP) -c constraints.txt -e '.[torch]' --group test
+	$(MODELS)/bin/python $(PIP) 'transformers>=5' 'peft>=0.21' accelerate
 	@touch $@
 
 test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must be installed (Debian: chromium)

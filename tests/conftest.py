@@ -30,10 +30,31 @@ def pytest_collection_modifyitems(items):
 
     Those of the zoo and of the documentation share nothing and take long: they fill up whoever is done.
     """
+    if os.environ.get("HYPOTHESIS_PROFILE") == "brief":
+        items[:] = few_of_each(items)
     for item in items:
         together = item.path.parent if item.path.parent.name == "train" else item.path
         if item.path.name not in ("test_zoo.py", "test_docs.py"):
             item.add_marker(pytest.mark.xdist_group(str(together)))
+
+
+def few_of_each(items, most=3):
+    """ITEMS with at most three parametrizations of each test: the first, one from the middle, and the last.
+
+    For the run without torch. Whether torch is there changes which code runs, and that does not depend on the one of
+    two hundred files or options that a test is told; the run with torch takes all of them.
+    """
+    each = {}
+    for item in items:
+        each.setdefault((item.path, getattr(item, "cls", None), getattr(item, "originalname", item.name)), []).append(
+            item
+        )
+    kept = {
+        id(one)
+        for ones in each.values()
+        for one in (ones if len(ones) <= most else (ones[0], ones[len(ones) // 2], ones[-1]))
+    }
+    return [item for item in items if id(item) in kept]
 
 
 @pytest.fixture(scope="session")

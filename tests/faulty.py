@@ -23,6 +23,7 @@ from pathlib import Path
 
 import ckptool
 from ckptool.cli import main
+from ckptool.disk.patching import settle
 from ckptool.disk.runs import SUFFIX
 from ckptool.reports.diagnosis.leftovers import remove_leftovers
 
@@ -56,6 +57,7 @@ COMMANDS = {
     "in place, backup": Command("add-prefix out.pt --prefix x. --in-place --backup .bak", in_place=True),
     "folder in place": Command("add-prefix out --prefix x. --in-place", "out", in_place=True),
     "folder in place, backup": Command("add-prefix out --prefix x. --in-place --backup .bak", "out", in_place=True),
+    "patch": Command("strip-prefix out.pt --prefix old. --in-place --patch", in_place=True),
     "transfer": Command("transfer in.pt net.py:Net -o out.pt --overwrite"),
 }
 NET = """
@@ -138,6 +140,8 @@ class Bench:
     def judge(self, status: int | None, *, killed: bool) -> list[str]:
         """What is wrong after a run that may have failed; STATUS is its exit code, or None if it was killed."""
         wrong = []
+        if "--patch" in self.command.words and killed:
+            settle(self.work / self.command.target)
         target = digest(self.work / self.command.target)
         left = [p.name for p in self.work.iterdir() if p.name.endswith(SUFFIX)]
         if target not in (self.before, self.new):

@@ -8,9 +8,9 @@ from dataclasses import asdict
 import click
 
 from ..disk.addresses import is_url
-from ..disk.files import is_folder
+from ..disk.files import is_file, is_folder
 from ..disk.urls import size_of
-from ..errors import NotFound
+from ..errors import NotFound, Unreadable, printable
 from ..reports.diagnosis import advice, leftovers
 from ..reports.diagnosis import doctor as report
 from ..reports.diagnosis.doctor_text import doctor_text, explanation_text
@@ -27,6 +27,7 @@ _LONGEST = 1 << 20
 @click.argument("model", type=FileName(), metavar="[MODEL.py]", required=False)
 @click.option("--error", metavar="TEXT", help="An error message to explain; - reads it from stdin.")
 @click.option("--at", metavar="PATH", help="Where the weights are, in files with several state dicts.")
+@click.option("--recover", is_flag=True, help="End a patch of FILE that was cut off: complete it, or take it back.")
 @click.option("--remove-leftovers", is_flag=True, help="Remove what runs that were cut off left in or beside FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="List everything, however long.")
@@ -35,6 +36,7 @@ def doctor(
     model: str | None,
     error: str | None,
     at: str | None,
+    recover: bool,
     remove_leftovers: bool,
     as_json: bool,
     verbose: bool,
@@ -50,9 +52,12 @@ def doctor(
     ckptool doctor --error "Missing key(s) in state_dict: 'conv1.weight'" model.pth
     ckptool doctor --error - < log.txt
     ckptool doctor folder/ --remove-leftovers
+    ckptool doctor model.pth --recover
     """
     if file is None and error is None:
         raise click.UsageError("Missing FILE, or --error TEXT.")
+    if recover:
+        return _recover(file, as_json=as_json)
     if remove_leftovers:
         return _remove_leftovers(file, as_json=as_json)
     width = terminal_width()
@@ -93,3 +98,18 @@ def _remove_leftovers(file: str | None, *, as_json: bool) -> int:
     else:
         click.echo(leftovers.removal_text(removed))
     return 0 if all(one.removed for one in removed) else 1
+
+
+def _recover(file: str | None, *, as_json: bool) -> int:
+    if file is None:
+        raise click.UsageError("--recover needs FILE.")
+    if is_url(file) or not is_file(file):
+        raise Unreadable("is no file here, and only such files are patched", where=file)
+    from ..disk.patching import settle
+
+    done = settle(file)
+    if as_json:
+        print_json("doctor", {"recovered": done})
+    else:
+        click.echo(f"{printable(file)}: {done or 'no patch of it was cut off'}")
+    return 0

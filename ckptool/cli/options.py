@@ -144,6 +144,11 @@ _MATCHING: tuple[Callable[[Any], Any], ...] = (
 _WRITING: tuple[Callable[[Any], Any], ...] = (
     click.argument("paths", type=FileName(), metavar="IN [OUT]", nargs=-1, required=True),
     output_option("--in-place", is_flag=True, help="Replace IN, once the new file is whole; also several."),
+    output_option(
+        "--patch",
+        is_flag=True,
+        help="With --in-place: change bytes where they stand; until it ends, other programs may see a part of it.",
+    ),
     output_option("--out-dir", type=FileName(), metavar="DIR", help="Write each of several IN into DIR, by its name."),
     output_option("-r", "--recursive", is_flag=True, help="Take all checkpoints in folders; with one of these two."),
     *_OUTPUT,

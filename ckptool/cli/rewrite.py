@@ -8,7 +8,7 @@ keys that will be written.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,6 +83,8 @@ def rewrite(
     Returns:
         The exit code.
     """
+    if options.get("patch") and not options["in_place"]:
+        raise click.UsageError("--patch goes with --in-place.")
     jobs = many.sort_out(options, as_folder=max_shard_size is not None or variant is not None)
     if jobs is None:
         _target(options)
@@ -130,22 +132,31 @@ def _one(how: _How, options: dict[str, Any]) -> many.Done:
     """Rewrite one file."""
     target, ranks = _target(options), launched.ranks()
     overwrite = options["overwrite"] or options["in_place"]
+    patch = bool(options.get("patch"))
     hush(target)
 
     def check() -> None:
         if not options.get("new_folder"):
-            formats.check(plan, overwrite=overwrite, backup=options["backup"])
+            try:
+                formats.check(plan, overwrite=overwrite, backup=options["backup"], patch=patch)
+            except RuleError as error:
+                if patch:
+                    error.hint = f"{command_as_typed(without=('--patch',))} writes a new file in its place"
+                raise
 
+    notes = formats.settled(target) if overwrite and not options["dry_run"] and launched.leads() else []
     plan, renamed = ranks.agree(lambda: _planned(how, options))[0] if ranks else _planned(how, options)
     if ranks:
         ranks.led(check)
     else:
         check()
-    notes: list[str] = []
     if not options["dry_run"]:
         far = is_url(options["source"]) or is_url(target)
         with progress_bar(Path(target).name, plan.nbytes, wanted=not options["quiet"], far=far) as progress:
-            notes = formats.write(plan, overwrite=overwrite, backup=options["backup"], progress=progress, ranks=ranks)
+            notes += formats.write(
+                plan, overwrite=overwrite, backup=options["backup"], patch=patch, progress=progress, ranks=ranks
+            )
+        plan = replace(plan, how="patched where it stands") if patch else plan
     return plan, renamed, notes
 
 

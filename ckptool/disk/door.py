@@ -147,6 +147,22 @@ class Directory:
             )
         return fd
 
+    def open_to_patch(self, name: str, seen: Seen, *, links: bool = False) -> int:
+        """A descriptor for changing some bytes of a file, if it is the one that was seen, with one name.
+
+        With LINKS it may have several names.
+
+        Raises:
+            FileExistsError: it is another file, or was changed.
+        """
+        at, below = self._place(name)
+        fd = os.open(at, _FLAGS | os.O_RDWR | getattr(os, "O_NONBLOCK", 0), dir_fd=below)
+        now = os.fstat(fd)
+        if not stat.S_ISREG(now.st_mode) or Seen.of(now) != seen or (now.st_nlink > 1 and not links):
+            os.close(fd)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path / name))
+        return fd
+
     def make_directory(self, name: str, mode: int = 0o777) -> Directory:
         """Make a directory in it, and open that."""
         at, below = self._place(name)

@@ -179,6 +179,10 @@ class File:
         """Remember that ckptool itself gave its path to another file."""
         self._at_path = _identity(self.path)
 
+    def note_patched(self) -> None:
+        """Remember that ckptool itself changed bytes of it that nobody will read again."""
+        self.modified = os.fstat(self.fd).st_mtime_ns
+
     def close(self) -> None:
         """Close the file. Storages that were not read yet can no longer be read."""
         if self.fd >= 0:

@@ -18,6 +18,7 @@ from typing import Literal
 
 from ..errors import CheckpointError, Malformed, Unreadable, printable
 from .files import READING, File, StrPath, beside, open_descriptor, reason, shell_path
+from .journals import as_it_was
 
 _SHOWN = 4
 _FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -86,7 +87,7 @@ class Folder:
         if name not in self.names:
             return None
         try:
-            return File(self.path / name, self._descriptor(name))
+            return as_it_was(File(self.path / name, self._descriptor(name)))
         except CheckpointError:
             raise
         except (OSError, ValueError) as error:

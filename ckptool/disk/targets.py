@@ -101,12 +101,8 @@ class Target:
 
     def require_room(self, size: int | None) -> None:
         """Refuse early when the disk has no room for SIZE bytes."""
-        if size is None or not hasattr(os, "statvfs"):
-            return
-        disk = os.statvfs(self.folder.path)
-        free = disk.f_bavail * disk.f_frsize
-        if size > free and disk.f_blocks:
-            raise Unwritable(f"no room: {size:,} bytes are needed, {free:,} are free", where=self.path)
+        if size is not None:
+            require_room(self.folder.path, size, self.path)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -140,6 +136,20 @@ class Target:
         now = self.folder.status(self.name)
         if self.old is None or now is None or Seen.of(now) != Seen.of(self.old):
             raise FileExistsError
+
+
+def require_room(on: StrPath | int, size: int, path: StrPath) -> None:
+    """Refuse when the disk with the open file or the folder ON has no room for SIZE bytes of the target PATH.
+
+    Raises:
+        Unwritable: it has none.
+    """
+    if not hasattr(os, "statvfs"):
+        return
+    disk = os.statvfs(on)
+    free = disk.f_bavail * disk.f_frsize
+    if size > free and disk.f_blocks:
+        raise Unwritable(f"no room: {size:,} bytes are needed, {free:,} are free", where=path)
 
 
 def _real(path: StrPath) -> Path:

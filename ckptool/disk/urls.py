@@ -10,6 +10,7 @@ from ..errors import CheckpointError, Unreadable, printable
 from .addresses import HUB, STORES, WEB, StrPath, Url, address_of, as_path, is_remote, scheme_of
 from .files import File, is_folder
 from .inside import Folder
+from .journals import as_it_was
 from .remote import NotThere, RemoteFile
 
 _READ = f"{', '.join(f'{scheme}://' for scheme in ('https', 's3', 'gs', 'az'))} and {HUB}:// are"
@@ -25,7 +26,7 @@ def look(path: StrPath) -> File | Folder:
     place = as_path(path)
     if not isinstance(place, Url):
         _require_here(path)
-        return Folder(path) if is_folder(path) else File(path)
+        return Folder(path) if is_folder(path) else as_it_was(File(path))
     scheme = scheme_of(place)
     if scheme in WEB:
         from . import http_files
@@ -49,7 +50,7 @@ def open_file(path: StrPath) -> File:
     """
     if not isinstance(as_path(path), Url):
         _require_here(path)
-        return File(path)
+        return as_it_was(File(path))
     found = look(path)
     if isinstance(found, Folder):
         raise Unreadable("is a folder", where=path)

@@ -6,6 +6,8 @@ import abc
 import contextlib
 import errno
 import os
+import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
@@ -24,17 +26,28 @@ _ON_ITS_WAY = 16 << 20
 #: Bytes after which the disk is told to start, and which the kernel copies per call. A multiple of the step.
 _AHEAD = 8 << 20
 _PAGE = 4096
-_FICLONE = 0x40049409  # ioctl that makes one file share all blocks of another (linux/fs.h)
+#: Requests (ioctl) that make one file share all blocks of another, or those of a range (linux/fs.h).
+_FICLONE = 0x40049409
+_FICLONERANGE = 0x4020940D
+#: Why a kernel may refuse to share or to copy: between these filesystems, on this one, or at all.
+_REFUSED = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ENOTTY, errno.EBADF)
 
 
-def write_pieces(out: IO[bytes], pieces: Sequence[Piece], progress: Progress | None = None) -> None:
+def write_pieces(
+    out: IO[bytes],
+    pieces: Sequence[Piece],
+    progress: Progress | None = None,
+    *,
+    unshared: Callable[[], None] = lambda: None,
+) -> None:
     """Write PIECES one after the other to the empty file OUT.
 
     When a whole input is kept and only patched, its blocks are shared where the filesystem can do that (btrfs, xfs), so
-    that nothing is copied at all. Otherwise see `_Output`.
+    that nothing is copied at all. Where that cannot be, UNSHARED is called first. Otherwise see `_Output`.
     """
-    flat = list(_flat(pieces))
-    shared = _share_blocks(out.fileno(), flat)
+    shared = _share_blocks(out.fileno(), pieces)
+    if shared is None:
+        unshared()
     output = _Output(out.fileno(), progress, shared=shared)
     put_pieces(output, pieces)
     if os.fstat(out.fileno()).st_size < output.position:  # it ends with a hole
@@ -85,7 +98,7 @@ def write_runs(
     done = []
     started = unstarted = 0
     for begin, data in runs:
-        _write_at(out.fileno(), data, at + begin)
+        write_at(out.fileno(), data, at + begin)
         done.append((begin, len(data), zlib.crc32(data) if crcs else 0))
         unstarted += len(data)
         if unstarted >= _AHEAD and hasattr(os, "posix_fadvise"):  # see `_Output._start_writeback`
@@ -172,7 +185,8 @@ class _Output(Output):
         self._buffer = memoryview(bytearray(_STEP))
         self._filled = 0  # bytes at the start of the buffer that are not in the file yet
         self._started = at  # what is before this is on its way to the disk
-        self._in_kernel = hasattr(os, "copy_file_range")
+        self._in_kernel = _ways_in_kernel()
+        self._sharing = True
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
@@ -199,7 +213,9 @@ class _Output(Output):
             done = 0
             whole_pages = solid - offset >= _STEP and not self._filled and (offset - self.position) % _PAGE == 0
             if crc is None and whole_pages:
-                done = self._copy_in_kernel(source, offset, min(solid - offset, _AHEAD - self.position % _AHEAD))
+                done = self._share(source, offset, solid - offset)
+                if not done:
+                    done = self._copy_in_kernel(source, offset, min(solid - offset, _AHEAD - self.position % _AHEAD))
             if not done:
                 room = self._room(solid - offset)
                 source.read_into(room, offset)
@@ -218,7 +234,7 @@ class _Output(Output):
     def flush(self) -> None:
         """Bring the buffer into the file."""
         if self._filled:
-            _write_at(self._fd, self._buffer[: self._filled], self.position - self._filled)
+            write_at(self._fd, self._buffer[: self._filled], self.position - self._filled)
             self._filled = 0
         self._start_writeback()
 
@@ -234,16 +250,44 @@ class _Output(Output):
             self.flush()
         self._report(length)
 
-    def _copy_in_kernel(self, source: File, offset: int, length: int) -> int:
-        """Copy up to LENGTH bytes. 0 if the kernel cannot, between these filesystems or at all."""
-        if not self._in_kernel or source.fd < 0:
+    def _share(self, source: File, offset: int, length: int) -> int:
+        """Let the output share up to LENGTH bytes with the input: whole blocks, at places that are multiples of one.
+
+        0 if it cannot. (`copy_file_range` shares them as well, in pieces of what is written between two looks at the
+        disk, each of which is a change of the filesystem.)
+        """
+        end = offset + length
+        length = length if end == source.size else length // _PAGE * _PAGE
+        if not self._sharing or source.fd < 0 or offset % _PAGE or self.position % _PAGE or length < _STEP:
             return 0
         try:
-            done = os.copy_file_range(source.fd, self._fd, length, offset, self.position)
+            import fcntl
+
+            fcntl.ioctl(self._fd, _FICLONERANGE, struct.pack("=qQQQ", source.fd, offset, length, self.position))
+        except ImportError:
+            self._sharing = False
+            return 0
         except OSError as error:
-            if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+            if error.errno not in _REFUSED:
                 raise
-            self._in_kernel = False
+            self._sharing = False
+            return 0
+        self.position = self._started = self.position + length
+        self._report(length)
+        return length
+
+    def _copy_in_kernel(self, source: File, offset: int, length: int) -> int:
+        """Copy up to LENGTH bytes. 0 if the kernel cannot, between these filesystems or at all."""
+        done = 0
+        while self._in_kernel and source.fd >= 0:
+            try:
+                done = self._in_kernel[0](source.fd, self._fd, length, offset, self.position)
+                break
+            except OSError as error:
+                if error.errno not in _REFUSED:
+                    raise
+                self._in_kernel.pop(0)
+        if not done:
             return 0
         self.position += done
         self._start_writeback()
@@ -260,6 +304,21 @@ class _Output(Output):
     def _report(self, length: int) -> None:
         if self._progress:
             self._progress(length)
+
+
+#: Copies bytes from one open file to another: (from, to, length, place there, place here) -> how many were copied.
+_InKernel = Callable[[int, int, int, int, int], int]
+
+
+def _ways_in_kernel() -> list[_InKernel]:
+    """How the kernel copies, the best first: `copy_file_range` within a filesystem, `sendfile` from one to another."""
+    ways: list[_InKernel] = [os.copy_file_range] if hasattr(os, "copy_file_range") else []
+    return [*ways, _send] if sys.platform == "linux" else ways
+
+
+def _send(source: int, to: int, length: int, offset: int, position: int) -> int:
+    os.lseek(to, position, os.SEEK_SET)
+    return os.sendfile(to, source, offset, length)
 
 
 _Next = Callable[[Computed], Iterator[bytes | memoryview]]
@@ -312,15 +371,21 @@ def _ahead(pieces: Sequence[Piece]) -> Iterator[_Next]:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _share_blocks(fd: int, pieces: Sequence[Piece]) -> File | None:
-    """Make the output share all blocks of the input that it is a patched copy of. None if it is not, or it cannot."""
+def patched_input(pieces: Sequence[Piece]) -> File | None:
+    """The input of which PIECES are a patched copy: as long as it, with bytes of it in their places; or None."""
     position = 0
     base: File | None = None
-    for piece in pieces:
-        if isinstance(piece, FileRange) and piece.offset == position and base is None:
+    for piece in _flat(pieces):
+        if isinstance(piece, FileRange) and piece.offset == position and base is None and piece.length >= _PAGE:
             base = piece.file
         position += piece.length
-    if base is None or base.fd < 0 or base.size != position:
+    return base if base is not None and base.fd >= 0 and base.size == position else None
+
+
+def _share_blocks(fd: int, pieces: Sequence[Piece]) -> File | None:
+    """Make the output share all blocks of the input that it is a patched copy of. None if it is not, or it cannot."""
+    base = patched_input(pieces)
+    if base is None:
         return None
     try:
         import fcntl
@@ -331,7 +396,8 @@ def _share_blocks(fd: int, pieces: Sequence[Piece]) -> File | None:
     return base
 
 
-def _write_at(fd: int, data: bytes | memoryview, position: int) -> None:
+def write_at(fd: int, data: bytes | memoryview, position: int) -> None:
+    """Write all of DATA into an open file, from a place on."""
     view = memoryview(data).cast("B") if len(data) else memoryview(b"")
     if not hasattr(os, "pwrite"):
         os.lseek(fd, position, os.SEEK_SET)

@@ -12,7 +12,7 @@ from ..lazy import lazily
 #: Name -> the module that holds it.
 _HOMES = {
     **dict.fromkeys(("detect", "open", "repair", "salvage"), "opening"),
-    **dict.fromkeys(("Plan", "plan", "save", "check", "write"), "saving"),
+    **dict.fromkeys(("Plan", "plan", "save", "check", "settled", "write"), "saving"),
     **dict.fromkeys(
         (
             "FOLDERS",
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .saving import check as check
     from .saving import plan as plan
     from .saving import save as save
+    from .saving import settled as settled
     from .saving import write as write
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint, StateDict, settle_ties
-from ..disk.addresses import Url, as_path
+from ..disk.addresses import Url, as_path, is_remote
 from ..disk.checksums import Damaged
 from ..disk.composing import Piece, Tally, files_in, is_computed, tallies_in
 from ..disk.files import File, FileRange, StrPath, beside, shell_path
-from ..disk.targets import check_target, leftover_notes, replacing
-from ..disk.writing import room_for, write_pieces
+from ..disk.journals import has_journal
+from ..disk.targets import check_target, leftover_notes, replacing, require_room
+from ..disk.writing import patched_input, room_for, write_pieces
 from ..drawing.sizes import size_text
 from ..errors import CannotCarry, CheckpointError, Malformed, OutputExists, RuleError, counted
 from ..inert.allowed import beyond_plain_data
@@ -31,10 +32,11 @@ from .base import Draft, Format
 from .beside_weights import is_part, left_beside, may_go
 
 if TYPE_CHECKING:
-    from ..disk import folders, together
+    from ..disk import folders, patching, together
     from ..ranks import Group
 else:  # one process that writes one file needs neither
     folders, together = later("..disk.folders", __package__), later("..disk.together", __package__)
+    patching = later("..disk.patching", __package__)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -204,6 +206,7 @@ def save(
     for_torch: str | None = None,
     max_shard_size: int | str | None = None,
     variant: str | None = None,
+    patch: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Plan:
     """Write a checkpoint (or a dict of torch tensors) to PATH, whole or not at all.
@@ -216,6 +219,8 @@ def save(
         path, format, allow_loss, keep_objects, for_torch, max_shard_size, variant: see `plan`.
         overwrite: allow PATH to exist.
         backup: suffix under which an old PATH is kept.
+        patch: change the bytes that differ where they stand, in the file that CKPT came from. Until it is done, other
+            programs may see a part of the change; a run that is cut off leaves a journal that takes it back.
         progress: called with the number of bytes, each time some were written.
 
     Returns:
@@ -224,6 +229,7 @@ def save(
     Raises:
         CannotCarry: as `plan`.
         OutputExists, Unwritable: the target may not be, or cannot be, written.
+        RuleError: PATCH is asked for, and what changes does not fit into its place.
         Malformed: a checksum of the source is wrong, and ALLOW_LOSS is false.
         RankFailed: another rank failed, and says why; there is no target then, or the old one.
     """
@@ -237,7 +243,7 @@ def save(
         max_shard_size=max_shard_size,
         variant=variant,
     )
-    written = partial(write, overwrite=overwrite, backup=backup, progress=progress)
+    written = partial(write, overwrite=overwrite, backup=backup, patch=patch, progress=progress)
     if not isinstance(ckpt, Checkpoint) and "torch" in sys.modules:  # else nothing in it is of torch
         from ..sharding.placing import has_sharded
         from .saving_shared import save_shared
@@ -250,8 +256,11 @@ def save(
     return receipt
 
 
-def check(planned: Plan, *, overwrite: bool = False, backup: str | None = None) -> None:
-    """Refuse a target that cannot or must not be written, or whose backup cannot be kept."""
+def check(planned: Plan, *, overwrite: bool = False, backup: str | None = None, patch: bool = False) -> None:
+    """Refuse a target that cannot or must not be written or patched, or whose backup cannot be kept."""
+    if patch:
+        _check_patch(planned, backup)
+        return
     if isinstance(planned.path, Url):
         from ..disk.uploads import check_upload, check_upload_folder
 
@@ -270,6 +279,7 @@ def write(
     *,
     overwrite: bool = False,
     backup: str | None = None,
+    patch: bool = False,
     progress: Callable[[int], None] | None = None,
     ranks: Group | None = None,
 ) -> list[str]:
@@ -278,7 +288,7 @@ def write(
 
     Args:
         planned: what to write.
-        overwrite, backup, progress: see `save`.
+        overwrite, backup, patch, progress: see `save`.
         ranks: this process and others that carry out the same plan together; each writes a part of it.
 
     Raises:
@@ -291,7 +301,11 @@ def write(
         tally.clear()
     planned.checks.clear()
     try:
-        if ranks is None:
+        if patch:
+            if ranks is not None:
+                raise RuleError("several ranks write a new file, and patch none", where="--patch", hint=patching.PLAIN)
+            notes = _patch(planned, backup, progress)
+        elif ranks is None:
             notes = _write(planned, overwrite, backup, progress)
         else:
             notes = _write_together(planned, overwrite, backup, progress, ranks, tallies)
@@ -306,11 +320,11 @@ def _write(planned: Plan, overwrite: bool, backup: str | None, progress: Callabl
     if isinstance(planned.path, Url):
         _upload(planned, inputs, overwrite, backup, progress)
         return []
+    notes = settled(planned.path) if overwrite else []
     replaced = _among(inputs, planned.path)
     unchanged = partial(_require_unchanged, inputs, replaced)
-    notes: list[str] = []
     if folder:
-        notes = folders.replacing_folder(
+        notes += folders.replacing_folder(
             planned.path,
             folder,
             overwrite=overwrite,
@@ -322,12 +336,49 @@ def _write(planned: Plan, overwrite: bool, backup: str | None, progress: Callabl
         planned.checks.finish(chain(*folder.values()))
     else:
         mode = _mode_of(pieces)
-        with replacing(planned.path, size=room_for(pieces), overwrite=overwrite, backup=backup, mode=mode) as out:
-            write_pieces(out, pieces, progress)
+        size, base = room_for(pieces), patched_input(pieces)
+        known = None if base is not None else size  # where blocks are shared, next to nothing is needed
+        with replacing(planned.path, size=known, overwrite=overwrite, backup=backup, mode=mode) as out:
+            write_pieces(out, pieces, progress, unshared=lambda: require_room(out.fileno(), size, planned.path))
             unchanged()
     for file in replaced:
         file.note_replaced()
     return notes
+
+
+def settled(path: StrPath) -> list[str]:
+    """End a patch of the file at PATH that was cut off, before that is read and written. Returns what was done.
+
+    A journal that is not of this file is named, and left alone.
+    """
+    if is_remote(path) or not has_journal(path):
+        return []
+    try:
+        done = patching.settle(path)
+    except RuleError as strange:
+        return [strange.what]
+    return [f"a patch was cut off before: {done}"] if done else []
+
+
+def _check_patch(planned: Plan, backup: str | None) -> None:
+    """Refuse a patch that cannot be."""
+    what = None
+    if backup is not None:
+        what = "with a backup the file is written anew, and not patched"
+    elif isinstance(planned.path, Url) or planned.draft.folder:
+        what = "a file on a disk can be patched, and not a folder or what is in a store"
+    if what is not None:
+        raise RuleError(what, where="--patch", hint=patching.PLAIN)
+    patching.check_patch(planned.path, planned.draft.pieces, files_in(planned.draft.pieces))
+
+
+def _patch(planned: Plan, backup: str | None, progress: Callable[[int], None] | None) -> list[str]:
+    _check_patch(planned, backup)
+    pieces = planned.draft.pieces
+    inputs = files_in(pieces)
+    unchanged = partial(_require_unchanged, inputs, _among(inputs, planned.path))
+    changed = patching.patch(planned.path, pieces, inputs, progress=progress, check=unchanged)
+    return [f"{changed:,} of {planned.nbytes:,} bytes changed in place"]
 
 
 def _upload(

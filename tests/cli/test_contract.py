@@ -49,8 +49,8 @@ def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
         """--add-prefix --against --allow-loss --at --atol --backup --cast --cast-keep --compact --component --depth
         --dequantize --detect-renames --digest --drop --dry-run --error --extract --filter --first --fits --for --html
         --if-present --in-place --json --json-lines --keep-objects --manifest --map-location --max-shard-size --model
-        --out-dir --output --overwrite --partial-file --parts --prefix --quiet --ratios --recipe --remove-leftovers
-        --rename --recursive --rtol --rules --save-recipe
+        --out-dir --output --overwrite --partial-file --parts --patch --prefix --quiet --ratios --recipe --recover
+        --remove-leftovers --rename --recursive --rtol --rules --save-recipe
         --select --sort --stats --strict --strip-first --strip-prefix --ties --to --to-dense --untie --unwrap
         --variant --verbose --weights --with-optimizer --wrap --write-manifest -m -n -o -q -r -t -v""".split()
     )
@@ -61,11 +61,10 @@ def test_the_options_of_transfer_change_only_on_purpose() -> None:
     assert found is not None
     spelled = {name for param in found.params if isinstance(param, click.Option) for name in param.opts}
     assert sorted(spelled) == sorted(
-        """--accept-guesses --allow-loss --at --by --cast --dry-run --emit --first --hint --html --input --invert --json
-        --kwargs --map-location --mapping --output --overwrite --partial --partial-file --patience --prove --quiet
-        --reference
-        --save-mapping
-        --source-input --source-kwargs --source-model --start --to --verbose -m -n -o -q -t -v""".split()
+        """--accept-guesses --allow-loss --at --by --cast --dry-run --emit --explain --first --hint --html --input
+        --invert --json --kwargs --map-location --mapping --output --overwrite --partial --partial-file --patience
+        --prove --quiet --reference --save-mapping --source-input --source-kwargs --source-model --start --to --verbose
+        -m -n -o -q -t -v""".split()
     )
 
 
@@ -93,10 +92,10 @@ def test_starting_imports_neither_torch_nor_numpy_nor_rich(files: dict[str, Path
     ("args", "most", "without"),
     [
         ("--help", 12, "checkpoint disk.files formats"),
-        ("inspect dp.pth", 95, "passes.recipes disk.writing formats.saving ranks.group"),
+        ("inspect dp.pth", 110, "passes.recipes disk.writing formats.saving ranks.group"),
         (
             "strip-prefix dp.pth out.pth -q",
-            95,
+            110,
             "reports ranks.group disk.together disk.folders formats.dcp formats.frameworks.hdf5 "
             "formats.frameworks.onnx formats.one_a_rank passes.dequantizing passes.values passes.cleaning",
         ),
@@ -147,8 +146,8 @@ def test_a_signal_leaves_no_half_written_file(tmp_path: Path, name: str, code: i
         "import os, sys, ckptool.cli.rewrite as rewrite, ckptool.formats.saving as saving\n"
         "from ckptool.cli import main\n"
         "write = saving.write_pieces\n"
-        "def slow(*args):\n"
-        "    write(*args)\n"
+        "def slow(*args, **options):\n"
+        "    write(*args, **options)\n"
         "    print('written', flush=True)\n"
         "    import time; time.sleep(30)\n"
         "saving.write_pieces = slow\n"

@@ -46,7 +46,7 @@ RUNS["deepspeed"].append("zero2-bf16-universal/global_step3_universal")
 FRAMEWORKS = "equinox.eqx flax.msgpack flax-chunked.msgpack float.tflite int8.tflite gguf.gguf mlx.npy".split()
 FRAMEWORKS += "onnx.onnx tf1-v1.ckpt joblib.joblib joblib-zlib.joblib paddle.pdparams plain.pkl".split()
 FRAMEWORKS += ["layers/onnx.onnx", "layers/float.tflite", "layers/flax.msgpack", "layers/paddle.pdparams"]
-HDF5 = ("keras.h5", "keras.weights.h5", "keras.keras", "packed.h5")
+HDF5 = ("keras.keras", "packed.h5")
 #: Folders of them, and files that lie in one folder: the first is the one that is opened.
 FRAMEWORK_FOLDERS = ("orbax-ocdbt", "orbax-ocdbt-zarr3", "orbax-zarr", "ocdbt-tree", "tfjs", "saved_model")
 TOGETHER = {"tf2": ("tf2.index", "tf2.data-00000-of-00001"), "onnx": ("onnx-external.onnx", "onnx-external.data")}

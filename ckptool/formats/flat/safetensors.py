@@ -35,7 +35,7 @@ from ...inert.other_tensors import as_dense, other_tensor
 from ...tensor import LazyTensor, Storage, is_permutation, permuted
 from ...tree import ABSENT, Dict, attributes_of, metadata_of
 from ..base import Draft, Format
-from ..beginnings import LARGEST_HEADER, is_safetensors
+from ..beginnings import LARGEST_HEADER, is_safetensors, joined_ranges, length_of_header
 from .header import check_tiling, has_half_a_pair, read_header, tensors_in
 
 _NOTE = "ckptool"
@@ -220,28 +220,12 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
         raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:
         raise CannotCarry("its text metadata are no text (half of a surrogate pair)", where=ckpt.where) from None
-    raw += b" " * (-len(raw) % 8)
+    joined = joined_ranges(data)
+    raw = raw.ljust(length_of_header(len(raw), len(tensors), position, joined))
     if len(raw) > LARGEST_HEADER:
         raise CannotCarry(f"the header would have {len(raw):,} bytes; safetensors reads at most 100,000,000")
-    pieces: list[Piece] = [Buffer(len(raw).to_bytes(8, "little") + raw), *_joined(data)]
+    pieces: list[Piece] = [Buffer(len(raw).to_bytes(8, "little") + raw), *joined]
     return Draft(pieces, tuple(form), tuple(content), "a new file, tensors copied as they are")
-
-
-def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Neighbouring ranges of one file as one, so that the kernel copies long runs."""
-    joined: list[Piece] = []
-    for piece in pieces:
-        last = joined[-1] if joined else None
-        if (
-            isinstance(piece, FileRange)
-            and isinstance(last, FileRange)
-            and last.file is piece.file
-            and last.offset + last.length == piece.offset
-        ):
-            joined[-1] = FileRange(last.file, last.offset, last.length + piece.length)
-        else:
-            joined.append(piece)
-    return joined
 
 
 def those_that_fit(entries: Iterable[tuple[Any, Any]]) -> list[tuple[str, LazyTensor]]:

@@ -20,7 +20,7 @@ from ...checkpoint import Role
 from ...disk.documents import read_json
 from ...errors import Malformed, counted
 from ...tensor import LazyTensor
-from .tensor_roles import SPACE
+from .tensor_roles import PARTS, SPACE
 
 #: Class of a layer -> the names of its weights, in the order in which it makes them.
 _PARTS = {
@@ -229,7 +229,7 @@ def role_in_keras(name: str, rank: int, layers: Mapping[str, Layer], known: Role
     """
     words = name.split("/")
     layer = next((layers[word] for word in reversed(words[:-1]) if word in layers), Layer(known.layer))
-    part = known.part or words[-1]
+    part = known.part or (words[-1] if words[-1] in PARTS else "")
     flat = layer.kind.lower().replace("_", "")
     space = SPACE.get(rank - 2, "")
     told = "class" if layer.kind else "name"
@@ -247,7 +247,7 @@ def role_in_keras(name: str, rank: int, layers: Mapping[str, Layer], known: Role
         axes = "IO"
     elif part == "embeddings" and rank == 2:
         axes = "VO"
-    return Role(layer.kind, part, axes, told) if layer.kind or known.part or axes else Role()
+    return Role(layer.kind, part, axes, told) if layer.kind or part or axes else Role()
 
 
 def role_in_attention(words: list[str], rank: int, kind: str, part: str, told: str) -> Role:

@@ -16,6 +16,11 @@ from ...tensor import LazyTensor
 
 #: Number of dimensions in space -> their letters.
 SPACE = {1: "W", 2: "HW", 3: "DHW"}
+#: The words for what a tensor is (`Role.part`).
+PARTS = frozenset(
+    """kernel recurrent_kernel depthwise_kernel pointwise_kernel bias embeddings gamma beta moving_mean moving_variance
+    alpha""".split()
+)
 _NAME = "name"
 #: What writers of safetensors other than torch's call themselves in its metadata.
 _WRITERS = {"mlx": "mlx", "flax": "flax", "tf": "tensorflow", "np": "numpy"}

@@ -72,6 +72,8 @@ def open_tfjs(file: File) -> Checkpoint:
             entries += made
         if at < bytes_.length:
             lost.append(f"{counted(bytes_.length - at, 'byte')} that follow the last weight of a group")
+    names = {key for key, _ in entries}  # what a quantized one is scaled by stands below its name
+    weights = {key: tensor for key, tensor in entries if key.rpartition("/")[0] not in names}
     left = ("left out: the layers of the model (modelTopology)",) if document.get("modelTopology") else ()
     return Checkpoint(
         named(entries, file.path),
@@ -81,7 +83,7 @@ def open_tfjs(file: File) -> Checkpoint:
         warnings=tuple(lost),
         lost_form=(*lost, *left),
         framework="tensorflow.js",
-        roles=_roles(document.get("modelTopology"), dict(entries)),
+        roles=_roles(document.get("modelTopology"), weights),
     )
 
 

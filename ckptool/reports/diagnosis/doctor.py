@@ -11,7 +11,9 @@ from typing import Any
 
 from ...adapters.adapter_layers import is_adapter
 from ...checkpoint import Checkpoint, StateDict, around
-from ...disk.files import StrPath, beside, is_folder, shell_path, shell_quote
+from ...disk.addresses import is_url
+from ...disk.files import StrPath, beside, is_file, is_folder, shell_path, shell_quote
+from ...disk.journals import Journaled, has_journal
 from ...disk.urls import open_file
 from ...errors import CheckpointError, UnknownFormat, Unreadable, counted, printable
 from ...formats import NothingLeft, format_of, salvage
@@ -106,6 +108,11 @@ def _weights(ckpt: Checkpoint, at: str | None) -> StateDict | None:
 
 def _left_behind(path: StrPath) -> Iterator[Finding]:
     """What runs of ckptool that were cut off left beside the file, or in the folder."""
+    if not is_url(path) and is_file(path) and has_journal(path):
+        file = open_file(path)
+        for note in file.notes:
+            yield Finding("patch", note, trouble=isinstance(file, Journaled))
+        file.close()
     for one in left_behind(path):
         name = printable(one.path.name, 255)
         if one.lives:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ...disk.files import File, StrPath
+from ...disk.journals import Journaled, as_it_was
 from ...errors import printable
 from ...inert.allowed import COMPUTED, HARMLESS, PLAIN, called_name
 from ...tree import ByteString, Dict, Global, List, Object, Set
@@ -103,7 +104,7 @@ class Scan:
 
 def _opened(path: StrPath) -> File:
     if "://" not in str(path):
-        return File(path)
+        return as_it_was(File(path))
     from ...disk.urls import open_file  # here, since starting is most of what scanning a file takes
 
     return open_file(path)
@@ -128,6 +129,10 @@ def scan(path: StrPath, *, opened: bool = False) -> Scan:
     finally:
         file.close()
     findings = _findings(found)
+    if isinstance(file, Journaled):  # a loader sees what the patch has changed by now
+        found.problems.extend(file.notes)
+    else:
+        found.notes.extend(file.notes)
     return Scan(
         str(path),
         file.size,

@@ -1,5 +1,6 @@
 """What is said of tensors is what their layers compute (fixtures/frameworks/layers), and follows them."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,35 @@ def test_variables_of_tensorflow_have_the_names_that_their_layers_gave_them():
 def test_roles_follow_their_keys():
     ckpt = ckptool.rename(opened("onnx.onnx"), ["conv=stem.weight"])
     assert ckpt.roles["stem.weight"].axes == "OIHW"
+
+
+@pytest.mark.parametrize(
+    ("topology", "name", "role"),
+    [
+        (
+            {"model_config": {"config": {"layers": [{"class_name": "Conv2D", "config": {"name": "conv"}}]}}},
+            "conv/kernel",
+            Role("Conv2D", "kernel", "HWIO", "class"),
+        ),
+        (
+            {"node": [{"name": "y", "op": "_FusedConv2D", "input": ["x", "conv/kernel", "conv/bias"]}]},
+            "conv/bias",
+            Role("_FusedConv2D", "bias", "", "operator"),
+        ),
+        (
+            {"node": [{"op": "MatMul", "input": ["x", "dense/kernel"], "attr": {"transpose_b": {"b": True}}}]},
+            "dense/kernel",
+            Role("MatMul", "kernel", "OI", "operator"),
+        ),
+        ({"node": [{"op": "MatMul", "input": 3}, 7]}, "dense/kernel", Role("dense", "kernel", "IO", "name")),
+    ],
+)
+def test_the_topology_of_tensorflow_js_tells_what_weights_are(tmp_path, topology, name, role):
+    for path in (HERE.parent / "tfjs").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    document = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps(document | {"modelTopology": topology}))
+    assert ckptool.open(tmp_path / "model.json").roles[name] == role
 
 
 class _Shaped:

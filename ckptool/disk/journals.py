@@ -1,0 +1,259 @@
+"""Journals of patches that were cut off, and files as they were before.
+
+    .NAME.ckptool-patch
+        {"ckptool": 2, "made": [device, inode], "patched": [device, inode, size], "name": "NAME",
+         "ranges": [[first byte, length, SHA-256 of the old bytes, SHA-256 of the new ones], …]}
+        the old bytes of all ranges, then the new ones
+
+A journal is whole and on the disk before the first byte of its file changes, and it is removed when the last one is on
+the disk (see `ckptool.disk.patching`). Until then whoever opens the file without ckptool may see a part of the change.
+ckptool reads the file as it was, and changes nothing.
+
+A journal counts only if it is a regular file of this user with one name, states its own inode (`made`) and those of the
+file beside it (`patched`), agrees with its digests, and if every byte of the ranges is the old one or the new one. So
+one that was copied, unpacked or planted, or that belongs to a file that was replaced, counts for nothing, and is named
+and left alone. One that ends before it is whole shows that nothing was changed yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ..errors import CheckpointError, printable
+from .files import File, StrPath, reason, shell_path
+
+if TYPE_CHECKING:
+    from .door import Directory
+
+#: What the name of a journal ends with.
+ENDING = ".ckptool-patch"
+#: Bytes that a patch may change: they are held in memory, old and new, and written twice.
+MOST = 256 << 20
+_LONGEST_NAME = 255
+_LONGEST_LINE = 1 << 20
+_BLOCK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes of a file that change."""
+
+    offset: int
+    old: bytes
+    new: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """A journal that counts.
+
+    Attributes:
+        name: of the journal.
+        ranges: what changes; nothing, of one that is unfinished.
+        state: "unfinished": nothing was changed yet; "begun"; or "complete": all new bytes are in the file.
+        lives: the run that changes the file is at work.
+    """
+
+    name: str
+    ranges: tuple[Range, ...]
+    state: Literal["unfinished", "begun", "complete"]
+    lives: bool
+
+
+class StrangeJournal(Exception):
+    """There is a journal, and it does not count. The text says why, behind its name."""
+
+
+def journal_name(name: str) -> str:
+    """The name of the journal of a file called NAME, cut so that it fits."""
+    room = _LONGEST_NAME - len(f".{ENDING}")
+    return f".{os.fsencode(name)[:room].decode('utf-8', 'ignore')}{ENDING}"
+
+
+def beginning_of(made: os.stat_result) -> bytes:
+    """How a journal begins. No other text is parsed."""
+    return json.dumps({"ckptool": 2, "made": _number(made)}).encode()[:-1] + b", "
+
+
+def find_journal(folder: Directory, name: str, file: int) -> Journal | None:
+    """The journal of the file NAME, which is open as FILE; None if there is none.
+
+    Raises:
+        StrangeJournal: there is one, and it does not count.
+        OSError: it cannot be read.
+    """
+    from .door import lock
+
+    beside = journal_name(name)
+    if folder.status(beside) is None:
+        return None
+    try:
+        fd = folder.reopen(beside)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        raise StrangeJournal("is not a file that this user made, with one name") from None
+    with os.fdopen(fd, "rb") as journal:
+        lives = not lock(fd, shared=True)
+        ranges = _read_journal(journal.readline(_LONGEST_LINE), fd, name, os.fstat(file))
+        if ranges is None:
+            return Journal(beside, (), "unfinished", lives)
+        now = [read_at(file, one.offset, len(one.old)) for one in ranges]
+        if not all(_is_between(there, one) for one, there in zip(ranges, now, strict=True)):
+            raise StrangeJournal("does not agree with what the file holds now")
+        complete = all(there == one.new for one, there in zip(ranges, now, strict=True))
+        return Journal(beside, tuple(ranges), "complete" if complete else "begun", lives)
+
+
+def _read_journal(line: bytes, fd: int, name: str, file: os.stat_result) -> list[Range] | None:
+    """The ranges of a journal, if it is that of the file; None if it is not whole.
+
+    Raises:
+        StrangeJournal: it is none, or of another file.
+    """
+    made = os.fstat(fd)
+    beginning = beginning_of(made)
+    is_cut = len(line) == made.st_size and not line.endswith(b"\n")
+    if is_cut and (beginning.startswith(line) or line.startswith(beginning)):
+        return None  # its run ended before its first line did
+    if not line.startswith(beginning) or not line.endswith(b"\n"):
+        raise StrangeJournal("was not made here")  # and nothing of it is read
+    from .documents import read_json
+
+    try:
+        said = read_json(line)
+        if said["patched"] != [*_number(file), file.st_size] or said["name"] != name:
+            raise StrangeJournal("belongs to another file")
+        told = [(offset, length, old, new) for offset, length, old, new in said["ranges"]]
+        if not all(type(n) is int and n >= 0 for offset, length, *_ in told for n in (offset, length)):
+            raise StrangeJournal("is damaged")
+        whole = sum(length for _, length, *_ in told)
+        if made.st_size < len(line) + 2 * whole:
+            return None
+        inside = all(offset + length <= file.st_size for offset, length, *_ in told)
+        if whole > MOST or not inside or made.st_size > len(line) + 2 * whole:
+            raise StrangeJournal("is damaged")
+    except (CheckpointError, KeyError, TypeError, ValueError):
+        raise StrangeJournal("is damaged") from None
+    texts, at = [], len(line)
+    for length in [length for _, length, *_ in told] * 2:
+        texts.append(read_at(fd, at, length))
+        at += length
+    olds, news = texts[: len(told)], texts[len(told) :]
+    ranges = [Range(one[0], old, new) for one, old, new in zip(told, olds, news, strict=True)]
+    for one, (_, _, old, new) in zip(ranges, told, strict=True):
+        if digest(one.old) != old or digest(one.new) != new:
+            raise StrangeJournal("is damaged")
+    return ranges
+
+
+def _is_between(there: bytes, one: Range) -> bool:
+    """Whether each byte is the old one or the new one."""
+    if there in (one.old, one.new):
+        return True
+    for at in range(0, len(there), _BLOCK):
+        now, old, new = (text[at : at + _BLOCK] for text in (there, one.old, one.new))
+        if now not in (old, new) and any(a not in (b, c) for a, b, c in zip(now, old, new, strict=True)):
+            return False
+    return len(there) == len(one.old)
+
+
+def read_at(fd: int, offset: int, length: int) -> bytes:
+    """Up to LENGTH bytes from OFFSET of an open file."""
+    parts = []
+    while length:
+        os.lseek(fd, offset, os.SEEK_SET)
+        part = os.read(fd, length)
+        if not part:
+            break
+        parts.append(part)
+        offset, length = offset + len(part), length - len(part)
+    return b"".join(parts)
+
+
+def _number(status: os.stat_result) -> list[int]:
+    return [status.st_dev, status.st_ino]
+
+
+def digest(data: bytes) -> str:
+    """SHA-256, as text."""
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()
+
+
+class Journaled(File):
+    """A file whose patch was cut off, as it was before."""
+
+    def __init__(self, file: File, ranges: Sequence[Range]) -> None:
+        self._file = file
+        self._ranges = ranges
+        self.fd = -1  # whoever reads past this would see the patch
+        self.path, self.size, self.mode = file.path, file.size, file.mode
+        self.identity, self.modified, self.holes = file.identity, file.modified, 0
+        self._at_path = file.identity
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return exactly LENGTH bytes from OFFSET, as `File.read`."""
+        data = self._file.read(offset, length)
+        for one in self._ranges:
+            first, last = max(one.offset, offset), min(one.offset + len(one.old), offset + length)
+            if first < last:
+                old = one.old[first - one.offset : last - one.offset]
+                data = data[: first - offset] + old + data[last - offset :]
+        return data
+
+    def read_into(self, view: memoryview, offset: int) -> None:
+        """Fill VIEW with the bytes from OFFSET."""
+        view[:] = self.read(offset, len(view))
+
+    def is_unchanged(self) -> bool:
+        """As the file."""
+        return self._file.is_unchanged()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def has_journal(path: StrPath) -> bool:
+    """Whether something has the name of the journal of the file at PATH."""
+    try:
+        real = Path(os.path.realpath(path))
+        return os.path.lexists(real.parent / journal_name(real.name))
+    except (OSError, ValueError):
+        return False
+
+
+def as_it_was(file: File) -> File:
+    """FILE, or if a patch of it was cut off, what it was before that. Nothing is changed."""
+    if file.fd < 0 or not has_journal(file.path):
+        return file
+    real = Path(os.path.realpath(file.path))
+    from .door import Directory
+
+    named = printable(journal_name(real.name), 120)
+    settled = f"ckptool doctor --recover {shell_path(file.path)}"
+    try:
+        with Directory.at(real.parent) as folder:
+            found = find_journal(folder, real.name, file.fd)
+    except (StrangeJournal, OSError) as error:
+        why = reason(error) if isinstance(error, OSError) else str(error)
+        file.notes = (*file.notes, f"{named} beside it {why}, and is left alone")
+        return file
+    if found is None:
+        return file
+    if found.state == "begun":
+        file = Journaled(file, found.ranges)
+    told = {
+        "unfinished": f"a patch of it was cut off before it changed anything; {settled} removes {named}",
+        "begun": f"a patch of it was cut off, and it is read as it was before; {settled} puts that back from {named}",
+        "complete": f"a patch of it is complete and was cut off at its end; {settled} removes {named}",
+    }[found.state]
+    file.notes = (*file.notes, f"another run of ckptool is patching it ({named})" if found.lives else told)
+    return file
