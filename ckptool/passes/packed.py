@@ -64,12 +64,17 @@ _DTYPES = frozenset(
 )
 
 
+#: Characters of all keys that are looked at as one text.
+_LONGEST_NAMES = 1 << 24
+
+
 def packed_in(tensors: Mapping[str, Any]) -> list[Packed]:
     """The packed weights of a state dict, in its order. TENSORS are its dense tensors by key."""
     found: list[Packed] = []
-    names = "\n".join(tensors)
+    short = sum(map(len, tensors)) < _LONGEST_NAMES
+    names = "\n".join(tensors) if short else ""
     types = {tensor.dtype.name for tensor in tensors.values() if isinstance(tensor, LazyTensor)}
-    if _DTYPES.isdisjoint(types) and not any(mark in names for mark in _MARKS):
+    if short and _DTYPES.isdisjoint(types) and not any(mark in names for mark in _MARKS):
         return found  # as for most: a look at each key takes long
     for key, tensor in tensors.items():
         if isinstance(tensor, LazyTensor) and (one := _packed(key, tensor.dtype.name, tensors)) is not None:
