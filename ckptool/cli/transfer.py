@@ -30,7 +30,7 @@ from ..passes import recipes
 from ..porting import family_files, mapping_file
 from ..porting.applying import apply, open_source
 from ..porting.explaining import explained
-from ..porting.families import Family
+from ..porting.family import Family
 from ..porting.mapping import Mapping
 from ..porting.mapping_text import mapping_page, mapping_text
 from ..porting.refusal import require_accepted, require_proof

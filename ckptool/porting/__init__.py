@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
     from ..disk.files import StrPath
     from ..model_code.signature import Signature
-    from .families import Family
+    from .family import Family
 
 
 class Mapping(data.Mapping):
@@ -255,7 +255,7 @@ def _replayed(
 ) -> data.Mapping:
     """A mapping that was read or made before, forth or back, for these sizes."""
     from . import mapping_file
-    from .families import Family
+    from .family import Family
 
     if isinstance(mapping, Family):
         mapping = apply_mapping(ckpt, mapping, at=at, invert=invert, numbers=numbers, leave=True)
@@ -291,7 +291,7 @@ def apply_mapping(
         NotFound: a number is needed and not there.
     """
     from .applying import open_source
-    from .families import Family
+    from .family import Family
     from .family_files import configuration_beside, named, without_model
 
     ckpt = open_source(source)

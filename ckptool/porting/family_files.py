@@ -1,4 +1,4 @@
-"""Mapping files of both kinds, by path or by name: for one model, and for a family of them (see `families`)."""
+"""Mapping files of both kinds, by path or by name: for one model, and for a family of them (see `family`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..errors import CheckpointError, Malformed, NotFound, RuleError, printable
 from . import expression as ex
 from . import mapping_file, ranges
 from .expression import Shape
-from .families import ANY, Family, FamilyLine
+from .family import ANY, Family, FamilyLine
 from .mapping import Mapping as Port
 
 #: Where the mapping files are that come with ckptool.

@@ -15,7 +15,7 @@ from small_models import MetaLlama, TensorFlowBert
 import ckptool
 from ckptool.errors import CheckpointError, Malformed, NotFound, RuleError
 from ckptool.porting import apply_mapping, family_files
-from ckptool.porting.families import Family
+from ckptool.porting.family import Family
 
 
 def converted(state: Any, name: str, **more: Any) -> dict[str, Any]:
