@@ -19,7 +19,7 @@ def mappings(name: str | None, as_json: bool) -> None:
 
     \b
     ckptool mappings
-    ckptool mappings llama-to-hf > mine.yaml
+    ckptool mappings llama-to-hf
     """
     if name is not None:
         path = family_files.file_of(name)

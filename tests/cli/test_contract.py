@@ -63,7 +63,8 @@ def test_the_options_of_transfer_change_only_on_purpose() -> None:
     spelled = {name for param in found.params if isinstance(param, click.Option) for name in param.opts}
     assert sorted(spelled) == sorted(
         """--accept-guesses --allow-loss --at --by --cast --dry-run --emit --explain --first --hint --html --input
-        --invert --json --kwargs --map-location --mapping --output --overwrite --partial --partial-file --patience
+        --invert --json --kwargs --map-location --mapping --number --output --overwrite --partial --partial-file
+        --patience
         --prove --quiet --reference --save-mapping --source-input --source-kwargs --source-model --start --to --verbose
         -m -n -o -q -t -v""".split()
     )
