@@ -16,7 +16,7 @@ FUZZ_STAMP := $(FUZZ)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-models test-wheel fuzz faults demo fixtures bench bench-quick bench-peers golden golden-accept emitted clean
+.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-models test-mappings test-wheel fuzz faults demo fixtures bench bench-quick bench-peers golden golden-accept emitted clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,7 +53,7 @@ test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the sui
 	HYPOTHESIS_PROFILE=brief $(BARE)/bin/pytest $(WORKERS)
 
 # Each in an environment of its own: nothing here is needed to use or to develop the package.
-test-libraries: test-page test-wheel test-stores test-models ## Test with what is not torch or safetensors: Chromium, the wheel, object stores, transformers
+test-libraries: test-page test-wheel test-stores test-models test-mappings ## Test with what is not torch or safetensors: Chromium, the wheel, object stores, model libraries
 
 test-wheel: $(STAMP) ## Build the wheel and the sdist, and try the wheel in an empty environment
 	rm -rf build/wheel && $(PYTHON) -m venv build/wheel/maker && $(PYTHON) -m venv build/wheel/empty
@@ -91,6 +91,21 @@ $(MODELS_STAMP): $(RECIPE)
 	$(MODELS)/bin/python $(PIP) --upgrade 'pip>=25.1'
 	$(MODELS)/bin/python $(PIP) -c constraints.txt -e '.[torch]' --group test
 	$(MODELS)/bin/python $(PIP) 'transformers>=5' 'peft>=0.21' accelerate
+	@touch $@
+
+# What these libraries require of torch, and torchvision's compiled part, would replace the torch that is there.
+MAPPINGS := build/mappings
+MAPPINGS_STAMP := $(MAPPINGS)/.stamp
+
+test-mappings: $(MAPPINGS_STAMP) ## Test the mappings that ship against transformers, diffusers, timm and torchvision
+	$(MAPPINGS)/bin/pytest -q -rs tests/porting/test_shipped_with_libraries.py
+
+$(MAPPINGS_STAMP): $(RECIPE)
+	rm -rf $(MAPPINGS) && $(PYTHON) -m venv $(MAPPINGS)
+	$(MAPPINGS)/bin/python $(PIP) --upgrade 'pip>=25.1'
+	$(MAPPINGS)/bin/python $(PIP) -c constraints.txt -e '.[torch]' --group test
+	$(MAPPINGS)/bin/python $(PIP) --no-deps 'transformers==5.23.0' 'diffusers==0.42.1' 'timm==1.0.31' 'torchvision==0.28.0'
+	$(MAPPINGS)/bin/python $(PIP) huggingface_hub tokenizers regex requests pillow importlib_metadata tqdm
 	@touch $@
 
 test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must be installed (Debian: chromium)

@@ -50,6 +50,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "add-prefix": ("rewrite", "Put a prefix such as `module.` before every key."),
         "rename": ("rewrite", "Rename keys by rules OLD=NEW."),
         "remap": ("rewrite", "Change the devices that tensors are tagged with."),
+        "mappings": ("mappings", "List the mappings between libraries that come with ckptool."),
         "extract-weights": ("rewrite", "Take the weights alone, also out of a whole pickled model."),
         "slim": ("rewrite", "Keep only the weights, raw or averaged (EMA)."),
         "average": ("rewrite", "Average the weights of several checkpoints."),

@@ -93,9 +93,20 @@ _MATCHING: tuple[Callable[[Any], Any], ...] = (
         "--start", type=click.IntRange(0), default=0, metavar="K", help="With --by position: skip K of the source."
     ),
     _matching(
-        "--mapping", "mapping_file", type=FileName(), metavar="FILE", help="Replay a mapping file instead of matching."
+        "--mapping",
+        "mapping_file",
+        type=FileName(),
+        metavar="NAME|FILE",
+        help="Use a mapping instead of matching: a file, or one of `ckptool mappings`.",
     ),
     _matching("--invert", is_flag=True, help="With --mapping: the way back."),
+    _matching(
+        "--number",
+        "numbers",
+        multiple=True,
+        metavar="NAME=N",
+        help="With --mapping: a number that the weights do not tell (heads=32).",
+    ),
     _matching(
         "--save-mapping",
         type=SideOutput("mapping", same_is_fine=True),

@@ -27,9 +27,10 @@ from ..formats.opening import require_whole
 from ..formats.trainers.alone import alone
 from ..model_code import user_code
 from ..passes import recipes
-from ..porting import mapping_file
+from ..porting import family_files, mapping_file
 from ..porting.applying import apply, open_source
 from ..porting.explaining import explained
+from ..porting.family import Family
 from ..porting.mapping import Mapping
 from ..porting.mapping_text import mapping_page, mapping_text
 from ..porting.refusal import require_accepted, require_proof
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=WithPatterns)
 @click.argument("source", type=FileName(), metavar="SRC")
-@click.argument("model", type=FileName(), metavar="MODEL.py[:NAME]")
+@click.argument("model", type=FileName(), metavar="[MODEL.py[:NAME]]", required=False)
 @output_option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write (SRC.NAME.pth if left out).")
 @output_option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`).")
 @output_option("--overwrite", is_flag=True, help="Allow OUT and REPORT to exist.")
@@ -79,25 +80,28 @@ if TYPE_CHECKING:
 @output_option("--json", "as_json", is_flag=True, help="Print the mapping as JSON.")
 @output_option("-q", "--quiet", is_flag=True, help="No report, no progress bar.")
 @output_option("-v", "--verbose", is_flag=True, help="One line for every key, with its evidence.")
-def transfer(source: str, model: str, **options: Any) -> int:
+def transfer(source: str, model: str | None, **options: Any) -> int:
     """Port weights into other model code: find which tensor goes where, and write the model's own state dict.
 
     This imports and runs MODEL.py. Nothing is written while there are guesses or keys without a source, unless they
-    are accepted.
+    are accepted. With --mapping, no model is needed: `ckptool mappings` lists those that come with ckptool.
 
     \b
     ckptool transfer vgg19.pth model.py
     ckptool transfer vgg19.pth model.py:Net --kwargs classes=10 -o net.pth
     ckptool transfer resnet18.pth model.py --partial 'head.*'
     ckptool transfer llama.pth model.py --source-model llama.py --prove
+    ckptool transfer v1-5.ckpt --mapping ldm-unet-to-diffusers -o unet.safetensors
     """
-    _check_options(options)
-    _check_order(source, model)
+    _check_options(options, model)
+    if model is not None:
+        _check_order(source, model)
     options["dry_run"] |= bool(options["explain"])
     check_side_outputs()
     # what is wrong with it is said before any code is run; it is read once, since it may be a pipe
-    read = mapping_file.read(options["mapping_file"]) if options["mapping_file"] else None
-    _require_torch()
+    read = family_files.named(options["mapping_file"]) if options["mapping_file"] else None
+    if model is not None:
+        _require_torch()
     out = options["output"]
     if out is not None:
         _check_target(out, source, options)
@@ -106,18 +110,28 @@ def transfer(source: str, model: str, **options: Any) -> int:
         ckpt = alone(ckpt)
     else:
         require_whole(ckpt, lambda folder: command_as_typed(swapped={source: folder}))
-    if not options["quiet"]:
+    if model is not None and not options["quiet"]:
         codes = [_named_code(code) for code in (model, options["source_model"]) if code]
         click.echo(f"running the code of {' and '.join(codes)}", err=True)
-    with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the report
-        from ..model_code.building import find_model
+    found = None
+    if model is None:
+        assert read is not None
+        told = {name: options[name] for name in ("at", "invert")}
+        mapping: Mapping = porting.apply_mapping(
+            ckpt, read, numbers=_numbers(options), leave=options["allow_loss"], **told
+        )
+        name = Path(options["mapping_file"]).stem
+    else:
+        with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the report
+            from ..model_code.building import find_model
 
-        sets = ckpt.state_dicts()
-        held = max(sets, key=lambda one: one.parameters).tensors if sets else {}
-        weights = {key: tensor.shape for key, tensor in held.items()}
-        found = find_model(model, keyword_arguments(options["kwargs"], "--kwargs"), weights=weights)
-        mapping = _mapping(ckpt, found, read, options)
-    out = out or f"{Path(source).stem}.{re.sub(r'[^A-Za-z0-9_]', '_', mapping.target)}.pth"
+            sets = ckpt.state_dicts()
+            held = max(sets, key=lambda one: one.parameters).tensors if sets else {}
+            weights = {key: tensor.shape for key, tensor in held.items()}
+            found = find_model(model, keyword_arguments(options["kwargs"], "--kwargs"), weights=weights)
+            mapping = _mapping(ckpt, found, read, options)
+        name = re.sub(r"[^A-Za-z0-9_]", "_", mapping.target)
+    out = out or f"{Path(source).stem}.{name}.pth"
     _check_target(out, source, options)
     for option in ("html", "save_mapping", "emit"):
         if options[option] and is_same_file(options[option], out):
@@ -130,7 +144,7 @@ def transfer(source: str, model: str, **options: Any) -> int:
     plan = None
     if refusal is None and not options["dry_run"]:
         with contextlib.redirect_stdout(sys.stderr):
-            made = apply(mapping, ckpt, partial(_initial_values, found))
+            made = apply(mapping, ckpt, None if found is None else partial(_initial_values, found))
         steps = [recipes.Step(name, value) for name in ("cast", "map-location") if (value := _step(name, options))]
         plan = _write(recipes.run(made, steps)[0], out, options)
     if options["as_json"]:
@@ -168,7 +182,28 @@ def _named_code(text: str) -> str:
     return printable(text, 100) + (f" ({printable(str(file))})" if file else "")
 
 
-def _check_options(options: dict[str, Any]) -> None:
+def _numbers(options: dict[str, Any]) -> dict[str, int]:
+    """What --number says."""
+    found = {}
+    for text in options["numbers"]:
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[0-9]{1,9}", value):
+            raise RuleError(f"{printable(text)!r} is not NAME=N", where="--number", hint="--number heads=32")
+        found[name] = int(value)
+    return found
+
+
+#: Options that say something of the model, and mean nothing without one.
+_OF_MODELS = {"kwargs": "--kwargs", "source_model": "--source-model", "prove": "--prove", "reference": "--reference"}
+
+
+def _check_options(options: dict[str, Any], model: str | None) -> None:
+    if model is None and not options["mapping_file"]:
+        raise click.UsageError("Missing argument 'MODEL.py[:NAME]' (or --mapping: `ckptool mappings` lists some).")
+    if model is None and (needless := next((said for name, said in _OF_MODELS.items() if options[name]), None)):
+        raise click.UsageError(f"{needless} needs MODEL.py.")
+    if options["numbers"] and not options["mapping_file"]:
+        raise click.UsageError("--number belongs to --mapping.")
     if options["output"] == "-":
         raise click.UsageError("Checkpoints are not written to stdout; name a file.")
     if (options["first"] is not None or options["start"]) and options["by"] != "position":
@@ -207,7 +242,7 @@ def _require_torch() -> None:
         raise NotFound("running a model's code needs torch", hint="pip install 'ckptool[torch]'")
 
 
-def _mapping(ckpt: Checkpoint, found: ModelSource, read: Mapping | None, options: dict[str, Any]) -> Mapping:
+def _mapping(ckpt: Checkpoint, found: ModelSource, read: Mapping | Family | None, options: dict[str, Any]) -> Mapping:
     """What `ckptool.transfer` finds, with these options, or makes of the mapping that was READ."""
     from ..model_code.building import find_model
 
@@ -228,6 +263,7 @@ def _mapping(ckpt: Checkpoint, found: ModelSource, read: Mapping | None, options
             inputs=options["inputs"] or None,
             source_inputs=options["source_inputs"] or None,
             progress=say,
+            numbers=_numbers(options),
             **{name: options[name] for name in same},
         )
 

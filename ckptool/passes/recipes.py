@@ -27,8 +27,9 @@ from ._words import TIES as TIES
 from .by_key import Missing
 
 if TYPE_CHECKING:
-    from . import dequantizing, envelopes, moving, slimming, values
+    from . import buffers, dequantizing, envelopes, moving, slimming, values
 else:  # a command waits for the passes that it runs
+    buffers = later(".buffers", __package__)
     dequantizing = later(".dequantizing", __package__)
     envelopes = later(".envelopes", __package__)
     moving = later(".moving", __package__)
@@ -128,6 +129,16 @@ PASSES: dict[str, Pass] = {
         lambda c, v, at, m: passes.drop(c, _texts(v), at=at, missing=m),
         "Leave out the keys that match, by the names that will be written.",
         "PATTERN",
+    ),
+    "drop-buffers": Pass(
+        "flag",
+        lambda c, v, at, m: buffers.drop_buffers(c, at=at, missing=m),
+        "Leave out buffers that models compute: num_batches_tracked, position_ids, inv_freq, masks …",
+    ),
+    "fill-buffers": Pass(
+        "flag",
+        lambda c, v, at, m: buffers.fill_buffers(c, at=at, missing=m),
+        "Add such buffers where the file lacks them and the weights tell what is in them.",
     ),
     "to-dense": Pass("flag", lambda c, v, at, m: passes.to_dense(c, missing=m), "Make dense tensors of sparse ones."),
     "dequantize": Pass(

@@ -29,6 +29,7 @@ from collections.abc import Mapping as MappingOf
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..errors import RuleError
 from . import mapping as data
 from .mapping import Entry
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
     from ..disk.files import StrPath
     from ..model_code.signature import Signature
+    from .family import Family
 
 
 class Mapping(data.Mapping):
@@ -108,8 +110,9 @@ def transfer(
     inputs: Any = None,
     source_model: Any = None,
     source_inputs: Any = None,
-    mapping: data.Mapping | None = None,
+    mapping: data.Mapping | Family | None = None,
     invert: bool = False,
+    numbers: MappingOf[str, int] | None = None,
     by: Literal["evidence", "position"] = "evidence",
     first: int | None = None,
     start: int = 0,
@@ -130,6 +133,7 @@ def transfer(
         source_inputs: example inputs for the source's code, where it takes them in another form than the model.
         mapping: use this one, that was read or made before, instead of matching.
         invert: use it the other way round.
+        numbers: what a mapping for a family of models wants and the weights do not tell ({"heads": 32}).
         by: "position" takes the n-th tensor for the n-th, whatever their names.
         first, start: by position, fill so many tensors only, and skip so many of the source.
         prove: run both models on the same inputs, and settle doubts by what comes out. Needs SOURCE_MODEL.
@@ -155,7 +159,7 @@ def transfer(
     target = signature_for(model, inputs=given)
     found: data.Mapping
     if mapping is not None:
-        found = _replayed(mapping, ckpt, target, at=at, invert=invert)
+        found = _replayed(mapping, ckpt, target, at=at, invert=invert, numbers=numbers)
     elif by == "position":
         found = by_position(ckpt, target, at=at, first=first, start=start)
     else:
@@ -241,17 +245,69 @@ def _for_model(mapping: data.Mapping, source: Any, model: Any) -> Mapping:
 
 
 def _replayed(
-    mapping: data.Mapping, ckpt: Checkpoint, target: Signature, *, at: str | None = None, invert: bool = False
+    mapping: data.Mapping | Family,
+    ckpt: Checkpoint,
+    target: Signature,
+    *,
+    at: str | None = None,
+    invert: bool = False,
+    numbers: MappingOf[str, int] | None = None,
 ) -> data.Mapping:
     """A mapping that was read or made before, forth or back, for these sizes."""
     from . import mapping_file
+    from .family import Family
 
-    if invert:
+    if isinstance(mapping, Family):
+        mapping = apply_mapping(ckpt, mapping, at=at, invert=invert, numbers=numbers, leave=True)
+    elif invert:
         mapping = mapping_file.invert(mapping, {key: entry.shape for key, entry in target.entries.items()})
     if at is not None:
         mapping = replace(mapping, at=at)
     weights = ckpt.state_dict(mapping.at)
     return mapping_file.for_target(mapping, target, {key: tensor.shape for key, tensor in weights.tensors.items()})
+
+
+def apply_mapping(
+    source: Any,
+    mapping: data.Mapping | Family | str,
+    *,
+    at: str | None = None,
+    invert: bool = False,
+    numbers: MappingOf[str, int] | None = None,
+    leave: bool = False,
+) -> Mapping:
+    """A mapping for SOURCE, with no model at hand: `.apply(source)` of what is returned makes the weights.
+
+    Args:
+        source: a path, a Checkpoint or a dict of torch tensors.
+        mapping: one that comes with ckptool, by name (`ckptool mappings` lists them), a file, or one that was read.
+        at: where the weights are in the file, if there are several.
+        invert: the way back.
+        numbers: what the weights do not tell, such as {"heads": 32}; else config.json or params.json is asked.
+        leave: leave tensors behind that the mapping knows nothing of.
+
+    Raises:
+        RuleError: the source is not what the mapping takes.
+        NotFound: a number is needed and not there.
+    """
+    from .applying import open_source
+    from .family import Family
+    from .family_files import configuration_beside, named, without_model
+
+    ckpt = open_source(source)
+    found = named(mapping) if isinstance(mapping, str) else mapping
+    where = found.at if isinstance(found, data.Mapping) else None
+    shapes = {key: tensor.shape for key, tensor in ckpt.state_dict(at or where).tensors.items()}
+    if isinstance(found, Family):
+        config = configuration_beside(ckpt.path)
+        made = found.mapping(shapes, invert=invert, given=numbers, config=config, leave=leave)
+    elif invert:
+        raise RuleError(
+            "of a mapping for one model wants that model", where="--invert", hint="name its MODEL.py as well"
+        )
+    else:
+        made = without_model(found, shapes)
+    return Mapping.of(replace(made, at=at or made.at))
 
 
 def _patterns(given: bool | Sequence[str]) -> Sequence[str] | None:

@@ -36,7 +36,18 @@ from .operations.cutting import (
     select,
     stack,
 )
-from .operations.operation import Expr, Number, Operation, Shape, of, shape_of, simplified, torch_helpers, torch_text
+from .operations.operation import (
+    Expr,
+    Number,
+    Operation,
+    Shape,
+    of,
+    shape_of,
+    shapes_read,
+    simplified,
+    torch_helpers,
+    torch_text,
+)
 from .operations.rearranging import flatten, is_transposed, permute, reshape, rotary, transpose, unreshaped
 from .operations.reparametrizing import (
     fold_bias,
@@ -256,6 +267,7 @@ __all__ = [
     "scale",
     "select",
     "shape_of",
+    "shapes_read",
     "shift",
     "simplified",
     "spectral_norm",

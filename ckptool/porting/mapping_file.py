@@ -211,14 +211,33 @@ def read(path: StrPath) -> Mapping:
         Unreadable: there is no such file, or it is no text.
         Malformed: it is no mapping file; the message names the line, by number and by key.
     """
+    return mapping_of(document_of(path), path)
+
+
+def document_of(path: StrPath) -> dict[str, Any]:
+    """What is in a mapping file.
+
+    Raises:
+        Unreadable, Malformed: as `read`.
+    """
     document = read_yaml(
         path, Malformed, largest=LARGEST_LIST, texts=True
     )  # texts only: a layer may be called `no` or `on`
     if not isinstance(document, dict) or "ckptool-mapping" not in document:
         raise Malformed("is no mapping file", where=path, hint="ckptool transfer SRC MODEL.py --save-mapping m.yaml")
-    version, *named = (_text_at(document, name, path) for name in ("ckptool-mapping", "source", "target", "at"))
+    version = _text_at(document, "ckptool-mapping", path)
     if version != str(_VERSION):
         raise Malformed(f"is a mapping file of version {printable(version or '')}", where=path)
+    return document
+
+
+def mapping_of(document: dict[str, Any], path: StrPath) -> Mapping:
+    """The mapping of one model to another that a document of the file PATH holds.
+
+    Raises:
+        Malformed: as `read`.
+    """
+    named = [_text_at(document, name, path) for name in ("source", "target", "at")]
     entries: dict[str, Entry] = {}
     for line in ranges.within_limits(_lines(document, path), path):
         for entry in _entries(line, path):
@@ -283,7 +302,7 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
     Raises:
         RuleError: it names keys that the model does not have, or an expression does not give the shape that is wanted.
     """
-    mapping = _fitted(mapping, shapes)
+    mapping = fitted(mapping, shapes)
     known = {e.target: e for e in mapping.entries}
     strangers = [key for key in known if key not in target.entries]
     if strangers:
@@ -319,7 +338,7 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
     return made.with_entries(entries)
 
 
-def _fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
+def fitted(mapping: Mapping, keys: Iterable[str]) -> Mapping:
     """The mapping over KEYS, where these have what a wrapper puts into all names (`module.`) and it has not, or the
     other way round."""
     there = set(keys)
@@ -342,14 +361,20 @@ def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
     Raises:
         RuleError: values are lost on the way, or an expression does not fit its keys; says for which keys.
     """
-    mapping = _fitted(mapping, shapes)
+    mapping = fitted(mapping, shapes)
     pieces: dict[str, list[tuple[Expr, Expr]]] = defaultdict(list)
     lost: list[str] = []
+    read = dict.fromkeys(key for entry in mapping.entries for key in entry.sources)
+    absent = [key for key in read if key not in shapes]
+    if absent:
+        raise RuleError(
+            f"the model does not have {counted(len(absent), 'key')} of the {len(read):,} that the mapping takes",
+            where="--invert",
+            evidence=[printable(key, 100) for key in absent[:5]],
+            hint="with --invert, the model is the one that the mapping takes from, and the file holds what it gives",
+        )
     for entry in mapping.entries:
         if entry.expr is None:
-            continue
-        if any(key not in shapes for key in entry.expr.keys()):  # noqa: SIM118
-            lost += entry.sources
             continue
         try:
             ex.shape_of(entry.expr, shapes)

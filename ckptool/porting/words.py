@@ -10,6 +10,8 @@ from importlib.resources import files
 from itertools import takewhile
 from typing import Any
 
+from ..passes.buffers import NAMES
+
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
@@ -237,7 +239,7 @@ def table() -> Words:
         dict(raw["trained_instead"]),
         frozenset(raw["adapter_prefixes"]),
         {word: place for place, words in raw["ordinals"].items() for word in words},
-        frozenset(raw["derived"]),
+        frozenset(NAMES.union(raw["derived"])),
         frozenset(raw["averages"]),
         frozenset(raw["beside"]),
         frozenset(raw["sizes"]),

@@ -282,7 +282,8 @@ def types_of(value):
     """VALUE with the types of everything in it: 1 is not True, nor 1.0."""
     if isinstance(value, dict):
         return {key: types_of(item) for key, item in value.items()}
-    return [types_of(item) for item in value] if isinstance(value, list) else (type(value), value)
+    kind = str if isinstance(value, str) else type(value)  # a text may know its line
+    return [types_of(item) for item in value] if isinstance(value, list) else (kind, value)
 
 
 def read_or_none(text, loader):

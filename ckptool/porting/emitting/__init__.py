@@ -21,7 +21,7 @@ from ...keys import collapse
 from ..expression import OPERATIONS, Expr, of, torch_helpers, torch_text
 from ..mapping import Mapping
 from .lines import WIDTH, laid_out
-from .steps import Loop, Numbers, Step, Template, are_keys_of, loops_of, steps_of, with_texts, written
+from .loops import Loop, Numbers, Step, Template, are_keys_of, loops_of, steps_of, with_texts, written
 
 #: Operations whose result is new memory; others give views.
 _NEW_MEMORY = frozenset({"cat", "stack", "zeros"})

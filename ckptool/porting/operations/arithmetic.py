@@ -106,6 +106,10 @@ class Shift(_Elementwise):
         """A plus."""
         return f"{args[0]} + {float(params[0])}" if params[0] >= 0 else f"{args[0]} - {-float(params[0])}"
 
+    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
+        """The sizes stay."""
+        return [shape]
+
 
 class Scale(_Elementwise):
     """Multiply by a number."""
@@ -127,6 +131,10 @@ class Scale(_Elementwise):
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
         """A star."""
         return f"{args[0]} * {float(params[0])}"
+
+    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
+        """The sizes stay."""
+        return [shape]
 
 
 class Sum(Calculation):

@@ -93,6 +93,11 @@ class Slice(Cut):
             between = " : " if start else ": "
         return f"{args[0]}[{':, ' * params[0]}{start}{between}{stop}]"
 
+    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
+        """It reaches to the last element at least."""
+        dim, _, stop = params
+        return [(*shape[:dim], stop, *shape[dim + 1 :])]
+
 
 class Select(Cut):
     """One element of a dimension, which goes away."""
@@ -128,6 +133,11 @@ class Select(Cut):
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
         """An index."""
         return f"{args[0]}[{':, ' * params[0]}{params[1]}]"
+
+    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
+        """It reaches to the element at least."""
+        dim, index = params
+        return [(*shape[:dim], index + 1, *shape[dim:])]
 
 
 class OfHeads(Cut):
@@ -172,6 +182,11 @@ def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
         """A helper."""
         return f"of_heads({args[0]}, {listed(_with_end(params))})"
+
+    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
+        """All parts have as many rows."""
+        _, n, start, stop = _with_end(params)
+        return [(shape[0] * n // (stop - start), *shape[1:])]
 
 
 def _with_end(params: tuple[Any, ...]) -> tuple[int, int, int, int]:
@@ -236,6 +251,11 @@ class Cat(Join):
         """The function of torch."""
         return f"torch.cat([{listed(args)}], dim={params[0]})"
 
+    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
+        """Equal parts, as far as the result tells."""
+        (dim,) = params
+        return [(*shape[:dim], shape[dim] // count, *shape[dim + 1 :])] * count
+
 
 def _merged(parts: Sequence[Expr], dim: int) -> list[Expr]:
     out: list[Expr] = []
@@ -281,6 +301,10 @@ class Stack(Join):
         """The function of torch."""
         return f"torch.stack([{listed(args)}])"
 
+    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
+        """Without the first dimension."""
+        return [shape[1:]] * count
+
 
 class ByHeads(Join):
     """Join the rows of tensors so that they alternate by head."""
@@ -319,6 +343,10 @@ def by_heads(heads: int, *parts: Tensor) -> Tensor:
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
         """A helper."""
         return f"by_heads({params[0]}, {listed(args)})"
+
+    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
+        """Equal parts, as far as the result tells."""
+        return [(shape[0] // count, *shape[1:])] * count
 
 
 def part(x: Expr, dim: int, start: int, stop: int) -> Expr:

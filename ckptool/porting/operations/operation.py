@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -136,6 +136,10 @@ class Operation(ABC):
     ) -> LazyTensor:
         """The result, of sizes SHAPE. What works on no tensor has the type and the place of LIKE."""
 
+    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
+        """The sizes of the COUNT tensors that it works on where it gives SHAPE, as far as that tells; else nothing."""
+        return []
+
     @abstractmethod
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
         """The result as an expression of Python over the texts ARGS of tensors of torch.
@@ -222,6 +226,19 @@ def shape_of(x: Expr, shapes: Mapping[str, Shape]) -> Shape:
             raise RuleError(f"there is no {printable(x.key)} in the source")
         return tuple(shapes[x.key])
     return OPERATIONS[x.op].shape([shape_of(arg, shapes) for arg in x.args], x.params)
+
+
+def shapes_read(x: Expr, shape: Shape, found: MutableMapping[str, Shape]) -> None:
+    """Add to FOUND the sizes of what X reads where it gives SHAPE, as far as that tells.
+
+    Of a tensor that is read in parts it is what all of them together reach to.
+    """
+    if x.is_copy:
+        before = found.get(x.key, ())
+        found[x.key] = tuple(map(max, before, shape)) if len(before) == len(shape) else shape
+        return
+    for arg, inner in zip(x.args, OPERATIONS[x.op].taken(shape, x.params, len(x.args)), strict=False):
+        shapes_read(arg, inner, found)
 
 
 def simplified(x: Expr, shapes: Mapping[str, Shape]) -> Expr:

@@ -41,6 +41,10 @@ class Transpose(View):
         """Its property."""
         return f"{args[0]}.mT"
 
+    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
+        """The last two swapped."""
+        return [(*shape[:-2], shape[-1], shape[-2])]
+
 
 class Permute(View):
     """Reorder dimensions, as torch.permute."""
@@ -70,6 +74,10 @@ class Permute(View):
     def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
         """The method of tensors."""
         return f"{args[0]}.permute({listed(params) or '()'})"
+
+    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
+        """Each dimension where it was."""
+        return [tuple(shape[params.index(d)] for d in range(len(shape)))]
 
 
 class Reshape(View):
@@ -148,6 +156,10 @@ def rotary(x: Tensor, heads: int, order: str) -> Tensor:
         """A helper."""
         return f'rotary({args[0]}, {params[0]}, "{params[1]}")'
 
+    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
+        """The sizes stay."""
+        return [shape]
+
 
 class Flatten(View):
     """Reorder the columns of a layer on flattened images for another order of flattening."""
@@ -186,6 +198,10 @@ class Flatten(View):
             if params[3] == "nhwc"
             else f"{args[0]}.unflatten(-1, ({params[1]}, {params[2]}, {params[0]})).movedim(-1, -3).flatten(-3)"
         )
+
+    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
+        """The sizes stay."""
+        return [shape]
 
 
 def transpose(x: Expr) -> Expr:

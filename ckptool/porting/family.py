@@ -1,0 +1,451 @@
+"""Mapping files for a family of models of every size: lines with letters, and how many of each there are.
+
+    ckptool-mapping: 1
+    source: "Llama, as Meta's files have it"
+    target: "LlamaForCausalLM of transformers"
+    numbers:
+      heads: config("n_heads", "num_attention_heads")
+      n: 0..count("layers.{}.attention.wq.weight", "model.layers.{}.self_attn.q_proj.weight") - 1
+    mapping:
+      model.layers.{n}.self_attn.q_proj.weight: rotary(layers.{n}.attention.wq.weight, {heads}, half)
+      lm_head.weight: if_there(output.weight)
+    beside: [rope.freqs]
+
+What stands in braces is a sum of whole numbers over `numbers`, where each is worked out from the file at hand,
+whichever way round it is used. One with `..` is a letter: a line stands for every value of its letters.
+
+    count("a.{}.b", …)     one more than the highest number there, of the first pattern that fits a key; * is any number
+    lowest("a.{}.b", …)    the lowest
+    size("key", …, dim)    the size of a dimension of the first of these keys that is there
+    config("name", …)      the first of these entries in config.json or params.json beside the file, or --number
+    given(default)         --number, or the default
+
+    below      what all keys of the source have in front where a file holds other parts as well (model.diffusion_model.)
+    back       lines KEY: EXPRESSION for the way back, where it cannot be worked out
+    beside     patterns of tensors that are no part of the model, or that the other side computes
+    needs      what a number is, for the message where it is not there
+
+Every key of a line has to be there, but for `if_there( )`: then all of them or none. `{...}` is any text; such lines
+take what no other line takes, and the first that fits counts.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..errors import CheckpointError, Malformed, NotFound, RuleError, counted, printable
+from ..keys import Pattern, unwrap
+from . import expression as ex
+from . import mapping_file, ranges
+from .expression import Expr, Shape
+from .mapping import Entry
+from .mapping import Mapping as Port
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+ANY = "..."
+#: Lines that a family stands for, in a file of any size, and what a number may be.
+_MOST_LINES = 500_000
+_LARGEST = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyLine:
+    """A line: the key that it makes, the expression with braces, whether it may be absent, and where it stands."""
+
+    key: str
+    value: str
+    optional: bool = False
+    number: int = 0
+
+    @property
+    def is_general(self) -> bool:
+        """Whether it is for any text."""
+        return f"{{{ANY}}}" in self.key
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A mapping for models of every size of a family.
+
+    Attributes:
+        name: of its file.
+        source, target: what it takes and what it gives.
+        numbers: name -> how it is worked out, in order.
+        lines: what is made of what.
+        back: lines for the way back, where it cannot be worked out.
+        below: what keys of the source may have in front.
+        beside: tensors of the source that are no part of the model.
+        needs: what numbers are that may not be there.
+    """
+
+    name: str
+    source: str
+    target: str
+    numbers: Mapping[str, str]
+    lines: tuple[FamilyLine, ...]
+    back: tuple[FamilyLine, ...] = ()
+    below: str = ""
+    beside: tuple[str, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
+
+    def mapping(
+        self,
+        shapes: Mapping[str, Shape],
+        *,
+        invert: bool = False,
+        given: Mapping[str, int] | None = None,
+        config: Mapping[str, Any] | None = None,
+        leave: bool = False,
+    ) -> Port:
+        """The mapping for a file with tensors of these SHAPES, or the way back for one of what the family gives.
+
+        Args:
+            shapes: the tensors of the file.
+            invert: the way back.
+            given: numbers that are said and not looked up.
+            config: what the configuration beside the file holds.
+            leave: leave tensors behind that the family knows nothing of.
+
+        Raises:
+            RuleError: the file is none of the family, or lacks something; says what.
+            NotFound: a number is neither in the weights nor beside them.
+        """
+        return _Instance(self, shapes, invert, dict(given or {}), config or {}).mapping(leave=leave)
+
+
+class _Instance:
+    """A family at one file."""
+
+    def __init__(
+        self,
+        family: Family,
+        shapes: Mapping[str, Shape],
+        invert: bool,
+        given: dict[str, int],
+        config: Mapping[str, Any],
+    ) -> None:
+        self.family, self.invert = family, invert
+        unknown = [name for name in given if name not in family.numbers]
+        if unknown:
+            known = [name for name in family.numbers if ".." not in family.numbers[name]]
+            hint = f"it has {', '.join(known)}" if known else "it takes none"
+            raise RuleError(f"{family.name} has no number {printable(unknown[0])!r}", where="--number", hint=hint)
+        self.given, self.config = given, config
+        self._is_other = False
+        self.full, self.outside = self._names(shapes)
+        self.shapes = {name: tuple(shapes[key]) for name, key in self.full.items()}
+        self.values: dict[tuple[Any, ...], int] = {}
+
+    def _names(self, shapes: Mapping[str, Shape]) -> tuple[dict[str, str], list[str]]:
+        """Name in the lines -> key of the file, and keys that are other parts of it."""
+        plain = unwrap(shapes)
+        names = {name: key for key, name in plain.items()} if len(set(plain.values())) == len(plain) else {}
+        names = names or {key: key for key in shapes}
+        below = self.family.below
+        if below and not self.invert and any(name.startswith(below) for name in names):
+            inside = {name.removeprefix(below): key for name, key in names.items() if name.startswith(below)}
+            return inside, [key for name, key in names.items() if not name.startswith(below)]
+        return names, []
+
+    # ------------------------------------------------------------------------------------------------ numbers
+
+    def number(self, name: str, letters: Mapping[str, int]) -> int:
+        """A number, worked out once for each value of the letters."""
+        if name in letters:
+            return letters[name]
+        if name in self.given:
+            return self.given[name]
+        at = (name, *letters.items())
+        if at not in self.values:
+            text = self.family.numbers.get(name)
+            if text is None or ".." in text:
+                raise Malformed(
+                    f"names the number {printable(name)!r}, which it does not define", where=self.family.name
+                )
+            self.values[at] = self.evaluate(text, letters, name)
+        return self.values[at]
+
+    def evaluate(self, text: str, letters: Mapping[str, int], name: str = "") -> int:
+        """What a sum of numbers gives."""
+        try:
+            found = self._value(ast.parse(text.strip(), mode="eval").body, letters, name)
+        except CheckpointError:
+            raise
+        except ZeroDivisionError:  # a count of what is not there
+            raise self._other_file([]) from None
+        except (SyntaxError, RecursionError, MemoryError, ValueError):
+            raise Malformed(f"{printable(text)!r} is no sum of numbers", where=self.family.name) from None
+        if abs(found) > _LARGEST:
+            raise Malformed(f"{printable(text)!r} gives {found:.3g}", where=self.family.name)
+        return found
+
+    def _value(self, node: ast.expr, letters: Mapping[str, int], name: str) -> int:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.Name):
+            return self.number(node.id, letters)
+        if isinstance(node, ast.BinOp):
+            left, right = self._value(node.left, letters, name), self._value(node.right, letters, name)
+            if max(abs(left), abs(right)) <= _LARGEST:
+                if isinstance(node.op, ast.Add | ast.Sub | ast.Mult):
+                    return (
+                        left + right
+                        if isinstance(node.op, ast.Add)
+                        else left - right
+                        if isinstance(node.op, ast.Sub)
+                        else left * right
+                    )
+                if isinstance(node.op, ast.Div):
+                    whole, rest = divmod(left, right)
+                    if rest:
+                        what = f"the numbers do not fit: {ast.unparse(node)} is {left:,} / {right:,}"
+                        raise RuleError(what, where=self.family.name, hint=self._number_hint())
+                    return whole
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            return self._call(node, letters, name)
+        raise ValueError
+
+    def _number_hint(self) -> str | None:
+        wanted = [name for name, text in self.family.numbers.items() if text.startswith(("config(", "given("))]
+        return f"say it with --number {wanted[0]}=N" if wanted else None
+
+    def _text(self, node: ast.expr, letters: Mapping[str, int]) -> str | None:
+        """A text: in quotes, or such with numbers between ("layer" + s + ".weight"); None for what is a number."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            parts = [(self._text(side, letters), side) for side in (node.left, node.right)]
+            if any(text is not None for text, _ in parts):
+                return "".join(str(self._value(side, letters, "")) if text is None else text for text, side in parts)
+        return None
+
+    def _call(self, node: ast.Call, letters: Mapping[str, int], name: str) -> int:
+        texts = [text for arg in node.args if (text := self._text(arg, letters)) is not None]
+        rest = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, int)]
+        what = getattr(node.func, "id", "")
+        if what in ("count", "lowest"):
+            for text in texts:
+                pattern = "".join(
+                    r"(\d+)" if piece == "{}" else r"\d+" if piece == "*" else re.escape(piece)
+                    for piece in re.split(r"(\{\}|\*)", text)
+                )
+                found = [int(m[1]) for key in self.shapes if (m := re.fullmatch(pattern, key))]
+                if found:
+                    return max(found) + 1 if what == "count" else min(found)
+            return 0
+        if what == "has":
+            return int(any(text in self.shapes for text in texts))
+        if what == "size" and rest:
+            for text in texts:
+                if text in self.shapes and rest[0] < len(self.shapes[text]):
+                    return self.shapes[text][rest[0]]
+            raise self._other_file(texts)
+        if what == "config":
+            for text in texts:
+                value = self.config.get(text)
+                if isinstance(value, int) and not isinstance(value, bool):
+                    return value
+            said = self.family.needs.get(name, name)
+            raise NotFound(
+                f"needs a number that is not in the weights: {name}, {said}",
+                where=self.family.name,
+                hint=f"--number {name}=N (or a config.json or params.json with {' or '.join(texts)} beside the file)",
+            )
+        if what == "given" and len(rest) == 1:
+            return rest[0]
+        raise ValueError
+
+    # -------------------------------------------------------------------------------------------------- lines
+
+    def _letters(self, line: FamilyLine) -> tuple[str, ...]:
+        numbers = self.family.numbers
+        names: set[str] = set()
+        texts = [inner for inner in _BRACES.findall(line.key + line.value) if inner != ANY]
+        while texts:
+            found = {node.id for node in ast.walk(self._tree(texts.pop())) if isinstance(node, ast.Name)} - names
+            names |= found
+            texts += [end for name in found for end in numbers.get(name, "0").split("..")]
+        return tuple(name for name in numbers if ".." in numbers[name] and name in names)
+
+    def _tree(self, text: str) -> ast.AST:
+        try:
+            return ast.parse(text.strip(), mode="eval")
+        except SyntaxError:
+            raise Malformed(f"{{{printable(text)}}} is no sum of numbers", where=self.family.name) from None
+
+    def _rows(self, letters: Sequence[str]) -> Iterator[dict[str, int]]:
+        if not letters:
+            yield {}
+            return
+        for row in self._rows(letters[:-1]):
+            first, last = (self.evaluate(end, row) for end in self.family.numbers[letters[-1]].split("..", 1))
+            for value in range(first, last + 1):
+                yield {**row, letters[-1]: value}
+
+    def _filled(self, text: str, row: Mapping[str, int]) -> str:
+        return _BRACES.sub(lambda found: str(self.evaluate(found[1], row)), text)
+
+    def _written(self, lines: Sequence[FamilyLine]) -> Iterator[tuple[FamilyLine, str, Expr]]:
+        """The lines written out, block by block: neighbours with the same letters take turns."""
+        total = 0
+        for letters, some in itertools.groupby((line for line in lines if not line.is_general), key=self._letters):
+            together = list(some)
+            for row in self._rows(letters):
+                for line in together:
+                    total += 1
+                    if total > _MOST_LINES:
+                        raise RuleError(f"stands for more than {_MOST_LINES:,} keys", where=self.family.name)
+                    yield line, self._filled(line.key, row), self._parsed(line, self._filled(line.value, row))
+
+    def _parsed(self, line: FamilyLine, text: str) -> Expr:
+        try:
+            return ex.parse(text)
+        except RuleError as error:
+            what = f"{ranges.place_of(line.number)}{printable(line.key)}: {error.what}"
+            raise Malformed(what, where=self.family.name, evidence=error.evidence, hint=error.hint) from None
+
+    # ------------------------------------------------------------------------------------------------ mapping
+
+    def mapping(self, *, leave: bool) -> Port:
+        """See `Family.mapping`."""
+        entries = self._back() if self.invert else self._forth()
+        if all(entry.line in self._takes_all for entry in entries):
+            raise self._other_file([])
+        read = {key for entry in entries for key in entry.sources}
+        beside = [Pattern.parse(text) for text in self.family.beside]
+        unknown = [
+            key for key in self.shapes if key not in read and not any(pattern.matches(key) for pattern in beside)
+        ]
+        if unknown and not leave:
+            raise RuleError(
+                f"has {counted(len(unknown), 'tensor')} that {self._way()} knows nothing of",
+                where=self.family.name,
+                evidence=[printable(self.full[key], 100) for key in unknown[:5]],
+                hint="--allow-loss leaves them behind",
+            )
+        own = [replace(e, expr=e.expr and e.expr.rename(lambda key: self.full[key])) for e in entries]
+        shapes = {self.full[name]: shape for name, shape in self.shapes.items()}
+        source, target = self.family.source, self.family.target
+        if self.invert:
+            source, target = target, source
+        return Port(tuple(own), (), shapes, source, target).with_entries(own)
+
+    @property
+    def _takes_all(self) -> set[int]:
+        """Lines that take every key: they alone make no file one of the family."""
+        return {line.number for line in self.family.lines if line.value == f"{{{ANY}}}"}
+
+    def _forth(self) -> list[Entry]:
+        entries, missing = [], []
+        for line, key, expr in self._written(self.family.lines):
+            absent = [name for name in expr.keys() if name not in self.shapes]  # noqa: SIM118 - a method of ours
+            if absent and (not line.optional or len(absent) < len(expr.keys())):
+                missing += absent
+            elif not absent:
+                entries.append(self._entry(line, key, expr))
+        entries += self._general(entries, lambda line: (line.value, line.key))
+        self._require_whole(entries, missing)
+        return entries
+
+    def _entry(self, line: FamilyLine, key: str, expr: Expr) -> Entry:
+        try:
+            shape = ex.shape_of(expr, self.shapes)
+        except RuleError as error:
+            what = f"{ranges.place_of(line.number)}{printable(key)}: {error.what}"
+            raise RuleError(what, where=self.family.name, hint=self._number_hint()) from None
+        return Entry(key, shape, expr, f"line {line.number} of {self.family.name}", line=line.number)
+
+    def _general(self, entries: Sequence[Entry], sides: Callable[[FamilyLine], tuple[str, str]]) -> Iterator[Entry]:
+        """Entries of lines for any text: what they take, and what they make of it."""
+        lines = [line for line in self.family.lines if line.is_general]
+        patterns = [(line, *sides(line)) for line in lines]
+        read = {key for entry in entries for key in entry.sources}
+        for key in self.shapes:
+            for line, old, new in patterns if key not in read else ():
+                found = re.fullmatch("(.*)".join(map(re.escape, old.split(f"{{{ANY}}}"))), key, re.DOTALL)
+                if found is not None:
+                    made = new.replace(f"{{{ANY}}}", found[1])
+                    yield Entry(
+                        made,
+                        self.shapes[key],
+                        ex.of(key),
+                        f"line {line.number} of {self.family.name}",
+                        line=line.number,
+                    )
+                    break
+
+    def _back(self) -> list[Entry]:
+        by_hand = {key: (line, expr) for line, key, expr in self._written(self.family.back)}
+        forth, missing = [], list[str]()
+        sizes: dict[str, Shape] = {}
+        for line, key, expr in self._written(self.family.lines):
+            if key not in self.shapes:
+                missing += [] if line.optional else [key]
+                continue
+            if all(name in by_hand for name in expr.keys()):  # noqa: SIM118 - a method of ours
+                continue
+            ex.shapes_read(expr, self.shapes[key], sizes)
+            forth.append(Entry(key, self.shapes[key], expr, line=line.number))
+        below = self.family.below
+        try:
+            entries = list(mapping_file.invert(Port(tuple(forth), ()), sizes).entries)
+        except RuleError as error:
+            raise RuleError(error.what, where=self.family.name, evidence=error.evidence) from None
+        for key, (line, expr) in by_hand.items():
+            if all(name in self.shapes for name in expr.keys()):  # noqa: SIM118 - a method of ours
+                entries.append(self._entry(line, key, expr))
+        entries += self._general(entries, lambda line: (line.key, line.value))
+        self._require_whole(entries, missing)
+        return [replace(entry, target=below + entry.target) for entry in entries]
+
+    def _require_whole(self, entries: Sequence[Entry], missing: Sequence[str]) -> None:
+        """Refuse a file that lacks something, or is of another kind."""
+        if not missing:
+            return
+        if len(entries) < len(missing):
+            raise self._other_file(missing)
+        names = list(dict.fromkeys(missing))
+        raise RuleError(
+            f"{self._way()} wants {counted(len(names), 'tensor')} that the file does not have",
+            where=self.family.name,
+            evidence=[printable(name, 100) for name in names[:5]],
+        )
+
+    def _way(self) -> str:
+        return f"{self.family.name} --invert" if self.invert else self.family.name
+
+    def _other_file(self, wanted: Sequence[str]) -> RuleError:
+        """That the file is not what the family takes this way round; and whether it is what it takes the other way."""
+        family = self.family
+        takes = family.target if self.invert else family.source
+        example = f" (such as {printable(wanted[0], 80)})" if wanted else ""
+        if self._is_other:
+            return RuleError("is for another file", where=family.name)
+        other = {**self.shapes, **{f"{family.below}{key}": shape for key, shape in self.shapes.items()}}
+        turned = _Instance(family, other if not self.invert else self.shapes, not self.invert, self.given, self.config)
+        turned._is_other = True
+        hint = "`ckptool mappings` lists what each takes"
+        if turned.fits():
+            hint = (
+                "leave out --invert: it is what this mapping takes" if self.invert else "--invert: it is the other side"
+            )
+        return RuleError(
+            f"the file does not hold what {self._way()} takes: {takes}{example}", where=family.name, hint=hint
+        )
+
+    def fits(self) -> bool:
+        """Whether most lines find their keys."""
+        there = absent = 0
+        try:
+            for line, key, expr in self._written(self.family.lines):
+                wanted = [key] if self.invert else expr.keys()
+                here = all(name in self.shapes for name in wanted)
+                there, absent = there + here, absent + (not here and not line.optional)
+        except (RuleError, NotFound, Malformed):
+            return False
+        return there > absent

@@ -1,0 +1,156 @@
+"""Mapping files of both kinds, by path or by name: for one model, and for a family of them (see `family`)."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..disk.documents import read_json, read_text
+from ..disk.files import StrPath
+from ..errors import CheckpointError, Malformed, NotFound, RuleError, printable
+from . import expression as ex
+from . import mapping_file, ranges
+from .expression import Shape
+from .family import ANY, Family, FamilyLine
+from .mapping import Mapping as Port
+
+#: Where the mapping files are that come with ckptool.
+_SHIPPED = Path(__file__).parents[1] / "mappings"
+#: Sections that only a mapping for a family has.
+_OF_FAMILIES = ("numbers", "back", "below", "beside", "needs")
+
+
+def shipped() -> list[Family]:
+    """The mappings that come with ckptool, in the order of the alphabet."""
+    return [found for path in sorted(_SHIPPED.glob("*.yaml")) if isinstance(found := read(path), Family)]
+
+
+def file_of(text: str) -> Path | None:
+    """The file of a mapping that comes with ckptool, by its name; None if TEXT is none of these names."""
+    path = _SHIPPED / f"{text}.yaml"
+    return path if re.fullmatch(r"[\w-]+", text) and path.is_file() else None
+
+
+def named(text: str) -> Family | Port:
+    """A mapping that comes with ckptool, by its name, or one in a file.
+
+    Raises:
+        NotFound: there is neither.
+        Unreadable, Malformed: it is no mapping file.
+    """
+    own = file_of(text)
+    if own is None and re.fullmatch(r"[\w-]+", text) and not Path(text).exists():
+        names = [path.stem for path in sorted(_SHIPPED.glob("*.yaml"))]
+        near = difflib.get_close_matches(text, names, 1, 0.5)
+        raise NotFound(
+            f"there is no file {printable(text)}, and no mapping of this name comes with ckptool",
+            where="--mapping",
+            hint=f"did you mean {near[0]}?" if near else "`ckptool mappings` lists those that do",
+        )
+    return read(own or text)
+
+
+def read(path: StrPath) -> Family | Port:
+    """The mapping in a file: for a family, or for one model.
+
+    Raises:
+        Unreadable, Malformed: it is no mapping file.
+    """
+    document = mapping_file.document_of(path)
+    lines = document.get("mapping")
+    general = isinstance(lines, dict) and any(f"{{{ANY}}}" in key for key in lines)
+    if general or any(name in document for name in _OF_FAMILIES):
+        return family_of(document, Path(path).stem, path)
+    return mapping_file.mapping_of(document, path)
+
+
+def without_model(mapping: Port, shapes: Mapping[str, Shape]) -> Port:
+    """A mapping that was read, for a source of these SHAPES and no model to check it against.
+
+    Raises:
+        RuleError: an expression does not fit the sizes.
+    """
+    mapping = mapping_file.fitted(mapping, shapes)
+    entries = []
+    for entry in mapping.entries:
+        if entry.expr is not None and all(key in shapes for key in entry.sources):
+            try:
+                entry = replace(entry, shape=ex.shape_of(entry.expr, shapes))
+            except RuleError as error:
+                what = f"{ranges.place_of(entry.line)}{printable(entry.target)}: {error.what}"
+                raise RuleError(what, where="--mapping", hint=error.hint) from None
+        entries.append(entry)
+    return replace(mapping, source_shapes=shapes).with_entries(entries)
+
+
+def family_of(document: Mapping[str, Any], name: str, path: StrPath) -> Family:
+    """The family that a document holds (see `mapping_file.read`).
+
+    Raises:
+        Malformed: it holds something else; names the line.
+    """
+    known = {
+        "ckptool-mapping", "source", "target", "numbers", "mapping", "back", "below", "beside", "needs",
+    }  # fmt: skip
+    for key in document:
+        if key not in known:
+            raise Malformed(
+                f"{ranges.place_of(ranges.number_of(key))}{printable(key)!r} is no section of a mapping for a family",
+                where=path,
+                hint=f"there are {', '.join(sorted(known - {'ckptool-mapping'}))}",
+            )
+    numbers = _texts(document, "numbers", path)
+    for number in numbers:
+        if not number.isidentifier():
+            what = f"{ranges.place_of(ranges.number_of(number))}{printable(number)!r} is no name of a number"
+            raise Malformed(what, where=path, hint="a name is letters, digits and _")
+    beside = document.get("beside") or []
+    if not isinstance(beside, list) or not all(isinstance(item, str) for item in beside):
+        raise Malformed("'beside' holds no list of patterns", where=path)
+    below = str(document.get("below") or "")
+    return Family(
+        name,
+        str(document.get("source") or ""),
+        str(document.get("target") or ""),
+        numbers,
+        _lines(document, "mapping", path),
+        _lines(document, "back", path),
+        f"{below.removesuffix('.')}." if below else "",
+        tuple(beside),
+        _texts(document, "needs", path),
+    )
+
+
+def _texts(document: Mapping[str, Any], name: str, path: StrPath) -> dict[str, str]:
+    found = document.get(name) or {}
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise Malformed(f"{name!r} holds no lines NAME: TEXT", where=path)
+    return found
+
+
+def _lines(document: Mapping[str, Any], name: str, path: StrPath) -> tuple[FamilyLine, ...]:
+    out = []
+    for key, value in _texts(document, name, path).items():
+        optional = re.fullmatch(r"if_there\((.*)\)", value, re.DOTALL)
+        number = ranges.number_of(key, value)
+        out.append(FamilyLine(str(key), optional[1] if optional else str(value), optional is not None, number))
+    return tuple(out)
+
+
+def configuration_beside(path: Any) -> dict[str, Any]:
+    """What config.json or params.json beside a file, or in a folder, says; {} if neither is there."""
+    try:
+        place = Path(path)
+        folder = place if place.is_dir() else place.parent
+        for name in ("params.json", "config.json"):
+            if (folder / name).is_file():
+                found = read_json(read_text(folder / name))
+                if isinstance(found, dict):
+                    return found
+    except (CheckpointError, OSError, TypeError, ValueError):
+        pass
+    return {}
