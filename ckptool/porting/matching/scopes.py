@@ -141,8 +141,10 @@ class Scopes:
             self._pair_in_order(targets, sources)
 
     def _join_by_words(self, targets: list[Scope], sources: list[Scope]) -> bool:
-        """Pair equal scopes by the words that tell them apart: by what a word means in the pairs beside them, or by words
-        that each has in common with one scope of the other side alone."""
+        """Pair equal scopes by the words that tell them apart.
+
+        By what a word means in the pairs beside them, or by words that each has in common with one scope alone.
+        """
         known = ((t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts)
         own, theirs = [t.path for t in targets], [s.path for s in sources]
         found = translation(own, theirs, known) or _namesakes(own, theirs)
