@@ -1,9 +1,9 @@
 """What is not certain about a tensor: a question, with everything else that the tensor may be as options.
 
 A rule that cannot be sure asks. A question has a reason, which is a row of the table in `reasons`, and options: units
-while modules are matched, expressions once it is known how a tensor is made. Questions are only ever added, and answered
-by what is learned later; none is taken back. An entry with an open question is a guess. The report words questions, the
-mapping file lists their options, and a proof tries these before other weights.
+while modules are matched, expressions once it is known how a tensor is made. Questions are only ever added, and
+answered by what is learned later; none is taken back. An entry with an open question is a guess. The report words
+questions, the mapping file lists their options, and a proof tries these before other weights.
 """
 
 from __future__ import annotations

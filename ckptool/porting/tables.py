@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from functools import cache
 
-from .forms.steps import STEPS
+from .forms.step_table import STEPS
 from .holes.conventions import CONVENTIONS
 from .holes.substitutes import SUBSTITUTES
 from .matching.telling_apart import SUPPORT, TELLING

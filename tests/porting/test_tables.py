@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckptool.porting import rivals
-from ckptool.porting.forms import steps
+from ckptool.porting.forms import step_table
 from ckptool.porting.holes import conventions, substitutes
 from ckptool.porting.matching import match
 from ckptool.porting.port import port
@@ -49,7 +49,7 @@ def test_two_rows_in_one_place_are_refused() -> None:
 
 #: Where the rules of each table are taken from when a side is matched.
 PLACES = [
-    (steps, "STEPS"),
+    (step_table, "STEPS"),
     (match, "TELLING"),
     (match, "SUPPORT"),
     (rivals, "WEIGHING"),

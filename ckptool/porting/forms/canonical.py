@@ -17,7 +17,7 @@ from ..matching.units import template
 from ..words import cut, label, table, words_of
 from .pieces import Canon, Piece, squeezed
 from .roles import components, divided, numbered, role_of
-from .steps import bring_together
+from .step_table import bring_together
 
 #: What is merged or derived rather than matched.
 _COUNTER = "num_batches_tracked"
