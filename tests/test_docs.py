@@ -189,8 +189,8 @@ def test_the_reference_names_no_option_that_is_gone():
 
 def test_every_operation_of_a_mapping_file_is_in_the_reference():
     rows = [f"`{operation.usage}` | {operation.summary}" for operation in OPERATIONS.values()]
-    page = (ROOT / "docs" / "transfer.md").read_text(encoding="utf-8")
-    section = page.partition("### Operations\n")[2].partition("\n## ")[0]
+    page = (ROOT / "docs" / "mapping-files.md").read_text(encoding="utf-8")
+    section = page.partition("## Operations\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| (`.*) \|$", section.replace(r"\|", "|"), re.MULTILINE) == rows
 
 

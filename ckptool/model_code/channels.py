@@ -24,9 +24,9 @@ class Channels:
         buffers: keys that are no weights.
 
     Attributes:
-        joined: key -> the parts that its weight takes side by side, where there are several.
-        bit: key of a weight -> its bit.
-        before: key of a weight -> the bits of all weights that went into what it was first used on.
+        joined: key of a weight -> the layers whose outputs it takes concatenated, each with its number of channels.
+        bit: key of a weight -> the number of the bit that stands for it in `before`.
+        before: key of a weight -> the weights that its first input was computed from, as a set of bits.
     """
 
     def __init__(self, buffers: Container[str] = ()) -> None:
@@ -35,10 +35,10 @@ class Channels:
         self._of: dict[int, tuple[bool, Parts]] = {}  # whether they are the last dimension or the second; and what
         self.bit: dict[str, int] = {}
         self.before: dict[str, int] = {}
-        self._behind: dict[int, int] = {}  # weights that went into a tensor, as bits
-        self._bare: set[int] = set()  # tensors that were made of weights alone
-        self._key_of: dict[int, str] = {}  # by bit
-        self._waiting = 0  # bits of weights that met no data yet
+        self._behind: dict[int, int] = {}  # id of a tensor -> the weights that it was computed from, as a set of bits
+        self._bare: set[int] = set()  # ids of tensors that were computed from weights alone
+        self._key_of: dict[int, str] = {}  # number of a bit -> key of its weight
+        self._waiting = 0  # the weights that met no data yet, as a set of bits
 
     def see(self, name: str, args: Any, kwargs: Any, result: Any, keys: Mapping[int, str]) -> None:
         """Learn from one call of a function.
@@ -84,7 +84,10 @@ class Channels:
                 self._bare.add(id(result))
 
     def _met(self, values: Iterable[Any], keys: Mapping[int, str]) -> int:
-        """The bits of all that goes into a call; and what weights that meet data in it for the first time meet."""
+        """The set of weights that the arguments of a call were computed from.
+
+        Also notes, for each weight that meets data here for the first time, what that data was computed from.
+        """
         data, own, meets = 0, 0, False
         for value in values:
             at = id(value)
@@ -111,10 +114,11 @@ class Channels:
         return data | own
 
     def learned(self, value: Any) -> bool:
-        """Whether weights went into a tensor."""
+        """Whether a tensor was computed from any weight."""
         return id(value) in self._behind
 
     def _side_by_side(self, parts: Any, dim: Any, rank: int) -> tuple[bool, Parts] | None:
+        """The layers whose outputs a concatenation holds, if it joins channels and all of them are known."""
         held = [self._of.get(id(part)) for part in parts]
         if not isinstance(dim, int) or any(one is None for one in held) or len({one[0] for one in held if one}) != 1:
             return None
@@ -134,6 +138,7 @@ class Channels:
         return None
 
     def _join(self, key: str, parts: Parts) -> None:
+        """Note that a weight takes these layers' outputs concatenated, if none of them is computed from another."""
         names = [name for name, _ in parts]
         apart = len(set(names)) == len(names) and not any(
             self.before.get(other, 0) >> self.bit[name] & 1 for name in names for other in names

@@ -47,7 +47,7 @@ _ONES = frozenset({"__getitem__", "unsqueeze", "squeeze"})
 #: Functions that only move what they take in their dimensions.
 _PLACES = frozenset("__getitem__ unsqueeze squeeze view reshape expand to contiguous type float".split())
 
-#: What more matrices than this made together is nobody's output.
+#: A tensor that was computed from more matrices than this counts as the output of none.
 _MOST_CREDITED = 4
 
 #: Functions that multiply with a matrix, and those that take one out of a stack.

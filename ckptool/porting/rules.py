@@ -1,6 +1,6 @@
 """What a row of a table of rules is: a step towards the common form, or something that a rule can tell.
 
-The rows stand beside the code that takes them: `forms.steps`, `matching.telling_apart`, `rivals` and
+The rows stand beside the code that takes them: `forms.step_table`, `matching.telling_apart`, `rivals` and
 `holes`. `tables` lists all of them. Their order and their strength are data in each row.
 """
 

@@ -10,12 +10,13 @@ import textwrap
 from collections.abc import Iterator
 from functools import cache
 
-from .forms.steps import STEPS
+from .forms.step_table import STEPS
 from .holes.conventions import CONVENTIONS
 from .holes.substitutes import SUBSTITUTES
 from .matching.telling_apart import SUPPORT, TELLING
 from .questions import Reason, Topic
 from .rivals import WEIGHING
+from .rule_examples import examples
 from .rules import Rule, Strength
 
 #: Title -> (what the table is for, its rows).
@@ -85,12 +86,12 @@ def _lines() -> Iterator[str]:
         yield from ("", f"## {title}", "")
         yield from _folded(purpose)
         yield ""
-        yield "| rule | what it says | why that is right |"
-        yield "|---|---|---|"
+        yield "| rule | what it says | why that is right | for example |"
+        yield "|---|---|---|---|"
         for row in rows:
             says = row.says if not row.when else f"{row.says} Asked where {row.when}."
             mark = {Strength.CERTAIN: "", Strength.LIKELY: " (likely)", Strength.OPEN: " (asks)"}[row.strength]
-            yield f"| {row.name}{mark} | {says} | {row.why} |"
+            yield f"| {row.name}{mark} | {says} | {row.why} | {_example(row.name)} |"
     yield from ("", "## Questions", "")
     yield from _folded(
         "What a rule is not sure of is a question with options. An entry with an open question is a guess. These are "
@@ -99,6 +100,16 @@ def _lines() -> Iterator[str]:
     yield from ("", "| sentence | about |", "|---|---|")
     for reason in Reason:
         yield f"| {reason.says} | {_TOPICS[reason.topic]} |"
+
+
+def _example(name: str) -> str:
+    """What the example of a rule gives, as one cell."""
+    example = examples().get(name)
+    if example is None:
+        return ""
+    guess = ", a guess" if example.status == "guessed" else ""
+    made = example.gives.replace("|", "\\|")
+    return f"`{example.key}` <- `{made}`{guess}" if made else f"`{example.key}` has no source"
 
 
 def _folded(text: str) -> list[str]:

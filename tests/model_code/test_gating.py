@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import ckptool
 from ckptool.model_code.building import signature_of
+from ckptool.porting.questions import Reason
 from ckptool.porting.sources import match_signature
 
 
@@ -154,13 +155,13 @@ def test_halves_that_are_sliced_are_asked_about_as_those_that_are_cut(gate: int)
         entries(Joined(gate, name="mixed"), Joined(gate, sliced=sliced))["inner.weight"] for sliced in (False, True)
     ]
     assert of_both[0] == of_both[1]
-    assert of_both[0].doubts == ("which half of this layer is the gate is in the code of the source only",)
+    assert of_both[0].doubts == (Reason.GATE_HALF.says,)
 
 
 @pytest.mark.parametrize("gate", [0, 1])
 def test_the_half_of_a_sigmoid_is_asked_about_though_the_other_goes_through_an_activation_as_well(gate: int) -> None:
     made = entries(Waves(gate, name="mixed"), Waves(1))["inner.weight"]
-    assert made.doubts == ("which half of this layer is the gate is in the code of the source only",)
+    assert made.doubts == (Reason.GATE_HALF.says,)
     assert len(made.rivals) == 1
 
 

@@ -86,7 +86,9 @@ def guesses(*pairs: tuple[str, str, tuple[str, ...]]) -> list[Entry]:
 
 def shown(entries: list[Entry]) -> list[str]:
     text = mapping_text(Mapping(tuple(entries), ()))
-    return text[text.index("(2 tensors of the source fit as well)") :].splitlines()[1:]
+    return text[
+        text.index("(2 tensors of the source fit equally well; check which one the source's code uses here)") :
+    ].splitlines()[1:]
 
 
 def test_copies_from_below_one_prefix_are_one_line_with_the_prefixes_that_fit_as_well() -> None:

@@ -1,9 +1,11 @@
 """A question has a sentence for people, options to choose from, and an answer that is added."""
 
 import string
+from pathlib import Path
 
 import pytest
 
+from ckptool import porting
 from ckptool.porting import expression as ex
 from ckptool.porting.mapping import Entry
 from ckptool.porting.questions import Question, Reason, Topic, answered, ask, joined, still_open
@@ -64,3 +66,9 @@ def test_a_trial_turns_what_an_entry_had_into_its_first_option() -> None:
 def test_a_trial_of_what_was_certain_asks_whether_the_trial_is_right() -> None:
     tried = Entry("x", (2,), _A).tried(_B)
     assert (tried.status, tried.doubts, tried.rivals) == ("guessed", (Reason.FOUND_BY_TRIAL.says,), (_A,))
+
+
+def test_every_reason_is_asked_for_somewhere() -> None:
+    package = Path(porting.__file__).parent
+    text = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
+    assert [reason.name for reason in Reason if f"Reason.{reason.name}" not in text] == []

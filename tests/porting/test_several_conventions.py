@@ -88,4 +88,4 @@ def test_rows_that_no_run_looks_at_stay_a_guess() -> None:
     found = proved(source, own, "int64[2,12]<30")["places.weight"]
     assert str(found.expr) == "cat(0, slice(pos.weight, 0, 2, 18), slice(pos.weight, 0, 16, 18))"
     assert found.status == "guessed"
-    assert found.doubts == ("the proof looked at none of its rows 16 to 17",)
+    assert found.doubts == ("the proof read none of the rows 16 to 17; check where they come from",)

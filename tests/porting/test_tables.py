@@ -6,6 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from ckptool.porting import rivals
+from ckptool.porting.forms import step_table
+from ckptool.porting.holes import conventions, substitutes
+from ckptool.porting.matching import match
+from ckptool.porting.port import port
+from ckptool.porting.rule_examples import Example, examples, signature
 from ckptool.porting.rules import Rule, in_order
 from ckptool.porting.tables import TABLES, page, rule
 
@@ -39,3 +45,41 @@ def test_two_rows_in_one_place_are_refused() -> None:
     one, other = (Rule(name, 1, "It.", "So.", None) for name in "ab")
     with pytest.raises(AssertionError, match="two rows in one place"):
         in_order(one, other)
+
+
+#: Where the rules of each table are taken from when a side is matched.
+PLACES = [
+    (step_table, "STEPS"),
+    (match, "TELLING"),
+    (match, "SUPPORT"),
+    (rivals, "WEIGHING"),
+    (substitutes, "SUBSTITUTES"),
+    (conventions, "CONVENTIONS"),
+]
+
+
+def result(example: Example) -> tuple[str, str] | None:
+    """What becomes of the key of an example, or None if that cannot be worked out."""
+    sides = (signature(side, is_target=side is example.target) for side in (example.source, example.target))
+    try:
+        entry = port(*sides, lora_scale=example.scale)[example.key]
+    except StopIteration:  # what a step calls the tensors is missing
+        return None
+    return entry.status, str(entry.expr) if entry.expr is not None else "default" if entry.default else ""
+
+
+@pytest.mark.parametrize("name", examples())
+def test_an_example_comes_out_as_it_says_and_does_not_without_its_rule(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = examples()[name]
+    expected = example.status, example.gives
+    assert result(example) == expected
+    for module, table in PLACES:
+        rows = getattr(module, table)
+        monkeypatch.setattr(module, table, tuple(row for row in rows if row.name != name))
+    assert result(example) != expected
+
+
+def test_every_example_is_that_of_a_row() -> None:
+    assert examples().keys() <= {row.name for row in ROWS}

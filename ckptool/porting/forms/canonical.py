@@ -17,7 +17,7 @@ from ..matching.units import template
 from ..words import cut, label, table, words_of
 from .pieces import Canon, Piece, squeezed
 from .roles import components, divided, numbered, role_of
-from .steps import bring_together
+from .step_table import bring_together
 
 #: What is merged or derived rather than matched.
 _COUNTER = "num_batches_tracked"
@@ -162,7 +162,7 @@ _RAW = "_raw"
 
 
 def _kept_raw(signature: Signature) -> dict[str, str]:
-    """Weights that are kept beside a copy some of which is dropped: their key -> that of the copy."""
+    """Raw weights that WeightDrop stores beside their dropped-out copy: raw key -> key of the copy."""
     found = {}
     for key, entry in signature.entries.items():
         head, _, leaf = key.removesuffix(_RAW).rpartition(".")

@@ -64,7 +64,7 @@ def _bare_squares(filling: Filling) -> None:
 
 
 def _turned_squares(filling: Filling) -> None:
-    """Square matrices of a layer, which most layers hold with their outputs first.
+    """Ask about square matrices of layers, of which most stand with their outputs first.
 
     Not all do: graph convolutions and layers after those of TF hold their inputs first, as the others of their name
     show whose sizes differ. Where there is none, it is open whether what the model takes the other way round is turned.

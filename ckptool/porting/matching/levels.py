@@ -25,7 +25,7 @@ _MOST = 12
 
 @dataclass(slots=True)
 class _Part:
-    """What is in one member of a list: which tensors, all that flowed into them, and when they are first used."""
+    """One member of a list: its tensors, the weights that their inputs come from, and its first use."""
 
     own: int = 0
     before: int = 0
@@ -34,7 +34,7 @@ class _Part:
 
 
 class Levels:
-    """The lists of both sides, and which of the target's go through which others."""
+    """The lists of both sides, and which lists of the target take the outputs of which others, member by member."""
 
     def __init__(self, cells: Cells) -> None:
         self._lists: dict[bool, dict[Row, dict[int, _Part]]] = {
@@ -80,7 +80,7 @@ class Levels:
 
     @cached_property
     def _apart(self) -> dict[Row, dict[int, _Part]]:
-        """The lists of the model of which no member works on what another gives."""
+        """The lists of the model whose members do not use each other's outputs."""
         return {
             row: members
             for row, members in self._lists[True].items()
@@ -117,7 +117,7 @@ def _looks(members: Mapping[int, _Part]) -> Counter[Hashable]:
 
 
 def _takes(members: dict[int, _Part], levels: dict[int, _Part]) -> int:
-    """Whether the members of a list take up those of another one by one, in one order (1) or in opposite ones (-1)."""
+    """Whether members of a list use those of another one by one: in the same order (1), or the opposite (-1)."""
     if any(part.own & level.own for part in members.values() for level in levels.values()):
         return 0
     taken = {}

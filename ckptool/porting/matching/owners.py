@@ -14,7 +14,7 @@ _Path = tuple[str, ...]
 
 
 class Owners:
-    """Which units of the two sides stand with the same part."""
+    """Finds norms that are named after a part on one side and stand beside or inside that part on the other."""
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
@@ -29,7 +29,7 @@ class Owners:
                     inside[unit.path[:at]][unit.path[at]].append(unit)
 
     def pairs(self) -> list[tuple[Unit, Unit]]:
-        """Units of one cell of which one is named after a part, and the other stands in or beside that on its side."""
+        """Pairs of one cell: one unit is named after a part, the other stands in or beside that part."""
         found: list[tuple[Unit | None, Unit | None]] = []
         for targets, sources in self._cells.open():
             if len(targets[0].main.shape) == 1 and len(targets) == len(sources):
@@ -38,7 +38,7 @@ class Owners:
         return [(t, s) for t, s in found if t is not None and s is not None]
 
     def _nearest(self, unit: Unit, others: Sequence[Unit], *, of_target: bool) -> Unit | None:
-        """That of some units of the other side that stands nearest to the part that a unit is named after."""
+        """Of some units of the other side, the one that stands nearest to the part that a unit is named after."""
         layer = self._layers[of_target].get(unit.path[:-1])
         within = layer is not None and not set(cut(unit.last)).isdisjoint(_norms())
         part = [layer] if within and layer else self._part(unit, self._parts[of_target].get(unit.path[:-1], {}))
@@ -56,8 +56,8 @@ class Owners:
         return None if of_target else self._beside_in_use(tied, [t for t, s in known if not t.doubts])
 
     def _beside_in_use(self, norms: Sequence[Unit], part: Sequence[Unit]) -> Unit | None:
-        """The norm of the target that works on what a part of its block takes, or in a block that begins with a part,
-        on what that gives."""
+        """The norm of the target that has the same input as a part of its block; in a block that begins with a part,
+        the norm of that part's output."""
         block = norms[0].path[:-1]
         inside = [(u.used, u) for u in self._cells.targets if u.path[: len(block)] == block and u.used is not None]
         turns = [u.used for u in part if u.used is not None]
@@ -78,7 +78,7 @@ class Owners:
         return min((u for u in norms if (u.used or 0) > last), key=lambda u: u.used or 0, default=None)
 
     def _part(self, unit: Unit, beside: dict[str, list[Unit]]) -> list[Unit] | None:
-        """What is in the part beside a norm that it is named after, if it is after one of them."""
+        """The units of the sibling module that a norm is named after (`norm_attn` -> `attn`), or None."""
         name = unit.last
         if not set(cut(name)) & _norms() or not table().after.isdisjoint(cut(name)):
             return None
@@ -106,6 +106,6 @@ def _norms() -> frozenset[str]:
 
 
 def _all_in(words: frozenset[str], part: str) -> bool:
-    """Whether all words are among those of the name of a part, or spelled by the first letters of some."""
+    """Whether all words are in the name of a part, or are its initials."""
     own = cut(part)
     return all(shared((word,), own) or word in initials(own) for word in words)

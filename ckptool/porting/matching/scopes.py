@@ -1,4 +1,4 @@
-"""Parts of two models that hold the same, paired; and what stands in them."""
+"""Pair the modules of two models that hold the same units, and look for partners inside of these."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Path = tuple[str, ...]
 
 @dataclass(eq=False, slots=True)
 class Scope:
-    """A module with modules below it."""
+    """A module with units below it."""
 
     path: tuple[str, ...]
     units: list[Unit]
@@ -47,7 +47,7 @@ class Scope:
 
 
 class Scopes:
-    """The parts of both sides that hold more than one unit, and which of them belong together."""
+    """The modules of both sides that hold more than one unit, and which of them are pairs."""
 
     def __init__(self, cells: Cells, sequences: Sequences) -> None:
         self.cells = cells
@@ -78,7 +78,7 @@ class Scopes:
                     self._inner[id(unit)].append(scope)
 
     def pair(self, *, in_order: bool) -> None:
-        """Pair scopes that hold the same: as many of each cell.
+        """Pair scopes that hold as many units of each cell.
 
         Args:
             in_order: pair those that nothing else tells apart by their numbers and orders.
@@ -141,8 +141,10 @@ class Scopes:
             self._pair_in_order(targets, sources)
 
     def _join_by_words(self, targets: list[Scope], sources: list[Scope]) -> bool:
-        """Pair equal parts by the words that tell them apart, where those are known of what stands beside them, or
-        where each has such words in common with one of the others, and no other has."""
+        """Pair equal scopes by the words that tell them apart.
+
+        By what a word means in the pairs beside them, or by words that each has in common with one scope alone.
+        """
         known = ((t.path, s.path) for t, s in self.cells.pair_of.values() if not t.doubts)
         own, theirs = [t.path for t in targets], [s.path for s in sources]
         found = translation(own, theirs, known) or _namesakes(own, theirs)
@@ -200,7 +202,7 @@ class Scopes:
                     unit.ask(doubt)
 
     def _other_end(self, targets: list[Scope], sources: list[Scope]) -> tuple[bool, Question[Unit] | None]:
-        """Whether the other side counts a list that equal parts are in from the other end, and what is to doubt then.
+        """Whether the two sides count a list from opposite ends, and the question that follows from that.
 
         What other parts of the list show, that are paired, comes before what the forward pass makes likely.
         """
@@ -249,7 +251,7 @@ class Scopes:
         return numbers(scope.path) or None
 
     def split(self) -> bool:
-        """Being inside a pair of scopes, the innermost that is known."""
+        """Split cells by the innermost pair of scopes that a unit is in."""
         changed = False
         for depth in range(3):
             changed |= self.cells.split(Evidence(Kind.SCOPE), partial(self._scope_label, depth=depth))
@@ -274,18 +276,18 @@ class Scopes:
         return self.cells.targets
 
     def in_order(self, unit: Unit) -> int:
-        """How deep the innermost part around a unit of the target is that nothing but an order paired, or 0."""
+        """Depth of the innermost scope around a unit of the target that was paired by an order alone; 0 if none."""
         return max((len(scope.path) for scope in self._inner.get(id(unit), ()) if scope.in_order), default=0)
 
     def same(self, t: Unit, s: Unit) -> bool:
-        """Whether both are in a pair of scopes of which the whole content matched."""
+        """Whether both units are in one pair of scopes that match as a whole."""
         partners = {
             id(scope.partner) for scope in self._inner.get(id(t), ()) if scope.partner is not None and scope.whole
         }
         return any(id(scope) in partners for scope in self._inner.get(id(s), ()))
 
     def doubts_of(self, t: Unit, s: Unit) -> list[Question[Unit]]:
-        """What speaks against the pairs of scopes that both are in."""
+        """The questions about the pairs of scopes that both units are in."""
         found = []
         for scope in self._inner.get(id(t), ()):
             if scope.doubts and any(p is scope.partner for p in self._inner.get(id(s), ())):

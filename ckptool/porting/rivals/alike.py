@@ -80,7 +80,7 @@ def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
 
 
 def _by_company(pairs: list[Pair]) -> Iterator[Swap]:
-    """Look-alikes of which each would stand with those of its block if they were swapped."""
+    """Look-alike pairs in two blocks that would each fit their own block better if swapped."""
     blocks = by_block(pairs)
     for alike in _kinds(pairs).values():
         for ones, others in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):

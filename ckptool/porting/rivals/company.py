@@ -1,4 +1,4 @@
-"""The company that pairs keep: what is certain, and stands nearer to one of two on both sides.
+"""Which of two pairs the certain pairs around them belong to: they stand nearer to the right one on both sides.
 
 A batch norm stands in one module with a convolution whose shape no other has, is called after it, is counted with it,
 or is used directly after it. Where that holds on both sides, it tells the batch norm from another that looks alike.
@@ -27,7 +27,7 @@ def crossed(one: Pair, other: Pair) -> tuple[Pair, Pair]:
 
 
 def in_company(one: Pair, other: Pair, anchors: Iterable[Pair], least: int = 1) -> bool:
-    """Whether what is certain stands nearer to one of the two on both sides, and seldom nearer to the other on one.
+    """Whether certain pairs stand nearer to the same one of two pairs on both sides, with few exceptions.
 
     Args:
         anchors: what is certain.
@@ -77,7 +77,7 @@ def _said(path: Path) -> frozenset[str]:
 
 
 def _in_line(one: Unit, other: Unit) -> bool:
-    """Whether two are the same but for one number."""
+    """Whether two paths differ in one number only."""
     return not _lines(one.path).isdisjoint(_lines(other.path))
 
 
@@ -100,12 +100,12 @@ def counted_alike(one: Unit, other: Unit) -> bool:
 
 
 def _next_to(one: Unit, other: Unit) -> bool:
-    """Whether one is used directly before or after another."""
+    """Whether one unit is used directly before or after another."""
     return one.turn is not None and other.turn is not None and abs(one.turn - other.turn) == 1
 
 
 class Certain:
-    """Pairs that nothing speaks against, by the numbered parts that they are in."""
+    """Pairs without an open question, by the numbered blocks that they are in."""
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
         self._held: dict[Path, list[Pair]] = defaultdict(list)
@@ -114,7 +114,7 @@ class Certain:
                 self._held[part].append(pair)
 
     def around(self, one: Pair, other: Pair) -> list[Pair]:
-        """Some that are around each of two pairs, in the innermost numbered part that holds more than one."""
+        """Some certain pairs around each of two pairs, in the innermost numbered block that holds more than one."""
         found: dict[int, Pair] = {}
         for t, _ in (one, other):
             parts = ((), *parts_around(t.path))

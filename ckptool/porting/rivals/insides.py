@@ -1,4 +1,4 @@
-"""What the parts of both sides hold: where only one way round holds the same, no order is needed."""
+"""Compare what modules hold: where only one of two pairings has equal contents, no order is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..matching.units import Pair, Unit
 
 
 class Contents:
-    """How many units of each look stand in every module of both sides.
+    """Counts the units of each shape in every module of both sides.
 
     Args:
         matching: what was matched, and what was not.
@@ -28,7 +28,7 @@ class Contents:
         return frozenset(self._held[0][path].items())
 
     def fit_only_so(self, one: Pair, other: Pair) -> bool:
-        """Whether the parts that hold the two have the same content as those of their sources, and not as the other's.
+        """Whether the modules around two pairs have the content of their own sources, and not that of the swapped ones.
 
         The modules that hold one and not the other; or else the units themselves; or else the lists that they are in.
         """
@@ -56,7 +56,7 @@ def _held(units: Iterable[Unit]) -> dict[Path, Counter[Hashable]]:
 
 
 def _list(path: Path) -> Path:
-    """A path without the number of its last component, as those beside it have it; itself where it has none."""
+    """A path without the number in its last component."""
     last = path[-1] if path else ""
     return (*path[:-1], "{}" + "".join(c for c in last if not c.isdecimal())) if last[-1:].isdecimal() else path
 

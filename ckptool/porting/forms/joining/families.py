@@ -27,7 +27,7 @@ _LETTERS = "abcdefgh"
 
 
 def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
-    """Weights of one side that the other has not under their names, by what they are parts of."""
+    """Weights of one side whose names the other side does not have, by the module that they stand in."""
     siblings: dict[_Path, list[Piece]] = defaultdict(list)
     labelled = {(label, p.shape) for p in other.pieces.values() if (label := part_label(p.path)) and len(p.shape) > 1}
     there = namesakes(one, other)
@@ -42,7 +42,7 @@ def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
 
 
 def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
-    """Whether keys or values may be those of fewer heads than the other side has: no parts of one layer."""
+    """Whether a piece may be keys or values of fewer heads than the other side has; then it is not joined."""
     which = part_label(piece.path)
     return which in ("k", "v") and any(
         label == which
@@ -92,7 +92,7 @@ def join_families(one: Canon, other: Canon) -> bool:
 
 
 def _join_in_order(join: Join, family: Family, parts: Sequence[Piece]) -> Join:
-    """A join with the sizes in the order of PARTS, which are those of a family."""
+    """The join of a family, with its sizes in the order of PARTS."""
     sizes = {part.name: size for part, size in zip(family.parts, join.sizes, strict=True)}
     return replace(join, sizes=tuple(sizes[part.name] for part in parts))
 
@@ -104,7 +104,7 @@ def spelled_parts(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...]
 
 
 def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ...] | None:
-    """A gate and what it is multiplied with in the order in which the forward pass takes them out of the whole."""
+    """Gate and value, in the order in which the forward pass cuts them from the whole; None if that was not seen."""
     halves = {None if piece.entry.facts.gate is None else piece.entry.facts.gate.half for piece in wholes}
     gates = [part for part in parts if part_label(part.path) == "gate" or {"gate", "gates"} & set(cut(part.last))]
     if len(parts) != 2 or len(gates) != 1 or len(halves) != 1 or halves == {None}:
@@ -113,7 +113,7 @@ def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ..
 
 
 def _by_cuts(family: Family, join: Join, other: Canon) -> tuple[Piece, ...] | None:
-    """Parts of a size each in the order in which the code of the model has these sizes, if it has them in one alone."""
+    """Parts of different sizes, in the only order in which the model's code cuts a tensor into them."""
     if join.dim != 0 or len(set(join.sizes)) < len(join.sizes) or not other.is_target:
         return None
     told = {sizes for sizes in other.signature.cuts if sorted(sizes) == sorted(join.sizes)}

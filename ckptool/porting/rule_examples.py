@@ -1,0 +1,76 @@
+"""The smallest pairs of two sides for which a rule is needed, in `rule_examples.json`: rule -> its example.
+
+Each is run as a test: with the rule a key is made of what the example says, and without it, it is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ..model_code.signature import Entry, Facts, Flattened, Flow, Gate, Layout, Signature
+
+#: How facts that are more than a number or a text are read.
+_FACTS: dict[str, Any] = {
+    "flow": lambda value: Flow(*value),
+    "flattened": lambda value: Flattened(*value),
+    "gate": lambda value: Gate(*value),
+    "layout": lambda value: Layout(value[0], tuple(value[1])),
+    "joined": lambda value: tuple(tuple(one) for one in value),
+    "modulates": tuple,
+    "dims": tuple,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Two small sides, and what comes of one key.
+
+    Attributes:
+        source, target: what the two sides offer, as `signature` reads it.
+        key: of the target.
+        status, gives: what becomes of it with the rule.
+        scale: the factor of low-rank adapters, where the file says it.
+    """
+
+    source: Mapping[str, Any]
+    target: Mapping[str, Any]
+    key: str
+    status: str
+    gives: str
+    scale: float | None = None
+
+
+@cache
+def examples() -> dict[str, Example]:
+    """Rule -> its example."""
+    text = files(__package__).joinpath("rule_examples.json").read_text(encoding="utf-8")
+    return {name: Example(**one) for name, one in json.loads(text).items()}
+
+
+def signature(side: Mapping[str, Any], *, is_target: bool) -> Signature:
+    """One side of an example: `tensors` (key -> sizes), and for some keys what else is known of them."""
+    used = {key: place for place, key in enumerate(side.get("used", ()))}
+    learned = {field.name for field in fields(Entry)}
+    entries = {}
+    for key, sizes in side["tensors"].items():
+        more = dict(side.get("known", {}).get(key, {}))
+        facts = {name: _FACTS.get(name, lambda value: value)(value) for name, value in more.pop("facts", {}).items()}
+        assert more.keys() <= learned
+        entry = {"parameter": True if is_target else None, "used": used.get(key), **more}
+        entries[key] = Entry(key, tuple(sizes), facts=Facts(**facts), **entry)
+    return Signature(
+        "Net" if is_target else "a file",
+        entries,
+        ordered=not side.get("sorted", False),
+        traced=bool(used),
+        rotary=side.get("rotary"),
+        cuts=frozenset(tuple(cut) for cut in side.get("cuts", ())),
+    )
+
+
+__all__ = ["Example", "examples", "signature"]
