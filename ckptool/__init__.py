@@ -34,6 +34,7 @@ _HOMES = {
     **dict.fromkeys(("Verification", "verify"), "reports.verify"),
     **dict.fromkeys("""strip_prefix add_prefix unwrap rename select drop to_dense clean""".split(), "passes.by_key"),
     **dict.fromkeys(("extract", "wrap"), "passes.envelopes"),
+    "fill_defaults": "passes.known_buffers",
     "map_location": "passes.moving",
     **dict.fromkeys(("cast", "untie", "ties", "compact", "average"), "passes.values"),
     "slim": "passes.slimming",
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     )
     from .passes.dequantizing import dequantize
     from .passes.envelopes import extract, wrap
+    from .passes.known_buffers import fill_defaults
     from .passes.moving import map_location
     from .passes.slimming import slim
     from .passes.values import average, cast, compact, ties, untie
@@ -147,6 +149,7 @@ __all__ = [
     "drop",
     "explain",
     "extract",
+    "fill_defaults",
     "fits",
     "from_torch",
     "load",

@@ -183,7 +183,7 @@ def _refusal(merge: Merge, adapter: Adapter, layers: Sequence[Layer], misfits: l
         f"does not fit this base: {len(misfits):,} of {count} not{said}:",
         where=adapter.ckpt.where,
         evidence=named + ([f"… and {more:,} more"] if more > 0 else []),
-        hint=f"ckptool inspect {shell_path(merge.base.where)} shows the names and shapes of the base",
+        hint=f"ckptool inspect {shell_path(merge.base.where)}   # shows the names and shapes of the base",
     )
 
 

@@ -22,7 +22,7 @@ from ..disk.documents import read_yaml, yaml_text
 from ..disk.files import StrPath
 from ..errors import RuleError, counted, in_words
 from . import by_key as passes
-from . import dequantizing, envelopes, moving, slimming, values
+from . import dequantizing, envelopes, known_buffers, moving, slimming, values
 from .by_key import Missing
 
 #: Passes of a recipe, and texts of one pass. Each is a look at every tensor.
@@ -118,6 +118,11 @@ PASSES: dict[str, Pass] = {
         lambda c, v, at, m: passes.drop(c, _texts(v), at=at, missing=m),
         "Leave out the keys that match, by the names that will be written.",
         "PATTERN",
+    ),
+    "fill-defaults": Pass(
+        "flag",
+        lambda c, v, at, m: known_buffers.fill_defaults(c, at=at, missing=m),
+        "Add buffers that newer code asks for: num_batches_tracked, position_ids.",
     ),
     "to-dense": Pass("flag", lambda c, v, at, m: passes.to_dense(c, missing=m), "Make dense tensors of sparse ones."),
     "dequantize": Pass(

@@ -48,7 +48,8 @@ def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
                 spelled.update(param.opts)
     assert sorted(spelled) == sorted(
         """--add-prefix --against --allow-loss --at --atol --backup --cast --cast-keep --compact --component --depth
-        --dequantize --detect-renames --digest --drop --dry-run --error --extract --filter --first --fits --for --html
+        --dequantize --detect-renames --digest --drop --dry-run --error --extract --fill-defaults --filter --first
+        --fits --for --html
         --if-present --in-place --json --keep-objects --manifest --map-location --max-shard-size --model --out-dir
         --output --overwrite --partial-file --parts --prefix --quiet --ratios --recipe --remove-leftovers --rename
         --recursive --rtol --rules --save-recipe

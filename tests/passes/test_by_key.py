@@ -310,7 +310,7 @@ def test_a_strip_that_fits_only_some_keys_is_refused_with_counts_and_the_rename_
     assert raised.value.what == "'module.' fits 2 of 4 keys; these do not have it:"
     assert raised.value.evidence == ("n_averaged", "head.w")
     assert raised.value.hint == (
-        "ckptool convert IN in-plain.pth --rename module= --drop n_averaged --drop head keeps those that have it, "
+        "ckptool convert IN in-plain.pth --rename module= --drop n_averaged --drop head   # keeps those that have it, "
         "without it; without --drop the others stay as they are"
     )
 

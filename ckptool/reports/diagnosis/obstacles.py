@@ -20,6 +20,7 @@ from ...formats import format_of
 from ...formats.base import FolderFormat
 from ...formats.sharded import missing_beside
 from ...formats.trainers.alone import PartOfRun, part_of_run
+from ...passes.known_buffers import required
 from ...passes.packed import packed_in
 from ...tree import names_in
 from ...weights import is_training_state
@@ -28,7 +29,9 @@ from .finding import Finding
 #: Findings that no renaming mends: the file does not hold a plain model's weights.
 HOPELESS = frozenset({"part", "zero-3", "adapter", "packed", "no-parameters", "no-weights"})
 #: Findings that the code of a model refutes, if the weights fit it.
-BY_NAME = frozenset({"wrapped", "partly-wrapped", "adapter", "packed", "zero-3", "no-parameters", "strangers"})
+BY_NAME = frozenset(
+    {"wrapped", "partly-wrapped", "adapter", "packed", "zero-3", "no-parameters", "strangers", "no-counters"}
+)
 
 _ADAPTER = re.compile(r"(?:^|[._])lora_(?:A|B|embedding_A|embedding_B|down|up|magnitude_vector)(?:[._]|\Z)")
 
@@ -94,6 +97,10 @@ def _of(weights: StateDict, where: str) -> Iterator[Finding]:
         shown = ", ".join(f"{printable(key, 40)!r} ({type(weights[key]).__name__})" for key in odd[:4])
         more = f" and {len(odd) - 4:,} more" if len(odd) > 4 else ""
         yield Finding("strangers", f"between the weights{where} stand {shown}{more}, which load_state_dict refuses")
+    if counters := required(weights):
+        shown = printable(counters[0], 60) + (f" and {len(counters) - 1:,} more" if counters[1:] else "")
+        what = f"{shown}{where} {'is' if len(counters) == 1 else 'are'} not in it, and its layers say that they have it"
+        yield Finding("no-counters", what)
     tensors = weights.tensors
     floats = [tensor for tensor in tensors.values() if tensor.dtype.is_floating]
     empty = sum(tensor.shape == (0,) for tensor in floats)
