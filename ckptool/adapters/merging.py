@@ -131,7 +131,7 @@ def _wanted(layers: list[Layer], adapter: Adapter, component: str | None) -> lis
             raise CannotCarry(
                 f"changes several parts of a pipeline: {shown}",
                 where=adapter.ckpt.where,
-                hint=f"--component {there[0] or there[1]} merges those of one part into it",
+                hint=f"--component {there[0] or there[1]}   # merges those of one part into it",
             )
         return layers
     kept = [layer for layer in layers if component in (layer.component, SAME_PART.get(layer.component))]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,6 +67,34 @@ class _Config(dict[str, Any]):
             return self[name]
         except KeyError:
             raise AttributeError(f"the configuration has no {name!r}") from None
+
+
+def with_command(hint: str, command: click.Command, where: str = "") -> str:
+    """A hint that begins with options, as the whole command that was typed, with them: so that it can be pasted.
+
+    Options that were typed with another value, or of which WHERE says that they are wrong, give way to those of the
+    hint. A hint with words that stand for something (`--at PATH`), or with options of another command, stays.
+    """
+    told, mark, why = hint.partition("   # ")
+    known = {name: one for one in command.params if isinstance(one, click.Option) for name in one.opts}
+    try:
+        words = shlex.split(told)
+    except ValueError:
+        return hint
+    given: list[click.Option] = []
+    rest = iter(words)
+    for word in rest:
+        name = word.partition("=")[0]
+        if name not in known or (not known[name].is_flag and "=" not in word and next(rest, None) is None):
+            return hint
+        given.append(known[name])
+    if not given or re.search(r"(?<![\w.-])[A-Z]{2,}(?![\w.-])|…", told):
+        return hint
+    typed = [str(word).partition("=")[0] for word in click.get_current_context().find_root().obj]
+    flags = {name for one in given if one.is_flag for name in one.opts}
+    added = [shell_quote(word) for word in words if not (word in flags and word in typed)]
+    single = [one for one in given if not one.is_flag and (not one.multiple or where in one.opts)]
+    return " ".join([command_as_typed(without=[name for one in single for name in one.opts]), *added]) + mark + why
 
 
 def command_as_typed(without: Sequence[str] = (), swapped: dict[str, str] | None = None) -> str:

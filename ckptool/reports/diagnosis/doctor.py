@@ -16,7 +16,7 @@ from ...disk.urls import open_file
 from ...errors import CheckpointError, UnknownFormat, Unreadable, counted, printable
 from ...formats import NothingLeft, format_of, salvage
 from ...formats import open as open_checkpoint
-from ...formats.base import AnyFormat, Format
+from ...formats.base import AnyFormat, FolderFormat, Format
 from ...formats.torch_zip import FORMAT as TORCH_ZIP
 from ...formats.torch_zip import NO_VERSION
 from ...inert.allowed import PLAIN, named_globals
@@ -312,6 +312,10 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> 
     if mapped and isinstance(kind, Format) and any(hasattr(storage.source, "packed") for storage in tree.storages):
         command = f"ckptool repair {file} {beside(ckpt.where, 'repaired')}"
         yield Finding("compressed", "it is compressed, so torch cannot map it (mmap=True)", False, [(command, "")])
+    if weights is not None and kind.loader == "other" and isinstance(kind, FolderFormat) and not kind.join:
+        command = f"ckptool convert {file} {beside(ckpt.where, 'whole', '.pth')} --extract"
+        what = f"its own loader reads it ({kind.name}), and torch.load does not"
+        yield Finding("own-loader", what, False, [(command, "to make a plain file of its weights")])
     if not kind.mapped:
         command = f"ckptool convert {file} {beside(ckpt.where, 'zip')} -t torch-zip"
         what = "a legacy file: torch cannot map it (mmap=True)"
@@ -332,7 +336,8 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> 
     used, stored = tree.tensors, sum(storage.nbytes for storage in tree.storages)
     if stored > 2 * used and stored - used > 1 << 20:
         what = f"its tensors use {used:,} of {stored:,} stored bytes: views of larger ones were saved"
-        yield Finding("views", what, False, [(f"ckptool convert {file} OUT.safetensors", "which stores what is used")])
+        command = f"ckptool convert {file} {beside(ckpt.where, 'small')} --compact"
+        yield Finding("views", what, False, [(command, "which stores what is used")])
     training = _training_bytes(ckpt)
     if training * 3 > ckpt.nbytes > 1 << 20:
         yield Finding("training-state", f"{training:,} of {ckpt.nbytes:,} bytes are training state", False)
