@@ -15,6 +15,7 @@ from ..reports.diagnosis import doctor as report
 from ..reports.diagnosis.doctor_text import doctor_text, explanation_text
 from .options import FileName
 from .output import fetching, print_json, progress_bar, terminal_width
+from .typed import keyword_arguments
 
 _LONGEST = 1 << 20
 
@@ -22,6 +23,7 @@ _LONGEST = 1 << 20
 @click.command()
 @click.argument("file", type=FileName(), metavar="[FILE]", required=False)
 @click.argument("model", type=FileName(), metavar="[MODEL.py]", required=False)
+@click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory of MODEL.py.")
 @click.option("--error", metavar="TEXT", help="An error message to explain; - reads it from stdin.")
 @click.option("--at", metavar="PATH", help="Where the weights are, in files with several state dicts.")
 @click.option("--remove-leftovers", is_flag=True, help="Remove what runs that were cut off left in or beside FILE.")
@@ -30,6 +32,7 @@ _LONGEST = 1 << 20
 def doctor(
     file: str | None,
     model: str | None,
+    kwargs: tuple[str, ...],
     error: str | None,
     at: str | None,
     remove_leftovers: bool,
@@ -52,7 +55,7 @@ def doctor(
         raise click.UsageError("Missing FILE, or --error TEXT.")
     if remove_leftovers:
         return _remove_leftovers(file, as_json=as_json)
-    width = terminal_width()
+    width, arguments = terminal_width(), keyword_arguments(kwargs, "--kwargs")
     explained = found = None
     message = sys.stdin.read(_LONGEST) if error == "-" else error
     if file is not None:
@@ -62,9 +65,9 @@ def doctor(
             fetching(file, wanted=progress is None),
         ):
             if message is None:
-                found = report.doctor(file, model, at=at, progress=progress)
+                found = report.doctor(file, model, at=at, kwargs=arguments, progress=progress)
             else:
-                explained, found = advice.advise(message, file, model, at=at, progress=progress)
+                explained, found = advice.advise(message, file, model, at=at, kwargs=arguments, progress=progress)
     elif message is not None:
         explained = advice.explain(message, None, model)
     if explained is not None and not as_json:

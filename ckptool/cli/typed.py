@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ..disk.documents import read_json
+from ..disk.documents import read_json, read_text, read_yaml
 from ..disk.files import is_file, shell_quote
 from ..errors import Malformed, RuleError, printable
 
@@ -40,20 +40,32 @@ _PYTHON = {"True": True, "False": False, "None": None, "NaN": math.nan, "Infinit
 
 def keyword_arguments(texts: Sequence[str], option: str) -> dict[str, Any]:
     """The arguments NAME=VALUE for a class or factory: JSON, words of Python, else text."""
-    out = {}
+    out: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise RuleError(f"{printable(text)!r} is not NAME=VALUE", where=option, hint=f"{option} classes=10")
+        found: Any = None
         try:
-            out[name] = read_json(value)
+            found = None if value[:1] == "@" else read_json(value)
         except Malformed:
-            out[name] = _PYTHON.get(value, value)
-        if isinstance(out[name], list):
-            out[name] = tuple(out[name])
-        elif isinstance(out[name], dict):
-            out[name] = _Config(out[name])
+            if value[:1] in ("{", "[") and value[-1:] in ("}", "]"):
+                what = f"{printable(value, 60)} is no JSON; a shell takes quotes away that are not quoted"
+                raise RuleError(what, where=option, hint=f"{option} {name}='{{\"NAME\": VALUE}}'") from None
+            found = _PYTHON.get(value, value)
+        if value[:1] == "@":
+            found = _object_in(value[1:])
+        if isinstance(found, list):
+            found = tuple(found)
+        elif isinstance(found, dict):
+            found = _Config(found)
+        out[name] = found
     return out
+
+
+def _object_in(path: str) -> Any:
+    """What a file holds: JSON, or YAML by its ending."""
+    return read_yaml(path) if path.endswith((".yaml", ".yml")) else read_json(read_text(path), path)
 
 
 class _Config(dict[str, Any]):
@@ -70,11 +82,15 @@ class _Config(dict[str, Any]):
 
 
 def with_command(hint: str, command: click.Command, where: str = "") -> str:
-    """A hint that begins with options, as the whole command that was typed, with them: so that it can be pasted.
+    """A hint that is options, or another name in MODEL.py, as the whole command that was typed: to be pasted.
 
     Options that were typed with another value, or of which WHERE says that they are wrong, give way to those of the
     hint. A hint with words that stand for something (`--at PATH`), or with options of another command, stays.
     """
+    place, colon, _ = hint.rpartition(":")
+    for word in click.get_current_context().find_root().obj:
+        if colon and word.rpartition(":")[0] == place:  # another name in the code of the model
+            return command_as_typed(swapped={word: hint})
     told, mark, why = hint.partition("   # ")
     known = {name: one for one in command.params if isinstance(one, click.Option) for name in one.opts}
     try:

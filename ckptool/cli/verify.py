@@ -12,6 +12,7 @@ from ..reports.verify_text import verify_text
 from . import launched
 from .options import FileName, SideOutput
 from .output import check_side_outputs, collect, fetching, print_json, progress_bar, terminal_width
+from .typed import keyword_arguments
 
 
 @click.command()
@@ -24,6 +25,7 @@ from .output import check_side_outputs, collect, fetching, print_json, progress_
 @click.option("--overwrite", is_flag=True, help="Allow MANIFEST to exist.")
 @click.option("--digest", is_flag=True, help="Print a digest of the weights: the same weights, the same digest.")
 @click.option("--fits", "model", metavar="MODEL.py", help="A model (MODEL.py:Name), run, that it should load into.")
+@click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the model of --fits.")
 @click.option("--strict", is_flag=True, help="Let NaN, infinite values and pages of zeros count as damage.")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="Show only files that are not sound.")
@@ -36,6 +38,7 @@ def verify(
     overwrite: bool,
     digest: bool,
     model: str | None,
+    kwargs: tuple[str, ...],
     strict: bool,
     as_json: bool,
     quiet: bool,
@@ -56,6 +59,7 @@ def verify(
         raise RuleError("is for one file at a time", where=option)
     if launched.leads():
         check_side_outputs()
+    arguments = keyword_arguments(kwargs, "--kwargs")
     status = 0
     seen = []
     for number, path in enumerate(files):
@@ -86,7 +90,7 @@ def verify(
         if model:
             from ..reports.diagnosis.fits import fits
 
-            fit = fits(path, model)
+            fit = fits(path, model, kwargs=arguments)
         good = found.verdict(strict=strict, fits=fit is None or fit.fits) == "sound"
         status = max(status, 0 if good else 1)
         if write_manifest and not found.damage and launched.leads():

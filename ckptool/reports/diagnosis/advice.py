@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -68,6 +68,7 @@ def advise(
     model: str | None = None,
     *,
     at: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[list[Finding], Diagnosis]:
     """What a message means, and what the file that it is about is, with one plan: the `cure` of the diagnosis.
@@ -77,13 +78,13 @@ def advise(
 
     Args:
         text: the message, or a log with one in it.
-        path, model, at, progress: as those of `doctor`.
+        path, model, at, kwargs, progress: as those of `doctor`.
 
     Raises:
         CheckpointError: as `doctor`.
     """
     messages = explain(text, path, model)
-    found = doctor(path, model, at=at, progress=progress)
+    found = doctor(path, model, at=at, kwargs=kwargs, progress=progress)
     plan = found.cure
     if messages and not (found.fit is not None and not found.fit.fits):
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ def doctor(
     model: str | None = None,
     *,
     at: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Diagnosis:
     """Say what a file is, what is wrong with it, and what makes it load.
@@ -49,6 +50,7 @@ def doctor(
         path: the file.
         model: code to check it against, as in `ckptool.reports.diagnosis.fits.fits`. Importing it runs it.
         at: where the weights are in the file, if there are several state dicts.
+        kwargs: arguments for the class or function that makes the model.
         progress: called with the number of bytes that were read, each time.
 
     Raises:
@@ -73,7 +75,7 @@ def doctor(
         *_worth_knowing(ckpt, weights, tree),
         *_left_behind(path),
     ]
-    found = best_fit(ckpt, model, at) if model is not None else None
+    found = best_fit(ckpt, model, at, kwargs) if model is not None else None
     for line in found.optimizers if found is not None else ():
         command = f"ckptool extract-weights {shell_path(path)} {beside(path, 'weights')}"
         findings.append(Finding("optimizer", line, False, [(command, "for a new optimizer")]))
