@@ -50,7 +50,8 @@ def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
         """--add-prefix --against --allow-loss --at --atol --backup --cast --cast-keep --compact --component --depth
         --dequantize --detect-renames --digest --drop --dry-run --error --extract --fill-defaults --filter --first
         --fits --for --html
-        --if-present --in-place --json --keep-objects --kwargs --manifest --map-location --max-shard-size --model --out-dir
+        --if-present --in-place --json --keep-objects --kwargs
+        --manifest --map-location --max-shard-size --model --out-dir
         --output --overwrite --partial-file --parts --prefix --quiet --ratios --recipe --remove-leftovers --rename
         --recursive --rtol --rules --save-recipe
         --select --sort --stats --strict --strip-first --strip-prefix --ties --to --to-dense --untie --unwrap
