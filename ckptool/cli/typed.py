@@ -104,9 +104,11 @@ def with_command(hint: str, command: click.Command, where: str = "") -> str:
         if name not in known or (not known[name].is_flag and "=" not in word and next(rest, None) is None):
             return hint
         given.append(known[name])
-    if not given or re.search(r"(?<![\w.-])[A-Z]{2,}(?![\w.-])|…", told):
+    if not given or re.search(r"(?<![\w.-])[A-Z][A-Z_]+(?![\w.-])|…", told):
         return hint
     typed = [str(word).partition("=")[0] for word in click.get_current_context().find_root().obj]
+    if any(one.multiple and where in one.opts and sum(map(typed.count, one.opts)) > 1 for one in given):
+        return hint  # which of them is wrong is for the user to see
     flags = {name for one in given if one.is_flag for name in one.opts}
     added = [shell_quote(word) for word in words if not (word in flags and word in typed)]
     single = [one for one in given if not one.is_flag and (not one.multiple or where in one.opts)]
