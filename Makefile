@@ -16,7 +16,7 @@ FUZZ_STAMP := $(FUZZ)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-wheel fuzz faults demo fixtures bench golden golden-accept clean
+.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-frameworks test-wheel fuzz faults demo fixtures bench golden golden-accept clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,7 +48,7 @@ test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the sui
 	HYPOTHESIS_PROFILE=brief $(BARE)/bin/pytest $(WORKERS)
 
 # Each in an environment of its own: nothing here is needed to use or to develop the package.
-test-libraries: test-page test-wheel test-stores ## Test with what is not torch or safetensors: pages in Chromium, the wheel, object stores
+test-libraries: test-page test-wheel test-stores test-frameworks ## Test with what is not torch or safetensors: pages in Chromium, the wheel, object stores, Lightning
 
 test-wheel: $(STAMP) ## Build the wheel and the sdist, and try the wheel in an empty environment
 	rm -rf build/wheel && $(PYTHON) -m venv build/wheel/maker && $(PYTHON) -m venv build/wheel/empty
@@ -73,6 +73,21 @@ $(STORES_STAMP): $(RECIPE)
 	$(STORES)/moto/bin/python $(PIP) 'moto[server]>=5'
 	$(STORES)/google/bin/python $(PIP) 'gcp-storage-emulator>=2024.8'
 	-command -v npm >/dev/null && npm install --silent --no-audit --no-fund --prefix $(STORES)/azurite 'azurite@>=3.30'
+	@touch $@
+
+# What depends on torch comes without its dependencies, which would replace the torch that is there.
+FRAMEWORKS := build/frameworks
+FRAMEWORKS_STAMP := $(FRAMEWORKS)/.stamp
+
+test-frameworks: $(FRAMEWORKS_STAMP) ## Test the pieces of docs/in-your-code.md with Lightning and transformers
+	CKPTOOL_REQUIRE_FRAMEWORKS=1 $(FRAMEWORKS)/bin/pytest -q -rs tests/needs/test_in_your_code.py
+
+$(FRAMEWORKS_STAMP): $(RECIPE)
+	rm -rf $(FRAMEWORKS) && $(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python $(PIP) --upgrade 'pip>=25.1'
+	$(FRAMEWORKS)/bin/python $(PIP) -c constraints.txt -e '.[train]' --group test
+	$(FRAMEWORKS)/bin/python $(PIP) --no-deps lightning lightning-utilities torchmetrics transformers accelerate
+	$(FRAMEWORKS)/bin/python $(PIP) tokenizers regex psutil requests
 	@touch $@
 
 test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must be installed (Debian: chromium)
