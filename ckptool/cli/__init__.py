@@ -73,6 +73,8 @@ class _Commands(click.Group):
         except KeyboardInterrupt:  # for which click would print an empty line
             raise _Interrupted from None
         except CheckpointError as error:
+            if error.hint is None and "no such file" in error.what and ctx.invoked_subcommand in _COMMANDS:
+                error.hint = import_module(".typed", __name__).with_near_name(str(error.where))
             if error.hint and ctx.invoked_subcommand in _COMMANDS:
                 command = self.get_command(ctx, ctx.invoked_subcommand)
                 error.hint = import_module(".typed", __name__).with_command(error.hint, command, str(error.where))

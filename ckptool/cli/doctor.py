@@ -8,8 +8,9 @@ from dataclasses import asdict
 import click
 
 from ..disk.addresses import is_url
-from ..disk.files import is_folder
+from ..disk.files import is_folder, shell_path
 from ..disk.urls import size_of
+from ..errors import RuleError
 from ..reports.diagnosis import advice, leftovers
 from ..reports.diagnosis import doctor as report
 from ..reports.diagnosis.doctor_text import doctor_text, explanation_text
@@ -53,6 +54,9 @@ def doctor(
     """
     if file is None and error is None:
         raise click.UsageError("Missing FILE, or --error TEXT.")
+    if file is not None and file.endswith(".py") and model is not None and not model.partition(":")[0].endswith(".py"):
+        what = "is code; the file comes first, and then the model that it goes into"
+        raise RuleError(what, where=file, hint=f"ckptool doctor {shell_path(model)} {shell_path(file)}")
     if remove_leftovers:
         return _remove_leftovers(file, as_json=as_json)
     width, arguments = terminal_width(), keyword_arguments(kwargs, "--kwargs")

@@ -6,13 +6,15 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ..disk.documents import read_json, read_text, read_yaml
-from ..disk.files import is_file, shell_quote
+from ..disk.files import is_file, is_folder, shell_quote
 from ..errors import Malformed, RuleError, printable
+from ..keys import closest
 
 #: Stands for the value of an option that was given without one.
 ALL = "*"
@@ -81,6 +83,20 @@ class _Config(dict[str, Any]):
             raise AttributeError(f"the configuration has no {name!r}") from None
 
 
+def with_near_name(path: str) -> str | None:
+    """The command that was typed, with the file whose name is nearest to that of PATH, which is not there."""
+    place = Path(path)
+    try:
+        names = [one.name for one in place.parent.iterdir()] if is_folder(place.parent) else []
+    except OSError:
+        return None
+    near = closest(place.name, names, 1)
+    typed = click.get_current_context().find_root().obj
+    if not near or path not in typed or near[0] == place.name:
+        return None
+    return command_as_typed(swapped={path: str(place.with_name(near[0]))}) + "   # if that is what you mean"
+
+
 def with_command(hint: str, command: click.Command, where: str = "") -> str:
     """A hint that is options, or another name in MODEL.py, as the whole command that was typed: to be pasted.
 
@@ -107,8 +123,10 @@ def with_command(hint: str, command: click.Command, where: str = "") -> str:
     if not given or re.search(r"(?<![\w.-])[A-Z][A-Z_]+(?![\w.-])|…", told):
         return hint
     typed = [str(word).partition("=")[0] for word in click.get_current_context().find_root().obj]
-    if any(one.multiple and where in one.opts and sum(map(typed.count, one.opts)) > 1 for one in given):
-        return hint  # which of them is wrong is for the user to see
+    many = [one for one in given if one.multiple and (count := sum(map(typed.count, one.opts)))
+            and (count > 1 or where not in one.opts)]  # fmt: skip
+    if many:  # whether it goes beside them or in the place of one is for the user to see
+        return hint
     flags = {name for one in given if one.is_flag for name in one.opts}
     added = [shell_quote(word) for word in words if not (word in flags and word in typed)]
     single = [one for one in given if not one.is_flag and (not one.multiple or where in one.opts)]

@@ -39,6 +39,8 @@ OLD_PICKLE = re.compile(
     rb"\(?[dl]p\d+\n|[}\]]q[\x00-\x7f]|\(?[ci](?:__\w+__|collections|copy_?reg|numpy|torch|sklearn)[\w.]*\n\w+\n"
 )
 
+#: Endings of files that are meant to be texts.
+_TEXTS = (".py", ".txt", ".md", ".json", ".yaml", ".yml", ".toml", ".cfg", ".log", ".csv")
 _AGAIN = "download it again; look at the address, the login and the quota"
 
 
@@ -65,7 +67,8 @@ def describe(head: bytes, size: int, path: Path) -> tuple[str, str | None]:
         )
     if _ONNX.match(head):
         return "an ONNX model", None
-    return _text(head, size)
+    what, hint = _text(head, size)
+    return what, None if hint == _AGAIN and path.suffix.lower() in _TEXTS else hint
 
 
 #: Programs that unpack, each with the endings that it takes off; those without take files out of an archive.

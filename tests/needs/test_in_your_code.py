@@ -1,6 +1,6 @@
 """The pieces of docs/in-your-code.md for frameworks, run as they are where the framework can be imported.
 
-`make test-frameworks` makes an environment with them. The plain loop is run with the other pages, by tests/test_docs.py.
+`make test-frameworks` makes an environment with them. The plain loop is run by tests/test_docs.py.
 """
 
 import importlib.util

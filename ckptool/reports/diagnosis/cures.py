@@ -49,7 +49,7 @@ def cure(ckpt: Checkpoint, weights: StateDict | None, findings: Sequence[Finding
     on_cpu = ["--map-location", "cpu"] if "device" in names else []
     if fit is not None and not fit.fits:
         return _fitting(fit, names, on_cpu)
-    if names & HOPELESS == {"no-weights"}:
+    if names & HOPELESS == {"no-weights"} and names & {"weights-only", "code-execution"}:
         return _cleaned(ckpt, bool(on_cpu))
     if names & HOPELESS:
         return []

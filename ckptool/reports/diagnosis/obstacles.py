@@ -21,8 +21,10 @@ from ...formats.base import FolderFormat
 from ...formats.sharded import missing_beside
 from ...formats.trainers.alone import PartOfRun, part_of_run
 from ...passes.known_buffers import required
+from ...passes.optimizers import optimizers_in
 from ...passes.packed import packed_in
-from ...tree import names_in
+from ...tensor import LazyTensor
+from ...tree import Dict, names_in
 from ...weights import is_training_state
 from .finding import Finding
 
@@ -45,7 +47,7 @@ def in_the_way(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Finding]
     yield from _of_a_run(ckpt, part)
     if not found:
         command = f"ckptool inspect {shell_path(ckpt.where)}"
-        yield Finding("no-weights", "there is no state dict in it", commands=[(command, "")])
+        yield Finding("no-weights", _instead_of_weights(ckpt), commands=[(command, "")])
     elif weights is None:
         paths = ", ".join(printable(one.path, 40) for one in found[:6])
         actions = [f"one of them is {python_for(ckpt, found[0].path)}"]
@@ -64,6 +66,17 @@ def in_the_way(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Finding]
         kind = format_of(ckpt)
         loads = kind is None or kind.loader in ("weights_only", "pickle")
         yield Finding("envelope", what, loads, actions=[python_for(ckpt, weights.path)] if loads else [])
+
+
+def _instead_of_weights(ckpt: Checkpoint) -> str:
+    """What is in a file without a state dict."""
+    if any(not one.path for one in optimizers_in(ckpt.root)):
+        return "it is the state of an optimizer; the weights are in another file"
+    if isinstance(ckpt.root, LazyTensor):
+        return f"it is one tensor of shape {list(ckpt.root.shape)}, and no state dict"
+    if isinstance(ckpt.root, Dict) and not ckpt.root.entries:
+        return "it is a dict without entries: nothing was saved"
+    return "there is no state dict in it"
 
 
 def _of_a_run(ckpt: Checkpoint, part: PartOfRun | None) -> Iterator[Finding]:
