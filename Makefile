@@ -16,7 +16,7 @@ FUZZ_STAMP := $(FUZZ)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-frameworks test-wheel fuzz faults demo fixtures bench golden golden-accept clean
+.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-frameworks test-wheel fuzz faults demo fixtures bench golden golden-accept emitted clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -135,6 +135,9 @@ golden: $(STAMP) ## Show how the ports of the zoo (and of PAIRS=DIR) differ from
 
 golden-accept: $(STAMP) ## Store the ports of the zoo (and of PAIRS=DIR)
 	$(BIN)/python -m benchmarks.golden --accept $(PAIRS)
+
+emitted: $(STAMP) ## Compare the code of every port of the zoo (and of PAIRS=DIR) with what the mapping makes
+	$(BIN)/python -m benchmarks.emitted $(PAIRS)
 
 clean: ## Remove the environments and everything generated
 	rm -rf $(VENV) $(BARE) $(FUZZ) build dist demo-out benchmarks/out htmlcov

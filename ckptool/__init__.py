@@ -20,30 +20,28 @@ __version__ = "0.1.0"
 
 #: Public name -> the module that holds it.
 _HOMES = {
-    **dict.fromkeys(("open", "save", "plan", "detect", "salvage", "Plan", "Salvage", "FORMATS"), "formats"),
+    **dict.fromkeys(("open", "save", "plan", "detect", "repair", "salvage", "Plan", "Salvage", "FORMATS"), "formats"),
     "load": "formats.loading",
     **dict.fromkeys(("from_torch", "Inert"), "torch_bridge"),
     **dict.fromkeys(("Checkpoint", "StateDict"), "checkpoint"),
     **dict.fromkeys(("LazyTensor", "Storage"), "tensor"),
-    **dict.fromkeys(("Scan", "scan"), "reports.scanning.scan"),
-    **dict.fromkeys(("Diff", "diff"), "reports.comparing.diff"),
-    "Diagnosis": "reports.diagnosis.finding",
-    "doctor": "reports.diagnosis.doctor",
+    **dict.fromkeys(
+        "Inspection inspect Scan scan Diff diff Diagnosis doctor Verification verify".split(), "reports.shown"
+    ),
     **dict.fromkeys(("advise", "explain"), "reports.diagnosis.advice"),
     **dict.fromkeys(("Fit", "fits"), "reports.diagnosis.fits"),
-    **dict.fromkeys(("Verification", "verify"), "reports.verify"),
     **dict.fromkeys("""strip_prefix add_prefix unwrap rename select drop to_dense clean""".split(), "passes.by_key"),
-    **dict.fromkeys(("extract", "wrap"), "passes.envelopes"),
+    **dict.fromkeys(("extract", "extract_weights", "wrap"), "passes.envelopes"),
     "fill_defaults": "passes.known_buffers",
-    "map_location": "passes.moving",
+    **dict.fromkeys(("map_location", "remap"), "passes.moving"),
     **dict.fromkeys(("cast", "untie", "ties", "compact", "average"), "passes.values"),
     "slim": "passes.slimming",
     "dequantize": "passes.dequantizing",
     "merge_lora": "adapters.merging",
     **dict.fromkeys(("transfer", "load_into", "read_mapping", "Mapping"), "porting"),
     **dict.fromkeys(
-        """CheckpointError UnknownFormat Malformed Unreadable Unwritable OutputExists NotFound Ambiguous RuleError
-        NoMatch PartialMatch KeyCollision CannotCarry Doubtful TrainingFailed""".split(),
+        """CheckpointError UnknownFormat Malformed Unreadable NoSuchFile Unwritable OutputExists NotFound Ambiguous
+        RuleError NoMatch PartialMatch KeyCollision CannotCarry Doubtful TrainingFailed""".split(),
         "errors",
     ),
 }
@@ -59,6 +57,7 @@ if TYPE_CHECKING:
         KeyCollision,
         Malformed,
         NoMatch,
+        NoSuchFile,
         NotFound,
         OutputExists,
         PartialMatch,
@@ -68,7 +67,7 @@ if TYPE_CHECKING:
         Unreadable,
         Unwritable,
     )
-    from .formats import FORMATS, Plan, Salvage, detect, open, plan, salvage, save
+    from .formats import FORMATS, Plan, Salvage, detect, open, plan, repair, salvage, save
     from .formats.loading import load
     from .passes.by_key import (
         add_prefix,
@@ -81,19 +80,26 @@ if TYPE_CHECKING:
         unwrap,
     )
     from .passes.dequantizing import dequantize
-    from .passes.envelopes import extract, wrap
+    from .passes.envelopes import extract, extract_weights, wrap
     from .passes.known_buffers import fill_defaults
-    from .passes.moving import map_location
+    from .passes.moving import map_location, remap
     from .passes.slimming import slim
     from .passes.values import average, cast, compact, ties, untie
     from .porting import Mapping, load_into, read_mapping, transfer
-    from .reports.comparing.diff import Diff, diff
     from .reports.diagnosis.advice import advise, explain
-    from .reports.diagnosis.doctor import doctor
-    from .reports.diagnosis.finding import Diagnosis
     from .reports.diagnosis.fits import Fit, fits
-    from .reports.scanning.scan import Scan, scan
-    from .reports.verify import Verification, verify
+    from .reports.shown import (
+        Diagnosis,
+        Diff,
+        Inspection,
+        Scan,
+        Verification,
+        diff,
+        doctor,
+        inspect,
+        scan,
+        verify,
+    )
     from .tensor import LazyTensor, Storage
     from .torch_bridge import Inert, from_torch
 
@@ -116,11 +122,13 @@ __all__ = [
     "Doubtful",
     "Fit",
     "Inert",
+    "Inspection",
     "KeyCollision",
     "LazyTensor",
     "Malformed",
     "Mapping",
     "NoMatch",
+    "NoSuchFile",
     "NotFound",
     "OutputExists",
     "PartialMatch",
@@ -149,9 +157,11 @@ __all__ = [
     "drop",
     "explain",
     "extract",
+    "extract_weights",
     "fill_defaults",
     "fits",
     "from_torch",
+    "inspect",
     "load",
     "load_into",
     "map_location",
@@ -159,7 +169,9 @@ __all__ = [
     "open",
     "plan",
     "read_mapping",
+    "remap",
     "rename",
+    "repair",
     "salvage",
     "save",
     "scan",

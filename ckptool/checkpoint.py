@@ -6,10 +6,11 @@ tensor is read. The other primitive, which renames keys, is `ckptool.passes.reke
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from .disk.files import same_bytes, shell_path, shell_quote
 from .disk.inside import Folder
 from .dtypes import DType
 from .errors import Ambiguous, NotFound, counted, printable
+from .inert.in_memory import to_plain
 from .inert.other_tensors import OtherTensor, other_tensor, others_in
 from .inert.pickled_models import PickledModule, find_modules, is_module, state_dict_of
 from .keys import find_wrappers
@@ -24,15 +26,14 @@ from .tensor import LazyTensor, Storage, distinct, little_endian, totals, width_
 from .tree import (
     ABSENT,
     Dict,
-    List,
     Mapped,
     Object,
     Paths,
     address,
-    attributes_of,
     component_text,
     descend,
     is_mapping,
+    metadata_of,
     rebuild,
     trail_to,
     walk,
@@ -55,18 +56,38 @@ class SideFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a tensor is in the framework that wrote it, where the file says so.
+    """What a tensor is in the framework that wrote it, as far as the file tells.
+
+    Letters of `axes`, one for each dimension of the tensor as it is shown:
+
+        I    inputs; of a convolution in groups those of one group, so that a depthwise kernel has one
+        O    outputs
+        M    outputs for each input of a depthwise convolution ("HWIM": output i * M + m comes from input i)
+        D, H, W    depth, height, width
+        V    entries of a table that are looked up
+        N    a stack of several that are alike: experts, directions
+
+    A letter that stands twice ("IOO", the heads of an attention) is one axis that is divided, its slow part first.
 
     Attributes:
-        layer: the kind of layer ("Conv2D"), or "".
-        part: what it is there ("kernel"), or "".
-        axes: a letter for each dimension ("HWIO", "IO"), or "". I are inputs, O outputs, D depth, H height, W width,
-            M the outputs for each input of a depthwise convolution.
+        layer: the kind of layer or operator, in the framework's own word ("Conv2D", "Gemm"), or "".
+        part: what it is there, in the words of Keras, whatever the framework says: "kernel", "recurrent_kernel",
+            "depthwise_kernel", "pointwise_kernel", "bias", "embeddings", "gamma" (the factor of a norm), "beta" (what a
+            norm adds), "moving_mean", "moving_variance", "alpha" (slopes); or "".
+        axes: see above; "" where they are not known, and for tensors of one dimension.
+        told_by: what it was told by: "operator" (the operator of the graph that takes it), "class" (the class of its
+            layer, as the file gives it), or "name" (its name and its number of dimensions, by what the framework's
+            layers call their weights: then a layer of a program's own may mean another thing by that name).
     """
 
     layer: str = ""
     part: str = ""
     axes: str = ""
+    told_by: str = ""
+
+
+#: State dicts, and tensors of each, in the table of a notebook.
+_TABLES, _ROWS = 4, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +114,10 @@ class Checkpoint:
         part_of: what this file is a part of ("shard 1 of 3 of a checkpoint in several files"); "" for the whole.
         sealed: why the whole cannot be written to a pickle, nor its keys changed ("is a TorchScript archive: …"); ""
             if it can. Extracting the weights takes them out.
-        framework: the framework that wrote it, where the file says so: "keras", "flax"; "" if it does not, or is torch.
-        roles: what each tensor is there, by its key in the file, as far as the file says.
+        framework: the framework that wrote it, where the file says so: "keras", "tensorflow", "tensorflow.js", "flax",
+            "orbax", "equinox", "onnx", "mlx", "paddle", "llama.cpp", "numpy", "joblib"; "" if it does not, or is torch.
+        roles: what each tensor is there, by its key in its state dict, as far as the file tells (see `Role`). Passes
+            that rename keys rename these.
     """
 
     root: Any
@@ -168,13 +191,70 @@ class Checkpoint:
         """The same checkpoint with further lines in its history."""
         return replace(self, history=(*self.history, *lines))
 
+    def __getitem__(self, key: Any) -> Any:
+        """What stands under a key of the root: a `StateDict`, a `LazyTensor`, or plain values that hold tensors."""
+        if not isinstance(self.root, Dict):
+            raise KeyError(key)
+        for found, node in self.root.entries:
+            if found == key and type(found) is type(key):
+                here = next((one for one in self.state_dicts() if one.node is node), None)
+                return to_plain(node) if here is None else here
+        raise KeyError(key)
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self.keys()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def keys(self) -> list[Any]:
+        """The keys at the root, those of Python's own types: none if the root is no dict."""
+        entries = self.root.entries if isinstance(self.root, Dict) else []
+        return [key for key, _ in entries if isinstance(key, str | int | float | bytes | tuple | None)]
+
+    def values(self) -> list[Any]:
+        """What stands under them, as `ckpt[key]` gives it."""
+        return [self[key] for key in self.keys()]
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """Both."""
+        return [(key, self[key]) for key in self.keys()]
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """What stands under a key, or DEFAULT."""
+        with suppress(KeyError):
+            return self[key]
+        return default
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a table of the tensors of each state dict, the first of many."""
+        from html import escape
+
+        parts = [f"<p><b>{escape(printable(self.where) or self.format)}</b></p>"]
+        for one in self.state_dicts()[:_TABLES]:
+            rows = "".join(
+                f"<tr><td><code>{escape(printable(key, 120))}</code></td><td>{list(t.shape)}</td>"
+                f"<td>{t.dtype.name}</td><td>{escape(printable(t.location, 40))}</td></tr>"
+                for key, t in islice(one.tensors.items(), _ROWS)
+            )
+            more = f"<p>… and {len(one.tensors) - _ROWS:,} more</p>" if len(one.tensors) > _ROWS else ""
+            title = f"{printable(one.path)}: {counted(len(one), 'key')}, {counted(one.parameters, 'parameter')}"
+            parts.append(f"<p>{escape(title.removeprefix(': '))}</p><table>{rows}</table>{more}")
+        return "".join(parts)
+
     def __repr__(self) -> str:
         return (
             f"Checkpoint({str(self.path) if self.path else self.format!r}, {counted(len(self.storages()), 'storage')})"
         )
 
 
-class StateDict(Mapping[str, Any]):
+class StateDict(Mapping[str, LazyTensor]):
     """A state dict inside a checkpoint: key -> tensor, in the order in which it was saved.
 
     Attributes:
@@ -194,10 +274,11 @@ class StateDict(Mapping[str, Any]):
         self.lost: tuple[str, ...] = ()
         self.aside: tuple[str, ...] = ()
         self.strangers: tuple[str, ...] = ()
-        self._values = {str(key): value for key, value in node.entries if isinstance(key, str)}
+        self._values: dict[str, Any] = {str(key): value for key, value in node.entries if isinstance(key, str)}
 
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
+    def __getitem__(self, key: str) -> LazyTensor:
+        found: LazyTensor = self._values[key]  # of the few kinds that `others` lists, its node
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -325,13 +406,6 @@ def ties_of(tensors: Mapping[str, LazyTensor]) -> list[list[str]]:
     return [keys for keys in groups.values() if len(keys) > 1]
 
 
-def metadata_of(node: Mapped) -> Dict | None:
-    """The `_metadata` node of a state dict, or None."""
-    attributes = attributes_of(node)
-    found = attributes.get("_metadata") if isinstance(attributes, Dict) else None
-    return found if isinstance(found, Dict) else None
-
-
 def map_storages(ckpt: Checkpoint, change: Callable[[Storage], Storage]) -> Checkpoint:
     """Replace storages wherever they are in the tree: under tensors, and bare in pickled objects. Ties stay ties."""
     made: dict[int, Storage] = {}
@@ -369,55 +443,6 @@ def little_endian_throughout(ckpt: Checkpoint) -> Checkpoint:
         return replace(node, storage=turned(node.storage, node.dtype)) if node.storage.big_endian else node
 
     return replace(ckpt, root=rebuild(ckpt.root, leaf=leaf))
-
-
-# -- plain Python values, so that passes work on what torch.load returned
-
-
-def from_plain(value: Any, made: dict[int, Any] | None = None) -> Any:
-    """A dict of tensors (or a dict of dicts of them) as a tree. Whatever is no dict, list or tuple is a leaf.
-
-    What stands at several places (MADE remembers it) stays one.
-    """
-    made = {} if made is None else made
-    if id(value) in made:
-        return made[id(value)]
-    if isinstance(value, Mapping):
-        node = made[id(value)] = Dict(ordered=isinstance(value, OrderedDict))
-        metadata = getattr(value, "_metadata", None)
-        node.attributes = ABSENT if metadata is None else Dict([("_metadata", from_plain(metadata, made))])
-        node.entries = [(key, from_plain(item, made)) for key, item in value.items()]
-        return node
-    if isinstance(value, list):
-        listed = made[id(value)] = List()
-        listed.items = [from_plain(item, made) for item in value]
-        return listed
-    if type(value) is tuple:
-        return made.setdefault(id(value), tuple(from_plain(item, made) for item in value))
-    return value
-
-
-def to_plain(node: Any, made: dict[int, Any] | None = None) -> Any:
-    """The dict or list that a tree of `from_plain` stands for."""
-    made = {} if made is None else made
-    if id(node) in made:
-        return made[id(node)]
-    if isinstance(node, Dict):
-        plain: Any = OrderedDict() if node.ordered else {}
-        made[id(node)] = plain
-        for key, value in node.entries:
-            plain[key] = to_plain(value, made)
-        metadata = metadata_of(node)
-        if metadata is not None and node.ordered:
-            plain._metadata = to_plain(metadata, made)
-        return plain
-    if isinstance(node, List):
-        listed: list[Any] = made.setdefault(id(node), [])
-        listed.extend(to_plain(item, made) for item in node.items)
-        return listed
-    if type(node) is tuple:
-        return made.setdefault(id(node), tuple(to_plain(item, made) for item in node))
-    return node
 
 
 def settle_ties(ckpt: Checkpoint) -> Checkpoint:

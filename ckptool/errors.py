@@ -4,6 +4,7 @@
       UnknownFormat   (ValueError)          not a checkpoint that can be read; says what it looks like
       Malformed       (ValueError)          a checkpoint that contradicts itself, or is cut short
       Unreadable      (OSError)             the file cannot be opened or read at all
+        NoSuchFile    (FileNotFoundError)   ... because it is not there
       Unwritable      (OSError)             the target cannot be written; it is as it was
       OutputExists    (FileExistsError)     the target is there and overwriting was not asked for
       NotFound        (LookupError)         no state dict, or nothing at a path of the tree
@@ -116,6 +117,10 @@ class Malformed(CheckpointError, ValueError):
 
 class Unreadable(CheckpointError, OSError):
     """The file cannot be opened: absent, a folder, a device, no permission."""
+
+
+class NoSuchFile(Unreadable, FileNotFoundError):
+    """There is no file of that name."""
 
 
 class Unwritable(CheckpointError, OSError):

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used."""
+"""Names and modules that are imported when they are first used."""
 
 from __future__ import annotations
 
@@ -26,3 +26,24 @@ def lazily(package: str, homes: Mapping[str, str], names: dict[str, Any]) -> Cal
         return value
 
     return __getattr__
+
+
+class _Later:
+    """A module that is imported when one of its names is first used."""
+
+    def __init__(self, name: str, package: str) -> None:
+        self._name, self._package = name, package
+
+    def __getattr__(self, name: str) -> Any:
+        from importlib import import_module
+
+        value = vars(self)[name] = getattr(import_module(self._name, self._package), name)
+        return value
+
+
+def later(name: str, package: str) -> Any:
+    """The module NAME (".dcp"), relative to PACKAGE, without importing it yet.
+
+    What a command does not use, it does not wait for. Where types are checked, the module is imported beside this.
+    """
+    return _Later(name, package)

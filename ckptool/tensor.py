@@ -7,6 +7,7 @@ All counts (offset, shape, stride) are in elements, as in torch; `nbytes` and `l
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
+    import torch
 
     Reader = Callable[[int, int], bytes | memoryview]
 
@@ -212,6 +214,64 @@ class LazyTensor:
             kind = getattr(ml_dtypes, kind)
         source = self.source()
         return np.frombuffer(bytearray(source.read(0, source.length)), dtype=kind).reshape(self.shape)
+
+    def torch(self) -> torch.Tensor:
+        """The values as a torch tensor on the CPU, in C order, read now. `ckptool.load` puts tensors where they belong.
+
+        Raises:
+            CannotCarry: torch, as it is installed here, has no such element type.
+        """
+        import torch
+
+        kind = getattr(torch, self.dtype.name, None)
+        if kind is None or self.dtype.name.startswith(("qint", "quint")):
+            raise CannotCarry(f"torch {torch.__version__} makes no plain tensor of {self.dtype.name}")
+        source = self.source()
+        if not source.length:
+            return torch.empty(self.shape, dtype=kind)
+        return torch.frombuffer(bytearray(source.read(0, source.length)), dtype=torch.uint8).view(kind).view(self.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if copy is False:
+            raise ValueError("the values of a LazyTensor are in a file; they cannot be had without a copy")
+        values = self.numpy()
+        return values if dtype is None else values.astype(dtype)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor of no dimensions has no length")
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        return True  # whether it is there; what its values are, nobody has read
+
+    def __getitem__(self, index: Any) -> LazyTensor:
+        """A part, by numbers, slices and `...`, as in numpy and torch. Only its bytes are read, when they are.
+
+        Raises:
+            IndexError: beyond the end, or more numbers than dimensions.
+            TypeError: an index of another kind (a list, a mask).
+        """
+        wanted = index if isinstance(index, tuple) else (index,)
+        if wanted.count(Ellipsis) > 1:
+            raise IndexError("an index can have only one '...'")
+        rest = len(self.shape) - sum(one is not Ellipsis for one in wanted)
+        if rest < 0:
+            raise IndexError(f"too many indices for a tensor of {len(self.shape)} dimensions")
+        at = wanted.index(Ellipsis) if Ellipsis in wanted else len(wanted)
+        full = (*wanted[:at], *[slice(None)] * rest, *wanted[at + 1 :])
+        offset, shape, stride = self.offset, [], []
+        for one, size, step in zip(full, self.shape, self.stride, strict=True):
+            if isinstance(one, slice):
+                picked = range(size)[one]
+                if picked.step < 0:
+                    raise ValueError("a LazyTensor cannot be read backwards: the step of a slice is 1 or more")
+                offset += picked.start * step if picked else 0
+                shape.append(len(picked))
+                stride.append(step * picked.step)
+            else:
+                offset += range(size)[operator.index(one)] * step
+        return replace(self, shape=tuple(shape), stride=tuple(stride), offset=offset, parameter=False)
 
     def __repr__(self) -> str:
         return f"LazyTensor({self.dtype.name}, {list(self.shape)}, {self.location})"

@@ -18,6 +18,7 @@ from .disk.files import Buffer, File, FileRange
 from .dtypes import BY_NAME, BY_STORAGE
 from .errors import CannotCarry, printable
 from .inert.decode import check_indices
+from .inert.in_memory import FromMemory
 from .inert.other_tensors import OtherTensor, other_tensor, stands_for_a_tensor
 from .tensor import LazyTensor, Storage
 from .tree import ABSENT, Dict, Global, List, Object, Set
@@ -298,51 +299,21 @@ def from_torch(value: Any) -> Checkpoint:
     return map_storages(ckpt, lambda s: replace(s, dtype=None) if id(s) in maker.mixed else s) if maker.mixed else ckpt
 
 
-class FromTorch:
+class FromTorch(FromMemory):
     """Makes nodes of a tree out of torch tensors and plain values."""
 
     def __init__(self) -> None:
-        self._made: dict[int, Any] = {}
+        super().__init__()
         self._storages: dict[int, Storage] = {}
-        self._alive: list[Any] = []
         self.mixed: set[int] = set()  # storages that tensors of several types share
 
-    def node(self, value: Any, path: str) -> Any:
-        """The node for a value that stands at PATH."""
-        if value is None or isinstance(value, bool | bytes):
-            return value
-        for plain in (str, int, float):  # of a subclass (an enum, a number of numpy) the value counts
-            if isinstance(value, plain):
-                return plain(value)
-        if id(value) in self._made:
-            return self._made[id(value)]
-        self._alive.append(value)  # so that its id stays its own
+    def leaf(self, value: Any, path: str) -> Any:
+        """The node for what is no container."""
         if isinstance(value, torch.Tensor):
-            made: Any = self.tensor(value, path)
-        elif type(value) is tuple:
-            made = tuple(self.node(item, f"{path}/{i}") for i, item in enumerate(value))
-        elif isinstance(value, torch.Size):
-            made = Object("reduce", Global("torch", "Size"), (tuple(value),))
-        elif type(value) in (dict, OrderedDict):
-            made = self._made[id(value)] = Dict(ordered=isinstance(value, OrderedDict))
-            made.entries = [
-                (self.node(k, path), self.node(v, f"{path}/{k}" if path else str(k))) for k, v in value.items()
-            ]
-            metadata = getattr(value, "_metadata", None)
-            if metadata is not None:
-                made.attributes = Dict([("_metadata", self.node(metadata, path))])
-        elif type(value) is list:
-            made = self._made[id(value)] = List()
-            made.items = [self.node(item, f"{path}/{i}") for i, item in enumerate(value)]
-        elif type(value) in (set, frozenset):
-            made = Set([self.node(item, path) for item in value], frozen=type(value) is frozenset)
-        else:
-            raise CannotCarry(
-                f"{printable(path) or 'the value'} is a {type(value).__name__}; only tensors and plain data are saved",
-                hint="save it with torch.save, then open the file",
-            )
-        self._made[id(value)] = made
-        return made
+            return self.tensor(value, path)
+        if isinstance(value, torch.Size):
+            return Object("reduce", Global("torch", "Size"), (tuple(value),))
+        return super().leaf(value, path)
 
     def tensor(self, tensor: Any, path: str) -> LazyTensor:
         """A tensor with the memory that it has here."""

@@ -449,3 +449,10 @@ def rebuild(
                     value = copied(value)
                 copy.steps.append((kind, value))
     return result
+
+
+def metadata_of(node: Mapped) -> Dict | None:
+    """The `_metadata` node of a state dict, or None."""
+    attributes = attributes_of(node)
+    found = attributes.get("_metadata") if isinstance(attributes, Dict) else None
+    return found if isinstance(found, Dict) else None

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 import ckptool
 from ckptool import Checkpoint, LazyTensor, StateDict, Storage
-from ckptool.checkpoint import from_plain, map_storages, metadata_of, to_plain
+from ckptool.checkpoint import map_storages
 from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import KeyCollision
+from ckptool.inert.in_memory import from_plain, to_plain
 from ckptool.passes.rekeying import rekey
-from ckptool.tree import ABSENT, ByteString, Dict, Global, List, Object, Set
+from ckptool.tree import ABSENT, ByteString, Dict, Global, List, Object, Set, metadata_of
 
 FLOAT32 = BY_NAME["float32"]
 

@@ -183,7 +183,7 @@ def test_every_command_and_option_is_in_the_reference(name):
 def test_the_reference_names_no_option_that_is_gone():
     reference = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     known = {word for name in _COMMANDS for option in options(name) for word in option.opts + option.secondary_opts}
-    known |= {"--help", "--version"}
+    known |= {"--help", "--version", "--color"}
     assert set(re.findall(r"`(--[a-z-]+)", reference)) <= known
 
 
@@ -196,7 +196,7 @@ def test_every_operation_of_a_mapping_file_is_in_the_reference():
 
 @pytest.mark.skipif(BASH is None, reason="bash is not installed")
 def test_bash_completes_commands_as_the_readme_sets_it_up(reader):
-    line = next(x for x in re.findall(r"`([^`\n]+)`", (ROOT / "README.md").read_text()) if "bash_source" in x)
+    line = next(x for x in re.findall(r"`([^`\n]+)`", (ROOT / "README.md").read_text()) if "completion bash" in x)
     script = f'{line}\nCOMP_WORDS=(ckptool str); COMP_CWORD=1; _ckptool_completion ckptool; echo "${{COMPREPLY[@]}}"'
     done = subprocess.run([BASH, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.split() == ["strip-prefix"]

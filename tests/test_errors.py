@@ -1,6 +1,7 @@
 """Every error says where, what, on what evidence, and what helps; and nothing out of a file reaches a terminal raw."""
 
 import inspect
+import os
 import re
 
 import pytest
@@ -9,10 +10,10 @@ from hypothesis import strategies as st
 
 import ckptool.train
 from ckptool import Checkpoint, LazyTensor, Storage, errors
-from ckptool.checkpoint import from_plain
 from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import CheckpointError, printable
+from ckptool.inert.in_memory import from_plain
 from ckptool.tree import Global, Object
 
 FLOAT32 = BY_NAME["float32"]
@@ -74,7 +75,8 @@ def training_failed(path):
 RAISED = {
     "UnknownFormat": unknown_format,
     "Malformed": malformed,
-    "Unreadable": ckptool.open,
+    "Unreadable": lambda path: (os.mkfifo(path), ckptool.open(path)),
+    "NoSuchFile": ckptool.open,
     "Unwritable": unwritable,
     "OutputExists": lambda path: ckptool.save(saved(path, weights()), path),
     "NotFound": lambda path: saved(path, {"epoch": 1}).state_dict(),

@@ -40,7 +40,8 @@ def seeds(torch, tmp_path_factory):
 
 def test_mutants_of_every_format_are_read_or_refused_with_a_clear_line(seeds):
     told = run("tests.fuzz", *seeds, "run", "all", "--mutants", MUTANTS)
-    assert told.count(f"{MUTANTS} mutants") == 12
+    assert told.count(f"{MUTANTS} mutants") == 14
+    assert f"hdf5: {MUTANTS // 30} mutants" in told
     assert "FINDING" not in told
     assert "VALID" not in told
 

@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 from collections import Counter
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -37,7 +38,7 @@ FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 
 #: Third-party package -> the modules that may import it.
 HOMES = {
-    "torch": {"torch_bridge", "sharding", "model_code", "porting/prove", "ranks/group", "train"},
+    "torch": {"torch_bridge", "tensor", "sharding", "model_code", "porting/prove", "ranks/group", "train"},
     "safetensors": {"torch_bridge", "train"},
     "PIL": {"train"},
     "matplotlib": {"train"},
@@ -54,8 +55,10 @@ HOMES = {
 NUMERIC = {"numpy", "ml_dtypes"}
 
 
+@cache
 def imports_of(module):
     """(top-level package or own module, whether it is inside a function, line) for every import of a module."""
+    found = []
     path = PACKAGE / f"{module}.py"
     tree = ast.parse(path.read_text())
     lazy = {
@@ -79,10 +82,16 @@ def imports_of(module):
             names = [origin] if node.module else [f"{origin}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [node.module]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("later", "_Table"):
+            said = [word.value for word in node.args if isinstance(word, ast.Constant)]
+            if ast.unparse(node.func) == "_Table":
+                said = ["." + word.rpartition(".")[0] for word in said]
+            parts = [(len(word) - len(word.lstrip(".")), word.lstrip(".")) for word in said]
+            names = [".".join([*here[: len(here) - level], word]) for level, word in parts]
         else:
             continue
-        for name in names:
-            yield name, id(node) in lazy, node.lineno
+        found += [(name, id(node) in lazy, node.lineno) for name in names]
+    return found
 
 
 def room_of(dotted):

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 import ckptool
 from ckptool import Checkpoint, LazyTensor, Storage
-from ckptool.checkpoint import StateDict, around, from_plain
+from ckptool.checkpoint import StateDict, around
 from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import Ambiguous, NotFound
+from ckptool.inert.in_memory import from_plain
 from ckptool.tree import Dict, Global, List, Object, descend
 from ckptool.weights import ENVELOPES, PARTS, is_state_dict, is_training_state
 

@@ -22,39 +22,94 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..disk.files import reason
+from ..disk.paths import reason
+from ..drawing import styles
 from ..errors import CheckpointError, counted, printable
 from ..starting import ENDING
+from .help import COLOR, Context
 
 #: Files of one folder of which each has a line that says what was read from it.
 _MANY = 3
 
-#: Command -> module of this package, and what it does in a line.
-_COMMANDS: dict[str, tuple[str, str]] = {
-    "strip-prefix": ("rewrite", "Remove a prefix such as `module.` from every key."),
-    "add-prefix": ("rewrite", "Put a prefix such as `module.` before every key."),
-    "rename": ("rewrite", "Rename keys by rules OLD=NEW."),
-    "remap": ("rewrite", "Change the devices that tensors are tagged with."),
-    "convert": ("rewrite", "Rewrite a checkpoint: every pass, every format."),
-    "transfer": ("transfer", "Port weights into other model code."),
-    "extract-weights": ("rewrite", "Take the weights alone, also out of a whole pickled model."),
-    "clean": ("rewrite", "Make a file that torch.load(weights_only=True) takes."),
-    "slim": ("rewrite", "Keep only the weights, raw or averaged (EMA)."),
-    "average": ("rewrite", "Average the weights of several checkpoints."),
-    "merge-lora": ("merge", "Merge adapters (LoRA and its relatives) into their base model."),
-    "doctor": ("doctor", "Say what is wrong with a file, and what to type."),
-    "repair": ("repair", "Rebuild a file that does not open, or save what is whole."),
-    "inspect": ("inspect", "Show what is in a checkpoint, without running it."),
-    "diff": ("diff", "Compare two checkpoints: keys, shapes, types, values."),
-    "verify": ("verify", "Check every byte against checksums, rules and references."),
-    "scan": ("scan", "Show what unpickling a file would import and call."),
-    "train": ("train", "Train a small model (DataParallel, DDP, FSDP) and save it."),
-    "formats": ("formats", "List the formats that can be read and written."),
+#: What people come for -> command -> module of this package, and what the command does in a line.
+_GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Look": {
+        "inspect": ("inspect", "Show what is in a checkpoint, without running it."),
+        "diff": ("diff", "Compare two checkpoints: keys, shapes, types, values."),
+        "verify": ("verify", "Check every byte against checksums, rules and references."),
+        "scan": ("scan", "Show what unpickling a file would import and call."),
+    },
+    "Fix": {
+        "doctor": ("doctor", "Say what is wrong with a file, and what to type."),
+        "repair": ("repair", "Rebuild a file that does not open, or save what is whole."),
+        "clean": ("rewrite", "Make a file that torch.load(weights_only=True) takes."),
+    },
+    "Change": {
+        "convert": ("rewrite", "Rewrite a checkpoint: every pass, every format."),
+        "strip-prefix": ("rewrite", "Remove a prefix such as `module.` from every key."),
+        "add-prefix": ("rewrite", "Put a prefix such as `module.` before every key."),
+        "rename": ("rewrite", "Rename keys by rules OLD=NEW."),
+        "remap": ("rewrite", "Change the devices that tensors are tagged with."),
+        "extract-weights": ("rewrite", "Take the weights alone, also out of a whole pickled model."),
+        "slim": ("rewrite", "Keep only the weights, raw or averaged (EMA)."),
+        "average": ("rewrite", "Average the weights of several checkpoints."),
+        "merge-lora": ("merge", "Merge adapters (LoRA and its relatives) into their base model."),
+    },
+    "Port": {
+        "transfer": ("transfer", "Port weights into other model code."),
+    },
+    "Make": {
+        "train": ("train", "Train a small model (DataParallel, DDP, FSDP) and save it."),
+    },
+    "About ckptool": {
+        "formats": ("formats", "List the formats that can be read and written."),
+        "completion": ("completion", "Print what lets a shell complete commands and options."),
+    },
+}
+_COMMANDS = {name: told for commands in _GROUPS.values() for name, told in commands.items()}
+
+#: Names of other tools -> the command that does the same here.
+_SYNONYMS = {
+    "ls": "inspect",
+    "info": "inspect",
+    "show": "inspect",
+    "list": "inspect",
+    "tree": "inspect",
+    "cat": "inspect",
+    "stat": "inspect",
+    "stats": "inspect",
+    "compare": "diff",
+    "cmp": "diff",
+    "check": "verify",
+    "validate": "verify",
+    "audit": "scan",
+    "fix": "doctor",
+    "diagnose": "doctor",
+    "port": "transfer",
+    "map": "transfer",
+    "prefix": "add-prefix",
+    "unwrap": "strip-prefix",
+    "save": "convert",
+    "cast": "convert",
+    "quantize": "convert",
+    "dequantize": "convert",
+    "merge": "average",
+    "lora": "merge-lora",
+    "extract": "extract-weights",
+    "shard": "convert",
+    "split": "convert",
 }
 
 
 class _Commands(click.Group):
     """A group whose commands are imported when they are needed."""
+
+    context_class = Context
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """--version, --color, --help."""
+        *own, last = super().get_params(ctx)
+        return [*own, COLOR, last]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -73,8 +128,6 @@ class _Commands(click.Group):
         except KeyboardInterrupt:  # for which click would print an empty line
             raise _Interrupted from None
         except CheckpointError as error:
-            if error.hint is None and "no such file" in error.what and ctx.invoked_subcommand in _COMMANDS:
-                error.hint = import_module(".typed", __name__).with_near_name(str(error.where))
             if error.hint and ctx.invoked_subcommand in _COMMANDS:
                 command = self.get_command(ctx, ctx.invoked_subcommand)
                 error.hint = import_module(".typed", __name__).with_command(error.hint, command, str(error.where))
@@ -84,9 +137,12 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            if args[0] == "help":
+                ctx.fail(f"Help is an option: `ckptool {' '.join([*args[1:2], '--help'])}`.")
             import difflib
 
             near = [name for name in _COMMANDS if name.startswith(args[0])]
+            near = near or [_SYNONYMS[name] for name in (args[0].lower(),) if name in _SYNONYMS]
             near = near or difflib.get_close_matches(args[0], _COMMANDS, 1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             ctx.fail(f"No such command '{args[0][:40]}'.{hint}")
@@ -94,8 +150,9 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in _COMMANDS.items()])
+        for heading, commands in _GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:15}", summary) for name, (_, summary) in commands.items()])
 
 
 @click.group(
@@ -160,16 +217,20 @@ def _run(argv: list[str] | None) -> int:
         return 141
     except click.ClickException as error:
         if _said_before(error) is not None:
-            error.show()
+            _print_failure(argv, error)
+            _show_usage(error)
         return 2
     except click.exceptions.Exit as error:
         return error.exit_code
     except CheckpointError as error:
+        _print_failure(argv, error)
         return _say_error(error, str(error))
     except OSError as error:
+        _print_failure(argv, error)
         place = _place_of(error)
         return _say_error(error, f"{place}: {reason(error)}.") if place else _say_unexpected(error)
     except Exception as error:
+        _print_failure(argv, error)
         return _say_unexpected(error)
     finally:
         if (launched := sys.modules.get("ckptool.cli.launched")) is not None:
@@ -192,6 +253,25 @@ def _say_error(error: Exception, text: str) -> int:
     _debug()
     before = _said_before(error)
     return 2 if before is None else _say(before + text, 2)
+
+
+def _print_failure(argv: list[str] | None, error: Exception) -> None:
+    """The document of a command with --json that could do nothing."""
+    words = sys.argv[1:] if argv is None else argv
+    if "--json" in words or "--json-lines" in words:
+        from .documents import print_failure
+
+        with contextlib.suppress(OSError):  # nobody listens
+            print_failure(words, _COMMANDS.__contains__, error)
+
+
+def _show_usage(error: click.ClickException) -> None:
+    """Say what is wrong with a command line, below how the command is used."""
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    if ctx is not None:
+        more = f"Try `{ctx.command_path} --help`."
+        click.echo(f"{ctx.get_usage()}\n{styles.paint(more, 'faint')}\n", err=True, color=styles.always())
+    _say(error.format_message().replace("\n\t", " "), 2)  # click lists choices one a line
 
 
 def _place_of(error: OSError) -> str:
@@ -264,7 +344,7 @@ def _begin_to_count() -> None:
 
 def _say(text: str, status: int) -> int:
     with contextlib.suppress(OSError):  # nobody listens, or the disk is full
-        click.echo(f"Error: {text}", err=True)
+        click.echo(f"{styles.paint('Error:', 'bad')} {styles.hinted(text)}", err=True, color=styles.always())
     return status
 
 

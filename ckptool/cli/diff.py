@@ -9,8 +9,10 @@ from ..disk.urls import size_of
 from ..reports.comparing import diff as report
 from ..reports.comparing.diff_text import diff_page, diff_text
 from . import launched
+from .documents import print_json
+from .help import Command
 from .options import FileName, SideOutput
-from .output import check_side_outputs, fetching, print_json, progress_bar, terminal_width, write_page
+from .output import check_side_outputs, fetching, progress_bar, terminal_width, write_page
 
 
 class _Tolerance(click.ParamType[float]):
@@ -28,7 +30,7 @@ class _Tolerance(click.ParamType[float]):
         return number
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("left", type=FileName(), metavar="A")
 @click.argument("right", type=FileName(), metavar="B")
 @click.option("--weights", is_flag=True, help="Compare the weights only, not what else is in the files.")
@@ -92,7 +94,7 @@ def diff(
     if html:
         write_page(diff_page(found), html, overwrite=overwrite)
     if as_json:
-        print_json({"ckptool": 1, "command": "diff", **found.as_json()})
+        print_json("diff", found.as_json())
     elif not quiet:
         click.echo(diff_text(found, everything=verbose, width=terminal_width()))
     return 0 if found.same else 1

@@ -8,20 +8,22 @@ from dataclasses import asdict
 import click
 
 from ..disk.addresses import is_url
-from ..disk.files import is_folder, shell_path
+from ..disk.paths import is_folder, shell_path
 from ..disk.urls import size_of
-from ..errors import RuleError
+from ..errors import NotFound, RuleError
 from ..reports.diagnosis import advice, leftovers
 from ..reports.diagnosis import doctor as report
 from ..reports.diagnosis.doctor_text import doctor_text, explanation_text
+from .documents import as_entry, print_json
+from .help import Command
 from .options import FileName
-from .output import fetching, print_json, progress_bar, terminal_width
+from .output import fetching, progress_bar, terminal_width
 from .typed import keyword_arguments
 
 _LONGEST = 1 << 20
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("file", type=FileName(), metavar="[FILE]", required=False)
 @click.argument("model", type=FileName(), metavar="[MODEL.py]", required=False)
 @click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory of MODEL.py.")
@@ -42,7 +44,7 @@ def doctor(
 ) -> int:
     """Say what a file is, what keeps it from loading, and which commands repair it; or what an error message means.
 
-    Exit code 0: nothing is in the way of a plain model on a machine without a GPU. 1: something is. With MODEL.py (or
+    Exit code 0: a plain model can load it, on a machine without a GPU. 1: it found a problem. With MODEL.py (or
     MODEL.py:Name), whose code is run, it also says whether the file fits that model.
 
     \b
@@ -79,12 +81,12 @@ def doctor(
     if found is not None and not as_json:
         text = doctor_text(found, everything=verbose, width=width)
         click.echo(("\n" if explained is not None else "") + text)
-    if as_json:
-        document = {"ckptool": 1, "command": "doctor"}
-        messages = [asdict(one) for one in explained] if explained is not None else None
-        print_json({**document, "messages": messages, **(found.as_json() if found else {})})
-    wrong = any(one.trouble for one in explained or ()) if found is None else not found.healthy
     unknown = explained is not None and not explained and found is None
+    if as_json:
+        messages = [asdict(one) for one in explained] if explained is not None else None
+        errors = [as_entry(NotFound("ckptool does not know this error message", where="--error"))] if unknown else []
+        print_json("doctor", {"messages": messages, **(found.as_json() if found else {})}, errors)
+    wrong = any(one.trouble for one in explained or ()) if found is None else not found.healthy
     return 2 if unknown else int(wrong)
 
 
@@ -93,7 +95,7 @@ def _remove_leftovers(file: str | None, *, as_json: bool) -> int:
         raise click.UsageError("--remove-leftovers needs FILE, a file or a folder.")
     removed = leftovers.remove_leftovers(file)
     if as_json:
-        print_json({"ckptool": 1, "command": "doctor", "leftovers": [asdict(one) for one in removed]})
+        print_json("doctor", {"leftovers": [asdict(one) for one in removed]})
     else:
         click.echo(leftovers.removal_text(removed))
     return 0 if all(one.removed for one in removed) else 1

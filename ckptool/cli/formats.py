@@ -6,10 +6,11 @@ import click
 
 from ..formats import FOLDERS, FORMATS
 from ..formats.base import AnyFormat, FolderFormat
-from .output import print_json
+from .documents import print_json
+from .help import Command
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def formats(as_json: bool) -> None:
     """List the formats that can be read and written, and what each can carry.
@@ -32,7 +33,7 @@ def formats(as_json: bool) -> None:
             }
             for f in every
         ]
-        print_json({"ckptool": 1, "command": "formats", "formats": listed})
+        print_json("formats", {"formats": listed})
         return
     for f in every:
         also = f" (also: {', '.join(f.aliases)})" if f.aliases else ""

@@ -14,21 +14,25 @@ import click
 from ..disk.files import is_there, shell_path
 from ..disk.inside import not_followed
 from ..disk.runs import SUFFIX
-from ..errors import CheckpointError, NotFound, UnknownFormat, printable
+from ..drawing.sizes import table
+from ..drawing.styles import paint, width_of
+from ..errors import CheckpointError, NotFound, UnknownFormat, counted, printable
 from ..reports import inspect as report
-from ..reports.inspect_text import inspect_text
-from .options import FileName, SideOutput
-from .output import check_side_outputs, collect, fetching, print_json, terminal_width, write_page
+from ..reports.inspect_text import inspect_text, overview
+from .documents import Documents
+from .help import Command
+from .options import FileName, SideOutput, json_options
+from .output import check_side_outputs, collect, fetching, say_error, terminal_width, write_page
 from .searching import Search
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, type=FileName(), metavar="FILE…")
 @click.option("--filter", "pattern", metavar="PATTERN", help="Show only the tensors whose key fits.")
 @click.option("--sort", type=click.Choice(["file", "name", "size"]), default="file", help="Order of the lines.")
 @click.option("--depth", type=click.IntRange(0), metavar="N", help="Sum up below N components of the keys.")
 @click.option("--stats", is_flag=True, help="Read all values: smallest, largest, mean, spread, zeros, NaN.")
-@click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
+@json_options
 @click.option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
 @click.option("--overwrite", is_flag=True, help="Allow REPORT to exist.")
 @click.option("-v", "--verbose", is_flag=True, help="List all keys, however many.")
@@ -39,6 +43,7 @@ def inspect(
     depth: int | None,
     stats: bool,
     as_json: bool,
+    as_lines: bool,
     html: str | None,
     overwrite: bool,
     verbose: bool,
@@ -46,7 +51,7 @@ def inspect(
     """Show what is in a checkpoint: its keys, shapes, types and devices, and what else is in the file.
 
     Only headers and pickles are read (with --stats values, too), and nothing in them is run. A folder that is no
-    checkpoint itself is searched for some.
+    checkpoint itself is searched for some, and each file in it gets a line; with -v, a report.
 
     \b
     ckptool inspect model.pth
@@ -55,9 +60,10 @@ def inspect(
     ckptool inspect *.safetensors --json
     """
     check_side_outputs()
-    seen: list[report.Inspection] = []
-    numbers: list[Any] = []
-    status = 0
+    documents = Documents("inspect", as_json=as_json, as_lines=as_lines)
+    shown = _Shown(documents.wanted, verbose, sort, depth, whole=verbose or stats or bool(pattern) or depth is not None)
+    for_page: list[tuple[report.Inspection, Any]] = []
+    status = many = 0
     search = Search(_unfolded(files), whole=_is_checkpoint)
     unfinished: dict[str, None] = {}
     for path, asked in search:
@@ -65,49 +71,91 @@ def inspect(
         if half:
             unfinished[half[0]] = None
             continue
-        collect(len(seen))
+        collect(many)
         try:
             with fetching(path):
                 one = report.inspect(path)
             one = report.narrowed(one, pattern) if pattern else one
-            numbers.append(report.statistics_of(path, one) if stats else None)
-            seen.append(one)
+            found = report.statistics_of(path, one) if stats else None
         except CheckpointError as error:
             if not asked and isinstance(error, UnknownFormat):
                 continue
             if len(files) == 1 and asked:
                 raise
             status = 2
-            click.echo(f"Error: {error}", err=True)
+            documents.fail(error, path)
+            say_error(error)
+            continue
+        many += 1
+        for_page += [(one, _plain(found) if found is not None else None)] if html else []
+        if documents.wanted:
+            documents.add({**one.as_json(), **({"stats": _plain(found)} if found is not None else {})})
+        else:
+            shown.add(one, found, asked=asked)
     for name in unfinished:
         what = f"left out {printable(name, 255)}, which a run of ckptool has not finished"
         click.echo(f"{what}; `ckptool doctor {shell_path(files[0])}` says more", err=True)
     for failure in search.failures:
         status = 2
-        click.echo(f"Error: {failure}", err=True)
-    if not seen and not status:
+        documents.fail(failure)
+        say_error(failure)
+    if not many and not status:
         left_alone = [not_followed(search.left_alone)] if search.left_alone else []
         raise NotFound("holds no checkpoint", where=files[0], evidence=left_alone)
-    if html and seen:
+    if html and for_page:
         from ..reports.inspect_page import inspect_page
 
-        page = inspect_page(seen, [_plain(found) for found in numbers] if stats else None)
+        page = inspect_page([one for one, _ in for_page], [found for _, found in for_page] if stats else None)
         write_page(page, html, overwrite=overwrite)
-    if as_json:
-        documents = [one.as_json() for one in seen]
-        for document, found in zip(documents, numbers, strict=True):
-            if found is not None:
-                document["stats"] = _plain(found)
-        print_json({"ckptool": 1, "command": "inspect", "files": documents, "not_followed": search.left_alone})
-    else:
-        width = terminal_width()
-        texts = [
-            inspect_text(one, everything=verbose, width=width, sort=sort, depth=depth, stats=found)
-            for one, found in zip(seen, numbers, strict=True)
-        ]
-        texts += [not_followed(search.left_alone)] if search.left_alone else []
-        click.echo("\n\n".join(texts))
+    shown.end(search.left_alone)
+    documents.end(not_followed=search.left_alone)
     return status
+
+
+#: Columns of the overview that matter less, in the order in which they are left out: types, formats, sizes.
+_LESS = (4, 2, 1)
+
+
+class _Shown:
+    """The reports on a terminal: each as a whole if it was asked for, and a line for each file out of a folder.
+
+    Args:
+        silent: nothing is shown.
+        everything, sort, depth: as `inspect_text` takes them.
+        whole: show each as a whole, those out of a folder too.
+    """
+
+    def __init__(self, silent: bool, everything: bool, sort: Any, depth: int | None, *, whole: bool) -> None:
+        self._silent, self._everything, self._sort, self._depth, self._whole = silent, everything, sort, depth, whole
+        self._rows: list[tuple[str, ...]] = []
+        self._begun = False
+
+    def add(self, one: report.Inspection, found: Any, *, asked: bool) -> None:
+        """Show a report, or keep its line."""
+        if not asked and not self._whole:
+            self._rows.append(overview(one))
+            return
+        width = terminal_width()
+        text = inspect_text(
+            one, everything=self._everything, width=width, sort=self._sort, depth=self._depth, stats=found
+        )
+        self._say(text)
+
+    def end(self, left_alone: Sequence[str]) -> None:
+        """Show the lines, aligned, and what was left alone."""
+        if self._rows:
+            more = f"{counted(len(self._rows), 'file')}; -v shows what is in each"
+            rows = [*self._rows]
+            for column in _LESS:  # on a narrow terminal the rest can stay on one line
+                if max(map(width_of, table(rows))) > terminal_width():
+                    rows = [(*row[:column], *row[column + 1 :]) for row in rows]
+            self._say("\n".join([*table(rows), paint(more, "faint")]))
+        if left_alone and not self._silent:
+            self._say(not_followed(left_alone))
+
+    def _say(self, text: str) -> None:
+        click.echo(f"\n{text}" if self._begun else text)
+        self._begun = True
 
 
 def _plain(found: Sequence[Any]) -> list[dict[str, Any] | None]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ..ranks import Group, RankFailed, is_launched, say_nothing
+if TYPE_CHECKING:  # one process has no others to find
+    from ..ranks import Group
 
 #: Commands that several processes do together. `train` finds its ranks itself; of any other one, rank 0 does all.
 _TOGETHER = frozenset(
@@ -36,6 +38,8 @@ def begin(words: Sequence[str]) -> bool:
     """
     global _group
     command = next((word for word in words if not word.startswith("-")), "")
+    from ..ranks import Group, is_launched, say_nothing
+
     if not is_launched() or command == "train":
         return True
     group = Group.of_launcher(list(words)) if command in _TOGETHER else None
@@ -68,6 +72,8 @@ def failed(error: BaseException) -> str | None:
     sys.stderr = sys.__stderr__ if said else sys.stderr
     if not said:
         return None
+    from ..ranks import RankFailed
+
     is_plain = getattr(error, "on_all_ranks", False) or isinstance(error, RankFailed)
     return "" if is_plain else f"rank {_group.rank} of {_group.size}: "
 

@@ -18,12 +18,14 @@ import click
 from .. import formats
 from ..disk.addresses import address_of, as_path, is_url
 from ..disk.door import make_directories
-from ..disk.files import is_folder, is_there, reason
+from ..disk.paths import is_folder, is_there, reason
 from ..drawing.sizes import size_text
+from ..drawing.styles import paint
 from ..errors import CheckpointError, OutputExists, RuleError, counted, printable
 from ..formats.opening import holds_one
 from . import launched
-from .output import collect, print_json
+from .documents import Documents
+from .output import collect
 
 _ONE = "leave out --in-place to write to another file"
 #: Endings of files that are taken for checkpoints in a folder that is searched.
@@ -182,8 +184,8 @@ def run_each(jobs: Sequence[Job], one: Callable[[dict[str, Any]], Done], command
         command: for the document of --json.
         options: of all; each gets a copy.
     """
-    quiet, dry_run, as_json = options["quiet"], options["dry_run"], options["as_json"]
-    entries: list[dict[str, Any]] = []
+    quiet, dry_run = options["quiet"], options["dry_run"]
+    documents = Documents(command, as_json=options["as_json"], as_lines=options["as_lines"])
     taken: dict[Any, str] = {}
     failed = 0
     for number, job in enumerate(jobs):
@@ -194,22 +196,21 @@ def run_each(jobs: Sequence[Job], one: Callable[[dict[str, Any]], Done], command
             failed += 1
             what = error.what.rstrip(":") if isinstance(error, CheckpointError) else reason(error)
             what += "; -r looks into folders" if is_folder(job.source) and not holds_one(job.source) else ""
-            entries.append({"source": job.source, "error": str(error)})
-            if not as_json:
-                click.echo(f"FAILED {printable(job.source)}: {what}", err=True)
+            documents.fail(error, job.source)
+            if not documents.wanted:
+                click.echo(f"{paint('FAILED', 'bad')} {paint(printable(job.source), 'name')}: {what}", err=True)
             continue
         entry = {"source": job.source, "dry_run": dry_run, **plan.as_json()}
         entry |= {"notes": notes} if notes else {}
         entry |= {"renamed": [{"from": a, "to": b} for a, b in renamed]} if renamed and options["verbose"] else {}
-        entries.append(entry)
-        if not (quiet or as_json):
-            verb = "would write" if dry_run else "wrote"
+        documents.add(entry)
+        if not (quiet or documents.wanted):
+            verb = paint("would write" if dry_run else "wrote", "good")
             said = "; ".join([*plan.steps, *(f"LOST, as allowed: {line}" for line in plan.content), *notes])
-            line = f"{verb} {printable(str(plan.path))}: {plan.format}, {size_text(plan.nbytes)}"
+            line = f"{verb} {paint(printable(str(plan.path)), 'name')}: {plan.format}, {size_text(plan.nbytes)}"
             click.echo(f"{line}{f'; {said}' if said else ''}", err=not dry_run)
-    if as_json:
-        print_json({"ckptool": 1, "command": command, "files": entries, "failed": failed})
-    elif not quiet:
+    documents.end(failed=failed)
+    if not (quiet or documents.wanted):
         done = f"{len(jobs) - failed:,} {'would be written' if dry_run else 'written'}"
         click.echo(f"{counted(len(jobs), 'file')}: {done}, {failed:,} failed", err=not dry_run)
     return 2 if failed else 0

@@ -13,11 +13,12 @@ from ..adapters.merging import open_adapter
 from ..disk.files import is_there
 from ..errors import RuleError, printable
 from ..formats.opening import require_whole
+from .help import Command
 from .options import FileName, output_options
 from .rewrite import rewrite
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("paths", type=FileName(), metavar="BASE ADAPTER[@WEIGHT]… OUT", nargs=-1, required=True)
 @click.option("--component", metavar="PART", help="Of an adapter for a pipeline, the part to merge: unet, lora_te1.")
 @click.option("--max-shard-size", metavar="SIZE", help="Write a folder of shards of at most SIZE (5GB, 500MB).")

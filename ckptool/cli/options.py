@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import click
+
+from .help import Option
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -46,73 +49,90 @@ class FormatName(click.ParamType[str]):
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
+#: Under which heading help shows an option.
+output_option = partial(click.option, cls=Option, heading="Output")
+_matching = partial(click.option, cls=Option, heading="Matching")
+_proof = partial(click.option, cls=Option, heading="Proof")
+
 _OUTPUT: tuple[Callable[[Any], Any], ...] = (
-    click.option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write, in place of OUT."),
-    click.option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`)."),
-    click.option("--for", "for_torch", metavar="TORCH", help="Refuse what a version cannot load (torch==1.6)."),
-    click.option("--backup", metavar="SUFFIX", help="Keep what OUT was under its name with SUFFIX."),
-    click.option("--overwrite", is_flag=True, help="Allow OUT to exist."),
-    click.option("-n", "--dry-run", is_flag=True, help="Say what would be written; write nothing."),
-    click.option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`)."),
-    click.option("--if-present", is_flag=True, help="Rules may match nothing; the file is written all the same."),
-    click.option("--allow-loss", is_flag=True, help="Write although content is lost, or is damaged."),
-    click.option("--partial-file", is_flag=True, help="Take one shard, or one rank's file, for what it holds."),
-    click.option("--keep-objects", is_flag=True, help="Write back objects that may run code when they are loaded."),
-    click.option(
+    output_option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write: another way to name OUT."),
+    output_option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`)."),
+    output_option("--for", "for_torch", metavar="TORCH", help="Refuse what a version cannot load (torch==1.6)."),
+    output_option("--backup", metavar="SUFFIX", help="Keep what OUT was under its name with SUFFIX."),
+    output_option("--overwrite", is_flag=True, help="Allow OUT to exist."),
+    output_option("-n", "--dry-run", is_flag=True, help="Say what would be written; write nothing."),
+    output_option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`)."),
+    output_option("--if-present", is_flag=True, help="Rules may match nothing; the file is written all the same."),
+    output_option("--allow-loss", is_flag=True, help="Write although content is lost, or is damaged."),
+    output_option("--partial-file", is_flag=True, help="Take one shard, or one rank's file, for what it holds."),
+    output_option("--keep-objects", is_flag=True, help="Write back objects that may run code when they are loaded."),
+    output_option(
         "--save-recipe", type=SideOutput("recipe"), metavar="FILE", help="Write the passes to a file, for --recipe."
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print the receipt as JSON."),
-    click.option("-q", "--quiet", is_flag=True, help="No receipt, no progress bar."),
-    click.option("-v", "--verbose", is_flag=True, help="Also list every key that changes."),
+    output_option("--json", "as_json", is_flag=True, help="Print the receipt as JSON."),
+    output_option("--json-lines", "as_lines", is_flag=True, help="Print JSON, a line for each file when it is done."),
+    output_option("-q", "--quiet", is_flag=True, help="No receipt, no progress bar."),
+    output_option("-v", "--verbose", is_flag=True, help="Also list every key that changes."),
+)
+
+_JSON = (
+    output_option("--json", "as_json", is_flag=True, help="Print one document of JSON."),
+    output_option("--json-lines", "as_lines", is_flag=True, help="Print JSON, a line for each file when it is done."),
 )
 
 #: How `transfer` finds what goes where, and proves it.
 _MATCHING: tuple[Callable[[Any], Any], ...] = (
-    click.option(
+    _matching(
         "--hint", "hints", multiple=True, metavar="OLD=NEW", help="Names of the source and what the model calls them."
     ),
-    click.option(
+    _matching(
         "--by", type=click.Choice(["evidence", "position"]), default="evidence", help="position: the n-th to the n-th."
     ),
-    click.option("--first", type=click.IntRange(1), metavar="N", help="With --by position: fill N tensors only."),
-    click.option(
+    _matching("--first", type=click.IntRange(1), metavar="N", help="With --by position: fill N tensors only."),
+    _matching(
         "--start", type=click.IntRange(0), default=0, metavar="K", help="With --by position: skip K of the source."
     ),
-    click.option(
+    _matching(
         "--mapping", "mapping_file", type=FileName(), metavar="FILE", help="Replay a mapping file instead of matching."
     ),
-    click.option("--invert", is_flag=True, help="With --mapping: the way back."),
-    click.option(
+    _matching("--invert", is_flag=True, help="With --mapping: the way back."),
+    _matching(
         "--save-mapping",
         type=SideOutput("mapping", same_is_fine=True),
         metavar="FILE",
         help="Write the mapping as YAML, to read, edit and replay.",
     ),
     click.option(
+        "--emit",
+        type=SideOutput("converter", same_is_fine=True),
+        metavar="FILE.py",
+        help="Write the port as Python that needs torch alone: convert(state_dict).",
+    ),
+    _proof(
         "--source-model",
         metavar="SRC.py[:NAME]",
         help="The source's own code: its order counts, and --prove can run it.",
     ),
-    click.option("--source-kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for it."),
-    click.option("--prove", is_flag=True, help="Run both models on the same inputs and compare; settle doubts by it."),
-    click.option(
+    _proof("--source-kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for it."),
+    _proof("--prove", is_flag=True, help="Run both models on the same inputs and compare; settle doubts by it."),
+    _proof(
         "--reference", type=FileName(), metavar="FILE", help="Saved inputs and outputs of the source, to prove against."
     ),
-    click.option(
+    _proof(
         "--patience",
         type=click.FloatRange(0),
         default=300.0,
         metavar="SECONDS",
         help="How long a proof may look for what makes outputs equal (300).",
     ),
-    click.option(
+    _proof(
         "--input",
         "inputs",
         multiple=True,
         metavar="SPEC",
         help="Example input: 'float32[2,3,64,64]', 'int64[2,12]<100'.",
     ),
-    click.option(
+    _proof(
         "--source-input",
         "source_inputs",
         multiple=True,
@@ -123,11 +143,18 @@ _MATCHING: tuple[Callable[[Any], Any], ...] = (
 
 _WRITING: tuple[Callable[[Any], Any], ...] = (
     click.argument("paths", type=FileName(), metavar="IN [OUT]", nargs=-1, required=True),
-    click.option("--in-place", is_flag=True, help="Replace IN, once the new file is whole; also several."),
-    click.option("--out-dir", type=FileName(), metavar="DIR", help="Write each of several IN into DIR, by its name."),
-    click.option("-r", "--recursive", is_flag=True, help="Take all checkpoints in folders; with one of these two."),
+    output_option("--in-place", is_flag=True, help="Replace IN, once the new file is whole; also several."),
+    output_option("--out-dir", type=FileName(), metavar="DIR", help="Write each of several IN into DIR, by its name."),
+    output_option("-r", "--recursive", is_flag=True, help="Take all checkpoints in folders; with one of these two."),
     *_OUTPUT,
 )
+
+
+def json_options(command: _Command) -> _Command:
+    """--json and --json-lines, of a command that reports on several files."""
+    for decorate in reversed(_JSON):
+        command = decorate(command)
+    return command
 
 
 def writing_options(command: _Command) -> _Command:

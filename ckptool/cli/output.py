@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from ..drawing import styles
 from ..drawing.sizes import size_text
+from ..drawing.styles import paint
 from ..errors import RuleError, counted, printable, without_secrets
+from .documents import Documents, print_json
 
 if TYPE_CHECKING:
     from ..formats import Plan
@@ -104,22 +106,31 @@ def print_receipt(
     *,
     command: str,
     as_json: bool,
+    as_lines: bool = False,
     quiet: bool,
     dry_run: bool,
 ) -> None:
     """Say what was written: on stderr, or as JSON on stdout. A dry run is a report, and goes to stdout."""
-    if as_json:
+    if as_json or as_lines:
         shown = without_secrets(source)
-        document = {"ckptool": 1, "command": command, "source": shown, "dry_run": dry_run, **plan.as_json()}
+        document = {"source": shown, "dry_run": dry_run, **plan.as_json()}
         if notes:
             document["notes"] = notes
         if renamed:
             document["renamed"] = [{"from": old, "to": new} for old, new in renamed]
-        print_json(document)
+        if as_lines:
+            Documents(command, as_json=False, as_lines=True).add(document)
+        else:
+            print_json(command, document)
     elif not quiet:
         click.echo(
             "\n".join([*_receipt(plan, renamed, dry_run), *(f"  note: {line}" for line in notes)]), err=not dry_run
         )
+
+
+def say_error(error: object, *, before: str = "") -> None:
+    """Say on stderr what went wrong: the place, what is wrong, the evidence, and a hint."""
+    click.echo(f"{paint('Error:', 'bad')} {before}{styles.hinted(str(error))}", err=True)
 
 
 def collect(number: int) -> None:
@@ -165,14 +176,10 @@ def write_page(page: str, path: str, *, overwrite: bool) -> None:
     click.echo(f"wrote {printable(path)}", err=True)
 
 
-def print_json(document: dict[str, Any]) -> None:
-    """One document of JSON on stdout, in ASCII so that no key can talk to the terminal."""
-    click.echo(json.dumps(document, indent=2))
-
-
 def _receipt(plan: Plan, renamed: list[tuple[str, str]], dry_run: bool) -> Iterator[str]:
     verb = "would write" if dry_run else "wrote"
-    yield f"{verb} {printable(os.fspath(plan.path))}: {plan.format}, {size_text(plan.nbytes)}, {plan.how}"
+    place = paint(printable(os.fspath(plan.path)), "name")
+    yield f"{paint(verb, 'good')} {place}: {plan.format}, {size_text(plan.nbytes)}, {plan.how}"
     for line in plan.steps:
         yield f"  {line}"
     for old, new in renamed:
@@ -180,7 +187,7 @@ def _receipt(plan: Plan, renamed: list[tuple[str, str]], dry_run: bool) -> Itera
     for line in plan.form:
         yield f"  form: {line}"
     for line in plan.content:
-        yield f"  LOST, as allowed: {line}"
+        yield f"  {paint('LOST, as allowed:', 'warning')} {line}"
     yield from damage(plan)
     for name, count in plan.objects.items():
         yield f"  object kept: {printable(name, 100)} ({count:,}); whoever loads the file runs what it names"
@@ -189,13 +196,19 @@ def _receipt(plan: Plan, renamed: list[tuple[str, str]], dry_run: bool) -> Itera
 def damage(plan: Plan) -> Iterator[str]:
     """The first of the tensors that were written though their checksums are wrong, and how many more there are."""
     lines = plan.damaged
-    yield from (f"  DAMAGED, as allowed: {line}" for line in lines[:_MOST_DAMAGED])
+    yield from (f"  {paint('DAMAGED, as allowed:', 'bad')} {line}" for line in lines[:_MOST_DAMAGED])
     if lines[_MOST_DAMAGED:]:
         yield f"  DAMAGED, as allowed: … and {len(lines) - _MOST_DAMAGED:,} more, which --json lists"
 
 
 def terminal_width() -> int:
-    """Columns to fill: those of the terminal, 120 in a pipe, never less than 60."""
+    """Columns to fill: those of the terminal, never less than 60. Without one (a pipe, a file) lines are not folded."""
     import shutil
 
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
+        return _NOT_FOLDED
     return max(shutil.get_terminal_size((120, 40)).columns, 60)
+
+
+#: More columns than a line has.
+_NOT_FOLDED = 10**6

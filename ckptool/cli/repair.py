@@ -10,13 +10,14 @@ from .. import formats
 from ..checkpoint import Checkpoint
 from ..disk.files import shell_path
 from ..errors import CannotCarry, Malformed, NoMatch, counted, printable
+from .help import Command
 from .options import writing_options
 from .rewrite import rewrite
 
 _SHOWN = 12
 
 
-@click.command()
+@click.command(cls=Command)
 @writing_options
 def repair(**options: Any) -> int:
     """Rebuild a file that does not open: zipped again, without its directory, or cut short.

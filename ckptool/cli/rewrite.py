@@ -19,17 +19,17 @@ from .. import formats
 from ..checkpoint import Checkpoint
 from ..disk.addresses import is_url
 from ..disk.documents import read_text, read_yaml
-from ..disk.files import beside, shell_path, shell_quote
+from ..disk.paths import beside, shell_path, shell_quote
 from ..disk.targets import write_side_output
 from ..errors import CannotCarry, PartialMatch, RuleError, printable
 from ..formats.opening import require_whole
 from ..formats.trainers.alone import alone
 from ..keys import Rename, parse_rules
-from ..passes import by_key as passes
-from ..passes import envelopes, recipes, values
+from ..passes import recipes
 from ..passes.optimizers import name_parameters, optimizers_in, without_names
 from ..passes.recipes import Step
 from . import launched, many
+from .help import Command
 from .options import FileName, output_options, writing_options
 from .output import check_side_outputs, fetching, hush, print_receipt, progress_bar
 from .typed import command_as_typed
@@ -106,6 +106,7 @@ def rewrite(
             notes,
             command=command,
             as_json=options["as_json"],
+            as_lines=options["as_lines"],
             quiet=options["quiet"],
             dry_run=options["dry_run"],
         )
@@ -181,6 +182,8 @@ def _planned(how: _How, options: dict[str, Any]) -> tuple[formats.Plan, list[tup
     split = formats.split_of(how.max_shard_size, how.variant)
     chosen = formats.target_format(ckpt, target, options["format_"], split)
     if at is not None and not chosen.pickles and ckpt.at is None:
+        from ..passes import envelopes
+
         ckpt = envelopes.extract(ckpt, at=at)  # it holds one set of tensors, and these were named
     if chosen.flat and any(step.name == "wrap" for step in how.steps):
         what = f"{chosen.name} holds one flat set of tensors, and no key around them"
@@ -208,7 +211,9 @@ _LEAVE_OUT = ("select", "drop", "slim", "extract", "clean", "unwrap")
 def _typed_instead(instead: Sequence[str]) -> str:
     """The command as it was typed, with the options INSTEAD of the prefix."""
     typed = command_as_typed(without=("--strip-prefix", "--prefix"), swapped={"strip-prefix": "convert"})
-    return passes.told_instead(" ".join([typed, *(shell_quote(word, 200) for word in instead)]))
+    from ..passes.by_key import told_instead
+
+    return told_instead(" ".join([typed, *(shell_quote(word, 200) for word in instead)]))
 
 
 def _target(options: dict[str, Any]) -> str:
@@ -250,7 +255,7 @@ def _stdout_file() -> str | None:
     return path.name if path.is_file() else None
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--prefix", default="module.", show_default=True, help="Whole components at the start of the keys.")
 @click.option("--first", is_flag=True, help="Drop the first component of each key, whatever it is.")
 @writing_options
@@ -266,7 +271,7 @@ def strip_prefix(prefix: str, first: bool, **options: Any) -> int:
     return rewrite(_steps({"strip-prefix": prefix, "strip-first": first}), "strip-prefix", options)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--prefix", default="module.", show_default=True, help="Put before each key.")
 @writing_options
 def add_prefix(prefix: str, **options: Any) -> int:
@@ -279,7 +284,7 @@ def add_prefix(prefix: str, **options: Any) -> int:
     return rewrite(_steps({"add-prefix": prefix}), "add-prefix", options)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--rename", "rules", multiple=True, metavar="OLD=NEW", help="A rule; the first that fits a key counts.")
 @click.option("--rules", "rules_file", type=FileName(), metavar="FILE", help="A file with one rule OLD=NEW a line.")
 @writing_options
@@ -300,7 +305,7 @@ def rename(rules: tuple[str, ...], rules_file: str | None, **options: Any) -> in
     return rewrite(_steps({"rename": rules}, rules_file), "rename", options)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--map-location",
     "-m",
@@ -338,12 +343,12 @@ def _pass_options(command: _Command) -> _Command:
                 command = _BESIDE[name](command)
             words = [f"--{name}", *([one.letter] if one.letter else [])]
             kind: dict[str, Any] = {"is_flag": True} if one.kind == "flag" else {"metavar": one.metavar}
-            kind |= {"type": click.Choice(values.TIES)} if one.kind == "ties" else {}
+            kind |= {"type": click.Choice(recipes.TIES)} if one.kind == "ties" else {}
             command = click.option(*words, multiple=one.kind == "texts", help=one.help, **kind)(command)
     return command
 
 
-@click.command()
+@click.command(cls=Command)
 @_pass_options
 @click.option("--recipe", type=FileName(), metavar="FILE", help="Run the passes of a recipe first, as listed there.")
 @click.option(
@@ -397,7 +402,7 @@ def convert(
     )
 
 
-@click.command()
+@click.command(cls=Command)
 @writing_options
 def extract_weights(**options: Any) -> int:
     """Take the weights out of a checkpoint, and leave everything else behind.
@@ -413,7 +418,7 @@ def extract_weights(**options: Any) -> int:
     return rewrite(_steps({"extract": True}), "extract-weights", options)
 
 
-@click.command()
+@click.command(cls=Command)
 @writing_options
 def clean(**options: Any) -> int:
     """Write a copy that torch.load(weights_only=True) loads: tensors and plain data, and nothing else.
@@ -429,7 +434,7 @@ def clean(**options: Any) -> int:
     return rewrite(_steps({"clean": True}), "clean", options)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--weights", type=click.Choice(["ema", "raw"]), help="Of a moving average and the raw weights, which.")
 @writing_options
 def slim(weights: str | None, **options: Any) -> int:
@@ -445,7 +450,7 @@ def slim(weights: str | None, **options: Any) -> int:
     return rewrite(_steps({"slim": weights or True}), "slim", options)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("sources", type=FileName(), metavar="IN…", nargs=-1, required=True)
 @click.option("--ratios", metavar="R,R,…", help="How much each IN counts: 0.5,0.3,0.2. Else all the same.")
 @output_options
@@ -466,6 +471,8 @@ def average(sources: tuple[str, ...], ratios: str | None, **options: Any) -> int
     opened = [formats.open(source) for source in sources]
     for one in opened if not options["partial_file"] else ():
         require_whole(one)
+    from ..passes import values
+
     mean = values.average(opened, ratios=numbers, at=options["at"])
     options |= {"source": sources[-1], "target": None, "in_place": False, "at": None}
     return rewrite([], "average", options, opener=lambda _: mean)

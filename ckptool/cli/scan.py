@@ -8,19 +8,21 @@ from ..disk.inside import not_followed
 from ..errors import CheckpointError, counted
 from ..reports.scanning import scan as report
 from ..reports.scanning.scan_text import scan_text
-from .options import FileName
-from .output import collect, fetching, print_json, terminal_width
+from .documents import Documents
+from .help import Command
+from .options import FileName, json_options
+from .output import collect, fetching, say_error, terminal_width
 from .searching import Search
 
 _STATUS = {"safe": 0, "unsafe": 1, "unknown": 2}
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, type=FileName(), metavar="FILE…")
-@click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
+@json_options
 @click.option("-q", "--quiet", is_flag=True, help="Show only files that are not safe.")
 @click.option("-v", "--verbose", is_flag=True, help="Also list tensors and plain data, and every place.")
-def scan(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> int:
+def scan(files: tuple[str, ...], as_json: bool, as_lines: bool, quiet: bool, verbose: bool) -> int:
     """Show what unpickling a file would import and call, without doing any of it.
 
     Exit code 0: tensors and plain data only. 1: it would import or call more. 2: not all of it could be accounted for.
@@ -32,7 +34,7 @@ def scan(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> i
     ckptool scan downloads/ -q
     ckptool scan *.pt *.bin --json
     """
-    seen = []
+    documents = Documents("scan", as_json=as_json, as_lines=as_lines)
     status = 0
     skipped = 0
     search = Search(files)
@@ -45,24 +47,25 @@ def scan(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool) -> i
             if len(files) == 1 and asked:
                 raise
             status = 2
-            click.echo(f"Error: {error}", err=True)
+            documents.fail(error, path)
+            say_error(error)
             continue
         if not one.checkpoint and not asked:
             skipped += 1
             continue
         status = max(status, _STATUS[one.verdict])
-        if as_json:
-            seen.append(one.as_json())
+        if documents.wanted:
+            documents.add(one.as_json())
         elif not quiet or one.verdict != "safe":
             click.echo(scan_text(one, everything=verbose, width=terminal_width()))
     for failure in search.failures:
         status = 2
-        click.echo(f"Error: {failure}", err=True)
+        documents.fail(failure)
+        say_error(failure)
     left_alone = search.left_alone
-    if as_json:
-        print_json({"ckptool": 1, "command": "scan", "files": seen, "skipped": skipped, "not_followed": left_alone})
-    elif skipped and not quiet:
+    documents.end(skipped=skipped, not_followed=left_alone)
+    if skipped and not quiet and not documents.wanted:
         click.echo(f"{counted(skipped, 'file')} skipped: neither checkpoint nor pickle")
-    if left_alone and not as_json:
+    if left_alone and not documents.wanted:
         click.echo(not_followed(left_alone))
     return status or (2 if left_alone else 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import sys
 import time
@@ -29,6 +28,8 @@ from ..train.config import (
 )
 from ..train.ways import WAYS
 from . import _Terminated
+from .documents import print_json
+from .help import Command, Option
 from .options import FileName
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -144,10 +145,10 @@ def _option(name: str, help: str, **more: Any) -> Callable[[_Command], _Command]
     elif default is not None:
         more.setdefault("show_default", True)
         more.setdefault("type", type(default))
-    return click.option(*more.pop("short", ()), name, field, default=default, help=help, **more)
+    return click.option(*more.pop("short", ()), name, field, default=default, help=help, cls=Option, **more)
 
 
-@click.command(help=_HELP)
+@click.command(cls=Command, help=_HELP)
 @_option("--task", "What is learned.", metavar="TASK")
 @_option("--strategy", "How it is spread over devices.", metavar="STRATEGY")
 @click.option("--out", "-o", type=FileName(), metavar="DIR", required=True, help="Folder for what is saved.")
@@ -157,19 +158,21 @@ def _option(name: str, help: str, **more: Any) -> Callable[[_Command], _Command]
     callback=_several,
     metavar="LIST",
     help="cpu, cuda, or cuda:0,cuda:1. Default: all GPUs, else the CPU.",
+    cls=Option,
+    heading="Processes",
 )
-@_option("--nproc", "Processes, or replicas of `manual` on a CPU.", type=int, metavar="N")
-@_option("--wrap-optimizer", "With data-parallel: wrap the optimizer too, as in 2018.")
+@_option("--nproc", "Processes, or replicas of `manual` on a CPU.", type=int, metavar="N", heading="Processes")
+@_option("--wrap-optimizer", "With data-parallel: wrap the optimizer too, as in 2018.", heading="Processes")
 @_option("--epochs", "Epochs in all, those before --resume included.")
 @click.option("--save", multiple=True, callback=_several, metavar="KINDS", help="What to save. Default: wrapped,full.")
 @_option("--save-every", "Save after every N epochs; 0: after the last only.", metavar="N")
 @_option("--resume", "Go on from this checkpoint, of any strategy.", type=FileName(), metavar="FILE")
-@_option("--overwrite", "Replace what another run left in DIR.")
-@_option("--batch-size", "Samples of a step, over all devices.")
-@_option("--accumulate", "Forward passes whose gradients make a step.", metavar="N")
-@_option("--drop-last", "Leave out the last batch if it is smaller.")
-@_option("--optimizer", f"{', '.join(OPTIMIZERS)}.", metavar="NAME")
-@_option("--lr", "Learning rate.")
+@_option("--overwrite", "Replace what another run left in DIR.", heading="Output")
+@_option("--batch-size", "Samples of a step, over all devices.", heading="Learning")
+@_option("--accumulate", "Forward passes whose gradients make a step.", metavar="N", heading="Learning")
+@_option("--drop-last", "Leave out the last batch if it is smaller.", heading="Learning")
+@_option("--optimizer", f"{', '.join(OPTIMIZERS)}.", metavar="NAME", heading="Learning")
+@_option("--lr", "Learning rate.", heading="Learning")
 @click.option(
     "--lr-group",
     "lr_groups",
@@ -177,31 +180,43 @@ def _option(name: str, help: str, **more: Any) -> Callable[[_Command], _Command]
     callback=_rates,
     metavar="PATTERN=RATE",
     help="Another rate for the parameters that match.",
+    cls=Option,
+    heading="Learning",
 )
-@_option("--momentum", "Of sgd.")
-@_option("--weight-decay", "Pull of the weights towards 0.")
-@_option("--schedule", f"{', '.join(SCHEDULES)}; with numbers: step:10:0.1.", metavar="NAME")
-@_option("--init", f"{', '.join(INITS)}; with a number: constant:0.01.", metavar="SCHEME")
-@_option("--amp", f"Mixed precision: {', '.join(AMP)}.", metavar="TYPE")
-@_option("--seed", "Of everything that is drawn at random.")
-@_option("--data", "Table of `housing`, or folder of `imagefolder`.", type=FileName(), metavar="PATH")
-@_option("--target", "Column that is predicted. Default: the last.", type=str, metavar="NAME")
-@_option("--labels", "Numbers of the classes, as JSON.", type=FileName(), metavar="FILE")
-@_option("--samples", "Synthetic samples.", type=int, metavar="N")
-@_option("--test-fraction", "Part of the samples that is held out.")
-@_option("--workers", "Processes that load the data.", metavar="N")
-@_option("--depth", f"Layers of `vgg`: {', '.join(map(str, DEPTHS))}.")
-@_option("--width", "Channels of `vgg`, as a part of the real ones; 1 is the real VGG.")
-@_option("--batch-norm", "Batch norm in `vgg`.")
-@_option("--classes", "Classes of synthetic images.")
-@_option("--image-size", "Side to which images of a folder are scaled.")
-@_option("--backend", f"{', '.join(BACKENDS)}; auto is nccl on GPUs, else gloo.", metavar="NAME")
-@_option("--rendezvous", "Where processes meet: env://, tcp://HOST:PORT, file:///PATH.", metavar="URL")
-@click.option("--curves/--no-curves", default=True, help="Draw the curves of loss and accuracy as a PNG.")
-@_option("--tensorboard", "Write logs for TensorBoard.")
-@click.option("--json", "as_json", is_flag=True, help="Print what the run came to as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing.")
-@_option("--verbose", "Show devices, and batch sizes outside and inside the model.", short=("-v",))
+@_option("--momentum", "Of sgd.", heading="Learning")
+@_option("--weight-decay", "Pull of the weights towards 0.", heading="Learning")
+@_option("--schedule", f"{', '.join(SCHEDULES)}; with numbers: step:10:0.1.", metavar="NAME", heading="Learning")
+@_option("--init", f"{', '.join(INITS)}; with a number: constant:0.01.", metavar="SCHEME", heading="Learning")
+@_option("--amp", f"Mixed precision: {', '.join(AMP)}.", metavar="TYPE", heading="Learning")
+@_option("--seed", "Of everything that is drawn at random.", heading="Learning")
+@_option("--data", "Table of `housing`, or folder of `imagefolder`.", type=FileName(), metavar="PATH", heading="Data")
+@_option("--target", "Column that is predicted. Default: the last.", type=str, metavar="NAME", heading="Data")
+@_option("--labels", "Numbers of the classes, as JSON.", type=FileName(), metavar="FILE", heading="Data")
+@_option("--samples", "Synthetic samples.", type=int, metavar="N", heading="Data")
+@_option("--test-fraction", "Part of the samples that is held out.", heading="Data")
+@_option("--workers", "Processes that load the data.", metavar="N", heading="Data")
+@_option("--depth", f"Layers of `vgg`: {', '.join(map(str, DEPTHS))}.", heading="Model")
+@_option("--width", "Channels of `vgg`, as a part of the real ones; 1 is the real VGG.", heading="Model")
+@_option("--batch-norm", "Batch norm in `vgg`.", heading="Model")
+@_option("--classes", "Classes of synthetic images.", heading="Data")
+@_option("--image-size", "Side to which images of a folder are scaled.", heading="Data")
+@_option("--backend", f"{', '.join(BACKENDS)}; auto is nccl on GPUs, else gloo.", metavar="NAME", heading="Processes")
+@_option(
+    "--rendezvous", "Where processes meet: env://, tcp://HOST:PORT, file:///PATH.", metavar="URL", heading="Processes"
+)
+@click.option(
+    "--curves/--no-curves",
+    default=True,
+    help="Draw the curves of loss and accuracy as a PNG.",
+    cls=Option,
+    heading="Output",
+)
+@_option("--tensorboard", "Write logs for TensorBoard.", heading="Output")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print what the run came to as JSON.", cls=Option, heading="Output"
+)
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing.", cls=Option, heading="Output")
+@_option("--verbose", "Show devices, and batch sizes outside and inside the model.", short=("-v",), heading="Output")
 def train(as_json: bool, quiet: bool, **options: Any) -> None:
     """See _HELP."""
     gc.enable()  # a run leaves much behind
@@ -225,7 +240,7 @@ def train(as_json: bool, quiet: bool, **options: Any) -> None:
         click.echo(f"Error: {what}; what was saved before is whole", err=True)
         raise click.exceptions.Exit(130 if interrupted else 143) from None
     if as_json:
-        click.echo(json.dumps(_document(config, done), indent=2))
+        print_json("train", _document(config, done))
     elif not quiet:
         for path in done.files:
             click.echo(f"wrote {path}", err=True)
@@ -249,8 +264,6 @@ def _document(config: Config, done: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
-        "ckptool": 1,
-        "command": "train",
         "task": config.task,
         "strategy": config.strategy,
         "history": [asdict(epoch) for epoch in done.history],

@@ -29,11 +29,13 @@ from ..model_code import user_code
 from ..passes import recipes
 from ..porting import mapping_file
 from ..porting.applying import apply, open_source
+from ..porting.explaining import explained
 from ..porting.mapping import Mapping
 from ..porting.mapping_text import mapping_page, mapping_text
 from ..porting.refusal import require_accepted, require_proof
-from .options import FileName, FormatName, SideOutput, matching_options
-from .output import check_side_outputs, damage, print_json, progress_bar, status_line, write_page
+from .documents import print_json
+from .options import FileName, FormatName, SideOutput, matching_options, output_option
+from .output import check_side_outputs, damage, progress_bar, say_error, status_line, write_page
 from .typed import ALL, WithPatterns, command_as_typed, keyword_arguments
 
 if TYPE_CHECKING:
@@ -43,12 +45,12 @@ if TYPE_CHECKING:
 @click.command(cls=WithPatterns)
 @click.argument("source", type=FileName(), metavar="SRC")
 @click.argument("model", type=FileName(), metavar="MODEL.py[:NAME]")
-@click.option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write (SRC.NAME.pth if left out).")
-@click.option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`).")
-@click.option("--overwrite", is_flag=True, help="Allow OUT and REPORT to exist.")
-@click.option("--partial-file", is_flag=True, help="Take one shard of several for what it holds.")
-@click.option("-n", "--dry-run", is_flag=True, help="Match and report; write nothing.")
-@click.option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`).")
+@output_option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write (SRC.NAME.pth if left out).")
+@output_option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`).")
+@output_option("--overwrite", is_flag=True, help="Allow OUT and REPORT to exist.")
+@output_option("--partial-file", is_flag=True, help="Take one shard of several for what it holds.")
+@output_option("-n", "--dry-run", is_flag=True, help="Match and report; write nothing.")
+@output_option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`).")
 @click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory.")
 @click.option(
     "--accept-guesses",
@@ -67,13 +69,16 @@ if TYPE_CHECKING:
     help="Keep the model's own initial values where the source has nothing: everywhere, or where it matches.",
 )
 @matching_options
-@click.option("--cast", metavar="TYPE", help="Cast floating point tensors: bf16, fp16, fp32 … (see `ckptool convert`).")
-@click.option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
-@click.option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything.")
-@click.option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
-@click.option("--json", "as_json", is_flag=True, help="Print the mapping as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No report, no progress bar.")
-@click.option("-v", "--verbose", is_flag=True, help="One line for every key, with its evidence.")
+@output_option(
+    "--cast", metavar="TYPE", help="Cast floating point tensors: bf16, fp16, fp32 … (see `ckptool convert`)."
+)
+@output_option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
+@output_option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything.")
+@output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
+@output_option("--explain", multiple=True, metavar="KEY", help="Say how KEY came to its place; write nothing.")
+@output_option("--json", "as_json", is_flag=True, help="Print the mapping as JSON.")
+@output_option("-q", "--quiet", is_flag=True, help="No report, no progress bar.")
+@output_option("-v", "--verbose", is_flag=True, help="One line for every key, with its evidence.")
 def transfer(source: str, model: str, **options: Any) -> int:
     """Port weights into other model code: find which tensor goes where, and write the model's own state dict.
 
@@ -88,6 +93,7 @@ def transfer(source: str, model: str, **options: Any) -> int:
     """
     _check_options(options)
     _check_order(source, model)
+    options["dry_run"] |= bool(options["explain"])
     check_side_outputs()
     # what is wrong with it is said before any code is run; it is read once, since it may be a pipe
     read = mapping_file.read(options["mapping_file"]) if options["mapping_file"] else None
@@ -113,10 +119,13 @@ def transfer(source: str, model: str, **options: Any) -> int:
         mapping = _mapping(ckpt, found, read, options)
     out = out or f"{Path(source).stem}.{re.sub(r'[^A-Za-z0-9_]', '_', mapping.target)}.pth"
     _check_target(out, source, options)
-    for option in ("html", "save_mapping"):
+    for option in ("html", "save_mapping", "emit"):
         if options[option] and is_same_file(options[option], out):
             raise RuleError("is the file of weights that is written", where=options[option], hint="choose another name")
-    _show(replace(mapping, source=source), options)
+    if options["explain"]:
+        _explain(replace(mapping, source=source), options)
+        return 0
+    _show(replace(mapping, source=source), options, ckpt.state_dict(mapping.at).path if options["emit"] else "")
     refusal = _refusal(mapping, options)
     plan = None
     if refusal is None and not options["dry_run"]:
@@ -126,9 +135,9 @@ def transfer(source: str, model: str, **options: Any) -> int:
         plan = _write(recipes.run(made, steps)[0], out, options)
     if options["as_json"]:
         written = {"output": None} if plan is None else {"output": str(out), "written": plan.as_json()}
-        print_json({"ckptool": 1, "command": "transfer", **mapping.as_json(), **written})
+        print_json("transfer", {**mapping.as_json(), **written})
     if refusal is not None:
-        click.echo(f"Error: {refusal}", err=True)
+        say_error(refusal)
         return 1
     if plan is not None and not options["quiet"]:
         click.echo(f"wrote {printable(out)}: {plan.format}, {size_text(plan.nbytes)}, {plan.steps[-1]}", err=True)
@@ -223,15 +232,29 @@ def _mapping(ckpt: Checkpoint, found: ModelSource, read: Mapping | None, options
         )
 
 
-def _show(mapping: Mapping, options: dict[str, Any]) -> None:
-    """The report, the mapping file and the page, as far as they are asked for."""
+def _show(mapping: Mapping, options: dict[str, Any], weights_at: str) -> None:
+    """The report, the mapping file, the code and the page, as far as they are asked for."""
     if options["save_mapping"]:
         mapping_file.save(mapping, options["save_mapping"], overwrite=options["overwrite"])
+    if options["emit"]:
+        from ..porting.emitting import emit
+
+        emit(mapping, options["emit"], command_as_typed(), at=weights_at, overwrite=options["overwrite"])
     if options["html"]:
         write_page(mapping_page(mapping), options["html"], overwrite=options["overwrite"])
     if not options["as_json"] and not options["quiet"]:
         width = max(shutil.get_terminal_size((120, 40)).columns, 60)
         click.echo(mapping_text(mapping, everything=options["verbose"], width=width))
+
+
+def _explain(mapping: Mapping, options: dict[str, Any]) -> None:
+    """The way of each key that is asked about."""
+    width = max(shutil.get_terminal_size((120, 40)).columns, 60)
+    texts = {key: explained(mapping, key, width) for key in options["explain"]}
+    if options["as_json"]:
+        print_json("transfer", {"explained": {key: text.splitlines() for key, text in texts.items()}})
+    else:
+        click.echo("\n\n".join(texts.values()))
 
 
 def _refusal(mapping: Mapping, options: dict[str, Any]) -> Doubtful | None:

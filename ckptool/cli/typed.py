@@ -6,21 +6,20 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ..disk.documents import read_json, read_text, read_yaml
-from ..disk.files import is_file, is_folder, shell_quote
+from ..disk.paths import is_file, shell_quote
 from ..errors import Malformed, RuleError, printable
-from ..keys import closest
+from .help import Command
 
 #: Stands for the value of an option that was given without one.
 ALL = "*"
 
 
-class WithPatterns(click.Command):
+class WithPatterns(Command):
     """A command with options whose value may be left out, and then means all: never a file that stands after it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -83,26 +82,15 @@ class _Config(dict[str, Any]):
             raise AttributeError(f"the configuration has no {name!r}") from None
 
 
-def with_near_name(path: str) -> str | None:
-    """The command that was typed, with the file whose name is nearest to that of PATH, which is not there."""
-    place = Path(path)
-    try:
-        names = [one.name for one in place.parent.iterdir()] if is_folder(place.parent) else []
-    except OSError:
-        return None
-    near = closest(place.name, names, 1)
-    typed = click.get_current_context().find_root().obj
-    if not near or path not in typed or near[0] == place.name:
-        return None
-    return command_as_typed(swapped={path: str(place.with_name(near[0]))}) + "   # if that is what you mean"
-
-
 def with_command(hint: str, command: click.Command, where: str = "") -> str:
     """A hint that is options, or another name in MODEL.py, as the whole command that was typed: to be pasted.
 
     Options that were typed with another value, or of which WHERE says that they are wrong, give way to those of the
     hint. A hint with words that stand for something (`--at PATH`), or with options of another command, stays.
     """
+    if (meant := re.fullmatch(r"did you mean (.+)\?", hint)) and where in click.get_current_context().find_root().obj:
+        name = "".join(shlex.split(meant[1])[:1])
+        return f"{command_as_typed(swapped={where: name})}   # did you mean {meant[1]}?"
     place, colon, _ = hint.rpartition(":")
     for word in click.get_current_context().find_root().obj:
         if colon and word.rpartition(":")[0] == place:  # another name in the code of the model

@@ -10,12 +10,14 @@ from ..errors import CheckpointError, RuleError, printable
 from ..reports import verify as report
 from ..reports.verify_text import verify_text
 from . import launched
-from .options import FileName, SideOutput
-from .output import check_side_outputs, collect, fetching, print_json, progress_bar, terminal_width
+from .documents import Documents
+from .help import Command
+from .options import FileName, SideOutput, json_options
+from .output import check_side_outputs, collect, fetching, progress_bar, say_error, terminal_width
 from .typed import keyword_arguments
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, type=FileName(), metavar="FILE…")
 @click.option("--against", type=FileName(), metavar="REF", help="Another file, which should have the same weights.")
 @click.option("--manifest", type=FileName(), metavar="MANIFEST", help="Compare the weights with these digests.")
@@ -27,7 +29,7 @@ from .typed import keyword_arguments
 @click.option("--fits", "model", metavar="MODEL.py", help="A model (MODEL.py:Name), run, that it should load into.")
 @click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the model of --fits.")
 @click.option("--strict", is_flag=True, help="Let NaN, infinite values and pages of zeros count as damage.")
-@click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
+@json_options
 @click.option("-q", "--quiet", is_flag=True, help="Show only files that are not sound.")
 @click.option("-v", "--verbose", is_flag=True, help="List everything, however long.")
 def verify(
@@ -41,6 +43,7 @@ def verify(
     kwargs: tuple[str, ...],
     strict: bool,
     as_json: bool,
+    as_lines: bool,
     quiet: bool,
     verbose: bool,
 ) -> int:
@@ -61,7 +64,7 @@ def verify(
         check_side_outputs()
     arguments = keyword_arguments(kwargs, "--kwargs")
     status = 0
-    seen = []
+    documents = Documents("verify", as_json=as_json, as_lines=as_lines)
     for number, path in enumerate(files):
         collect(number)
         size = size_of(path)
@@ -82,7 +85,8 @@ def verify(
             if len(files) == 1 or (not error.on_all_ranks and launched.ranks()):
                 raise
             status = 2
-            click.echo(f"Error: {error}", err=True)
+            documents.fail(error, path)
+            say_error(error)
             continue
         if not launched.leads():
             continue
@@ -96,10 +100,10 @@ def verify(
         if write_manifest and not found.damage and launched.leads():
             report.write_manifest(write_manifest, found.digests, overwrite=overwrite)
             click.echo(f"wrote {printable(write_manifest)}", err=True)
-        if as_json:
-            seen.append({**found.as_json(), "sound": good, "fit": fit.as_json() if fit else None})
+        if documents.wanted:
+            documents.add({**found.as_json(), "sound": good, "fit": fit.as_json() if fit else None})
         elif not (quiet and good):
             click.echo(verify_text(found, fit, strict=strict, everything=verbose, width=terminal_width()))
-    if as_json:
-        print_json({"ckptool": 1, "command": "verify", "files": seen})
+    if launched.leads():
+        documents.end()
     return status

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from urllib.parse import unquote
 
 from ..errors import without_secrets
 
@@ -67,6 +66,8 @@ def _parted(address: str) -> tuple[str, str]:
 def _url(address: str) -> Url:
     query = r"[?#].*$" if is_web(address) else r"\Z"  # elsewhere these are letters of names
     inner = re.sub(rf"^[^:]*://[^/?#]*|{query}", "", address, flags=re.DOTALL)
+    from urllib.parse import unquote
+
     made = Url((unquote(inner) if is_web(address) else inner) or "/")
     made.address = address
     return made

@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Malformed
-from .files import CHUNK, Crc32Of, File, FileRange, Piece, Recorded, Source, Verify, crc32, nested
+from .composing import Crc32Of, Piece, Recorded, Verify, nested
+from .files import CHUNK, File, FileRange, Source, crc32
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor

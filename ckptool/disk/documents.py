@@ -72,9 +72,10 @@ def read_yaml(
         path: the file.
         refused: what is raised for a text that is no such YAML.
         largest: how many characters it may have.
-        texts: every scalar is the text that stands there. Else a scalar without quotes may be true, false, null or a
-            decimal number, and is refused where YAML 1.1 reads something else into it, such as a date or the number
-            5,025 into 1:23:45. With TEXTS, a dict below the root may also name a key twice; the last one counts.
+        texts: every scalar is the text that stands there, as a `Placed`. Else a scalar without quotes may be true,
+            false, null or a decimal number, and is refused where YAML 1.1 reads something else into it, such as a date
+            or the number 5,025 into 1:23:45. With TEXTS, a dict below the root may also name a key twice; the last one
+            counts.
 
     Raises:
         Unreadable: it cannot be read, or is no text.
@@ -101,6 +102,20 @@ def read_yaml(
 
 
 _NO_YAML = "is no YAML that ckptool reads"
+
+
+class Placed(str):
+    """A text of a document that knows the number of its line."""
+
+    __slots__ = ("line",)
+    line: int
+
+    @classmethod
+    def at(cls, text: str, line: int) -> Placed:
+        """TEXT, which stands in this LINE, counted from 1."""
+        made = cls(text)
+        made.line = line
+        return made
 
 
 class _NotPlain(Exception):
@@ -211,7 +226,9 @@ class _Reader:
         text = event.value
         if not text.isascii() and _HALF.search(text):  # libyaml says so itself
             raise _not_plain(event, "has half a character in an escape", "write the whole character")
-        if self._texts or not event.implicit[0]:
+        if self._texts:
+            return Placed.at(text, event.start_mark.line + 1)
+        if not event.implicit[0]:
             return text
         kind = str(self._resolver.resolve(self._yaml.ScalarNode, text, (True, False))).rpartition(":")[2]  # type: ignore[no-untyped-call]
         if kind == "str" or (kind == "merge" and self._awaits_key()):

@@ -19,7 +19,6 @@ import contextlib
 import errno
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -311,12 +310,16 @@ def make_directories(path: Path) -> None:
 @contextlib.contextmanager
 def scratch_directory() -> Iterator[Path]:
     """A private directory among the temporary files of the system, removed with all that is in it at the end."""
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="ckptool-", ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 
 def unnamed_file(in_memory: int = 0) -> IO[bytes]:
     """A file without a name, gone when it is closed. Up to IN_MEMORY bytes of it stay in memory."""
+    import tempfile
+
     if in_memory:
         return tempfile.SpooledTemporaryFile(in_memory)
     return tempfile.TemporaryFile()

@@ -1,12 +1,4 @@
-"""Byte ranges of files, and other sources of bytes.
-
-What will be written (see `ckptool.disk.writing`) is described by *pieces*, in order, each with a `length`:
-
-- `FileRange`: bytes of an open input file, which are copied, by the kernel where that is the faster way,
-- `Buffer`: bytes in memory,
-- any other `Source`, whose `chunks()` are computed while writing (a strided tensor, say),
-- `Crc32Of`: the four bytes of a checksum, known only once another piece has been read,
-- `Verify`: no bytes, but a request to compare a recorded checksum with that of the bytes that were read.
+"""Files that are open for reading, byte ranges of them, and other sources of bytes.
 
 Nothing here knows what a checkpoint is.
 """
@@ -16,18 +8,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from ..errors import Malformed, Unreadable, printable
+from ..errors import Malformed, NoSuchFile, Unreadable
 from ..records import record
 from .addresses import StrPath as StrPath
-from .addresses import is_url, model_hint
+from .addresses import model_hint
+from .paths import beside as beside
+from .paths import is_file as is_file
+from .paths import is_folder as is_folder
+from .paths import is_there as is_there
+from .paths import near_name_hint
+from .paths import reason as reason
+from .paths import shell_path as shell_path
+from .paths import shell_quote as shell_quote
 
 #: Bytes read into memory at once where bytes must pass through this process.
 CHUNK = 4 << 20
@@ -64,8 +63,9 @@ class File:
         try:
             self.fd = open_descriptor(path, READING) if descriptor is None else descriptor
         except (OSError, ValueError) as error:
-            hint = model_hint(path) if isinstance(error, FileNotFoundError) else None
-            raise Unreadable(reason(error), where=path, hint=hint) from None
+            if isinstance(error, FileNotFoundError):
+                raise NoSuchFile(reason(error), where=path, hint=model_hint(path) or near_name_hint(path)) from None
+            raise Unreadable(reason(error), where=path) from None
         found = os.fstat(self.fd)
         if not stat.S_ISREG(found.st_mode):
             os.close(self.fd)
@@ -348,208 +348,6 @@ class Buffer:
         return Buffer(self.data[offset : offset + length])
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A part of a source whose values are computed when they are read."""
-
-    source: Computed
-    offset: int
-    length: int
-
-    @property
-    def step(self) -> int:
-        """As the source."""
-        return self.source.step
-
-    def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return LENGTH bytes from OFFSET of this part."""
-        return self.source.read(self.offset + offset, length)
-
-    def chunks(self) -> Iterator[bytes | memoryview]:
-        """The bytes in pieces."""
-        for at in range(0, self.length, self.step):
-            yield self.read(at, min(self.step, self.length - at))
-
-
-def part_of(source: Source, offset: int, length: int) -> Source:
-    """The LENGTH bytes from OFFSET of a source."""
-    if not offset and length == source.length:
-        return source
-    if isinstance(source, FileRange | Buffer | Joined):
-        return source.part(offset, length)
-    return Zeros(length) if isinstance(source, Zeros) else Cut(source, offset, length)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, slots=True)
-class Zeros:
-    """LENGTH bytes of zero: a hole."""
-
-    length: int
-
-    def read(self, offset: int, length: int) -> bytes:
-        """LENGTH bytes."""
-        return bytes(length)
-
-    def chunks(self) -> Iterator[bytes]:
-        """The bytes in pieces of at most CHUNK."""
-        for at in range(0, self.length, CHUNK):
-            yield bytes(min(CHUNK, self.length - at))
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """LENGTH bytes that are left as they are: somebody else writes them."""
-
-    length: int
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Zeros."""
-        return bytes(length)
-
-    def chunks(self) -> Iterator[bytes]:
-        """Zeros."""
-        yield bytes(self.length)
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """Several sources, one after the other.
-
-    Attributes:
-        parts: the sources.
-        crcs: the CRC-32 of each as it was recorded, or None. Empty if none was.
-    """
-
-    parts: tuple[Source, ...]
-    crcs: tuple[int | None, ...] = ()
-
-    def stored(self) -> Iterator[tuple[Source, int | None]]:
-        """The parts with their checksums."""
-        yield from zip(self.parts, self.crcs or (None,) * len(self.parts), strict=True)
-
-    @property
-    def length(self) -> int:
-        """Bytes of all parts."""
-        return sum(part.length for part in self.parts)
-
-    def part(self, offset: int, length: int) -> Joined:
-        """The LENGTH bytes from OFFSET, as what they are parts of."""
-        found: list[Source] = []
-        for one in self.parts:
-            first, last = max(offset, 0), min(offset + length, one.length)
-            if first < last:
-                found.append(part_of(one, first, last - first))
-            offset -= one.length
-        return Joined(tuple(found))
-
-    def read(self, offset: int, length: int) -> bytes | memoryview:
-        """Return LENGTH bytes from OFFSET."""
-        found: list[bytes | memoryview] = []
-        for part in self.parts:
-            if 0 <= offset < part.length and length > 0:
-                found.append(part.read(offset, min(length, part.length - offset)))
-                length -= len(found[-1])
-                offset += len(found[-1])
-            offset -= part.length
-        return found[0] if len(found) == 1 else b"".join(found)
-
-    def chunks(self) -> Iterator[bytes | memoryview]:
-        """The bytes of all parts, in pieces."""
-        for part in self.parts:
-            yield from part.chunks()
-
-
-@dataclass(frozen=True, slots=True)
-class Crc32Of:
-    """The CRC-32 of another source as four little-endian bytes (as zip stores it), computed while others are copied."""
-
-    source: Source
-    length: int = 4
-
-
-class Recorded(Source, Protocol):
-    """A source whose checksum was recorded where it comes from."""
-
-    @property
-    def crc(self) -> int | None:
-        """CRC-32 as it was recorded, or None."""
-
-    @property
-    def seen(self) -> int | None:
-        """CRC-32 of all bytes, if they were taken as they were read; else None."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verify:
-    """No bytes, but a request to compare the checksum of SOURCE. All pieces that need SOURCE are written before it.
-
-    Attributes:
-        source: the source.
-        noted: the dict that takes the checksum that was found, right or wrong; None makes a wrong one an error.
-        length: 0.
-    """
-
-    source: Recorded
-    noted: dict[Recorded, int] | None
-    length: int = 0
-
-
-Piece = Source | Crc32Of | Verify
-
-
-def is_computed(piece: object) -> TypeGuard[Computed]:
-    """Whether a piece is one whose values are computed. (Asking a protocol takes long where there are many pieces.)"""
-    return not isinstance(piece, FileRange | Buffer | Crc32Of | Verify) and hasattr(piece, "step")
-
-
-def nested(source: object) -> Iterator[object]:
-    """SOURCE, and all sources and files that it is computed from, once each."""
-    pending, seen = [source], set()
-    while pending:
-        one = pending.pop()
-        if isinstance(one, tuple | list):
-            pending.extend(reversed(one))
-        elif isinstance(one, dict):
-            pending.extend(one.values())
-        elif id(one) not in seen and (hasattr(type(one), "seen") or (is_dataclass(one) and not isinstance(one, type))):
-            seen.add(id(one))
-            yield one
-            if is_dataclass(one):
-                pending.extend(getattr(one, one_field.name) for one_field in reversed(fields(one)))
-
-
-def files_in(pieces: Iterable[Piece]) -> list[File]:
-    """The files that PIECES are copied or computed from, once each."""
-    files: dict[int, File] = {}
-    for piece in pieces:
-        found = [piece.file] if isinstance(piece, FileRange) else nested(piece)
-        files.update((id(file), file) for file in found if isinstance(file, File))
-    return list(files.values())
-
-
-class Tally(Protocol):
-    """What happened to values while they were computed."""
-
-    def counts(self) -> Sequence[Any]:
-        """What was counted, for `add` of another process."""
-
-    def add(self, *counts: Any) -> None:
-        """Count what happened elsewhere."""
-
-    def clear(self) -> None:
-        """Begin anew."""
-
-    def lines(self) -> list[str]:
-        """What a person should know."""
-
-
-def tallies_in(pieces: Iterable[Piece]) -> list[Tally]:
-    """The tallies of what PIECES are computed from, once each."""
-    computed = (piece for piece in pieces if is_computed(piece) or isinstance(piece, Joined))
-    found = (getattr(inner, "tally", None) for piece in computed for inner in nested(piece))
-    return list({id(tally): tally for tally in found if tally is not None}.values())
-
-
 def crc32(source: Source, value: int = 0) -> int:
     """The CRC-32 of all bytes of SOURCE, read in bounded pieces; that of bytes with the CRC-32 VALUE and these."""
     if isinstance(source, FileRange):  # through one buffer, in steps that leave the copying thread in peace
@@ -572,81 +370,3 @@ def same_bytes(one: Source, other: Source) -> bool:
         one.read(at, min(CHUNK, one.length - at)) == other.read(at, min(CHUNK, one.length - at))
         for at in range(0, one.length, CHUNK)
     )
-
-
-def beside(path: object, word: str, suffix: str | None = None) -> str:
-    """A name for an output beside PATH, quoted for a shell, so that a hint is a command that works as it stands.
-
-    Nothing has that name yet; where nothing can be written beside PATH, it is one in the current folder.
-    """
-    source = Path(str(path) or "in.pth")
-    if is_url(path):  # here, under the name that the file has there
-        source = Path(re.split(r"[?#]", str(path))[0].partition("://")[2].rstrip("/").rpartition("/")[2] or "in.pth")
-    if not source.name:  # "." or "..": beside the folder that it is
-        source = Path("..") / source.resolve().name
-    ending = source.name[-8:] if source.name.lower().endswith(".pth.tar") else source.suffix  # one ending, of two parts
-    stem = source.name[: len(source.name) - len(ending)] or source.stem
-    ending = ending if suffix is None else suffix
-    folder = source.parent if _may_be_written(source.parent) else Path()
-    names = (folder / f"{stem}-{word}{number}{ending}" for number in ("", *(f"-{n}" for n in range(2, _MOST_TAKEN))))
-    return shell_path(next((name for name in names if not os.path.lexists(name)), folder / f"{stem}-{word}{ending}"))
-
-
-#: Names that are tried before one that is taken is proposed.
-_MOST_TAKEN = 100
-
-
-def _may_be_written(folder: Path) -> bool:
-    try:
-        return os.access(folder, os.W_OK)
-    except ValueError:  # a name that no system takes
-        return True
-
-
-def is_folder(path: StrPath) -> bool:
-    """Whether there is a folder at PATH. False for names that the system does not take (pathlib raises for those)."""
-    return os.path.isdir(path)
-
-
-def is_file(path: StrPath) -> bool:
-    """Whether there is a regular file at PATH. False for names that the system does not take."""
-    return os.path.isfile(path)
-
-
-def is_there(path: StrPath) -> bool:
-    """Whether there is something at PATH. False for names that the system does not take."""
-    return os.path.exists(path)
-
-
-def shell_path(path: object) -> str:
-    """PATH as one word of a shell. A name that begins like an option does not become one."""
-    text = str(path)
-    return shell_quote(f"./{text}" if text.startswith("-") else text)
-
-
-def shell_quote(text: object, limit: int = 4096) -> str:
-    """TEXT, cut at LIMIT, as one word of a shell: for the commands in hints.
-
-    What must not reach a terminal is written as bash, zsh and ksh (and POSIX since 2024) read it: $'a\\nb'.
-    """
-    import shlex
-
-    whole = str(text)
-    cut = whole if len(whole) <= limit else whole[: limit - 1] + "…"
-    return shlex.quote(cut) if printable(cut, limit) == cut else f"$'{''.join(map(_in_shell, cut))}'"
-
-
-def _in_shell(character: str) -> str:
-    if character in "\\'":
-        return f"\\{character}"
-    if character.isprintable():
-        return character
-    of_system = "\udc80" <= character <= "\udcff"  # a byte of a name that is not UTF-8
-    encoded = character.encode("utf-8", "surrogateescape" if of_system else "surrogatepass")
-    return "".join(f"\\x{byte:02x}" for byte in encoded)
-
-
-def reason(error: BaseException) -> str:
-    """What the operating system says, in lower case and without the number."""
-    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return text[:1].lower() + text[1:]

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, Malformed, OutputExists, Unreadable, Unwritable, counted, printable
+from .composing import Piece
 from .door import Seen
-from .files import Buffer, File, FileRange, Piece, StrPath, reason, shell_path
+from .files import Buffer, File, FileRange, StrPath, reason, shell_path
 from .interrupts import put_off_signals
 from .targets import Target, written
 from .work import Work

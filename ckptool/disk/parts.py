@@ -14,7 +14,8 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from .checksums import is_told_by_reading, joined_crc32, key_of
-from .files import Buffer, Crc32Of, File, FileRange, Gap, Piece, Source, Verify, is_computed, nested, part_of
+from .composing import Crc32Of, Gap, Piece, Verify, is_computed, nested, part_of
+from .files import Buffer, File, FileRange, Source
 
 
 class Scattered(Source, Protocol):

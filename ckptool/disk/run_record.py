@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from typing import Any
@@ -92,6 +91,8 @@ def append(fd: int, content: dict[str, Any]) -> None:
 
 def mark(own: Directory) -> str:
     """A digest of the first line of the record in a directory."""
+    import hashlib
+
     try:
         with os.fdopen(own.open_to_read(RECORD), "rb") as record:
             return hashlib.sha256(record.readline(_LARGEST_RECORD)).hexdigest()

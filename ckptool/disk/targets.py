@@ -23,6 +23,7 @@ SIDE_OUTPUTS = {
     "page": b"<!doctype html",
     "recipe": b"ckptool: 1",
     "mapping": b"ckptool-mapping:",
+    "converter": b"\n    ckptool",
     "manifest": b'"ckptool-manifest"',
 }
 

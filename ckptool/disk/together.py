@@ -27,8 +27,9 @@ from typing import IO, Any
 from ..errors import CannotCarry, CheckpointError, Unwritable, printable
 from ..ranks import Group, cut_evenly
 from .checksums import Damaged, is_told_by_reading, joined_crc32, key_of
+from .composing import Piece
 from .door import Directory, Seen, permissions
-from .files import CHUNK, Buffer, File, FileRange, Piece, StrPath, crc32, reason
+from .files import CHUNK, Buffer, File, FileRange, StrPath, crc32, reason
 from .folders import Making, fingerprints, there_in
 from .parts import Files, Part, Parts, Sums
 from .targets import Target, publish, refusals, target_file

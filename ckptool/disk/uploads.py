@@ -23,7 +23,8 @@ from typing import Any
 
 from ..errors import CheckpointError, OutputExists, RuleError, Unwritable
 from .addresses import Url, scheme_of
-from .files import FileRange, Piece, shell_path
+from .composing import Piece
+from .files import FileRange, shell_path
 from .interrupts import put_off_signals
 from .remote import Lost, NotThere, again
 from .sending import ON_THEIR_WAY, Sent, seen, sender_for, unwritable

@@ -11,21 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO
 
 from .checksums import checksums
-from .files import (
-    CHUNK,
-    Computed,
-    Crc32Of,
-    File,
-    FileRange,
-    Gap,
-    Joined,
-    Piece,
-    Source,
-    Verify,
-    Zeros,
-    crc32,
-    is_computed,
-)
+from .composing import Crc32Of, Gap, Joined, Piece, Verify, Zeros, is_computed
+from .files import CHUNK, Computed, File, FileRange, Source, crc32
 
 Progress = Callable[[int], None]
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
+
+from .styles import paint, plain, width_of
 
 #: Lines of a report, and of one list in it, unless everything is asked for.
 SCREEN = 60
@@ -64,7 +66,7 @@ Part = str | Block | Several
 def section(title: str, items: Sequence[Item], *, more: int = 0) -> Iterator[Block]:
     """A title and a list, of which MORE are not in ITEMS; nothing if there are none."""
     if items:
-        yield Block(["", f"  {title}:"], items, more=more)
+        yield Block(["", f"  {paint(f'{title}:', 'heading')}"], items, more=more)
 
 
 def screen(parts: Iterable[Part], width: int, *, everything: bool = False, room: int = SCREEN) -> str:
@@ -138,7 +140,7 @@ class _Folded:
 
 
 def _left(number: int, noun: str, indent: str) -> str:
-    return f"{indent}… and {number:,} {noun} (-v lists all)"
+    return indent + paint(f"… and {number:,} {noun} (-v lists all)", "faint")
 
 
 def _kept(made: Sequence[_Folded], kept: int) -> Iterator[tuple[_Folded, int]]:
@@ -168,15 +170,30 @@ def _lines(made: Sequence[_Folded], cap: int | None, kept: int) -> Iterator[str]
 def wrapped(lines: Iterable[str], width: int) -> Iterator[str]:
     """Lines folded at WIDTH between words, indented further. Words and commands are never cut."""
     for line in lines:
-        if len(line) <= width or line.lstrip().startswith("ckptool "):
+        if len(line) <= width or width_of(line) <= width or plain(line).lstrip().startswith("ckptool "):
             yield line
             continue
-        indent = " " * (len(line) - len(line.lstrip()))
-        yield from textwrap.wrap(
-            line.lstrip(),
-            width,
-            initial_indent=indent,
-            subsequent_indent=f"{indent}    ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        text = line.lstrip(" ")
+        indent = " " * (len(line) - len(text))
+        yield from _folded(text, width, indent)
+
+
+def _folded(text: str, width: int, indent: str) -> Iterator[str]:
+    """TEXT on as many lines as it takes. Two spaces divide columns, and are where it is best divided."""
+    line, used = indent, len(indent)
+    begun = False
+    for gap, word in _WORDS.findall(text):
+        columns = width_of(word)
+        if begun and used + len(gap) + columns > width:
+            yield line
+            line = f"{indent}    {word}"
+            used = len(indent) + 4 + columns
+        else:
+            line += gap + word if begun else word
+            used += (len(gap) if begun else 0) + columns
+        begun = True
+    yield line
+
+
+#: A word and the spaces before it. What stands in brackets is one word: the shape of a tensor, an option and its value.
+_WORDS = re.compile(r"( *)((?:\[[^][]{0,40}\]|[^ ])+)")

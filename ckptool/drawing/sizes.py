@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .styles import width_of
+
 
 def size_text(nbytes: int) -> str:
     """A size in the decimal units of disks and downloads: 548.1 MB."""
@@ -38,5 +40,8 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Rows as aligned columns; the last column is not padded."""
     if not rows:
         return []
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    widths = [max(width_of(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(cell + " " * (width - width_of(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -11,7 +11,7 @@ from ..lazy import lazily
 
 #: Name -> the module that holds it.
 _HOMES = {
-    **dict.fromkeys(("detect", "open", "salvage"), "opening"),
+    **dict.fromkeys(("detect", "open", "repair", "salvage"), "opening"),
     **dict.fromkeys(("Plan", "plan", "save", "check", "write"), "saving"),
     **dict.fromkeys(
         (
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ._salvage import Salvage as Salvage
     from .opening import detect as detect
     from .opening import open as open
+    from .opening import repair as repair
     from .opening import salvage as salvage
     from .saving import Plan as Plan
     from .saving import check as check

@@ -12,7 +12,8 @@ from functools import cached_property
 
 from ..checkpoint import Checkpoint
 from ..disk.checksums import Damaged, recorded
-from ..disk.files import Buffer, Crc32Of, FileRange, Piece, Recorded, Verify, crc32, shell_quote
+from ..disk.composing import Crc32Of, Piece, Recorded, Verify
+from ..disk.files import Buffer, FileRange, crc32, shell_quote
 from ..errors import Malformed, printable
 
 

@@ -4,65 +4,82 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import TypeVar, overload
 
 from ..checkpoint import Checkpoint
 from ..disk.addresses import HUB, STORES, as_path, is_remote, is_store, scheme_of
 from ..disk.files import File, StrPath, is_folder, is_there, shell_path, shell_quote
 from ..disk.inside import Folder
 from ..errors import RuleError, UnknownFormat, Unwritable, printable
-from . import (
-    dcp,
-    one_a_rank,
-    plain_pickle,
-    pt2,
-    safetensors,
-    sharded,
-    torch_legacy,
-    torch_package,
-    torch_tar,
-    torch_zip,
-    torchscript,
-)
+from . import safetensors, sharded, torch_zip
 from .base import AnyFormat, FolderFormat, Format, Split
-from .foreign import describe
-from .frameworks import flax, gguf, hdf5, joblib, keras, numpy_files, onnx, orbax, tensorflow, tfjs, tflite
 
-#: In the order in which they are tried.
-FORMATS: tuple[Format, ...] = (
-    numpy_files.NPZ,
-    keras.FORMAT,
-    torch_zip.FORMAT,
-    torch_legacy.FORMAT,
-    safetensors.FORMAT,
-    torchscript.FORMAT,
-    torch_package.FORMAT,
-    pt2.FORMAT,
-    torch_tar.FORMAT,
-    joblib.FORMAT,
-    plain_pickle.FORMAT,
-    numpy_files.EQUINOX,
-    numpy_files.NPY,
-    gguf.FORMAT,
-    hdf5.FORMAT,
-    flax.FORMAT,
-    tensorflow.FORMAT,
-    tflite.FORMAT,
-    onnx.FORMAT,
-    tfjs.FORMAT,
+_AnyOne = TypeVar("_AnyOne", Format, FolderFormat)
+
+
+class _Table(Sequence[_AnyOne]):
+    """Formats in the order in which they are tried. The module of one is imported when it is reached."""
+
+    def __init__(self, *places: str) -> None:
+        self._places = places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, number: int) -> _AnyOne: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[_AnyOne]: ...
+    def __getitem__(self, number: int | slice) -> _AnyOne | Sequence[_AnyOne]:
+        if isinstance(number, slice):
+            return tuple(self)[number]
+        module, _, name = self._places[number].rpartition(".")
+        found: _AnyOne = getattr(import_module(f".{module}", __package__), name)
+        return found
+
+
+FORMATS: Sequence[Format] = _Table(
+    "frameworks.numpy_files.NPZ",
+    "frameworks.keras.FORMAT",
+    "torch_zip.FORMAT",
+    "torch_legacy.FORMAT",
+    "safetensors.FORMAT",
+    "torchscript.FORMAT",
+    "torch_package.FORMAT",
+    "pt2.FORMAT",
+    "torch_tar.FORMAT",
+    "frameworks.joblib.FORMAT",
+    "plain_pickle.FORMAT",
+    "frameworks.numpy_files.EQUINOX",
+    "frameworks.numpy_files.NPY",
+    "frameworks.gguf.FORMAT",
+    "frameworks.hdf5.FORMAT",
+    "frameworks.flax.FORMAT",
+    "frameworks.tensorflow.FORMAT",
+    "frameworks.tflite.FORMAT",
+    "frameworks.onnx.FORMAT",
+    "frameworks.tfjs.FORMAT",
 )
 #: The formats that are directories, in the order in which they are tried.
-FOLDERS: tuple[FolderFormat, ...] = (
-    dcp.FORMAT,
-    sharded.SAFETENSORS,
-    sharded.BIN,
-    one_a_rank.ZERO,
-    one_a_rank.FORMAT,
-    one_a_rank.MEGATRON,
-    tensorflow.FOLDER,
-    orbax.FORMAT,
+FOLDERS: Sequence[FolderFormat] = _Table(
+    "dcp.FORMAT",
+    "sharded.SAFETENSORS",
+    "sharded.BIN",
+    "one_a_rank.ZERO",
+    "one_a_rank.FORMAT",
+    "one_a_rank.MEGATRON",
+    "frameworks.tensorflow.FOLDER",
+    "frameworks.orbax.FORMAT",
 )
-_ALL: tuple[AnyFormat, ...] = (*FORMATS, *FOLDERS)
+
+
+def _all() -> Iterator[AnyFormat]:
+    yield from FORMATS
+    yield from FOLDERS
+
 
 _HEAD = 4096
 #: Suffixes that promise a format which is none of ours.
@@ -85,16 +102,21 @@ def find_format(name: str) -> Format:
 
 def named_format(name: str) -> AnyFormat:
     """The format that is called NAME, of files or of directories."""
-    for format_ in _ALL:
+    for format_ in _all():
         if name.lower() in (format_.name, *format_.aliases):
             return format_
-    known = ", ".join(format_.name for format_ in _ALL if format_.draft)
-    raise RuleError(f"there is no format {printable(name)!r}; there are {known}", where="--to", hint="ckptool formats")
+    known = ", ".join(format_.name for format_ in _all() if format_.draft)
+    from difflib import get_close_matches
+
+    names = {alias: format_.name for format_ in _all() if format_.draft for alias in (format_.name, *format_.aliases)}
+    near = get_close_matches(name.lower(), names, 1)
+    hint = f"-t {names[near[0]]}" if near else "ckptool formats"
+    raise RuleError(f"there is no format {printable(name)!r}; there are {known}", where="--to", hint=hint)
 
 
 def format_of(ckpt: Checkpoint) -> AnyFormat | None:
     """The format that a checkpoint was read from, or None if it came from no file."""
-    return next((format_ for format_ in _ALL if format_.name == ckpt.format), None)
+    return next((format_ for format_ in _all() if format_.name == ckpt.format), None)
 
 
 def detect_folder(folder: Folder) -> FolderFormat:
@@ -117,6 +139,8 @@ def detect_file(file: File) -> Format:
     for format_ in FORMATS:
         if format_.sniff(head, file):
             return format_
+    from .foreign import describe
+
     what, hint = describe(head, file.size, file.path)
     if file.path.suffix == ".safetensors" and "no format that" in what:
         return safetensors.FORMAT  # it says itself what is wrong with its header
@@ -172,9 +196,10 @@ def target_format(
         raise RuleError(
             f"ckptool does not write {suffix} files", where=path, hint="choose another suffix, or a format with --to"
         )
-    own = next((f for f in FORMATS if f.draft is not None and not f.pickles and suffix in f.suffixes), None)
-    if own is not None:
-        return own
+    if suffix and suffix not in torch_zip.FORMAT.suffixes:  # what has those of torch is none of the others
+        own = next((f for f in FORMATS if f.draft is not None and not f.pickles and suffix in f.suffixes), None)
+        if own is not None:
+            return own
     kept = find_format(before.kept_as) if before is not None and before.kept_as else torch_zip.FORMAT
     return torch_zip.FORMAT if kept.suffixes and suffix in torch_zip.FORMAT.suffixes else kept
 

@@ -16,12 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..checkpoint import Checkpoint, little_endian_throughout, metadata_of, to_plain
+from ..checkpoint import Checkpoint, little_endian_throughout
+from ..disk.composing import Piece
 from ..disk.documents import through_json
-from ..disk.files import Buffer, Piece
+from ..disk.files import Buffer
 from ..errors import CannotCarry, counted, printable
+from ..inert.in_memory import to_plain
 from ..tensor import LazyTensor, Storage, contiguous_stride, is_permutation, permuted
-from ..tree import ABSENT, Dict, List
+from ..tree import ABSENT, Dict, List, metadata_of
 from . import _dcp_metadata as records
 from ._dcp_metadata import Box, Item, Path, Slice
 from ._folder import carried_along

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..checkpoint import Checkpoint
-from ..disk.files import Buffer, FileRange, Piece
+from ..disk.composing import Piece
+from ..disk.files import Buffer, FileRange
 from ..disk.inside import Folder, listed, not_followed, same_place
 from ..errors import printable
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, beside, nested, shell_path, shell_quote
+from ..disk.composing import nested
+from ..disk.files import File
+from ..disk.paths import beside, shell_path, shell_quote
 from ..errors import CannotCarry, printable
 from ..tensor import LazyTensor
 from .base import AnyFormat, Draft

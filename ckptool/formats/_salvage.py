@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint
+from ..disk.composing import nested
 from ..disk.door import Directory, scratch_directory
-from ..disk.files import File, FileRange, crc32, nested, shell_path
+from ..disk.files import File, FileRange, crc32, shell_path
 from ..errors import CannotCarry, CheckpointError, Malformed, NotFound, UnknownFormat, counted, printable
 from ..inert.decode import check_all
 from ..tensor import LazyTensor, Storage

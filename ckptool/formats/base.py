@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from ..checkpoint import Checkpoint
-from ..disk.files import File, Piece
+from ..disk.composing import Piece
+from ..disk.files import File
 from ..disk.inside import Folder
 from .trainers.plan import Plan
 
@@ -124,7 +125,8 @@ class FolderFormat:
         fits: whether a directory is one.
         open: read headers and pickles of one.
         draft: lay out a checkpoint as one; None for a format that is only read.
-        join: open one whose files are parts of one checkpoint, as asked for; None where they are not.
+        join: open one of a trainer, as asked for; None where there is nothing to ask for.
+        of_ranks: each rank of a run wrote files of its own.
         loader, mapped, checksums, archive, kept_as: as those of a `Format`.
         variants: names of its files can hold a word (`fp16`).
         flat: as that of a `Format`.
@@ -147,6 +149,7 @@ class FolderFormat:
     variants: bool = False
     flat: bool = False
     join: Callable[[Folder, Wanted], Checkpoint] | None = None
+    of_ranks: bool = False
 
     keeps_members: ClassVar[bool] = False
     suffixes: ClassVar[tuple[str, ...]] = ()

@@ -23,13 +23,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from ..checkpoint import Checkpoint, from_plain
+from ..checkpoint import Checkpoint
 from ..disk.documents import read_json
 from ..disk.files import File, Window
 from ..disk.inside import Folder
 from ..disk.remote import FIRST
 from ..errors import CannotCarry, CheckpointError, Malformed, counted, printable
 from ..inert.decode import check_all
+from ..inert.in_memory import from_plain
 from ..inert.other_tensors import as_dense
 from ..tensor import LazyTensor, Storage, contiguous_stride
 from ..tree import ABSENT, Dict, List
@@ -40,9 +41,9 @@ from ._dcp_write import NOTE, draft_dcp
 from ._folder import origin_in
 from ._records import is_big_endian, read_pickle, storages_of
 from ._torch import TorchReader
-from .base import FolderFormat
+from .base import FolderFormat, Wanted
 from .tiles import Chunk, assemble
-from .trainers.megatron_dist import is_megatron, unstacked
+from .trainers.megatron_dist import OWN, divided, is_megatron, unstacked
 from .zip.archive import open_archive
 
 _SHARD = re.compile(r"shard-(\d{5})-(.+)\.safetensors", re.ASCII)
@@ -57,10 +58,13 @@ def fits(folder: Folder) -> bool:
     return any(name == records.NAME or name.endswith(".distcp") or _SHARD.fullmatch(name) for name in folder.names)
 
 
-def open_dcp(folder: Folder) -> Checkpoint:
-    """Open a directory: `.metadata`, and the pickles of all slices, are read; no tensor is."""
+def open_dcp(folder: Folder, wanted: Wanted | None = None) -> Checkpoint:
+    """Open a directory: `.metadata`, and the pickles of all slices, are read; no tensor is.
+
+    WANTED: of a directory of Megatron's, what of it.
+    """
     if records.NAME in folder.names:
-        return _open_slices(folder)
+        return _open_slices(folder, whole=wanted is not None and wanted.with_optimizer)
     shards = [name for name in folder.names if _SHARD.fullmatch(name)]
     if shards:
         return _open_shards(folder, shards)
@@ -71,7 +75,7 @@ def open_dcp(folder: Folder) -> Checkpoint:
     )
 
 
-def _open_slices(folder: Folder) -> Checkpoint:
+def _open_slices(folder: Folder, *, whole: bool) -> Checkpoint:
     file = folder.file(records.NAME, records.NAME)
     found = records.read_metadata(file)
     slices = _Slices(folder, found.items)
@@ -79,10 +83,17 @@ def _open_slices(folder: Folder) -> Checkpoint:
     planned = all(item.path is not None for item in found.items)
     warnings = slices.warnings
     root, metadata = _noted(folder, file, _tree(values, file, warnings))
-    origin = origin_in(folder, {}, frozenset([records.NAME, NOTE, *slices.files]))
-    stacked = 0
-    if not planned and is_megatron(folder):
+    form: list[str] = []
+    common = None
+    megatron = not planned and is_megatron(folder)
+    own = frozenset([records.NAME, NOTE, *slices.files, *(OWN if megatron else ())])
+    origin = origin_in(folder, {}, own)
+    if megatron:
         root, stacked = unstacked(root)
+        form = [f"{counted(stacked, 'tensor')} of all layers became one for each layer"] if stacked else []
+        root, lines, common = divided(root, folder, whole=whole)
+        form += lines
+        warnings += common.warnings if common is not None else ()
         warnings.append("Megatron's distributed format: each layer of its stacked tensors is read as one of its own")
     if found.foreign:
         names = printable(", ".join(found.foreign[:4]), 200)
@@ -101,8 +112,8 @@ def _open_slices(folder: Folder) -> Checkpoint:
         origin=origin,
         order_preserved=planned or len(slices.files) < 2,
         warnings=(*warnings, *origin.lines()),
-        lost_content=tuple(slices.lost),
-        lost_form=(f"{counted(stacked, 'tensor')} of all layers became one for each layer",) if stacked else (),
+        lost_content=(*slices.lost, *(common.lost_content if common is not None else ())),
+        lost_form=tuple(form),
     )
 
 
@@ -374,6 +385,7 @@ FORMAT = FolderFormat(
     fits=fits,
     open=open_dcp,
     draft=draft_dcp,
+    join=open_dcp,
     loader="other",
     archive=True,
 )

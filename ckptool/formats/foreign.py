@@ -11,7 +11,7 @@ import re
 import zlib
 from pathlib import Path
 
-from ..disk.files import beside, is_there, shell_path, shell_quote
+from ..disk.paths import beside, is_there, shell_path, shell_quote
 from ..errors import printable
 
 #: (offset, bytes, what it is, the program that unpacks it or a hint)

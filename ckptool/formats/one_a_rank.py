@@ -13,7 +13,8 @@ from ..disk.inside import Folder
 from ._folder import FolderOrigin, origin_in
 from .base import FolderFormat, Wanted
 from .trainers import megatron, zero, zero_files
-from .trainers.rank_files import NAME, fits, open_ranks, series_in
+from .trainers.rank_files import NAME, open_ranks
+from .trainers.rank_series import fits, series_in
 
 
 def open_folder(folder: Folder, wanted: Wanted | None = None) -> Checkpoint:
@@ -39,6 +40,7 @@ FORMAT = FolderFormat(
     join=open_folder,
     loader="other",
     archive=True,
+    of_ranks=True,
 )
 
 
@@ -64,6 +66,7 @@ MEGATRON = FolderFormat(
     join=open_megatron,
     loader="other",
     archive=True,
+    of_ranks=True,
 )
 
 
@@ -91,4 +94,5 @@ ZERO = FolderFormat(
     join=lambda folder, wanted: open_zero(folder, whole=wanted.with_optimizer),
     loader="other",
     archive=True,
+    of_ranks=True,
 )

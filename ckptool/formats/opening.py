@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..checkpoint import Checkpoint
 from ..disk.addresses import StrPath, as_path, is_url
@@ -11,15 +12,24 @@ from ..disk.files import File, is_folder, shell_path
 from ..disk.inside import Folder
 from ..disk.urls import folder_of, look, open_file
 from ..errors import CannotCarry, CheckpointError, RuleError, UnknownFormat, counted, printable
+from ..lazy import later
 from ..tree import Dict
-from . import dcp, sharded
+from . import sharded
 from ._choice import FOLDERS, detect_file, detect_folder, find_format, named_format
-from ._salvage import Salvage
-from ._salvage import salvage as salvage_file
 from .base import Wanted
-from .trainers import megatron, rank_files, zero_files
+from .frameworks.tensor_roles import told_by_writer
+from .trainers import zero_files
 from .trainers.alone import noted, part_of_run
 from .trainers.plan import parse_plan
+
+if TYPE_CHECKING:
+    from . import dcp
+    from ._salvage import Salvage
+    from .trainers import megatron, rank_series
+else:  # not waited for where a file is opened
+    dcp = later(".dcp", __package__)
+    megatron = later(".trainers.megatron", __package__)
+    rank_series = later(".trainers.rank_series", __package__)
 
 
 def detect(path: StrPath) -> str:
@@ -60,7 +70,7 @@ def open(
     try:
         place = as_path(path)
         if sharded.is_index(place.name) and not is_folder(place):
-            return sharded.open_index(folder_of(place), place.name)
+            return told_by_writer(sharded.open_index(folder_of(place), place.name))
         if place.name == ".metadata" and dcp.fits(folder := folder_of(place)):
             return dcp.FORMAT.open(folder)
         if place.suffix == ".distcp":
@@ -71,7 +81,7 @@ def open(
             )
         file = look(place)
         if isinstance(file, Folder):
-            return _open_folder(file, format, Wanted(with_optimizer, parse_plan(parts or {})))
+            return told_by_writer(_open_folder(file, format, Wanted(with_optimizer, parse_plan(parts or {}))))
         chosen = find_format(format) if format else detect_file(file)
         ckpt = _with_notes(chosen.open(file), file)
         part = sharded.shard_of(place.name)
@@ -91,7 +101,7 @@ def holds_one(path: StrPath) -> bool:
     folder = Folder(path)
     if dcp.fits(folder) or any(sharded.is_index(name) or sharded.shard_of(name) for name in folder.names):
         return True
-    return zero_files.fits(folder) or megatron.fits(folder) or rank_files.fill(folder)
+    return zero_files.fits(folder) or megatron.fits(folder) or rank_series.fill(folder)
 
 
 def require_whole(ckpt: Checkpoint, command: Callable[[str], str] | None = None) -> None:
@@ -125,7 +135,7 @@ def require_whole(ckpt: Checkpoint, command: Callable[[str], str] | None = None)
 def _with_notes(ckpt: Checkpoint, file: File) -> Checkpoint:
     """The checkpoint in FILE, with the notes of FILE: for reports, and for the receipt of whatever is made of it."""
     ckpt = noted(ckpt) if isinstance(ckpt.root, Dict) and ckpt.format.startswith("torch") else ckpt
-    return replace(ckpt, warnings=(*ckpt.warnings, *file.notes)).noting(*file.notes)
+    return told_by_writer(replace(ckpt, warnings=(*ckpt.warnings, *file.notes)).noting(*file.notes))
 
 
 def _open_folder(folder: Folder, format: str | None, wanted: Wanted) -> Checkpoint:
@@ -148,6 +158,8 @@ def salvage(path: StrPath) -> Salvage:
         Malformed: what says which tensors there are is itself lost, so nothing can be saved.
         Unreadable: it cannot be opened.
     """
+    from ._salvage import salvage as salvage_file
+
     file = open_file(path)
     try:
         found = salvage_file(file)
@@ -157,3 +169,7 @@ def salvage(path: StrPath) -> Salvage:
         raise
     except (RecursionError, MemoryError, OverflowError) as error:
         raise CannotCarry(f"is too deep or too large to be read ({type(error).__name__})", where=path) from None
+
+
+#: The name of the command.
+repair = salvage

@@ -25,21 +25,21 @@ from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
-from ..checkpoint import Checkpoint, StateDict, around, from_plain, metadata_of, ties_of, to_plain
+from ..checkpoint import Checkpoint, StateDict, around, ties_of
+from ..disk.composing import Piece
 from ..disk.documents import read_json, through_json
-from ..disk.files import Buffer, File, FileRange, Piece
+from ..disk.files import Buffer, File, FileRange
 from ..dtypes import BY_SAFETENSORS, DType
 from ..errors import CannotCarry, Malformed, counted, in_words, printable
+from ..inert.in_memory import from_plain, to_plain
 from ..inert.other_tensors import as_dense, other_tensor
 from ..records import record
 from ..tensor import MOST_DIMENSIONS, LazyTensor, Storage, contiguous_stride, is_permutation, permuted
-from ..tree import ABSENT, Dict, attributes_of
+from ..tree import ABSENT, Dict, attributes_of, metadata_of
 from .base import Draft, Format
 from .beginnings import LARGEST_HEADER, is_safetensors
 
 _NOTE = "ckptool"
-#: What writers other than torch's call themselves.
-_FRAMEWORKS = {"mlx": "mlx", "flax": "flax", "tf": "tensorflow", "np": "numpy"}
 
 
 def sniff(head: bytes, file: object = None) -> bool:
@@ -95,7 +95,6 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
         warnings=(*(() if in_order else (lost,)), *perhaps),
         lost_form=perhaps,
         tied_names=tuple(tied),
-        framework=_FRAMEWORKS.get(metadata.get("format", ""), ""),
     )
 
 

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..checkpoint import Checkpoint, settle_ties
+from ..checkpoint import Checkpoint, StateDict, settle_ties
 from ..disk.addresses import Url, as_path
 from ..disk.checksums import Damaged
-from ..disk.files import File, FileRange, Piece, StrPath, Tally, beside, files_in, is_computed, shell_path, tallies_in
-from ..disk.folders import check_folder, replacing_folder
+from ..disk.composing import Piece, Tally, files_in, is_computed, tallies_in
+from ..disk.files import File, FileRange, StrPath, beside, shell_path
 from ..disk.targets import check_target, leftover_notes, replacing
-from ..disk.together import Share, write_together
 from ..disk.writing import room_for, write_pieces
 from ..drawing.sizes import size_text
 from ..errors import CannotCarry, CheckpointError, Malformed, OutputExists, RuleError, counted
 from ..inert.allowed import beyond_plain_data
-from ..ranks import Group, balance
+from ..inert.in_memory import FromMemory
+from ..lazy import later
 from . import torch_zip
 from ._checks import Checks
 from ._choice import split_of, target_format
@@ -29,8 +30,14 @@ from ._folder import is_part, left_beside, may_go
 from ._refusals import live_objects, loss_of_content, require_proportion, require_readable
 from .base import Draft, Format
 
+if TYPE_CHECKING:
+    from ..disk import folders, together
+    from ..ranks import Group
+else:  # one process that writes one file needs neither
+    folders, together = later("..disk.folders", __package__), later("..disk.together", __package__)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """What will be written, before a byte is. Also the receipt, once it is.
 
@@ -58,6 +65,9 @@ class Plan:
     draft: Draft
     checks: Checks
     replaced: Callable[[str], bool] = is_part
+
+    def __repr__(self) -> str:
+        return f"<Plan {str(self.path)!r}: {self.format}, {size_text(self.nbytes)}, {self.how}>"
 
     @property
     def damaged(self) -> list[str]:
@@ -93,7 +103,7 @@ def plan(
     """Work out what writing CKPT to PATH would give, without writing.
 
     Args:
-        ckpt: a Checkpoint, or a dict of torch tensors.
+        ckpt: a Checkpoint, or a dict of tensors: of torch, arrays of numpy, or `LazyTensor`s out of files.
         path: the target; its suffix chooses the format if FORMAT does not.
         format: name of the format.
         allow_loss: accept that the format cannot hold all content, and that checksums of the source are wrong.
@@ -108,9 +118,7 @@ def plan(
             cannot load it, or it would be out of all proportion to its source.
     """
     if not isinstance(ckpt, Checkpoint):
-        from ..torch_bridge import from_torch
-
-        ckpt = from_torch(ckpt)
+        ckpt = in_memory(ckpt)
     split = split_of(max_shard_size, variant)
     chosen = target_format(ckpt, path, format, split)
     if chosen.draft is None:
@@ -167,6 +175,16 @@ def plan(
     )
 
 
+def in_memory(value: Any) -> Checkpoint:
+    """A dict of tensors as a checkpoint: of torch, where torch was imported, of numpy, and of what was opened."""
+    value = dict(value) if isinstance(value, StateDict) else value
+    if "torch" in sys.modules:
+        from ..torch_bridge import from_torch
+
+        return from_torch(value)
+    return Checkpoint(FromMemory().node(value, ""))
+
+
 def _how(draft: Draft) -> str:
     """How the bytes come about. What is computed is not copied as it is."""
     pieces = (piece for pieces in (draft.pieces, *draft.folder.values()) for piece in pieces)
@@ -220,7 +238,7 @@ def save(
         variant=variant,
     )
     written = partial(write, overwrite=overwrite, backup=backup, progress=progress)
-    if not isinstance(ckpt, Checkpoint):
+    if not isinstance(ckpt, Checkpoint) and "torch" in sys.modules:  # else nothing in it is of torch
         from ..sharding.placing import has_sharded
         from .saving_shared import save_shared
 
@@ -244,7 +262,7 @@ def check(planned: Plan, *, overwrite: bool = False, backup: str | None = None) 
         check_target(planned.path, overwrite=overwrite, backup=backup)
         return
     names, replaced = list(planned.draft.folder), planned.replaced
-    check_folder(planned.path, overwrite=overwrite, names=names, replaced=replaced, backup=backup)
+    folders.check_folder(planned.path, overwrite=overwrite, names=names, replaced=replaced, backup=backup)
 
 
 def write(
@@ -292,7 +310,7 @@ def _write(planned: Plan, overwrite: bool, backup: str | None, progress: Callabl
     unchanged = partial(_require_unchanged, inputs, replaced)
     notes: list[str] = []
     if folder:
-        notes = replacing_folder(
+        notes = folders.replacing_folder(
             planned.path,
             folder,
             overwrite=overwrite,
@@ -343,7 +361,7 @@ def _write_together(
         raise RuleError(what, where=planned.path, hint="name a folder on it, or start one process")
     inputs = files_in(chain(draft.pieces, *draft.folder.values()))
     replaced = _among(inputs, planned.path)
-    notes, shares = write_together(
+    notes, shares = together.write_together(
         planned.path,
         draft.folder or {None: draft.pieces},
         ranks,
@@ -367,8 +385,10 @@ def _write_together(
     return [*notes, rates(shares)]
 
 
-def rates(shares: Sequence[Share]) -> str:
+def rates(shares: Sequence[together.Share]) -> str:
     """How fast each of several ranks was, in a line."""
+    from ..ranks import balance
+
     each = [f"{size_text(round(one.bytes / one.seconds)) if one.bytes else '0 bytes'}/s" for one in shares]
     shown = each if len(each) <= _MOST_RATES else [*each[:_MOST_RATES], "…"]
     heaviest = balance([one.bytes for one in shares])

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint, around
+from ..disk.composing import Piece, nested
 from ..disk.documents import read_json
-from ..disk.files import Buffer, File, Piece, is_there, nested, shell_path
+from ..disk.files import Buffer, File, is_there, shell_path
 from ..disk.inside import Folder
 from ..disk.remote import FIRST
 from ..errors import Ambiguous, CheckpointError, Malformed, RuleError, UnknownFormat, counted, printable

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ..disk.files import Joined, Source
+from ..disk.composing import Joined
+from ..disk.files import Source
 from ..dtypes import DType
 from ..errors import CannotCarry, Malformed
 from ..tensor import LazyTensor, boxes

@@ -20,7 +20,8 @@ from itertools import accumulate
 from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
-from ..disk.files import Buffer, File, FileRange, Piece
+from ..disk.composing import Piece
+from ..disk.files import Buffer, File, FileRange
 from ..errors import CannotCarry, Malformed, counted, in_words, printable
 from ..inert.decode import check_all
 from ..tensor import LazyTensor, Storage

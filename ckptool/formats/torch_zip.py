@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, little_endian_throughout
+from ..disk.composing import Crc32Of, Piece
 from ..disk.documents import read_json
-from ..disk.files import Buffer, Crc32Of, File, FileRange, Piece
+from ..disk.files import Buffer, File, FileRange
 from ..errors import Malformed, UnknownFormat, counted, printable
 from ..inert.decode import check_all
 from ..tensor import Storage
@@ -90,6 +91,14 @@ def open_zip(file: File) -> Checkpoint:
         lost_content=reader.lost_content(),
         lost_form=tuple(lost),
     )
+
+
+def saved_as(ckpt: Checkpoint) -> str:
+    """The name of the file that torch.save wrote, without its ending, as its archive notes it; "" if it does not.
+
+    What is saved through a buffer is called "archive".
+    """
+    return ckpt.origin.archive.top if isinstance(ckpt.origin, _Origin) else ""
 
 
 def _version(archive: Archive) -> bytes:

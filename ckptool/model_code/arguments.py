@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..disk.files import is_file, shell_quote
+from ..disk.paths import is_file, shell_quote
 from ..errors import RuleError, printable
 from ..keys import closest
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import shell_path, shell_quote
+from ..disk.paths import shell_path, shell_quote
 from ..errors import CannotCarry, CheckpointError, NotFound, RuleError, Unreadable, printable
 from ..keys import closest
 from ..sharding.into_memory import fill_tensors, memory_for, shares_of

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..disk.files import is_file, is_folder, is_there, shell_path
+from ..disk.paths import is_file, is_folder, is_there, shell_path
 from ..errors import Unreadable
 
 _NOTEBOOK = "jupyter nbconvert --to script {}   # makes a Python file of it"

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from ..checkpoint import Checkpoint, from_plain, to_plain
+from ..checkpoint import Checkpoint
+from ..inert.in_memory import from_plain, to_plain
 
 Missing = Literal["error", "ok"]
 #: A checkpoint, or a plain dict of tensors; a pass returns what it was given.
-AnyCheckpoint = TypeVar("AnyCheckpoint", Checkpoint, Mapping[str, Any])
+AnyCheckpoint = TypeVar("AnyCheckpoint", Checkpoint, dict[str, Any])
 _Options = ParamSpec("_Options")
 
 
 class _Pass(Protocol[_Options]):
     """A pass that gives a Checkpoint for a Checkpoint and a dict for a dict."""
 
+    @overload
     def __call__(self, ckpt: Checkpoint, *args: _Options.args, **options: _Options.kwargs) -> Checkpoint: ...
+    @overload
+    def __call__(self, ckpt: Mapping[str, Any], *args: _Options.args, **options: _Options.kwargs) -> dict[str, Any]: ...
 
 
 def on_plain_dicts_too(pass_: Callable[Concatenate[Checkpoint, _Options], Checkpoint]) -> _Pass[_Options]:

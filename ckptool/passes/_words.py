@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 from .. import keys as names
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import beside, shell_path, shell_quote
+from ..disk.paths import beside, shell_path, shell_quote
 from ..errors import RuleError, counted, printable
+
+#: What `--ties` takes.
+TIES = ("keep", "drop", "clone")
 
 
 def changeable(ckpt: Checkpoint, at: str | None) -> StateDict:

@@ -24,7 +24,6 @@ from ..inert.other_tensors import OtherTensor, others_in
 from ..keys import Pattern, Rename
 from ..tensor import LazyTensor
 from ..tree import rebuild
-from . import cleaning
 from ._plain import Missing, on_plain_dicts_too
 from ._words import changeable, few, key_evidence, prefix_hint, rename_hint, rename_instead, told_instead, within
 from .rekeying import rekey
@@ -142,7 +141,7 @@ def unwrap(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "error
 @on_plain_dicts_too
 def rename(
     ckpt: Checkpoint,
-    rules: str | Rename | Sequence[str | Rename] | Mapping[str, str],
+    rules: str | Rename | Sequence[str | Rename] | Mapping[str, str] | Callable[[str], str],
     *,
     at: str | None = None,
     missing: Missing = "error",
@@ -150,7 +149,8 @@ def rename(
     """Rename keys by rules OLD=NEW. The first rule that matches a key counts; the other keys stay.
 
     OLD matches whole components from the start of a key; `{}` stands for one of them or a part of one, `{...}` for
-    several, and `re:` begins a regular expression (see `ckptool.keys`). A dict gives OLD -> NEW.
+    several, and `re:` begins a regular expression (see `ckptool.keys`). A dict gives OLD -> NEW. A function
+    takes each key and returns the new one.
 
     Raises:
         NoMatch: one of the rules matches no key.
@@ -158,6 +158,8 @@ def rename(
         RuleError: a rule cannot be understood.
     """
     weights = changeable(ckpt, at)
+    if callable(rules) and not isinstance(rules, Rename):
+        return _renamed_by(ckpt, weights, rules)
     if isinstance(rules, Mapping):
         parsed = [Rename(old, new) for old, new in rules.items()]
     else:
@@ -191,6 +193,20 @@ def rename(
         for i, r in enumerate(parsed)
     ]
     return rekey(ckpt, weights.path, weights.node, new).noting(*lines)
+
+
+def _renamed_by(ckpt: Checkpoint, weights: StateDict, function: Callable[[str], str]) -> Checkpoint:
+    """The keys as FUNCTION gives them."""
+    new: dict[str, str | None] = {}
+    for key in weights:
+        made = function(key)
+        if not isinstance(made, str):
+            raise TypeError(f"the function of rename gave {type(made).__name__} for the key {key!r}, not a string")
+        new[key] = made
+    changed = sum(old != made for old, made in new.items())
+    name = printable(getattr(function, "__name__", type(function).__name__), 40)
+    done = rekey(ckpt, weights.path, weights.node, new)
+    return done.noting(f"rename by {name}: {changed:,} of {counted(len(weights), 'key')}{within(weights)}")
 
 
 @on_plain_dicts_too
@@ -263,6 +279,8 @@ def clean(ckpt: Checkpoint) -> Checkpoint:
     attributes or items become dicts and lists; numpy arrays become tensors, whole models their state dicts. Functions
     and what would have to be run are left out. Every change is a line of the history.
     """
+    from . import cleaning
+
     root, changes = cleaning.clean(ckpt.root, ckpt.where)
     folded: dict[tuple[str, str, str], list[str]] = {}
     for change in changes:

@@ -8,13 +8,14 @@
     NVFP4, MXFP4        table[q] scale / global scale; table[q] 2^(s-127)  bfloat16            compressed-tensors 0.20
     gpt-oss MXFP4       table[q] 2^(s-127), transposed                     bfloat16            transformers 5.23
     DeepSeek float8     q scale_inv of a block                             as config.json says transformers 5.23
-    torchao             (q - zero) scale, int8 and float8                  as it says          torchao 0.18
-    AWQ                 (q - zero) scale                                   of the scales       (compressed-tensors)
-    GPTQ                (q - zero) scale of the column's group             of the scales       nothing
+    torchao             (q - zero) scale, int8, float8, int1 to int8       as it says          torchao 0.18
+    AWQ                 (q - zero) scale                                   of the scales       autoawq 0.2.9
+    GPTQ                (q - zero) scale of the column's group             of the scales       auto-gptq 0.7.1
+    MLX                 q scale + bias; table[q] scale                     of the scales       mlx 0.32
 
-Of AWQ and GPTQ the layout is from their sources, and no file of theirs was seen; compressed-tensors unpacks the
-integers of both to the same numbers. Where the layout is not sure (a version of the packing that nobody names, an order
-of columns that is missing) nothing is guessed. Values are computed in float32 and rounded once; memory is bounded.
+Of AWQ and GPTQ what their modules pack was seen, not a file of a whole model. Where the layout is not sure (a version
+of the packing that nobody names, an order of columns that is missing) nothing is guessed. Values are computed in
+float32 and rounded once, but for MLX, which rounds the product, too; memory is bounded.
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ from ..tensor import LazyTensor
 from ..tree import rebuild
 from .by_key import Missing
 from .gptq_and_awq import awq_or_gptq
+from .mlx_weights import of_mlx
 from .packed import Packed, packed_in
 from .quantized_families import FAMILIES, TORCHAO, Given, Made, Refused, of_torchao
 from .side_files import config_of, quantization_of, without_quantization
 from .values import with_other_entries
 
-_FAMILIES = {**FAMILIES, "GPTQ": awq_or_gptq, "AWQ or GPTQ": awq_or_gptq}
+_FAMILIES = {**FAMILIES, "GPTQ": awq_or_gptq, "AWQ or GPTQ": awq_or_gptq, "MLX": of_mlx}
 
 
 def dequantize(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "error") -> Checkpoint:
     """Make plain tensors of quantised ones: the values that the library which wrote them computes.
 
     torch's own quantised tensors, wherever they are in the file, become float32. Of the weights, those of bitsandbytes,
-    compressed-tensors, GPTQ, AWQ, torchao, DeepSeek's float8, NVFP4 and MXFP4 get the type that the library gives them.
-    What belonged to them (scales, zeros) goes, and so does `quantization_config` in a `config.json` beside them.
+    compressed-tensors, GPTQ, AWQ, MLX, torchao, DeepSeek's float8, NVFP4 and MXFP4 get the type that the library gives
+    them. What belonged to them (scales, zeros) goes, and so does what a `config.json` beside them says of it.
 
     Args:
         ckpt: the checkpoint.

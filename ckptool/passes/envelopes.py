@@ -102,3 +102,7 @@ def wrap(ckpt: Checkpoint, key: str = "state_dict", *, at: str | None = None) ->
             hint=f"--extract --wrap {shell_quote(key, 200)}   # leaves it behind",
         )
     return replace(ckpt, root=made, at=None if ckpt.at is None else component_text(key)).noting(line)
+
+
+#: The name of the command.
+extract_weights = extract

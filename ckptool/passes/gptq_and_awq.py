@@ -4,8 +4,9 @@
     AWQ    qweight (in, out / 8)           qzeros (groups, out / 8)           scales (groups, out)
 
 The integers of a word stand lowest first; AWQ's eight in the order 0 2 4 6 1 3 5 7. The first version of GPTQ's packing
-stores zeros less 1. Sources: AutoGPTQ's and AutoAWQ's documentation and code; no file of theirs was seen. What nothing
-says (the version, whether columns are in order) is refused.
+stores zeros less 1. Seen in what the modules of auto-gptq 0.7.1 and autoawq 0.2.9 pack; the second version is from the
+source of gptqmodel 7.7. What nothing says (the version, whether columns are in order) is refused, and so is the version
+"gptq_p" of gptqmodel, whose integers of 3, 5, 6 and 7 bits lie in other places.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..errors import counted, in_words
 from ..tensor import LazyTensor
 from .computing import Rows, computed, factor
 from .quantized_families import TRANSPOSED, Given, Made, Refused, floats, shape_of, values
-from .unpacking import AcrossColumns, DownColumns, Grid, Transposed
+from .unpacking import AcrossColumns, Grid, InRows, Small
 
 
 def awq_or_gptq(given: Given) -> Made:
@@ -59,7 +60,7 @@ def _awq(given: Given, scales: LazyTensor) -> Made:
     elif given.config.get("zero_point") is not False:
         raise Refused("has no qzeros beside it")
     numbers = AcrossColumns(given.weight, 4, rows, of_awq=True, minus=minus)
-    made = Grid(numbers, Transposed(factor(scales)), (1, columns // groups), counted_from)
+    made = Grid(numbers, Small(factor(scales), turned=True), (1, columns // groups), counted_from)
     return f"{given.beside}weight", computed(made, scales.dtype, (rows, columns), given.weight, TRANSPOSED)
 
 
@@ -97,10 +98,10 @@ def _gptq(given: Given, scales: LazyTensor) -> Made:
     # a zero of 0, less 1, is the largest number there is, which readers of the first version take for two things
     never = (1 << bits) - 1 if added else -1
     counted_from = AcrossColumns(zeros, bits, rows, of_awq=False, minus=-added, never=never)
-    numbers = DownColumns(given.weight, bits, columns)
+    numbers = InRows(given.weight, bits, columns, down=True)
     made = Grid(
         numbers,
-        Transposed(factor(scales)),
+        Small(factor(scales), turned=True),
         (1, columns // groups if columns % groups == 0 else columns),
         counted_from,
         groups=factor(order) if order is not None else None,

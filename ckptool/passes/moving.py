@@ -110,3 +110,7 @@ def _held_on_cpu(ckpt: Checkpoint) -> set[int]:
         if isinstance(storage, Storage) and storage.location == "cpu":
             held[id(storage)] = held.get(id(storage), True) and kept_on_cpu(paths.of(trail))
     return {key for key, stays in held.items() if stays}
+
+
+#: The name of the command.
+remap = map_location

@@ -13,8 +13,8 @@
     torchao             P._weight_qdata              P._weight_scale, P._weight_zero_point
     torch's own         P.scale, P.zero_point        as quantised modules and observers save them
 
-Sources: what the libraries wrote (bitsandbytes 0.50, compressed-tensors 0.20, transformers 5.23, MLX 0.32), and for
-GPTQ and AWQ their documentation. The numbers of one tensor mean nothing without the others, so a change of type in one
+Sources: what the libraries wrote (bitsandbytes 0.50, compressed-tensors 0.20, transformers 5.23, MLX 0.32, auto-gptq
+0.7.1, autoawq 0.2.9). The numbers of one tensor mean nothing without the others, so a change of type in one
 of them spoils the weight.
 """
 
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..tensor import LazyTensor
+from .mlx_settings import settings_of
 
 _BITSANDBYTES = "absmax quant_map nested_absmax nested_quant_map".split()
 _SCALES = """weight_scale weight_scale_inv weight_scale_2 weight_zero_point weight_shape weight_g_idx input_scale
@@ -125,6 +126,10 @@ def grain(one: Packed, tensors: Mapping[str, LazyTensor], config: Mapping[str, A
         return bits, f"groups of {across // sizes[0]}"
     if one.family == "MXFP4":
         return 4, "groups of 32"
+    if one.family == "MLX" and len(parts["scales"].shape) == len(weight.shape):
+        module, plain = one.name.rpartition(".")[0], "biases" in parts
+        mlx = settings_of(config, module, weight.shape[-1], parts["scales"].shape[-1], plain)
+        return (mlx[0], f"groups of {mlx[1]}") if mlx else (None, "")
     scales = next(
         (t for name, t in parts.items() if name.endswith(("weight_scale", "weight_scale_inv", "_scale"))), None
     )

@@ -22,7 +22,7 @@ from .unpacking import AcrossColumns, Grid, Halves, InRows, OfBitsandbytes, OfGp
 TRANSPOSED = 16 << 20
 _BFLOAT16 = BY_NAME["bfloat16"]
 #: Classes of torchao that are known.
-TORCHAO = ("Int8Tensor", "Float8Tensor")
+TORCHAO = ("Int8Tensor", "Float8Tensor", "IntxUnpackedToInt8Tensor")
 
 
 class Refused(Exception):
@@ -290,14 +290,14 @@ def _gpt_oss(given: Given) -> Made:
 
 
 def of_torchao(parts: Mapping[str, LazyTensor], dtype: DType) -> LazyTensor:
-    """Int8Tensor and Float8Tensor: blocks of equal size, as the shapes tell."""
+    """The tensors of TORCHAO: blocks of equal size, as the shapes tell."""
     numbers, scales, zeros = parts["qdata"], parts["scale"], parts.get("zero_point")
     shape, grid = numbers.shape, scales.shape if len(scales.shape) == 2 else (1, 1)
     fine = len(shape) == 2 and numbers.numel and numbers.dtype.numpy and scales.dtype.numpy and scales.numel
     if not fine or scales.numel != grid[0] * grid[1] or shape[0] % grid[0] or shape[1] % grid[1]:
         raise CannotCarry(f"holds a torchao tensor of shape {list(shape)} with scales of {list(scales.shape)}")
-    if zeros is not None and zeros.numel != scales.numel:
-        raise CannotCarry(f"holds a torchao tensor with zero points of shape {list(zeros.shape)}")
+    if zeros is not None and (zeros.numel != scales.numel or zeros.dtype.is_floating):
+        raise CannotCarry(f"holds a torchao tensor with zero points of {zeros.dtype.name}, shape {list(zeros.shape)}")
     block = (shape[0] // grid[0], shape[1] // grid[1])
     counted_from = Small(factor(zeros, grid)) if zeros is not None else None
     made = Grid(stored(numbers), Small(factor(scales, grid)), block, counted_from)

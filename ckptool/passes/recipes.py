@@ -15,15 +15,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
 from ..disk.documents import read_yaml, yaml_text
 from ..disk.files import StrPath
 from ..errors import RuleError, counted, in_words
+from ..lazy import later
 from . import by_key as passes
-from . import dequantizing, envelopes, known_buffers, moving, slimming, values
+from ._words import TIES as TIES
 from .by_key import Missing
+
+if TYPE_CHECKING:
+    from . import dequantizing, envelopes, known_buffers, moving, slimming, values
+else:  # a command waits for the passes that it runs
+    dequantizing = later(".dequantizing", __package__)
+    envelopes = later(".envelopes", __package__)
+    known_buffers = later(".known_buffers", __package__)
+    moving = later(".moving", __package__)
+    slimming = later(".slimming", __package__)
+    values = later(".values", __package__)
 
 #: Passes of a recipe, and texts of one pass. Each is a look at every tensor.
 _MOST_PASSES = 100
@@ -253,7 +264,7 @@ def _fits(kind: str, value: Any) -> bool:
     return {
         "flag": value is True,
         "which": value is True or value in ("ema", "raw"),
-        "ties": value in values.TIES,
+        "ties": value in TIES,
         "texts": isinstance(value, str) or are_texts,
     }.get(kind, isinstance(value, str))
 

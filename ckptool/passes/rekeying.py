@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..checkpoint import Checkpoint, StateDict, metadata_of
+from ..checkpoint import Checkpoint, StateDict
 from ..errors import KeyCollision, RuleError, printable
 from ..tensor import LazyTensor
-from ..tree import Dict, Mapped, Paths, attributes_of, rebuild, walk, with_entries
+from ..tree import Dict, Mapped, Paths, attributes_of, metadata_of, rebuild, walk, with_entries
 from .optimizers import follow
 from .packed import packed_in
 
@@ -65,7 +65,8 @@ def rekey(ckpt: Checkpoint, path: str, node: Mapped, renamed: Mapping[str, str |
         instead |= followed.instead
         notes = [*followed.lines, *_named_elsewhere(ckpt.root, path, changed, followed.within)]
     notes = [note for note in notes if note not in ckpt.history]  # of several passes, each would say it
-    return replace(ckpt, root=rebuild(ckpt.root, instead=instead), history=(*ckpt.history, *notes))
+    roles = {**ckpt.roles, **{new: ckpt.roles[old] for old, new in renamed.items() if new and old in ckpt.roles}}
+    return replace(ckpt, root=rebuild(ckpt.root, instead=instead), history=(*ckpt.history, *notes), roles=roles)
 
 
 def _kept_together(ckpt: Checkpoint, node: Mapped, renamed: Mapping[str, str | None]) -> Mapping[str, str | None]:

@@ -58,17 +58,20 @@ def config_of(ckpt: Checkpoint) -> dict[str, Any]:
         return {}
 
 
+#: What a configuration calls it: Hugging Face's libraries, and MLX.
+_KEYS = ("quantization_config", "quantization")
 #: Files of their own that describe a quantisation: of GPTQ, of AWQ and of ModelOpt.
 _QUANTIZATIONS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
 
 def quantization_of(ckpt: Checkpoint) -> dict[str, Any]:
-    """What describes the quantisation: the `quantization_config` of `config.json`, or a file of its own."""
+    """What describes the quantisation: a part of `config.json`, or a file of its own."""
     config = config_of(ckpt)
     for _, node in _levels(config):
-        found = node.get("quantization_config")
-        if isinstance(found, dict):
-            return found
+        for key in _KEYS:
+            found = node.get(key)
+            if isinstance(found, dict):
+                return found
     for name in _QUANTIZATIONS[:2]:
         try:
             found = read_side_file(ckpt, name)
@@ -96,12 +99,13 @@ def without_quantization(ckpt: Checkpoint) -> Checkpoint:
     ckpt = replace(
         ckpt, side_files=ckpt.side_files | {name: gone for name in _QUANTIZATIONS if name in ckpt.folder.names}
     )
-    found = [path for path, node in _levels(config) if "quantization_config" in node]
+    found = [f"{path}{key}" for path, node in _levels(config) for key in _KEYS if key in node]
     if not found:
         return ckpt
     for _, node in _levels(config):
-        node.pop("quantization_config", None)
-    places = ", ".join(f"{path}quantization_config" for path in found)
+        for key in _KEYS:
+            node.pop(key, None)
+    places = ", ".join(found)
     return with_side_file(ckpt, CONFIG, config, f"{places} removed")
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..disk.files import Source
+from ..dtypes import DType
 from ..errors import CannotCarry
 from ..tensor import LazyTensor
-from .casting import numpy_type
+from .casting import convert, numpy_type
 from .computing import Factor, Rows
 
 if TYPE_CHECKING:
@@ -72,50 +73,32 @@ class InRows:
     """Integers that are packed along the rows, each row into words of its own.
 
     Attributes:
-        words: (rows, words) int32.
+        words: (rows, words) of 4 bytes; or, DOWN, (words, rows), as GPTQ stores them.
         bits: of an integer.
         columns: how many integers a row has.
         minus: what is subtracted from each.
+        down: the words of a row stand below each other.
     """
 
     words: LazyTensor
     bits: int
     columns: int
     minus: int = 0
+    down: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
-        return self.words.shape[0], self.columns
+        return self.words.shape[1 if self.down else 0], self.columns
 
     def rows(self, first: int, last: int) -> Array:
         """The rows from FIRST up to LAST."""
         import numpy as np
 
-        words = _numbers(self.words, (first, last), (0, self.words.shape[1]))
-        made: Array = from_words(words, self.bits, self.columns).astype(np.float32) - np.float32(self.minus)
-        return made
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class DownColumns:
-    """Integers that are packed down the columns (GPTQ): a row of the weight is a column of the words."""
-
-    words: LazyTensor
-    bits: int
-    columns: int
-    minus: int = 0
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return self.words.shape[1], self.columns
-
-    def rows(self, first: int, last: int) -> Array:
-        """The rows from FIRST up to LAST."""
-        import numpy as np
-
-        words = _numbers(self.words, (0, self.words.shape[0]), (first, last)).T
+        if self.down:
+            words = _numbers(self.words, (0, self.words.shape[0]), (first, last)).T
+        else:
+            words = _numbers(self.words, (first, last), (0, self.words.shape[1]))
         made: Array = from_words(words, self.bits, self.columns).astype(np.float32) - np.float32(self.minus)
         return made
 
@@ -187,6 +170,63 @@ class Halves:
 
         raw = _numbers(self.bytes_, (first, last), (0, self.bytes_.shape[1])).view(np.uint8)
         made: Array = np.array(self.table, np.float32)[np.stack((raw & 15, raw >> 4), -1).reshape(len(raw), -1)]
+        return made
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Looked:
+    """Integers of up to 8 bits as what they are the places of in a table: of floats with few bits, every value.
+
+    Attributes:
+        places: the integers.
+        table: the values.
+    """
+
+    places: InRows
+    table: tuple[float, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.places.shape
+
+    def rows(self, first: int, last: int) -> Array:
+        """The rows from FIRST up to LAST."""
+        import numpy as np
+
+        made: Array = np.array(self.table, np.float32)[self.places.rows(first, last).astype(np.uint8)]
+        return made
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OfMlx:
+    """A weight of MLX: q * scale + bias, rounded twice, as MLX computes it in the type of the scales.
+
+    Attributes:
+        numbers: q.
+        scales, biases: (rows, groups).
+        group: columns of a group.
+        dtype: the type of the scales.
+    """
+
+    numbers: InRows
+    scales: Factor
+    biases: Factor
+    group: int
+    dtype: DType
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.numbers.shape
+
+    def rows(self, first: int, last: int) -> Array:
+        """The rows from FIRST up to LAST."""
+        import numpy as np
+
+        scales, biases = (np.repeat(one.values[first:last], self.group, axis=1) for one in (self.scales, self.biases))
+        products = convert(self.numbers.rows(first, last) * scales, self.dtype).astype(np.float32)
+        made: Array = products + biases
         return made
 
 
@@ -270,36 +310,27 @@ class Grid:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Transposed:
-    """A matrix that is stored transposed, and is small beside what it belongs to: scales and zeros."""
-
-    stored: Factor
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return self.stored.shape[1], self.stored.shape[0]
-
-    def rows(self, first: int, last: int) -> Array:
-        """The rows from FIRST up to LAST."""
-        made: Array = self.stored.values[:, first:last].T
-        return made
-
-
-@dataclass(frozen=True, eq=False, slots=True)
 class Small:
-    """A small matrix that is kept while it is needed."""
+    """A small matrix that is kept while it is needed: scales and zeros.
+
+    Attributes:
+        stored: its values.
+        turned: they are stored transposed.
+    """
 
     stored: Factor
+    turned: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
-        return self.stored.shape[0], self.stored.shape[1]
+        rows, columns = self.stored.shape
+        return (columns, rows) if self.turned else (rows, columns)
 
     def rows(self, first: int, last: int) -> Array:
         """The rows from FIRST up to LAST."""
-        return self.stored.values[first:last]
+        values: Array = self.stored.values
+        return values[:, first:last].T if self.turned else values[first:last]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

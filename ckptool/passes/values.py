@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import Source, shell_path, shell_quote
+from ..disk.files import Source
+from ..disk.paths import shell_path, shell_quote
 from ..dtypes import BY_NAME, UINT8, DType
 from ..errors import CannotCarry, RuleError, counted, printable
 from ..keys import Pattern
 from ..signs import Negated, require_resolvable
 from ..tensor import LazyTensor, Storage, contiguous_stride, little_endian
 from ..tree import rebuild, walk, with_entries
+from ._words import TIES
 from .by_key import Missing, patterns_for
 from .casting import Cast, Tally, castable, convert, numpy_type
 from .envelopes import extract
@@ -181,9 +183,6 @@ def ties(ckpt: Checkpoint, how: str, *, at: str | None = None) -> Checkpoint:
     return replace(ckpt, ties=how).noting(
         f"ties: {how}, of {counted(count, 'tensor with several keys', 'tensors with several keys')}"
     )
-
-
-TIES = ("keep", "drop", "clone")
 
 
 def _alone(tensor: LazyTensor) -> LazyTensor:

@@ -14,9 +14,10 @@ The words of this package, in the order in which a port meets them:
     scope        a module around units, matched with one of the other side, in which the units are looked for.
     look-alikes  units of equal shapes, of which only names, orders and neighbours tell which is which.
     evidence     what told a unit from its look-alikes: a name, an order, the modules around it.
-    doubt        why something is not certain, as a sentence, and as data what it is about (`doubts`).
+    question     what a rule is not sure of: a reason, which is a sentence, and options (`questions`).
+    option       what else it may be: another unit, or another expression for the same tensor (also called a rival).
+    doubt        the sentence of a question that nothing has answered.
     guess        an entry with a doubt. Nothing is loaded from a guess unless the user accepts it.
-    rival        another expression for the same tensor that may be the right one.
     mapping      the result: an entry for each key of the target, mapped, guessed or unmapped (`mapping`).
     proof        both models run on the same inputs: equal outputs settle doubts (`prove`). A run of it is a trial.
 """
@@ -56,11 +57,33 @@ class Mapping(data.Mapping):
 
         return mapping_text(self)
 
+    def explain(self, key: str) -> str:
+        """How one KEY of the model or of the source came to its place, as `ckptool transfer --explain` prints it.
+
+        What was done to it, which rules told it from its look-alikes, what was asked, and what decided.
+
+        Raises:
+            NotFound: neither has the key.
+        """
+        from .explaining import explained
+
+        return explained(self, key)
+
     def save(self, path: StrPath, *, overwrite: bool = False) -> None:
         """Write it as a mapping file (YAML), to be read, edited and used again (see `ckptool.read_mapping`)."""
         from .mapping_file import save
 
         save(self, path, overwrite=overwrite)
+
+    def emit(self, path: StrPath, *, overwrite: bool = False) -> None:
+        """Write it as a module of Python that needs torch alone.
+
+        Its function `convert(state_dict)` makes the model's state dict of any checkpoint with these names, as `apply`
+        does, and raises KeyError and ValueError for one that has others.
+        """
+        from .emitting import emit
+
+        emit(self, path, overwrite=overwrite)
 
     def apply(self, source: Any) -> Checkpoint:
         """The model's state dict made of SOURCE, a path, a Checkpoint or a dict of tensors; `ckptool.save` writes it.

@@ -13,6 +13,7 @@ what computes does so in float32 and rounds once.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ from .operations.cutting import (
     select,
     stack,
 )
-from .operations.operation import Expr, Number, Shape, of, shape_of, simplified
+from .operations.operation import Expr, Number, Operation, Shape, of, shape_of, simplified, torch_helpers, torch_text
 from .operations.rearranging import flatten, is_transposed, permute, reshape, rotary, transpose, unreshaped
 from .operations.reparametrizing import (
     fold_bias,
@@ -78,6 +79,7 @@ def lazy(x: Expr, tensors: Mapping[str, LazyTensor]) -> LazyTensor:
 # --------------------------------------------------------------------------------------------------- from text
 
 _TOKEN = re.compile(r'\s*("[^"\\]*(?:\\.[^"\\]*)*"|[(),]|[^\s(),"]+)')
+_FORM = "an expression is a key, or an operation such as cat(0, q.weight, k.weight); odd keys stand in double quotes"
 #: Operations within each other. What ckptool writes has a handful.
 DEEPEST = 64
 
@@ -93,13 +95,13 @@ def parse(text: str) -> Expr:
     while at < end:
         found = _TOKEN.match(text, at)
         if found is None:
-            raise RuleError(f"cannot read the expression {printable(text)!r}")
+            raise RuleError(f"cannot read the expression {printable(text)!r}", hint=_FORM)
         tokens.append(found[1])
         at = found.end()
     reader = _Reader(tokens, text)
     made = reader.expression()
     if reader.tokens:
-        raise RuleError(f"cannot read the expression {printable(text)!r}")
+        raise RuleError(f"cannot read the expression {printable(text)!r}", hint=_FORM)
     return made
 
 
@@ -109,15 +111,23 @@ class _Reader:
 
     def expression(self, depth: int = 0) -> Expr:
         if not self.tokens:
-            raise RuleError(f"the expression {printable(self.text)!r} ends too early")
+            raise RuleError(f"the expression {printable(self.text)!r} ends too early", hint=_FORM)
         head = self.tokens.pop()
         if head in ("(", ")", ","):
             raise self._unreadable()
         if not self.tokens or self.tokens[-1] != "(":
             return of(self._unquoted(head) if head.startswith('"') else head)
         if head not in OPERATIONS:
+            near = difflib.get_close_matches(head[:40], OPERATIONS, 1)
+            meant = (
+                f"{OPERATIONS[near[0]].usage}: {OPERATIONS[near[0]].summary}"
+                if near
+                else "they are in docs/transfer.md"
+            )
             raise RuleError(
-                f"there is no operation {printable(head)!r}", evidence=[f"there are {', '.join(OPERATIONS)}"]
+                f"there is no operation {printable(head)!r}",
+                evidence=[f"there are {', '.join(OPERATIONS)}"],
+                hint=f"did you mean {meant}" if near else meant,
             )
         if depth == DEEPEST:
             raise RuleError(f"the expression {printable(self.text)!r} has more than {DEEPEST} operations in each other")
@@ -131,7 +141,7 @@ class _Reader:
         count = 0
         while True:
             if not self.tokens:
-                raise RuleError(f"the expression {printable(self.text)!r} has no closing bracket")
+                raise RuleError(f"the expression {printable(self.text)!r} has no closing bracket", hint=_FORM)
             if self.tokens[-1] == ")":
                 self.tokens.pop()
                 break
@@ -143,11 +153,10 @@ class _Reader:
             if self.tokens and self.tokens[-1] == ",":
                 self.tokens.pop()
         if not args and operation.takes >= 0:
-            raise RuleError(f"{name}() in {printable(self.text)!r} has nothing to work on")
+            raise RuleError(f"{name}() in {printable(self.text)!r} has nothing to work on", hint=_written(operation))
         if (operation.takes > 0 and len(args) != operation.takes) or not operation.fits(params):
             raise RuleError(
-                f"{name}() in {printable(self.text)!r} is given something else than it takes",
-                evidence=[f"{operation.usage}: {operation.summary}"],
+                f"{name}() in {printable(self.text)!r} is given something else than it takes", hint=_written(operation)
             )
         return Expr(name, tuple(args), tuple(params))
 
@@ -158,7 +167,11 @@ class _Reader:
             raise self._unreadable() from None
 
     def _unreadable(self) -> RuleError:
-        return RuleError(f"cannot read the expression {printable(self.text)!r}")
+        return RuleError(f"cannot read the expression {printable(self.text)!r}", hint=_FORM)
+
+
+def _written(operation: Operation) -> str:
+    return f"it is written {operation.usage}: {operation.summary}"
 
 
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
@@ -248,6 +261,8 @@ __all__ = [
     "spectral_norm",
     "stack",
     "summed",
+    "torch_helpers",
+    "torch_text",
     "transpose",
     "unreshaped",
     "unshifted",

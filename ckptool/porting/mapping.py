@@ -11,8 +11,29 @@ from typing import Any, Literal, get_args
 from ..errors import printable
 from ..keys import Pattern
 from .expression import Expr, Shape, of
+from .matching.evidence import Told
+from .questions import Question, Reason, answered, joined, still_open
 
 Status = Literal["mapped", "guessed", "unmapped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The way of one tensor of the common form that a key is made of, or is put together from.
+
+    Attributes:
+        target, source: the modules of the two sides that were matched, in the common form.
+        target_steps, source_steps: the steps that brought them there, by name.
+        told: what told the one of the model from its look-alikes.
+        support: the rule that supports a pair which only its shape made, or an empty text.
+    """
+
+    target: str
+    source: str
+    target_steps: tuple[str, ...]
+    source_steps: tuple[str, ...]
+    told: tuple[Told, ...]
+    support: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,26 +43,69 @@ class Entry:
     Attributes:
         target: the key.
         shape: its sizes.
-        status: "mapped", "guessed" (it may be another, see `rivals`) or "unmapped" (the model's own value stays).
         expr: what it is made of, or None.
         evidence: what decided.
-        doubts: why it is guessed or unmapped.
-        rivals: what fits as well.
+        questions: what is not certain, with what else it may be; for what is unmapped, why.
         default: it needs no source: a counter, or a buffer that the model computes itself.
         dtype: its element type in the model.
         parameter: whether it is trained.
+        line: where it stands in a mapping file that was read, counted from 1; else 0.
+        way: how matching came to it, for each part that it is made of; nothing if it was not matched.
     """
 
     target: str
     shape: Shape
-    status: Status
     expr: Expr | None = None
     evidence: str = ""
-    doubts: tuple[str, ...] = ()
-    rivals: tuple[Expr, ...] = ()
+    questions: tuple[Question[Expr], ...] = ()
     default: bool = False
     dtype: str = "float32"
     parameter: bool | None = None
+    line: int = 0
+    way: tuple[Part, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def status(self) -> Status:
+        """Whether it is certain: this is where that is decided, and nowhere else.
+
+        "mapped": nothing about it is open. "guessed": a question is open. "unmapped": the model's own value stays.
+        """
+        if self.expr is None and not self.default:
+            return "unmapped"
+        return "guessed" if any(question.is_open for question in self.questions) else "mapped"
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """The sentences of its open questions; why nothing goes there, if it is unmapped."""
+        return tuple(dict.fromkeys(map(str, still_open(self.questions))))
+
+    @property
+    def rivals(self) -> tuple[Expr, ...]:
+        """What else it may be: the options of its open questions."""
+        options = dict.fromkeys(option for question in still_open(self.questions) for option in question.options)
+        return tuple(option for option in options if option != self.expr)
+
+    def asking(self, *questions: Question[Expr]) -> Entry:
+        """The same with more questions."""
+        every = self.questions
+        for question in questions:
+            every = tuple(joined(every, question))
+        return replace(self, questions=every)
+
+    def tried(self, expr: Expr) -> Entry:
+        """The same with another expression, found by trial; what it had becomes the first option."""
+        had = () if self.expr is None else (self.expr,)
+        found = Question(Reason.FOUND_BY_TRIAL, (), had)
+        questions = self.questions if self.status == "guessed" else (*self.questions, found)
+        first = next(place for place, question in enumerate(questions) if question.is_open)
+        asked = questions[first].about(*had, *(x for x in questions[first].options if x not in had))
+        questions = (*questions[:first], asked, *questions[first + 1 :])
+        return replace(self, expr=expr, questions=questions, default=False)
+
+    def settled(self, answer: str) -> Entry:
+        """The same with all questions answered, which its evidence says from now on."""
+        questions = answered(self.questions, None, answer)
+        return replace(self, questions=tuple(questions), evidence=answer, default=False)
 
     @property
     def numel(self) -> int:
@@ -64,6 +128,10 @@ class Entry:
             "evidence": self.evidence,
             "doubts": list(self.doubts),
             "rivals": [str(rival) for rival in self.rivals],
+            "questions": [
+                {"asks": str(one), "options": list(map(str, one.options)), "answer": one.answer or None}
+                for one in self.questions
+            ],
         }
 
 

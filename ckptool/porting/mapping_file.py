@@ -38,6 +38,7 @@ from . import ranges
 from .expression import Expr, Shape
 from .forms.pieces import substituted
 from .mapping import Entry, Mapping
+from .questions import Reason, ask
 from .ranges import Line
 
 _VERSION = 1
@@ -208,7 +209,7 @@ def read(path: StrPath) -> Mapping:
 
     Raises:
         Unreadable: there is no such file, or it is no text.
-        Malformed: it is no mapping file; the message names the line's key.
+        Malformed: it is no mapping file; the message names the line, by number and by key.
     """
     document = read_yaml(
         path, Malformed, largest=LARGEST_LIST, texts=True
@@ -242,7 +243,8 @@ def _lines(document: dict[str, Any], path: StrPath) -> Iterator[Line]:
             raise Malformed(f"{section!r} holds no lines KEY: EXPRESSION", where=path)
         for pattern, value in lines.items():
             if not isinstance(value, str):
-                what = f"{printable(pattern)}: {in_words(value)} is no expression"
+                place = ranges.place_of(ranges.number_of(pattern))
+                what = f"{place}{printable(pattern)}: {in_words(value)} is no expression"
                 raise Malformed(what, where=path, hint="put an expression that begins with [ or { in quotes")
             yield ranges.line(pattern, value, path)
     left = document.get("left") or []
@@ -257,17 +259,22 @@ def _lines(document: dict[str, Any], path: StrPath) -> Iterator[Line]:
 def _entries(line: Line, path: StrPath) -> Iterator[Entry]:
     for key, text in ranges.written_out(line, path):
         if text is None:
-            yield Entry(key, (), "unmapped", doubts=("the mapping file leaves it",))
+            yield Entry(key, (), line=line.number).asking(ask(Reason.LEFT_BY_FILE))
             continue
         guess = re.fullmatch(r"guess\((.*)\)", text, re.DOTALL)
         try:
             expr = ex.parse(guess[1] if guess else text)
         except RuleError as error:
-            raise Malformed(f"{printable(key)}: {error.what}", where=path, evidence=error.evidence) from None
+            what = f"{printable(key)}: {error.what}"
+            raise line.malformed(what, path, evidence=error.evidence, hint=error.hint) from None
         if guess:
-            yield Entry(key, (), "guessed", expr, "the mapping file", ("the mapping file calls it a guess",))
+            yield Entry(key, (), expr, "the mapping file", line=line.number).asking(ask(Reason.CALLED_A_GUESS))
         else:
-            yield Entry(key, (), "mapped", expr, "the mapping file")
+            yield Entry(key, (), expr, "the mapping file", line=line.number)
+
+
+#: Where the operations are listed, for what reads well and does not fit.
+_HOW_WRITTEN = "`ckptool inspect FILE -v` shows the shapes; docs/transfer.md, Operations, says what each takes"
 
 
 def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) -> Mapping:
@@ -288,25 +295,26 @@ def for_target(mapping: Mapping, target: Signature, shapes: dict[str, Shape]) ->
         )
     entries = []
     for wanted in target.entries.values():
-        blank = Entry(wanted.key, wanted.shape, "unmapped", dtype=wanted.dtype, parameter=wanted.parameter)
+        blank = Entry(wanted.key, wanted.shape, dtype=wanted.dtype, parameter=wanted.parameter)
         found = known.get(wanted.key)
         if found is not None and found.expr is not None:
             if all(key in shapes for key in found.expr.keys()):  # noqa: SIM118
                 try:
                     gives = ex.shape_of(found.expr, shapes)
                 except RuleError as error:
-                    raise RuleError(f"{printable(wanted.key)}: {error.what}", where="--mapping") from None
+                    what = f"{ranges.place_of(found.line)}{printable(wanted.key)}: {error.what}"
+                    raise RuleError(what, where="--mapping", hint=_HOW_WRITTEN) from None
                 if gives != wanted.shape:
-                    said = printable(str(found.expr))
-                    what = f"{printable(wanted.key)} wants {list(wanted.shape)}; {said} gives {list(gives)}"
-                    raise RuleError(what, where="--mapping")
+                    said = f"{printable(str(found.expr))} gives {list(gives)}"
+                    what = f"{ranges.place_of(found.line)}{printable(wanted.key)} wants {list(wanted.shape)}; {said}"
+                    raise RuleError(what, where="--mapping", hint=_HOW_WRITTEN)
             entries.append(replace(found, shape=wanted.shape, dtype=wanted.dtype, parameter=wanted.parameter))
         elif found is None and (
             wanted.key.endswith("num_batches_tracked") or (wanted.parameter is False and "running_" not in wanted.key)
         ):
-            entries.append(replace(blank, status="mapped", default=True, evidence="computed by the model itself"))
+            entries.append(replace(blank, default=True, evidence="computed by the model itself"))
         else:
-            entries.append((found and replace(blank, doubts=found.doubts)) or blank)
+            entries.append((found and replace(blank, questions=found.questions)) or blank)
     made = replace(mapping, target=target.name, source_shapes=shapes, metadata=target.metadata)
     return made.with_entries(entries)
 
@@ -346,7 +354,8 @@ def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
         try:
             ex.shape_of(entry.expr, shapes)
         except RuleError as error:
-            raise RuleError(f"{printable(entry.target)}: {error.what}", where="--invert") from None
+            what = f"{ranges.place_of(entry.line)}{printable(entry.target)}: {error.what}"
+            raise RuleError(what, where="--invert", hint=_HOW_WRITTEN) from None
         back = ex.inverted(entry.target, entry.expr, shapes)
         if back is None:
             lost += entry.sources
@@ -359,7 +368,7 @@ def invert(mapping: Mapping, shapes: dict[str, Shape]) -> Mapping:
         if expr is None:
             lost.append(key)
         else:
-            entries.append(Entry(key, shapes[key], "mapped", expr, "the mapping, inverted"))
+            entries.append(Entry(key, shapes[key], expr, "the mapping, inverted"))
     found_again = {e.target for e in entries}
     lost = [key for key in dict.fromkeys(lost) if key not in found_again]
     if lost:

@@ -12,6 +12,7 @@ from ..drawing.sizes import count_text, parameters_text
 from ..errors import counted, printable
 from ..keys import collapse
 from .divergence import divergence_table
+from .explaining import rows_of
 from .mapping import Entry, Mapping, different
 from .mapping_file import folded
 
@@ -35,6 +36,7 @@ def mapping_page(mapping: Mapping) -> str:
         details += [("made of", str(entry.expr))] if entry.expr is not None and not entry.expr.is_copy else []
         details += [("doubt", doubt) for doubt in entry.doubts]
         details += [("fits as well", str(rival)) for rival in entry.rivals]
+        details += rows_of(entry)
         status = "default" if entry.default else entry.status
         keys: list[str | None] = list(entry.sources) or [None]
         done = {"about": "x".join(map(str, entry.shape))}

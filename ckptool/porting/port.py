@@ -10,20 +10,18 @@ from dataclasses import replace
 from ..model_code.signature import Entry as Tensor
 from ..model_code.signature import Signature
 from . import expression as ex
-from .doubts import About
-from .expression import Shape
+from .expression import Expr, Shape
 from .forms.canonical import canonical
 from .forms.copies import copies, doubt_copies
 from .forms.doubles import called_as_in
-from .forms.layouts import turn_bare_matrices
-from .forms.permuted import permute
 from .forms.pieces import STATISTICS, squeezed, substituted
 from .holes.background import doubt_background
 from .holes.conventions import doubt_conventions
-from .holes.filling import Filling, Values
+from .holes.filling import Filled, Filling, Values
 from .holes.substitutes import substitute
-from .mapping import Entry, Mapping
+from .mapping import Entry, Mapping, Part
 from .matching.match import Matcher, is_average, kind_of
+from .questions import Question, Reason, Topic, answered, ask, joined
 from .rivals import weigh
 from .words import cut, table
 
@@ -48,8 +46,6 @@ def port(
     copied, others = copies(source, target)
     kept = replace(source, entries={k: e for k, e in source.entries.items() if k not in copied and k not in others})
     s, t = canonical(kept, target, lora_scale=lora_scale)
-    turn_bare_matrices(s, t)
-    permute(s, t)
     matcher = Matcher(s, t)
     matching = matcher.run()
     weigh(matching, matcher.sequences)
@@ -72,6 +68,7 @@ class _Entries:
         self._source, self._target, self._shapes, self._copied = filling.source, filling.target, shapes, copied
         self._filled, self._unit_of = filling.holes, filling.unit_of
         self._holes = {name.hole: filled for name, filled in filling.holes.items()}
+        self._names = {name.hole: name for name in filling.holes}
         self._misses = {name.hole: why for name, why in filling.misses.items()}
         self._unused: list[Tensor] | None = None
 
@@ -115,14 +112,13 @@ class _Entries:
                 fits = (beside.get((path, shape)) for path, _, _ in layers for shape in wanted)
                 found = next(filter(None, fits), None)
             if found is not None:
-                doubt = f"{found} of the source belongs to the same layer, and nothing reads it"
-                one = replace(one, status="guessed", doubts=(*one.doubts, doubt))
+                one = one.asking(ask(Reason.LEFT_BESIDE, found))
             entries.append(one)
         return replace(made, entries=tuple(entries))
 
     def _entry(self, key: str) -> Entry:
         wanted = self._target.signature.entries[key]
-        blank = Entry(key, wanted.shape, "unmapped", dtype=wanted.dtype, parameter=wanted.parameter)
+        blank = Entry(key, wanted.shape, dtype=wanted.dtype, parameter=wanted.parameter)
         if wanted.tied is not None and key not in self._target.assembly:
             first = self._entry(wanted.tied)
             if first.status != "unmapped" or key not in self._source.signature.entries:
@@ -137,37 +133,49 @@ class _Entries:
             if self._is_constant(key):
                 fitting = self._could_fill(key)
                 if fitting is None:
-                    return replace(blank, status="mapped", default=True, evidence="computed by the model itself")
-                why = f"the model may compute this itself, or it may be {fitting} of the source, which is used nowhere"
-                return replace(blank, doubts=(why,))
-            why = next(
-                (self._misses[hole] for hole in missing if hole in self._misses),
-                "nothing in the source goes here",
-            )
-            return replace(blank, doubts=(why,))
+                    return replace(blank, default=True, evidence="computed by the model itself")
+                return blank.asking(ask(Reason.COMPUTED_OR_READ, fitting))
+            why = next((self._misses[hole] for hole in missing if hole in self._misses), None)
+            return blank.asking(why or ask(Reason.NOTHING))
         filled = [self._holes[hole] for hole in holes]
         expr = ex.simplified(
             substituted(assembly, {h: f.expr for h, f in zip(holes, filled, strict=True)}), self._shapes
         )
         if key in self._target.dropped.values():  # what some is dropped of is filled with such a copy, if there is one
             expr = expr.rename(lambda name: self._source.dropped.get(name, name))
-        doubts = [d for f in filled for d in f.doubts]
-        if expr.is_copy:  # what was taken apart and put together again needs no layout
-            doubts = [d for d in doubts if d.about is not About.LAYOUT]
-        rivals = []
-        for hole, f in zip(holes, filled, strict=True):
-            for rival in f.rivals[:8]:
-                values = {h: g.expr for h, g in zip(holes, filled, strict=True)} | {hole: rival}
-                rivals.append(ex.simplified(substituted(assembly, values), self._shapes))
+        questions = self._questions(assembly, dict(zip(holes, filled, strict=True)))
+        if expr.is_copy:
+            questions = answered(questions, Topic.LAYOUT, "what was taken apart is put together again as it was")
         evidence = "; ".join(dict.fromkeys(f.evidence for f in filled if f.evidence))
-        return replace(
-            blank,
-            status="guessed" if doubts else "mapped",
-            expr=expr,
-            evidence=evidence,
-            doubts=tuple(dict.fromkeys(map(str, doubts))),
-            rivals=tuple(r for r in dict.fromkeys(rivals) if r != expr) if doubts else (),
-        )
+        way = tuple(map(self._part, holes))
+        return replace(blank, expr=expr, evidence=evidence, questions=tuple(questions), way=way)
+
+    def _part(self, hole: str) -> Part:
+        """How matching came to what fills a hole."""
+        name = self._names[hole]
+        t, s = self._unit_of[name]
+        own, theirs = self._target.pieces.get(name), s.pieces.get(name.role, s.main)
+        steps = own.steps if own is not None else ()
+        return Part(".".join(t.path), ".".join(s.path), steps, theirs.steps, tuple(t.told), t.support)
+
+    def _questions(self, assembly: Expr, filled: MappingOf[str, Filled]) -> list[Question[Expr]]:
+        """What is asked about the holes of a key, with options for the whole of it.
+
+        One question about several holes has one answer: each of its options is taken in all of them.
+        """
+        values = {hole: one.expr for hole, one in filled.items()}
+        asked: dict[object, dict[str, Question[Expr]]] = defaultdict(dict)
+        for hole, one in filled.items():
+            for question in one.questions:
+                asked[question.asked, question.answer].setdefault(hole, question)
+        questions: list[Question[Expr]] = []
+        for held in asked.values():
+            options = []
+            for number in range(max(len(question.options) for question in held.values())):
+                others = {hole: q.options[number] for hole, q in held.items() if len(q.options) > number}
+                options.append(ex.simplified(substituted(assembly, values | others), self._shapes))
+            questions = joined(questions, next(iter(held.values())).about(*dict.fromkeys(options)))
+        return questions
 
     def _counter(self, blank: Entry) -> Entry:
         path = self._target.counters[blank.target]
@@ -180,15 +188,9 @@ class _Entries:
             for key, where in self._source.counters.items():
                 if where == partner:
                     filled = self._filled[norm.name]
-                    guessed = bool(filled.doubts)
-                    return replace(
-                        blank,
-                        status="guessed" if guessed else "mapped",
-                        expr=ex.of(key),
-                        evidence=filled.evidence,
-                        doubts=tuple(map(str, filled.doubts)),
-                    )
-        return replace(blank, status="mapped", default=True, evidence="a counter; the source has none")
+                    questions = tuple(question.about() for question in filled.questions)
+                    return replace(blank, expr=ex.of(key), evidence=filled.evidence, questions=questions)
+        return replace(blank, default=True, evidence="a counter; the source has none")
 
     def _is_constant(self, key: str) -> bool:
         entry = self._target.signature.entries[key]

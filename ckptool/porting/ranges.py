@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from ..disk.documents import Placed
 from ..disk.files import StrPath
 from ..errors import Malformed, printable
 
@@ -26,6 +27,7 @@ class Line:
         around: the pattern without its ranges: what stands before, between and behind them.
         ranges: the numbers of each range.
         keys: how many keys it stands for; not more than one too many.
+        number: where it stands in its file, counted from 1.
     """
 
     pattern: str
@@ -33,6 +35,23 @@ class Line:
     around: list[str]
     ranges: list[list[range]]
     keys: int
+    number: int = 0
+
+    def malformed(
+        self, what: str, path: StrPath, *, evidence: Sequence[str] = (), hint: str | None = None
+    ) -> Malformed:
+        """That something is wrong with it, and where it stands."""
+        return Malformed(place_of(self.number) + what, where=path, evidence=evidence, hint=hint)
+
+
+def place_of(number: int) -> str:
+    """How a message begins that is about a line of a file: "line 7: "."""
+    return f"line {number}: " if number else ""
+
+
+def number_of(*texts: object) -> int:
+    """The number of the line where the last of TEXTS stands that was read from a file, else 0."""
+    return next((text.line for text in reversed(texts) if isinstance(text, Placed)), 0)
 
 
 def line(pattern: str, value: str | None, path: StrPath) -> Line:
@@ -41,15 +60,15 @@ def line(pattern: str, value: str | None, path: StrPath) -> Line:
     Raises:
         Malformed: what stands in braces is no range.
     """
-    ranges, around, keys = [], [""], 1
+    ranges, around, keys, number = [], [""], 1, number_of(pattern, value)
     for text, inner in _pieces(pattern):
         if inner is None:
             around[-1] += text
         else:
-            ranges.append(_numbers(inner, pattern, path))
+            ranges.append(_numbers(inner, pattern, path, number))
             around.append("")
             keys = min(keys * sum(map(len, ranges[-1])), _MOST_PARTS + 1)
-    return Line(pattern, value, around, ranges, keys)
+    return Line(pattern, value, around, ranges, keys, number)
 
 
 def within_limits(lines: Iterable[Line], path: StrPath) -> list[Line]:
@@ -64,9 +83,9 @@ def within_limits(lines: Iterable[Line], path: StrPath) -> list[Line]:
         parts += one.keys * (2 + value.count(",") + value.count("("))
         characters += one.keys * (len(one.pattern) + len(value))
         if parts > _MOST_PARTS or characters > _MOST_CHARACTERS:
-            raise Malformed(
-                f"stands for too much, from the line of {printable(one.pattern, 80)} on",
-                where=path,
+            raise one.malformed(
+                f"stands for too much, from {printable(one.pattern, 80)} on",
+                path,
                 evidence=[
                     f"all lines together may make {_MOST_PARTS // 2:,} keys, fewer where several tensors make one,",
                     f"and {_MOST_CHARACTERS:,} characters",
@@ -92,7 +111,12 @@ def written_out(one: Line, path: StrPath) -> Iterator[tuple[str, str | None]]:
             yield key, None if value is None else "".join(text if hole is None else holes[hole] for text, hole in value)
         except KeyError:
             shown = f"{printable(one.pattern)}: {printable(one.value or '')}"
-            raise Malformed(f"{shown} has a hole that the left side does not fill", where=path) from None
+            hint = (
+                "{} stands for the number of the one range on the left, {1} and {2} for those of several; a brace of "
+            )
+            raise one.malformed(
+                f"{shown} has a hole that the left side does not fill", path, hint=f"{hint}a key is written twice"
+            ) from None
 
 
 def _pieces(text: str) -> Iterator[tuple[str, str | None]]:
@@ -105,12 +129,16 @@ def _pieces(text: str) -> Iterator[tuple[str, str | None]]:
     yield text[at:], None
 
 
-def _numbers(text: str, pattern: str, path: StrPath) -> list[range]:
+def _numbers(text: str, pattern: str, path: StrPath, line: int) -> list[range]:
     out = []
     for one in text.split(","):
         found = re.fullmatch(r"\s*([0-9]{1,9})(?:\.\.([0-9]{1,9}))?\s*", one)
         numbers = range(0) if found is None else range(int(found[1]), int(found[2] or found[1]) + 1)
         if not numbers:
-            raise Malformed(f"{printable(pattern)}: {{{printable(text)}}} is no range such as {{0..11}}", where=path)
+            raise Malformed(
+                f"{place_of(line)}{printable(pattern)}: {{{printable(text)}}} is no range such as {{0..11}}",
+                where=path,
+                hint="ranges are written {0..11}, {0,2,5} or {0..3,8}; a brace of a key is written twice: {{ and }}",
+            )
         out.append(numbers)
     return out

@@ -44,7 +44,6 @@ def by_same_names(ckpt: Checkpoint, model: torch.nn.Module, at: str | None = Non
         Entry(
             key,
             shapes[key],
-            "mapped",
             expr=ex.of(key),
             evidence="the same name and sizes",
             dtype=str(value.dtype).removeprefix("torch."),

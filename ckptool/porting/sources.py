@@ -20,12 +20,14 @@ from ..tree import Dict, names_in, walk
 from . import expression as ex
 from .applying import open_source
 from .bounds import likely, require_size, stand_ins, under
+from .expression import Expr
 from .forms.doubles import doubles
 from .forms.nameless import doubt_order, named_by_position
 from .forms.own_code import named_alike
 from .forms.ranks import joined_ranks
 from .mapping import Entry, Mapping
 from .port import port
+from .questions import Question, Reason, ask
 from .words import cut, table
 
 #: Elements of a tensor whose values may be looked at while matching (norm weights).
@@ -144,7 +146,7 @@ def _renamed(mapping: Mapping, names: MappingOf[str, str]) -> Mapping:
         replace(
             e,
             expr=None if e.expr is None else e.expr.rename(new),
-            rivals=tuple(rival.rename(new) for rival in e.rivals),
+            questions=tuple(question.translated(lambda x: x.rename(new)) for question in e.questions),
         )
         for e in mapping.entries
     ]
@@ -165,14 +167,13 @@ def _preference(path: str) -> int:
 def _one_of_several(mapping: Mapping, weights: StateDict, others: Sequence[tuple[StateDict, Mapping]]) -> Mapping:
     """The mapping with a doubt on every entry: other state dicts of the file fit as well."""
     names = ", ".join(printable(other.path, 60) or "the root" for other, _ in others[:_MOST_PARTS])
-    doubt = f"the file holds several that fit: {printable(weights.path, 60)}, {names} (--at chooses)"
+    asked: Question[Expr] = ask(Reason.SEVERAL_SETS, f"{printable(weights.path, 60)}, {names}")
     entries = []
     for place, entry in enumerate(mapping.entries):
         if entry.expr is not None:
             found = [(other.path, made.entries[place].expr) for other, made in others]
-            rivals = [expr.rename(f"{path}/{{}}".format) for path, expr in found if expr is not None]
-            doubts = (doubt, *entry.doubts)
-            entry = replace(entry, status="guessed", doubts=doubts, rivals=(*rivals, *entry.rivals))
+            options = [expr.rename(f"{path}/{{}}".format) for path, expr in found if expr is not None]
+            entry = replace(entry, questions=(asked.about(*options), *entry.questions))
         entries.append(entry)
     return replace(mapping, entries=tuple(entries))
 
@@ -374,11 +375,11 @@ def by_position(
         blank = _blank(entry)
         made = expr.get(entry.tied or entry.key)
         if made is not None:
-            entries.append(replace(blank, status="mapped", expr=made, evidence="position, as asked for"))
+            entries.append(replace(blank, expr=made, evidence="position, as asked for"))
         elif entry.key.endswith("num_batches_tracked"):
-            entries.append(replace(blank, status="mapped", default=True, evidence="a counter"))
+            entries.append(replace(blank, default=True, evidence="a counter"))
         elif first is not None:
-            entries.append(replace(blank, doubts=(f"not among the first {first:,}",)))
+            entries.append(blank.asking(ask(Reason.BEYOND_FIRST, f"{first:,}")))
         else:
             entries.append(blank)
     shapes = {k: t.shape for k, t in weights.tensors.items()}
@@ -389,7 +390,7 @@ def by_position(
 
 
 def _blank(entry: Wanted) -> Entry:
-    return Entry(entry.key, entry.shape, "unmapped", dtype=entry.dtype, parameter=entry.parameter)
+    return Entry(entry.key, entry.shape, dtype=entry.dtype, parameter=entry.parameter)
 
 
 # ------------------------------------------------------------------------------------------------ applying it

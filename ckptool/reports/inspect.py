@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import keys
 from ..adapters.adapter_summary import AdapterSummary, summary_of
-from ..checkpoint import Checkpoint, StateDict, metadata_of
+from ..checkpoint import Checkpoint, Role, StateDict
 from ..disk.files import StrPath, beside, shell_path, shell_quote
 from ..errors import NoMatch, counted, printable
 from ..formats import format_of
@@ -35,6 +35,7 @@ from ..tree import (
     Walked,
     component_text,
     is_mapping,
+    metadata_of,
     walk,
 )
 from ..weights import is_tensor
@@ -66,7 +67,8 @@ class TensorReport:
 
     `key` and `state_dict` (its path) are None outside a state dict; `shape` and `stride` are in elements. `kind` is
     "dense", or what the tensor is otherwise ("sparse_coo", "quantized", "numpy" …); `bytes` are then those of its
-    parts, which follow it in the list.
+    parts, which follow it in the list. `role` is what the tensor is in the framework that wrote it, as far as the file
+    tells.
     """
 
     path: str
@@ -80,6 +82,7 @@ class TensorReport:
     requires_grad: bool
     kind: str = "dense"
     state_dict: str | None = None
+    role: Role | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,7 @@ class Inspection:
         slim: bytes that `ckptool slim` would save, 0 if that is not known.
         adapter: what it is, if it is an adapter (LoRA and its relatives).
         packed: the families of packed and quantised weights.
+        framework: the framework that wrote it, where the file says so; "" for torch.
     """
 
     path: str
@@ -144,12 +148,13 @@ class Inspection:
     slim: int = 0
     adapter: AdapterSummary | None = None
     packed: list[PackedReport] = field(default_factory=list)
+    framework: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The document that `ckptool inspect --json` prints for one file."""
         whole = asdict(self)
         names = ("path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings", "stored", "used", "slim")
-        further = ("training", "adapter", "packed")
+        further = ("training", "adapter", "packed", "framework")
         return {name: whole[name] for name in (*names, *further)}
 
 
@@ -173,6 +178,8 @@ def describe(ckpt: Checkpoint) -> Inspection:
 
     weights = ckpt.state_dicts()
     rows = _tensors(noted(), weights)
+    if ckpt.roles:
+        rows = [replace(row, role=ckpt.roles.get(row.key)) if row.key else row for row in rows]
     bare = [node for _, node in rest if isinstance(node, Storage)]
     storages = dict.fromkeys([*(t.storage for t in tensors), *bare])
     stored = sum(storage.nbytes for storage in storages)
@@ -198,6 +205,7 @@ def describe(ckpt: Checkpoint) -> Inspection:
         _saved(ckpt, weights, stored),
         summary_of(ckpt),
         _packed(ckpt, weights),
+        ckpt.framework,
     )
 
 
@@ -446,7 +454,7 @@ def _suggestions(
         out = beside(ckpt.where, "weights", ".safetensors" if flat else None)
         around = f"{'the classes and ' if unsafe else ''}what stands around them"
         found.append((f"ckptool convert {file} {out} --extract", f"to keep the weights alone, without {around}"))
-    if isinstance(kind := format_of(ckpt), FolderFormat) and kind.join and not found:
+    if isinstance(kind := format_of(ckpt), FolderFormat) and kind.of_ranks and not found:
         out = beside(ckpt.where, "whole", ".safetensors")
         found.append((f"ckptool convert {file} {out}", "to put the parts of all ranks together"))
     return found

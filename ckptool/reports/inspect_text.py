@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ..drawing.screen import ROWS, Block, Part, Several, screen, section
 from ..drawing.sizes import count_text, parameters_text, percent, size_text, table
+from ..drawing.styles import paint
 from ..errors import counted, printable
 from ..keys import collapse
 
@@ -55,7 +56,8 @@ def _inspection(
     stats: Sequence[Statistics | None] | None,
 ) -> Iterator[Part]:
     by = f", saved by {seen.training.framework}" if seen.training.framework else ""
-    yield f"{printable(seen.path)}: {seen.format}, {size_text(seen.bytes)}{by}"
+    by += f", written by {seen.framework}" if seen.framework and seen.framework != seen.format else ""
+    yield f"{paint(printable(seen.path), 'name')}: {seen.format}, {size_text(seen.bytes)}{by}"
     inside: dict[str | None, list[TensorReport]] = {}
     for t in seen.tensors:
         if t.key is not None:
@@ -88,7 +90,8 @@ def _inspection(
     yield from section("objects (shown, never run)", table(objects))
     if seen.unsafe:
         yield ""
-        yield f"  unpickling would import or call {counted(len(seen.unsafe), 'name')} beyond plain data; nothing was"
+        what = f"loading this file with pickle would import or call {counted(len(seen.unsafe), 'name')}"
+        yield f"  {paint(what, 'warning')}; ckptool ran nothing"
     devices = [(printable(path, 60) or "the root", printable(text, 40)) for path, text in seen.devices]
     yield from section("devices written down elsewhere", table(devices))
     yield from section("notes", [printable(line) for line in seen.warnings])
@@ -96,7 +99,24 @@ def _inspection(
     for command, why in seen.suggestions:
         reasons.setdefault(why, []).append(command)
     for why, commands in reasons.items():
-        yield from section(why, commands)
+        yield from section(why, [paint(command, "command") for command in commands])
+
+
+def overview(seen: Inspection) -> tuple[str, ...]:
+    """What is in a file, as a row of a table: its name, size and format, its weights, and what is special."""
+    kinds = Counter((t.dtype, t.location, t.kind) for t in seen.tensors)
+    weights = counted(len(seen.tensors), "tensor")
+    if seen.state_dicts:
+        weights += f", {parameters_text(sum(one.parameters for one in seen.state_dicts))}"
+    wrappers = dict.fromkeys(name for one in seen.state_dicts for name in one.wrappers)
+    odd = [printable(name, 20) for name in wrappers]
+    odd += [counted(len(seen.state_dicts), "state dict")] if len(seen.state_dicts) > 1 else []
+    odd += [location for location in _summed(kinds, 1) if location not in ("cpu", "")]
+    odd += ["adapter"] if seen.adapter else []
+    odd += [one.family for one in seen.packed]
+    odd += [paint(f"{counted(len(seen.unsafe), 'name')} beyond plain data", "warning")] if seen.unsafe else []
+    types = ", ".join(printable(name, 20) for name, _ in _summed(kinds, 0).most_common(2))
+    return paint(printable(seen.path), "name"), size_text(seen.bytes), seen.format, weights, types, ", ".join(odd)
 
 
 def _packed(one: PackedReport) -> str:
@@ -149,7 +169,7 @@ def _state_dict(one: StateDictReport, tensors: list[TensorReport], kinds: _Kinds
     place = f"at {printable(one.path)}" if one.path else "at the root"
     place += f", recovered from a module of class {printable(one.model, 80)}" if one.model else ""
     size = f"{parameters_text(one.parameters)}, {size_text(one.bytes)}"
-    yield f"  state dict {place}: {counted(one.keys, 'key')}, {size}"
+    yield f"  {paint(f'state dict {place}:', 'heading')} {counted(one.keys, 'key')}, {size}"
     facts = [_histogram(_summed(kinds, 0)), _histogram(_summed(kinds, 1))]
     stored = [t.storage for t in tensors if t.storage is not None]
     if len(set(stored)) < len(stored):
@@ -200,8 +220,8 @@ def _values(tensors: Sequence[TensorReport], stats: Sequence[Statistics | None],
             rows.append((name, t.bytes, (name, str(t.shape), "not computed", "", "")))
             continue
         odd = [counted(found.zeros, "zero")] if found.zeros else []
-        odd += [f"{found.nan:,} NaN"] if found.nan else []
-        odd += [f"{found.infinite:,} infinite"] if found.infinite else []
+        odd += [paint(f"{found.nan:,} NaN", "bad")] if found.nan else []
+        odd += [paint(f"{found.infinite:,} infinite", "bad")] if found.infinite else []
         around = f"mean {found.mean:.4g}, std {found.std:.4g}"
         rows.append(
             (name, t.bytes, (name, str(t.shape), f"{found.min:.4g} to {found.max:.4g}", around, ", ".join(odd)))
@@ -220,12 +240,13 @@ def _modules(
     shown: dict[tuple[object, ...], tuple[str, str]] = {}  # of the few kinds of tensors that there are
     for t in tensors:
         module, _, leaf = (t.key or "").rpartition(".")
-        kind = leaf, t.dtype, t.location, t.kind, *t.shape
+        axes = t.role.axes if everything and t.role is not None else ""
+        kind = leaf, t.dtype, t.location, t.kind, axes, *t.shape
         leaf_and_text = shown.get(kind)
         if leaf_and_text is None:
             unusual = [x for x, common in zip((t.dtype, printable(t.location, 20)), usual, strict=True) if x != common]
             unusual += [t.kind] if t.kind != "dense" else []
-            leaf_and_text = shown[kind] = leaf, " ".join([str(t.shape), *unusual])
+            leaf_and_text = shown[kind] = leaf, " ".join([str(t.shape), *([axes] if axes else []), *unusual])
         if module in leaves:
             leaves[module].append(leaf_and_text)
             sizes[module] += t.bytes

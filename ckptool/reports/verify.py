@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
 from ..disk.addresses import is_url
+from ..disk.composing import Joined, nested
 from ..disk.documents import read_json
-from ..disk.files import File, FileRange, Joined, Source, StrPath, nested, reason
+from ..disk.files import File, FileRange, Source, StrPath, reason
 from ..disk.targets import write_side_output
 from ..disk.urls import look, open_file
 from ..dtypes import DType, NotFinite

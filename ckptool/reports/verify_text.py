@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..drawing.screen import Part, screen, section
 from ..drawing.sizes import size_text
+from ..drawing.styles import Meaning, paint
 from ..errors import printable
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def _parts(found: Verification, fit: Fit | None, strict: bool, everything: bool)
 
         yield from fit_lines(fit, everything)
         for command, what in fit.commands:
-            yield from section(what, [command])
+            yield from section(what, [paint(command, "command")])
     if found.against is not None and not found.against.same:
         from .comparing.diff_text import diff_parts
 
@@ -45,7 +46,8 @@ def _parts(found: Verification, fit: Fit | None, strict: bool, everything: bool)
 
 
 def _lines(found: Verification, verdict: str, everything: bool) -> Iterator[Part]:
-    yield f"{printable(found.path)}: {verdict}, {found.format}, {size_text(found.bytes)}"
+    colour: Meaning = "good" if verdict == "sound" else "bad"
+    yield f"{paint(printable(found.path), 'name')}: {paint(verdict, colour)}, {found.format}, {size_text(found.bytes)}"
     matched, unknown = found.checksums
     words = f"{matched:,} checksums agree" if matched else "no checksum to compare with"
     yield f"  {size_text(found.read)} read; {words}{f', {unknown:,} were not recorded' if matched and unknown else ''}"

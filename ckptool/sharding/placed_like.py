@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from ..checkpoint import Checkpoint, metadata_of, to_plain
+from ..checkpoint import Checkpoint
 from ..errors import CannotCarry, NotFound, counted, printable
+from ..inert.in_memory import to_plain
 from ..inert.other_tensors import as_dense, stands_for_a_tensor
 from ..keys import closest
 from ..tensor import LazyTensor
 from ..torch_bridge import Loader
-from ..tree import is_mapping
+from ..tree import is_mapping, metadata_of
 from .into_memory import fill_tensors, shares_of
 from .placing import identity_of, is_sharded
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-from ..disk.files import FileRange, Source, nested
+from ..disk.composing import nested
+from ..disk.files import FileRange, Source
 from ..tensor import LazyTensor, contiguous_stride, little_endian, memory_order
 
 if TYPE_CHECKING:

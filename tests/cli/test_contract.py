@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -50,10 +49,10 @@ def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
         """--add-prefix --against --allow-loss --at --atol --backup --cast --cast-keep --compact --component --depth
         --dequantize --detect-renames --digest --drop --dry-run --error --extract --fill-defaults --filter --first
         --fits --for --html
-        --if-present --in-place --json --keep-objects --kwargs
-        --manifest --map-location --max-shard-size --model --out-dir
-        --output --overwrite --partial-file --parts --prefix --quiet --ratios --recipe --remove-leftovers --rename
-        --recursive --rtol --rules --save-recipe
+        --if-present --in-place --json --json-lines --keep-objects --kwargs --manifest
+        --map-location --max-shard-size --model
+        --out-dir --output --overwrite --partial-file --parts --prefix --quiet --ratios --recipe --remove-leftovers
+        --rename --recursive --rtol --rules --save-recipe
         --select --sort --stats --strict --strip-first --strip-prefix --ties --to --to-dense --untie --unwrap
         --variant --verbose --weights --with-optimizer --wrap --write-manifest -m -n -o -q -r -t -v""".split()
     )
@@ -64,11 +63,10 @@ def test_the_options_of_transfer_change_only_on_purpose() -> None:
     assert found is not None
     spelled = {name for param in found.params if isinstance(param, click.Option) for name in param.opts}
     assert sorted(spelled) == sorted(
-        """--accept-guesses --allow-loss --at --by --cast --dry-run --first --hint --html --input --invert --json
-        --kwargs --map-location --mapping --output --overwrite --partial --partial-file --patience --prove --quiet
-        --reference
-        --save-mapping
-        --source-input --source-kwargs --source-model --start --to --verbose -m -n -o -q -t -v""".split()
+        """--accept-guesses --allow-loss --at --by --cast --dry-run --emit --explain --first --hint --html --input
+        --invert --json --kwargs --map-location --mapping --output --overwrite --partial --partial-file --patience
+        --prove --quiet --reference --save-mapping --source-input --source-kwargs --source-model --start --to --verbose
+        -m -n -o -q -t -v""".split()
     )
 
 
@@ -90,6 +88,36 @@ def test_starting_imports_neither_torch_nor_numpy_nor_rich(files: dict[str, Path
         [sys.executable, "-c", script], cwd=files["dp.pth"].parent, capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "most", "without"),
+    [
+        ("--help", 12, "checkpoint disk.files formats"),
+        ("inspect dp.pth", 100, "passes.recipes disk.writing formats.saving ranks.group"),
+        (
+            "strip-prefix dp.pth out.pth -q",
+            100,
+            "reports ranks.group disk.together disk.folders formats.dcp formats.frameworks.hdf5 "
+            "formats.frameworks.onnx formats.one_a_rank passes.dequantizing passes.values passes.cleaning",
+        ),
+    ],
+)
+def test_a_command_waits_for_no_more_modules_than_it_needs(
+    files: dict[str, Path], args: str, most: int, without: str
+) -> None:
+    script = (
+        "import sys; from ckptool.cli import main\n"
+        f"try: main({args.split()!r})\n"
+        "except SystemExit as left: assert not left.code\n"
+        "print(*(name for name in sys.modules if name.startswith('ckptool.')), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=files["dp.pth"].parent, capture_output=True, text=True, check=True
+    )
+    loaded = {name.removeprefix("ckptool.") for name in done.stderr.split()}
+    assert not set(without.split()) & loaded
+    assert len(loaded) <= most, sorted(loaded)
 
 
 @pytest.mark.parametrize(("args", "code"), [("--version", 0), ("inspect missing.pth", 2)])
@@ -184,9 +212,7 @@ def test_an_unquoted_arrow_is_explained_in_a_real_shell(files: dict[str, Path], 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_shell_completion_script_is_there(shell: str) -> None:
-    done = subprocess.run(
-        CKPTOOL, env={**os.environ, "_CKPTOOL_COMPLETE": f"{shell}_source"}, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*CKPTOOL, "completion", shell], capture_output=True, text=True, check=False)
     assert "ckptool" in done.stdout or "bash" in done.stderr.lower()
 
 

@@ -67,7 +67,7 @@ def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Fil
     document = json.loads(run("diff", "plain.pth", "dp.pth", "--json").out)
     assert set(document) == {
         "ckptool", "command", "same", "left", "right", "formats", "pairs", "entries", "form", "suggestions",
-        "parts",
+        "parts", "errors",
     }  # fmt: skip
     assert set(document["pairs"][0]) == {"left", "right", "status", "values"}
     assert set(document["pairs"][0]["left"]) == {"name", "dtype", "shape", "location", "parameters", "weight"}

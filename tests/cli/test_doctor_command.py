@@ -32,11 +32,11 @@ def test_the_exit_code_says_whether_something_is_wrong(run: Run, files: Files) -
 def test_the_text_ends_with_what_to_type(run: Run, files: Files, monkeypatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     assert run("doctor", "dp.pth").out == (
-        "dp.pth: 2 things in the way (torch-zip, 28 parameters in 3 tensors)\n"
+        "dp.pth: 2 problems found (torch-zip, 28 parameters in 3 tensors)\n"
         "  1. the names are those of a wrapped model: 'module.' in 3 of 3 keys\n"
         "  2. its storages are tagged with devices that must be there: cuda:1 x3\n"
         "\n"
-        "  to repair it, type:\n"
+        "  to fix it, run:\n"
         "    ckptool convert dp.pth dp-fixed.pth --unwrap --map-location cpu\n"
     )
 
@@ -55,7 +55,7 @@ def test_an_error_message_is_explained(run: Run, files: Files, monkeypatch, widt
     assert [line for line in both.splitlines() if line.startswith("    ckptool ")] == [
         "    ckptool convert dp.pth dp-fixed.pth --unwrap --map-location cpu"
     ]
-    assert "2 things in the way" in both
+    assert "2 problems found" in both
 
 
 def test_a_message_is_read_from_stdin(run: Run, monkeypatch) -> None:
@@ -74,7 +74,9 @@ def test_what_it_says_to_type_mends_the_file(run: Run, files: Files) -> None:
 
 def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Files) -> None:
     document = json.loads(run("doctor", "dp.pth", "--error", ERROR, "--json").out)
-    assert set(document) == {"ckptool", "command", "messages", "healthy", "path", "kind", "findings", "cure", "fit"}
+    assert set(document) == {
+        "ckptool", "command", "messages", "healthy", "path", "kind", "findings", "cure", "fit", "errors",
+    }  # fmt: skip
     assert set(document["findings"][0]) == {"name", "what", "trouble", "commands", "actions"}
     assert document["messages"][0]["name"] == "module-unexpected"
     assert document["healthy"] is False

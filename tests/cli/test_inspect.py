@@ -22,7 +22,7 @@ def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Fil
     (file,) = document["files"]
     assert set(file) == {
         "path", "format", "bytes", "state_dicts", "tensors", "objects", "warnings", "stored", "used", "slim",
-        "training", "adapter", "packed",
+        "training", "adapter", "packed", "framework",
     }  # fmt: skip
     assert file["training"]["progress"] == [["epoch", "3"]]
     assert (file["path"], file["format"]) == ("last.ckpt", "torch-zip")
@@ -45,6 +45,7 @@ def test_the_json_document_has_every_field_that_is_promised(run: Run, files: Fil
         "requires_grad": False,
         "kind": "dense",
         "state_dict": "state_dict",
+        "role": None,
     }
     outside = [t for t in file["tensors"] if t["key"] is None]
     assert [t["path"] for t in outside] == ["optimizer/state/0/step", "optimizer/state/0/exp_avg"]
@@ -108,7 +109,7 @@ def test_what_else_is_in_the_file_is_told(run: Run, files: Files) -> None:
     out = run("inspect", "last.ckpt").out
     for words in ("epoch", "argparse.Namespace", "2 tensors", "args/@state/gpu"):
         assert words in out
-    assert "unpickling would import or call 1 name" in run("inspect", "evil.pth").out
+    assert "loading this file with pickle would import or call 1 name" in run("inspect", "evil.pth").out
 
 
 def test_names_from_a_file_cannot_talk_to_the_terminal(run: Run, tmp_path: Path) -> None:
@@ -130,6 +131,53 @@ def test_of_several_files_the_worst_decides(run: Run, files: Files) -> None:
     ]
 
 
+def test_each_file_of_a_folder_gets_a_line(run: Run, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("many").mkdir()
+    for name in ("dp.pth", "plain.pth", "evil.pth"):
+        files[name].rename(Path("many", name))
+    lines = run("inspect", "many").out.splitlines()
+    assert [line.split("  ")[0] for line in lines[:-1]] == ["many/dp.pth", "many/evil.pth", "many/plain.pth"]
+    assert lines[0].endswith("module., cuda:1")
+    assert lines[1].endswith("1 name beyond plain data")
+    assert lines[-1] == "3 files; -v shows what is in each"
+    monkeypatch.setenv("COLUMNS", "70")
+    assert max(map(len, run("inspect", "many").out.splitlines())) <= 70
+
+
+@pytest.mark.parametrize("command", ["inspect", "scan", "verify"])
+def test_a_document_says_what_failed_and_why(run: Run, files: Files, command: str) -> None:
+    document = json.loads(run(command, "plain.pth", "absent.pth", "--json").out)
+    assert [one["path"] for one in document["files"]] == ["plain.pth"]
+    assert document["errors"] == [
+        {
+            "error": "NoSuchFile",
+            "where": "absent.pth",
+            "what": "no such file or directory",
+            "evidence": [],
+            "hint": None,
+        }
+    ]
+    alone = run(command, "absent.pth", "--json")
+    assert (alone.code, json.loads(alone.out)["errors"]) == (2, document["errors"])
+    lines = run(command, "plain.pth", "absent.pth", "--json-lines").out.splitlines()
+    assert json.loads(lines[0])["path"] == "plain.pth"
+    assert json.loads(lines[1])["error"] == document["errors"][0]
+
+
+def test_a_misspelt_option_is_in_the_document_too(run: Run) -> None:
+    ran = run("convert", "a.pth", "b.pth", "--json", "--nonsense")
+    assert (ran.code, json.loads(ran.out)["errors"][0]["error"]) == (2, "NoSuchOption")
+
+
+@pytest.mark.parametrize("typed", ["plian.pth", "Plain.pth", "plain"])
+def test_a_misspelt_file_name_is_recognised(run: Run, files: Files, typed: str) -> None:
+    if os.path.exists(typed):  # where names are taken without regard to case
+        return
+    ran = run("inspect", typed)
+    assert ran.code == 2
+    assert "did you mean plain." in ran.err
+
+
 def test_formats_are_listed_for_people_and_programs(run: Run) -> None:
     listed = json.loads(run("formats", "--json").out)["formats"]
     written = ["npz", "torch-zip", "torch-legacy", "safetensors", "gguf", *(f.name for f in FOLDERS if f.draft)]
@@ -145,7 +193,7 @@ def test_folders_and_patterns_are_searched_for_checkpoints(run: Run, files: File
     (tmp_path / "deep").mkdir()
     files["plain.pth"].rename(tmp_path / "deep" / "plain.pth")
     (tmp_path / "deep" / "notes.txt").write_text("nothing\n")
-    assert run("inspect", "deep").out.startswith("deep/plain.pth: torch-zip")
+    assert run("inspect", "deep", "-v").out.startswith("deep/plain.pth: torch-zip")
     assert "old.pth: torch-legacy" in run("inspect", "o*.pth").out
     (tmp_path / "empty").mkdir()
     ran = run("inspect", "empty")
@@ -163,7 +211,7 @@ def test_links_out_of_a_folder_are_named_and_not_followed(run: Run, files: Files
     (tmp_path / "deep" / "in.pth").write_bytes(files["plain.pth"].read_bytes())
     ran = run("inspect", "deep")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.startswith("deep/in.pth: torch-zip")
+    assert ran.out.startswith("deep/in.pth  2.0 kB  torch-zip")
     assert ran.out.endswith(f"\n\n{said}\n")
     document = json.loads(run("inspect", "deep", "--json").out)
     assert document["not_followed"] == ["deep/out.pth", "deep/er/out"]
@@ -204,7 +252,7 @@ def test_a_folder_that_may_not_be_listed_is_named_and_the_others_are_searched(
     for command in ("inspect", "scan"):
         ran = run(command, "deep")
         assert (ran.code, ran.err) == (2, "Error: deep/shut: permission denied.\n")
-        assert "deep/a.pth: " in ran.out
+        assert "deep/a.pth" in ran.out
 
 
 def test_values_are_described_when_they_are_asked_for(run: Run, files: Files) -> None:

@@ -157,8 +157,15 @@ def test_json_is_one_document(run: Run, files):
     assert ran.code == 2
     document = json.loads(ran.out)
     assert document["failed"] == 1
-    assert document["files"][0]["path"] == "here/a.pth"
-    assert "absent.pth" in document["files"][1]["error"]
+    assert [one["path"] for one in document["files"]] == ["here/a.pth"]
+    assert [(one["where"], one["error"]) for one in document["errors"]] == [("absent.pth", "NoSuchFile")]
+
+
+def test_json_lines_are_a_line_for_each_file(run: Run, files):
+    ran = run("strip-prefix", "ckpts/a.pth", "absent.pth", "--out-dir", "here", "--json-lines")
+    first, second = map(json.loads, ran.out.splitlines())
+    assert (first["command"], first["path"]) == ("strip-prefix", "here/a.pth")
+    assert second["error"]["what"] == "no such file or directory"
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_quiet_says_nothing(run: Run) -> None:
 def test_json_is_all_that_goes_to_stdout(run: Run) -> None:
     ran = run(*SMALL, "--task", "cnn", "--classes", "2", "--strategy", "functional", "--json")
     shown = json.loads(ran.out)
-    assert list(shown) == ["ckptool", "command", "task", "strategy", "history", "files", "remarks"]
+    assert list(shown) == ["ckptool", "command", "task", "strategy", "history", "files", "remarks", "errors"]
     assert (shown["command"], shown["task"], shown["strategy"]) == ("train", "cnn", "functional")
     assert [epoch["number"] for epoch in shown["history"]] == [1, 2]
     assert set(shown["history"][0]) == {"number", "loss", "test_loss", "accuracy", "rate", "seconds"}

@@ -527,7 +527,7 @@ def test_json_is_one_document_of_the_documented_form(run: Run, folder: Path) -> 
     ran = run("transfer", "old.pth", "net.py", "--kwargs", "classes=5", "--json", "--partial")
     document = json.loads(ran.out)
     assert list(document) == [
-        "ckptool", "command", "target", "coverage", "entries", "unused", "proof", "output", "written",
+        "ckptool", "command", "target", "coverage", "entries", "unused", "proof", "output", "written", "errors",
     ]  # fmt: skip
     assert document["ckptool"] == 1
     assert document["command"] == "transfer"

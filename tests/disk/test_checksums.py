@@ -14,7 +14,8 @@ from web import serving
 
 import ckptool
 from ckptool.disk.checksums import Damaged, joined_crc32
-from ckptool.disk.files import CHUNK, Buffer, Crc32Of, File, FileRange, Joined, Verify
+from ckptool.disk.composing import Crc32Of, Joined, Verify
+from ckptool.disk.files import CHUNK, Buffer, File, FileRange
 from ckptool.disk.writing import write_pieces
 from ckptool.dtypes import BY_NAME
 from ckptool.tensor import LazyTensor, Storage

@@ -112,7 +112,8 @@ PROGRAM = r"""
 import json, os, resource, sys
 import numpy, yaml
 from ckptool.passes import recipes
-from ckptool.checkpoint import Checkpoint, from_plain
+from ckptool.checkpoint import Checkpoint
+from ckptool.inert.in_memory import from_plain
 from ckptool.cli.rewrite import _rules_from
 from ckptool.disk.documents import read_json
 from ckptool.disk.files import Buffer

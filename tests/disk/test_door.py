@@ -102,6 +102,7 @@ def watch(event, args):
         strangers.append((event, where, str(args[0])))
 
 sys.addaudithook(watch)
+sys.dont_write_bytecode = True
 from ckptool.cli import main
 for command in COMMANDS:
     try:

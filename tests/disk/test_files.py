@@ -13,17 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptool import tensor
-from ckptool.disk.files import (
-    CHUNK,
-    Buffer,
-    Crc32Of,
-    File,
-    FileRange,
-    beside,
-    crc32,
-    is_computed,
-    same_bytes,
-)
+from ckptool.disk.composing import Crc32Of, is_computed
+from ckptool.disk.files import CHUNK, Buffer, File, FileRange, beside, crc32, same_bytes
 from ckptool.disk.targets import check_target, replacing
 from ckptool.disk.writing import write_pieces
 from ckptool.dtypes import BY_NAME

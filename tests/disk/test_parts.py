@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ckptool.disk import parts as module
 from ckptool.disk.checksums import key_of
-from ckptool.disk.files import Buffer, Crc32Of, File, FileRange, Joined, Verify, Zeros
+from ckptool.disk.composing import Crc32Of, Joined, Verify, Zeros
+from ckptool.disk.files import Buffer, File, FileRange
 from ckptool.disk.parts import Parts
 
 MIB = 1 << 20

@@ -7,7 +7,7 @@ Then loads `ours`, which is there already, and fails unless each rank got the te
 
 Each rank saves a file of its own, too: `files` as verl names them, with weights, optimizer and more; of four ranks also
 `hybrid` (HSDP) and `crossed` (FSDP over tensor parallelism), whose weights before they were divided are `before.pth`;
-of two ranks `fsdp1` and `fsdp1-local`.
+of two ranks `fsdp1…`.
 """
 
 import os
@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -107,14 +108,33 @@ def save_crossed(folder, rank):
 
 
 def save_fsdp1(folder, rank):
-    """What FullyShardedDataParallel gives: a tensor for each parameter, or all of them as one flat one."""
+    """What FullyShardedDataParallel gives: a tensor for each parameter, or all of a module as one flat one.
+
+    `fsdp1-views` has views of the flat one beside it, as `use_orig_params` does; `…-noted` notes what is in it.
+    """
     net = torch.nn.Sequential(*model()[2:])
     if rank == 0:
         torch.save(net.state_dict(), f"{folder}/before.pth")
-    net = FullyShardedDataParallel(net, device_id=torch.device("cpu"))
-    for name, kind in (("fsdp1", StateDictType.SHARDED_STATE_DICT), ("fsdp1-local", StateDictType.LOCAL_STATE_DICT)):
-        with FullyShardedDataParallel.state_dict_type(net, kind):
-            save_rank_files(folder, name, rank, 2, model=net.state_dict())
+    local = StateDictType.LOCAL_STATE_DICT
+    for name, views, nested in (("local", False, False), ("views", True, False), ("inner", False, True)):
+        policy = ModuleWrapPolicy({torch.nn.Linear}) if nested else None
+        net = torch.nn.Sequential(*model()[2:])
+        net = FullyShardedDataParallel(
+            net, device_id=torch.device("cpu"), use_orig_params=views, auto_wrap_policy=policy
+        )
+        notes = {
+            place: module._handle.shard_metadata()
+            for place, module in net.named_modules()
+            if isinstance(module, FullyShardedDataParallel) and module._handle is not None
+        }
+        with FullyShardedDataParallel.state_dict_type(net, local):
+            state = net.state_dict()
+        save_rank_files(folder, f"fsdp1-{name}", rank, 2, model=state)
+        save_rank_files(folder, f"fsdp1-{name}-noted", rank, 2, model={"model": state, "shard_metadata": notes})
+        if views:
+            save_rank_files(folder, "fsdp1-parameters", rank, 2, model=dict(net.named_parameters()))
+    with FullyShardedDataParallel.state_dict_type(net, StateDictType.SHARDED_STATE_DICT):
+        save_rank_files(folder, "fsdp1", rank, 2, model=net.state_dict())
 
 
 def load_ours(net, folder):

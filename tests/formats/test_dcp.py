@@ -12,7 +12,8 @@ from strategies import DENSE, checkpoints, flat_checkpoints, state_dict_of, tens
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
-from ckptool.disk.files import Buffer, FileRange, Joined
+from ckptool.disk.composing import Joined
+from ckptool.disk.files import Buffer, FileRange
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import CheckpointError
 from ckptool.formats import _dcp_metadata as records

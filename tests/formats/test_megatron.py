@@ -1,5 +1,6 @@
 """Folders of Megatron-LM, with what megatron-core gave for them (`fixtures/megatron`), and plans for other names."""
 
+import argparse
 import re
 import shutil
 import tarfile
@@ -63,10 +64,7 @@ def test_stages_count_their_layers_from_0_and_the_whole_does_not(runs):
     found, dist = ckptool.load(runs / "tp2pp2"), ckptool.load(runs / "tp2pp2/dist")
     assert set(found) == set(of_one_rank(runs))
     for key, value in found.items():
-        name = key
-        for ours, theirs in OTHER_NAMES.items():
-            name = name.replace(ours, theirs)
-        assert torch.equal(value, dist[name]), key
+        assert torch.equal(value, dist[as_the_distributed_format_says(key)]), key
 
 
 @pytest.mark.parametrize("name", ["tp1pp1", "tp2pp1", "tp2pp2"])
@@ -81,7 +79,7 @@ def test_the_distributed_format_has_a_tensor_for_each_layer(runs, tmp_path, name
         if isinstance(value, torch.Tensor) and ".layers." in key:
             before, _, behind = key.partition("layers.")
             assert [torch.equal(value[n], found[f"{before}layers.{n}.{behind}"]) for n in range(2)] == [True] * 2
-    ckptool.save(ckptool.open(runs / name / "dist"), tmp_path / "out.safetensors", allow_loss=True)
+    ckptool.save(ckptool.open(runs / name / "dist"), tmp_path / "out.safetensors")
     assert "decoder.layers.1.mlp.linear_fc2.weight" in ckptool.load(tmp_path / "out.safetensors")
 
 
@@ -143,11 +141,189 @@ def test_two_values_of_one_name_are_refused(tmp_path):
         ckptool.open(tmp_path)
 
 
-def test_expert_parallel_ranks_are_refused(copied):
-    run = copied("tp2pp1")
-    shutil.copytree(run / "iter_0000001/mp_rank_00", run / "iter_0000001/mp_rank_00_000_001")
-    with pytest.raises(CannotCarry, match="expert-parallel"):
+def as_the_distributed_format_says(name):
+    for ours, theirs in OTHER_NAMES.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def test_interleaved_chunks_of_layers_are_put_in_their_order(runs):
+    """The first chunk of each stage, then the second: 0 2 on the first stage, 1 3 on the second."""
+    found, dist = ckptool.load(runs / "interleaved"), ckptool.load(runs / "interleaved/dist")
+    assert {key.split(".")[2] for key in found if ".layers." in key} == {"0", "1", "2", "3"}
+    assert all(torch.equal(value, dist[as_the_distributed_format_says(key)]) for key, value in found.items())
+    assert len(found) == len(dist)
+
+
+def test_chunks_of_layers_that_are_not_numbered_through_are_refused(copied):
+    run = copied("interleaved")
+    for path in run.glob("iter_*/*/*.pt"):
+        whole = torch.load(path, weights_only=False)
+        whole["model3"] = whole.pop("model1")
+        torch.save(whole, path)
+    with pytest.raises(Malformed, match="not numbered through: model0, model3"):
         ckptool.open(run)
+
+
+@pytest.mark.parametrize("name", ["experts", "experts-tp2"])
+def test_experts_of_all_ranks_are_numbered_through(runs, name):
+    """The folders have two numbers, as those of stages have; the embedding on both tells that they are of experts."""
+    found, dist = ckptool.load(runs / name), ckptool.load(runs / name / "dist")
+    experts = 0
+    for key, value in found.items():
+        before, _, behind = key.partition("local_experts.")
+        number, _, layer = behind.partition(".")
+        place = f"{before}experts.{layer}" if behind else as_the_distributed_format_says(key)
+        assert torch.equal(value, dist[place][int(number)] if behind else dist[place]), key
+        experts += bool(behind)
+    assert experts == 2 * 4 * 2
+    assert any("8 experts in 2 places numbered through" in line for line in ckptool.open(runs / name).lost_form)
+
+
+def test_an_expert_parallel_rank_that_is_missing_is_named(copied):
+    run = copied("experts-tp2")
+    shutil.rmtree(run / "iter_0000001/mp_rank_01_000")
+    with pytest.raises(Malformed, match="1 rank: tensor-parallel 1 and expert-parallel 0 of stage 0"):
+        ckptool.open(run)
+
+
+def test_the_arguments_of_the_run_tell_experts_from_stages(copied):
+    run = copied("experts")
+    sizes = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 2, "expert_model_parallel_size": 1}
+    for path in run.glob("iter_*/*/*.pt"):
+        torch.save(torch.load(path, weights_only=False) | {"args": argparse.Namespace(**sizes)}, path)
+    assert "decoder.layers.3.mlp.router.weight" in ckptool.load(run)
+
+
+def test_folders_that_the_arguments_of_the_run_contradict_are_refused(copied):
+    run = copied("tp2pp1")
+    for path in run.glob("iter_*/*/*.pt"):
+        args = argparse.Namespace(tensor_model_parallel_size=4, pipeline_model_parallel_size=1)
+        torch.save(torch.load(path, weights_only=False) | {"args": args}, path)
+    with pytest.raises(Malformed, match="says tensor_model_parallel_size 4, and holds the folders of 2"):
+        ckptool.open(run)
+
+
+def test_experts_with_a_tensor_parallelism_of_their_own_are_refused(copied):
+    run = copied("experts-tp2")
+    for name in ("mp_rank_00_001", "mp_rank_01_000"):
+        shutil.rmtree(run / "iter_0000001" / name)
+    sizes = {"pipeline_model_parallel_size": 1, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 1}
+    for path in run.glob("iter_*/*/*.pt"):
+        torch.save(torch.load(path, weights_only=False) | {"args": argparse.Namespace(**sizes)}, path)
+    with pytest.raises(CannotCarry, match="experts were divided among 1 tensor-parallel ranks and the rest among 2"):
+        ckptool.open(run)
+
+
+def test_experts_that_are_one_tensor_are_refused(copied):
+    run = copied("experts")
+    for path in run.glob("iter_*/*/*.pt"):
+        whole = torch.load(path, weights_only=False)
+        whole["model"]["decoder.layers.0.mlp.experts.weight1"] = torch.ones(8, 48)
+        torch.save(whole, path)
+    with pytest.raises(CannotCarry, match="several experts in one tensor"):
+        ckptool.open(run)
+
+
+class TestOptimizer:
+    def whole(self, folder):
+        return ckptool.load(ckptool.open(folder, with_optimizer=True))
+
+    @pytest.mark.parametrize("name", ["adam", "adam-fp32"])
+    def test_its_states_have_the_names_that_the_distributed_format_gives_them(self, runs, name):
+        found, dist = self.whole(runs / name), self.whole(runs / name / "dist")
+        count = 0
+        for key, states in found["optimizer"]["state"].items():
+            for state in {*states} - {"step"}:
+                expected = dist["optimizer"]["state"][as_the_distributed_format_says(key)][state]
+                assert torch.equal(states[state], expected), (key, state)
+                count += 1
+            assert states["step"] == 1
+        assert count == len(found["model"]) * (2 if name == "adam-fp32" else 3)
+        assert [group["wd_mult"] for group in found["optimizer"]["param_groups"]] == [1.0, 0.0]
+
+    @pytest.mark.parametrize(
+        ("name", "plain"), [("adam-distributed", "adam"), ("adam-experts-distributed", "adam-experts")]
+    )
+    def test_the_distributed_optimizer_has_the_states_of_the_plain_one(self, runs, name, plain):
+        """The same gradients for the same model. Nothing in its file says where a parameter begins."""
+        one, other = self.whole(runs / name), self.whole(runs / plain)
+        assert one["model"].keys() == other["model"].keys() == one["optimizer"]["state"].keys()
+        for key, states in one["optimizer"]["state"].items():
+            assert states.keys() == {"fp32_param", "exp_avg", "exp_avg_sq"}
+            assert all(torch.equal(value, other["optimizer"]["state"][key][s]) for s, value in states.items()), key
+
+    @pytest.mark.parametrize("name", ["adam", "adam-experts", "adam-experts-distributed", "adam-interleaved"])
+    def test_float32_weights_round_to_those_of_the_model(self, runs, name):
+        found = self.whole(runs / name)
+        assert found["optimizer"]["state"].keys() == found["model"].keys()
+        for key, states in found["optimizer"]["state"].items():
+            assert torch.equal(states["fp32_param"].bfloat16(), found["model"][key]), key
+
+    def test_without_asking_it_is_left_behind_and_named(self, runs):
+        for folder in (runs / "adam", runs / "adam/dist", runs / "adam-distributed"):
+            opened = ckptool.open(folder)
+            assert any("left behind: the optimizer's state" in line for line in opened.lost_form)
+            assert any("--with-optimizer" in line for line in opened.lost_form)
+            assert not any("exp_avg" in key for key, _ in opened.root.entries)
+
+    def test_what_the_distributed_optimizer_fills_up_is_counted(self, runs):
+        """Of each of two ranks 1,664 elements or so: parameters begin at multiples of 64, in three tensors."""
+        found = torch.load(runs / "adam-distributed/iter_0000001/mp_rank_00/distrib_optim.pt", weights_only=False)
+        stored = next(iter(found[0].values()))["numel_unpadded"]
+        model = torch.load(runs / "adam-distributed/iter_0000001/mp_rank_00/model_optim_rng.pt", weights_only=False)
+        used = sum(value.numel() for value in model["model"].values() if value is not None)
+        (line,) = [
+            line
+            for line in ckptool.open(runs / "adam-distributed", with_optimizer=True).lost_form
+            if line.startswith("the optimizer's states")
+        ]
+        assert f"{2 * 3 * (stored - used):,} of padding" in line
+
+    def test_parameters_in_another_order_are_noticed(self, copied):
+        """Two weights of the same sizes, exchanged: only the float32 values tell."""
+        run = copied("adam")
+        for path in run.glob("iter_*/*/*.pt"):
+            whole = torch.load(path, weights_only=False)
+            names = [f"decoder.layers.{n}.mlp.linear_fc2.weight" for n in (0, 1)]
+            whole["model"][names[0]], whole["model"][names[1]] = (whole["model"][name] for name in reversed(names))
+            torch.save(whole, path)
+        with pytest.raises(CannotCarry, match=r"float32 values that would be .* are not those of the model"):
+            ckptool.open(run, with_optimizer=True)
+        assert ckptool.open(run)
+
+    def test_a_file_of_the_distributed_optimizer_from_another_step_is_noticed(self, copied):
+        run = copied("adam-distributed")
+        path = run / "iter_0000001/mp_rank_01/distrib_optim.pt"
+        whole = torch.load(path, weights_only=False)
+        next(iter(whole[0].values()))["param"].mul_(1.5)
+        torch.save(whole, path)
+        with pytest.raises(CannotCarry, match=r"no float32 values in distrib_optim\.pt are those of"):
+            ckptool.open(run, with_optimizer=True)
+
+    def test_groups_that_do_not_add_up_are_refused(self, copied):
+        run = copied("adam-fp32")
+        path = run / "iter_0000001/mp_rank_00/model_optim_rng.pt"
+        whole = torch.load(path, weights_only=False)
+        whole["optimizer"]["param_groups"][0]["params"].pop()
+        torch.save(whole, path)
+        with pytest.raises(CannotCarry, match="cannot be told to be of which parameter: group 0 has"):
+            ckptool.open(run, with_optimizer=True)
+
+
+def test_what_is_not_divided_is_beside_the_weights_of_the_distributed_format(runs):
+    found = ckptool.load(ckptool.open(runs / "adam/dist", with_optimizer=True))
+    assert found["iteration"] == 1
+    assert [group["wd_mult"] for group in found["optimizer"]["param_groups"]] == [1.0, 0.0]
+    lines = ckptool.open(runs / "adam/dist").lost_form
+    assert any(line.startswith("left behind of common.pt: ") for line in lines)
+
+
+def test_the_weights_of_the_distributed_format_are_written_without_loss(runs, tmp_path):
+    ckptool.save(ckptool.open(runs / "adam/dist"), tmp_path / "x.safetensors")
+    found, expected = ckptool.load(tmp_path / "x.safetensors"), ckptool.load(runs / "adam")
+    assert len(found) == len(expected)
+    assert all(torch.equal(found[as_the_distributed_format_says(key)], value) for key, value in expected.items())
 
 
 class TestPlan:
@@ -172,7 +348,7 @@ class TestPlan:
         assert torch.equal(found["w"], whole)
         assert torch.equal(found["b"], torch.ones(2))
 
-    @pytest.mark.parametrize("said", ["first", -1, 1.5, None, True, "0/", [0]])
+    @pytest.mark.parametrize("said", ["first", -1, 1.5, None, True, "0/", [-1], ["a"], [True], {}])
     def test_what_is_no_dimension_is_refused(self, tmp_path, said):
         torch.save({"w": torch.ones(2)}, tmp_path / "model_rank_0.pt")
         with pytest.raises(RuleError, match="it can be a dimension"):

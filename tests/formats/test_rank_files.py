@@ -1,5 +1,6 @@
 """Folders in which each rank of a run saved a file of its own: put together, they are what the run had in memory."""
 
+import pickle
 import random
 import shutil
 import struct
@@ -30,6 +31,15 @@ def same(one, other):
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return one == other
+
+
+def rewritten(path, change):
+    """Write a file of torch.save anew, its pickle as CHANGE makes it."""
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, raw in members.items():
+            archive.writestr(member, change(raw) if member.endswith("data.pkl") else raw)
 
 
 @pytest.fixture
@@ -80,14 +90,62 @@ def test_shards_of_fsdp_1(ranks):
     assert same(dict(expected), dict(ckptool.load(ranks[2] / "fsdp1")))
 
 
-def test_a_flat_parameter_of_fsdp_1_is_put_together_and_said_to_have_no_names(ranks):
-    opened = ckptool.open(ranks[2] / "fsdp1-local")
-    expected = torch.load(ranks[2] / "before.pth", weights_only=True)
-    flat = ckptool.load(opened)["_flat_param"]
-    assert torch.equal(
-        flat[: sum(t.numel() for t in expected.values())], torch.cat([t.reshape(-1) for t in expected.values()])
-    )
-    assert any("flat parameter" in line for line in opened.warnings)
+class TestFlatParameters:
+    """FSDP 1 under LOCAL_STATE_DICT."""
+
+    @pytest.mark.parametrize("name", ["local", "views", "inner"])
+    def test_with_notes_they_are_read_as_the_parameters_that_they_hold(self, ranks, name):
+        expected = torch.load(ranks[2] / "before.pth", weights_only=True)
+        found = ckptool.load(ranks[2] / f"fsdp1-{name}-noted")["model"]
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], value) for key, value in expected.items())
+
+    @pytest.mark.parametrize("name", ["local", "views", "inner", "parameters"])
+    def test_without_notes_a_plan_says_their_sizes(self, ranks, name):
+        expected = torch.load(ranks[2] / "before.pth", weights_only=True)
+        before = "_fsdp_wrapped_module." if name == "parameters" else ""
+        plan = {before + key: list(value.shape) for key, value in expected.items()}
+        found = ckptool.load(ckptool.open(ranks[2] / f"fsdp1-{name}", parts=plan))
+        assert found.keys() == plan.keys()
+        assert all(torch.equal(found[before + key], value) for key, value in expected.items())
+
+    def test_what_fills_up_between_them_is_left_out_and_counted(self, ranks):
+        """Parameters begin at multiples of 4 elements: 35 and 5 of the second layer, 15 and 3 of the third."""
+        opened = ckptool.open(ranks[2] / "fsdp1-views-noted")
+        assert any("of 58 elements" in line for line in opened.lost_form)
+        assert any(line.startswith("6 elements of padding") for line in opened.lost_form)
+
+    @pytest.mark.parametrize(("name", "what"), [("local", "which names and sizes"), ("views", "the sizes of 4 param")])
+    def test_without_notes_and_plan_they_are_read_flat_and_not_written_as_if_that_were_all(
+        self, ranks, tmp_path, name, what
+    ):
+        opened = ckptool.open(ranks[2] / f"fsdp1-{name}")
+        assert any(what in line and "--parts" in line for line in opened.warnings)
+        with pytest.raises(CannotCarry) as caught:
+            ckptool.save(opened, tmp_path / "x.pth")
+        assert any(what in line for line in caught.value.evidence)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_views_are_read_as_all_of_their_elements(self, ranks):
+        expected = torch.load(ranks[2] / "before.pth", weights_only=True)
+        found = ckptool.load(ranks[2] / "fsdp1-views")
+        assert all(torch.equal(found[key], value.reshape(-1)) for key, value in expected.items())
+
+    def test_sizes_that_do_not_add_up_are_refused(self, ranks):
+        expected = torch.load(ranks[2] / "before.pth", weights_only=True)
+        plan = {key: list(value.shape) for key, value in expected.items()} | {"1.bias": [4]}
+        with pytest.raises(Malformed, match="has 58 elements, and its 4 parameters need 59"):
+            ckptool.open(ranks[2] / "fsdp1-local", parts=plan)
+        with pytest.raises(Malformed, match=r"1\.bias has 3 elements, and its sizes are said to be \[4\]"):
+            ckptool.open(ranks[2] / "fsdp1-views", parts=plan)
+
+    def test_notes_that_contradict_each_other_are_refused(self, copied):
+        folder = copied(2, "fsdp1-local-noted")
+        path = folder / "model_world_size_2_rank_1.pt"
+        noted = pickle.dumps((29, 34), 2)[2:-3]  # the first and last element of the weight that rank 1 has
+        rewritten(path, lambda raw: raw.replace(noted, pickle.dumps((28, 34), 2)[2:-3]))
+        with pytest.raises(Malformed, match="leave a gap"):
+            ckptool.open(folder)
 
 
 def test_every_element_is_accounted_for(ranks):
@@ -244,20 +302,20 @@ def test_the_file_that_several_ranks_wrote_over_each_other_is_named(ranks, tmp_p
     assert torch.equal(ckptool.load(tmp_path)["w"], torch.ones(2, 3))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 1 << 30), name=st.sampled_from(["crossed", "hybrid"]))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 1 << 30), name=st.sampled_from(["4/crossed", "4/hybrid", "2/fsdp1-inner-noted"]))
 def test_changed_pickles_give_an_error_of_ours_or_none(ranks, tmp_path_factory, seed, name):
     chosen = random.Random(seed)
-    folder = Path(shutil.copytree(ranks[4] / name, tmp_path_factory.mktemp("fuzz") / name))
+    folder = Path(shutil.copytree(ranks[4].parent / name, tmp_path_factory.mktemp("fuzz") / "run"))
     path = chosen.choice(sorted(folder.iterdir()))
-    with zipfile.ZipFile(path) as archive:
-        members = {info.filename: bytearray(archive.read(info)) for info in archive.infolist()}
-    pickle = next(raw for member, raw in members.items() if member.endswith("data.pkl"))
-    for _ in range(chosen.randint(1, 3)):
-        pickle[chosen.randrange(len(pickle))] ^= 1 << chosen.randrange(8)
-    with zipfile.ZipFile(path, "w") as archive:
-        for member, raw in members.items():
-            archive.writestr(member, bytes(raw))
+
+    def changed(raw):
+        raw = bytearray(raw)
+        for _ in range(chosen.randint(1, 3)):
+            raw[chosen.randrange(len(raw))] ^= 1 << chosen.randrange(8)
+        return bytes(raw)
+
+    rewritten(path, changed)
     try:
         for _, tensor in ckptool.open(folder).tensors():
             tensor.source().read(0, min(8, tensor.nbytes))

@@ -1,7 +1,9 @@
 """Checkpoints that DeepSpeed wrote (`fixtures/deepspeed`), read as its own script reads them, and completely."""
 
+import re
 import shutil
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -222,7 +224,9 @@ def test_experts_are_in_files_of_their_own(runs):
     assert all(torch.equal(found[key], value) for key, value in rank_0.items())
     experts = sorted(key for key in found if "deepspeed_experts" in key)
     assert [key.split(".")[4] for key in experts] == ["0", "0", "1", "1"]
-    assert any("left behind: the optimizer's files" in line for line in ckptool.open(runs / "experts").lost_form)
+    lines = ckptool.open(runs / "experts").lost_form
+    assert any("left behind: the optimizer's files" in line for line in lines)
+    assert any("weights are in the type of training" in line for line in lines)
 
 
 def test_an_expert_that_is_missing_is_named(copied):
@@ -243,6 +247,42 @@ def test_every_element_is_accounted_for(runs):
         f"3 ranks, {sum(v.numel() for v in trained.values())} elements in 7 parameters; {filled} elements of padding"
         in line
     )
+
+
+def account(folder, **options):
+    """What the receipt says of all bytes of tensors: (stored, used, what is left behind and beside)."""
+    (line,) = [line for line in ckptool.open(folder, **options).lost_form if line.startswith("of ")]
+    stored, used = re.findall(r"([\d,]+) (?:bytes? of tensors|are used)", line)
+    left = re.findall(r"([\d,]+) bytes? (at|beside|elsewhere)", line)
+    stored, used = (int(number.replace(",", "")) for number in (stored, used))
+    sums = {kind: sum(int(n.replace(",", "")) for n, k in left if k == kind) for _, kind in left}
+    assert stored == used + sum(sums.values())
+    return stored, used, sums
+
+
+@pytest.mark.parametrize("name", [*DIVIDED, "zero0-bf16", "pipeline", "pipeline-zero1", "experts"])
+def test_every_byte_that_is_stored_is_used_or_left_behind(runs, name):
+    """The sum over the records of the files, by torch, is the one over what became of them."""
+    save = runs / name / "global_step3"
+    stored, used, _ = account(runs / name)
+    opened = [path for path in save.iterdir() if name != "experts" or "optim" not in path.name]
+    held = 0
+    for path in opened:
+        with zipfile.ZipFile(path) as archive:
+            held += sum(info.file_size for info in archive.infolist() if "/data/" in info.filename)
+    assert stored == held
+    whole = {v.data_ptr(): v for v in ckptool.load(runs / name).values()}.values()
+    widened = {torch.float16, torch.bfloat16} & {v.dtype for v in by_torch(min(runs.glob(f"{name}/exp*"))).values()}
+    if not widened or name in ("zero0-bf16", "experts"):
+        assert used == sum(value.numel() * value.itemsize for value in whole)
+    assert account(runs / name, with_optimizer=True)[1] >= used
+
+
+def test_padding_is_what_is_left_beside_the_parts_that_are_used(runs):
+    """Stage 3 fills up parameters, which the receipt counts in elements."""
+    _, _, left = account(runs / "zero3-fp32")
+    (line,) = [line for line in ckptool.open(runs / "zero3-fp32").lost_form if line.startswith("ZeRO stage 3")]
+    assert f"{left['beside'] // 4} elements of padding" in line
 
 
 @pytest.mark.parametrize("name", DIVIDED)
@@ -385,6 +425,33 @@ def test_a_rank_of_a_run_with_other_settings_is_noticed(copied, runs, stage):
     shutil.copy(runs / f"zero{stage}-fp32" / "global_step3" / name, save / f"bf16_{name}")
     with pytest.raises(Malformed, match="they disagree about the settings of DeepSpeed"):
         ckptool.open(run)
+
+
+@pytest.mark.parametrize("name", ["zero1-bf16", "zero2-bf16", "zero3-bf16", "zero3-fp32", "zero3-three-ranks"])
+def test_files_whose_names_were_exchanged_are_noticed(copied, name):
+    """At stage 3 nothing in the pickle tells whose it is; the archive notes the name that it was saved under."""
+    run, save = copied(name)
+    first, second, *_ = sorted(save.glob("*_optim_states.pt"))
+    first.rename(save / "aside")
+    second.rename(first)
+    (save / "aside").rename(second)
+    with pytest.raises(Malformed) as caught:
+        ckptool.open(run)
+    assert "under the names of others" in caught.value.what or "is not the part that its name says" in caught.value.what
+
+
+def test_a_rank_of_another_run_with_the_same_settings_is_noticed_by_its_values(copied, tmp_path):
+    """Two runs of one script with other seeds: nothing but the values differs."""
+    run, save = copied("zero2-bf16")
+    path = save / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    _change(path, lambda state: [part.data.mul_(1.1) for part in state["single_partition_of_fp32_groups"]])
+    opened = ckptool.open(run)
+    (line,) = [line for line in opened.warnings if "rounded, are not those of the model's file" in line]
+    assert "norm.weight" in line
+    with pytest.raises(CannotCarry) as caught:
+        ckptool.save(opened, tmp_path / "x.safetensors")
+    assert any("rounded, are not those" in line for line in caught.value.evidence)
+    assert not (tmp_path / "x.safetensors").exists()
 
 
 class TestOneFileAlone:

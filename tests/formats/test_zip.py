@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptool.disk.files import Buffer, Crc32Of, File, FileRange
+from ckptool.disk.composing import Crc32Of
+from ckptool.disk.files import Buffer, File, FileRange
 from ckptool.disk.targets import replacing
 from ckptool.disk.writing import write_pieces
 from ckptool.errors import CheckpointError, Malformed

@@ -56,6 +56,7 @@ def put(place, files):
     place.unlink(missing_ok=True)
     place.mkdir()
     for name, data in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_bytes(data)
 
 
@@ -63,17 +64,23 @@ def place_of(folder, name, files):
     return folder / ("in" + Path(name).suffix if "" in files else "in")
 
 
+def opened_at(place, files):
+    """What is opened of a mutant: itself, or the file of a folder that names the others."""
+    return next((place / name for name in seeds.OPENED if name in files), place)
+
+
 def run(family, given, work, judge):
     """Ask of many mutants. Returns the number of different findings."""
     mutants = Mutants(family, seeds.read(given.seeds, family), given.seed)
     known = {}
     began, clock = time.process_time(), time.monotonic()
-    for number in range(given.first, given.first + given.mutants):
+    count = -(-given.mutants // seeds.CHILDREN.get(family, 1))
+    for number in range(given.first, given.first + count):
         faulthandler.dump_traceback_later(_HANGS, exit=True)
         name, files, rng = mutants[number]
         place = place_of(work, name, files)
         put(place, files)
-        for finding in judge.ask(place, rng):
+        for finding in judge.ask(opened_at(place, files), rng):
             known.setdefault(finding.kind, []).append(number)
             if len(known[finding.kind]) <= _SHOWN:
                 report(finding, family, number, given)
@@ -82,7 +89,7 @@ def run(family, given, work, judge):
             gc.collect()
             told(family, number + 1 - given.first, began, clock, judge)
     faulthandler.cancel_dump_traceback_later()
-    told(family, given.mutants, began, clock, judge, known)
+    told(family, count, began, clock, judge, known)
     return len(known)
 
 
@@ -139,7 +146,7 @@ def ask(given, work):
         for name, files in ones:
             place = place_of(work, name, files)
             put(place, files)
-            for finding in judge.ask(place, random.Random(0), everything=True):
+            for finding in judge.ask(opened_at(place, files), random.Random(0), everything=True):
                 print(f"VALID {family} {name}: {finding}")
     judge.outcomes.clear()
     judge.slowest = 0.0
@@ -158,7 +165,8 @@ def ask(given, work):
             print(f"{kept}: from {name}")
             place = place_of(work, name, files)
             put(place, files)
-            found = [*judge.ask(place, rng), *judge.ask(place, rng, everything=True)]
+            at = opened_at(place, files)
+            found = [*judge.ask(at, rng), *judge.ask(at, rng, everything=True)]
             for finding in found:
                 report(finding, given.family, given.number, given)
             return bool(found)

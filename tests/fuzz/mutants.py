@@ -6,6 +6,7 @@ import zipfile
 import zlib
 
 from . import pickles, streams, texts, zips
+from . import seeds as seeds_of
 from .bytes import anyhow
 
 MOST_BYTES = 4 << 20
@@ -34,7 +35,7 @@ class Mutants:
                 return name, made, rng
 
     def _mutated(self, rng, name, files):
-        if self.family in ("dcp", "sharded"):
+        if self.family in seeds_of.FOLDERS:
             return _folder(rng, self.family, files, self.pickles)
         (inner, data), *_ = files.items()
         return {inner: _file(rng, self.family, name, data, self.pickles)}
@@ -52,6 +53,8 @@ def _file(rng, family, name, data, others):
         if data[:2] == b"PK":
             return zips.contents(rng, data, others, wanted=lambda record: record.endswith("data.pkl"))
         return pickles.mutated(rng, data, others) if rng.random() < 0.95 else anyhow(rng, data)
+    if family == "hdf5" and (data[:2] != b"PK" or rng.random() < 0.3):
+        return anyhow(rng, data)
     if family == "frameworks":
         return pickles.mutated(rng, data, others) if data[:1] == b"\x80" and rng.random() < 0.7 else anyhow(rng, data)
     if family == "npz" and rng.random() < 0.5:
@@ -67,10 +70,18 @@ def _file(rng, family, name, data, others):
     return zips.zip_archive(rng, data, others)
 
 
+#: Files that say where things are in a folder.
+_TELLING = (".metadata", ".zarray", "_METADATA", "manifest.ocdbt")
+
+
 def _folder(rng, family, files, others):
     """A folder with one file changed, lost, renamed or exchanged. What says where things are is changed most."""
     made = dict(files)
-    told = [name for name in made if name == ".metadata" or name.endswith(".json")]
+    told = [
+        name
+        for name in made
+        if name.rpartition("/")[2] in _TELLING or name.endswith((".json", ".index", "_model_states.pt"))
+    ]
     name = rng.choice(told) if told and rng.random() < 0.7 else rng.choice(list(made))
     way = rng.random()
     if way < 0.06:
@@ -88,13 +99,16 @@ def _folder(rng, family, files, others):
 
 
 def _part(rng, name, data, others):
-    if name.endswith(".json"):
+    if name.endswith((".json", ".zarray", "_METADATA")) and rng.random() < 0.9:
         return texts.json_text(rng, data)
     if name == ".metadata":
         return pickles.mutated(rng, data, others) if rng.random() < 0.95 else anyhow(rng, data)
     if name.endswith(".safetensors") and len(data) > 8:
         return texts.safetensors(rng, data)
-    if name.endswith(".bin"):
+    if name.endswith(".pt") and rng.random() < 0.7:
+        with contextlib.suppress(zipfile.BadZipFile, zlib.error, StopIteration, IndexError):
+            return zips.contents(rng, data, others, wanted=lambda record: record.endswith("data.pkl"))
+    if name.endswith((".bin", ".pt")):
         with contextlib.suppress(zipfile.BadZipFile, zlib.error):  # it may be a mutant already
             return zips.zip_archive(rng, data, others)
     return anyhow(rng, data)

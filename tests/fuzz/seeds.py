@@ -19,7 +19,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 #: Families of formats whose seeds are folders.
-FOLDERS = ("dcp", "sharded")
+FOLDERS = ("dcp", "sharded", "ranks", "framework-folders")
+#: Families whose files are parsed in a child process, and how many times fewer mutants are asked of.
+CHILDREN = {"hdf5": 30}
 FAMILIES = (
     "pickle",
     "zip",
@@ -31,11 +33,25 @@ FAMILIES = (
     "package",
     "npz",
     "frameworks",
+    *CHILDREN,
     *FOLDERS,
 )
+#: Runs of trainers, of which each rank wrote files of its own: archive -> folders in it.
+RUNS = {
+    "deepspeed": "zero0-bf16 zero2-bf16 zero2-three-ranks zero3-bf16 zero3-fp16 pipeline-zero1 experts".split(),
+    "megatron": "tp2pp2 interleaved experts adam adam-distributed adam-experts-distributed".split(),
+}
+RUNS["deepspeed"].append("zero2-bf16-universal/global_step3_universal")
 #: Files of other frameworks that are read in this process and stand alone.
 FRAMEWORKS = "equinox.eqx flax.msgpack flax-chunked.msgpack float.tflite int8.tflite gguf.gguf mlx.npy".split()
 FRAMEWORKS += "onnx.onnx tf1-v1.ckpt joblib.joblib joblib-zlib.joblib paddle.pdparams plain.pkl".split()
+FRAMEWORKS += ["layers/onnx.onnx", "layers/float.tflite", "layers/flax.msgpack", "layers/paddle.pdparams"]
+HDF5 = ("keras.h5", "keras.weights.h5", "keras.keras", "packed.h5")
+#: Folders of them, and files that lie in one folder: the first is the one that is opened.
+FRAMEWORK_FOLDERS = ("orbax-ocdbt", "orbax-ocdbt-zarr3", "orbax-zarr", "ocdbt-tree", "tfjs", "saved_model")
+TOGETHER = {"tf2": ("tf2.index", "tf2.data-00000-of-00001"), "onnx": ("onnx-external.onnx", "onnx-external.data")}
+#: Files that are opened in the place of their folder.
+OPENED = ("model.json", "onnx-external.onnx")
 
 
 def plain_pickles():
@@ -222,7 +238,8 @@ def programs(folder):
 
 def read_folder(folder):
     """The files of a folder."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def folders(folder):
@@ -248,6 +265,17 @@ def folders(folder):
     yield "sharded", "split", read_folder(folder / "split")
 
 
+def runs(folder):
+    """What the ranks of DeepSpeed and of Megatron wrote."""
+    for trainer, names in RUNS.items():
+        with tarfile.open(Path(__file__).parents[2] / "fixtures" / trainer / "runs.tar.xz") as packed:
+            packed.extractall(folder / trainer, filter="data")
+        for name in names:
+            files = read_folder(folder / trainer / name)
+            own = {n: d for n, d in files.items() if not n.startswith(("dist/", "expected", "zero_to_fp32"))}
+            yield "ranks", name.replace("/", "-"), own
+
+
 def write(folder):
     """Write the seeds of all families to FOLDER/FAMILY/NAME."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -270,12 +298,18 @@ def write(folder):
             _write(folder, "tar", name, {"": data})
         real = Path(__file__).parents[2] / "fixtures" / "frameworks"
         for name in FRAMEWORKS:
-            _write(folder, "frameworks", name, {"": (real / name).read_bytes()})
+            _write(folder, "frameworks", name.replace("/", "-"), {"": (real / name).read_bytes()})
+        for name in HDF5:
+            _write(folder, "hdf5", name, {"": (real / name).read_bytes()})
+        for name in FRAMEWORK_FOLDERS:
+            _write(folder, "framework-folders", name, read_folder(real / name))
+        for name, files in TOGETHER.items():
+            _write(folder, "framework-folders", name, {inner: (real / inner).read_bytes() for inner in files})
         for name in ("stored.npz", "packed.npz", "mlx.npz"):
             _write(folder, "npz", name, {"": (real / name).read_bytes()})
         for family, name, data in programs(Path(scratch)):
             _write(folder, family, name, {"": data})
-        for family, name, files in folders(Path(scratch)):
+        for family, name, files in (*folders(Path(scratch)), *runs(Path(scratch))):
             _write(folder, family, name, files)
     (folder / "complete").write_text(sys.version)
 
@@ -285,7 +319,7 @@ def _write(folder, family, name, files):
     place.parent.mkdir(parents=True, exist_ok=True)
     for inner, data in files.items():
         if inner:
-            place.mkdir(exist_ok=True)
+            (place / inner).parent.mkdir(parents=True, exist_ok=True)
         (place / inner if inner else place).write_bytes(data)
 
 

@@ -116,4 +116,4 @@ def test_12_a_folder_is_looked_into(user):
     torch.save(Net().state_dict(), "runs/ok.pth")
     text = user.asks("ckptool doctor runs").text
     assert "last.pth: the weights are one entry of it, 'net'" in text
-    assert "ok.pth: nothing is in the way" in text
+    assert "ok.pth: no problem found" in text

@@ -81,4 +81,4 @@ SAID = {
 @pytest.mark.parametrize("name", SAID)
 def test_doctor_says_what_a_file_is_that_holds_no_weights_and_cures_nothing(files, name):
     seen = files.asks(f"ckptool doctor {name}", says=SAID[name])
-    assert "to repair it" not in seen.text
+    assert "to fix it" not in seen.text

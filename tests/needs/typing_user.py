@@ -38,7 +38,7 @@ class User:
             main(words[1:])
         out, err = self.captured.readouterr()
         text = out + err
-        lines = text.partition("to repair it, type")[2] or text
+        lines = text.partition("to fix it, run")[2] or text
         shown = [line.strip() for line in lines.splitlines() if line.strip().startswith("ckptool ")]
         return Seen(int(left.value.code or 0), text, shown)
 

@@ -73,6 +73,12 @@ def test_any_run_of_bytes_is_that_run_of_the_whole(written, case):
         ("gpt-oss", "MXFP4", 4, "groups of 32"),
         ("ao-int8-groups", "torchao", 8, "groups of 8"),
         ("fp8-blocks", "float8_e4m3fn with scales", 8, "blocks of 8 x 16"),
+        ("autogptq-3", "GPTQ", 3, "groups of 16"),
+        ("autoawq", "AWQ or GPTQ", 4, "groups of 32"),
+        ("ct-mxfp4", "compressed-tensors", 4, "groups of 32"),
+        ("mlx-3", "MLX", 3, "groups of 64"),
+        ("mlx-experts", "MLX", 4, "groups of 32"),
+        ("mlx-nvfp4", "MLX", 4, "groups of 16"),
     ],
 )
 def test_a_family_is_recognised_with_its_bits_and_groups(written, case, family, bits, shared):
@@ -90,6 +96,21 @@ def test_passes_carry_quantised_weights_untouched_and_rename_them_as_one(written
     ckptool.save(moved, tmp_path / "moved.safetensors")
     after = raw(ckptool.open(tmp_path / "moved.safetensors"))
     assert {f"x.{key}": values for key, values in before.items()} == after
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.endswith("-pickle")])
+def test_a_cast_touches_no_part_of_a_quantised_weight(written, tmp_path, case):
+    ckpt = opened(written, case)
+    before = raw(ckpt)
+    packed = {key for one in packed_in(ckpt.state_dict().tensors) for key in one.keys}
+    if not any(dtype.startswith(("float", "bfloat")) for key, (dtype, *_) in before.items() if key not in packed):
+        with pytest.raises(CannotCarry, match="which a cast leaves alone, and nothing else to cast"):
+            ckptool.cast(ckpt, "float64")
+        return
+    ckptool.save(ckptool.cast(ckpt, "float64"), tmp_path / "cast.safetensors")
+    after = raw(ckptool.open(tmp_path / "cast.safetensors"))
+    assert {key: after[key] for key in packed} == {key: before[key] for key in packed}
+    assert {dtype for key, (dtype, *_) in after.items() if key not in packed} == {"float64"}
 
 
 def test_a_cast_leaves_quantised_weights_alone_and_casts_the_rest(written, tmp_path):
@@ -178,6 +199,7 @@ def changed(written, tmp_path, case, without=(), **settings):
         ("awq", (), {"bits": 8}, "has '8' bits; 4 are known"),
         ("fp8-blocks", (), {"weight_block_size": None}, "nothing says how large a block is"),
         ("bnb-int8", ("model.layers.0.mlp.up_proj.weight_format",), {}, None),
+        ("autogptq-3", (), {"checkpoint_format": "gptq_p"}, "is packed in the version 'gptq_p'"),
     ],
 )
 def test_what_is_not_sure_is_refused_and_not_guessed(written, tmp_path, case, without, settings, said):
@@ -188,6 +210,33 @@ def test_what_is_not_sure_is_refused_and_not_guessed(written, tmp_path, case, wi
     with pytest.raises(CannotCarry, match="cannot be dequantised") as refused:
         ckptool.dequantize(ckpt)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "said"),
+    [
+        ("mlx-4", {}, "does not say how many bits and how large a group they are"),  # 4 and 64, 8 and 32, or 2 and 128
+        ("mlx-4", {"bits": 4, "group_size": 32}, "does not say how many bits and how large a group they are"),
+        ("mlx-mxfp4", {"bits": 4, "group_size": 32, "mode": "affine"}, "which are no affine ones of MLX"),
+        ("mlx-4", {"bits": 4, "group_size": 64, "mode": "mxfp4"}, "is of the mode 'mxfp4'"),
+    ],
+)
+def test_a_weight_of_mlx_whose_settings_are_not_told_is_refused(written, tmp_path, case, settings, said):
+    for path in (written / case).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({"quantization": settings}))
+    with pytest.raises(CannotCarry) as refused:
+        ckptool.dequantize(ckptool.open(tmp_path))
+    assert said in str(refused.value)
+
+
+def test_widths_alone_tell_the_settings_of_mlx_where_one_pair_fits(written, tmp_path):
+    for case in ("mlx-5", "mlx-mxfp8"):
+        (tmp_path / "alone.safetensors").write_bytes((written / case / "model.safetensors").read_bytes())
+        weights = raw(ckptool.select(ckptool.open(tmp_path / "alone.safetensors"), ["m.a.*"]))
+        assert len(weights) >= 2
+        made = raw(ckptool.dequantize(ckptool.select(ckptool.open(tmp_path / "alone.safetensors"), ["m.a.*"])))
+        assert made["m.a.weight"] == raw(ckptool.open(written / f"{case}.expected.safetensors"))["m.a.weight"]
 
 
 def test_without_g_idx_columns_that_are_said_to_be_in_order_are(written, tmp_path):

@@ -11,8 +11,10 @@ import numpy as np
 from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.model_code.signature import Entry, Signature
-from ckptool.porting.expression import lazy
+from ckptool.porting import mapping
+from ckptool.porting.expression import Expr, Shape, lazy
 from ckptool.porting.port import port
+from ckptool.porting.questions import Question, Reason
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
 
 
@@ -63,8 +65,13 @@ class Made:
 
 def worked_out(source: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], **more: Any) -> dict[str, Made]:
     """Port numpy arrays into a model that wants SHAPES, and work out what each key would hold."""
-    mapping = port(signature({k: np.shape(v) for k, v in source.items()}), wanted(shapes, **more))
+    made = port(signature({k: np.shape(v) for k, v in source.items()}), wanted(shapes, **more))
     tensors = {key: lazy_tensor(value) for key, value in source.items()}
     return {
-        e.target: Made(e.status, None if e.expr is None else lazy(e.expr, tensors).numpy(), e) for e in mapping.entries
+        e.target: Made(e.status, None if e.expr is None else lazy(e.expr, tensors).numpy(), e) for e in made.entries
     }
+
+
+def guess(key: str, shape: Shape, expr: Expr, options: tuple[Expr, ...] = ()) -> mapping.Entry:
+    """An entry about which it is open which of two tensors it is."""
+    return mapping.Entry(key, shape, expr).asking(Question(Reason.SEVERAL_FIT, ("2",), options))

@@ -180,7 +180,7 @@ def test_a_mapping_can_be_inspected_edited_saved_and_used_again(old: nn.Module, 
         own = Named()
         own.load_state_dict(torch.load(tmp_path / "ported.pth"))
         assert same_function(own, old)
-    edited = mapping.with_entries([replace(e, expr=None, status="unmapped") for e in mapping.entries])
+    edited = mapping.with_entries([replace(e, expr=None) for e in mapping.entries])
     assert edited.coverage["keys"][0] == 0
     assert set(edited.unused) == set(old.state_dict())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sides import pairing, signature, wanted
+from sides import guess, pairing, signature, wanted
 
 from ckptool.errors import Malformed, OutputExists, RuleError, Unreadable
 from ckptool.porting import expression as ex
@@ -59,9 +59,9 @@ def test_blocks_are_one_line_however_many(tmp_path: Path) -> None:
 
 def test_doubts_come_first_with_their_rivals_ready_to_be_uncommented(tmp_path: Path) -> None:
     entries = (
-        Entry("a.weight", (4,), "mapped", ex.of("x.weight")),
-        Entry("b.weight", (4,), "guessed", ex.of("y.weight"), "", ("two fit",), (ex.of("z.weight"),)),
-        Entry("c.weight", (4,), "unmapped"),
+        Entry("a.weight", (4,), ex.of("x.weight")),
+        guess("b.weight", (4,), ex.of("y.weight"), (ex.of("z.weight"),)),
+        Entry("c.weight", (4,)),
     )
     text = mapping_file.text_of(Mapping(entries, ()))
     lines = text.splitlines()
@@ -108,8 +108,8 @@ def test_doubts_are_settled_by_editing_single_lines(tmp_path: Path, rival: bool)
     """Each line that is ready to be uncommented works when it is, whatever the keys are called."""
     odd = 'encoder/layers.0 #1: "x"'
     entries = (
-        *(Entry(f"b.{n}.w", (4,), "guessed", ex.of(f"y.{n}.w"), "", ("two fit",), (ex.of(odd),)) for n in range(3)),
-        Entry("no", (4,), "guessed", ex.of(odd), "", ("two fit",), (ex.parse("cat(0, y.0.w, null)"),)),
+        *(guess(f"b.{n}.w", (4,), ex.of(f"y.{n}.w"), (ex.of(odd),)) for n in range(3)),
+        guess("no", (4,), ex.of(odd), (ex.parse("cat(0, y.0.w, null)"),)),
     )
     text = mapping_file.text_of(Mapping(entries, ()))
     read = read_back(Mapping(entries, ()), tmp_path)
@@ -128,21 +128,19 @@ def test_doubts_are_settled_by_editing_single_lines(tmp_path: Path, rival: bool)
 
 
 def test_a_file_with_doubts_says_how_to_settle_them() -> None:
-    entries = (Entry("b.weight", (4,), "guessed", ex.of("y.weight"), "", ("two fit",), (ex.of("z.weight"),)),)
+    entries = (guess("b.weight", (4,), ex.of("y.weight"), (ex.of("z.weight"),)),)
     assert "# `ckptool transfer SRC MODEL.py --mapping`." in mapping_file.text_of(Mapping(entries, ()))
     assert mapping_file.text_of(Mapping(entries, ())).endswith("\nmapping:\n")  # room for lines, and no `{}` in the way
 
 
 @pytest.mark.parametrize("name", ["no", "on", "null", "true", "Yes", "off"])
 def test_layers_with_the_words_of_yaml_keep_their_names(tmp_path: Path, name: str) -> None:
-    read = read_back(
-        Mapping((Entry(name, (), "mapped", ex.of(name)), Entry("x", (), "mapped", ex.of(name))), ()), tmp_path
-    )
+    read = read_back(Mapping((Entry(name, (), ex.of(name)), Entry("x", (), ex.of(name))), ()), tmp_path)
     assert pairing(read) == {name: name, "x": name}
 
 
 def test_writing_the_same_again_is_no_error_and_what_was_edited_is_kept(tmp_path: Path) -> None:
-    mapping = Mapping((Entry("a", (), "mapped", ex.of("b")),), ())
+    mapping = Mapping((Entry("a", (), ex.of("b")),), ())
     mapping_file.save(mapping, tmp_path / "m.yaml")
     mapping_file.save(mapping, tmp_path / "m.yaml")
     (tmp_path / "m.yaml").write_text("mine")
@@ -157,7 +155,7 @@ NAMES = st.text(st.sampled_from("ab.01_- :#{}\"'\\é\n"), min_size=1, max_size=8
 @given(st.dictionaries(NAMES, NAMES, max_size=4))
 @example({"a.0.{": "0.}{", "a.1.{": "1.}{", "a.{0,1}": "{#1}", "{{}": "{}", "{1}.0": "{0..3}.0", "{1}.1": "{0..3}.1"})
 def test_odd_names_survive(tmp_path_factory: pytest.TempPathFactory, names: dict[str, str]) -> None:
-    entries = tuple(Entry(key, (), "mapped", ex.of(value)) for key, value in names.items())
+    entries = tuple(Entry(key, (), ex.of(value)) for key, value in names.items())
     read = read_back(Mapping(entries, ()), tmp_path_factory.mktemp("m"))
     assert {e.target: e.sources for e in read.entries} == {key: [value] for key, value in names.items()}
 
@@ -185,7 +183,7 @@ def test_a_mapping_reads_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, told: dict[str, tuple[Status, Expr]], source: str, target: str
 ) -> None:
     entries = tuple(
-        Entry(key, (), status, None if status == "unmapped" else expr, "", ("a doubt",) * (status == "guessed"))
+        guess(key, (), expr) if status == "guessed" else Entry(key, (), None if status == "unmapped" else expr)
         for key, (status, expr) in told.items()
     )
     read = read_back(Mapping(entries, (), {}, source, target), tmp_path_factory.mktemp("m"))
@@ -195,7 +193,7 @@ def test_a_mapping_reads_back_as_it_was_written(
 
 def test_a_name_that_is_no_text_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(RuleError, match="half a character"):
-        mapping_file.save(Mapping((Entry("a\ud800", (), "mapped", ex.of("b")),), ()), tmp_path / "m.yaml")
+        mapping_file.save(Mapping((Entry("a\ud800", (), ex.of("b")),), ()), tmp_path / "m.yaml")
     assert not (tmp_path / "m.yaml").exists()
 
 
@@ -254,7 +252,7 @@ def test_the_way_back_leads_back(depth: int) -> None:
 
 
 def test_what_loses_values_cannot_be_inverted() -> None:
-    mapping = Mapping((Entry("a", (1,), "mapped", ex.parse("sum(b, 0)")),), (), {"b": (3,)})
+    mapping = Mapping((Entry("a", (1,), ex.parse("sum(b, 0)")),), (), {"b": (3,)})
     with pytest.raises(RuleError, match="values are lost"):
         mapping_file.invert(mapping, {"b": (3,)})
 
@@ -337,8 +335,59 @@ def test_an_expression_that_was_edited_is_used_or_refused_in_one_line_that_names
         error = refused(use)
         if error is not None:
             assert "\n" not in error.what
-            assert "made.weight" in error.what or error.where == "--invert"
+            assert (
+                error.what.startswith("line 3: made.weight: ")
+                or "line 3: made.weight wants" in error.what
+                or lost(error)
+            )
+            assert error.hint or lost(error)
             assert error.where in (str(path), path, "--mapping", "--invert")
+
+
+def lost(error: RuleError | Malformed) -> bool:
+    return error.where == "--invert" and "values are lost" in error.what
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "hint"),
+    [
+        ("a: transpoze(b)", "a: there is no operation 'transpoze'", "did you mean transpose(x): "),
+        ("a: slice(b, 0, 1)", "a: slice() in 'slice(b, 0, 1)' is given something else than it takes", "slice(x, dim,"),
+        ("a: cat(b, c)", "a: cat() in 'cat(b, c)' is given something else than it takes", "it is written cat(dim, x"),
+        ("a: rotary(b, half, 4)", "a: rotary() in 'rotary(b, half, 4)' is given something", "rotary(x, heads, half|"),
+        ("a: scale(b, much)", "a: scale() in 'scale(b, much)' is given something else", "scale(x, value)"),
+        ("a: transpose(b, c)", "a: transpose() in 'transpose(b, c)' is given something", "transpose(x)"),
+        ("a: cat(0, b", "a: the expression 'cat(0, b' has no closing bracket", "an expression is a key"),
+        ("a: transpose(", "a: the expression 'transpose(' has no closing bracket", "an expression is a key"),
+        ("a.{0..x}: b.{}", "a.{0..x}: {0..x} is no range such as {0..11}", "ranges are written"),
+        ("a.{0..3}: b.{2}", "a.{0..3}: b.{2} has a hole that the left side does not fill", "{} stands for"),
+        ("a.{0..3}.{0..1}: b.{}", "a.{0..3}.{0..1}: b.{} has a hole", "{1} and {2}"),
+        ("a: [b, c]", "a: a list of 2 items is no expression", "in quotes"),
+        ("a.{0..999999999}: b", "stands for too much, from a.{0..999999999} on", None),
+    ],
+)
+def test_a_bad_line_is_named_by_its_number_with_what_to_write(
+    tmp_path: Path, line: str, said: str, hint: str | None
+) -> None:
+    (tmp_path / "m.yaml").write_text(f"# by hand\nckptool-mapping: 1\nmapping:\n  fine: also.fine\n  {line}\n")
+    with pytest.raises(Malformed) as caught:
+        mapping_file.read(tmp_path / "m.yaml")
+    assert caught.value.what.startswith(f"line 5: {said}")
+    assert hint is None or hint in (caught.value.hint or "")
+
+
+def test_a_rival_that_was_uncommented_is_named_by_its_own_line(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text("ckptool-mapping: 1\ndoubts:\n  a: guess(b)\n  a: select(c, 0)\n")
+    with pytest.raises(Malformed, match=r"line 4: a: select\(\)"):
+        mapping_file.read(tmp_path / "m.yaml")
+
+
+def test_an_expression_that_does_not_fit_the_shapes_is_named_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text("ckptool-mapping: 1\nmapping:\n  x.{0..1}: a\n  made: slice(a, 0, 0, 9)\n")
+    target = wanted({"x.0": (4, 6), "x.1": (4, 6), "made": (9, 6)})
+    with pytest.raises(RuleError, match=r"line 4: made: no elements 0 to 9 in \[4, 6\]") as caught:
+        mapping_file.for_target(mapping_file.read(tmp_path / "m.yaml"), target, SHAPES)
+    assert "docs/transfer.md" in (caught.value.hint or "")
 
 
 def refused(use: Callable[[], Mapping]) -> RuleError | Malformed | None:

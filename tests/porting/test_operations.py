@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from sides import lazy_tensor
 
+from ckptool.porting import emitting
 from ckptool.porting import expression as ex
 from ckptool.porting.expression import OPERATIONS, Expr
 
@@ -269,6 +271,30 @@ def test_numpy_gives_what_torch_gives_in_the_shape_that_was_said(torch: Any, op:
     np.testing.assert_allclose(made, expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
+def evaluated(torch: Any, x: Expr, tensors: dict[str, Any]) -> Any:
+    """What the text in torch gives, with the functions that it calls."""
+    told = {"torch": torch, "F": torch.nn.functional, "Tensor": torch.Tensor, "functools": functools}
+    for code in (emitting.IN_FLOAT32, *ex.torch_helpers(x).values()):
+        exec(f"from __future__ import annotations\n{code}", told)
+    first = next(iter(tensors))
+    return eval(ex.torch_text(x, lambda key: f"given[{key!r}]", f"given[{first!r}]"), told, {"given": tensors})
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+@quick
+@given(data=st.data(), shape=SHAPES, kind=st.sampled_from(["float32", "float64", "float16"]))
+def test_the_text_in_torch_gives_what_is_computed_in_its_type(
+    torch: Any, op: str, data: Any, shape: Shape, kind: str
+) -> None:
+    x, tensors = called(data.draw, op, shape)
+    tensors = {key: value.astype(kind) for key, value in ({"x0": np.ones(1)} | tensors).items()}
+    made = ex.lazy(x, {key: lazy_tensor(value) for key, value in tensors.items()})
+    told = evaluated(torch, x, {key: torch.from_numpy(value) for key, value in tensors.items()})
+    assert (tuple(told.shape), str(told.dtype)) == (made.shape, f"torch.{kind}")
+    rounding = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-12}[kind]
+    np.testing.assert_allclose(told.double().numpy(), made.numpy().astype("float64"), rtol=rounding, atol=rounding)
+
+
 @pytest.mark.parametrize("op", OPERATIONS)
 @quick
 @given(data=st.data(), shape=SHAPES)
@@ -380,3 +406,15 @@ def test_what_is_cut_and_joined_again_is_a_copy(op: str, data: Any, shape: Shape
     assume(shape)
     x = put_together(op, all_parts(op, data.draw, shape))
     assert ex.simplified(x, {"x": shape}) == ex.of("x")
+
+
+@given(nested())
+def test_the_text_in_torch_of_operations_in_each_other_says_the_same(
+    torch: Any, given: tuple[Expr, dict[str, np.ndarray[Any, Any]]]
+) -> None:
+    x, tensors = given
+    with np.errstate(all="ignore"):
+        made = given_by(x, tensors)
+    told = evaluated(torch, x, {key: torch.from_numpy(value) for key, value in tensors.items()})
+    assert tuple(told.shape) == made.shape
+    np.testing.assert_allclose(told.numpy(), made, rtol=2e-3, atol=1e-3, equal_nan=True)

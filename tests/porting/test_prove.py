@@ -265,7 +265,7 @@ def test_a_layer_that_is_never_run_goes_where_its_block_went() -> None:
     for e in wrong.entries:
         _, block, name, kind = e.target.split(".")
         key = f"steps.refine{2 + int(block)}.{'skip' if name == 'residual1' else 'out'}.{kind}"
-        changed.append(replace(e, status="mapped", doubts=(), rivals=(), expr=ex.of(key)))
+        changed.append(replace(e, questions=(), expr=ex.of(key)))
     wrong = wrong.with_entries(changed)
     proved = prove(wrong, state, source, own, inputs=given)
     assert proved.proof is not None

@@ -13,7 +13,7 @@ from sides import found, lazy_tensor, pairing, signature, wanted
 
 from ckptool.model_code.signature import Entry, Signature
 from ckptool.porting import expression as ex
-from ckptool.porting.forms.joined import _Join
+from ckptool.porting.forms.joining.join import Join
 from ckptool.porting.port import port
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -128,18 +128,18 @@ def test_stacked_weights_are_told_apart_by_the_numbers_in_their_names() -> None:
     assert mapping.is_sure
 
 
-def joins() -> st.SearchStrategy[tuple[_Join, tuple[tuple[int, ...], ...]]]:
+def joins() -> st.SearchStrategy[tuple[Join, tuple[tuple[int, ...], ...]]]:
     """A way to join, and the sizes of the parts that it takes."""
 
     @st.composite
-    def made(draw: st.DrawFn) -> tuple[_Join, tuple[tuple[int, ...], ...]]:
+    def made(draw: st.DrawFn) -> tuple[Join, tuple[tuple[int, ...], ...]]:
         n, other = draw(st.integers(2, 4)), draw(st.integers(1, 4))
         dim = draw(st.sampled_from([0, 1, None]))
         if dim is None:
-            return _Join((1,) * n, None), ((other, 3),) * n
+            return Join((1,) * n, None), ((other, 3),) * n
         turns = draw(st.integers(1, 3)) if dim == 0 else 1
         sizes = tuple(turns * draw(st.integers(1, 3)) for _ in range(n))
-        return _Join(sizes, dim, turns), tuple((s, other) if dim == 0 else (other, s) for s in sizes)
+        return Join(sizes, dim, turns), tuple((s, other) if dim == 0 else (other, s) for s in sizes)
 
     return made()
 
@@ -162,7 +162,7 @@ def test_halves_of_one_layer_stay_together_where_a_list_of_two_could_be_one_as_w
 
 
 @given(joins())
-def test_what_was_joined_comes_apart_again(given: tuple[_Join, tuple[tuple[int, ...], ...]]) -> None:
+def test_what_was_joined_comes_apart_again(given: tuple[Join, tuple[tuple[int, ...], ...]]) -> None:
     join, shapes = given
     parts = {f"p{i}": np.random.default_rng(i).random(s).astype(np.float32) for i, s in enumerate(shapes)}
     whole = join.whole(*map(ex.of, parts), rest=shapes[0][1:])

@@ -267,7 +267,7 @@ def test_the_files_of_a_folder_are_looked_into(capsys):
     code, _ = typed("ckptool doctor runs")
     out = " ".join(capsys.readouterr().out.split())
     assert code == 1
-    assert "good.pth: nothing is in the way" in out
+    assert "good.pth: no problem found" in out
     assert "last.ckpt: the weights are one entry of it, 'model'" in out
     assert "cut.pth: " in out
 

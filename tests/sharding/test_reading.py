@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 np = pytest.importorskip("numpy")
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
-from ckptool.disk.files import Buffer, File, Joined
+from ckptool.disk.composing import Joined
+from ckptool.disk.files import Buffer, File
 from ckptool.dtypes import BY_NAME
 from ckptool.formats.tiles import Chunk, assemble
 from ckptool.passes.casting import Cast

@@ -20,17 +20,25 @@ class Cursor:
         start, end: where it may read.
         what: what is being read, for messages: "the header", "the graph".
         order: "<" or ">".
+        held: what is read instead, from its beginning: bytes that were inflated, of FILE for messages alone.
     """
 
     def __init__(
-        self, file: File | Window, start: int = 0, end: int | None = None, *, what: str = "the header", order: str = "<"
+        self,
+        file: File | Window,
+        start: int = 0,
+        end: int | None = None,
+        *,
+        what: str = "the header",
+        order: str = "<",
+        held: bytes | None = None,
     ) -> None:
         self.file = file
         self.at = start
-        self.end = file.size if end is None else end
+        self.end = end if end is not None else file.size if held is None else len(held)
         self.what = what
         self.order = order
-        self._data = b""
+        self._data = held or b""
         self._begin = start
 
     @property

@@ -17,7 +17,8 @@ from math import prod
 from typing import Any
 
 from ...checkpoint import Checkpoint
-from ...disk.files import Buffer, File, Joined, Source
+from ...disk.composing import Joined
+from ...disk.files import Buffer, File, Source
 from ...dtypes import BY_NAME
 from ...errors import Malformed, printable
 from ...tensor import LazyTensor

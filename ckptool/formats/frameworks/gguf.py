@@ -21,7 +21,8 @@ from math import prod
 from typing import Any
 
 from ...checkpoint import Checkpoint, around
-from ...disk.files import Buffer, File, FileRange, Piece, Source
+from ...disk.composing import Piece
+from ...disk.files import Buffer, File, FileRange, Source
 from ...dtypes import BY_NAME
 from ...errors import CannotCarry, Malformed, counted, printable
 from ...inert.other_tensors import as_dense

@@ -7,16 +7,14 @@ contiguous, or divided into chunks, each perhaps compressed (gzip), with the byt
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
 
 from ...checkpoint import Checkpoint
-from ...disk.files import Buffer, File, FileRange, Source, Zeros
+from ...disk.composing import Zeros
+from ...disk.files import Buffer, File, FileRange, Source
 from ...dtypes import BY_NAME, DType
 from ...errors import CannotCarry, Malformed, counted, printable
 from ...tensor import LazyTensor, Storage, contiguous_stride
@@ -24,11 +22,13 @@ from ..base import Format
 from ..tiles import Chunk, assemble
 from . import keras_names
 from .apart import asked
+from .filtered_chunks import Unfiltered
 from .found import NUMPY_TYPES, checked_shape, named, wrong_size
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _CHILD = f"{__package__}.hdf5_child"
-_GZIP, _SHUFFLE, _FLETCHER = 1, 2, 3
+#: Number of a filter -> its name.
+_FILTERS = {1: "zlib", 2: "shuffle", 3: "fletcher32"}
 #: Bytes of a chunk, which is undone as a whole.
 _LARGEST_CHUNK = 1 << 28
 
@@ -144,84 +144,6 @@ def _filled(one: dict[str, Any], dtype: DType, shape: tuple[int, ...]) -> Source
     return LazyTensor(Storage(Buffer(fill)), dtype, shape, (0,) * len(shape)).source()
 
 
-@dataclass(frozen=True, slots=True)
-class Unfiltered:
-    """A chunk of a dataset, with its filters undone when it is read.
-
-    Attributes:
-        stored: the bytes in the file.
-        filters: (number, values) of each filter, in the order in which they are undone.
-        length: bytes of the values.
-    """
-
-    stored: FileRange
-    filters: tuple[tuple[int, int], ...]
-    length: int
-
-    @property
-    def step(self) -> int:
-        """Bytes that are undone at once."""
-        return self.length
-
-    def read(self, offset: int, length: int) -> bytes:
-        """LENGTH bytes of values from OFFSET."""
-        whole: bytes = _undone(self)
-        return whole[offset : offset + length]
-
-    def chunks(self) -> Iterator[bytes]:
-        """All values."""
-        yield _undone(self)
-
-
-@lru_cache(maxsize=8)
-def _undone(chunk: Unfiltered) -> bytes:
-    data = chunk.stored.read(0, chunk.stored.length)
-    where = chunk.stored.file.path
-    for code, width in chunk.filters:
-        if code == _FLETCHER:
-            data, checksum = data[:-4], data[-4:]
-            if _fletcher32(data) != int.from_bytes(checksum, "little"):
-                raise Malformed("a chunk is damaged: its checksum (Fletcher-32) does not match", where=where)
-        elif code == _GZIP:
-            stream = zlib.decompressobj()
-            try:
-                data = stream.decompress(data, chunk.length + 5)
-            except zlib.error as error:
-                raise Malformed("a chunk cannot be inflated", where=where, evidence=[str(error)]) from None
-        else:
-            data = _unshuffled(data, width)
-    data = bytes(data)
-    if len(data) != chunk.length:
-        raise Malformed(f"a chunk has {len(data):,} bytes of values, and {chunk.length:,} are stated", where=where)
-    return data
-
-
-def _unshuffled(data: bytes, width: int) -> bytes:
-    """The bytes of numbers that were sorted by their place in a number."""
-    import numpy as np
-
-    count = len(data) // width
-    whole = np.frombuffer(data, np.uint8, count * width).reshape(width, count)
-    turned: bytes = whole.T.tobytes()
-    return turned + data[count * width :]
-
-
-def _fletcher32(data: bytes) -> int:
-    """The checksum of HDF5's filter: two sums of big-endian words, modulo 65535."""
-    import numpy as np
-
-    words = np.frombuffer(data[: len(data) // 2 * 2], ">u2").astype(np.uint64)
-    if len(data) % 2:
-        words = np.append(words, np.uint64(data[-1] << 8))
-    first = second = 0
-    for at in range(0, len(words), 4096):
-        part = words[at : at + 4096]
-        weights = np.arange(len(part), 0, -1, dtype=np.uint64)
-        second = (second + first * len(part) + int((part * weights).sum())) % 65535
-        first = (first + int(part.sum())) % 65535
-    return second << 16 | first
-
-
 def _from_chunks(file: File, offset: int, end: int, one: dict[str, Any], dtype: DType, path: str) -> Source:
     """The values of a dataset that is divided into chunks."""
     shape, size = tuple(one["shape"]), tuple(one["chunk"])
@@ -229,7 +151,7 @@ def _from_chunks(file: File, offset: int, end: int, one: dict[str, Any], dtype: 
     whole = prod(size) * dtype.itemsize
     if len(size) != len(shape) or any(n < 1 for n in size) or whole > _LARGEST_CHUNK:
         raise Malformed(f"the chunks of {shown} are none: {printable(str(size), 60)}", where=file.path)
-    unknown = [name for code, _, name in one["filters"] if code not in (_GZIP, _SHUFFLE, _FLETCHER)]
+    unknown = [name for code, _, name in one["filters"] if code not in _FILTERS]
     if unknown:
         raise CannotCarry(
             f"{shown} is packed with the filter {printable(str(unknown[0]), 40)}; gzip is read",
@@ -237,7 +159,8 @@ def _from_chunks(file: File, offset: int, end: int, one: dict[str, Any], dtype: 
             hint="h5repack -f NONE IN OUT writes it without filters",
         )
     filters = [
-        (code, values[0] if code == _SHUFFLE and values else dtype.itemsize) for code, values, _ in one["filters"]
+        (_FILTERS[code], values[0] if values and _FILTERS[code] == "shuffle" else dtype.itemsize)
+        for code, values, _ in one["filters"]
     ]
     if any(not 0 < width <= 64 for _, width in filters):
         raise Malformed(f"the filters of {shown} are none", where=file.path)
@@ -251,8 +174,8 @@ def _from_chunks(file: File, offset: int, end: int, one: dict[str, Any], dtype: 
             continue  # left over from when the dataset was larger
         seen.add(tuple(start))
         stored = _range(file, offset + at, length, end, path)
-        undone = tuple((code, width) for n, (code, width) in reversed(list(enumerate(filters))) if not mask >> n & 1)
-        source: Source = Unfiltered(stored, undone, whole) if undone else stored
+        undone = tuple(step for n, step in reversed(list(enumerate(filters))) if not mask >> n & 1)
+        source: Source = Unfiltered(stored, undone, whole, str(file.path)) if undone else stored
         if source.length != whole:
             raise wrong_size(path, dtype.name, size, whole, source.length, file.path)
         chunks.append(_box(Storage(source), dtype, start, size, shape, stride))

@@ -11,14 +11,20 @@ A stored archive is read where it stands; the weights of one that is compressed 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from ...checkpoint import Checkpoint
 from ...disk.door import unnamed_file
 from ...disk.files import File
 from ...errors import Malformed, printable
+from ...lazy import later
 from ..base import Format
 from ..zip.archive import STORED, Archive, open_archive
-from .hdf5 import checkpoint_of, contents_of
+
+if TYPE_CHECKING:
+    from . import hdf5
+else:  # a look at the first record of an archive does not need it
+    hdf5 = later(".hdf5", __package__)
 
 _WEIGHTS = "model.weights.h5"
 _LARGEST_TEXT = 1 << 28
@@ -37,10 +43,10 @@ def open_keras(file: File) -> Checkpoint:
         held, start = file, member.start
     else:
         held, start = _inflated(archive, file), 0
-    found = contents_of(held, start, member.size)
+    found = hdf5.contents_of(held, start, member.size)
     others = [name for name in archive.members if name not in (_WEIGHTS, *_TEXTS)]
     found.lost.extend(f"{printable(name, 80)} of the archive" for name in others)
-    return checkpoint_of(found, held if held is file else file, "keras", texts)
+    return hdf5.checkpoint_of(found, held if held is file else file, "keras", texts)
 
 
 def configuration(file: File) -> dict[str, str]:

@@ -20,6 +20,7 @@ from ...checkpoint import Role
 from ...disk.documents import read_json
 from ...errors import Malformed, counted
 from ...tensor import LazyTensor
+from .tensor_roles import SPACE
 
 #: Class of a layer -> the names of its weights, in the order in which it makes them.
 _PARTS = {
@@ -34,6 +35,7 @@ _PARTS = {
     "lstm_cell": "kernel recurrent_kernel bias",
     "gru_cell": "kernel recurrent_kernel bias",
     "simple_rnn_cell": "kernel recurrent_kernel bias",
+    **dict.fromkeys(("query_dense", "key_dense", "value_dense", "output_dense"), "kernel bias"),
 } | {
     f"{kind}{n}d{end}": parts
     for n in (1, 2, 3)
@@ -44,7 +46,6 @@ _PARTS = {
         ("separable_conv", "", "depthwise_kernel pointwise_kernel bias"),
     )
 }
-_SPACE = {1: "W", 2: "HW", 3: "DHW"}
 _ROOT = "model_weights"
 _OPTIMIZER = "optimizer_weights"
 _CONFIG = "model_config"
@@ -88,9 +89,14 @@ def named_as_in_keras(
         found.weights = [(path, path) for path in paths]
         return found
     found.framework = "keras"
-    classes = _classes(texts.get("keras.config") or found.texts.get(f"keras.{_CONFIG}"))
+    layers = _configured(texts.get("keras.config") or found.texts.get(f"keras.{_CONFIG}"))
+    beside: dict[str, set[str]] = defaultdict(set)
+    for name, _ in found.weights:
+        *above, module, _ = ("", "", *name.split("/"))
+        beside["/".join(above)].add(module)
     for name, path in found.weights:
-        role = _role(name, found.roles.get(name, Role()), classes, tensors[path])
+        near = frozenset(beside["/".join(("", "", *name.split("/"))[:-2])])
+        role = role_in_keras(name, len(tensors[path].shape), layers, found.roles.get(name, Role()), near)
         if role != Role():
             found.roles[name] = role
     return found
@@ -174,40 +180,94 @@ def _part(kind: str, number: int, count: int) -> str:
     return ("moving_mean", "moving_variance")[number] if kind == "batch_normalization" and count == 2 else ""
 
 
-def _classes(text: str | None) -> dict[str, str]:
-    """Name of a layer -> its class, from a configuration."""
-    if not text:
-        return {}
-    try:
-        config = read_json(text)
-    except Malformed:
-        return {}
-    found: dict[str, str] = {}
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What a configuration says of a layer.
+
+    Attributes:
+        kind: its class.
+        equation: of an EinsumDense, what it computes ("abc,cde->abde").
+    """
+
+    kind: str
+    equation: str = ""
+
+
+def layers_in(config: Any) -> dict[str, Layer]:
+    """Name of a layer -> what a configuration of Keras, parsed from JSON, says of it."""
+    found: dict[str, Layer] = {}
     pending = [config]
     while pending:
         one = pending.pop()
         if isinstance(one, dict):
-            name = one["config"].get("name") if isinstance(one.get("config"), dict) else None
-            if isinstance(name, str) and isinstance(one.get("class_name"), str):
-                found.setdefault(name, one["class_name"])
+            inner = one["config"] if isinstance(one.get("config"), dict) else {}
+            name, kind, equation = inner.get("name"), one.get("class_name"), inner.get("equation")
+            if isinstance(name, str) and isinstance(kind, str):
+                found.setdefault(name, Layer(kind, equation if isinstance(equation, str) else ""))
             pending.extend(one.values())
         elif isinstance(one, list):
             pending.extend(one)
     return found
 
 
-def _role(name: str, known: Role, classes: Mapping[str, str], tensor: LazyTensor) -> Role:
-    """What a weight is: the class of the innermost layer in its name that is known, and the order of its axes."""
+def _configured(text: str | None) -> dict[str, Layer]:
+    try:
+        return layers_in(read_json(text)) if text else {}
+    except Malformed:
+        return {}
+
+
+def role_in_keras(name: str, rank: int, layers: Mapping[str, Layer], known: Role, beside: frozenset[str]) -> Role:
+    """What a weight is: by the class of the innermost layer in its name that is known, else by its name.
+
+    Args:
+        name: as Keras has it, with slashes.
+        rank: number of its dimensions.
+        layers: what the configuration says.
+        known: what the file itself says of its layer and part.
+        beside: the names that stand beside its layer.
+    """
     words = name.split("/")
-    layer = next((classes[word] for word in reversed(words[:-1]) if word in classes), known.layer)
+    layer = next((layers[word] for word in reversed(words[:-1]) if word in layers), Layer(known.layer))
     part = known.part or words[-1]
-    flat = layer.lower().replace("_", "")
-    rank = len(tensor.shape)
-    space = _SPACE.get(rank - 2, "")
+    flat = layer.kind.lower().replace("_", "")
+    space = SPACE.get(rank - 2, "")
+    told = "class" if layer.kind else "name"
+    axes = ""
+    if "attention" in flat or {"query", "key", "value"} <= beside:
+        return role_in_attention(words, rank, layer.kind, part, told)
     if "conv" in flat and part.endswith("kernel") and space:
         if flat.startswith("depthwiseconv") or part == "depthwise_kernel":
-            return Role(layer, part, f"{space}IM")
-        return Role(layer, part, f"{space}OI" if "transpose" in flat and "separable" not in flat else f"{space}IO")
-    if part in ("kernel", "recurrent_kernel") and rank == 2:
-        return Role(layer, part, "IO")
-    return Role(layer, part) if layer or known.part else Role()
+            part, axes = "depthwise_kernel", f"{space}IM"
+        else:
+            axes = f"{space}OI" if "transpose" in flat and "separable" not in flat else f"{space}IO"
+    elif flat == "einsumdense" and part == "kernel":
+        axes = _axes_of(layer.equation, rank)
+    elif part in ("kernel", "recurrent_kernel") and rank == 2:
+        axes = "IO"
+    elif part == "embeddings" and rank == 2:
+        axes = "VO"
+    return Role(layer.kind, part, axes, told) if layer.kind or known.part or axes else Role()
+
+
+def role_in_attention(words: list[str], rank: int, kind: str, part: str, told: str) -> Role:
+    """What a weight of an attention of Keras is: its kernels have an axis for the heads."""
+    module = words[-2] if len(words) > 1 else ""
+    axes = ""
+    if part == "kernel" and rank == 3:
+        axes = {"attention_output": "IIO", "query": "IOO", "key": "IOO", "value": "IOO"}.get(module, "")
+    elif part == "kernel" and rank == 2:
+        axes = "IO"
+    elif part == "bias" and rank == 2 and module in ("query", "key", "value"):
+        axes = "OO"
+    return Role(kind, part, axes, told)
+
+
+def _axes_of(equation: str, rank: int) -> str:
+    """The axes of the kernel of an EinsumDense: what it shares with the input alone are inputs, and so on."""
+    taken, arrow, given = equation.replace("...", "").replace(" ", "").partition("->")
+    data, comma, kernel = taken.partition(",")
+    if not arrow or not comma or len(kernel) != rank:
+        return ""
+    kinds = {(True, False): "I", (False, True): "O", (True, True): "N"}
+    return "".join(found) if all(found := [kinds.get((c in data, c in given), "") for c in kernel]) else ""

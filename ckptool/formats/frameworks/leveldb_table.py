@@ -11,11 +11,11 @@ See `doc/table_format.md` of LevelDB.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 from ...disk.files import File
 from ...errors import CannotCarry, Malformed
 from .cursor import Cursor
+from .filtered_chunks import crc32c
 
 MAGIC = bytes.fromhex("57fb808b247547db")
 _FOOTER = 48
@@ -87,22 +87,3 @@ def _block(file: File, offset: int, size: int) -> Iterator[tuple[bytes, int, int
             raise cursor.bad("has a key that is none")
         key = key[:shared] + cursor.take(own)
         yield key, cursor.skip(length), length
-
-
-@lru_cache(maxsize=1)
-def _table() -> tuple[int, ...]:
-    """The polynomial of Castagnoli, 0x82f63b78, byte by byte."""
-    made = []
-    for number in range(256):
-        for _ in range(8):
-            number = number >> 1 ^ (0x82F63B78 if number & 1 else 0)
-        made.append(number)
-    return tuple(made)
-
-
-def crc32c(data: bytes) -> int:
-    """The CRC-32C of some bytes."""
-    table, crc = _table(), 0xFFFFFFFF
-    for byte in data:
-        crc = table[(crc ^ byte) & 255] ^ crc >> 8
-    return crc ^ 0xFFFFFFFF

@@ -19,7 +19,8 @@ from math import prod
 from typing import Any
 
 from ...checkpoint import Checkpoint, around
-from ...disk.files import Buffer, File, FileRange, Joined, Piece, Source, shell_path
+from ...disk.composing import Joined, Piece
+from ...disk.files import Buffer, File, FileRange, Source, shell_path
 from ...dtypes import BY_NAME, DType
 from ...errors import CannotCarry, CheckpointError, Malformed, UnknownFormat, counted, printable
 from ...inert.other_tensors import as_dense

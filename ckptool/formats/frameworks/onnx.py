@@ -1,7 +1,8 @@
-"""onnx: the weights of an ONNX model: initialisers and constants. The graph is not read. Read only.
+"""onnx: the weights of an ONNX model: initialisers and constants. The graph is left behind. Read only.
 
 A model is one message of protobuf (see `protobuf`); numbers of fields and types are those of `onnx.proto`. Values of
-a tensor stand in `raw_data`, as lists of numbers, or in another file beside the model: {location, offset, length}.
+a tensor stand in `raw_data`, as lists of numbers, or in another file beside the model: {location, offset, length}. Of
+the graph it is read which operator takes which weight (see `onnx_roles`).
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any
 from ...checkpoint import Checkpoint
 from ...disk.files import File, Source
 from ...disk.inside import Folder
+from ...disk.urls import folder_of
 from ...dtypes import BY_NAME, DType
 from ...errors import CannotCarry, Malformed, counted, printable
 from ...tensor import LazyTensor
 from ..base import Format
 from .cursor import Cursor
 from .found import checked_shape, named, tensor_at, tensor_over, wrong_size
+from .onnx_roles import Node, roles_in
 from .protobuf import BYTES, VARINT, Field, fields, floats, inside, numbers, stored_as, text_of
 
 _TYPES = {
@@ -60,7 +63,7 @@ class _Found:
     file: File
     entries: list[tuple[str, LazyTensor]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    nodes: int = 0
+    nodes: list[Node] = field(default_factory=list)
     beside: dict[str, int] = field(default_factory=dict)
     folder: Folder | None = None
 
@@ -72,7 +75,7 @@ def open_onnx(file: File) -> Checkpoint:
     metadata: dict[str, str] = {}
     for one in fields(model):
         if one.number == 7 and one.kind == BYTES:
-            _graph(inside(model, one), found, "", 0)
+            _graph(inside(model, one), found, "", 0, {})
         elif one.number in (2, 3) and one.kind == BYTES:
             metadata["onnx.producer" if one.number == 2 else "onnx.producer_version"] = text_of(model, one)
         elif one.number == 14 and one.kind == BYTES:
@@ -80,7 +83,9 @@ def open_onnx(file: File) -> Checkpoint:
             metadata[key] = value
         elif one.number == 25 and one.kind == BYTES:
             _function(inside(model, one), found)
-    left = (f"left out: the graph of {counted(found.nodes, 'node')}",)
+    left = (f"left out: the graph of {counted(len(found.nodes), 'node')}",)
+    shapes = {key: tensor.shape for key, tensor in found.entries}
+    roles = roles_in(found.nodes, shapes, {key for key, tensor in found.entries if tensor.dtype.is_floating})
     return Checkpoint(
         named(found.entries, file.path),
         "onnx",
@@ -91,6 +96,7 @@ def open_onnx(file: File) -> Checkpoint:
         lost_content=tuple(found.lost),
         lost_form=left,
         framework="onnx",
+        roles=roles,
     )
 
 
@@ -100,19 +106,27 @@ def _pair(message: Cursor) -> tuple[str, str]:
     return known.get(1, ""), known.get(2, "")
 
 
-def _graph(graph: Cursor, found: _Found, prefix: str, depth: int) -> None:
-    """The initialisers of a `GraphProto`, and the constants among its nodes."""
+#: Names as nodes of a graph use them -> in full, with the node and attribute of the graph that has them.
+_Scope = dict[str, str]
+
+
+def _graph(graph: Cursor, found: _Found, prefix: str, depth: int, outer: _Scope) -> None:
+    """The initialisers of a `GraphProto`, and the constants among its nodes. Names of OUTER graphs hold in it, too."""
     if depth > _DEEPEST:
         raise graph.bad(f"has graphs nested more than {_DEEPEST} deep")
+    scope, nodes = dict(outer), []
     for one in fields(graph):
         if one.kind != BYTES:
             continue
         if one.number == 1:
-            _node(inside(graph, one), found, prefix, depth)
+            nodes.append(one)
         elif one.number == 5:
-            _add(inside(graph, one), found, prefix, None)
+            name = _add(inside(graph, one), found, prefix, None)
+            scope[name] = prefix + name
         elif one.number == 15:
             found.lost.append(f"a sparse tensor {_sparse_name(inside(graph, one), prefix)}")
+    for one in nodes:
+        _node(inside(graph, one), found, prefix, depth, scope)
 
 
 def _function(function: Cursor, found: _Found) -> None:
@@ -123,8 +137,9 @@ def _function(function: Cursor, found: _Found) -> None:
             name = text_of(function, one)
         elif one.number == 7 and one.kind == BYTES:
             nodes.append(one)
+    scope: _Scope = {}
     for one in nodes:
-        _node(inside(function, one), found, f"{name}/", 0)
+        _node(inside(function, one), found, f"{name}/", 0, scope)
 
 
 def _sparse_name(message: Cursor, prefix: str) -> str:
@@ -137,24 +152,30 @@ def _sparse_name(message: Cursor, prefix: str) -> str:
     return "without a name"
 
 
-def _node(node: Cursor, found: _Found, prefix: str, depth: int) -> None:
+def _node(node: Cursor, found: _Found, prefix: str, depth: int, scope: _Scope) -> None:
     """The tensors among the attributes of a `NodeProto`, and those of graphs within it."""
-    found.nodes += 1
-    outputs, name, attributes = [], "", []
+    texts: dict[int, list[str]] = {1: [], 2: [], 3: [], 4: []}
+    attributes = []
     for one in fields(node):
         if one.kind != BYTES:
             continue
-        if one.number == 2:
-            outputs.append(text_of(node, one))
-        elif one.number == 3:
-            name = text_of(node, one)
+        if one.number in texts:
+            texts[one.number].append(text_of(node, one))
         elif one.number == 5:
             attributes.append(one)
-    here = name or (outputs[0] if outputs else str(found.nodes))
+    outputs = texts[2]
+    made = Node(
+        "".join(texts[4]), [scope.get(n, prefix + n) if n else "" for n in texts[1]], [prefix + n for n in outputs]
+    )
+    found.nodes.append(made)
+    scope.update((n, prefix + n) for n in outputs if n)
+    here = "".join(texts[3]) or (outputs[0] if outputs else str(len(found.nodes)))
     for one in attributes:
         attribute = inside(node, one)
         word = ""
         for inner in fields(attribute):
+            if inner.number in (3, 8):
+                made.numbers.setdefault(word, []).extend(numbers(attribute, [inner]))
             if inner.kind != BYTES:
                 continue
             if inner.number == 1:
@@ -162,15 +183,15 @@ def _node(node: Cursor, found: _Found, prefix: str, depth: int) -> None:
             elif inner.number == 5:
                 _add(inside(attribute, inner), found, prefix, outputs[0] if outputs else f"{here}/{word}")
             elif inner.number in (6, 11):
-                _graph(inside(attribute, inner), found, f"{prefix}{here}/{word}/", depth + 1)
+                _graph(inside(attribute, inner), found, f"{prefix}{here}/{word}/", depth + 1, scope)
             elif inner.number == 10:
                 _add(inside(attribute, inner), found, prefix, f"{here}/{word}/{inner.start}")
             elif inner.number in (22, 23):
                 found.lost.append(f"a sparse tensor in the node {printable(here, 80)}")
 
 
-def _add(message: Cursor, found: _Found, prefix: str, name: str | None) -> None:
-    """A `TensorProto`: its own name, or NAME."""
+def _add(message: Cursor, found: _Found, prefix: str, name: str | None) -> str:
+    """A `TensorProto` under its own name, or NAME. Returns the name."""
     kept: dict[int, list[Field]] = {}
     shape: list[int] = []
     kind, outside = 0, False
@@ -188,14 +209,16 @@ def _add(message: Cursor, found: _Found, prefix: str, name: str | None) -> None:
             raise CannotCarry("has tensors that are divided into segments, which are not read", where=found.file.path)
         else:
             kept.setdefault(one.number, []).append(one)
-    key = prefix + (own if name is None else name)
+    name = own if name is None else name
+    key = prefix + name
     dtype = BY_NAME.get(_TYPES.get(kind, ""))
     if dtype is None:
         found.lost.append(f"the tensor {printable(key, 80)} of {_WORDS.get(kind, f'type {kind}')}")
-        return
+        return name
     checked_shape(shape, dtype, key, found.file.path)
     tensor = _elsewhere(message, kept, found, dtype, shape, key) if outside else None
     found.entries.append((key, tensor or _here(message, kept, found, dtype, shape, key)))
+    return name
 
 
 def _here(
@@ -226,14 +249,8 @@ def _elsewhere(
     said: dict[str, str] = dict(_pair(inside(message, one)) for one in kept.get(_EXTERNAL, []) if one.kind == BYTES)
     where = found.file.path
     offset, length = (_number(said, word, key, where) for word in ("offset", "length"))
-    if found.file.fd < 0:
-        raise CannotCarry(
-            "has weights in other files; of URLs, single files are read",
-            where=where,
-            hint="fetch its folder, and name the file here",
-        )
     if found.folder is None:
-        found.folder = Folder(where.parent)
+        found.folder = folder_of(where)
     location = said.get("location", "").removeprefix("./")
     known = found.folder.file(location, where.name)
     found.beside[location] = known.size

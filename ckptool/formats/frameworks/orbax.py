@@ -1,147 +1,94 @@
-"""orbax: folders of Orbax with one Zarr array for each leaf (`use_ocdbt=False`). Read only.
+"""orbax: folders of Orbax, whose leaves are arrays of Zarr. Read only.
 
-    _METADATA            JSON: the tree; a leaf has the keys on the way to it
-    a.b.c/.zarray        JSON: shape, chunks, type, order, compression of the leaf at a, b, c   (Zarr, version 2)
-    a.b.c/0.1            a chunk, compressed as a whole (zstd, gzip, zlib) or not at all
-
-What Orbax writes unless it is told otherwise is one store for all leaves (OCDBT), which only TensorStore reads: that is
-refused, with the way to write it anew.
+_METADATA                    JSON: the tree; a leaf has the keys on the way to it
+manifest.ocdbt, d/…          one store for all leaves (see `ocdbt`), which is what Orbax writes unless it is told
+a.b.c/.zarray, a.b.c/0.1     or a folder for each (`use_ocdbt=False`): the array at a, b, c (see `zarr_arrays`)
+STEP/ITEM/_METADATA          such folders, as a CheckpointManager keeps them; beside ITEM is _CHECKPOINT_METADATA
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
-from math import prod
 from typing import Any
 
 from ...checkpoint import Checkpoint
 from ...disk.documents import read_json
-from ...disk.files import Buffer, FileRange, Source
+from ...disk.files import Buffer, FileRange, shell_path
 from ...disk.inside import Folder
-from ...dtypes import BY_NAME, DType
-from ...errors import CannotCarry, CheckpointError, Malformed, UnknownFormat, printable
-from ...tensor import LazyTensor, Storage, contiguous_stride, little_endian
+from ...errors import Ambiguous, Malformed, printable
 from ..base import FolderFormat
-from ..tiles import Chunk, assemble
 from .flax import flattened
-from .found import NUMPY_TYPES, checked_shape, lacking, tensor_over
+from .folder_paths import FolderPaths, folder_in
+from .ocdbt import MANIFEST, values_in
+from .zarr_arrays import Stored, array_in
 
 _TREE = "_METADATA"
-_STORE = "manifest.ocdbt"
+_STEP = "_CHECKPOINT_METADATA"
 _LARGEST_JSON = 1 << 28
-_LARGEST_CHUNK = 1 << 30
-_MOST_CHUNKS = 1_000_000
-_PACKED = ("zstd", "gzip", "zlib")
-
-
-@dataclass(frozen=True, slots=True)
-class Unpacked:
-    """A compressed chunk, unpacked when it is read.
-
-    Attributes:
-        stored: the bytes in the file.
-        how: "zstd", "gzip" or "zlib".
-        length: bytes of its values.
-    """
-
-    stored: FileRange
-    how: str
-    length: int
-
-    @property
-    def step(self) -> int:
-        """Bytes that are unpacked at once."""
-        return self.length
-
-    def read(self, offset: int, length: int) -> bytes:
-        """LENGTH bytes of values from OFFSET."""
-        whole: bytes = _unpacked(self)
-        return whole[offset : offset + length]
-
-    def chunks(self) -> Iterator[bytes]:
-        """All values."""
-        yield _unpacked(self)
-
-
-@lru_cache(maxsize=4)
-def _unpacked(chunk: Unpacked) -> bytes:
-    where = chunk.stored.file.path
-    raw = chunk.stored.read(0, chunk.stored.length)
-    data = b""
-    if chunk.how == "zstd":
-        zstandard = _zstandard(where)
-        try:
-            stream = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(raw)
-            data = stream.read(chunk.length + 1)
-        except zstandard.ZstdError as error:
-            raise Malformed("a chunk cannot be unpacked", where=where, evidence=[str(error)[:200]]) from None
-    else:
-        try:
-            data = zlib.decompressobj(47).decompress(raw, chunk.length + 1)
-        except zlib.error as error:
-            raise Malformed("a chunk cannot be unpacked", where=where, evidence=[str(error)]) from None
-    if len(data) != chunk.length:
-        raise Malformed(f"a chunk has {len(data):,} bytes of values, and {chunk.length:,} are stated", where=where)
-    return data
-
-
-def _zstandard(where: object) -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise lacking("zstandard", "arrays that are compressed with zstd", where) from None
-    return zstandard
 
 
 def _fits(folder: Folder) -> bool:
-    return _TREE in folder.names
+    return _TREE in folder.names or bool(_within(folder))
+
+
+def _within(folder: Folder) -> list[str]:
+    """The folders of Orbax in a step, or in the folder of all steps, as paths from FOLDER."""
+    if _STEP in folder.names:
+        return [name for name in folder.names if _holds(folder, name, _TREE)]
+    steps = [name for name in folder.names if name.isdecimal() and _holds(folder, name, _STEP)]
+    found = []
+    for step in sorted(steps, key=int):
+        inner = folder_in(folder, step)
+        found += [f"{step}/{name}" for name in inner.names if _holds(inner, name, _TREE)] if inner else []
+    return found
+
+
+def _holds(folder: Folder, name: str, what: str) -> bool:
+    if folder.lying(name) != "other" or (folder.path / name).is_symlink():
+        return False
+    inner = folder_in(folder, name)
+    return inner is not None and what in inner.names
 
 
 def open_folder(folder: Folder) -> Checkpoint:
     """Open a folder of Orbax: its tree and the descriptions of its arrays are read, no value is."""
-    if _STORE in folder.names:
-        raise UnknownFormat(
-            "is a folder of Orbax with all arrays in one store (OCDBT), which is not read",
-            where=folder.path,
-            hint="restore it, and save it with ocp.PyTreeCheckpointHandler(use_ocdbt=False)",
-        )
+    if _TREE not in folder.names:
+        found = _within(folder)
+        if len(found) > 1:
+            raise Ambiguous(
+                f"holds {len(found)} checkpoints of Orbax; say which one:",
+                where=folder.path,
+                evidence=[printable(name, 80) for name in found[-8:]],
+                hint=f"name one: {shell_path(folder.path / found[-1])}",
+            )
+        for part in found[0].split("/"):
+            folder = folder_in(folder, part) or folder
     described = _json(folder, _TREE)
     leaves = described.get("tree_metadata")
     if not isinstance(leaves, dict):
         raise Malformed(f"its {_TREE} describes no tree", where=folder.path)
-    if described.get("use_zarr3"):
-        raise CannotCarry(
-            "has arrays of Zarr 3, which are not read",
-            where=folder.path,
-            hint="restore it, and save it with ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_zarr3=False)",
-        )
+    stored, names = _stored(folder, described.get("use_ocdbt") is True)
     tree: dict[str, Any] = {}
     lost: list[str] = []
+    used: set[str] = set()
     size = folder.file(_TREE, _TREE).size
     for leaf in leaves.values():
-        keys = [str(one.get("key")) for one in leaf.get("key_metadata", [])] if isinstance(leaf, dict) else []
+        keys, kind = _leaf(leaf)
         if not keys:
             raise Malformed(f"its {_TREE} has a leaf without keys", where=folder.path)
         name = ".".join(keys)
-        if name not in folder.names:
-            kind = str(leaf.get("value_metadata", {}).get("value_type", "?"))
+        if name not in names:
             if kind not in ("None", "Dict", "List", "Tuple"):
-                lost.append(f"{printable(name, 80)} ({printable(kind, 40)}), which has no folder")
+                lost.append(f"{printable(name, 80)} ({printable(kind, 40)}), of which nothing is stored")
             continue
-        if (folder.path / name).is_symlink():
-            raise Malformed(f"{printable(repr(name), 80)} is a link, which is not followed", where=folder.path)
-        inner = Folder(folder.path / name)
         at = tree
         for key in keys[:-1]:
             at = at.setdefault(key, {})
             if not isinstance(at, dict):
                 raise Malformed(f"{printable(repr(name), 80)} lies below an array", where=folder.path)
-        at[keys[-1]], more = _array(inner, name)
+        at[keys[-1]], more = array_in(stored, name, str(folder.path))
+        used.add(name)
         size += more
+    lost += [f"the array {printable(name, 80)}, which its {_TREE} does not name" for name in sorted(names - used)]
     return Checkpoint(
         flattened(tree, folder.path),
         "orbax",
@@ -151,6 +98,36 @@ def open_folder(folder: Folder) -> Checkpoint:
         lost_content=tuple(lost),
         framework="orbax",
     )
+
+
+def _leaf(said: Any) -> tuple[list[str], str]:
+    """The keys on the way to a leaf, and what kind of value it is."""
+    described = said if isinstance(said, dict) else {}
+    keys, value = described.get("key_metadata"), described.get("value_metadata")
+    found = [one.get("key") if isinstance(one, dict) else None for one in keys] if isinstance(keys, list) else []
+    kind = value.get("value_type", "?") if isinstance(value, dict) else "?"
+    return [str(key) for key in found] if all(isinstance(key, str | int) for key in found) else [], str(kind)
+
+
+def _stored(folder: Folder, in_one: bool) -> tuple[Stored, set[str]]:
+    """What is stored under a key, and the names of arrays."""
+    if MANIFEST in folder.names:
+        values = values_in(folder)
+        return values.get, {key.rpartition("/")[0] for key in values if key.endswith(("/.zarray", "/zarr.json"))}
+    if in_one:
+        raise Malformed(
+            f"has no {MANIFEST}: the run that wrote it did not come to its end, or a file is missing",
+            where=folder.path,
+            hint=Folder.unfinished,
+        )
+    paths = FolderPaths(folder)
+
+    def stored(key: str) -> FileRange | Buffer | None:
+        file = paths.find(key)
+        return FileRange(file, 0, file.size) if file is not None else None
+
+    described = (".zarray", "zarr.json")
+    return stored, {name for name in folder.names if any(_holds(folder, name, one) for one in described)}
 
 
 def _json(folder: Folder, name: str) -> dict[str, Any]:
@@ -163,74 +140,10 @@ def _json(folder: Folder, name: str) -> dict[str, Any]:
     return found
 
 
-def _array(folder: Folder, name: str) -> tuple[LazyTensor, int]:
-    """The Zarr array in a folder, and the bytes of its chunks."""
-    said = _json(folder, ".zarray")
-    where = folder.path
-    shape, size, order = said.get("shape"), said.get("chunks"), said.get("order")
-    packed, filters = said.get("compressor"), said.get("filters")
-    code = said.get("dtype")
-    dtype = BY_NAME.get(NUMPY_TYPES.get(code.lstrip("<>|"), code)) if isinstance(code, str) else None
-    if dtype is None or dtype.numpy is None:
-        raise CannotCarry(f"has values of type {printable(str(code), 40)}, which are not read", where=where)
-    how = packed.get("id") if isinstance(packed, dict) else None
-    if filters or order not in ("C", "F") or (packed is not None and how not in _PACKED):
-        what = f"compressor {how}" if how not in (*_PACKED, None) else "filters or order"
-        raise CannotCarry(f"has an array with {printable(what, 60)} that are not read", where=where)
-    if not isinstance(shape, list) or not isinstance(size, list) or len(shape) != len(size):
-        raise Malformed("its .zarray has no shape and chunks", where=where)
-    checked_shape(shape, dtype, name, where)
-    checked_shape(size, dtype, name, where)
-    whole = prod(size) * dtype.itemsize
-    counts = [-(-n // c) if c else 0 for n, c in zip(shape, size, strict=True)]
-    if 0 in size or whole > _LARGEST_CHUNK or prod(counts) > _MOST_CHUNKS:
-        raise Malformed(f"its chunks are none: {printable(str(size), 60)}", where=where)
-    between = said.get("dimension_separator", ".")
-    stride = contiguous_stride(tuple(size))
-    if order == "F":
-        stride = contiguous_stride(tuple(size)[::-1])[::-1]
-    big = str(code).startswith(">") and dtype.itemsize > 1
-    filling = said.get("fill_value")
-    chunks: list[Chunk] = []
-    read = 0
-    for place in product(*map(range, counts)):
-        file_name = between.join(map(str, place)) or "0"
-        values: Source
-        steps = stride
-        if file_name in folder.names:
-            file = folder.file(file_name, ".zarray")
-            read += file.size
-            stored = FileRange(file, 0, file.size)
-            values = Unpacked(stored, how, whole) if how else stored
-            if values.length != whole:
-                raise Malformed(f"chunk {file_name} has {values.length:,} bytes, not {whole:,}", where=file.path)
-        elif filling in (0, 0.0, False):
-            values, steps = Buffer(bytes(dtype.itemsize)), (0,) * len(size)
-        else:
-            raise Malformed(
-                f"chunk {printable(file_name, 60)} is missing",
-                where=where,
-                hint="the download or copy did not finish; fetch the missing file",
-            )
-        starts = tuple(at * c for at, c in zip(place, size, strict=True))
-        cut = tuple(min(c, n - s) for c, n, s in zip(size, shape, starts, strict=True))
-        storage = little_endian(Storage(values, "cpu", None, name, None, big), dtype)
-        chunks.append(Chunk(starts, LazyTensor(storage, dtype, cut, steps)))
-    return _assembled(shape, dtype, chunks, name, where), read
-
-
-def _assembled(shape: list[int], dtype: DType, chunks: list[Chunk], name: str, where: object) -> LazyTensor:
-    try:
-        return tensor_over(assemble(tuple(shape), dtype, chunks), dtype, shape, name)
-    except CheckpointError as error:
-        error.where = error.where or str(where)
-        raise
-
-
 FORMAT = FolderFormat(
     name="orbax",
     aliases=(),
-    summary="a folder of Orbax with an array of Zarr for each leaf (use_ocdbt=False)",
+    summary="a folder of Orbax, with its arrays in one store or in a folder each; needs zstandard",
     carries="tensors under the paths of the tree",
     pickles=False,
     within=(),

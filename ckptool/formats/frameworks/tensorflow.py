@@ -6,7 +6,7 @@
 
 Numbers of fields are those of `tensor_bundle.proto`, `saved_tensor_slice.proto` and `tensor.proto`. A variable that is
 divided among several is put together from its slices. Names of TensorFlow 2 end in `/.ATTRIBUTES/VARIABLE_VALUE`, which
-is left out.
+is left out; under `_CHECKPOINTABLE_OBJECT_GRAPH` stands a `TrackableObjectGraph`, with the names that layers gave them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from typing import Any
 from ...checkpoint import Checkpoint
 from ...disk.files import File, Source, shell_path
 from ...disk.inside import Folder
+from ...disk.urls import folder_of
 from ...dtypes import BY_NAME, DType
-from ...errors import Ambiguous, CannotCarry, CheckpointError, Malformed, printable
+from ...errors import Ambiguous, CheckpointError, Malformed, printable
 from ...tensor import LazyTensor, contiguous_stride, little_endian
 from ...tree import Dict
 from ..base import FolderFormat, Format
 from ..tiles import Chunk, assemble
 from .cursor import Cursor
+from .folder_paths import folder_in
 from .found import checked_shape, named, tensor_at, tensor_over, wrong_size
 from .leveldb_table import entries, is_table
 from .protobuf import BYTES, VARINT, Field, fields, floats, inside, numbers, signed, stored_as, text_of
+from .tensor_roles import roles_by_name
 
 #: Numbers of types in `types.proto`.
 TYPES = {
@@ -78,7 +81,7 @@ class _Entry:
 
 def open_checkpoint(file: File) -> Checkpoint:
     """Open a checkpoint by its index: names, types and places of its variables are read, no value is."""
-    return _opened(file, Folder(file.path.parent) if file.fd >= 0 else None, file.path.name)
+    return _opened(file, None, file.path.name)
 
 
 def _opened(file: File, folder: Folder | None, name: str) -> Checkpoint:
@@ -89,12 +92,7 @@ def _opened(file: File, folder: Folder | None, name: str) -> Checkpoint:
     header = list(fields(_cursor(file, *head)))
     if any(one.number == 1 and one.kind == BYTES for one in header):
         return _first_layout(file, listed)
-    if folder is None:
-        raise CannotCarry(
-            "is the index of a checkpoint in several files; of URLs, single files are read",
-            where=file.path,
-            hint="fetch its folder, and name the file here",
-        )
+    folder = folder_of(file.path) if folder is None else folder
     shards = next((one.value for one in header if one.number == 1), 1)
     big_endian = any(one.number == 2 and one.value == 1 for one in header)
     if not 1 <= shards <= _MOST_SHARDS:
@@ -120,9 +118,11 @@ def _opened(file: File, folder: Folder | None, name: str) -> Checkpoint:
     tensors: list[tuple[str, LazyTensor]] = []
     left: list[str] = []
     lost: list[str] = []
+    layers: dict[str, str] = {}
     for text, entry in found.items():
         if entry.kind == _STRING:
-            data(entry.shard)
+            if text == _GRAPH:
+                layers = _names_in_layers(data(entry.shard), entry)
             (left if text == _GRAPH else lost).append(
                 f"{printable(text, 80)}, {'text' if text != _GRAPH else 'by which TensorFlow finds its variables'}"
             )
@@ -136,7 +136,7 @@ def _opened(file: File, folder: Folder | None, name: str) -> Checkpoint:
         else:
             tensors.append((text, _whole(text, entry, dtype, data, big_endian)))
     size = file.size + sum(one.size for one in opened.values())
-    return _made(tensors, file, size, lost, left)
+    return _made(tensors, file, size, lost, left, layers)
 
 
 def _cursor(file: File, start: int, length: int) -> Cursor:
@@ -347,7 +347,43 @@ def _is_of_optimizer(name: str, names: set[str]) -> bool:
     return "/.OPTIMIZER_SLOT/" in name or re.match(r"(?:[\w.]+/)?_?optimizer\d*/", name) is not None
 
 
-def _made(tensors: list[tuple[str, LazyTensor]], file: File, size: int, lost: list[str], left: list[str]) -> Checkpoint:
+def _names_in_layers(held: File, entry: _Entry) -> dict[str, str]:
+    """Key of a variable -> the name that its layer gave it ("conv2d_1/kernel"), by the graph of objects.
+
+    A text is stored as its length, a varint, four bytes of checksum, and its bytes.
+    """
+    found: dict[str, str] = {}
+    if entry.shape or entry.offset + entry.size > held.size:
+        return found
+    head = Cursor(held, entry.offset, entry.offset + entry.size, what="its graph of objects")
+    length = head.varint()
+    head.take(4)
+    if length != head.left:
+        return found
+    for node in fields(head):
+        if node.number != 1 or node.kind != BYTES:
+            continue
+        trackable = inside(head, node)
+        for one in fields(trackable):
+            if one.number == 2 and one.kind == BYTES:
+                attribute = inside(trackable, one)
+                words = {f.number: text_of(attribute, f) for f in fields(attribute) if f.kind == BYTES}
+                if words.get(2) and words.get(3):
+                    found[words[3]] = words[2]
+    return found
+
+
+def _made(
+    tensors: list[tuple[str, LazyTensor]],
+    file: File,
+    size: int,
+    lost: list[str],
+    left: list[str],
+    layers: dict[str, str] | None = None,
+) -> Checkpoint:
+    called = {layers[name]: (name, tensor) for name, tensor in tensors if name in layers} if layers else {}
+    said = roles_by_name("tensorflow", {full: tensor for full, (_, tensor) in called.items()})
+    roles = {called[full][0].removesuffix(_VALUE): role for full, role in said.items()}
     names = {name for name, _ in tensors}
     short = [(name.removesuffix(_VALUE), tensor) for name, tensor in tensors]
     if len({name for name, _ in short}) < len(short):
@@ -366,6 +402,7 @@ def _made(tensors: list[tuple[str, LazyTensor]], file: File, size: int, lost: li
         lost_content=tuple(lost),
         lost_form=tuple(f"left out: {line}" for line in left),
         framework="tensorflow",
+        roles=roles,
     )
 
 
@@ -404,7 +441,7 @@ def open_folder(folder: Folder) -> Checkpoint:
     found = _prefixes(folder)
     inner = folder
     if not found:
-        inner = Folder(folder.path / "variables")
+        inner = folder_in(folder, "variables") or folder
         found = _prefixes(inner)
     if not found:
         raise Malformed(

@@ -5,6 +5,7 @@
 
 The files of a group, one after the other, hold its weights, one after the other. Quantized weights are integers that
 stand for number * scale + min; the two are `NAME/scale` and `NAME/min` here. Halved ones (float16) are float16 here.
+`modelTopology` is a configuration of Keras or a graph of TensorFlow; it tells what each weight is.
 """
 
 from __future__ import annotations
@@ -13,18 +14,39 @@ import struct
 from math import prod
 from typing import Any
 
-from ...checkpoint import Checkpoint
+from ...checkpoint import Checkpoint, Role
+from ...disk.composing import Joined
 from ...disk.documents import read_json
-from ...disk.files import Buffer, File, FileRange, Joined, Source
-from ...disk.inside import Folder
+from ...disk.files import Buffer, File, FileRange, Source
+from ...disk.urls import folder_of
 from ...dtypes import BY_NAME
 from ...errors import CannotCarry, Malformed, counted, printable
 from ...tensor import LazyTensor
 from ..base import Format
 from .found import checked_shape, named, tensor_over
+from .keras_names import layers_in, role_in_keras
 
 _LARGEST = 1 << 28
 _TYPES = ("float32", "float16", "int32", "uint8", "uint16", "bool", "complex64")
+_NORM = {1: ("gamma", ""), 2: ("beta", ""), 3: ("moving_mean", ""), 4: ("moving_variance", "")}
+#: Operator of TensorFlow -> place among its inputs -> (part, axes).
+_OPERATORS: dict[str, dict[int, tuple[str, str]]] = {
+    "Conv2D": {1: ("kernel", "HWIO")},
+    "_FusedConv2D": {1: ("kernel", "HWIO"), 2: ("bias", "")},
+    "DepthwiseConv2dNative": {1: ("depthwise_kernel", "HWIM")},
+    "FusedDepthwiseConv2dNative": {1: ("depthwise_kernel", "HWIM"), 2: ("bias", "")},
+    "_FusedDepthwiseConv2dNative": {1: ("depthwise_kernel", "HWIM"), 2: ("bias", "")},
+    "Conv2DBackpropInput": {1: ("kernel", "HWOI")},
+    "Conv3D": {1: ("kernel", "DHWIO")},
+    "MatMul": {1: ("kernel", "IO")},
+    "_FusedMatMul": {1: ("kernel", "IO"), 2: ("bias", "")},
+    "BiasAdd": {1: ("bias", "")},
+    "FusedBatchNorm": _NORM,
+    "FusedBatchNormV2": _NORM,
+    "FusedBatchNormV3": _NORM,
+    "GatherV2": {0: ("embeddings", "VO")},
+    "Prelu": {1: ("alpha", "")},
+}
 _MANIFEST = b'"weightsManifest"'
 
 
@@ -34,13 +56,7 @@ def open_tfjs(file: File) -> Checkpoint:
     groups = document.get("weightsManifest") if isinstance(document, dict) else None
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         raise Malformed("its weightsManifest is none", where=file.path)
-    if file.fd < 0:
-        raise CannotCarry(
-            "names files of weights beside it; of URLs, single files are read",
-            where=file.path,
-            hint="fetch its folder, and name the file here",
-        )
-    folder = Folder(file.path.parent)
+    folder = folder_of(file.path)
     entries: list[tuple[str, LazyTensor]] = []
     size, lost = file.size, []
     for group in groups:
@@ -65,7 +81,38 @@ def open_tfjs(file: File) -> Checkpoint:
         warnings=tuple(lost),
         lost_form=(*lost, *left),
         framework="tensorflow.js",
+        roles=_roles(document.get("modelTopology"), dict(entries)),
     )
+
+
+def _roles(topology: Any, tensors: dict[str, LazyTensor]) -> dict[str, Role]:
+    """What each weight is, by the graph or by the classes of the layers."""
+    nodes = topology.get("node") if isinstance(topology, dict) else None
+    if not isinstance(nodes, list):
+        layers = layers_in(topology)
+        roles = {
+            name: role_in_keras(name, len(tensor.shape), layers, Role(), frozenset())
+            for name, tensor in (tensors.items() if layers else ())
+        }
+        return {name: role for name, role in roles.items() if role.layer}
+    found: dict[str, Role] = {}
+    for node in nodes:
+        said = node if isinstance(node, dict) else {}
+        kind, inputs = str(said.get("op")), said.get("input")
+        for place, (part, axes) in _OPERATORS.get(kind, {}).items():
+            name = str(inputs[place]).partition(":")[0] if isinstance(inputs, list) and place < len(inputs) else ""
+            tensor = tensors.get(name)
+            if tensor is None or (axes and len(axes) != len(tensor.shape)):
+                continue
+            found.setdefault(name, Role(kind, part, "OI" if axes == "IO" and _is_turned(said) else axes, "operator"))
+    return found
+
+
+def _is_turned(node: dict[str, Any]) -> bool:
+    """Whether a product takes its second factor transposed."""
+    attributes = node.get("attr")
+    turned = attributes.get("transpose_b") if isinstance(attributes, dict) else None
+    return isinstance(turned, dict) and turned.get("b") is True
 
 
 def _weight(weight: Any, held: Joined, at: int, file: File) -> tuple[list[tuple[str, LazyTensor]], int]:

@@ -1,8 +1,9 @@
-"""tflite: the weights of a TensorFlow Lite model. The graph is not read. Read only.
+"""tflite: the weights of a TensorFlow Lite model. The graph is left behind. Read only.
 
 A model is a FlatBuffer: tables with an offset to a list of the offsets of their fields, all within the file. Numbers of
 fields and types are those of `schema.fbs`. The values of a tensor stand in a buffer, in the table or, in large models,
 behind it. Quantized tensors are integers; scales and zero points stand beside them as `NAME/scale`, `NAME/zero_point`.
+What a weight is follows from the operator that takes it: the filter of a CONV_2D is OHWI, of a DEPTHWISE_CONV_2D IHWO.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from ...checkpoint import Checkpoint
+from ...checkpoint import Checkpoint, Role
 from ...disk.files import File
 from ...dtypes import BY_NAME
 from ...errors import Malformed, counted, printable
@@ -38,6 +39,23 @@ _TYPES = {
 }
 _WORDS = {5: "texts", 13: "resources", 14: "variants", 17: "int4"}
 _MOST = 1 << 22
+#: Number of a built-in operator -> its name, and place among its inputs -> (part, axes).
+_GATES = dict.fromkeys((1, 2, 3, 4), ("kernel", "OI")) | dict.fromkeys((5, 6, 7, 8), ("recurrent_kernel", "OI"))
+_GATES |= dict.fromkeys((12, 13, 14, 15), ("bias", ""))
+_OPERATORS: dict[int, tuple[str, dict[int, tuple[str, str]]]] = {
+    3: ("CONV_2D", {1: ("kernel", "OHWI"), 2: ("bias", "")}),
+    4: ("DEPTHWISE_CONV_2D", {1: ("depthwise_kernel", "IHWO"), 2: ("bias", "")}),
+    9: ("FULLY_CONNECTED", {1: ("kernel", "OI"), 2: ("bias", "")}),
+    44: ("UNIDIRECTIONAL_SEQUENCE_LSTM", _GATES),
+    16: ("LSTM", _GATES),
+    36: ("GATHER", {0: ("embeddings", "VO")}),
+    7: ("EMBEDDING_LOOKUP", {1: ("embeddings", "VO")}),
+    54: ("PRELU", {1: ("alpha", "")}),
+    67: ("TRANSPOSE_CONV", {1: ("kernel", "OHWI"), 3: ("bias", "")}),
+    132: ("CONV_3D", {1: ("kernel", "DHWIO"), 2: ("bias", "")}),
+    133: ("CONV_3D_TRANSPOSE", {1: ("kernel", "DHWOI"), 3: ("bias", "")}),
+}
+_DEQUANTIZE = 6
 
 
 class _Table:
@@ -130,10 +148,13 @@ def open_tflite(file: File) -> Checkpoint:
     lost: list[str] = []
     operators = 0
     seen: dict[str, int] = {}
+    roles: dict[str, Role] = {}
+    codes = [max(one.scalar(0, "b"), one.scalar(3, "i")) for one in model.tables(1)]
     for number, graph in enumerate(graphs):
         prefix = f"{graph.text(4) or number}/" if len(graphs) > 1 else ""
+        taken = _taken(graph, codes)
         operators += graph.vector(3, 4)[1]
-        for tensor in graph.tables(0):
+        for index, tensor in enumerate(graph.tables(0)):
             place, length = _values(file, buffers, tensor.scalar(2, "I"))
             if not length:
                 continue  # computed when the model runs
@@ -149,6 +170,13 @@ def open_tflite(file: File) -> Checkpoint:
             shape = tensor.numbers(0, "i")
             checked_shape(shape, dtype, name, file.path)
             entries.append((name, tensor_at(file, place, dtype, shape, name, length=length)))
+            role = taken.get(index)
+            if (
+                role is not None
+                and len(shape) >= len(role.axes)
+                and not (role.part == "embeddings" and len(shape) != 2)
+            ):
+                roles[name] = role
             entries += _quantization(file, tensor, name)
     return Checkpoint(
         named(entries, file.path),
@@ -159,8 +187,29 @@ def open_tflite(file: File) -> Checkpoint:
         warnings=tuple(lost),
         lost_content=tuple(lost),
         lost_form=(f"left out: the graph of {counted(operators, 'operator')}",),
-        framework="tensorflow",
+        framework="tflite",
+        roles=roles,
     )
+
+
+def _taken(graph: _Table, codes: Sequence[int]) -> dict[int, Role]:
+    """Number of a tensor -> what the operator says that takes it, also behind the DEQUANTIZE of halved weights."""
+    found: dict[int, Role] = {}
+    behind: dict[int, int] = {}
+    for operator in graph.tables(3):
+        number = operator.scalar(0, "I")
+        code = codes[number] if number < len(codes) else -1
+        inputs = operator.numbers(1, "i")
+        if code == _DEQUANTIZE:
+            behind.update(zip(operator.numbers(2, "i"), inputs, strict=False))
+        layer, places = _OPERATORS.get(code, ("", {}))
+        for place, (part, axes) in places.items():
+            if place < len(inputs):
+                found.setdefault(inputs[place], Role(layer, part, axes, "operator"))
+    for output, stored in behind.items():
+        if output in found:
+            found.setdefault(stored, found[output])
+    return found
 
 
 def _values(file: File, buffers: list[_Table], number: int) -> tuple[int, int]:

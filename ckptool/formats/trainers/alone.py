@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...checkpoint import Checkpoint
 from ...disk.files import beside, shell_path
 from ...errors import CheckpointError, counted
+from ...lazy import later
 from ...tensor import LazyTensor
 from ...tree import Dict
-from . import megatron
 from .pickled import entries_of, integer, items_of
 from .placement import part_of
 from .rank_files import placed_in
+
+if TYPE_CHECKING:
+    from . import megatron
+else:
+    megatron = later(".megatron", __package__)
 
 
 @dataclass(frozen=True, slots=True)

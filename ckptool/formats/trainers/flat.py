@@ -9,12 +9,16 @@ from itertools import accumulate
 from math import prod
 from typing import Any
 
-from ...disk.files import Joined, Source
+from ...disk.composing import Joined
+from ...disk.files import Source
 from ...dtypes import BY_NAME, DType
 from ...tensor import LazyTensor, Storage, contiguous_stride
 
 #: Elements that are widened at once.
 _PIECE = 1 << 20
+#: Elements at each end of a weight that are compared with those of the optimizer, and of which types.
+_COMPARED = 1024
+_ROUNDED = ("float32", "float16", "bfloat16")
 
 
 class Flat:
@@ -113,3 +117,24 @@ class Widened:
         raw = np.frombuffer(self.source.read(2 * first, 2 * (last - first)), "<u2")
         wide: Any = raw.view("<f2").astype("<f4") if self.half else raw.astype("<u4") << 16
         return memoryview(wide.view(np.uint8).data)[offset - 4 * first :][:length]
+
+
+def rounds_to(master: LazyTensor, weight: LazyTensor) -> bool:
+    """Whether float32 values, rounded to the type of a weight, are those of the weight: its first and last elements."""
+    import numpy as np
+
+    if master.numel != weight.numel or weight.dtype.name not in _ROUNDED or master.dtype.name != "float32":
+        return False
+    for start in dict.fromkeys((0, max(weight.numel - _COMPARED, 0))):
+        count = min(weight.numel, _COMPARED)
+        given = np.frombuffer(master.source().read(4 * start, 4 * count), "<f4")
+        wide = widened(weight).source().read(4 * start, 4 * count)
+        if weight.dtype.name == "bfloat16":
+            raw = given.view("<u4").astype("u8")
+            given = ((raw + 0x7FFF + ((raw >> 16) & 1)) >> 16 << 16).astype("<u4").view("<f4")
+        elif weight.dtype.name == "float16":
+            with np.errstate(over="ignore"):
+                given = given.astype("<f2").astype("<f4")
+        if not np.array_equal(given, np.frombuffer(wide, "<f4"), equal_nan=True):
+            return False
+    return True

@@ -4,16 +4,18 @@
     RUN/iter_0001000/mp_rank_00/model_optim_rng.pt             tensor-parallel rank 0
     RUN/iter_0001000/mp_rank_01_002/model_optim_rng.pt         rank 1 of stage 2
 
+    RUN/iter_0001000/mp_rank_00/distrib_optim.pt               what the distributed optimizer keeps
+
     {args, checkpoint_version, iteration, model: {name: tensor}, optimizer, opt_param_scheduler, rng_state}
 
-Nothing in the files says along which dimension a tensor was cut; the names do, which are those of Megatron-core:
-`linear_qkv` by query groups and `word_embeddings` and `output_layer` by rows, `linear_proj` and `linear_fc2` by
-columns; `linear_fc1` by rows, of which a gated model has two runs (seen by the sizes of `linear_fc2`). What remains is
-equal on all ranks. Every stage counts its layers from 0. The result has the names and shapes that one rank would have
-saved.
+With expert parallelism the last number is that of the expert-parallel rank: `mp_rank_01_002_003`, or `mp_rank_01_003`
+without stages, which the arguments in the files tell from a stage, or else the embedding, which each rank has that is
+of the first stage. With interleaved stages, a file holds model0, model1, … in place of model. How the tensors go
+together is in `megatron_parts`, what the optimizer keeps in `megatron_optimizer`.
 
-Names and sizes: seen in what megatron-core 0.16.1 gives (`state_dict_for_save_checkpoint`). The outer dict and the
-names of folders: megatron/training/checkpointing.py, layout from source, never seen.
+Names and sizes: seen in what megatron-core 0.16.1 gives (`state_dict_for_save_checkpoint`), with tensor, pipeline and
+expert parallelism and interleaved stages. The outer dict and the names of folders: megatron/training/checkpointing.py,
+layout from source, never seen.
 """
 
 from __future__ import annotations
@@ -27,28 +29,24 @@ from ...checkpoint import Checkpoint
 from ...disk.addresses import is_url
 from ...disk.files import is_folder, shell_path
 from ...disk.inside import Folder, listed
-from ...errors import CannotCarry, CheckpointError, Malformed, counted, printable
-from ...inert.other_tensors import as_dense
-from ...tensor import LazyTensor
+from ...errors import CannotCarry, Malformed, counted, printable
 from ...tree import Dict
-from .pickled import entries_of, folder_in, open_part
-from .plan import Along, Plan, put_together
-from .rank_files import same_values
+from .accounts import Account
+from .megatron_optimizer import Rank, joined_states
+from .megatron_parts import Joining, Place
+from .pickled import entries_of, folder_in, integer, open_part
+from .plan import Plan
 
 NAME = "megatron"
 LATEST = "latest_checkpointed_iteration.txt"
-_PART = re.compile(r"mp_rank_(?P<tensor>\d{1,5})(?:_(?P<stage>\d{1,5}))?", re.ASCII)
+_PART = re.compile(r"mp_rank_(\d{1,5})(?:_(\d{1,5}))?(?:_(\d{1,5}))?", re.ASCII)
 #: Names of one rank, and characters of all of them.
 _MOST_NAMES, _LONGEST = 1_000_000, 1 << 28
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
-_LAYER = re.compile(r"(?P<before>(?:.*\.)?layers\.)(?P<number>\d{1,6})(?P<behind>\..*)", re.ASCII)
-#: Ends of names -> along which dimension ranks divide what has them.
-_ROWS = (
-    *("word_embeddings.weight", "output_layer.weight", "output_layer.bias"),
-    *(f"{layer}.{kind}" for layer in ("linear_qkv", "query_key_value") for kind in ("weight", "bias")),
-)
-_COLUMNS = ("linear_proj.weight", "linear_fc2.weight", "self_attention.dense.weight", "dense_4h_to_h.weight")
-_GATED = {"linear_fc1": "linear_fc2", "dense_h_to_4h": "dense_4h_to_h"}
+_OPTIMIZER_FILE = "distrib_optim.pt"
+_CHUNK = re.compile(r"model(\d{1,4})", re.ASCII)
+#: What a rank's file holds beside its part of the weights and of the optimizer.
+_PARTS = ("model", "optimizer")
 
 
 def saves_in(folder: Folder) -> list[str]:
@@ -81,31 +79,52 @@ def open_megatron(folder: Folder, plan: Plan | None = None, *, whole: bool = Fal
     Args:
         folder: that of a run, or of one save.
         plan: how parts go together whose names say nothing.
-        whole: with what stands beside the weights on the first rank; never the optimizer's state.
+        whole: with the optimizer's state by names, and what stands beside the weights on the first rank.
 
     Raises:
         Malformed: a rank is missing, or ranks contradict each other.
         CannotCarry: it is divided in a way that is not known.
     """
     save, others = _save_of(folder)
-    joining = _Grid(save, plan or Plan())
-    root: Any = Dict(list(joining.entries.items()), ordered=True)
-    beside = [(key, value) for key, value in joining.first.items() if key not in ("model", "optimizer")]
-    lines = joining.lines()
+    grid = _Grid(save, plan or Plan())
+    weights = Joining(save, grid.plan)
+    weights.join({place: rank.chunks for place, rank in grid.ranks.items()})
+    root: Any = Dict(list(weights.entries.items()), ordered=True)
+    first = grid.ranks[min(grid.ranks)]
+    beside = [(k, v) for k, v in first.entries.items() if k not in _PARTS and not _CHUNK.fullmatch(k)]
+    lines = [
+        f"{grid.shape}: {counted(weights.used, 'element')}; {counted(weights.divided, 'tensor')} put together, "
+        f"{counted(weights.same, 'tensor')} the same on every rank; names and shapes are those of one rank",
+        *weights.lines(),
+    ]
+    has_optimizer = any(rank.optimizer is not None or rank.file is not None for rank in grid.ranks.values())
+    account = Account()
+    account.hold(grid.opened.values())
     if whole:
-        root = Dict([("model", root), *beside])
-    elif beside:
-        lines.append(f"left behind beside the weights: {listed([key for key, _ in beside])}")
-    notes = [line for part in joining.opened.values() for line in part.warnings]
+        entries: list[tuple[Any, Any]] = [("model", root)]
+        if has_optimizer:
+            state, more = joined_states(grid.ranks, save, grid.plan, account)
+            entries.append(("optimizer", state))
+            lines += more
+        root = Dict([*entries, *beside])
+    else:
+        if has_optimizer:
+            lines.append("left behind: the optimizer's state, in float32; --with-optimizer keeps it")
+        if beside:
+            lines.append(f"left behind beside the weights: {listed([key for key, _ in beside])}")
+    if len(grid.ranks) > 1 and (whole or beside):
+        lines.append("what stands beside the weights (rng_state, …) is that of the first rank")
+    lines += account.lines(root)
+    notes = [line for part in grid.opened.values() for line in part.warnings]
     if others:
         notes.append(f"there are other saves: {listed(others)}")
     return Checkpoint(
         root,
         NAME,
         folder.path,
-        sum(part.nbytes for part in joining.opened.values()),
-        warnings=tuple(dict.fromkeys([joining.shape, *notes])),
-        lost_content=tuple(line for part in joining.opened.values() for line in part.lost_content),
+        sum(part.nbytes for part in grid.opened.values()),
+        warnings=tuple(dict.fromkeys([grid.shape, *notes])),
+        lost_content=tuple(line for part in grid.opened.values() for line in part.lost_content),
         lost_form=tuple(lines),
     )
 
@@ -131,89 +150,142 @@ def _save_of(folder: Folder) -> tuple[Folder, list[str]]:
 
 @dataclass
 class _Grid:
-    """The files of all tensor-parallel ranks and stages of one save.
+    """The files of all ranks of one save.
 
     Attributes:
         folder: the save.
         plan: what a person says of names.
-        opened: (stage, rank) -> checkpoint.
-        entries: name -> value, of all together.
-        first: the entries of the first rank's file.
+        opened: folder of a rank (and file, if not the first) -> checkpoint.
+        ranks: what each of them holds.
         shape: how many there are, in a phrase.
     """
 
     folder: Folder
     plan: Plan
-    opened: dict[tuple[int, int], Checkpoint] = field(default_factory=dict)
-    entries: dict[str, Any] = field(default_factory=dict)
-    first: dict[str, Any] = field(default_factory=dict)
+    opened: dict[str, Checkpoint] = field(default_factory=dict)
+    ranks: dict[Place, Rank] = field(default_factory=dict)
     shape: str = ""
-    divided: int = 0
-    same: int = 0
-    states: int = 0
-    optimizers: bool = False
-    gated: int = 0
-    vocabulary: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        """Open the files and put them together."""
-        places = self._places()
-        stages = sorted({stage for stage, _ in places})
-        ranks = sorted({rank for _, rank in places})
-        missing = [(s, r) for s in range(stages[-1] + 1) for r in range(ranks[-1] + 1) if (s, r) not in places]
-        if missing:
-            raise Malformed(
-                f"lacks the files of {counted(len(missing), 'rank')}: "
-                + ", ".join(f"tensor-parallel {r} of stage {s}" for s, r in missing[:6]),
-                where=self.folder.path,
-                evidence=[f"there are {listed(list(places.values()))}"],
-                hint="the save, the download or the copy did not finish; fetch the missing folders",
-            )
-        self.shape = f"{counted(len(ranks), 'tensor-parallel rank')}, {counted(len(stages), 'stage')} of a pipeline"
-        for place in sorted(places):
-            inner = folder_in(self.folder, places[place], places[place])
-            name = next((one for one in _FILES if one in inner.names), None)
-            if name is None:
-                raise Malformed(f"holds no {_FILES[0]}", where=inner.path)
-            self.opened[place] = open_part(inner.file(name, name))
-        self.first = entries_of(self.opened[0, 0].root)
-        steps = {place: entries_of(part.root).get("iteration") for place, part in self.opened.items()}
-        if len({str(step) for step in steps.values()}) > 1:
-            shown = [f"{places[place]}: iteration {printable(str(step), 20)}" for place, step in steps.items()]
-            raise Malformed("holds files of two steps:", where=self.folder.path, evidence=shown[:6])
-        before = 0
-        for stage in stages:
-            before += self._add([self._model(self.opened[stage, rank]) for rank in ranks], before)
-
-    def _places(self) -> dict[tuple[int, int], str]:
-        places: dict[tuple[int, int], str] = {}
+        """Open the files, and find out whose they are."""
+        numbers: dict[str, tuple[int, ...]] = {}
         for name in self.folder.names:
-            match = _PART.fullmatch(name)
-            if match is None:
-                if name.startswith("mp_rank_"):
-                    raise CannotCarry(
-                        f"{printable(name, 60)} is of an expert-parallel rank, which ckptool does not put together",
-                        where=self.folder.path,
-                    )
-                continue
-            place = int(match["stage"] or 0), int(match["tensor"])
-            if place in places:
+            if match := _PART.fullmatch(name):
+                numbers[name] = tuple(int(n) for n in match.groups() if n is not None)
+        kinds = {len(one): name for name, one in numbers.items()}
+        if len(kinds) > 1:
+            raise Malformed(
+                "holds folders of ranks of two runs:",
+                where=self.folder.path,
+                evidence=[
+                    next(n for n in numbers if len(numbers[n]) == k) for k in sorted(set(map(len, numbers.values())))
+                ],
+                hint="move those of one away",
+            )
+        held = {name: self._read(name) for name in numbers}
+        expert = self._last_is_expert(numbers, held)
+        for name, one in numbers.items():
+            tensor, stage, experts = (*one, 0, 0)[:3] if not (expert and len(one) == 2) else (one[0], 0, one[1])
+            place = Place(stage, tensor, experts)
+            if place in self.ranks:
                 raise Malformed(
                     "holds a rank twice:",
                     where=self.folder.path,
-                    evidence=[printable(places[place], 60), printable(name, 60)],
+                    evidence=[printable(self.ranks[place].name, 60), printable(name, 60)],
                     hint="one is of another run; move it away",
                 )
-            places[place] = name
-        return places
+            self.ranks[place] = held[name]
+        sizes = [max(place[n] for place in self.ranks) + 1 for n in range(3)]
+        self._require_all(sizes)
+        stages, tensors, experts = sizes
+        self.shape = f"{counted(tensors, 'tensor-parallel rank')}, {counted(stages, 'stage')} of a pipeline"
+        if experts > 1:
+            self.shape += f", {counted(experts, 'expert-parallel rank')}"
+        if len(first := self.ranks[min(self.ranks)].chunks) > 1:
+            self.shape += f", {counted(len(first), 'interleaved chunk')} of layers on each"
+        self._require_one_run()
 
-    def _model(self, part: Checkpoint) -> dict[str, Any]:
+    def _require_all(self, sizes: list[int]) -> None:
+        stages, tensors, experts = sizes
+        every = stages * tensors * experts
+        if every == len(self.ranks):
+            return
+        told = self._told("expert_tensor_parallel_size")
+        if experts > 1 and told and told != tensors:
+            raise CannotCarry(
+                f"its experts were divided among {told:,} tensor-parallel ranks and the rest among {tensors:,}, which "
+                "ckptool does not put together",
+                where=self.folder.path,
+                hint="a save of the distributed format (torch_dist) is read",
+            )
+        missing: list[str] = []
+        for stage in range(stages if every < 1 << 20 else 0):
+            for tensor in range(tensors):
+                for expert in range(experts):
+                    if Place(stage, tensor, expert) not in self.ranks:
+                        of = f" and expert-parallel {expert}" if experts > 1 else ""
+                        missing.append(f"tensor-parallel {tensor}{of} of stage {stage}")
+        raise Malformed(
+            f"lacks the files of {counted(every - len(self.ranks), 'rank')}: {', '.join(missing[:6])}",
+            where=self.folder.path,
+            evidence=[f"there are {listed([rank.name for rank in self.ranks.values()])}"],
+            hint="the save, the download or the copy did not finish; fetch the missing folders",
+        )
+
+    def _require_one_run(self) -> None:
+        for entry, what in (("iteration", "steps"), ("checkpoint_version", "versions")):
+            said = {rank.name: str(rank.entries.get(entry)) for rank in self.ranks.values()}
+            if len(set(said.values())) > 1:
+                shown = [f"{printable(name, 60)}: {entry} {printable(value, 20)}" for name, value in said.items()]
+                raise Malformed(f"holds files of two {what}:", where=self.folder.path, evidence=shown[:6])
+        stages, tensors, experts = (max(place[n] for place in self.ranks) + 1 for n in range(3))
+        told = {
+            "tensor_model_parallel_size": tensors,
+            "pipeline_model_parallel_size": stages,
+            "expert_model_parallel_size": experts,
+        }
+        for name, there in told.items():
+            said_ = self._told(name)
+            if said_ is not None and said_ != there:
+                raise Malformed(
+                    f"says {name} {said_:,}, and holds the folders of {there:,}",
+                    where=self.folder.path,
+                    evidence=[f"there are {listed([rank.name for rank in self.ranks.values()])}"],
+                    hint="folders are missing, or of another run",
+                )
+
+    def _told(self, name: str) -> int | None:
+        """What the arguments of the run, in the file of the first rank, say of a size."""
+        rank = self.ranks[min(self.ranks)]
+        return integer(entries_of(rank.entries.get("args")).get(name))
+
+    def _last_is_expert(self, numbers: dict[str, tuple[int, ...]], held: dict[str, Rank]) -> bool:
+        """Whether the second of two numbers is that of the expert-parallel rank, and not of a stage."""
+        second = [name for name, one in numbers.items() if len(one) == 2 and one[1]]
+        if not second:
+            return False
+        args = entries_of(held[second[0]].entries.get("args"))
+        stages, experts = (integer(args.get(f"{kind}_model_parallel_size")) for kind in ("pipeline", "expert"))
+        if stages is not None and experts is not None:
+            return stages == 1 and experts > 1
+        names = held[second[0]].chunks[0]
+        return any("word_embeddings" in name for name in names) and any(".experts." in name for name in names)
+
+    def _read(self, folder: str) -> Rank:
+        inner = folder_in(self.folder, folder, folder)
+        name = next((one for one in _FILES if one in inner.names), None)
+        if name is None:
+            raise Malformed(f"holds no {_FILES[0]}", where=inner.path)
+        part = self.opened[folder] = open_part(inner.file(name, name))
         root = entries_of(part.root)
-        self.optimizers |= root.get("optimizer") is not None
-        if "model0" in root:
-            what = "has interleaved stages of a pipeline (model0, model1), whose order no file tells"
-            raise CannotCarry(what, where=part.where)
-        model = root.get("model")
+        keys = sorted((key for key in root if _CHUNK.fullmatch(key)), key=lambda key: int(key[5:]))
+        if keys and keys != [f"model{n}" for n in range(len(keys))]:
+            raise Malformed(f"has chunks of layers that are not numbered through: {listed(keys)}", where=part.where)
+        chunks = [self._model(root.get(key), part) for key in keys or ["model"]]
+        file = inner.file(_OPTIMIZER_FILE, folder) if _OPTIMIZER_FILE in inner.names else None
+        return Rank(folder, root, chunks, root.get("optimizer"), file)
+
+    def _model(self, model: Any, part: Checkpoint) -> dict[str, Any]:
         if not isinstance(model, Dict):
             raise Malformed("holds no model", where=part.where)
         named: dict[str, Any] = {}
@@ -226,96 +298,6 @@ class _Grid:
             if len(named) > _MOST_NAMES or length > _LONGEST:  # a few dicts within each other can make 2**40
                 raise CannotCarry(f"its dicts unfold into more than {_MOST_NAMES:,} names", where=part.where)
         return named
-
-    def _add(self, ranks: list[dict[str, Any]], before: int) -> int:
-        """Take the tensors of one stage, whose layers follow BEFORE others. Returns how many layers it has."""
-        for other in ranks[1:]:
-            if other.keys() != ranks[0].keys():
-                odd = next(iter(other.keys() ^ ranks[0].keys()))
-                raise CannotCarry(
-                    f"{printable(repr(odd), 80)} is not on all ranks of its stage", where=self.folder.path
-                )
-        layers = 0
-        for name in ranks[0]:
-            match = _LAYER.fullmatch(name)
-            new = name
-            if match:
-                layers = max(layers, int(match["number"]) + 1)
-                new = f"{match['before']}{int(match['number']) + before}{match['behind']}"
-            values = [rank[name] for rank in ranks]
-            if name.endswith("._extra_state"):
-                self.states += values[0] is not None
-                continue
-            tensors = [as_dense(value) for value in values]
-            known = [tensor for tensor in tensors if tensor is not None]
-            if len(known) != len(values):
-                raise CannotCarry(f"{printable(repr(name), 80)} is no tensor", where=self.folder.path)
-            try:
-                made = self._one(name, known, ranks[0])
-            except CheckpointError as error:
-                error.where = error.where or str(self.folder.path)
-                raise
-            there = self.entries.get(new)
-            if isinstance(there, LazyTensor) and (there.shape != made.shape or not same_values(there, made)):
-                raise Malformed(f"{printable(repr(new), 80)} has two values, on two stages", where=self.folder.path)
-            self.entries.setdefault(new, made)
-        return layers
-
-    def _one(self, name: str, parts: list[LazyTensor], others: dict[str, Any]) -> LazyTensor:
-        """The tensor that the parts of all ranks are together."""
-        said, along = self.plan.find(name)
-        if not said:
-            along = self._along(name, parts, others)
-        if along is not None:
-            self.divided += len(parts) > 1
-            made = parts[0] if len(parts) == 1 else put_together(parts, along, name)
-            if name.endswith("word_embeddings.weight"):
-                self.vocabulary.add(made.shape[0])
-            return made
-        self.same += 1
-        if any(part.shape != parts[0].shape or not same_values(parts[0], part) for part in parts[1:]):
-            raise CannotCarry(
-                f"{printable(repr(name), 80)} is not the same on all ranks, and its name does not say how it was cut",
-                evidence=[f"rank {n}: {list(part.shape)}" for n, part in enumerate(parts[:6])],
-                hint=f'say it in a file for --parts, with a line such as "{printable(name, 80)}": 0',
-            )
-        return parts[0]
-
-    def _along(self, name: str, parts: list[LazyTensor], others: dict[str, Any]) -> Along | None:
-        if name.endswith(_ROWS):
-            return Along(0)
-        if name.endswith(_COLUMNS):
-            return Along(1)
-        module, _, kind = name.rpartition(".")
-        above, _, layer = module.rpartition(".")
-        if layer not in _GATED or kind not in ("weight", "bias"):
-            return None
-        second = as_dense(others.get(f"{above}.{_GATED[layer]}.weight"))
-        rows, inner = parts[0].shape[0], second.shape[1] if second is not None and len(second.shape) == 2 else 0
-        if rows == 2 * inner:
-            self.gated += kind == "weight"
-            return Along(0, 2)
-        if rows == inner:
-            return Along(0)
-        raise CannotCarry(
-            f"{printable(name, 80)} has {rows:,} rows where {printable(_GATED[layer], 40)} has {inner:,} columns: "
-            "neither a plain layer nor a gated one"
-        )
-
-    def lines(self) -> list[str]:
-        """For the receipt: what became of what the files hold."""
-        lines = [
-            f"{self.shape}: {counted(self.divided, 'tensor')} put together, {counted(self.same, 'tensor')} the same on "
-            "every rank; names and shapes are those of one rank"
-        ]
-        if self.gated:
-            lines.append(f"{counted(self.gated, 'gated layer')}: of each rank the first half is of the gate")
-        lines += [f"the vocabulary has {rows:,} rows, as Megatron filled it up" for rows in sorted(self.vocabulary)]
-        if self.states:
-            lines.append(f"left behind: {counted(self.states, 'extra state')} of modules")
-        if self.optimizers:
-            lines.append("left behind: the optimizer's state, which each rank has for its own part")
-        return lines
 
 
 def _flattened(node: Dict, before: str, depth: int) -> Any:

@@ -5,8 +5,9 @@
     .metadata, __0_0.distcp, …
 
 `decoder.layers.mlp.linear_fc2.weight` has one dimension more than the weight of a layer: the layer. Each layer becomes
-a tensor of its own, a view, under the name `decoder.layers.0.mlp.linear_fc2.weight`, as in the files of ranks. Seen in
-what megatron-core 0.16.1 writes.
+a tensor of its own, a view, under the name `decoder.layers.0.mlp.linear_fc2.weight`, as in the files of ranks. What the
+optimizer keeps is beside the weights, as `optimizer.state.exp_avg.NAME`. Seen in what megatron-core 0.16.1 writes, with
+a plain optimizer; `chained_0.` before it, and rng_state: layout from source, never seen.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from ...checkpoint import Checkpoint
 from ...disk.documents import read_json
-from ...disk.inside import Folder
-from ...errors import Malformed
+from ...disk.inside import Folder, listed
+from ...errors import Malformed, counted, printable
 from ...tensor import LazyTensor
 from ...tree import Dict
+from .pickled import entries_of, open_part
 
 NOTE = "metadata.json"
 _LARGEST_NOTE = 1 << 16
@@ -27,6 +30,12 @@ _MOST_LAYERS = 100_000
 _STACKED = re.compile(r"(?P<before>(?:.*\.)?layers\.)(?P<behind>(?!\d+\.)[^/]+)", re.ASCII)
 _STATE = re.compile(r"(?P<before>(?:.*\.)?layers\.)(?P<behind>.*_extra_state)/shard_(?P<number>\d+)_\d+", re.ASCII)
 _OTHER_STATE = re.compile(r"(?P<name>.*_extra_state)/shard_0_1", re.ASCII)
+_KEPT = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(?P<state>[^.]+)\.(?P<name>.+)", re.ASCII)
+_OF_OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optimizer\b.*", re.ASCII | re.DOTALL)
+_RANDOM = re.compile(r"rng_state(?:/.*)?", re.ASCII | re.DOTALL)
+_COMMON = "common.pt"
+#: Files of the format beside those of torch.distributed.checkpoint.
+OWN = frozenset([NOTE, _COMMON])
 
 
 def is_megatron(folder: Folder) -> bool:
@@ -71,3 +80,48 @@ def unstacked(root: Dict) -> tuple[Dict, int]:
     if len({name for name in names if isinstance(name, str)}) < len(names) or not taken:
         return root, 0  # two would have one name
     return Dict(made, root.ordered, root.attributes), count
+
+
+def divided(root: Dict, folder: Folder, *, whole: bool) -> tuple[Dict, list[str], Checkpoint | None]:
+    """(the weights of ROOT, lines for the receipt, what common.pt holds), or if WHOLE all of it as a tree.
+
+    The tree is that of the folders of ranks: model, optimizer {state: {name: {exp_avg, …}}, param_groups}, the rest.
+    """
+    common = open_part(folder.file(_COMMON, NOTE)) if _COMMON in folder.names else None
+    beside = entries_of(common.root) if common is not None else {}
+    weights: list[tuple[Any, Any]] = []
+    states: dict[str, dict[str, Any]] = {}
+    others: list[tuple[Any, Any]] = []
+    extra = 0
+    for key, value in root.entries:
+        name = key if isinstance(key, str) else ""
+        kept = _KEPT.fullmatch(name)
+        if name.split("/")[0].endswith("._extra_state"):
+            extra += 1
+        elif kept and kept["state"] not in states.get(kept["name"], {}):
+            states.setdefault(kept["name"], {})[kept["state"]] = value
+        elif _OF_OPTIMIZER.fullmatch(name) or _RANDOM.fullmatch(name):
+            others.append((key, value))
+        else:
+            weights.append((key, value))
+    lines = [f"left behind: {counted(extra, 'extra state')} of modules"] if extra else []
+    model = Dict(weights, root.ordered, root.attributes)
+    if whole:
+        noted = entries_of(beside.get("optimizer"))
+        inner = entries_of(noted.get("optimizer")) or noted
+        optimizer = [("state", Dict([(name, Dict(list(values.items()))) for name, values in states.items()]))]
+        optimizer += [(key, value) for key, value in inner.items() if key != "state"]
+        rest = [(key, value) for key, value in beside.items() if key not in ("optimizer", "model")]
+        taken = {key for key, _ in rest}
+        others = [(key, value) for key, value in others if key not in taken]
+        return Dict([("model", model), ("optimizer", Dict(optimizer)), *others, *rest]), lines, common
+    if states or others:
+        count = sum(len(values) for values in states.values()) + len(others)
+        kinds = ", ".join(dict.fromkeys(state for values in states.values() for state in values))
+        lines.append(
+            f"left behind: the optimizer's state ({counted(count, 'entry', 'entries')}{': ' if kinds else ''}"
+            f"{printable(kinds, 80)}); --with-optimizer keeps it"
+        )
+    if beside:
+        lines.append(f"left behind of {_COMMON}: {listed(list(beside))}")
+    return model, lines, common

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +33,21 @@ def open_part(file: File) -> Checkpoint:
         where=file.path,
         hint="the save, the download or the copy did not finish; use an earlier checkpoint, or fetch it again",
     )
+
+
+_RANK = re.compile(r"rank[._-]?(\d{1,9})", re.ASCII)
+
+
+def saved_under(part: Checkpoint, name: str) -> str | None:
+    """The name under which a rank saved its file, if that is the name of another rank's: torch notes it in the archive.
+
+    Args:
+        part: the file, as it was opened.
+        name: that of the file.
+    """
+    told = torch_zip.saved_as(part)
+    one, other = ([int(number) for number in _RANK.findall(text)] for text in (told, name.rpartition(".")[0]))
+    return told if len(one) == len(other) and one != other else None
 
 
 def folder_in(folder: Folder, name: str, said_by: str) -> Folder:

@@ -4,6 +4,9 @@
     "*.o_proj.weight": 1        along dimension 1
     "*.gate_up.weight": 0/2     along dimension 0, in 2 runs: each rank has a part of the first, then one of the second
     "*": same                   every rank has the whole, and all are equal
+    "0.weight": [7, 5]          each rank has a run of the elements of a tensor of these sizes, rank after rank
+
+Names with sizes also say what is in a flat parameter of FSDP 1, in the order in which they are listed.
 
 The first pattern that fits a name counts; `*` stands for any text, `?` for one character.
 """
@@ -12,13 +15,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from math import prod
 from typing import Any
 
 from ...errors import Malformed, RuleError, printable
 from ...tensor import LazyTensor, Storage, contiguous_stride
 from ..tiles import Chunk, assemble
+from .flat import Flat
 
 _ALONG = re.compile(r"(\d{1,2})(?:/(\d{1,3}))?", re.ASCII)
 _MOST = 10_000
@@ -38,17 +43,35 @@ class Along:
 
 
 @dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs of the elements of a tensor, those of a rank behind those of the one before.
+
+    Attributes:
+        shape: of the whole.
+    """
+
+    shape: tuple[int, ...]
+
+
+Rule = Along | Runs
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Patterns of names, and how the parts of what has such a name go together (None: every rank has the whole)."""
 
-    rules: tuple[tuple[str, Along | None], ...] = ()
+    rules: tuple[tuple[str, Rule | None], ...] = ()
 
-    def find(self, name: str) -> tuple[bool, Along | None]:
+    def find(self, name: str) -> tuple[bool, Rule | None]:
         """Whether a rule speaks of NAME, and what it says."""
         for pattern, along in self.rules:
             if fnmatchcase(name, pattern):
                 return True, along
         return False, None
+
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """What is said of sizes: name -> them, in order."""
+        return {name: rule.shape for name, rule in self.rules if isinstance(rule, Runs)}
 
 
 def parse_plan(said: Mapping[Any, Any], where: object = "") -> Plan:
@@ -57,40 +80,62 @@ def parse_plan(said: Mapping[Any, Any], where: object = "") -> Plan:
     Raises:
         RuleError: it is none.
     """
-    rules: list[tuple[str, Along | None]] = []
+    rules: list[tuple[str, Rule | None]] = []
     if not isinstance(said, Mapping) or len(said) > _MOST:
         raise RuleError("is no mapping of patterns to dimensions", where=where, hint='a line such as "*.weight": 0')
     for pattern, value in said.items():
-        match = _ALONG.fullmatch(str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else None
-        if not isinstance(pattern, str) or (match is None and value != "same"):
+        rule = _rule(value)
+        if not isinstance(pattern, str) or (rule is None and value != "same"):
             raise RuleError(
                 f"says {printable(repr(value), 40)} of {printable(repr(pattern), 80)}; it can be a dimension, "
-                "DIM/RUNS or same",
+                "DIM/RUNS, same, or a list of sizes",
                 where=where,
                 hint=f'"{printable(str(pattern), 60)}": 0',
             )
-        along = None if match is None else Along(int(match[1]), max(int(match[2] or 1), 1))
-        rules.append((str(pattern), along))
+        rules.append((pattern, rule))
     return Plan(tuple(rules))
 
 
-def put_together(parts: Sequence[LazyTensor], along: Along, name: str) -> LazyTensor:
+def _rule(value: Any) -> Rule | None:
+    """What a line of a plan says; None of "same", and of what says nothing."""
+    if isinstance(value, list):
+        shape = _sizes(value)
+        return None if shape is None else Runs(shape)
+    match = _ALONG.fullmatch(str(value)) if isinstance(value, int | str) and not isinstance(value, bool) else None
+    return None if match is None else Along(int(match[1]), max(int(match[2] or 1), 1))
+
+
+def _sizes(value: Any) -> tuple[int, ...] | None:
+    fits = isinstance(value, list) and all(type(size) is int and 0 <= size < 1 << 48 for size in value)
+    return tuple(value) if fits else None
+
+
+def put_together(parts: Sequence[LazyTensor], rule: Rule, name: str) -> LazyTensor:
     """The tensor that PARTS, one of each rank in order, are together.
 
     Raises:
         Malformed: their sizes or types do not go together.
     """
-    first, dim = parts[0], along.dim
+    first = parts[0]
+    if isinstance(rule, Runs):
+        there = sum(part.numel for part in parts)
+        if there != prod(rule.shape) or any(len(part.shape) != 1 or part.dtype != first.dtype for part in parts):
+            shown = ", ".join(dict.fromkeys(f"{part.dtype} {list(part.shape)}" for part in parts))
+            raise Malformed(
+                f"{printable(name, 80)}: parts of {shown} are no runs of the elements of a tensor of {list(rule.shape)}"
+            )
+        return replace(Flat(parts, first.dtype).tensor(0, rule.shape, name), requires_grad=first.requires_grad)
+    dim = rule.dim
     shapes = {part.shape[:dim] + part.shape[dim + 1 :] for part in parts}
     if dim >= len(first.shape) or len(shapes) > 1 or len({(len(p.shape), p.dtype) for p in parts}) > 1:
         shown = ", ".join(dict.fromkeys(f"{part.dtype} {list(part.shape)}" for part in parts))
         raise Malformed(f"{printable(name, 80)}: parts of {shown} do not go together along dimension {dim}")
-    if any(part.shape[dim] % along.runs for part in parts):
-        raise Malformed(f"{printable(name, 80)}: {along.runs} runs do not divide parts of {list(first.shape)}")
+    if any(part.shape[dim] % rule.runs for part in parts):
+        raise Malformed(f"{printable(name, 80)}: {rule.runs} runs do not divide parts of {list(first.shape)}")
     chunks, at = [], 0
-    for run in range(along.runs):
+    for run in range(rule.runs):
         for part in parts:
-            size = part.shape[dim] // along.runs
+            size = part.shape[dim] // rule.runs
             values = LazyTensor(
                 part.storage,
                 part.dtype,

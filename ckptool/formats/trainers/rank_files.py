@@ -10,15 +10,14 @@ of the whole it is. What is there whole on every rank must be equal on all of th
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import prod
 from typing import Any
 
 from ...checkpoint import Checkpoint
-from ...disk.files import is_folder, same_bytes, shell_path
+from ...disk.files import same_bytes, shell_path
 from ...disk.inside import Folder, listed
 from ...errors import Ambiguous, CannotCarry, CheckpointError, Malformed, counted, printable
 from ...inert.other_tensors import as_dense
@@ -26,74 +25,20 @@ from ...tensor import LazyTensor, Storage, contiguous_stride
 from ...tree import Dict, List, Object
 from ...weights import is_training_state
 from ..tiles import Chunk, assemble
-from .pickled import open_part
+from .accounts import Account
+from .flat import Flat
+from .flat_params import Layout, Noted, filled, is_flat, is_note, layout, note_of, notes_in, pieces_of, whole_notes
+from .pickled import open_part, saved_under
 from .placement import Part, is_placed, part_of
-from .plan import Plan, put_together
+from .plan import Plan, Runs, put_together
+from .rank_series import Series, series_in
 
 NAME = "ranks"
-_FILE = re.compile(
-    r"(?P<stem>.*?)[._-]?(?:world_size_(?P<world>\d{1,6})[._-])?rank[._-]?(?P<rank>\d{1,6})(?P<rest>(?:[._-]\w+)*?)"
-    r"\.(?:pt|pth|bin|ckpt)",
-    re.ASCII,
-)
-_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 #: Dicts and lists within each other.
 _DEEPEST = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Files that differ in the number of the rank alone.
-
-    Attributes:
-        stem: what their names begin with ("model", "optim").
-        world: the number of ranks that the names tell, or None.
-        files: rank -> name.
-    """
-
-    stem: str
-    world: int | None
-    files: dict[int, str]
-
-    @property
-    def is_optimizer(self) -> bool:
-        """Whether the names are those of training state."""
-        return is_training_state(self.stem) or self.stem.startswith(("optim", "extra_state", "rng"))
-
-
-def series_in(folder: Folder) -> list[Series]:
-    """The series of files in a folder, in the order of their names."""
-    found: dict[tuple[str, str | None, str], list[tuple[int, str]]] = defaultdict(list)
-    for name in folder.names:
-        match = _FILE.fullmatch(name)
-        if match and not is_folder(folder.path / name):
-            found[match["stem"], match["world"], match["rest"]].append((int(match["rank"]), name))
-    made = []
-    for (stem, world, _), files in found.items():
-        by_rank: dict[int, str] = {}
-        for rank, name in sorted(files):
-            if rank in by_rank:
-                raise Malformed(
-                    f"holds two files of rank {rank}:",
-                    where=folder.path,
-                    evidence=[printable(by_rank[rank], 80), printable(name, 80)],
-                    hint="move one of them away",
-                )
-            by_rank[rank] = name
-        made.append(Series(stem, int(world) if world else None, by_rank))
-    return made
-
-
-def fits(folder: Folder) -> bool:
-    """Whether a folder holds files of ranks."""
-    return any(_FILE.fullmatch(name) and not is_folder(folder.path / name) for name in folder.names)
-
-
-def fill(folder: Folder) -> bool:
-    """Whether a folder holds files of several ranks, and no other files that torch.save may have written."""
-    files = [name for name in folder.names if name.endswith(_ENDINGS) and not is_folder(folder.path / name)]
-    ranks = {match["rank"] for name in files if (match := _FILE.fullmatch(name))}
-    return len(ranks) > 1 and all(_FILE.fullmatch(name) for name in files)
+_HOW_TO_SAY = (
+    'a file for --parts says it, with a line such as "0.weight": [7, 5] for each parameter, in the order of the model'
+)
 
 
 def open_ranks(folder: Folder, plan: Plan | None = None, *, whole: bool = False) -> Checkpoint:
@@ -143,13 +88,19 @@ def open_ranks(folder: Folder, plan: Plan | None = None, *, whole: bool = False)
         asked = "" if whole or not beside else "; --with-optimizer keeps what can be put together of them"
         lines.append(f"left behind: {listed([name for one in left for name in one.files.values()])}{asked}")
     parts = {name: part for one in joined for name, part in one.opened.items()}
+    account = Account()
+    account.hold(parts.values())
+    lines += account.lines(root)
     return Checkpoint(
         root,
         NAME,
         folder.path,
         sum(part.nbytes for part in parts.values()),
         warnings=tuple(dict.fromkeys([*joining.notes, *(line for part in parts.values() for line in part.warnings)])),
-        lost_content=tuple(f"{n}: {line}" for n, part in parts.items() for line in part.lost_content),
+        lost_content=(
+            *(line for one in joined for line in one.lost),
+            *(f"{n}: {line}" for n, part in parts.items() for line in part.lost_content),
+        ),
         lost_form=tuple(lines),
     )
 
@@ -167,6 +118,9 @@ class Joining:
         same: how many tensors every rank has whole.
         repeated: elements that more than one rank holds.
         differing: paths of values (no tensors) that are not the same on all ranks.
+        padding: elements that fill up flat parameters.
+        nameless: flat parameters of which nobody says what is in them.
+        shapeless: parameters of which nobody says the sizes.
     """
 
     folder: Folder
@@ -180,6 +134,10 @@ class Joining:
     used: int = 0
     differing: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    padding: int = 0
+    nameless: list[str] = field(default_factory=list)
+    shapeless: list[str] = field(default_factory=list)
+    _told: list[list[Noted]] | None = None
     _made: dict[Any, LazyTensor] = field(default_factory=dict)
     _met: dict[Any, Any] = field(default_factory=dict)
     _ranks: dict[int, str] = field(default_factory=dict)
@@ -191,16 +149,27 @@ class Joining:
         self.opened = {name: open_part(self.folder.file(name, name)) for name in names}
         self._check_ranks()
         self.root = self._joined([part.root for part in self.opened.values()], (), 0)
-        if isinstance(self.root, Dict) and any(_is_flat(key) for key, _ in self.root.entries):
-            self.notes.append(
-                "holds a flat parameter of FSDP 1 (LOCAL_STATE_DICT); no file says which names and shapes are in it"
-            )
+        self.notes += self.lost
         missing = sorted(self._wanted - set(self._ranks))
         if missing:
             self.notes.append(
                 f"the files of {counted(len(missing), 'rank')} ({', '.join(map(str, missing[:8]))}) are not there, and "
                 "none of what they hold is missing: other ranks have the same"
             )
+
+    @property
+    def lost(self) -> list[str]:
+        """What no file says of parameters that are there."""
+        lines = []
+        if self.nameless:
+            count = counted(len(self.nameless), "flat parameter")
+            lines.append(
+                f"no file says which names and sizes are in {count} of FSDP 1: {listed(self.nameless)}; {_HOW_TO_SAY}"
+            )
+        if self.shapeless:
+            count = counted(len(self.shapeless), "parameter")
+            lines.append(f"no file says the sizes of {count} of FSDP 1: {listed(self.shapeless)}; {_HOW_TO_SAY}")
+        return lines
 
     def lines(self) -> list[str]:
         """For the receipt: what became of what the files hold."""
@@ -211,6 +180,8 @@ class Joining:
         ]
         if self.repeated:
             lines.append(f"left behind: {counted(self.repeated, 'element')} that other ranks hold as well")
+        if self.padding:
+            lines.append(f"{counted(self.padding, 'element')} of padding left out")
         if self.differing:
             lines.append(f"not the same on all ranks, that of the first is taken: {listed(self.differing)}")
         return lines
@@ -222,6 +193,13 @@ class Joining:
         for (number, name), part in zip(self.series.files.items(), self.opened.values(), strict=True):
             first = next((part_of(node) for node in placed_in(part.root) if is_placed(node)), None)
             rank = number if first is None or first.rank is None else first.rank
+            if (first is None or first.rank is None) and (other := saved_under(part, name)) is not None:
+                raise Malformed(
+                    f"holds the file of a rank under the name of another: {printable(name, 80)} was saved as "
+                    f"{printable(other, 80)}",
+                    where=self.folder.path,
+                    hint="give each file the name that it was saved under, with its ending",
+                )
             if rank in self._ranks:
                 raise Malformed(
                     f"holds two files of rank {rank}, as what is in them says:",
@@ -309,8 +287,98 @@ class Joining:
                     ][:6],
                     hint="they are of two runs, or stages of a pipeline",
                 )
-        entries = [(key, self._joined([one[key] for one in held], (*trail, str(key)), depth + 1)) for key in held[0]]
+        named = self._named(held)
+        entries: list[tuple[Any, Any]] = []
+        for key in held[0]:
+            if key in named:
+                entries += [(name, value) for name, value in named[key].items() if name not in dict(entries)]
+            elif not is_note(held[0][key]):
+                entries.append((key, self._joined([one[key] for one in held], (*trail, str(key)), depth + 1)))
         return Dict(entries, first.ordered, first.attributes)
+
+    # -- flat parameters
+
+    def _named(self, held: list[dict[Any, Any]]) -> dict[Any, dict[str, LazyTensor]]:
+        """Keys of a state dict of FSDP 1 -> the parameters that stand in their place."""
+        keys = [key for key in held[0] if is_flat(key) and all(is_placed(one[key]) for one in held)]
+        named: dict[Any, dict[str, LazyTensor]] = {}
+        for key in sorted(keys, key=lambda key: -key.count(".")):
+            try:
+                self._name(key, keys, held, named)
+            except CheckpointError as error:
+                error.where = error.where or str(self.folder.path)
+                raise
+        return named
+
+    def _name(
+        self, key: str, keys: list[str], held: list[dict[Any, Any]], named: dict[Any, dict[str, LazyTensor]]
+    ) -> None:
+        """Put into NAMED what stands in place of the flat parameter KEY, and of the views of it beside."""
+        parts = [part_of(one[key]) for one in held]
+        shape, dtype = parts[0].shape, parts[0].dtype
+        if len(shape) != 1 or any((part.shape, part.dtype) != (shape, dtype) for part in parts):
+            raise Malformed(f"{printable(key, 80)} is not the same flat parameter on all ranks")
+        named_here = {name for made in named.values() for name in made}
+        owners: dict[tuple[int, ...], int] = {}
+        for number, part in enumerate(parts):
+            for offsets, run in part.boxes:
+                if run.numel:
+                    owners.setdefault(offsets, number)
+        chunks = dict(sorted(self._chunks(parts).items()))
+        values = list(chunks.values())
+        flat = Flat(values, dtype)
+        if flat.numel < shape[0]:
+            raise self._lacking(f"{printable(key, 80)} has {shape[0]:,} elements, of which {flat.numel:,} are there")
+        starts = [offset for (offset,) in chunks]
+        if starts != [0, *accumulate(one.numel for one in values[:-1])][: len(starts)] or flat.numel != shape[0]:
+            raise Malformed(f"the parts of {printable(key, 80)} overlap")
+        if self._told is None:
+            self._told = [notes_in(part.root) for part in self.opened.values()]
+        before = key.removesuffix(key.rpartition(".")[2])
+        notes = [note_of(key, before, keys, self._told[owners[offsets]]) for offsets in chunks]
+        runs = list(zip(starts, values, strict=True))
+        views = {
+            other: place
+            for other in held[0]
+            if isinstance(other, str) and other.startswith(before) and other not in (*named, *keys)
+            if (place := pieces_of(runs, [as_dense(held[owners[offsets]][other]) for offsets in chunks])) is not None
+        }
+        shapes = whole_notes(key, notes) or {
+            name: size
+            for name, size in self.plan.sizes().items()
+            if name.startswith(before) and (name in views or name not in (*held[0], *named_here))
+        }
+        if views:
+            made = self._by_views(views, shapes)
+            if not filled(made, flat):
+                raise Malformed(f"{printable(key, 80)} holds elements that are of none of the parameters beside it")
+            named |= {name: {name: flat.tensor(made.starts[name], made.shapes[name], name)} for name in made.shapes}
+            named[key] = {}
+        elif shapes:
+            lengths = [one.numel for one in values]
+            made = layout(key, shapes, flat, len(self._wanted), lengths, notes)
+            named[key] = {name: flat.tensor(made.starts[name], size, name) for name, size in shapes.items()}
+            named |= {name: {} for name in shapes if name in held[0]}  # copies of its parts, under their names
+        else:
+            self.nameless.append(printable(key, 60))
+            return
+        self.parts += len(made.shapes)
+        self.used += made.used
+        self.padding += flat.numel - made.used
+
+    def _by_views(self, views: dict[str, tuple[int, int]], shapes: dict[str, tuple[int, ...]]) -> Layout:
+        """Where parameters are, of each of which the ranks have views; their sizes, as far as anybody says them."""
+        sizes: dict[str, tuple[int, ...]] = {}
+        for name, (_, count) in sorted(views.items(), key=lambda view: view[1]):
+            shape = shapes.get(name)
+            if shape is None:
+                self.shapeless.append(printable(name, 60))
+            elif prod(shape) != count:
+                raise Malformed(
+                    f"{printable(name, 80)} has {count:,} elements, and its sizes are said to be {list(shape)}"
+                )
+            sizes[name] = (count,) if shape is None else shape
+        return Layout(sizes, {name: start for name, (start, _) in views.items()})
 
     def _tensor(self, nodes: list[Any], path: str) -> LazyTensor:
         """The tensor whose parts the ranks hold."""
@@ -327,20 +395,7 @@ class Joining:
 
     def _assembled(self, parts: list[Part], path: str) -> LazyTensor:
         first = parts[0]
-        chunks: dict[tuple[int, ...], LazyTensor] = {}
-        for part in parts:
-            for offsets, values in part.boxes:
-                if not values.numel and 0 not in first.shape:
-                    continue
-                if offsets in chunks and chunks[offsets].shape == values.shape:
-                    self.repeated += values.numel
-                    if not same_values(chunks[offsets], values):
-                        raise Malformed(
-                            f"the ranks that hold the same part of it have other values, from {list(offsets)} on",
-                            hint="a file is of another step; fetch the files of one save",
-                        )
-                    continue
-                chunks[offsets] = values
+        chunks = self._chunks(parts)
         key: Any = (first.shape, first.dtype, tuple((offsets, values.identity) for offsets, values in chunks.items()))
         if key not in self._made:
             stored: int = sum(values.numel for values in chunks.values())
@@ -354,12 +409,31 @@ class Joining:
         self.parts += 1
         return replace(self._made[key], requires_grad=first.requires_grad)
 
+    def _chunks(self, parts: list[Part]) -> dict[tuple[int, ...], LazyTensor]:
+        """Offsets -> values of the parts, of those that several ranks hold one."""
+        chunks: dict[tuple[int, ...], LazyTensor] = {}
+        for part in parts:
+            for offsets, values in part.boxes:
+                if not values.numel and 0 not in part.shape:
+                    continue
+                if offsets in chunks and chunks[offsets].shape == values.shape:
+                    self.repeated += values.numel
+                    if not same_values(chunks[offsets], values):
+                        raise Malformed(
+                            f"the ranks that hold the same part of it have other values, from {list(offsets)} on",
+                            hint="a file is of another step; fetch the files of one save",
+                        )
+                    continue
+                chunks[offsets] = values
+        return chunks
+
     def _whole(self, nodes: list[Any], trail: tuple[str, ...]) -> Any:
         """A tensor that every rank has whole."""
         first = as_dense(nodes[0])
         assert first is not None
         said, along = self.plan.find(trail[-1] if trail else "")
-        if said and along is not None:
+        whole_there = isinstance(along, Runs) and first.shape == along.shape
+        if said and along is not None and not whole_there:
             parts = [tensor for tensor in map(as_dense, nodes) if tensor is not None]
             if len(parts) == len(nodes):
                 self.parts += 1
@@ -392,11 +466,6 @@ def _no_plan(folder: Folder, path: str, one: LazyTensor, other: LazyTensor | Non
         evidence=shapes,
         hint=f'say it in a file for --parts, with a line such as "{path.rpartition("/")[2]}": 0',
     )
-
-
-def _is_flat(key: Any) -> bool:
-    """Whether it is the key that FSDP 1 gives all parameters of a module together."""
-    return isinstance(key, str) and key.rpartition(".")[2] in ("_flat_param", "flat_param")
 
 
 def _shown(trail: tuple[str, ...]) -> str:

@@ -23,7 +23,7 @@ from ...errors import CannotCarry, Malformed, counted, printable
 from ...inert.other_tensors import as_dense
 from ...tensor import LazyTensor
 from ...tree import ABSENT, Dict, List, walk
-from .flat import Flat, joined, widened
+from .flat import Flat, joined, rounds_to, widened
 from .pickled import entries_of, integer, items_of, plainly, require_ranks
 from .zero_files import ZeroFiles, files_in, require_one_run, save_of
 from .zero_parts import Divided, read_divided, shapes_in
@@ -77,15 +77,20 @@ def open_save(folder: Folder, *, whole: bool = False) -> Checkpoint:
     if others:
         made.notes.append(f"the save that `latest` names is read; there are others: {listed(others)}")
     made.notes += [line for part in files.opened.values() for line in part.warnings]
+    made.notes += made.contradictions()
     root = made.tree(whole=whole)
+    files.account.hold(part for part in files.opened.values() if part.root is not None)
     return Checkpoint(
         root,
         NAME,
         folder.path,
         files.nbytes,
         warnings=tuple(dict.fromkeys(made.notes)),
-        lost_content=tuple(f"{n}: {line}" for n, part in files.opened.items() for line in part.lost_content),
-        lost_form=tuple(made.receipt(whole=whole)),
+        lost_content=(
+            *made.contradictions(),
+            *(f"{n}: {line}" for n, part in files.opened.items() for line in part.lost_content),
+        ),
+        lost_form=(*made.receipt(whole=whole), *files.account.lines(root)),
     )
 
 
@@ -104,6 +109,7 @@ class _Save:
         stage: of ZeRO, in a word or two.
         doubt: what may be missing, though nothing says so.
         optimizer: that of stage 0, as it is.
+        odd: parameters whose float32 values are not, rounded, those of the model's file.
     """
 
     files: ZeroFiles
@@ -116,6 +122,7 @@ class _Save:
     stage: str = ""
     doubt: str = ""
     optimizer: Any = None
+    odd: list[str] = field(default_factory=list)
 
     # -- stages 0 to 3
 
@@ -126,6 +133,7 @@ class _Save:
         for rank, name in files.model.items():
             models[rank] = files.open(name)
             if len(models) > 1:  # of a thousand ranks, the placeholders of one are enough
+                files.account.hold([files.opened[name]])
                 models[rank] = {key: value for key, value in models[rank].items() if key in _OF_EACH_RANK}
                 files.opened[name] = replace(files.opened[name], root=None, origin=None)
         first = files.model[min(files.model)]
@@ -243,6 +251,8 @@ class _Save:
                     if tensor.shape != shape:
                         raise _other_shape(name, tensor.shape, shape, where)
                     self.copies[tensor.dtype.name] += name in weights
+                    if name in weights and not rounds_to(weights[name], tensor):
+                        self.odd.append(printable(name, 80))
             elif tensor is None:
                 self.entries[name] = value
             elif self.files.divided and tensor.shape == (0,) and name not in buffers:
@@ -329,6 +339,8 @@ class _Save:
             if there is None or there.shape != weight.shape:
                 raise _other_shape(name, there.shape if there is not None else (), weight.shape, where)
             self.copies[there.dtype.name] += 1
+            if not rounds_to(weight, there):
+                self.odd.append(printable(name, 80))
             self.entries[name] = weight
         if self.divided is None:
             self.divided = made
@@ -373,6 +385,15 @@ class _Save:
     def _beside(self) -> dict[str, Any]:
         return {key: value for key, value in self.model.items() if key not in _STRUCTURE and value is not None}
 
+    def contradictions(self) -> list[str]:
+        """What the optimizer's files say of the weights that the model's file does not."""
+        if not self.odd:
+            return []
+        return [
+            f"the float32 values of {counted(len(self.odd), 'parameter')} ({listed(self.odd)}), rounded, are not those "
+            "of the model's file: files of two runs or steps lie here, or weights were changed by hand"
+        ]
+
     def receipt(self, *, whole: bool) -> list[str]:
         """Lines for the receipt: what became of all that the files hold."""
         lines = []
@@ -384,6 +405,10 @@ class _Save:
             )
         elif self.stage:
             lines.append(f"{self.stage}: {counted(len(self.entries), 'entry', 'entries')}")
+        if self.stage == "experts":
+            lines.append(
+                "weights are in the type of training: float32 copies of experts are in files that are not read"
+            )
         if self.copies:
             kinds = ", ".join(f"{count:,} in {kind}" for kind, count in self.copies.items())
             again = "" if set(self.copies) == {"float32"} else "; --cast makes them again"

@@ -23,7 +23,8 @@ from ...checkpoint import Checkpoint
 from ...disk.files import is_folder, shell_path
 from ...disk.inside import Folder, listed
 from ...errors import Ambiguous, CannotCarry, Malformed, counted, printable
-from .pickled import differing, entries_of, folder_in, open_part
+from .accounts import Account
+from .pickled import differing, entries_of, folder_in, open_part, saved_under
 
 LATEST = "latest"
 UNIVERSAL = "zero"
@@ -53,6 +54,8 @@ class ZeroFiles:
         of_experts: the optimizer files of experts.
         parallel: there were several tensor-parallel ranks or stages, and it is universal.
         opened: file -> its checkpoint.
+        account: of what those hold that were opened and let go.
+        others: file -> the name of another rank's file, if that is what it was saved as.
     """
 
     folder: Folder
@@ -65,6 +68,8 @@ class ZeroFiles:
     of_experts: list[str] = field(default_factory=list)
     parallel: bool = False
     opened: dict[str, Checkpoint] = field(default_factory=dict)
+    account: Account = field(default_factory=Account)
+    others: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def universal(self) -> bool:
@@ -74,8 +79,27 @@ class ZeroFiles:
     def open(self, name: str) -> dict[str, Any]:
         """The entries at the root of a file."""
         if name not in self.opened:
-            self.opened[name] = open_part(self.folder.file(name, name))
+            part = self.opened[name] = open_part(self.folder.file(name, name))
+            self.others[name] = saved_under(part, name)
         return entries_of(self.opened[name].root)
+
+    def require_own_names(self) -> None:
+        """Refuse files that were saved under the name of another rank.
+
+        Raises:
+            Malformed: there is one.
+        """
+        odd = {name: other for name, other in self.others.items() if other is not None}
+        if odd:
+            raise Malformed(
+                "holds files of ranks under the names of others:",
+                where=self.folder.path,
+                evidence=[
+                    f"{printable(name, 80)} was saved as {printable(other, 80)}"
+                    for name, other in list(odd.items())[:6]
+                ],
+                hint="give each file the name that it was saved under, with its ending",
+            )
 
     @property
     def nbytes(self) -> int:

@@ -136,6 +136,7 @@ def read_divided(files: ZeroFiles, shapes: list[Shapes], *, states: bool = True)
         _from_parameters(made, files, [ranks[rank] for rank in range(world)], shapes)
     else:
         _from_groups(made, files, [ranks[rank] for rank in range(world)], shapes)
+    files.require_own_names()
     return made
 
 

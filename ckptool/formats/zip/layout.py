@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...disk.files import CHUNK, Buffer, Crc32Of, FileRange, Piece, Source
+from ...disk.composing import Crc32Of, Piece
+from ...disk.files import CHUNK, Buffer, FileRange, Source
 from ...errors import printable
 from .archive import CAP16, CAP32, END, END64, ENTRY, FOLLOWS, LOCAL, LOCATOR, STORED, UTF8, name_fault
 

@@ -12,8 +12,8 @@ from functools import partial
 from math import prod
 
 from .. import expression as ex
-from ..doubts import Doubt
 from ..expression import Expr
+from ..questions import Question, Reason, ask
 from ..words import table
 from .pieces import Canon, Name, Piece, unchanged
 
@@ -34,12 +34,10 @@ class _Adapter:
         return [piece for named in self.parts.values() for piece in named.values()]
 
 
-def merge_adapters(source: Canon, target: Canon, scale: float | None) -> None:
+def merge_adapters(source: Canon, target: Canon) -> None:
     """Merge the adapters of the source, unless the target has some itself; whatever is not merged is doubted.
 
-    Args:
-        source, target: the two sides.
-        scale: alpha by rank, where the file says it beside its weights; an `alpha` with every layer counts before it.
+    The scale of the source is alpha by rank, where the file says it; an `alpha` with every layer counts before it.
     """
     own, theirs = _adapters(source), _adapters(target)
     for canon, found in ((source, own), (target, theirs)):
@@ -53,11 +51,11 @@ def merge_adapters(source: Canon, target: Canon, scale: float | None) -> None:
     for base, adapter in own.items():
         name = bases[base]
         weight = None if name is None else source.pieces[name]
-        reason = "" if weight is None else _merged(source, weight, adapter, scale, turned)
+        why = None if weight is None else _merged(source, weight, adapter, source.adapter_scale, turned)
         for piece in adapter.pieces:
             source.pieces.pop(piece.name, None)
-        if reason and weight is not None:
-            source.pieces[weight.name] = replace(weight, doubts=(*weight.doubts, Doubt(reason)))
+        if why is not None and weight is not None:
+            source.pieces[weight.name] = weight.asked(why)
     if any({"lora", "lora_alpha"} & set(piece.expr.operations()) for piece in source.pieces.values()):
         source.notes.append("low-rank adapters are merged into the weights that they adapt")
 
@@ -147,33 +145,33 @@ def _all_turned(source: Canon, adapters: dict[_Path, _Adapter], bases: dict[_Pat
     return votes[True] > 0 and not votes[False]
 
 
-def _merged(source: Canon, weight: Piece, adapter: _Adapter, scale: float | None, all_turned: bool) -> str:
-    """Merge one adapter into a weight; or why it was not, as a sentence."""
+def _merged(
+    source: Canon, weight: Piece, adapter: _Adapter, scale: float | None, all_turned: bool
+) -> Question[Expr] | None:
+    """Merge one adapter into a weight; or why it was not."""
     named = list(adapter.parts.values())
     unknown = [p for parts in named for role, p in parts.items() if role == "other"]
     factors = _factors(named[0])
     if len(named) > 1:
-        return f"the file has {len(named)} adapters for this ({', '.join(sorted(adapter.parts))}), which are not merged"
+        return ask(Reason.SEVERAL_ADAPTERS, str(len(named)), ", ".join(sorted(adapter.parts)))
     if unknown or factors is None:
         left = (unknown or adapter.pieces)[0]
-        return f"the file has an adapter for this that is not merged: {left.entry.key}"
+        return ask(Reason.UNKNOWN_ADAPTER, left.entry.key)
     a, b, by_name = factors
     ways = _ways(weight, a, b)
     if not ways:
-        return f"the adapter {a.entry.key} does not fit and is not merged"
+        return ask(Reason.UNFIT_ADAPTER, a.entry.key)
     turned = by_name or all_turned if len(ways) == 2 else True in ways
     alpha, magnitude = named[0].get("alpha"), named[0].get("magnitude")
-    doubts = list(weight.doubts)
+    made = weight
     if alpha is None and scale is None:
-        doubts.append(Doubt("the scale of the low-rank adapters is not in the file"))
+        made = made.asking(Reason.ADAPTER_SCALE)
     if magnitude is not None and not _along_rows(magnitude, weight):
-        doubts.append(
-            Doubt("whether the magnitudes of the adapter are those of rows or of columns is in the code only")
-        )
+        made = made.asking(Reason.ADAPTER_MAGNITUDES)
     olds = [weight, a, b, *([alpha] if alpha else []), *([magnitude] if magnitude else [])]
     down = partial(_product, scale=1.0 if scale is None else scale, turned=turned, alpha=alpha, magnitude=magnitude)
-    source.merge(olds, replace(weight, doubts=tuple(doubts)), down, [])
-    return ""
+    source.merge(olds, made, down, [])
+    return None
 
 
 def _along_rows(magnitude: Piece, weight: Piece) -> bool:

@@ -12,9 +12,9 @@ from itertools import accumulate, pairwise
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..words import label, numbers, table
-from .fused import fused_kind, part_label
 from .layouts import is_bare, turn
 from .pieces import Canon, Piece, squeezed, unchanged
+from .projections import fused_kind, part_label
 
 
 def attach_biases(one: Canon, other: Canon) -> None:
@@ -146,7 +146,12 @@ def divide_biases(canon: Canon) -> None:
         new: list[tuple[Piece, Callable[[Expr], Expr]]] = [
             (
                 replace(
-                    o, role="bias", shape=(stop - start,), order=o.order + 0.5, entry=piece.entry, doubts=piece.doubts
+                    o,
+                    role="bias",
+                    shape=(stop - start,),
+                    order=o.order + 0.5,
+                    entry=piece.entry,
+                    questions=piece.questions,
                 ),
                 partial(ex.part, dim=0, start=start, stop=stop),
             )

@@ -9,31 +9,15 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 from ... import keys as names
 from ...model_code.signature import Entry, Signature
 from .. import expression as ex
 from ..matching.units import template
 from ..words import cut, label, table, words_of
-from .adapters import merge_adapters
-from .affine import join_affine
-from .biases import attach_biases, divide_biases
-from .exported import name_exported
-from .fused import fused_alike, missing_key_bias, split_by_initials, split_fused
-from .gates import join_gates, of_recurrent_kernels
-from .heads import flat_heads, flat_vectors
-from .implied import forget_plain_words, imply
-from .joined import join_parts
-from .kernels import channels_first, lay_down, turn_transposed
-from .layouts import follow_names, general_dense, is_bare, torch_layout, turn_by_vote
-from .pieces import Canon, Piece, squeezed, unchanged
-from .reparametrized import merge_masks, merge_norms, name_unknown
-from .roles import components, counted_by_letters, divided, numbered, role_of
-from .scanned import divide_layers
-from .shared_heads import add_key_biases, repeat_shared_heads
-from .sides import cut_sides
-from .stacked import unstack, unstack_together
+from .pieces import Canon, Piece, squeezed
+from .roles import components, divided, numbered, role_of
+from .steps import bring_together
 
 #: What is merged or derived rather than matched.
 _COUNTER = "num_batches_tracked"
@@ -42,17 +26,8 @@ _COUNTER = "num_batches_tracked"
 def canonical(source: Signature, target: Signature, *, lora_scale: float | None = None) -> tuple[Canon, Canon]:
     """Two sides in the common form, and in the same granularity: (source, target)."""
     s, t = _named(source, is_target=False), _named(target, is_target=True, counted=_counted_otherwise(target, source))
-    name_exported(s, t)
-    divide_layers(s, t)
-    general_dense(s, t)
-    for canon, other in ((s, t), (t, s)):
-        _laid_out(canon, other)
-    forget_plain_words(s, t)
-    forget_plain_words(t, s)
-    _reconcile(s, t, lora_scale)
-    letters = [{word for p in canon.pieces.values() for name in p.path for word in cut(name)[-1:]} for canon in (t, s)]
-    for canon, theirs in zip((s, t), letters, strict=True):
-        _count_letters(canon, theirs)
+    s.adapter_scale = lora_scale
+    bring_together(s, t)
     return s, t
 
 
@@ -199,21 +174,6 @@ def _kept_raw(signature: Signature) -> dict[str, str]:
     return found
 
 
-def _laid_out(canon: Canon, other: Canon) -> None:
-    """One side in the layouts of torch. Of the other only the sizes of what it holds as bare parameters are asked."""
-    bare = {p.shape for p in other.pieces.values() if is_bare(p)} - {
-        p.shape[::-1] if len(p.shape) == 3 else () for p in other.pieces.values() if not is_bare(p)
-    }
-    for piece in list(canon.pieces.values()):
-        torch_layout(canon, piece, bare)
-    if not canon.is_target:
-        of_recurrent_kernels(canon)
-    turn_by_vote(canon)
-    missing_key_bias(canon)
-    divide_biases(canon)
-    imply(canon)
-
-
 def _other_name(key: str, words: tuple[str, ...], aliases: dict[str, list[str]]) -> tuple[str, ...]:
     """What another name of a tied tensor says about tables of words and the like, where its own says nothing."""
     group = table().group("embedding")
@@ -285,57 +245,3 @@ def _with_more(siblings: Mapping[tuple[str, ...], Collection[str]]) -> set[tuple
         for name in held
         if (stem := name.rstrip("0123456789")) and stem != name and f"{stem}0" not in held and f"{stem}2" in held
     }
-
-
-def _count_letters(canon: Canon, theirs: Collection[str]) -> None:
-    """See modules that letters count as numbered, unless names of the other side end in THEIRS, which are the same.
-
-    When parts are joined, letters say less about their order.
-    """
-    found = counted_by_letters({piece.path for piece in canon.pieces.values()}, beside=theirs)
-    for piece in [p for p in canon.pieces.values() if p.path in found]:
-        canon.become(piece, [(replace(piece, path=found[piece.path]), unchanged)], unchanged)
-    canon.counters.update((key, found[path]) for key, path in canon.counters.items() if path in found)
-
-
-def _reconcile(source: Canon, target: Canon, lora_scale: float | None) -> None:
-    """Bring the two sides to the same granularity: what one holds in one tensor and the other in several."""
-    merge_adapters(source, target, lora_scale)
-    channels_first(source, target)
-    for one, other in ((source, target), (target, source)):
-        merge_norms(one, other)
-        join_affine(one, other)
-    merge_masks(source, target)
-    for one, other in ((source, target), (target, source)):
-        name_unknown(one, other)
-    join_gates(source, target)
-    for one, other in ((source, target), (target, source)):
-        cut_sides(one, other)
-    follow_names(source, target)
-    for one, other in ((target, source), (source, target)):
-        flat_heads(one, other)
-        flat_vectors(one, other)
-    both = fused_alike(source, target)
-    for one, other in (
-        (source, target),
-        (target, source),
-        (source, target),
-    ):  # what one is in shows in what the other is
-        split_fused(one, other, both)
-    repeat_shared_heads(source, target)
-    add_key_biases(source, target)
-    for one, other in ((source, target), (target, source)):
-        split_by_initials(one, other)
-    for one, other in ((source, target), (target, source)):
-        unstack(one, other)
-        unstack_together(one, other)
-    for one, other in ((source, target), (target, source)):
-        join_parts(one, other)
-    both = fused_alike(source, target)
-    for one, other in ((source, target), (target, source)):
-        split_fused(one, other, both)  # of experts that were stacked, or of heads
-    for one, other in ((source, target), (target, source)):
-        lay_down(one, other)
-        turn_transposed(one, other)
-    for one, other in ((source, target), (target, source)):
-        attach_biases(one, other)

@@ -9,9 +9,9 @@ from math import prod
 from typing import Any
 
 from ...model_code.signature import Signature
-from ..doubts import Doubt
 from ..expression import Shape
 from ..holes.filling import Filling
+from ..questions import Reason
 from ..words import cut, label, labels, table
 from .gates import are_gates
 
@@ -95,12 +95,12 @@ def doubt_copies(filling: Filling, copies: Mapping[str, str]) -> None:
     for other, key in copies.items():
         others[key].append(other)
     for filled in filling.holes.values():
-        keys = filled.expr.keys()
+        keys, others_of = filled.expr.keys(), []
         for n in range(max((len(others[k]) for k in keys if k in others), default=0)):
             swap = {k: others[k][n] for k in keys if len(others.get(k, ())) > n}
-            filled.rivals.append(filled.expr.rename(partial(_swapped, swap)))
+            others_of.append(filled.expr.rename(partial(_swapped, swap)))
         if any(k in others for k in keys):
-            filled.doubts.append(Doubt("the file holds several copies of this model"))
+            filled.ask(Reason.SEVERAL_COPIES, options=others_of)
 
 
 def _swapped(names: Mapping[str, str], key: str) -> str:

@@ -14,14 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .. import expression as ex
-from ..doubts import Doubt
 from ..expression import Shape
+from ..questions import Reason
 from .pieces import Canon, Name, Piece, unchanged
 
 _NUMBERED = re.compile(r"(?:onnx::(\w+)|val)_(\d+)\Z")
 _Path = tuple[str, ...]
-
-_WHICH = Doubt("exports to ONNX number matrices as they are used: which belongs to which bias is in the code only")
 
 
 def name_exported(source: Canon, target: Canon) -> None:
@@ -81,13 +79,13 @@ def _linear(source: Canon, matrices: Sequence[Piece], layers: Sequence[tuple[_Pa
         path, certain = layers[place] if layers else ((f"MatMul_{piece.leaf.rpartition('_')[2]}",), True)
         bias = source.pieces.get(Name(path, "bias"))
         others = [ex.transpose(other.expr) for other in matrices if other is not piece]
-        doubt = () if certain else (replace(_WHICH, rival=others[0] if others else None),)
         made = replace(
             piece,
             path=path,
             shape=piece.shape[::-1],
             order=piece.order if bias is None else bias.order - 0.5,
             words=piece.words if bias is None else bias.words,
-            doubts=(*piece.doubts, *doubt),
         )
+        if not certain:
+            made = made.asking(Reason.EXPORTED_NUMBERS, option=others[0] if others else None)
         source.become(piece, [(made, ex.transpose)], ex.transpose)

@@ -7,53 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TypeVar
 
-from ...model_code.signature import Entry, Gate
 from .. import expression as ex
-from ..doubts import About, Doubt
 from ..expression import Expr, Shape
-from ..words import Fused, OfLibrary, cut, label, table
+from ..questions import Question, Reason, ask
+from ..words import Fused, cut, label, table
 from .pieces import Canon, Name, Piece, squeezed
-from .roles import role_of
-
-
-def fused_kind(piece: Piece) -> Fused | None:
-    """What the name of a piece says that it holds: several projections, or nothing of the kind."""
-    if not piece.shape:
-        return None
-    own = table().fused.get(cut(piece.leaf))  # a module may have the name of what torch has as a parameter
-    whole = own is not None and own.fixed and piece.last not in own.parts  # and was not taken apart
-    kind = own if whole else _said(piece.path, table().fused)
-    convolution = len(piece.shape) > 2 and not squeezed(piece.shape[2:])
-    return replace(kind, sure=False) if kind is not None and kind.linear and convolution else kind
-
-
-def fused_by_name(key: str) -> bool:
-    """Whether the name of a key says that it is several projections in one."""
-    return _said(role_of(tuple(key.split(".")), set())[0], table().fused) is not None
-
-
-def part_label(path: Sequence[str]) -> str | None:
-    """Which part of a fused projection a module is by its name: q, k, v, gate, up, or None."""
-    return _said(path, table().parts)
-
-
-_Meaning = TypeVar("_Meaning")
-_CONVOLUTIONS = frozenset("conv dwconv depthwise dw conv1d conv2d conv3d".split())
-
-
-def _said(path: Sequence[str], phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
-    """What the last component of a path means: with its numbers, without them, or by its last words.
-
-    That of a list, for what is numbered in it. What kind of convolution it is says nothing: `qkv_dwconv`.
-    """
-    name = next((component for component in reversed(path) if not component.isdecimal()), "")
-    every = cut(name)
-    words = tuple(word for word in every if not word.isdecimal())
-    if len(words) > 1 and words[-1] in _CONVOLUTIONS:
-        words = words[:-1]
-    return next((phrases[one] for one in (every, words, words[-2:], words[-1:]) if one in phrases), None)
+from .projections import fused_kind, heads_of, layout_of, of_library, open_gate, part_label
 
 
 def fused_alike(one: Canon, other: Canon) -> set[Shape]:
@@ -78,6 +38,20 @@ def fused_alike(one: Canon, other: Canon) -> set[Shape]:
 
 def _fused_shapes(canon: Canon) -> Counter[Shape]:
     return Counter(p.shape for p in canon.pieces.values() if p.role == "weight" and fused_kind(p))
+
+
+def split_first(source: Canon, target: Canon) -> None:
+    """Take fused projections apart, the source twice: what one side is in shows in what the other is."""
+    both = fused_alike(source, target)
+    for one, other in ((source, target), (target, source), (source, target)):
+        split_fused(one, other, both)
+
+
+def split_again(source: Canon, target: Canon) -> None:
+    """Take fused projections apart that stood in a stack of experts, or were heads."""
+    both = fused_alike(source, target)
+    for one, other in ((source, target), (target, source)):
+        split_fused(one, other, both)
 
 
 def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
@@ -110,7 +84,7 @@ def split_fused(one: Canon, other: Canon, both: set[Shape]) -> None:
         form = _form(one, theirs_by_name, weight, kind, sizes)
         if conflict and not one.is_target and not form.doubt and kind.by_heads is False and not kind.fixed:
             heads = _alternating(other, weight, len(kind.parts))
-            form = replace(form, doubt=BY_HEADS, rival=(form.parts, form.sizes, heads))
+            form = replace(form, doubt=ask(Reason.BY_HEADS), rival=(form.parts, form.sizes, heads))
         _take_apart(one, weight, form)
         bias = one.pieces.get(weight.name.beside("bias"))
         if bias is not None and bias.shape == weight.shape[:1]:
@@ -216,24 +190,19 @@ class _Form:
         parts: their names, in the order in which they stand.
         sizes: rows of each.
         heads: how many groups of rows hold all parts each, or 0 where one part follows the other.
-        doubt: why that is not certain, or an empty text.
+        doubt: why that is not certain, None if it is.
         rival: the form that is as likely, as (parts, sizes, heads).
     """
 
     parts: tuple[str, ...]
     sizes: tuple[int, ...]
     heads: int = 0
-    doubt: str = ""
+    doubt: Question[Expr] | None = None
     rival: tuple[tuple[str, ...], tuple[int, ...], int] | None = None
 
 
 #: How far the parts of a projection stand from each other: less than the members of a list that was in one tensor.
 _STEP = 1e-7
-#: Why it is not certain how a projection is taken apart.
-BY_HEADS = "the name does not say whether the parts of this projection alternate by attention head"
-_TAKE_TURNS = "whether the rows of gate and up stand one after the other or take turns is in the code only"
-_WHICH_HALF = "which half of this projection is the gate is in the code only"
-_OTHER_ORDER = "the name says {}, and the model holds them as {}: in which order they stand is in the code only"
 
 
 def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence[int]) -> _Form:
@@ -250,9 +219,9 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
     if "q" not in parts and "k" not in parts:
         bias = one.pieces.get(weight.name.beside("bias"))
         if not weight.expr.is_copy and bias is not None and not one.is_target:  # of experts, in products with biases
-            return _Form(parts, size, 0, _TAKE_TURNS, (parts, size, size[0]))
+            return _Form(parts, size, 0, ask(Reason.ROWS_TAKE_TURNS), (parts, size, size[0]))
         swapped = (parts[::-1], size[::-1], 0)
-        return _Form(parts, size) if kind.sure else _Form(parts, size, 0, _WHICH_HALF, swapped)
+        return _Form(parts, size) if kind.sure else _Form(parts, size, 0, ask(Reason.WHICH_HALF), swapped)
     heads = other.groups(size[-1]) if not one.is_target else 0
     heads = heads if _divides(heads, size) and heads > 1 else 0
     library = of_library(one, weight.path)
@@ -260,24 +229,15 @@ def _form(one: Canon, other: _Parts, weight: Piece, kind: Fused, sizes: Sequence
         return _Form(parts, size, heads)
     order = other.order(parts)
     if order != parts and not one.is_target and not kind.ordered:
-        doubt = _OTHER_ORDER.format(", ".join(parts), ", ".join(order))
+        doubt: Question[Expr] = ask(Reason.PARTS_NAMED_OTHERWISE, ", ".join(parts), ", ".join(order))
         return _Form(parts, size, 0, doubt, (order, tuple(size[parts.index(p)] for p in order), 0))
     one_group = heads == 0 and not one.is_target and len(set(size)) > 1 and other.groups(size[-1]) == 1
     one_group = one_group or (kind.linear and heads == 0 and not one.is_target and other.whole(size[-1]))
     if one_group or kind.sure:
         return _Form(parts, size)
     if kind.by_heads and heads and not (kind.ungated and len(set(size)) > 1 and _gate_and_up(one)):
-        return _Form(parts, size, heads, BY_HEADS, (parts, size, 0))
-    return _Form(parts, size, 0, BY_HEADS, (parts, size, heads) if heads else None)
-
-
-def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
-    """What is known of a module, or of a part of it, by its name and what stands beside it; None where nothing is."""
-    for end in (len(path), len(path) - 1):
-        known = table().of_library.get(path[end - 1]) if end else None
-        if known is not None and Name((*path[: end - 1], known.beside), "weight") in canon.pieces:
-            return known
-    return None
+        return _Form(parts, size, heads, ask(Reason.BY_HEADS), (parts, size, 0))
+    return _Form(parts, size, 0, ask(Reason.BY_HEADS), (parts, size, heads) if heads else None)
 
 
 def _gate_and_up(one: Canon) -> bool:
@@ -367,8 +327,8 @@ def _alternating(target: Canon, weight: Piece, parts: int) -> int:
     return next((n for p in rivals for kind, n in [layout_of(p.entry, parts)] if kind == "heads"), 0)
 
 
-def other_arrangement(target: Piece, source: Piece) -> str:
-    """Why what is several projections in one on both sides may be arranged otherwise in the model, or an empty text.
+def other_arrangement(target: Piece, source: Piece) -> Reason | None:
+    """Why what is several projections in one on both sides may be arranged otherwise in the model, or None.
 
     A layer that has the same name on both sides is taken to be arranged alike, unless one of them is a convolution.
     """
@@ -376,48 +336,18 @@ def other_arrangement(target: Piece, source: Piece) -> str:
     kind = theirs or own
     same = target.path[-1:] == source.path[-1:] and len(target.shape) == len(source.shape)
     if kind is None or same:
-        return ""
+        return None
     if "q" in kind.parts:
         layout = layout_of(target.entry, len(kind.parts))[0]
         block = layout == "block" or (not layout and own is not None and own.sure)  # as its name says, if not followed
-        return BY_HEADS if own and theirs and block and not theirs.sure else ""
+        return Reason.JOINED_BY_HEADS if own and theirs and block and not theirs.sure else None
     if "gate" not in kind.parts or (own and theirs and own.sure and theirs.sure):
-        return ""
+        return None
     if len(squeezed(target.entry.shape)) > 2:
-        return _TAKE_TURNS
-    return _WHICH_HALF if open_gate(target.entry) is None else ""  # where code shows the half, it is asked there
-
-
-def open_gate(entry: Entry) -> Gate | None:
-    """The gate of a linear layer that gives what is gated as well; other code may have the halves the other way round.
-
-    Not so where `glu` takes them, in an order that torch has fixed.
-    """
-    gate = entry.facts.gate
-    return gate if gate is not None and entry.how == "linear" and gate.activation != "glu" else None
-
-
-def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:
-    """How the forward pass takes a projection of so many PARTS apart: ("block", 0), ("heads", how many), or ("", 0)."""
-    kind, inner = entry.facts.layout
-    if kind != "block" and len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
-        grouped = len(inner) == 3 and inner[0] * inner[2] == sizes[-1]
-        return ("heads", inner[0]) if grouped else ("", 0)
-    if kind == "block" or (inner and inner[0] == parts != inner[1]):
-        return "block", 0
-    if len(inner) == 3 and inner[1] == parts != inner[0]:
-        return "heads", inner[0]
-    if len(inner) == 2 and inner[0] == parts:
-        return "block", 0
-    if len(inner) == 2 and inner[1] % parts == 0:  # what is cut into heads first holds its parts inside of each
-        return "heads", inner[0]
-    return "", 0
-
-
-def heads_of(entry: Entry) -> int:
-    """How many attention heads the forward pass makes of what a projection gives, or 0."""
-    kind, inner = entry.facts.layout
-    return inner[0] if kind == "grouped" and len(inner) == 2 else 0
+        return Reason.ROWS_ARRANGED
+    return (
+        Reason.HALF_ARRANGED if open_gate(target.entry) is None else None
+    )  # where code shows the half, it is asked there
 
 
 def _part_sizes(weight: Piece, kind: Fused, rows: dict[str, Counter[tuple[int, ...]]]) -> list[int] | None:
@@ -460,13 +390,6 @@ def _parts_of(e: Expr, sizes: Sequence[int], heads: int) -> list[Expr]:
 def _take_apart(canon: Canon, piece: Piece, form: _Form) -> None:
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
     for index, (name, size) in enumerate(zip(form.parts, form.sizes, strict=True)):
-        doubts = piece.doubts
-        if form.doubt:
-            other = None
-            if form.rival is not None and not canon.is_target:
-                parts, sizes, heads = form.rival
-                other = _parts_of(piece.expr, sizes, heads)[parts.index(name)]
-            doubts = (*doubts, Doubt(form.doubt, About.LAYOUT, rival=other))
         made = replace(
             piece,
             path=(*piece.path, name),
@@ -474,8 +397,13 @@ def _take_apart(canon: Canon, piece: Piece, form: _Form) -> None:
             order=piece.order + index * _STEP,
             used=None if piece.used is None else piece.used + index * _STEP,
             words=(*piece.words, *cut(name)),
-            doubts=doubts,
         )
+        if form.doubt is not None:
+            other = None
+            if form.rival is not None and not canon.is_target:
+                parts, sizes, heads = form.rival
+                other = _parts_of(piece.expr, sizes, heads)[parts.index(name)]
+            made = made.asked(form.doubt.about(*(() if other is None else (other,))))
         new.append((made, partial(_nth, form=form, index=index)))
     if form.heads > 1:
         canon.become(piece, new, lambda *e: ex.by_heads(form.heads, *e))

@@ -9,8 +9,8 @@ from functools import partial
 from itertools import accumulate, pairwise
 
 from .. import expression as ex
-from ..doubts import About, Doubt
 from ..expression import Expr, Shape
+from ..questions import Reason
 from ..words import Cell, cut, table
 from .layouts import is_bare
 from .pieces import Canon, Name, Piece, unchanged
@@ -22,10 +22,6 @@ _Held = dict[tuple[str, str], Piece]  # (side, gate) -> matrix
 _NOISE = frozenset("linear lin weight fc layer gate gates proj dense net kernel".split())
 _SIDES = ("ih", "hh")
 _BIAS = ("b", "bias")
-#: Why it is not certain how a matrix of a cell is laid out.
-INPUT_FIRST = "whether this matrix takes the input or the hidden state first is in the code only"
-_WHICH_WAY = "whether these matrices stand with their inputs or their outputs first is in the code only"
-GATE_ORDER = "in which order the gates stand in this matrix is in the code only"
 
 
 def join_gates(source: Canon, target: Canon) -> None:
@@ -267,8 +263,8 @@ def _cut_in_two(one: Canon, held: _Held) -> _Held:
         for place, side in enumerate(_SIDES):
             rival = None if one.is_target else ex.part(piece.expr, 1, *((rows, columns), turned[:2])[place])
             shape = (rows, edges[place + 1] - edges[place])
-            doubts = (*piece.doubts, Doubt(INPUT_FIRST, rival=rival))
-            made = replace(piece, path=(*piece.path, side), shape=shape, order=piece.order + place / 8, doubts=doubts)
+            made = replace(piece, path=(*piece.path, side), shape=shape, order=piece.order + place / 8)
+            made = made.asking(Reason.HIDDEN_FIRST, option=rival)
             new.append((made, partial(ex.part, dim=1, start=edges[place], stop=edges[place + 1])))
         one.become(piece, new, lambda *e: ex.cat(1, *e))
         for side, (made, _) in zip(_SIDES, new, strict=True):
@@ -282,7 +278,7 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
     if not held or any(held["hh", gate].shape != held["hh", cell.gates[0]].shape for gate in cell.gates):
         return
     width = held["hh", cell.gates[0]].shape[0]
-    doubts: tuple[Doubt, ...] = ()
+    unsure = False
     ranks = {len(p.shape) for p in held.values()}
     if ranks != {2} and (len(ranks) > 1 or rows != {width}):
         return
@@ -291,7 +287,7 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
             return
         held = {key: _turned(one, p) for key, p in held.items()}
     elif {p.shape for p in held.values()} == {(width, width)} and is_bare(held["ih", cell.gates[0]]):
-        doubts = (Doubt(_WHICH_WAY, About.TURNED),)
+        unsure = True
     lone = {
         cell.words[tokens[1]]: p
         for p in pieces
@@ -311,8 +307,10 @@ def _join(one: Canon, scope: _Path, cell: Cell, held: _Held, pieces: list[Piece]
             shape=(width * len(own), *own[0].shape[1:]),
             order=first.order + place / 8,
             words=tuple(w for c in scope for w in cut(c)),
-            doubts=(*(d for p in own for d in p.doubts), *doubts),
+            questions=tuple(q for p in own for q in p.questions),
         )
+        if unsure:
+            new = new.asking(Reason.INPUTS_FIRST_OF_SEVERAL)
         _stack(one, own, new)
         if any(b is not None for b in biases):
             _stack(one, biases, replace(new, role=f"bias_{side}", shape=(width * len(own),)))
@@ -367,8 +365,8 @@ def _name_sides(one: Canon) -> None:
         for side, found in sides.items():
             for piece in found:
                 rival = None if one.is_target else reordered(piece.expr, piece.shape[0], cell.other, cell.gates)
-                doubts = (*piece.doubts, Doubt(GATE_ORDER, rival=rival))
-                made = replace(piece, path=scope or ("cell",), role=f"{piece.role}_{side}", doubts=doubts)
+                made = replace(piece, path=scope or ("cell",), role=f"{piece.role}_{side}")
+                made = made.asking(Reason.GATE_ORDER, option=rival)
                 one.become(piece, [(made, lambda e: e)], lambda e: e)
 
 

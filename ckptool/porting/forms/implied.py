@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 
+from ..rules import Rule
 from ..words import cut, label, table, words_of
-from .fused import fused_kind, part_label
-from .pieces import Canon, Piece
+from .pieces import Canon, Piece, unchanged
+from .projections import fused_kind, part_label
+from .roles import counted_by_letters
 
 _GATED = {"w1": "gate", "w2": "down", "w3": "up"}
-
-
-def imply(canon: Canon) -> None:
-    """Add words that follow from what stands together."""
-    _gated(canon)
-    _embedded(canon)
-    _seen_gates(canon)
-    _listed_attention(canon)
-    _norm_of_layer(canon)
-    _third_norm(canon)
 
 
 def _gated(canon: Canon) -> None:
@@ -152,3 +145,72 @@ _FEED_FORWARD = frozenset({"ffn", "mlp", "ff", "ffw", "fc"})
 
 def _add(canon: Canon, piece: Piece, word: str) -> None:
     canon.pieces[piece.name] = replace(piece, words=(*piece.words, *cut(word)))
+
+
+def count_letters(source: Canon, target: Canon) -> None:
+    """See modules that letters count as numbered, unless names of the other side end in these letters.
+
+    When parts are joined, letters say less about their order.
+    """
+    sides = (source, target)
+    letters = [{word for p in canon.pieces.values() for name in p.path for word in cut(name)[-1:]} for canon in sides]
+    for canon, theirs in zip(sides, reversed(letters), strict=True):
+        found = counted_by_letters({piece.path for piece in canon.pieces.values()}, beside=theirs)
+        for piece in [p for p in canon.pieces.values() if p.path in found]:
+            canon.become(piece, [(replace(piece, path=found[piece.path]), unchanged)], unchanged)
+        canon.counters.update((key, found[path]) for key, path in canon.counters.items() if path in found)
+
+
+def _both(imply: Callable[[Canon], None]) -> Callable[[Canon, Canon], None]:
+    def run(source: Canon, target: Canon) -> None:
+        imply(source)
+        imply(target)
+
+    return run
+
+
+#: Words that follow from what stands together, as rows of the table of steps.
+IMPLIED: tuple[Rule[Callable[[Canon, Canon], None]], ...] = (
+    Rule(
+        "w1, w2 and w3",
+        90,
+        "`w1`, `w2` and `w3` were read as gate, down and up.",
+        "Where the three stand together they are the feed-forward part of Llama's code and of what follows it.",
+        _both(_gated),
+    ),
+    Rule(
+        "theta, phi and g",
+        100,
+        "`theta`, `phi` and `g` were read as queries, keys and values.",
+        "So papers on non-local blocks call them (Wang et al., 2018).",
+        _both(_embedded),
+    ),
+    Rule(
+        "gates that were seen",
+        110,
+        "A layer was read as a gate, or as what a gate is multiplied with.",
+        "The forward pass showed it, whatever the layer is called.",
+        _both(_seen_gates),
+    ),
+    Rule(
+        "four layers of an attention",
+        120,
+        "The four layers of a list in an attention were read as queries, keys, values and output.",
+        "The Annotated Transformer's `linears` hold them in this order, and so does the code that follows it.",
+        _both(_listed_attention),
+    ),
+    Rule(
+        "norm of a layer",
+        130,
+        "A norm that a layer itself holds was read as the norm before it.",
+        "Transformer Engine's `LayerNormLinear` holds its norm so.",
+        _both(_norm_of_layer),
+    ),
+    Rule(
+        "third norm",
+        140,
+        "Of three norms of a block that of the feed-forward part was read as the third.",
+        "Blocks with two attentions have a norm before each, and the feed-forward part comes last.",
+        _both(_third_norm),
+    ),
+)

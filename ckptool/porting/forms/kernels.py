@@ -10,8 +10,8 @@ from functools import partial
 
 from .. import expression as ex
 from ..expression import Expr, Shape
+from ..questions import Reason
 from ..words import table
-from .layouts import TURNED_IN_CODE
 from .pieces import Canon, Piece, squeezed
 
 
@@ -121,9 +121,10 @@ def lay_down(one: Canon, other: Canon) -> None:
         flat = (out, width, length)
         if theirs[piece.shape] or not theirs[flat] or own[flat]:
             continue
-        doubts = piece.doubts
+        made = replace(piece, shape=flat)
         if length == width:
-            doubts = (*doubts, replace(TURNED_IN_CODE, rival=None if one.is_target else ex.reshape(piece.expr, flat)))
+            option = None if one.is_target else ex.reshape(piece.expr, flat)
+            made = made.asking(Reason.INPUTS_FIRST, option=option)
 
         def down(e: Expr, shape: tuple[int, ...] = (out, length, width)) -> Expr:
             return ex.transpose(ex.reshape(e, shape))
@@ -131,4 +132,4 @@ def lay_down(one: Canon, other: Canon) -> None:
         def up(e: Expr, shape: tuple[int, ...] = piece.shape) -> Expr:
             return ex.reshape(ex.transpose(e), shape)
 
-        one.become(piece, [(replace(piece, shape=flat, doubts=doubts), down)], up)
+        one.become(piece, [(made, down)], up)

@@ -11,11 +11,11 @@ from math import prod
 
 from ...model_code.signature import Entry
 from .. import expression as ex
-from ..doubts import About, Doubt
 from ..expression import Shape
+from ..questions import Reason
 from ..words import label, table
-from .fused import fused_kind
 from .pieces import Canon, Name, Piece, squeezed, unchanged
+from .projections import fused_kind
 from .roles import components
 
 #: Functions that multiply with a matrix.
@@ -85,6 +85,15 @@ def _reorder(canon: Canon, piece: Piece, dims: tuple[int, ...]) -> Piece:
     return canon.pieces[piece.name]
 
 
+def turn_all(one: Canon, other: Canon) -> None:
+    """Bring weights into the layout of torch. Of the other side only the sizes of its bare parameters are asked."""
+    bare = {p.shape for p in other.pieces.values() if is_bare(p)} - {
+        p.shape[::-1] if len(p.shape) == 3 else () for p in other.pieces.values() if not is_bare(p)
+    }
+    for piece in list(one.pieces.values()):
+        torch_layout(one, piece, bare)
+
+
 def turn_by_vote(canon: Canon) -> None:
     """Find matrices that stand with the inputs first by the lengths of their biases; square ones follow their kin.
 
@@ -132,12 +141,6 @@ def kin(piece: Piece) -> str:
     return next((re.sub(r"\d+", "", c) for c in reversed(piece.path) if not c.isdecimal()), "")
 
 
-#: Why a square matrix is not certain.
-TURNED_IN_CODE = Doubt(
-    "whether this matrix stands with its inputs or its outputs first is in the code only", About.TURNED
-)
-
-
 def follow_names(source: Canon, target: Canon) -> None:
     """Turn what the target turns and the source has under the same name, unless sizes show that it has it turned.
 
@@ -167,8 +170,7 @@ def follow_names(source: Canon, target: Canon) -> None:
         if everything or votes[True] or is_bare(piece):
             turn(source, own)
         else:
-            doubt = replace(TURNED_IN_CODE, rival=ex.transpose(own.expr))
-            source.pieces[own.name] = replace(own, doubts=(*own.doubts, doubt))
+            source.pieces[own.name] = own.asking(Reason.INPUTS_FIRST, option=ex.transpose(own.expr))
 
 
 def is_turned(target: Canon, piece: Piece) -> bool:
@@ -230,7 +232,7 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
     turned = _agreement(source, target, {p.name for p in bare})
     if turned == as_is and all(p.shape in wanted for p in bare):
         for p in bare:
-            source.pieces[p.name] = replace(p, doubts=(*p.doubts, TURNED_IN_CODE))
+            source.pieces[p.name] = p.asking(Reason.INPUTS_FIRST)
         return
     if turned >= as_is:
         for p in bare:

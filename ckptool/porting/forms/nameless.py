@@ -15,6 +15,7 @@ from itertools import permutations
 from ...model_code.signature import Entry, Signature
 from ..mapping import Mapping
 from ..matching.places import block_of
+from ..questions import Reason, ask
 from .roles import components
 
 _NUMBERED = re.compile(r"(.*?)(?<!\d)(\d+)\Z")
@@ -53,19 +54,15 @@ def doubt_order(mapping: Mapping, target: Signature) -> Mapping:
         path = components(made.target)
         if made.expr is not None and len(path) > 1:
             alike[block_of(path[:-1]), path[-1], entry.shape].append(entry)
-    doubts = {}
+    others: dict[str, str] = {}
     for group in alike.values():
         for one, other in permutations(group, 2):
-            if one.key not in doubts and _beside(one, other, traced=target.traced):
-                doubts[one.key] = _ORDER.format(other.key)
+            if one.key not in others and _beside(one, other, traced=target.traced):
+                others[one.key] = other.key
     entries = [
-        replace(e, status="guessed", doubts=(*e.doubts, doubts[e.target])) if e.target in doubts else e
-        for e in mapping.entries
+        e.asking(ask(Reason.WITHOUT_NAMES, others[e.target])) if e.target in others else e for e in mapping.entries
     ]
     return replace(mapping, entries=tuple(entries))
-
-
-_ORDER = "the file has no names, and nothing but its order tells this from what is used for {}"
 
 
 def _beside(one: Entry, other: Entry, *, traced: bool) -> bool:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ...model_code.signature import Entry, Signature
 from .. import expression as ex
-from ..doubts import Doubt
 from ..expression import Expr, Shape
+from ..questions import Question, Reason, joined
 from .roles import components
 
 #: Roles of statistics, which a model computes and does not learn.
@@ -54,7 +54,9 @@ class Piece:
         used: place in the execution order, or None.
         words: its names, for words; those of the key it came from and of what it became.
         entry: the entry that it came from.
-        doubts: why a step that made it is not certain, each with the expression that is as likely.
+        questions: what the steps that made it are not sure of, with expressions over the source; for a target, over
+            its own hole.
+        steps: the steps of the common form that made it, by name.
     """
 
     path: tuple[str, ...]
@@ -65,12 +67,21 @@ class Piece:
     used: float | None
     words: tuple[str, ...]
     entry: Entry
-    doubts: tuple[Doubt, ...] = ()
+    questions: tuple[Question[Expr], ...] = ()
+    steps: tuple[str, ...] = ()
 
     @property
     def name(self) -> Name:
         """Its name in the common form."""
         return Name(self.path, self.role)
+
+    def asking(self, reason: Reason, *named: str, option: Expr | None = None) -> Piece:
+        """The same with one more question, and what else it may be, if that is known."""
+        return self.asked(Question(reason, named, () if option is None else (option,)))
+
+    def asked(self, question: Question[Expr]) -> Piece:
+        """The same with one more question."""
+        return replace(self, questions=tuple(joined(self.questions, question)))
 
     @property
     def last(self) -> str:
@@ -95,6 +106,8 @@ class Canon:
         counters: keys of `num_batches_tracked`, with the path of the batch norm of each.
         dropped: keys of weights, with that of the copy beside each of which some is dropped.
         notes: what was done, for the report.
+        adapter_scale: factor of low-rank adapters, if the file says it.
+        step: the step that is being taken, which pieces remember that it makes.
     """
 
     signature: Signature
@@ -104,11 +117,15 @@ class Canon:
     counters: dict[str, tuple[str, ...]] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    adapter_scale: float | None = None
+    step: str = ""
 
     def put(self, piece: Piece) -> Piece:
         """Add a piece; one whose name is taken gets another."""
         while piece.name in self.pieces:
             piece = replace(piece, path=(*piece.path, "again"))
+        if self.step and self.step not in piece.steps:
+            piece = replace(piece, steps=(*piece.steps, self.step))
         if self.is_target:
             piece = replace(piece, expr=ex.of(piece.name.hole))
         self.pieces[piece.name] = piece
@@ -137,7 +154,8 @@ class Canon:
         """Replace OLDS by one NEW piece, made by DOWN from them; UP makes each of them from it."""
         for old in olds:
             del self.pieces[old.name]
-        placed = self.put(replace(new, expr=down(*(old.expr for old in olds))))
+        steps = tuple(dict.fromkeys(step for old in olds for step in old.steps))
+        placed = self.put(replace(new, expr=down(*(old.expr for old in olds)), steps=steps))
         if self.is_target:
             for old, make in zip(olds, up, strict=True):
                 self._fill(old.name.hole, make(placed.expr))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ...checkpoint import Checkpoint, StateDict
 from ...errors import printable
@@ -17,13 +18,12 @@ from ...tensor import LazyTensor
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..mapping import Mapping as Port
+from ..questions import Question, Reason, ask
 from .doubles import are_equal
-from .fused import fused_by_name
 from .pieces import squeezed, substituted
+from .projections import fused_by_name
 
 _NUMBER = re.compile(r"\d+")
-_FUSED = "each rank holds its share of several projections; in which order they are joined is in the code only"
-_BOTH = "joined along dimension {}, the ranks' shares fit the model as well"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class Ranks:
     Attributes:
         paths: those of the state dicts.
         shares: key -> what it is, over keys `PATH/KEY`.
-        doubts: why that is not certain for some.
+        questions: what is not certain about some.
         tensors: key -> the joined tensor, which is read when its values are asked for.
         sizes: of every tensor of the file.
     """
 
     paths: tuple[str, ...]
     shares: Mapping[str, Expr]
-    doubts: Mapping[str, str]
+    questions: Mapping[str, Question[Expr]]
     tensors: Mapping[str, LazyTensor]
     sizes: Mapping[str, Shape]
 
@@ -53,15 +53,15 @@ class Ranks:
         """The mapping that JOINED, one from their signature, is over the file itself."""
         entries = []
         for entry in joined.entries:
-            doubts = dict.fromkeys(self.doubts[key] for key in entry.sources if key in self.doubts)
+            asked = [self.questions[key] for key in entry.sources if key in self.questions]
             values = dict(self.shares)
             entry = replace(
                 entry,
                 expr=None if entry.expr is None else substituted(entry.expr, values),
-                rivals=tuple(substituted(rival, values) for rival in entry.rivals),
+                questions=tuple(q.translated(partial(substituted, values=values)) for q in entry.questions),
             )
-            if doubts and entry.expr is not None and not entry.expr.is_copy:
-                entry = replace(entry, status="guessed", doubts=(*entry.doubts, *doubts))
+            if entry.expr is not None and not entry.expr.is_copy:
+                entry = entry.asking(*asked)
             entries.append(entry)
         names = ", ".join(printable(path, 40) for path in self.paths[:8])
         note = f"{len(self.paths)} ranks are joined: {names}; what is equal in all of them is taken from the first"
@@ -83,7 +83,7 @@ def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
     wanted = {tuple(sorted(squeezed(entry.shape))) for entry in target.entries.values()}
     tensors = {f"{one.path}/{key}": t for one in ranks for key, t in one.tensors.items()}
     shares: dict[str, Expr] = {}
-    doubts: dict[str, str] = {}
+    questions: dict[str, Question[Expr]] = {}
     for key, tensor in ranks[0].tensors.items():
         every = [one.tensors[key] for one in ranks]
         if are_equal(every):
@@ -93,12 +93,12 @@ def joined_ranks(found: Sequence[StateDict], target: Signature) -> Ranks | None:
         dim = fit[0] if fit else 0
         shares[key] = ex.cat(dim, *(ex.of(f"{one.path}/{key}") for one in ranks))
         if len(fit) > 1:
-            doubts[key] = _BOTH.format(fit[1])
+            questions[key] = ask(Reason.EITHER_DIMENSION, str(fit[1]))
         elif fused_by_name(key):
-            doubts[key] = _FUSED
+            questions[key] = ask(Reason.SHARES_OF_RANKS)
     joined = {key: ex.lazy(share, tensors) for key, share in shares.items()}
     sizes = {key: t.shape for key, t in tensors.items()}
-    return Ranks(tuple(one.path for one in ranks), shares, doubts, joined, sizes)
+    return Ranks(tuple(one.path for one in ranks), shares, questions, joined, sizes)
 
 
 def _sizes(shape: Shape, dim: int, ranks: int) -> Shape:

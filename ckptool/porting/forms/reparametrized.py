@@ -7,11 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from .. import expression as ex
-from ..doubts import Doubt
+from ..questions import Reason
 from .layouts import turn
 from .pieces import Canon, Piece, unchanged
-
-_GAIN = "by their names, {} is the gain of weight norm on this matrix: what it is, is in the code only"
 
 
 def _name_gains(one: Canon, other: Canon) -> None:
@@ -34,8 +32,7 @@ def _name_gains(one: Canon, other: Canon) -> None:
     if not found or not (outputs_last or all(g.shape == w.shape[:1] for g, w in found)):
         return
     for gain, matrix in found:
-        doubt = Doubt(_GAIN.format(gain.entry.key), rival=matrix.expr)
-        v = replace(matrix, role="weight_v", doubts=(*matrix.doubts, doubt))
+        v = replace(matrix, role="weight_v").asking(Reason.GAIN, gain.entry.key, option=matrix.expr)
         one.become(matrix, [(v, unchanged)], unchanged)
         rows = gain.shape[0]
         g = replace(gain, path=matrix.path, role="weight_g", shape=(rows, 1), words=matrix.words)
@@ -84,8 +81,7 @@ def merge_masks(source: Canon, target: Canon) -> None:
                 continue
             new = replace(whole, role=role)
             if one.is_target:
-                why = "which elements count as pruned is read from the zeros of the source"
-                new = replace(new, doubts=(*new.doubts, Doubt(why)))
+                new = new.asking(Reason.PRUNED)
             one.merge([whole, mask], new, ex.mul, [unchanged, ex.nonzero])
 
 
@@ -96,7 +92,6 @@ def name_unknown(one: Canon, other: Canon) -> None:
         beside = [p for p in one.pieces.values() if p.path == piece.path and p.role.startswith(f"{base}_")]
         if len(beside) > 1 or any(p.role == piece.role for p in other.pieces.values()):
             continue
-        whose = "the model computes its" if one.is_target else "the source computed its"
-        why = f"{whose} {base} from this tensor by a parametrization that only code shows"
-        new = replace(piece, role=base, doubts=(*piece.doubts, Doubt(why)))
+        why = Reason.PARAMETRIZED_HERE if one.is_target else Reason.PARAMETRIZED_THERE
+        new = replace(piece, role=base).asking(why, base)
         one.become(piece, [(new, unchanged)], unchanged)

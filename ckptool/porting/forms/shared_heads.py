@@ -8,12 +8,10 @@ from dataclasses import replace
 from functools import partial
 
 from .. import expression as ex
-from ..doubts import Doubt
 from ..expression import Expr, Shape
-from .fused import fused_by_name, heads_of, part_label
+from ..questions import Reason
 from .pieces import Canon, Piece
-
-_DOUBT = "the source has {} heads of keys and values; each is put in the place of {} that follow each other"
+from .projections import fused_by_name, heads_of, part_label
 
 
 def repeat_shared_heads(source: Canon, target: Canon) -> None:
@@ -71,12 +69,10 @@ def _heads(target: Canon) -> dict[Shape, int]:
 
 def _repeat(source: Canon, piece: Piece, groups: int, times: int) -> None:
     """Repeat each of so many GROUPS of rows."""
-    doubts = piece.doubts
-    if groups > 1:
-        rival = ex.cat(0, *[piece.expr] * times)
-        doubts = (*doubts, Doubt(_DOUBT.format(groups, times), rival=rival))
     make: Callable[[Expr], Expr] = partial(_in_place, groups=groups, times=times)
-    made = replace(piece, shape=(piece.shape[0] * times, *piece.shape[1:]), doubts=doubts)
+    made = replace(piece, shape=(piece.shape[0] * times, *piece.shape[1:]))
+    if groups > 1:
+        made = made.asking(Reason.SHARED_HEADS, str(groups), str(times), option=ex.cat(0, *[piece.expr] * times))
     source.become(piece, [(made, make)], lambda e: e)
 
 

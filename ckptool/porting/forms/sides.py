@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 
 from .. import expression as ex
-from ..doubts import Doubt
 from ..expression import Expr, Shape
+from ..questions import Reason
 from ..words import Cell, table
-from .gates import GATE_ORDER, INPUT_FIRST, reordered
+from .gates import reordered
 from .pieces import Canon, Piece
 
 
@@ -45,27 +45,26 @@ def _cut(one: Canon, piece: Piece, inputs: int, hidden: int) -> None:
     new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
     for place, side in enumerate(("ih", "hh")):
         side_of = partial(_side_of, edges=first[place], rows=rows, have=have, want=own)
-        doubts = [Doubt(INPUT_FIRST, rival=_rival(one, piece, partial(side_of, edges=second[place])))]
-        if cell is not None:
-            doubts.append(Doubt(GATE_ORDER, rival=_rival(one, piece, partial(side_of, have=other))))
         made = replace(
             piece,
             role=f"weight_{side}",
             shape=(rows, (inputs, hidden)[place], *piece.shape[2:]),
             order=piece.order + place / 8,
             used=None if piece.used is None else piece.used + place / 8,
-            doubts=(*piece.doubts, *doubts),
         )
+        made = made.asking(Reason.HIDDEN_FIRST, option=_rival(one, piece, partial(side_of, edges=second[place])))
+        if cell is not None:
+            made = made.asking(Reason.GATE_ORDER, option=_rival(one, piece, partial(side_of, have=other)))
         new.append((made, side_of))
     bias = one.pieces.get(piece.name.beside("bias"))
     one.become(piece, new, partial(_both, rows=rows, have=own, want=have))
     if bias is not None and bias.shape == (rows,):
         order = partial(_in_order, rows=rows, have=have, want=own)
-        doubts = [*bias.doubts]
+        made = replace(bias, role="bias_ih")
         if cell is not None:
-            doubts.append(Doubt(GATE_ORDER, rival=_rival(one, bias, partial(order, have=other))))
+            made = made.asking(Reason.GATE_ORDER, option=_rival(one, bias, partial(order, have=other)))
         back = partial(_in_order, rows=rows, have=own, want=have)
-        one.become(bias, [(replace(bias, role="bias_ih", doubts=tuple(doubts)), order)], back)
+        one.become(bias, [(made, order)], back)
 
 
 def _orders(piece: Piece, hidden: int) -> tuple[tuple[str, ...], tuple[str, ...], Cell | None]:

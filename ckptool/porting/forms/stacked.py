@@ -10,12 +10,12 @@ from functools import partial
 from math import prod
 
 from .. import expression as ex
-from ..doubts import About, Doubt
 from ..expression import Expr, Shape
+from ..questions import Reason
 from ..words import cut, label, table, telling_words
-from .fused import fused_kind
 from .layouts import turn
 from .pieces import Canon, Piece, squeezed, unchanged
+from .projections import fused_kind
 
 #: A member of a list: a number, or a name and a number ("expert_0").
 _COUNTED = re.compile(r"(|.*[A-Za-z]_?)(\d+)\Z")
@@ -244,9 +244,8 @@ def _laid_out(one: Canon, piece: Piece, inside: set[Shape], votes: Counter[bool]
         return turn(one, piece)
     if votes or not (piece.expr.is_copy or ex.is_transposed(piece.expr)):
         return piece
-    reason = "whether these matrices stand with their inputs or their outputs first is in the code only"
     rival = None if one.is_target else ex.transpose(piece.expr)
-    doubted = replace(piece, doubts=(*piece.doubts, Doubt(reason, About.TURNED, rival=rival)))
+    doubted = piece.asking(Reason.INPUTS_FIRST_OF_SEVERAL, option=rival)
     one.pieces[piece.name] = doubted
     return doubted
 
@@ -338,17 +337,13 @@ def _unstacked(canon: Canon, piece: Piece, n: int, cut_at: int, first: Piece, pl
         made = replace(
             piece,
             path=(*piece.path[:cut_at], str(i), *piece.path[cut_at:]),
-            doubts=tuple(replace(d, rival=None if d.rival is None else ex.select(d.rival, 0, i)) for d in piece.doubts),
+            questions=tuple(q.translated(partial(ex.select, dim=0, index=i)) for q in piece.questions),
             shape=piece.shape[1:],
             order=first.order + (i * of + place) * 1e-6,
             used=None if piece.used is None or first.used is None else first.used + (i * of + place) * 1e-6,
         )
         new.append((made, partial(ex.select, dim=0, index=i)))
     canon.become(piece, new, lambda *e: ex.stack(*e))
-
-
-#: Why it is not certain which layer of a list has which part of several tensors.
-_WHICH_FIRST = "the layers of a list stand in {}: which of these comes first is in the code only"
 
 
 def unstack_together(one: Canon, other: Canon) -> None:
@@ -384,21 +379,22 @@ def _in_a_row(canon: Canon, members: list[Piece]) -> None:
     ordered = canon.signature.traced if canon.is_target else canon.signature.ordered
     named = len(members) == 2 and telling_words(members[0].path) < telling_words(members[1].path)
     certain = ordered and named and members[0].shape[0] == 1
-    why = _WHICH_FIRST.format(" and ".join(".".join(p.path) for p in members))
+    names = " and ".join(".".join(p.path) for p in members)
     backwards = [ex.select(p.expr, 0, i) for p in members[::-1] for i in range(p.shape[0])]
     layer = 0
     for piece in members:
         new: list[tuple[Piece, Callable[[Expr], Expr]]] = []
         for i in range(piece.shape[0]):
-            doubt = Doubt(why, rival=None if canon.is_target else backwards[layer])
             made = replace(
                 piece,
                 path=(*piece.path[:-1], str(layer), piece.last),
                 shape=piece.shape[1:],
                 order=members[0].order + layer * 1e-6,
                 used=None if piece.used is None or members[0].used is None else members[0].used + layer * 1e-6,
-                doubts=piece.doubts if certain else (*piece.doubts, doubt),
             )
+            if not certain:
+                option = None if canon.is_target else backwards[layer]
+                made = made.asking(Reason.LAYERS_IN_SEVERAL, names, option=option)
             new.append((made, partial(ex.select, dim=0, index=i)))
             layer += 1
         canon.become(piece, new, lambda *e: ex.stack(*e))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from .. import expression as ex
-from ..doubts import Doubt
 from ..expression import Expr
 from ..matching.units import label_of
+from ..questions import Reason
 from .filling import Filling
-
-_DOUBT = "of the classes one is the background: whether code counts it first or last is a convention of the code"
 
 
 def doubt_background(filling: Filling) -> None:
@@ -27,7 +25,7 @@ def doubt_background(filling: Filling) -> None:
         for role, piece in t.pieces.items():
             filled = filling.holes.get(piece.name)
             if filled is not None and role in s.pieces:
-                filled.ask(Doubt(_DOUBT), _turned(filled.expr, rows))
+                filled.ask(Reason.BACKGROUND, options=[_turned(filled.expr, rows)])
 
 
 def _turned(e: Expr, rows: int) -> Expr:

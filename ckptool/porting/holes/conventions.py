@@ -3,45 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 from .. import expression as ex
-from ..doubts import About, Doubt
 from ..expression import Shape
-from ..forms.fused import heads_of, of_library, other_arrangement, part_label
-from ..forms.layouts import PRODUCTS, TURNED_IN_CODE, is_bare, is_turned, kin
+from ..forms.fused import other_arrangement
+from ..forms.layouts import PRODUCTS, is_bare, is_turned, kin
 from ..forms.pieces import Piece, squeezed
+from ..forms.projections import heads_of, of_library, part_label
 from ..matching.evidence import Kind
 from ..matching.units import Unit, label_of
+from ..questions import Reason, Topic
+from ..rules import Rule, Strength, in_order
 from ..words import Rotary, cut, label, table, words_of
 from .filling import Filling, Values
 from .modulation import doubt_gates, doubt_modulation
 
 #: What a matrix that is taken as it stands may have been through.
 _AS_IT_IS = frozenset({"select", "reshape"})
-_JOINED = (
-    "it takes branches side by side that the source holds in another order: in which order its channels stand is in "
-    "the code only"
-)
 
 
 def doubt_conventions(filling: Filling) -> None:
     """Doubt, or turn, what code on the two sides may take in different ways."""
-    for step in (
-        _bare_squares,
-        _turned_squares,
-        _arranged,
-        _rotary,
-        _flatten,
-        _concatenated,
-        doubt_modulation,
-        doubt_gates,
-        _centred_norms,
-        _equalised,
-    ):
-        step(filling)
+    for rule in CONVENTIONS:
+        rule.run(filling)
 
 
 def _bare_squares(filling: Filling) -> None:
@@ -69,11 +56,11 @@ def _bare_squares(filling: Filling) -> None:
     for filled, own in square:
         if votes[True] and not votes[False]:
             filled.expr = ex.transpose(filled.expr)
-        elif not votes[False] and not any(doubt.about is About.TURNED for doubt in filled.doubts):
+        elif not votes[False] and not any(doubt.reason.topic is Topic.TURNED for doubt in filled.doubts):
             # as a rule, code multiplies with its own parameters from the right; `F.linear` takes a `weight`, and those
             # of experts are as often taken by it, one after the other
             from_the_right = len(own.shape) != 3 and not own.leaf.endswith("_weight")
-            filled.ask(TURNED_IN_CODE, ex.transpose(filled.expr), exchange=from_the_right)
+            filled.ask(Reason.INPUTS_FIRST, options=[ex.transpose(filled.expr)], exchange=from_the_right)
 
 
 def _turned_squares(filling: Filling) -> None:
@@ -101,12 +88,12 @@ def _turned_squares(filling: Filling) -> None:
         said = votes[kin(own)]
         if said[not turned] and not said[turned]:
             filled.expr = ex.transpose(filled.expr)
-        elif is_open and not said and not any(doubt.about is About.TURNED for doubt in filled.doubts):
+        elif is_open and not said and not any(doubt.reason.topic is Topic.TURNED for doubt in filled.doubts):
             name = cut(kin(own).removesuffix("s"))
             of_graph = (
                 turned and label(table().group("purpose"), name) == "conv"
             )  # no layer of torch: a graph's, mostly
-            filled.ask(TURNED_IN_CODE, ex.transpose(filled.expr), exchange=of_graph)
+            filled.ask(Reason.INPUTS_FIRST, options=[ex.transpose(filled.expr)], exchange=of_graph)
 
 
 def _arranged(filling: Filling) -> None:
@@ -118,8 +105,8 @@ def _arranged(filling: Filling) -> None:
         if not _AS_IT_IS.union({"transpose"}).issuperset(filled.expr.operations()):
             continue
         reason = other_arrangement(t.main, s.main)
-        if reason and all(doubt.reason != reason for doubt in filled.doubts):
-            filled.doubts.append(Doubt(reason))
+        if reason is not None:
+            filled.ask(reason)
 
 
 def _rotary(filling: Filling) -> None:
@@ -157,16 +144,8 @@ def _rotary(filling: Filling) -> None:
         turned = None
         if heads and piece.shape and piece.shape[0] % (2 * heads) == 0:
             turned = ex.rotary(filled.expr, heads, kind if kind != "unknown" else "half")
-        doubt = Doubt(
-            "the model turns queries and keys (rotary embedding); whether the source pairs rows in the same way is "
-            "not in its names"
-        )
-        if turned is not None and otherwise and not same_code:
-            filled.rivals.insert(0, filled.expr)
-            filled.expr = turned
-        elif turned is not None:
-            filled.rivals.append(turned)
-        filled.doubts.append(doubt)
+        exchange = turned is not None and otherwise and not same_code
+        filled.ask(Reason.ROTARY, options=[] if turned is None else [turned], exchange=exchange)
 
 
 def _are_queries(piece: Piece) -> bool:
@@ -196,8 +175,7 @@ def _flatten(filling: Filling) -> None:
             else:
                 made = ex.flatten(filled.expr, c, h, w, layout)
             own, other = layout.upper(), theirs.upper()
-            doubt = Doubt(f"the model flattens features as {own}; the source most likely does as {other}")
-            filled.ask(doubt, made, exchange=True)
+            filled.ask(Reason.FLATTENED, own, other, options=[made], exchange=True)
 
 
 def _concatenated(filling: Filling) -> None:
@@ -230,7 +208,7 @@ def _concatenated(filling: Filling) -> None:
         order = [u.order for _, u in units] if known is None or None in known else [int(n or 0) for n in known]
         stored = sorted(range(len(units)), key=order.__getitem__)
         if any(filling.holes[weights[key].name].doubts for key, _ in joined):
-            filled.doubts.append(Doubt("it takes branches side by side of which some are guesses"))
+            filled.ask(Reason.BRANCHES_GUESSED)
         if stored == list(range(len(units))) or len(set(order)) < len(order):
             continue
         starts = {place: sum(sizes[i] for i in stored[:at]) for at, place in enumerate(stored)}
@@ -239,7 +217,7 @@ def _concatenated(filling: Filling) -> None:
             filled.expr = moved
             continue
         own = [u.order for u, _ in units]
-        filled.ask(Doubt(_JOINED), moved, exchange=own == sorted(own))
+        filled.ask(Reason.BRANCHES_JOINED, options=[moved], exchange=own == sorted(own))
 
 
 def _centred_norms(filling: Filling) -> None:
@@ -270,22 +248,16 @@ def _centred_norms(filling: Filling) -> None:
         if share is None:
             continue
         if not adds_one and share > 0.25:
-            amount, doubt = (
-                1.0,
-                "the source's norm weights lie around 0, as where code adds 1 to them; this model does not",
-            )
+            amount, reason = 1.0, Reason.NORMS_AROUND_0
         elif adds_one and share < 0.02 and (_are_near_1(filling.values, keys) or not _same_names(members)):
-            amount, doubt = (
-                -1.0,
-                "this model adds 1 to its norm weights; those of the source look as if its code may not",
-            )
+            amount, reason = -1.0, Reason.NORMS_AROUND_1
         else:
             continue
         for t, _, piece in members:
             filled = filling.holes[piece.name]
             # code that adds 1 has as a rule no bias; weights that are above 0 may be so after 1 was taken from them
             likely = not adds_one and "bias" not in t.pieces
-            filled.ask(Doubt(doubt), ex.shift(filled.expr, amount), exchange=likely)
+            filled.ask(reason, options=[ex.shift(filled.expr, amount)], exchange=likely)
 
 
 def _same_names(members: Sequence[tuple[Unit, Unit, Piece]]) -> bool:
@@ -343,10 +315,8 @@ def _equalised(filling: Filling) -> None:
             seen.append(float((found.astype("float64") ** 2).mean()) * inputs > _WIDE**2)
     if len(seen) < _FEWEST or sum(seen) < 0.9 * len(seen):
         return
-    doubt = Doubt("the source's weights are as wide as where code multiplies them by 1 / sqrt(inputs)")
     for filled, inputs in layers:
-        filled.doubts.append(doubt)
-        filled.rivals += [ex.scale(filled.expr, (n / inputs) ** 0.5) for n in (2, 1)]
+        filled.ask(Reason.EQUALISED, options=[ex.scale(filled.expr, (n / inputs) ** 0.5) for n in (2, 1)])
 
 
 def _joined_by(piece: Piece | None) -> dict[str, int] | None:
@@ -385,3 +355,89 @@ def _rotary_by_name(path: Sequence[str]) -> Rotary | None:
             if words[start:] in table().rotary:
                 return table().rotary[words[start:]]
     return None
+
+
+#: What code may do in two ways, of which nothing in the file shows which.
+CONVENTIONS: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
+    Rule(
+        "square parameters",
+        10,
+        "A square parameter may stand with its inputs or its outputs first.",
+        "Others of the file whose sizes show it answer that; else it is a question.",
+        _bare_squares,
+        Strength.OPEN,
+    ),
+    Rule(
+        "square matrices",
+        20,
+        "A square matrix that the model holds with its inputs first may be turned.",
+        "Others of its name whose sizes show it answer that; else it is a question.",
+        _turned_squares,
+        Strength.OPEN,
+    ),
+    Rule(
+        "arrangement of projections",
+        30,
+        "Projections in one tensor may be arranged in another way, under another name.",
+        "In blocks, or by attention head; gate first, or value first.",
+        _arranged,
+        Strength.OPEN,
+    ),
+    Rule(
+        "rotary embeddings",
+        40,
+        "Rotary embeddings pair the rows of queries and keys in one of two ways.",
+        "Halves (as in GPT-NeoX) or neighbours (as in GPT-J); names of known code answer that.",
+        _rotary,
+        Strength.OPEN,
+    ),
+    Rule(
+        "flattened features",
+        50,
+        "A linear layer takes feature maps flattened in one of two orders.",
+        "Channels first as in torch, or last as in TensorFlow.",
+        _flatten,
+        Strength.OPEN,
+    ),
+    Rule(
+        "branches side by side",
+        60,
+        "A layer takes branches side by side, in an order that only code shows.",
+        "As a rule they are joined in the order in which they are registered.",
+        _concatenated,
+        Strength.OPEN,
+        when="the model joins them in another order than the file holds them, or some are guesses",
+    ),
+    Rule(
+        "scale and shift",
+        70,
+        "A layer gives scale and shift, in an order that only code shows.",
+        "Layers beside a norm give the shift first as a rule, layers in one the scale.",
+        doubt_modulation,
+        Strength.OPEN,
+    ),
+    Rule(
+        "gate and value",
+        80,
+        "A layer gives a gate and what it is multiplied with, in an order that only code shows.",
+        "The gate comes first where it goes through silu as a rule, second elsewhere.",
+        doubt_gates,
+        Strength.OPEN,
+    ),
+    Rule(
+        "norms around 0 or 1",
+        90,
+        "One of the two codes adds 1 to its norm weights.",
+        "The values of the file lie around 0 where the model wants them around 1, or the other way round.",
+        _centred_norms,
+        Strength.OPEN,
+    ),
+    Rule(
+        "equalised learning rates",
+        100,
+        "The file's weights are as wide as where code multiplies them on every call.",
+        "Code initialises with 1 / sqrt(inputs); weights that are all much wider had that factor outside.",
+        _equalised,
+        Strength.OPEN,
+    ),
+)

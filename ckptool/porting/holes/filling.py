@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from .. import expression as ex
-from ..doubts import Doubt
 from ..expression import Expr, Shape
 from ..forms.pieces import Canon, Name, Piece, squeezed, substituted
 from ..matching.match import Matcher, Matching
 from ..matching.units import Unit, hard_conflict, label_of, related, similarity
+from ..questions import Question, Reason, joined, still_open
 
 #: Sorted behind whatever a key may go on with.
 _LAST = "\U0010ffff"
@@ -31,21 +32,23 @@ class Filled:
     Attributes:
         expr: it.
         evidence: what decided, for the report.
-        doubts: why it is not certain.
-        rivals: what else it may be, the likeliest first.
+        questions: what is not certain about it, with what else it may be.
     """
 
     expr: Expr
     evidence: str
-    doubts: list[Doubt] = field(default_factory=list)
-    rivals: list[Expr] = field(default_factory=list)
+    questions: list[Question[Expr]] = field(default_factory=list)
 
-    def ask(self, doubt: Doubt, other: Expr, *, exchange: bool = False) -> None:
-        """Doubt whether it is this expression or another; with EXCHANGE, the other one is the likelier."""
+    @property
+    def doubts(self) -> list[Question[Expr]]:
+        """The questions that are open."""
+        return still_open(self.questions)
+
+    def ask(self, reason: Reason, *named: str, options: Sequence[Expr] = (), exchange: bool = False) -> None:
+        """Ask whether it is this expression or one of OPTIONS; with EXCHANGE, the first of these is the likelier."""
         if exchange:
-            self.expr, other = other, self.expr
-        self.doubts.append(replace(doubt, rival=other))
-        self.rivals.append(other)
+            self.expr, options = options[0], (self.expr, *options[1:])
+        self.questions = joined(self.questions, Question(reason, named, tuple(options)))
 
 
 class Filling:
@@ -65,16 +68,15 @@ class Filling:
     ) -> None:
         self.source, self.target, self.matcher, self.matching, self.values = source, target, matcher, matching, values
         self.holes: dict[Name, Filled] = {}
-        self.misses: dict[Name, str] = {}
+        self.misses: dict[Name, Question[Expr]] = {}
         self.unit_of: dict[Name, tuple[Unit, Unit]] = {}
         self.same_names = self._same_names()
         self._compared: dict[tuple[str, str], bool] = {}
         self._sorted = [sorted(side.signature.entries) for side in (target, source)]  # each block is asked about once
 
-    def fill(self, t: Unit, s: Unit, doubts: Sequence[Doubt] = ()) -> None:
-        """Fill the holes of the unit T with the pieces of S, doubted for DOUBTS and whatever those doubt themselves."""
+    def fill(self, t: Unit, s: Unit) -> None:
+        """Fill the holes of the unit T with the pieces of S, with all questions about T and about those pieces."""
         evidence = _evidence_text(t, s)
-        doubts = [*doubts, *t.doubts]
         left = dict(s.pieces)
         for role, piece in t.pieces.items():
             found = self._source_for(role, piece, t, s)
@@ -83,14 +85,13 @@ class Filling:
             expr, used = found
             for name in used:
                 left.pop(name, None)
-            more = [doubt for name in used for doubt in s.pieces[name].doubts]
-            rivals = [doubt.rival for doubt in more if doubt.rival is not None]
-            rivals += [substituted(d.rival, {piece.name.hole: expr}) for d in piece.doubts if d.rival is not None]
-            rivals += [r for u in t.rivals if (r := self._rival(role, piece, u)) is not None]
-            self.holes[piece.name] = Filled(expr, evidence, [*doubts, *more, *piece.doubts], rivals)
+            questions = [q.translated(partial(self._option, role, piece)) for q in t.questions]
+            questions += [q for name in used for q in s.pieces[name].questions]
+            questions += [q.translated(partial(substituted, values={piece.name.hole: expr})) for q in piece.questions]
+            self.holes[piece.name] = Filled(expr, evidence, questions)
             self.unit_of[piece.name] = (t, s)
 
-    def _rival(self, role: str, piece: Piece, unit: Unit) -> Expr | None:
+    def _option(self, role: str, piece: Piece, unit: Unit) -> Expr | None:
         found = unit.pieces.get(role)
         if found is None or squeezed(found.shape) != squeezed(piece.shape):
             return None
@@ -151,8 +152,9 @@ class Filling:
             if t.main.entry.parameter is False and self._equal(sources):
                 self.fill(t, chosen)
                 continue
-            t.rivals = [s for s in sources if s is not chosen][:8]
-            self.fill(t, chosen, [Doubt(f"{len(sources)} tensors of the source fit as well")])
+            others = tuple(s for s in sources if s is not chosen)
+            t.ask(Question(Reason.GUESSED_OF_SEVERAL, (str(len(sources)),), others))
+            self.fill(t, chosen)
 
     def _equal(self, sources: Sequence[Unit]) -> bool:
         """Whether units of the source hold the same values, as buffers do that code computes alike in each layer."""

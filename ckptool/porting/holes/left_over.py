@@ -13,13 +13,11 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from ..matching.places import around
 from ..matching.units import Unit, hard_conflict, template
+from ..questions import Question, Reason, ask
 from ..words import label, table
 
 #: As many parts of one layer are looked for, at most.
 _MOST_PARTS = 4
-_PARTS = "which part of {} comes first is in the code only"
-_NO_SEGMENTS = "the source has no table of segments; zeros are put here"
-_SHARED = "the source has one of these for {} of the model, which all get it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +28,14 @@ class Proposal:
         target, source: the units.
         role: which tensor of the target's unit.
         expr: what goes there.
-        doubt: why that is not certain.
-        rivals: what else may go there.
+        question: why that is not certain, and what else may go there.
     """
 
     target: Unit
     source: Unit
     role: str
     expr: Expr
-    doubt: str
-    rivals: tuple[Expr, ...] = ()
+    question: Question[Expr]
 
 
 def parts(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
@@ -104,7 +100,7 @@ def _sum(shapes: Sequence[Shape], dim: int | None) -> Shape | None:
 
 
 def _cut(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
-    doubt = _PARTS.format(".".join(whole.path))
+    asked: Question[Expr] = ask(Reason.PART_OF, ".".join(whole.path))
     for role, piece in whole.pieces.items():
         sizes = [u.pieces[role].shape[dim] for u in held]
         total = sum(sizes)
@@ -112,14 +108,14 @@ def _cut(held: Sequence[Unit], whole: Unit, dim: int) -> Iterator[Proposal]:
             start, stop = sum(sizes[:place]), sum(sizes[: place + 1])
             made = ex.part(piece.expr, dim, start, stop)
             rival = ex.part(piece.expr, dim, total - stop, total - start)
-            yield Proposal(unit, whole, role, made, doubt, (rival,))
+            yield Proposal(unit, whole, role, made, asked.about(rival))
 
 
 def _joined(whole: Unit, held: Sequence[Unit], dim: int) -> Iterator[Proposal]:
-    doubt = _PARTS.format(".".join(whole.path))
+    asked: Question[Expr] = ask(Reason.PART_OF, ".".join(whole.path))
     for role in whole.pieces:
         exprs = [u.pieces[role].expr for u in held]
-        yield Proposal(whole, held[0], role, ex.cat(dim, *exprs), doubt, (ex.cat(dim, *exprs[::-1]),))
+        yield Proposal(whole, held[0], role, ex.cat(dim, *exprs), asked.about(ex.cat(dim, *exprs[::-1])))
 
 
 def segments(
@@ -138,7 +134,7 @@ def segments(
         return
     for unit in targets:
         if label(group, unit.words) == "segment" and unit.main.entry.module == "Embedding":
-            yield Proposal(unit, words, unit.main.role, ex.zeros(*unit.main.shape), _NO_SEGMENTS)
+            yield Proposal(unit, words, unit.main.role, ex.zeros(*unit.main.shape), ask(Reason.NO_SEGMENTS))
 
 
 def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources: Sequence[Unit]) -> Iterator[Proposal]:
@@ -159,8 +155,8 @@ def shared(pairs: Sequence[tuple[Unit, Unit]], targets: Sequence[Unit], sources:
         if found is None or not any(component.isdecimal() for component in unit.path):
             continue
         t, s = found
-        doubt = _SHARED.format(".".join(template(unit.path)))
+        asked: Question[Expr] = ask(Reason.ONE_FOR_ALL, ".".join(template(unit.path)))
         for role, piece in unit.pieces.items():
             own = s.pieces.get(role)
             if own is not None and own.shape == piece.shape and role in t.pieces:
-                yield Proposal(unit, s, role, own.expr, doubt)
+                yield Proposal(unit, s, role, own.expr, asked)

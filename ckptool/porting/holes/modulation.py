@@ -12,21 +12,14 @@ from collections.abc import Sequence
 
 from ...model_code.signature import Gate
 from .. import expression as ex
-from ..doubts import Doubt
 from ..expression import Expr
-from ..forms.fused import fused_kind, open_gate
 from ..forms.pieces import Piece
+from ..forms.projections import fused_kind, open_gate
 from ..matching.evidence import Kind
 from ..matching.units import Unit
+from ..questions import Reason
 from ..words import table, words_of
 from .filling import Filling
-
-_ORDERS = (
-    "the model takes scale and shift from it in another order than elsewhere; the source may have one order everywhere"
-)
-_WHICH = "whether scale or shift comes first in it is in the code of the source only"
-_NOT_SEEN = "it gives scale and shift; in which order the model takes them could not be seen"
-_GATE = "which half of this layer is the gate is in the code of the source only"
 
 
 def doubt_modulation(filling: Filling) -> None:
@@ -56,15 +49,15 @@ def doubt_modulation(filling: Filling) -> None:
         if said == own and (sure or own == "shift"):
             continue
         if len(first) > 1 and taken[0] != usual:
-            _turn(filling, t, len(taken), _ORDERS)
+            _turn(filling, t, len(taken), Reason.MODULATION_ELSEWHERE)
         elif own == "scale" or len(taken) == 2:
-            _turn(filling, t, len(taken), _WHICH, kept=said in ("", own))
+            _turn(filling, t, len(taken), Reason.MODULATION, kept=said in ("", own))
     # Where the model was not followed, every layer with such a name is a guess.
     for t, s in () if filling.target.signature.traced else filling.matching.pairs:
         parts = _parts_of(t)
         named = _first_by_name(t) or _first_by_name(s)
         if parts and named and t.path[-2:] != s.path[-2:] and not filling.same_code(t, s):
-            _turn(filling, t, parts, _NOT_SEEN, kept=True)
+            _turn(filling, t, parts, Reason.MODULATION_UNSEEN, kept=True)
 
 
 def doubt_gates(filling: Filling) -> None:
@@ -90,7 +83,7 @@ def doubt_gates(filling: Filling) -> None:
         named = kind is not None and kind.parts[0] == "gate"
         first = 0 if named or gate.activation == "silu" else 1
         if not (kind is not None and named and kind.sure and gate.half == first):
-            _turn(filling, t, 2, _GATE, kept=gate.half == first)
+            _turn(filling, t, 2, Reason.GATE_HALF, kept=gate.half == first)
 
 
 def _taken(unit: Unit) -> tuple[str, ...]:
@@ -133,14 +126,14 @@ def _first_by_name(unit: Unit) -> tuple[str, bool] | None:
     return next((known[one] for one in spans if one in known), None)
 
 
-def _turn(filling: Filling, unit: Unit, parts: int, why: str | None, *, kept: bool = False) -> None:
+def _turn(filling: Filling, unit: Unit, parts: int, why: Reason | None, *, kept: bool = False) -> None:
     """Exchange the first two parts of a layer, and those of every further three; or only name that as a rival.
 
     Args:
         filling: what is filled.
         unit: the layer of the target.
         parts: how many parts its outputs have.
-        why: the doubt; None where code shows the order.
+        why: what is asked; None where code shows the order.
         kept: leave the layer as it is, with the exchange as a rival.
     """
     for piece in unit.pieces.values():
@@ -149,7 +142,7 @@ def _turn(filling: Filling, unit: Unit, parts: int, why: str | None, *, kept: bo
             continue
         turned = ex.cat(0, *_exchanged(filled.expr, piece.shape[0] // parts, parts))
         if why is not None:
-            filled.ask(Doubt(why), turned, exchange=not kept)
+            filled.ask(why, options=[turned], exchange=not kept)
         elif not kept:
             filled.expr = turned
 

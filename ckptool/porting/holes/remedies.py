@@ -7,9 +7,10 @@ from math import isqrt, prod
 from ...errors import counted
 from .. import expression as ex
 from ..expression import Expr, Shape
+from ..questions import Question, Reason
 
-#: What to do, what there is to say about it, and what else could be meant.
-Remedy = tuple[Expr, str, tuple[Expr, ...]]
+#: What to do, and what is not certain about it, with what else could be meant.
+Remedy = tuple[Expr, Question[Expr]]
 
 #: Rows that code keeps for padding in front of a table of positions, at most.
 _PADDING = 2
@@ -36,30 +37,25 @@ def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None) -> Remedy |
 def _of_kernel(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
     """Kernels of other input channels or dimensions."""
     if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
-        doubt = "a linear layer over patches seen as a convolution; the order of pixels in a patch is in the code only"
-        return ex.reshape(expr, wanted), doubt, _by_pixels(wanted, have, expr)
+        return ex.reshape(expr, wanted), Question(Reason.PATCHES, (), _by_pixels(wanted, have, expr))
     narrow, other = (tuple(n for n in shape if n != 1) for shape in (wanted, have))
     groups = _of_groups(wanted, narrow, have, expr)
     if groups:
-        doubt = "blocks of a layer by groups, one below the other: how they stand is in the code only"
-        return groups[0], doubt, groups[1:]
+        return groups[0], Question(Reason.GROUPS, (), groups[1:])
     if len(narrow) == 2 and narrow == other[::-1] and narrow != other and len(wanted) != len(have):
-        doubt = "a linear layer is seen turned, as what a transposed convolution does"
-        return ex.reshape(ex.transpose(ex.reshape(expr, other, have)), wanted, narrow), doubt, ()
+        turned = ex.reshape(ex.transpose(ex.reshape(expr, other, have)), wanted, narrow)
+        return turned, Question(Reason.TURNED_LAYER)
     if len(wanted) == len(have) and len(wanted) in (3, 4, 5) and wanted[:1] + wanted[2:] == have[:1] + have[2:]:
         if wanted[1] == 1:
-            return ex.summed(expr, 1), f"{have[1]} input channels are summed to 1", ()
+            return ex.summed(expr, 1), _asked(Reason.CHANNELS_SUMMED, have[1])
         if wanted[1] % have[1] == 0:
             times = wanted[1] // have[1]
-            doubt = f"{have[1]} input channels are repeated to {wanted[1]}, divided by {times}"
-            return ex.repeat(expr, 1, times), doubt, ()
+            return ex.repeat(expr, 1, times), _asked(Reason.CHANNELS_REPEATED, have[1], wanted[1], times)
     if len(wanted) == 5 and len(have) == 4 and wanted[:2] + wanted[3:] == have and wanted[2] > 1:
         flat = ex.reshape(expr, (*have[:2], 1, *have[2:]))
-        doubt = f"the kernel of pictures is repeated for {wanted[2]} frames, divided by {wanted[2]}"
-        return ex.repeat(flat, 2, wanted[2]), doubt, ()
+        return ex.repeat(flat, 2, wanted[2]), _asked(Reason.FRAMES_REPEATED, wanted[2], wanted[2])
     if len(wanted) == 4 and len(have) == 5 and have[:2] + have[3:] == wanted:
-        doubt = f"the kernels of {have[2]} frames are summed to one of pictures"
-        return ex.reshape(ex.summed(expr, 2), wanted), doubt, ()
+        return ex.reshape(ex.summed(expr, 2), wanted), _asked(Reason.FRAMES_SUMMED, have[2])
     return None
 
 
@@ -98,9 +94,8 @@ def of_rows(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
     if wanted[1:] != have[1:] or wanted == have:
         return None
     if wanted[0] < have[0]:
-        return ex.part(expr, 0, 0, wanted[0]), f"the first {wanted[0]:,} of {have[0]:,} words", ()
-    doubt = f"{wanted[0] - have[0]:,} words more than the source has, which get the mean of its {have[0]:,}"
-    return ex.grow(expr, 0, wanted[0]), doubt, ()
+        return ex.part(expr, 0, 0, wanted[0]), _asked(Reason.FEWER_WORDS, wanted[0], have[0])
+    return ex.grow(expr, 0, wanted[0]), _asked(Reason.MORE_WORDS, wanted[0] - have[0], have[0])
 
 
 def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
@@ -113,22 +108,22 @@ def _of_positions(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
         if old > 0 and new > 0 and a * a == old and b * b == new:
             made = ex.reshape(ex.resize(expr, prefix, (a, a), (b, b)), wanted, (*have[:-2], *wanted[-2:]))
             kept = counted(prefix, "class token")
-            return made, f"position table resized from {a} x {a} to {b} x {b} (bicubic, {kept})", ()
+            return made, Question(Reason.GRID_RESIZED, (f"{a} x {a}", f"{b} x {b}", kept))
     if len(wanted) != 2 or len(have) != 2:
         return None
     old, new = have[0], wanted[0]
     if new < old:
         first, last = ex.part(expr, 0, 0, new), ex.part(expr, 0, old - new, old)
         if old - new <= _PADDING:
-            return (
-                last,
-                f"the first {old - new} of {old:,} positions are taken to be for padding, and left out",
-                (first,),
-            )
-        return first, f"the first {new:,} of {old:,} positions", (last,)
+            return last, _asked(Reason.PADDING_LEFT_OUT, old - new, old).about(first)
+        return first, _asked(Reason.FEWER_POSITIONS, new, old).about(last)
     if new - old <= _PADDING:
         padded = ex.cat(0, ex.zeros(new - old, wanted[1]), expr)
         grown = ex.grow(expr, 0, new)
-        return padded, f"{new - old} positions more than the source has, taken to be for padding, in front", (grown,)
+        return padded, _asked(Reason.PADDING_ADDED, new - old).about(grown)
     made = ex.resize(expr, 0, (1, old), (1, new))
-    return made, f"position table resized from {old:,} to {new:,} (bicubic)", (ex.grow(expr, 0, new),)
+    return made, _asked(Reason.POSITIONS_RESIZED, old, new).about(ex.grow(expr, 0, new))
+
+
+def _asked(reason: Reason, *numbers: int) -> Question[Expr]:
+    return Question(reason, tuple(f"{number:,}" for number in numbers))

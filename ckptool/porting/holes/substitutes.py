@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from .. import expression as ex
-from ..doubts import Doubt
-from ..expression import Shape
+from ..expression import Expr, Shape
 from ..forms.pieces import substituted
 from ..matching.match import is_average
 from ..matching.units import SOME, Pair, Unit, label_of, related, similarity
+from ..questions import Question, Reason, ask
+from ..rules import Rule, Strength, in_order
 from ..words import table
 from . import left_over as leftovers
 from .filling import Filled, Filling
@@ -17,15 +19,9 @@ from .remedies import of_rows, remedy
 
 
 def substitute(filling: Filling) -> None:
-    """Fill what has no partner of equal shape. Most of it ends as a guess."""
-    _averages(filling)
-    _fold_norms(filling)
-    _near_misses(filling)
-    _tied_sources(filling)
-    _leftovers(filling)
-    _tied_tables(filling)
-    _tied_heads(filling)
-    _of_other_sizes(filling)
+    """Fill what has no partner of equal shape, by the rules of the table below. Most of it ends as a guess."""
+    for rule in SUBSTITUTES:
+        rule.run(filling)
 
 
 def _averages(filling: Filling) -> None:
@@ -44,7 +40,9 @@ def _averages(filling: Filling) -> None:
             filled = filling.holes[of[0].name]
             expr = substituted(made[of[0].entry.key], {of[0].name.hole: filled.expr})
             expr = substituted(expr, {own[0]: ex.of(theirs[0])})
-            filling.holes[piece.name] = Filled(expr, "the average of what is beside it", list(filled.doubts))
+            filling.holes[piece.name] = Filled(
+                expr, "the average of what is beside it", [q.about() for q in filled.questions]
+            )
             filling.unit_of[piece.name] = filling.unit_of[of[0].name]
 
 
@@ -77,26 +75,22 @@ def _fold_norms(filling: Filling) -> None:
         if any(u.main.shape == norm.main.shape for u in filling.matching.free_targets):  # it may be what has no source
             continue
         if "bias" not in t.pieces:
-            doubt = Doubt(
-                "the source has a batch norm behind it, {}, and nothing reads that", named=".".join(norm.path)
-            )
             for piece in t.pieces.values():
-                filling.holes[piece.name].doubts.append(doubt)
+                filling.holes[piece.name].ask(Reason.UNREAD_NORM, ".".join(norm.path))
             continue
         gamma, var = norm.pieces["weight"].expr, norm.pieces["running_var"].expr
         mean = norm.pieces["running_mean"].expr
         beta = norm.pieces["bias"].expr if "bias" in norm.pieces else ex.zeros(*norm.pieces["weight"].shape)
-        doubt = Doubt("the source has a batch norm here and the target has none: folded in, with eps 1e-05")
+        folded: Question[Expr] = ask(Reason.FOLDED_NORM)
         hole = t.pieces["weight"].name
         plain = filling.holes[hole].expr
-        filling.holes[hole] = Filled(ex.fold_weight(plain, gamma, var, 1e-05), "folded", [doubt], [plain])
+        filling.holes[hole] = Filled(ex.fold_weight(plain, gamma, var, 1e-05), "folded", [folded.about(plain)])
         own = filling.holes.get(t.pieces["bias"].name) if "bias" in before.pieces else None
         bias = ex.zeros(*norm.pieces["weight"].shape) if own is None else own.expr
         filling.holes[t.pieces["bias"].name] = Filled(
             ex.fold_bias(bias, gamma, beta, mean, var, 1e-05),
             "folded",
-            [doubt],
-            [beta if own is None else bias],
+            [folded.about(beta if own is None else bias)],
         )
         filling.unit_of[t.pieces["bias"].name] = (t, norm)
 
@@ -113,7 +107,7 @@ def _leftovers(filling: Filling) -> None:
         everything = propose is not leftovers.parts
         for one in propose(pairs, targets, cells.sources if everything else sources):
             hole = one.target.pieces[one.role].name
-            filling.holes[hole] = Filled(one.expr, "left over", [Doubt(one.doubt)], list(one.rivals))
+            filling.holes[hole] = Filled(one.expr, "left over", [one.question])
             filling.unit_of[hole] = (one.target, one.source)
 
 
@@ -140,18 +134,19 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
             if similarity(t, s) > SOME or related(t, s):
                 filling.fill(t, s)
             elif joined:
-                why = Doubt("nothing but its sizes and its place beside such a layer speak for it")
-                filling.fill(t, s, [why] if any(filling.holes[one.main.name].doubts for one in joined) else [])
+                if any(filling.holes[one.main.name].doubts for one in joined):
+                    t.ask(ask(Reason.ONLY_ITS_PLACE))
+                filling.fill(t, s)
             continue
         kind = label_of(t, "embedding") or label_of(s, "embedding") or ("token" if _is_looked_up(filling, t) else None)
         found = remedy(t.main.shape, s.main.shape, s.main.expr, kind)
         if found is None:
             continue
-        expr, doubt, rivals = found
+        expr, question = found
         channels_first = s.main.leaf not in table().inputs_first and _follows_its_channels(filling, t)
         flat = len(s.main.shape) == 2 and (channels_first or _is_its_transpose(t, s))
-        doubts = [] if flat else [Doubt(doubt)]
-        filling.holes[t.main.name] = Filled(expr, "similar names", doubts, list(rivals))
+        asked = [] if flat else [question]
+        filling.holes[t.main.name] = Filled(expr, "similar names", asked)
         filling.unit_of[t.main.name] = (t, s)
         filling.matcher.cells.join(t, s)
         joined.append(t)
@@ -159,7 +154,7 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
             other = s.pieces.get(role)
             if piece is not t.main and other is not None and prod(other.shape) == prod(piece.shape):
                 same = ex.reshape(other.expr, piece.shape, other.shape)
-                filling.holes[piece.name] = Filled(same, "similar names", list(doubts))
+                filling.holes[piece.name] = Filled(same, "similar names", [q.about() for q in asked])
                 filling.unit_of[piece.name] = (t, s)
         if kind == "token":
             _other_vocabulary(filling, t.main.shape, s.main.shape)
@@ -184,7 +179,7 @@ def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
             own = near[0].pieces.get(role)
             found = None if own is None else of_rows(piece.shape, own.shape, own.expr)
             if found is not None:
-                filling.holes[piece.name] = Filled(found[0], "similar names", [Doubt(found[1])], list(found[2]))
+                filling.holes[piece.name] = Filled(found[0], "similar names", [found[1]])
                 filling.unit_of[piece.name] = (t, near[0])
 
 
@@ -213,7 +208,7 @@ def _of_other_sizes(filling: Filling) -> None:
             for role, piece in t.pieces.items():
                 if role in near[0].pieces:
                     other = near[0].pieces[role].entry
-                    filling.misses[piece.name] = f"in its place the source has {other.key} {list(other.shape)}"
+                    filling.misses[piece.name] = ask(Reason.OTHER_SIZES, other.key, str(list(other.shape)))
 
 
 def _tied_sources(filling: Filling) -> None:
@@ -249,8 +244,7 @@ def _tied_tables(filling: Filling) -> None:
     for t in tables:
         found = [filling.holes[own.main.name] for own, _ in words if own.main.shape == t.main.shape]
         if t.main.name not in filling.holes and t.main.entry.how == "embedding" and len(found) == 1:
-            doubt = Doubt("the source has one table of words, which is put here as well")
-            filling.holes[t.main.name] = Filled(found[0].expr, "the table of words", [doubt])
+            filling.holes[t.main.name] = Filled(found[0].expr, "the table of words", [ask(Reason.ONE_TABLE)])
             filling.unit_of[t.main.name] = next((t, s) for own, s in words if own.main.shape == t.main.shape)
 
 
@@ -275,10 +269,10 @@ def _tied_heads(filling: Filling) -> None:
             if own.main.shape == t.main.shape and t.main.entry.how != "embedding":
                 tied = any(e.tied == s.main.entry.key for e in filling.source.signature.entries.values())
                 tied = tied or _was_beside(filling, t, own, s)
-                doubts = [] if tied else [Doubt("the source has no such layer; its word embedding is put here")]
+                asked: list[Question[Expr]] = [] if tied else [ask(Reason.TIED_HEAD)]
                 table_of_words = filling.holes[own.main.name]
-                doubts += [d for d in table_of_words.doubts if table_of_words.expr != s.main.expr]
-                filling.holes[hole] = Filled(table_of_words.expr, "tied to the embedding", doubts)
+                asked += [q.about() for q in table_of_words.doubts if table_of_words.expr != s.main.expr]
+                filling.holes[hole] = Filled(table_of_words.expr, "tied to the embedding", asked)
                 filling.unit_of[hole] = (t, s)
                 break
 
@@ -295,3 +289,69 @@ def _was_beside(filling: Filling, t: Unit, own: Unit, s: Unit) -> bool:
     theirs = {key.split(".")[0] for key in filling.source.signature.entries}
     ours = {key.split(".")[0] for key in filling.target.signature.entries}
     return theirs == {first} and ours == {first, t.main.entry.key.split(".")[0]} and len(ours) == 2
+
+
+#: What may go where nothing was matched.
+SUBSTITUTES: tuple[Rule[Callable[[Filling], None]], ...] = in_order(
+    Rule(
+        "averages",
+        10,
+        "An average of a tensor is filled with the average that the file keeps of what fills that tensor.",
+        "Averages stand beside what they are of; one is there.",
+        _averages,
+    ),
+    Rule(
+        "folded batch norm",
+        20,
+        "A batch norm that the model does not have is folded into the layer before it.",
+        "In evaluation the two are one layer. The eps is not in the file.",
+        _fold_norms,
+        Strength.OPEN,
+    ),
+    Rule(
+        "other sizes",
+        30,
+        "A tensor of the same name or place is brought to the sizes of the model.",
+        "There is a usual way from one size to the other: other vocabularies, positions, channels, frames.",
+        _near_misses,
+        Strength.OPEN,
+    ),
+    Rule(
+        "tied in the file",
+        40,
+        "It is filled with a key that is tied to another in the file.",
+        "The model holds apart what the file has under two names.",
+        _tied_sources,
+    ),
+    Rule(
+        "left over in one part",
+        50,
+        "What is left over in one part of both sides is put together, cut, or shared.",
+        "Nothing else is left there, and the sizes add up.",
+        _leftovers,
+        Strength.OPEN,
+    ),
+    Rule(
+        "one table of words",
+        60,
+        "A second table of words is filled with the only one of the file.",
+        "An encoder and a decoder often share one.",
+        _tied_tables,
+        Strength.OPEN,
+    ),
+    Rule(
+        "tied output layer",
+        70,
+        "An output layer that the file does not have is filled with its word embedding.",
+        "Most language models tie the two; certain where the file ties them or has nothing beside the body.",
+        _tied_heads,
+        Strength.LIKELY,
+    ),
+    Rule(
+        "other sizes, named",
+        80,
+        "What stands in its place in the file has other sizes and does not fit.",
+        "The refusal names it, so that one sees what is new.",
+        _of_other_sizes,
+    ),
+)

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
-from ..doubts import Doubt
+from ..questions import Question
 from ..words import Group, label
-from .evidence import Evidence
+from .evidence import Evidence, Told
 from .units import Unit
 
 
@@ -16,6 +16,8 @@ class _Worded(Protocol):
     words: tuple[str, ...]
 
 
+#: So many look-alikes that a rule excludes are named.
+_NAMED = 3
 #: When `Cells.split` splits a cell.
 Mode = Literal["some", "all", "fair", "one"]
 
@@ -26,6 +28,7 @@ class Cells:
     Attributes:
         targets, sources: the units.
         pair_of: the cells that hold one pair.
+        rule: the rule that is asked now, which units remember that it splits off.
     """
 
     def __init__(self, targets: list[Unit], sources: list[Unit]) -> None:
@@ -35,6 +38,7 @@ class Cells:
         for unit in (*targets, *sources):
             unit.cell = colours.setdefault(unit.colour, len(colours))
         self._count = len(colours)
+        self.rule = ""
         self.pair_of: dict[int, tuple[Unit, Unit]] = {}
         self._settle()
 
@@ -58,8 +62,8 @@ class Cells:
         *,
         mode: Mode = "some",
         cells: Iterable[tuple[list[Unit], list[Unit]]] | None = None,
-        doubt: Doubt | None = None,
-        doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], Doubt | None] | None = None,
+        doubt: Question[Unit] | None = None,
+        doubt_of: Callable[[Unit, Unit, list[Unit], list[Unit]], Question[Unit] | None] | None = None,
     ) -> bool:
         """Split cells by a label: units of a label that both sides have as often leave the cell. MODE says when.
 
@@ -95,15 +99,18 @@ class Cells:
                 for unit in (*t, *s):
                     unit.cell = self._count
                     unit.evidence.append(evidence)
-                    if said:
-                        unit.doubts.append(said)
+                    if said and unit not in t:
+                        unit.ask(said)
+                inside = set(map(id, s))
+                others = [".".join(u.path) for u in sources[: len(s) + _NAMED] if id(u) not in inside][:_NAMED]
+                for unit in t:
+                    unit.told.append(Told(self.rule, str(evidence), len(sources), len(s), tuple(others)))
                 if said:
                     for unit in t:
-                        unit.rivals = [u for u in sources if u is not s[0]][:8]
+                        unit.ask(said.about(*(u for u in sources if u is not s[0])))
                     for unit in (*targets, *sources):  # the units left behind are left only because of that guess
-                        if unit.cell != self._count and said not in unit.doubts:
-                            unit.doubts.append(said)
-                            unit.rivals = unit.rivals or list(s)
+                        if unit.cell != self._count:
+                            unit.ask(said.about(*s))
                 changed = True
         if changed:
             self._settle()

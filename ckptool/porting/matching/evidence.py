@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class Kind(Enum):
@@ -64,3 +65,21 @@ class Evidence:
 _STRONG = frozenset(
     {Kind.NAME, Kind.SIMILAR_NAME, Kind.OTHER_BLOCKS, Kind.NAME_OF_COMPANION, Kind.BETWEEN, Kind.FOLLOWS}
 )
+
+
+class Told(NamedTuple):
+    """What a rule told a unit of the target from.
+
+    Attributes:
+        rule: the row of the table.
+        evidence: as the report prints it.
+        among: how many units of the source it could have been before.
+        left: how many after.
+        against: some of those that it no longer can be.
+    """
+
+    rule: str
+    evidence: str
+    among: int
+    left: int
+    against: tuple[str, ...]

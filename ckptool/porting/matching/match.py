@@ -11,14 +11,15 @@ split, too.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...model_code.signature import Entry
-from ..doubts import Doubt
 from ..forms.branches import flows_into, in_channel_order
 from ..forms.pieces import STATISTICS, Canon, squeezed
 from ..forms.unrolled import later_blocks
+from ..questions import Reason, ask
+from ..rules import Rule, Strength
 from ..words import common_start, cut, label, shared, table, telling_words, words_of
 from .cells import Cells
 from .classes import Classes
@@ -28,10 +29,11 @@ from .naming import Naming
 from .orders import Orders
 from .scopes import Scopes
 from .sequences import Sequences
-from .units import SOME, Pair, Unit, hard_conflict, label_of, natural, of_one_name, related, similarity, units_of
+from .telling_apart import SUPPORT, TELLING, Split
+from .units import SOME, Pair, Unit, hard_conflict, label_of, natural, related, similarity, units_of
 
-_UNNAMED = Doubt("which of these are queries, keys and values is in no name of one side")
-_BESIDE = Doubt("one of the two is called an auxiliary part, and the other is not")
+#: Rounds of splitting: each learns something, and this is more than any model has needed.
+_MOST_ROUNDS = 400
 
 
 @dataclass(slots=True)
@@ -62,6 +64,8 @@ class Matcher:
         sequences: the orders of both sides.
         scopes: parts of them that hold the same.
         orders: what those orders say.
+        naming: what names say.
+        classes: what other modules of a class say.
     """
 
     def __init__(self, source: Canon, target: Canon) -> None:
@@ -83,50 +87,40 @@ class Matcher:
         if not ordered:
             for place, unit in enumerate(sorted(sources, key=lambda u: natural(u.path))):
                 unit.order = place
-        self.cells = Cells(targets, sources)
+        self.cells: Cells = Cells(targets, sources)
         self.sequences = Sequences(
             self.cells,
             ordered=ordered,
             traced=target.signature.traced,
             source_traced=source.signature.traced,
         )
-        self.scopes = Scopes(self.cells, self.sequences)
-        self._naming = Naming(self.cells, self.scopes.levels)
-        self._classes = Classes(self.cells, self.scopes)
-        self.orders = Orders(self.cells, self.sequences, self.scopes)
+        self.scopes: Scopes = Scopes(self.cells, self.sequences)
+        self.naming: Naming = Naming(self.cells, self.scopes.levels)
+        self.classes: Classes = Classes(self.cells, self.scopes)
+        self.orders: Orders = Orders(self.cells, self.sequences, self.scopes)
         own, theirs = (Counter(u.colour for u in units) for units in (targets, sources))
         self._alike = {colour: (own[colour], theirs[colour]) for colour in (*own, *theirs)}
 
     def run(self) -> Matching:
         """Split cells until nothing is learned any more."""
-        names, orders = self._naming, self.orders
-        evidence: list[Callable[[], bool]] = [
-            names.by_exact_names,
-            names.by_roles,  # which tensors a layer holds tells it before the modules around it do
-            self.scopes.split,
-            names.by_hard_words,
-            names.by_parts,
-            names.by_soft_words,
-            names.by_other_blocks,
-            names.by_series,
-            names.by_words_beside,
-            names.by_owners,
-            orders.by_numbers,
-            orders.by_neighbours,
-            orders.by_said_places,
-            names.by_similar_names,
-            orders.by_rank,
-            orders.by_chain,
-        ]
-        strong = evidence[:4]
-        for _ in range(400):
+        certain = [rule for rule in TELLING if rule.strength is Strength.CERTAIN]
+        for _ in range(_MOST_ROUNDS):
             self.scopes.pair(in_order=False)
-            if any(step() for step in strong) or self._classes.split():
+            if any(map(self._splits, certain)):
                 continue
             self.scopes.pair(in_order=True)
-            if not any(step() for step in evidence):
+            if not any(map(self._splits, TELLING)):
                 break
         return self._result()
+
+    def _splits(self, rule: Rule[Split]) -> bool:
+        """Take a row of the table; what it splits remembers its name."""
+        self.cells.rule = rule.name
+        return rule.run(self)
+
+    def alike(self, unit: Unit) -> tuple[int, int]:
+        """How many units look like one: of the target, of the source."""
+        return self._alike[unit.colour]
 
     def _result(self) -> Matching:
         groups = self.cells.groups()
@@ -164,34 +158,21 @@ class Matcher:
         for t, s in lone:
             nothing_left = not free_s or ("bias" in s.pieces and _are_positions(free_s))
             if not (whole and self._in_its_place(t, s, pairs, nothing_left=nothing_left)):
-                t.doubts.append(Doubt("nothing but its shape speaks for it"))
+                t.ask(ask(Reason.ONLY_ITS_SHAPE))
         self._contradictions(pairs, whole=complete)
         pairs.sort(key=lambda pair: pair[0].order)
         return Matching(pairs, [*free_t, *self._constants], free_s, undecided, new, self._later)
 
     def _supported(self, t: Unit, s: Unit) -> bool:
         """The last gate: a pair that only its shape made needs a name, a scope or neighbours that agree."""
-        if any(e.supports for e in t.evidence) or s.path[-len(t.path) :] == t.path or t.path[-len(s.path) :] == s.path:
-            return True
-        if hard_conflict(t.words, s.words):
-            return False
-        if self.scopes.same(t, s) or of_one_name(t, s):
-            return True
-        weak = all(e.kind is Kind.SCOPE for e in t.evidence) and self._in_unused_parts(t, s)
-        if not weak and (similarity(t, s) > SOME or related(t, s)):
-            return True
-        same_form = t.pieces.keys() == s.pieces.keys() and len(t.main.shape) == len(s.main.shape)
-        if same_form and shared(telling_words(t.path), telling_words(s.path)):
-            return True
-        if self.orders.between(t, s):
-            return True
-        own, theirs = self._alike[t.colour]
-        if own == theirs and t.pieces.keys() == s.pieces.keys() and self.orders.goes_on(t, s):
-            return True
-        alone = self._alike[t.colour] == (1, 1) or any(e.is_rank for e in t.evidence)
-        return alone and self.orders.at_the_end(t, s)
+        for rule in SUPPORT:
+            verdict = rule.run(self, t, s)
+            if verdict is not None:
+                t.support = rule.name
+                return verdict
+        return False
 
-    def _in_unused_parts(self, t: Unit, s: Unit, *, both: bool = False) -> bool:
+    def in_unused_parts(self, t: Unit, s: Unit, *, both: bool = False) -> bool:
         """Whether one of two, or BOTH, is in a part of its side of which nothing else has a partner: a new neck, or
         a tower that the model does not have."""
         unused = (self._in_unused_part(t, self.cells.targets), self._in_unused_part(s, self.cells.sources))
@@ -248,15 +229,16 @@ class Matcher:
         for t, s in self._strangers_among_namesakes(pairs):
             on_the_way = any(b.order > s.order and self._comes_before(t, a) for a, b in pairs if not a.doubts)
             if not (whole and on_the_way and self.sequences.ordered and self.orders.between(t, s)):
-                t.doubts.append(Doubt("all else has the same name on both sides, and this has another"))
+                t.ask(ask(Reason.ANOTHER_NAME))
         for t, s in pairs:
             conflict = hard_conflict(t.words, s.words)
             if conflict and not t.told_by(Kind.NAME):
-                t.doubts.append(Doubt(conflict))
+                t.ask(ask(Reason.OTHER_WORDS, *conflict))
             beside = _is_beside(s) and not _is_beside(t)
             if (beside or (not whole and _is_beside(t) and not _is_beside(s))) and not t.told_by(Kind.NAME):
-                t.doubts.append(_BESIDE)
-            t.doubts += [d for d in self.scopes.doubts_of(t, s) if d not in t.doubts]
+                t.ask(ask(Reason.AUXILIARY))
+            for question in self.scopes.doubts_of(t, s):
+                t.ask(question)
 
     def _strangers_among_namesakes(self, pairs: list[tuple[Unit, Unit]]) -> list[tuple[Unit, Unit]]:
         """Where all else has the same name on both sides, a pair of two names may be something new that merely fits.
@@ -264,9 +246,9 @@ class Matcher:
         Equal numbers below two prefixes (`box_head.0`, `mask_head.0`) are no equal names where most have no prefix. And
         where several modules have other names, so has the next layer of the row that one of them is.
         """
-        names = self._naming.exact
+        names = self.naming.exact
         named = [(t, s) for t, s in pairs if id(t) in names and names[id(t)] == names.get(id(s))]
-        renamed = [(t, s) for t, s in named if self._naming.renamed(t)]
+        renamed = [(t, s) for t, s in named if self.naming.renamed(t)]
         counted = (
             [] if 2 * len(renamed) >= len(named) else [p for p in renamed if not telling_words(names[id(p[0])][2])]
         )
@@ -306,7 +288,7 @@ class Matcher:
     ) -> list[tuple[list[Unit], list[Unit]]]:
         """Cells of what the model uses after all that has its name in the source, and of which there are more or fewer
         there, with other words: what stands in the source in its place is another head."""
-        if not pairs or any(self._naming.renamed(t) for t, _ in pairs):
+        if not pairs or any(self.naming.renamed(t) for t, _ in pairs):
             return []
         last = max(_turn(t) for t, _ in pairs)
         return [
@@ -325,7 +307,7 @@ class Matcher:
         strangers = self._strangers_among_namesakes(pairs)
         inside = {id(t) for t, _ in strangers}
         others = [t for t, _ in pairs if id(t) not in inside]
-        renamed = any(self._naming.renamed(t) for t in others)
+        renamed = any(self.naming.renamed(t) for t in others)
         last = max((_turn(t) for t in others), default=0)
         paired = {id(u) for pair in pairs for u in pair}
         return [
@@ -334,7 +316,7 @@ class Matcher:
             if hard_conflict(t.words, s.words)
             or (
                 _turn(t) > last
-                and (not renamed or self._behind_new(t, s, paired) or self._in_unused_parts(t, s, both=True))
+                and (not renamed or self._behind_new(t, s, paired) or self.in_unused_parts(t, s, both=True))
             )
         ]
 
@@ -356,7 +338,7 @@ class Matcher:
                 own, others = (label(group, pair[n].words) for n in (side, 1 - side))
                 apart = held[pair[side].main.entry.key] > 1 and own in ("q", "k", "v") and others is None
                 if apart and not pair[0].told_by(Kind.NAME):
-                    pair[0].doubts.append(_UNNAMED)
+                    pair[0].ask(ask(Reason.PARTS_UNNAMED))
 
     def _unusual_attention(self, pairs: list[tuple[Unit, Unit]]) -> None:
         """Queries, keys, values and output by the names of one side that the other does not use in that order."""
@@ -371,7 +353,7 @@ class Matcher:
             said = [name for name, _, _ in members]
             if len(said) > 1 and said != sorted(said, key="qkvo".index):
                 for name, t, _ in members:
-                    t.doubts.append(Doubt(f"{name} is not where queries, keys and values are computed as a rule"))
+                    t.ask(ask(Reason.UNUSUAL_ATTENTION, name))
 
 
 def _is_beside(unit: Unit) -> bool:

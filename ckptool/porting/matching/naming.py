@@ -7,8 +7,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from functools import partial
 from itertools import pairwise
 
-from ..doubts import Doubt
 from ..forms.pieces import STATISTICS
+from ..questions import Question
 from ..words import Group, cut, table, words_of
 from .cells import Cells, of, said
 from .counting import turned
@@ -281,8 +281,11 @@ def _last_names_in_company(units: Iterable[Unit]) -> _Places:
     return {id(unit): (unit.last, company[unit.path[:-1], len(unit.main.shape)]) for unit in units}
 
 
-def _doubt_about(own: _Places, doubtful: Mapping[Hashable, Doubt], t: Unit, *_: object) -> Doubt | None:
-    return doubtful.get(own[id(t)])
+def _doubt_about(
+    own: _Places, doubtful: Mapping[Hashable, Question[Unit]], t: Unit, *_: object
+) -> Question[Unit] | None:
+    found = doubtful.get(own[id(t)])
+    return None if found is None else found.about()
 
 
 def _counted_alike(

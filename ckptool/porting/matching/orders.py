@@ -6,13 +6,13 @@ from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import pairwise
 
-from ..doubts import About, Doubt
+from ..questions import Question, Reason, ask
 from ..words import label, table
 from .cells import Cells, of
 from .counting import counted, rows
 from .evidence import Evidence, Kind
 from .places import Path, block_of
-from .scopes import AGAINST_LEVELS, Scopes
+from .scopes import Scopes
 from .sequences import Around, Sequences
 from .series import common
 from .units import SOME, Unit, label_of, number_ranks, related, same_numbers, series, similarity, tables_of_words
@@ -22,7 +22,6 @@ _LITTLE = 0.6
 #: Share of pairs decided otherwise that must lie in one order on both sides for that order to decide.
 _ORDERED = 0.75
 _MOST_COMPARED = 48
-_SHIFTED = Doubt("one side has more of these in a row, and nothing but their order tells which of them are left out")
 #: Words for which norm of a block one is, in the order in which they are used.
 _PLACES = ("first", "second", "third")
 
@@ -49,7 +48,7 @@ class Orders:
             if against and (not same_numbers(targets, sources) or _of_several_rows(targets)):
                 continue
             levels = not self._known(targets[0], sources[0]) and self._against_levels(targets, sources)
-            doubt = AGAINST_LEVELS if levels else None
+            doubt: Question[Unit] | None = ask(Reason.AGAINST_LEVELS) if levels else None
             changed |= self.cells.split(
                 Evidence(Kind.NUMBERS), partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt
             )
@@ -167,7 +166,7 @@ class Orders:
             first = _pairing(targets, sources, ranks)
             other = {n: _pairing(targets, sources, r) for n, r in votes[1:]}
             against = [n for n, pairing in other.items() if pairing != first]
-            doubt = None
+            doubt: Question[Unit] | None = None
             pairs = [(t, next(s for s in sources if id(s) == i)) for t, i in zip(targets, first, strict=True)]
             if sum(not self._corroborated(t, s, targets, sources) for t, s in pairs) <= 1:
                 against = []
@@ -181,11 +180,11 @@ class Orders:
             if not doubt and name != "numbers" and other.get("numbers") != first:
                 loose = [pair for pair in pairs if not self._corroborated(*pair, targets, sources)]
                 if len(loose) > 1 and self._agreement(name, targets, sources) < _ORDERED:
-                    doubt = Doubt("elsewhere the two sides are stored and used in different orders", About.ORDER)
+                    doubt = ask(Reason.ORDERS_DIFFER_ELSEWHERE)
             if against and other.get("numbers") != first:
-                doubt = Doubt(f"{name} and {against[0]} do not agree", About.ORDER)
+                doubt = ask(Reason.ORDERS_DISAGREE, name, against[0])
             elif name == "numbers" and not self.sequences.ordered and not same_numbers(targets, sources):
-                doubt = Doubt("nothing but numbers tells them apart", About.ORDER)
+                doubt = ask(Reason.ONLY_NUMBERS)
             evidence = Evidence(Kind.NUMBERS) if name == "numbers" else Evidence(Kind.RANK, name)
             if self.cells.split(evidence, partial(of, ranks), mode="all", cells=[(targets, sources)], doubt=doubt):
                 return True
@@ -219,9 +218,9 @@ class Orders:
                 goes_on = isinstance(b, Unit) and series(b) == series(t)
                 named = similarity(t, s) > SOME or related(t, s) or tables_of_words(t, s)
                 cell = next((c for c in self.cells.open() if any(u is t for u in c[0])), None)
-                doubt = None if goes_on or named else Doubt("it only follows the one before it", About.ORDER)
+                doubt: Question[Unit] | None = None if goes_on or named else ask(Reason.ONLY_FOLLOWS)
                 if cell is not None and not doubt and not named and self._left_in_the_middle(t, s, cell, targets):
-                    doubt = _SHIFTED
+                    doubt = ask(Reason.LEFT_OUT_OF_A_ROW)
                 if cell is not None and self.cells.split(
                     Evidence(Kind.FOLLOWS, name),
                     partial(of, {id(t): 1, id(s): 1}),
@@ -304,13 +303,13 @@ class Orders:
 
         return same(before_t.get(id(t)), before_s.get(id(s))) and same(after_t.get(id(t)), after_s.get(id(s)))
 
-    def _doubt_of(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Doubt | None:
+    def _doubt_of(self, name: str, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
         """What speaks against a pair that the order NAME made."""
         if not self._corroborated(t, s, targets, sources) and self._agreement(name, targets, sources) < _ORDERED:
-            return Doubt("elsewhere the two sides are stored and used in different orders", About.ORDER)
+            return ask(Reason.ORDERS_DIFFER_ELSEWHERE)
         return self._against(t, s, targets, sources)
 
-    def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Doubt | None:
+    def _against(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> Question[Unit] | None:
         """A doubt if a credible order gives t and s different places among those that look alike."""
         if len(targets) != len(sources) or all("running_var" in u.pieces for u in targets):
             return None
@@ -318,12 +317,12 @@ class Orders:
         if self._corroborated(t, s, targets, sources):
             return None
         if self.sequences.best_credit() < _LITTLE:
-            return Doubt("the two sides are stored and used in different orders", About.ORDER)
+            return ask(Reason.ORDERS_DIFFER)
         for name, ts, ss in self.sequences.all():
             place_t = next((i for i, u in enumerate(u for u in ts if id(u) in inside_t) if u is t), None)
             place_s = next((i for i, u in enumerate(u for u in ss if id(u) in inside_s) if u is s), None)
             if place_t is not None and place_s is not None and place_t != place_s:
-                return Doubt(f"the {name} speaks for another", About.ORDER)
+                return ask(Reason.ORDER_SPEAKS_FOR_ANOTHER, name)
         return None
 
     def _corroborated(self, t: Unit, s: Unit, targets: list[Unit], sources: list[Unit]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ..doubts import About, Doubt
+from ..questions import Question, Reason, ask
 from ..words import alike, common_start, labels, numbers, shared, table, telling_words, words_of
 from .cells import Cells, fair, of, said
 from .counting import counted, rows
@@ -30,7 +30,7 @@ class Scope:
     words: tuple[str, ...] = ()
     cell: Hashable = None
     partner: Scope | None = None
-    doubts: list[Doubt] = field(default_factory=list)
+    doubts: list[Question[Unit]] = field(default_factory=list)
     whole: bool = False
     all: bool = True
     in_order: bool = False
@@ -44,18 +44,6 @@ class Scope:
     def used(self) -> float | None:
         """When it is first used."""
         return min((unit.used for unit in self.units if unit.used is not None), default=None)
-
-
-#: Why parts of a list are a guess.
-_IN_ANOTHER_ORDER = Doubt(
-    "equal parts of the model come in another order than they are registered or numbered", About.PARTS
-)
-_FROM_THE_OTHER_END = Doubt(
-    "equal parts of the model are counted from the other end, as far as one of them shows", About.COUNT
-)
-AGAINST_LEVELS = Doubt(
-    "equal parts are counted as they are used, and the source may count them by the levels that they take", About.COUNT
-)
 
 
 class Scopes:
@@ -193,7 +181,7 @@ class Scopes:
             agree = True
         if not agree:
             agree = sum(not _names_speak_for(t, s, targets, sources) for t, s in zip(targets, chosen, strict=True)) <= 1
-        doubt = None if agree else _IN_ANOTHER_ORDER
+        doubt: Question[Unit] | None = None if agree else ask(Reason.PARTS_IN_ANOTHER_ORDER)
         if numbered is not None:
             turned, why = self._other_end(targets, sources)
             doubt = why or doubt
@@ -209,9 +197,9 @@ class Scopes:
             t.in_order = True
             if doubt:
                 for unit in t.units:
-                    unit.doubts.append(doubt)
+                    unit.ask(doubt)
 
-    def _other_end(self, targets: list[Scope], sources: list[Scope]) -> tuple[bool, Doubt | None]:
+    def _other_end(self, targets: list[Scope], sources: list[Scope]) -> tuple[bool, Question[Unit] | None]:
         """Whether the other side counts a list that equal parts are in from the other end, and what is to doubt then.
 
         What other parts of the list show, that are paired, comes before what the forward pass makes likely.
@@ -230,9 +218,9 @@ class Scopes:
         ]
         if known:
             turned = counted(own[1], theirs[1], known) < 0
-            return turned, _FROM_THE_OTHER_END if turned else None
+            return turned, ask(Reason.FROM_THE_OTHER_END) if turned else None
         against = self.levels.against(own[0], theirs[0])
-        return against < 0, AGAINST_LEVELS if against else None
+        return against < 0, ask(Reason.AGAINST_LEVELS) if against else None
 
     def _parent_label(self, scope: Scope, is_target: bool) -> Hashable:
         outer = next(
@@ -296,7 +284,7 @@ class Scopes:
         }
         return any(id(scope) in partners for scope in self._inner.get(id(s), ()))
 
-    def doubts_of(self, t: Unit, s: Unit) -> list[Doubt]:
+    def doubts_of(self, t: Unit, s: Unit) -> list[Question[Unit]]:
         """What speaks against the pairs of scopes that both are in."""
         found = []
         for scope in self._inner.get(id(t), ()):
@@ -424,7 +412,7 @@ def _shared_words(t: Scope, s: Scope) -> int:
     return shared({*t.words} - table().empty, {*s.words} - table().empty) + sum(map(len, said))
 
 
-def _join_scopes(target: Scope, source: Scope, doubt: Doubt | None = None) -> None:
+def _join_scopes(target: Scope, source: Scope, doubt: Question[Unit] | None = None) -> None:
     target.partner, source.partner = source, target
     if doubt:
         target.doubts.append(doubt)

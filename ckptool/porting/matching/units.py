@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
-from ..doubts import Doubt
 from ..expression import Shape
-from ..forms.fused import part_label
 from ..forms.layouts import PRODUCTS
 from ..forms.pieces import STATISTICS, Canon, Piece, squeezed
+from ..forms.projections import part_label
+from ..questions import Question, joined, still_open
 from ..words import label, labels, numbers, table
-from .evidence import Evidence, Kind
+from .evidence import Evidence, Kind, Told
 
 
 @dataclass(eq=False, slots=True)
@@ -32,10 +32,11 @@ class Unit:
         words: the words of its names.
         cell: the cell that it is in.
         evidence: what told it from its look-alikes, in the order in which it was found.
-        doubts: what speaks against being sure.
-        rivals: other units that fit as well.
+        questions: what speaks against being sure, each with the other units that it may be.
         settled: pair of classes of modules -> its place in those of the target's, where others of them settled it.
         backwards: the lists around it that the other side counts from the other end.
+        told: which rules told it from which look-alikes, for `--explain`.
+        support: the rule that supports or refuses its pair, where only its shape had made that.
     """
 
     path: tuple[str, ...]
@@ -47,10 +48,11 @@ class Unit:
     turn: int | None = None
     cell: int = 0
     evidence: list[Evidence] = field(default_factory=list)
-    doubts: list[Doubt] = field(default_factory=list)
-    rivals: list[Unit] = field(default_factory=list)
+    questions: list[Question[Unit]] = field(default_factory=list)
     settled: dict[Hashable, Hashable] = field(default_factory=dict)
     backwards: frozenset[str] = frozenset()
+    told: list[Told] = field(default_factory=list)
+    support: str = ""
 
     @property
     def last(self) -> str:
@@ -61,6 +63,15 @@ class Unit:
     def numbers(self) -> tuple[int, ...]:
         """The numbers in its path."""
         return numbers(self.path)
+
+    @property
+    def doubts(self) -> list[Question[Unit]]:
+        """The questions about it that are open."""
+        return still_open(self.questions)
+
+    def ask(self, question: Question[Unit]) -> None:
+        """Ask one more question about it; one that is open already gets its options."""
+        self.questions = joined(self.questions, question)
 
     def told_by(self, kind: Kind) -> bool:
         """Whether evidence of a kind decided about it."""
@@ -197,12 +208,12 @@ def same_numbers(targets: Sequence[Placed], sources: Sequence[Placed]) -> bool:
     return Counter(numbers(u.path) for u in targets) == Counter(numbers(u.path) for u in sources)
 
 
-def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> str | None:
-    """Words of two names that exclude each other, as a sentence."""
+def hard_conflict(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, str] | None:
+    """What two names call it with words that exclude each other, or None."""
     theirs = labels(b, hard=True)
     for group, one in labels(a, hard=True).items():
         if (other := theirs.get(group, one)) != one:
-            return f"the names speak of different things: {one} and {other}"
+            return one, other
     return None
 
 

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from ...tensor import LazyTensor
-from .operation import REAL, Calculation, Expr, Operation, Shape, need
+from .operation import REAL, Calculation, Expr, Operation, Shape, listed, need
 from .storages import zeros as tensor_of_zeros
 
 
@@ -16,6 +16,13 @@ class Add(Calculation):
 
     name, usage = "add", "add(x, y, …)"
     summary = "the sum, element by element"
+    infix = True
+    helper = '''\
+@in_float32
+def total(*parts: Tensor) -> Tensor:
+    """Return the sum of several tensors, which is rounded once."""
+    return sum(parts[1:], parts[0])
+'''
     takes = 0
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -30,12 +37,17 @@ class Add(Calculation):
         """From the first to the last."""
         return sum(arrays[1:], arrays[0])
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A plus; a helper for more than two, which rounds once."""
+        return " + ".join(args) if len(args) == 2 else f"total({listed(args)})"
+
 
 class Mul(Calculation):
     """Multiply two tensors of equal sizes."""
 
     name, usage = "mul", "mul(x, y)"
     summary = "the product, element by element"
+    infix = True
     takes = 2
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -47,6 +59,10 @@ class Mul(Calculation):
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
         """Element by element."""
         return arrays[0] * arrays[1]
+
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A star."""
+        return f"{args[0]} * {args[1]}"
 
 
 class _Elementwise(Calculation):
@@ -65,12 +81,17 @@ class Nonzero(_Elementwise):
         """0 or 1."""
         return arrays[0] != 0
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A comparison, in the type of x."""
+        return f"{args[0]}.ne(0).to({args[0]}.dtype)"
+
 
 class Shift(_Elementwise):
     """Add a number."""
 
     name, usage = "shift", "shift(x, value)"
     summary = "x + value"
+    infix = True
     params = REAL
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
@@ -81,12 +102,17 @@ class Shift(_Elementwise):
         """Take the number away again."""
         return [shift(value, -float(x.params[0]))]
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A plus."""
+        return f"{args[0]} + {float(params[0])}" if params[0] >= 0 else f"{args[0]} - {-float(params[0])}"
+
 
 class Scale(_Elementwise):
     """Multiply by a number."""
 
     name, usage = "scale", "scale(x, value)"
     summary = "x * value"
+    infix = True
     params = REAL
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
@@ -97,6 +123,10 @@ class Scale(_Elementwise):
         """Divide by the number, if that is possible."""
         amount = float(x.params[0])
         return [scale(value, 1 / amount)] if amount and isfinite(1 / amount) else None
+
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A star."""
+        return f"{args[0]} * {float(params[0])}"
 
 
 class Sum(Calculation):
@@ -115,6 +145,10 @@ class Sum(Calculation):
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
         """As numpy with `keepdims`."""
         return arrays[0].sum(axis=params[0], keepdims=True)
+
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """The method of tensors."""
+        return f"{args[0]}.sum(dim={params[0]}, keepdim=True)"
 
 
 class Zeros(Operation):
@@ -137,6 +171,10 @@ class Zeros(Operation):
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
         """Nothing was read, so nothing is lost."""
         return []
+
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """Of the type of the first tensor that is read."""
+        return f"{like}.new_zeros({listed(params) or '()'})"
 
 
 def add(*parts: Expr) -> Expr:

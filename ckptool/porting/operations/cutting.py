@@ -15,7 +15,7 @@ from math import gcd
 from typing import Any
 
 from ...tensor import LazyTensor
-from .operation import OPERATIONS, Expr, Operation, Shape, View, need, shape_of, simplified, widest
+from .operation import OPERATIONS, Expr, Operation, Shape, View, listed, need, shape_of, simplified, widest
 from .storages import join, reshaped, selected, sliced
 
 
@@ -85,6 +85,14 @@ class Slice(Cut):
         """Its first element."""
         return int(params[1])
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """An index."""
+        start, stop = ("" if place in (0, "0") else str(place) for place in params[1:])
+        between = ":"
+        if " " in start + stop:  # as formatters have it
+            between = " : " if start else ": "
+        return f"{args[0]}[{':, ' * params[0]}{start}{between}{stop}]"
+
 
 class Select(Cut):
     """One element of a dimension, which goes away."""
@@ -117,12 +125,22 @@ class Select(Cut):
         """Its index."""
         return int(params[1])
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """An index."""
+        return f"{args[0]}[{':, ' * params[0]}{params[1]}]"
+
 
 class OfHeads(Cut):
     """Some of N equal parts of the rows that alternate by head, as those of fused projections often do."""
 
     name, usage = "of_heads", "of_heads(x, heads, n, i[, j])"
     summary = "rows of part i, or of parts i to j - 1, of n parts that alternate by head"
+    calls = True
+    helper = '''\
+def of_heads(x: Tensor, heads: int, parts: int, start: int, stop: int) -> Tensor:
+    """Return the rows of some of the parts that alternate by head."""
+    return x.unflatten(0, (heads, parts, -1))[:, start:stop].flatten(0, 2)
+'''
     params = "iiii?"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -151,6 +169,10 @@ class OfHeads(Cut):
         """Its first part."""
         return int(params[2])
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A helper."""
+        return f"of_heads({args[0]}, {listed(_with_end(params))})"
+
 
 def _with_end(params: tuple[Any, ...]) -> tuple[int, int, int, int]:
     heads, n, start, *stop = params
@@ -178,6 +200,7 @@ class Cat(Join):
 
     name, usage = "cat", "cat(dim, x, y, …)"
     summary = "tensors joined along dimension dim"
+    calls = True
     first, params = 1, "i"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -209,6 +232,10 @@ class Cat(Join):
             at += size
         return found
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """The function of torch."""
+        return f"torch.cat([{listed(args)}], dim={params[0]})"
+
 
 def _merged(parts: Sequence[Expr], dim: int) -> list[Expr]:
     out: list[Expr] = []
@@ -233,6 +260,7 @@ class Stack(Join):
 
     name, usage = "stack", "stack(x, y, …)"
     summary = "tensors joined along a new first dimension"
+    calls = True
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """[number of tensors, their sizes]."""
@@ -249,12 +277,22 @@ class Stack(Join):
         """One element for each."""
         return [select(value, 0, i) for i in range(len(x.args))]
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """The function of torch."""
+        return f"torch.stack([{listed(args)}])"
+
 
 class ByHeads(Join):
     """Join the rows of tensors so that they alternate by head."""
 
     name, usage = "by_heads", "by_heads(heads, x, y, …)"
     summary = "rows of several tensors, which alternate by head"
+    calls = True
+    helper = '''\
+def by_heads(heads: int, *parts: Tensor) -> Tensor:
+    """Join the rows of several tensors so that they alternate by head."""
+    return torch.cat([x.unflatten(0, (heads, -1)) for x in parts], dim=1).flatten(0, 1)
+'''
     first, params = 1, "i"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -277,6 +315,10 @@ class ByHeads(Join):
         """The parts of each head that belong to each."""
         heads = int(x.params[0])
         return cut_by_heads(value, heads, [shape_of(arg, shapes)[0] // heads for arg in x.args])
+
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A helper."""
+        return f"by_heads({params[0]}, {listed(args)})"
 
 
 def part(x: Expr, dim: int, start: int, stop: int) -> Expr:

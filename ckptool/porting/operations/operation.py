@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -103,6 +103,9 @@ class Operation(ABC):
         first: number of parameters that are written before the tensors.
         takes: number of tensors it works on (0: any number, at least one; -1: none).
         params: the parameters, as `fits` spells them.
+        helper: a function that the text in torch calls, as code; "" where torch has what it takes.
+        calls: whether that text holds the tensors in the brackets of a call, and no dot or operator beside them.
+        infix: whether that text is a sum or a product, which goes in brackets before a dot.
     """
 
     name: str
@@ -111,6 +114,9 @@ class Operation(ABC):
     first: int = 0
     takes: int = 1
     params: str = ""
+    helper: str = ""
+    calls: bool = False
+    infix: bool = False
 
     def fits(self, params: Sequence[Number]) -> bool:
         """Whether these are its parameters, by kind: i is an integer from 0 on, f another number, w a word."""
@@ -129,6 +135,13 @@ class Operation(ABC):
         self, parts: Sequence[LazyTensor], params: tuple[Any, ...], shape: Shape, like: LazyTensor
     ) -> LazyTensor:
         """The result, of sizes SHAPE. What works on no tensor has the type and the place of LIKE."""
+
+    @abstractmethod
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """The result as an expression of Python over the texts ARGS of tensors of torch.
+
+        What works on no tensor has the type and the place of LIKE.
+        """
 
     def simplified(self, x: Expr, shapes: Mapping[str, Shape]) -> Expr:
         """X, a call of this operation on simplified arguments, in fewer steps where that is possible."""
@@ -171,6 +184,31 @@ class Calculation(Operation):
 
 #: Every operation that a mapping may name, by name; filled by the package, which lists them.
 OPERATIONS: dict[str, Operation] = {}
+
+
+def torch_text(x: Expr, name: Callable[[str], str], like: str) -> str:
+    """X as an expression of Python over tensors of torch, where NAME writes a key. Its helpers are `torch_helpers`."""
+    if x.is_copy:
+        return name(x.key)
+    operation, args = OPERATIONS[x.op], []
+    for arg in x.args:
+        text = torch_text(arg, name, like)
+        bare = operation.calls or arg.is_copy or not OPERATIONS[arg.op].infix
+        args.append(text if bare else f"({text})")
+    return operation.torch_text(args, x.params, like)
+
+
+def torch_helpers(x: Expr) -> dict[str, str]:
+    """The functions that `torch_text` calls, by the operation, as code."""
+    found = {name: helper for arg in x.args for name, helper in torch_helpers(arg).items()}
+    if not x.is_copy and (helper := OPERATIONS[x.op].helper):
+        found[x.op] = helper
+    return found
+
+
+def listed(items: Iterable[Any]) -> str:
+    """ITEMS with commas between."""
+    return ", ".join(map(str, items))
 
 
 def shape_of(x: Expr, shapes: Mapping[str, Shape]) -> Shape:

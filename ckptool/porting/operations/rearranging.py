@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from ...tensor import LazyTensor
-from .operation import Expr, Shape, View, need, shape_of
+from .operation import Expr, Shape, View, listed, need, shape_of
 from .storages import permuted, reshaped
 
 
@@ -37,6 +37,10 @@ class Transpose(View):
         """Swap them again."""
         return [transpose(value)]
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """Its property."""
+        return f"{args[0]}.mT"
+
 
 class Permute(View):
     """Reorder dimensions, as torch.permute."""
@@ -62,6 +66,10 @@ class Permute(View):
     def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
         """Put each dimension back where it was."""
         return [permute(value, *sorted(range(len(x.params)), key=lambda new: x.params[new]))]
+
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """The method of tensors."""
+        return f"{args[0]}.permute({listed(params) or '()'})"
 
 
 class Reshape(View):
@@ -92,6 +100,10 @@ class Reshape(View):
         """Give back the sizes before."""
         return [reshape(value, shape_of(x.args[0], shapes))]
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """The method of tensors."""
+        return f"{args[0]}.reshape({listed(params) or '()'})"
+
 
 class Rotary(View):
     """Reorder the rows of each head of queries or keys for another kind of rotary embedding.
@@ -101,6 +113,16 @@ class Rotary(View):
 
     name, usage = "rotary", "rotary(x, heads, half|interleaved)"
     summary = "rows of queries or keys in the order of that kind of rotary embedding"
+    calls = True
+    helper = '''\
+def rotary(x: Tensor, heads: int, order: str) -> Tensor:
+    """Order the rows of each head for rotary embeddings that turn pairs of them.
+
+    A pair is rows i and i + d/2 ("half"), or rows 2i and 2i + 1 ("interleaved").
+    """
+    pairs = (-1, 2) if order == "half" else (2, -1)
+    return x.unflatten(0, (heads, *pairs)).transpose(1, 2).flatten(0, 2)
+'''
     params = "iw"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -121,6 +143,10 @@ class Rotary(View):
         """Into the other order."""
         heads, to = x.params
         return [rotary(value, int(heads), "half" if to == "interleaved" else "interleaved")]
+
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A helper."""
+        return f'rotary({args[0]}, {params[0]}, "{params[1]}")'
 
 
 class Flatten(View):
@@ -152,6 +178,14 @@ class Flatten(View):
         """Into the other order."""
         c, h, w, to = x.params
         return [flatten(value, int(c), int(h), int(w), "nchw" if to == "nhwc" else "nhwc")]
+
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """The columns as an image, its channels moved, and columns again."""
+        return (
+            f"{args[0]}.unflatten(-1, ({listed(params[:3])})).movedim(-3, -1).flatten(-3)"
+            if params[3] == "nhwc"
+            else f"{args[0]}.unflatten(-1, ({params[1]}, {params[2]}, {params[0]})).movedim(-1, -3).flatten(-3)"
+        )
 
 
 def transpose(x: Expr) -> Expr:

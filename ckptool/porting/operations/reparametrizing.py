@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from .operation import REAL, Calculation, Expr, Shape, need
+from .operation import REAL, Calculation, Expr, Shape, listed, need
 
 
 class WeightNorm(Calculation):
@@ -15,6 +15,18 @@ class WeightNorm(Calculation):
 
     name, usage = "weight_norm", "weight_norm(g, v)"
     summary = "rows of v scaled to the norms g"
+    calls = True
+    helper = '''\
+@in_float32
+def weight_norm(g: Tensor, v: Tensor) -> Tensor:
+    """Scale the rows of v to the norms g, as torch.nn.utils.weight_norm does."""
+    if g.numel() == 1:
+        return v * (g.reshape(()) / v.norm())
+    if g.ndim != v.ndim:
+        g = g.reshape(-1, *[1] * (v.ndim - 1))
+    dims = [dim for dim, size in enumerate(g.shape) if size == 1]
+    return v * (g / (v.norm(dim=dims, keepdim=True) if dims else v.abs()))
+'''
     takes = 2
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -37,12 +49,23 @@ class WeightNorm(Calculation):
         shape = [v.shape[d] if d == dim else 1 for d in range(v.ndim)]
         return v * (g.reshape(shape) / np.sqrt((v * v).sum(axis=axes, keepdims=True)))
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A helper."""
+        return f"weight_norm({listed(args)})"
+
 
 class Norm(Calculation):
     """The norms that `weight_norm` would have of a weight."""
 
     name, usage = "norm", "norm(v)"
     summary = "the norms of the rows of v"
+    calls = True
+    helper = '''\
+@in_float32
+def norm(v: Tensor) -> Tensor:
+    """Return the norms of the rows of v, as torch.nn.utils.weight_norm keeps them."""
+    return v.reshape(len(v), -1).norm(dim=1).reshape(-1, *[1] * (v.ndim - 1))
+'''
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
         """[rows, 1, …]."""
@@ -57,12 +80,23 @@ class Norm(Calculation):
         (v,) = arrays
         return np.sqrt((v * v).sum(axis=tuple(range(1, v.ndim)), keepdims=True))
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A helper."""
+        return f"norm({args[0]})"
+
 
 class SpectralNorm(Calculation):
     """The weight of `torch.nn.utils.spectral_norm` in eval mode, from its singular vectors u and v as stored."""
 
     name, usage = "spectral_norm", "spectral_norm(w, u, v)"
     summary = "w divided by u w v, its largest singular value"
+    calls = True
+    helper = '''\
+@in_float32
+def spectral_norm(w: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """Divide w by its largest singular value, as torch.nn.utils.spectral_norm does in eval mode."""
+    return w / (u @ w.flatten(1) @ v)
+'''
     takes = 3
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -77,12 +111,23 @@ class SpectralNorm(Calculation):
         w, u, v = arrays
         return w / (u @ (w.reshape(w.shape[0], -1) @ v))
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A helper."""
+        return f"spectral_norm({listed(args)})"
+
 
 class Lora(Calculation):
     """A weight with an adapter of low rank merged in (Hu et al., "LoRA", 2021)."""
 
     name, usage = "lora", "lora(w, a, b, scale)"
     summary = "w + scale * b a"
+    calls = True
+    helper = '''\
+@in_float32
+def lora(w: Tensor, a: Tensor, b: Tensor, scale: float | Tensor) -> Tensor:
+    """Merge an adapter of low rank into w."""
+    return w + scale * (b.flatten(1) @ a.flatten(1)).reshape(w.shape)
+'''
     takes, params = 3, REAL
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -98,12 +143,23 @@ class Lora(Calculation):
         w, a, b = arrays
         return w + float(params[0]) * (b.reshape(b.shape[0], -1) @ a.reshape(a.shape[0], -1)).reshape(w.shape)
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A helper."""
+        return f"lora({listed(args)}, {float(params[0])})"
+
 
 class LoraAlpha(Lora):
     """The same, where the file holds alpha, and the scale is alpha / rank."""
 
     name, usage = "lora_alpha", "lora_alpha(w, a, b, alpha)"
     summary = "w + alpha / rank * b a"
+    helper = '''\
+@in_float32
+def lora_alpha(w: Tensor, a: Tensor, b: Tensor, alpha: Tensor) -> Tensor:
+    """Merge an adapter of low rank into w, scaled by alpha / rank."""
+    scale = alpha.reshape(()) / len(a)
+    return w + scale * (b.flatten(1) @ a.flatten(1)).reshape(w.shape)
+'''
     takes, params = 4, ""
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -116,6 +172,10 @@ class LoraAlpha(Lora):
         """The rank is the number of rows of a."""
         *wab, alpha = arrays
         return super().compute(wab, (alpha.reshape(()) / wab[1].shape[0],))
+
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A helper."""
+        return f"lora_alpha({listed(args)})"
 
 
 class _Folded(Calculation):
@@ -134,6 +194,13 @@ class FoldWeight(_Folded):
 
     name, usage = "fold_weight", "fold_weight(w, gamma, var, eps)"
     summary = "w of a layer that does the work of the batch norm after it, too"
+    calls = True
+    helper = '''\
+@in_float32
+def fold_weight(w: Tensor, gamma: Tensor, var: Tensor, eps: float) -> Tensor:
+    """Let the layer of w do the work of the batch norm after it as well."""
+    return w * (gamma / (var + eps).sqrt()).reshape(-1, *[1] * (w.ndim - 1))
+'''
     takes = 3
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
@@ -143,12 +210,25 @@ class FoldWeight(_Folded):
         w, gamma, var = arrays
         return w * (gamma / np.sqrt(var + float(params[0]))).reshape(-1, *[1] * (w.ndim - 1))
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A helper."""
+        return f"fold_weight({listed(args)}, {float(params[0])})"
+
 
 class FoldBias(_Folded):
     """The bias of a convolution that does the work of the batch norm after it as well."""
 
     name, usage = "fold_bias", "fold_bias(b, gamma, beta, mean, var, eps)"
     summary = "the bias of such a layer"
+    calls = True
+    helper = '''\
+@in_float32
+def fold_bias(
+    b: Tensor, gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, eps: float
+) -> Tensor:
+    """Return the bias of a layer that does the work of the batch norm after it as well."""
+    return (b - mean) * gamma / (var + eps).sqrt() + beta
+'''
     takes = 5
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
@@ -157,6 +237,10 @@ class FoldBias(_Folded):
 
         b, gamma, beta, mean, var = arrays
         return (b - mean) * gamma / np.sqrt(var + float(params[0])) + beta
+
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A helper."""
+        return f"fold_bias({listed(args)}, {float(params[0])})"
 
 
 def weight_norm(g: Expr, v: Expr) -> Expr:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .operation import Calculation, Expr, Shape, need
+from .operation import Calculation, Expr, Shape, listed, need
 
 
 class Repeat(Calculation):
@@ -13,6 +13,7 @@ class Repeat(Calculation):
 
     name, usage = "repeat", "repeat(x, dim, n)"
     summary = "x n times side by side along dimension dim, divided by n"
+    infix = calls = True
     params = "ii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -29,12 +30,24 @@ class Repeat(Calculation):
         dim, times = params
         return np.concatenate([arrays[0]] * times, axis=dim) / times
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """Copies, divided."""
+        return f"torch.cat([{args[0]}] * {params[1]}, dim={params[0]}) / {params[1]}"
+
 
 class Grow(Calculation):
     """Append elements to a dimension, each the mean of those that are there."""
 
     name, usage = "grow", "grow(x, dim, n)"
     summary = "x with n elements in dimension dim, the new ones the mean of the others"
+    calls = True
+    helper = '''\
+@in_float32
+def grow(x: Tensor, dim: int, size: int) -> Tensor:
+    """Append the mean of the elements of a dimension until it has the size."""
+    mean = x.mean(dim=dim, keepdim=True)
+    return torch.cat([x, *[mean] * (size - x.shape[dim])], dim=dim)
+'''
     params = "ii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -51,12 +64,30 @@ class Grow(Calculation):
         (x,), (dim, size) = arrays, params
         return np.concatenate([x, *[x.mean(axis=dim, keepdims=True)] * (size - x.shape[dim])], axis=dim)
 
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A helper."""
+        return f"grow({args[0]}, {listed(params)})"
+
 
 class Resize(Calculation):
     """Resample a table of positions [..., prefix + h * w, features] to another grid."""
 
     name, usage = "resize", "resize(x, prefix, h, w, new_h, new_w)"
     summary = "a position table of h x w places behind a prefix, for another grid, bicubic"
+    calls = True
+    helper = '''\
+@in_float32
+def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Tensor:
+    """Resample a table of positions, a prefix and a grid of h x w, to another grid."""
+    *lead, _, features = x.shape
+    grid = x[..., prefix:, :].reshape(-1, h, w, features).movedim(-1, 1)
+    if new_w == 1:  # for which torch would give all places of the column one value
+        grid = F.interpolate(grid.mT, (new_w, new_h), mode="bicubic", antialias=True).mT
+    else:
+        grid = F.interpolate(grid, (new_h, new_w), mode="bicubic", antialias=True)
+    grid = grid.movedim(1, -1).reshape(*lead, new_h * new_w, features)
+    return torch.cat([x[..., :prefix, :], grid], dim=-2)
+'''
     params = "iiiii"
 
     def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
@@ -77,6 +108,10 @@ class Resize(Calculation):
         grid = np.einsum("ab,...bcd->...acd", rows, grid)
         grid = np.einsum("ab,...cbd->...cad", columns, grid)
         return np.concatenate([head, grid.reshape(*x.shape[:-2], new_h * new_w, x.shape[-1])], axis=-2)
+
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """A helper."""
+        return f"resize({args[0]}, {listed(params)})"
 
 
 def _resampling(old: int, new: int) -> Any:

@@ -15,12 +15,13 @@ from ...disk.files import StrPath
 from ...errors import CannotCarry, counted
 from ..applying import open_source
 from ..mapping import Mapping
+from .causes import Codes
 from .colours import doubt_colours
 from .flow import Flow
 from .progress import PATIENCE, Progress, Tell
 from .recorder import follow
 from .reference import read_reference
-from .same_inputs import same_inputs
+from .same_inputs import SEED, same_inputs
 from .settle import nothing_compared, settle
 from .source_code import adapter_factors, built, load_own
 from .trial import Trial
@@ -90,7 +91,14 @@ def prove(
     flows = ((follow(theirs, a, bare=True), b) for a, b in more)
     others = ((None if flow is None else code.seen(flow), b) for flow, b in flows)
     flow = code.seen(both.flow)
-    return doubt_colours(settle(mapping, trial, flow, both.shown, others, code.copies), theirs, own, flow)
+
+    def wider() -> Flow | None:
+        values = both.made(SEED)
+        seen = None if values is None else follow(theirs, values[0], bare=True, wider=True)
+        return None if seen is None else code.seen(seen)
+
+    codes = Codes(flow, wider, code.pairs_of_modules(mapping, theirs, own))
+    return doubt_colours(settle(mapping, trial, codes, both.shown, others, code.copies), theirs, own, flow)
 
 
 def prove_against(
@@ -114,7 +122,8 @@ def prove_against(
     model = built(target_model)
     saved = read_reference(reference, model)
     trial = Trial(model, open_source(source), mapping, saved.inputs, progress=Progress(progress, patience))
-    return settle(mapping, trial, Flow([], saved.outputs), "the saved inputs")
+    outputs = Flow([], saved.outputs)
+    return settle(mapping, trial, Codes(outputs, lambda: outputs, coarse=saved.coarse), "the saved inputs")
 
 
 __all__ = ["prove", "prove_against"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import replace
 
 import torch
 
 from .. import expression as ex
+from ..expression import Expr
 from ..mapping import Entry, Mapping
+from ..questions import Question, Reason, ask
 from .flow import Flow
 
 _ORDERS = re.compile(r"(?<![a-z])(rgb|bgr)(?![a-z])", re.IGNORECASE)
@@ -21,18 +22,15 @@ def doubt_colours(mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Modul
     if said is None or other is None or said == other:
         return mapping
     first = {key for use in flow.uses if not use.before and use.kind == "conv" for key in use.held["weight"].keys}
-    doubt = (
-        f"the code of the source speaks of {said}, that of the model of {other}; outputs on equal numbers do not tell"
-    )
-    return mapping.with_entries([_doubted(entry, first, doubt) for entry in mapping.entries])
+    asked: Question[Expr] = ask(Reason.COLOURS, said, other)
+    return mapping.with_entries([_doubted(entry, first, asked) for entry in mapping.entries])
 
 
-def _doubted(entry: Entry, first: set[str], doubt: str) -> Entry:
+def _doubted(entry: Entry, first: set[str], asked: Question[Expr]) -> Entry:
     if entry.expr is None or first.isdisjoint(entry.sources) or len(entry.shape) != 4 or entry.shape[1] != 3:
         return entry
     turned = ex.cat(1, *(ex.part(entry.expr, 1, i, i + 1) for i in (2, 1, 0)))
-    rivals = (turned, *entry.rivals)
-    return replace(entry, status="guessed", doubts=(*entry.doubts, doubt), rivals=rivals)
+    return entry.asking(asked.about(turned))
 
 
 def _order(model: torch.nn.Module) -> str | None:

@@ -42,7 +42,7 @@ def _of_rows(values: torch.Tensor) -> torch.Tensor:
 
 
 #: How far fingerprints of the same channel may lie apart, relative to the channel and to the largest of all.
-_APART, _NOISE = 1e-3, 1e-5
+APART, NOISE = 1e-3, 1e-5
 
 
 def pairing(wanted: torch.Tensor, have: torch.Tensor) -> list[int] | None:
@@ -93,19 +93,20 @@ def _assigned(wanted: torch.Tensor, have: torch.Tensor, allowed: torch.Tensor) -
 
 def _allowed(wanted: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     largest = float(max(wanted[:, 0].max(), other[:, 0].max())) if len(wanted) and len(other) else 0.0
-    return (_APART * wanted[:, :1] + _NOISE * largest).expand(-1, 1) + 1e-12
+    return (APART * wanted[:, :1] + NOISE * largest).expand(-1, 1) + 1e-12
 
 
 class Known:
     """A pool of channels to look others up in."""
 
-    def __init__(self, groups: Iterable[torch.Tensor]) -> None:
+    def __init__(self, groups: Iterable[torch.Tensor], apart: tuple[float, float] = (APART, NOISE)) -> None:
         rows = torch.cat([torch.zeros(1, 6, dtype=torch.float64), *groups])
         self.rows = rows[rows[:, 4].argsort()]
+        self.apart = apart
 
     def holds(self, wanted: torch.Tensor) -> bool:
         """Whether every channel of WANTED is in the pool."""
-        low = _APART * wanted[:, 0] + _NOISE * float(wanted[:, 0].max()) + 1e-12
+        low = self.apart[0] * wanted[:, 0] + self.apart[1] * float(wanted[:, 0].max()) + 1e-12
         tops = self.rows[:, 4].contiguous()
         first = torch.searchsorted(tops, (wanted[:, 4] - low).contiguous())
         last = torch.searchsorted(tops, (wanted[:, 4] + low).contiguous(), right=True)
@@ -125,4 +126,4 @@ class Known:
 _LOOKED_AT = 4096
 
 
-__all__ = ["Known", "fingerprints", "pairing"]
+__all__ = ["APART", "NOISE", "Known", "fingerprints", "pairing"]

@@ -19,7 +19,8 @@ import torch
 
 from ..expression import Expr, Shape
 from ..forms.pieces import substituted
-from .fingerprints import Known
+from .fingerprints import APART, NOISE, Known
+from .steps import Step
 
 #: Kinds of uses that make each channel of all, and kinds that go channel by channel.
 MATRICES = frozenset({"linear", "conv"})
@@ -53,6 +54,8 @@ class Use:
         given: fingerprints of what comes out.
         before: the uses whose results it takes.
         bare: fingerprints of what comes out before a bias is added, where that was asked for and it has one.
+        steps: what is done without weights between those uses and this one.
+        step: the operation itself, where it has settings.
     """
 
     index: int
@@ -62,6 +65,8 @@ class Use:
     given: torch.Tensor
     before: frozenset[int] = frozenset()
     bare: torch.Tensor | None = None
+    steps: tuple[Step, ...] = ()
+    step: Step | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -96,6 +101,10 @@ class Flow:
     outputs: list[torch.Tensor]
     #: For each output the last uses that it is made of.
     behind: list[frozenset[int]] = field(default_factory=list)
+    #: For each output what is done after those.
+    tails: list[tuple[Step, ...]] = field(default_factory=list)
+    #: How far fingerprints of the same channel may lie apart, relative to the channel and to the largest of all.
+    apart: tuple[float, float] = (APART, NOISE)
     _repeated: dict[tuple[Any, ...], list[Use]] | None = field(default=None, repr=False)
     _known: Known | None = field(default=None, repr=False)
     _entries: Known | None = field(default=None, repr=False)
@@ -114,8 +123,17 @@ class Flow:
         if self._known is None:
             every = chain(self.uses, *self.repeated.values())
             bare = [use.bare for use in self.uses if use.bare is not None]
-            self._known = Known(chain((use.given for use in every), bare))
+            self._known = Known(chain((use.given for use in every), bare), self.apart)
         return self._known
+
+    def with_outputs(self, places: Sequence[int]) -> Flow:
+        """The same with these outputs only."""
+        outputs, behind = [self.outputs[i] for i in places], [self.behind[i] for i in places]
+        return replace(self, outputs=outputs, behind=behind, tails=[self.tails[i] for i in places if self.tails])
+
+    def tell_apart_by(self, channel: float, noise: float) -> None:
+        """Let channels be the same that differ by so much, relative to the channel and to the largest of all."""
+        self.apart, self._known, self._entries = (channel, noise), None, None
 
     def gives(self, given: torch.Tensor) -> bool:
         """Whether some use of weights gives these channels. All 0 are no evidence, unless one here is as silent."""
@@ -130,7 +148,7 @@ class Flow:
         """All channels that went into a use of weights."""
         if self._entries is None:
             every = chain(self.uses, *self.repeated.values())
-            self._entries = Known(use.taken for use in every if use.taken is not None)
+            self._entries = Known((use.taken for use in every if use.taken is not None), self.apart)
         return self._entries
 
     def bias(self, use: Use) -> Held | None:
@@ -151,7 +169,7 @@ class Flow:
     def renamed(self, made_of: MappingOf[str, Expr]) -> Flow:
         """The same over other keys: those that the keys of the code are made of."""
         uses = [_renamed(use, made_of) for use in self.uses]
-        return Flow(uses, self.outputs, self.behind)
+        return Flow(uses, self.outputs, self.behind, self.tails)
 
 
 def _renamed(use: Use, made_of: MappingOf[str, Expr]) -> Use:

@@ -1,7 +1,7 @@
 """What else might go where: mappings to try where two models first give something else, the likeliest first.
 
-Where what a use takes is in the source nowhere, the weights before it are arranged otherwise; where it is, they are
-those of the use there.
+What matching left open comes first: the options of its questions. Where what a use takes is in the source nowhere, the
+weights before it are arranged otherwise; where it is, they are those of the use there.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from .arrangements import arrangements
 from .flow import Use
 from .goes_in import from_what_goes_in, made_together, takes_the_same
 from .ground import Change, Ground
-from .other_values import adapters, any_of_these_sizes, around_zero_or_one, rivals
+from .other_values import adapters, any_of_these_sizes, around_zero_or_one, options
 
 
 def for_use(ground: Ground, f: Use) -> Iterator[Change]:
     """What the weights of F, or those before it, might be instead; the likeliest first."""
+    yield from options(ground, f)
     yield from adapters(ground, f)
     if any("lora" in e.expr.operations() for k in f.keys if (e := ground.entries.get(k)) and e.expr is not None):
         return  # what an adapted layer gives is in the source in two parts
@@ -24,7 +25,6 @@ def for_use(ground: Ground, f: Use) -> Iterator[Change]:
     if matched:
         yield from from_what_goes_in(ground, f, matched)
     yield from made_together(ground, f)
-    yield from rivals(ground, f)
     if not matched:
         yield from arrangements(ground, f)
     yield from around_zero_or_one(ground, f)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as MappingOf
-from dataclasses import replace
 from itertools import islice
 
 from ...errors import counted
@@ -116,10 +115,7 @@ def _tried(
     for key, expr in new.items():
         entry = candidate[key]
         if entry.expr != expr:
-            rivals = [r for r in (entry.expr, *entry.rivals) if r is not None and r != expr]
-            doubts = entry.doubts if entry.status == "guessed" else ("found by trial",)
-            changed = replace(entry, status="guessed", expr=expr, doubts=doubts, default=False)
-            candidate[key] = replace(changed, rivals=tuple(dict.fromkeys(rivals)))
+            candidate[key] = entry.tried(expr)
     if all(candidate[key] is entries[key] for key in new):
         return None
     in_vain = f"{trial.misses:,} of at most {counted(trial.patience, 'trial')} in vain"

@@ -13,6 +13,7 @@ from ...errors import RuleError, printable
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..mapping import Entry, Mapping
+from ..questions import Question, Reason, ask
 from .flow import Flow, Use
 from .other_conventions import module_of
 from .recorder import called, tensors
@@ -139,9 +140,8 @@ def unseen(entries: dict[str, Entry], mapping: Mapping) -> dict[str, Entry]:
     A new head takes what some layer of the source takes, and gives the same with that layer's weight: whatever it is.
     """
     open_before = {e.target for e in mapping.entries if e.expr is None and not e.default}
-    doubt = "it takes what this layer of the source takes, and no output shows that it is that layer"
     return {
-        key: replace(e, status="guessed", doubts=(*e.doubts, doubt)) if key in open_before and e.expr is not None else e
+        key: e.asking(ask(Reason.NO_OUTPUT_SHOWS_IT)) if key in open_before and e.expr is not None else e
         for key, e in entries.items()
     }
 
@@ -172,8 +172,7 @@ def carried_along(
         if new is not None and not taken:
             out[key] = replace(entry, expr=new, evidence="with the rest of its block, which outputs prove")
         elif any(before[e.target].expr != e.expr for e in taken):
-            doubt = f"what it is made of is {printable(taken[0].target, 80)}, by trial; the outputs do not depend on it"
-            out[key] = replace(entry, status="guessed", doubts=(*entry.doubts, doubt))
+            out[key] = entry.asking(ask(Reason.TAKEN_BY_ANOTHER, printable(taken[0].target, 80)))
     return out
 
 
@@ -234,8 +233,8 @@ def doubt_unseen_rows(
         for piece in joined:
             start, at = at, at + ex.shape_of(piece, shapes)[0]
             if piece.keys() and not any(first < at and start < last for first, last in seen_rows):
-                doubt = f"the proof looked at none of its rows {start:,} to {at - 1:,}"
-                out[key] = replace(entry, status="guessed", doubts=(doubt,))
+                asked: Question[Expr] = ask(Reason.ROWS_NOT_SEEN, f"{start:,}", f"{at - 1:,}")
+                out[key] = entry.settled(entry.evidence).asking(asked)
     return out
 
 
@@ -255,8 +254,8 @@ def felt(entries: dict[str, Entry], mapping: Mapping, trial: Trial, unfelt: set[
             continue
         if key not in unfelt or module_of(entry) in sure:
             why = "proved by equal outputs" if key not in unfelt else "beside what equal outputs prove"
-            out[key] = replace(entry, status="mapped", evidence=why, doubts=(), rivals=(), default=False)
+            out[key] = entry.settled(why)
         elif entry.expr != before[key].expr:
-            out[key] = replace(entry, doubts=(*entry.doubts, "the outputs do not depend on it"))
+            out[key] = entry.asking(ask(Reason.NOT_FELT))
     trial.load(entries.values())
     return out

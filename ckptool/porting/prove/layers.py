@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as MappingOf
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ..mapping import Entry
 from .flow import Flow, Use
-from .verdict import Verdict
+from .other_settings import counterpart, layer_of
+from .verdict import NOTHING, Verdict, behind_new_keys
 
 #: Layers that are told of, around the first that differs.
 _MOST = 2000
@@ -30,10 +32,10 @@ def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: 
     for use in seen.uses[:_MOST]:
         sources = {key for own in use.keys if own in entries for key in entries[own].sources}
         turn = told[use.told] = told.get(use.told, -1) + 1
-        other = _counterpart(sources, expected, turn)
+        other = counterpart(sources, expected, turn)
         found: dict[str, Any] = {
-            "layer": _module(use),
-            "source": None if other is None else _module(other),
+            "layer": layer_of(use),
+            "source": None if other is None else layer_of(other),
             "difference": _difference(use.given, other, expected),
             "first": use.index in front,
         }
@@ -46,17 +48,12 @@ def layers(expected: Flow, seen: Flow, entries: MappingOf[str, Entry], verdict: 
     return out
 
 
-def _module(use: Use) -> str:
-    key = use.keys[0]
-    return key.rpartition(".")[0] or key
-
-
-def _counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
-    """The use of the same weights in the source's code; of several the one whose turn it is."""
-    shared = [(len(sources & set(use.keys)), use) for use in expected.uses]
-    most = max((n for n, _ in shared), default=0)
-    fitting = [use for n, use in shared if n == most] if most else []
-    return fitting[min(turn, len(fitting) - 1)] if fitting else None
+def apart_at_most(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> float | None:
+    """The largest difference of what layers give that are before all keys without a source; None if none is known."""
+    open_ = behind_new_keys(seen, entries)
+    known = replace(seen, uses=[use for use in seen.uses if not open_[use.index]])
+    found = (row["difference"] for row in layers(expected, known, entries, NOTHING))
+    return max((one for one in found if one is not None), default=None)
 
 
 def _difference(own: torch.Tensor, other: Use | None, expected: Flow) -> float | None:
@@ -74,4 +71,4 @@ def _apart(own: torch.Tensor, other: torch.Tensor) -> float:
     return min(in_place, in_any_order) / (largest or 1.0)
 
 
-__all__ = ["layers"]
+__all__ = ["apart_at_most", "layers"]

@@ -7,21 +7,24 @@ from collections.abc import Mapping as MappingOf
 
 from .. import expression as ex
 from ..expression import Expr
-from ..forms.fused import fused_by_name, part_label
+from ..forms.projections import fused_by_name, part_label
 from ..mapping import Entry
+from ..questions import still_open
 
 
 def changes(entries: dict[str, Entry]) -> Iterator[tuple[str, dict[str, Expr]]]:
     """Changes of the whole mapping: a group of doubts settled otherwise, or a convention applied everywhere."""
-    groups: dict[tuple[str, ...], list[Entry]] = {}
+    groups: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries.values():
         if entry.status == "guessed" and entry.rivals:
-            groups.setdefault(entry.doubts, []).append(entry)
-    for doubts, members in groups.items():
+            groups.setdefault(tuple(q.asked for q in still_open(entry.questions)), []).append(entry)
+    for members in groups.values():
+        doubts = members[0].doubts
         for number in range(max(len(e.rivals) for e in members)):
             yield doubts[0], {e.target: e.rivals[number] for e in members if len(e.rivals) > number}
     yield from _conventions(list(entries.values()))
-    for doubts, members in groups.items():
+    for members in groups.values():
+        doubts = members[0].doubts
         by_module: dict[str, list[Entry]] = {}
         for entry in members:
             by_module.setdefault(module_of(entry), []).append(entry)

@@ -1,4 +1,4 @@
-"""Other tensors of the source for a use of weights: rivals, other offsets and factors, any of these sizes."""
+"""Other tensors of the source for a use of weights: options of questions, offsets, factors, any of these sizes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .ground import Change, Ground
 _FACTORS = (1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 0.125, 16.0, 0.0625, 32.0)
 
 
-def rivals(ground: Ground, f: Use) -> Iterator[Change]:
-    """What the mapping says fits as well, for F and for what comes before it."""
+def options(ground: Ground, f: Use) -> Iterator[Change]:
+    """The options of open questions about F, and about what comes before it: of one question, each in all keys."""
     near = [f, *(ground.own.uses[i] for i in sorted(f.before)[-8:])]
     keys = list(dict.fromkeys(key for u in near for key in u.keys if key in ground.entries))
     doubtful = [ground.entries[key] for key in keys if ground.entries[key].rivals]
     for number in range(max((len(e.rivals) for e in doubtful), default=0)):
         fitting = {e.target: e.rivals[number] for e in doubtful if len(e.rivals) > number}
-        yield f"rival {number}", fitting
+        yield f"option {number + 1}", fitting
         by_module: dict[str, dict[str, Expr]] = {}
         for key, expr in fitting.items():
             by_module.setdefault(key.rpartition(".")[0], {})[key] = expr
         if len(by_module) > 1:
             for new in by_module.values():
-                yield f"rival {number} of one", new
+                yield f"option {number + 1} of one", new
         for new in by_module.values():  # whoever had it gets that instead
             back = {
                 key: ground.entries[own].expr
@@ -38,7 +38,7 @@ def rivals(ground: Ground, f: Use) -> Iterator[Change]:
                 if e.expr == expr and key not in new
             }
             if back:
-                yield f"exchanged with rival {number}", new | {k: x for k, x in back.items() if x is not None}
+                yield f"exchanged with option {number + 1}", new | {k: x for k, x in back.items() if x is not None}
 
 
 def around_zero_or_one(ground: Ground, f: Use) -> Iterator[Change]:
@@ -119,4 +119,4 @@ def _in_other_sizes(ground: Ground, x: Expr | None, have: Shape, own: Shape) -> 
                 yield f"from rows, dimensions in the order {order}", ex.reshape(ex.permute(laid, *back), own, b)
 
 
-__all__ = ["adapters", "any_of_these_sizes", "around_zero_or_one", "rivals"]
+__all__ = ["adapters", "any_of_these_sizes", "around_zero_or_one", "options"]

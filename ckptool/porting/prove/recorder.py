@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,30 +23,47 @@ from .. import expression as ex
 from ..expression import Expr, Shape
 from .fingerprints import fingerprints
 from .flow import Flow, Held, Use
+from .precision import Wider, in_double
+from .steps import Step, Swap, is_step, step_of
 
 _SEED = 20
 
 
-def follow(model: torch.nn.Module, inputs: Any, *, bare: bool = False) -> Flow | None:
+def follow(
+    model: torch.nn.Module,
+    inputs: Any,
+    *,
+    bare: bool = False,
+    wider: bool = False,
+    swaps: MappingOf[int, Swap] = MappingProxyType({}),
+) -> Flow | None:
     """Run MODEL in eval mode on INPUTS (positional, or by name) and note how it uses its weights; None if it raises.
 
-    BARE: also what comes out of layers before their biases, for a model that adds these in a step of their own.
+    Args:
+        model: is as it was afterwards.
+        inputs: by position, or by name.
+        bare: also note what comes out of layers before their biases, for a model that adds these later.
+        wider: compute in double precision.
+        swaps: what is done in place of some steps, by their numbers.
     """
-    recorder = _Recorder(model, bare)
-    out, error = attempt(model, inputs, recorder)
+    with in_double(model) if wider else nullcontext():
+        recorder = _Recorder(model, bare, swaps)
+        out, error = attempt(model, inputs, recorder, wider=wider)
     if error is not None:
         return None
     found = [t for t in tensors(out) if t.is_floating_point()]
     behind = [recorder.feeding(t) for t in found]
-    return Flow(recorder.uses, found, behind)
+    return Flow(recorder.uses, found, behind, [recorder.steps_to(t) for t in found])
 
 
 def attempt(
-    model: torch.nn.Module, inputs: Any, recorder: _Recorder | None = None
+    model: torch.nn.Module, inputs: Any, recorder: _Recorder | None = None, *, wider: bool = False
 ) -> tuple[Any, None] | tuple[None, Exception]:
     """What MODEL gives in eval mode for INPUTS, or what it raises."""
     training, fast = model.training, torch.backends.mha.get_fastpath_enabled()
     given = {id(t): t.clone() for t in tensors(inputs)}  # code may change what it is given
+    if wider:
+        given = {key: t.double() if t.is_floating_point() else t for key, t in given.items()}
     copied = with_leaves(inputs, [given.get(id(one), one) for _, one in leaves(inputs)])
     if recorder is not None:
         recorder.flows(given.values())
@@ -56,7 +74,8 @@ def attempt(
         torch.backends.mha.set_fastpath_enabled(False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False), recorder or nullcontext():
+            modes = recorder or nullcontext(), Wider() if wider else nullcontext()
+            with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False), modes[0], modes[1]:
                 return called(model, copied), None
     except Exception as error:
         return None, error
@@ -130,10 +149,14 @@ _STATES = frozenset({"zeros", "zeros_like", "new_zeros"})
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
-    def __init__(self, model: torch.nn.Module, bare: bool = False) -> None:
+    def __init__(self, model: torch.nn.Module, bare: bool, swaps: MappingOf[int, Swap]) -> None:
         super().__init__()
         self.uses: list[Use] = []
-        self._bare = bare
+        self._bare, self._swaps = bare, swaps
+        self._count = 0
+        self._step: Step | None = None  # the one that is being done
+        self._chain: tuple[Step, ...] = ()  # the steps before it, since the last use of weights
+        self._chains: dict[int, tuple[Step, ...]] = {}
         self._bases: dict[int, list[_Base]] = {}
         self._flowing: dict[int, frozenset[int]] = {}
         self._places: dict[int, StorageWeakRef] = {}
@@ -154,14 +177,18 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
         """The uses whose results TENSOR is made of, no use between."""
         return self._flowing.get(self._place(tensor), frozenset())
 
+    def steps_to(self, tensor: torch.Tensor) -> tuple[Step, ...]:
+        """The steps from the last uses to TENSOR."""
+        return self._chains.get(self._place(tensor), ())
+
     def _hold(self, tensor: torch.Tensor, keys: tuple[str, ...], expr: Expr | None) -> None:
         base = _Base(keys, expr, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.numel())
         self._bases.setdefault(self._place(tensor), []).append(base)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         name = func._overloadpacket.__name__
+        result = self._done(func, name, args, kwargs)
         taken = list(tensors((args, kwargs)))
         out = list(tensors(result))
         if name in _STATES and out[0].is_floating_point():  # what a recurrent layer begins with
@@ -178,6 +205,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
                     self._derive(name, args, held, one)
             return result
         before = frozenset(chain.from_iterable(self._flowing[self._place(t)] for t in flowing))
+        self._chain = self._steps_before(flowing)
         if held:
             first = len(self.uses)
             self._note(name, args, kwargs, out[0], before)
@@ -186,7 +214,27 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             place = self._place(one)
             old = self._flowing.get(place, frozenset()) if place in places and not held else frozenset()
             self._flowing[place] = before | old
+            steps = () if held else self._chain if self._step is None else (*self._chain, self._step)
+            if steps or place in self._chains:
+                self._chains[place] = steps
         return result
+
+    def _done(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """What an operation gives, or what is done in its place."""
+        self._step = None
+        if not is_step(name) or not any(self._place(t) in self._flowing for t in tensors((args, kwargs))):
+            return func(*args, **kwargs)
+        self._step = step_of(self._count, func, args, kwargs)
+        self._count += 1
+        swap = self._swaps.get(self._count - 1)
+        return func(*args, **kwargs) if swap is None else swap(func, args, kwargs)
+
+    def _steps_before(self, flowing: Iterable[torch.Tensor]) -> tuple[Step, ...]:
+        chains = {steps for t in flowing if (steps := self._chains.get(self._place(t)))}
+        if len(chains) < 2:
+            return next(iter(chains), ())
+        found = {step.number: step for steps in chains for step in steps}
+        return tuple(found[number] for number in sorted(found))
 
     def _place(self, tensor: torch.Tensor) -> int:
         """What tells a storage from all others of this pass, also when it is gone: of its values nothing is kept."""
@@ -316,7 +364,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     ) -> None:
         held = {role: one for role, one in roles.items() if one is not None}
         if held:
-            self.uses.append(Use(len(self.uses), kind, held, taken, given, before, bare))
+            steps = self._chain
+            self.uses.append(Use(len(self.uses), kind, held, taken, given, before, bare, steps, self._step))
 
 
 def _viewed(base: _Base, view: torch.Tensor) -> Expr | None:

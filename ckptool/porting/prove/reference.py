@@ -14,8 +14,8 @@ from ...errors import CannotCarry, NotFound, RuleError, UnknownFormat, counted, 
 from ...formats.loading import load
 from ...model_code.inputs import inputs_text, leaves, nested, with_leaves
 from ...torch_bridge import Inert
+from .measure import of_one_size
 from .recorder import arguments, attempt, first_line, tensors
-from .verdict import of_one_size
 
 _INPUTS, _OUTPUTS = ("input", "inputs"), ("output", "outputs")
 _PLAIN = (bool, int, float, str, type(None))
@@ -28,6 +28,8 @@ class Reference:
 
     inputs: Any
     outputs: list[torch.Tensor]
+    #: What rounding to the type in which inputs are saved may have changed, relative to each number.
+    coarse: float = 0.0
 
 
 def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
@@ -51,7 +53,8 @@ def read_reference(path: StrPath, model: torch.nn.Module) -> Reference:
             f"holds no tensors that are {missing}", where=path, evidence=_held(raw), hint=_rename(raw, path, model)
         )
     _try(model, inputs, outputs, path)
-    return Reference(inputs, outputs)
+    coarse = max((torch.finfo(t.dtype).eps for t in tensors(ins) if t.dtype in _COARSE), default=0.0)
+    return Reference(inputs, outputs, coarse)
 
 
 def _under(raw: Any, names: Sequence[str]) -> dict[str, Any]:

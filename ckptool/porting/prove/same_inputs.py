@@ -19,7 +19,8 @@ from .flow import Flow
 from .recorder import arguments, attempt, called, first_line, follow
 from .verdict import NOTHING, Verdict
 
-_SEED = 20
+#: Of the first draw of inputs.
+SEED = 20
 #: Inputs of the source's code that are tried, those of the model for each, ways to link them, seconds of CPU time.
 _THEIRS, _OWN, _WAYS, _PATIENCE = 4, 3, 8, 20.0
 #: Inputs of modules of the source's code that the model may take, and of the first with weights that it has.
@@ -154,7 +155,7 @@ def _refuse_given(theirs: torch.nn.Module, own: torch.nn.Module, inputs: Any, so
     given = [("--input", "the model", own, inputs)]
     given += [("--source-input", "the source's code", theirs, source_inputs)] if source_inputs is not None else []
     for option, name, model, spec in given:
-        error = attempt(model, made(spec, generator=torch.Generator().manual_seed(_SEED)))[1]
+        error = attempt(model, made(spec, generator=torch.Generator().manual_seed(SEED)))[1]
         if error is not None:
             what = f"{name} cannot be run on {inputs_text(spec)}: {first_line(error)}"
             names, needed = arguments(model)
@@ -190,7 +191,7 @@ def _rank(verdict: Verdict, candidate: SameInputs) -> tuple[Any, ...]:
 
 
 def _tried(candidate: SameInputs, judged: Callable[[Flow, Any], Judged]) -> tuple[Verdict, SameInputs] | None:
-    values = candidate.made(_SEED)
+    values = candidate.made(SEED)
     if values is None:
         return None
     flow = follow(candidate.code, values[0], bare=True)
@@ -437,7 +438,7 @@ def _inside(
     Not where that is what the code itself takes with its channels in another order, say BGR for RGB: the model takes
     the same pictures as that code, and where its weights do not stand in that order, they are to be turned.
     """
-    values = made(spec, generator=torch.Generator().manual_seed(_SEED))
+    values = made(spec, generator=torch.Generator().manual_seed(SEED))
     seen: set[tuple[int, ...]] = set()
     given = [tensor for _, tensor in leaves(values)]
     found = {

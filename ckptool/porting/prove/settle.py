@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as MappingOf
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from ...errors import counted, printable
 from ...keys import collapse
 from ..mapping import Entry, Mapping
+from ..questions import Question, Reason
+from .causes import Codes, Sharp, as_it_was, causes, sharp, suspects
 from .flow import Flow
 from .improving import search
 from .influence import by_itself_alone, carried_along, doubt_unseen_rows, felt, taken_back, unfelt_keys, unseen
 from .layers import layers
+from .measure import Measured
+from .other_settings import Setting, layer_of
 from .trial import Trial
 from .verdict import Verdict, apart, judge, shown_by
 
@@ -22,15 +26,79 @@ from .verdict import Verdict, apart, judge, shown_by
 def settle(
     mapping: Mapping,
     trial: Trial,
-    expected: Flow,
+    codes: Codes,
     shown: str,
     others: Iterable[tuple[Flow | None, Any]] = (),
     copies: MappingOf[str, Sequence[str]] = MappingProxyType({}),
 ) -> Mapping:
-    """The mapping with its proof, as EXPECTED judges it, on OTHERS too; doubts that this settles are settled.
+    """The mapping with its proof, as the source's code judges it, on OTHERS too; doubts that this settles are settled.
 
     COPIES are keys of the file that the source's code would take as well: which of them is meant stays a doubt.
     """
+    with as_it_was(trial):
+        return _settled(mapping, trial, codes, shown, others, copies)
+
+
+@dataclass(slots=True)
+class _Reached:
+    """How far a proof got.
+
+    Attributes:
+        entries: the mapping, with what trials changed.
+        seen: what flows through the model with it.
+        verdict: how much of that agrees.
+        shown: on which inputs.
+        changed: the kinds of changes that trials made.
+        first: what flowed through the model before anything was changed.
+        causes: settings of the code that keep the models apart.
+        sharply: how far the models are apart, measured.
+        before, after: the same with the model's own settings, and with those of the source's code.
+    """
+
+    entries: dict[str, Entry]
+    seen: Flow
+    verdict: Verdict
+    shown: str
+    first: Flow
+    changed: dict[str, None] = field(default_factory=dict)
+    causes: list[Setting] = field(default_factory=list)
+    sharply: Sharp | None = None
+    before: Sharp | None = None
+    after: Sharp | None = None
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether all that could be compared is equal, with the model's own settings."""
+        return self.verdict.equal and not self.causes
+
+    @property
+    def measured(self) -> Measured | None:
+        """How far the model as it is, with this mapping, is from the source's code."""
+        told = self.before if self.causes else self.sharply
+        return None if told is None else told.measured
+
+    @property
+    def parts(self) -> Verdict:
+        """How much agrees with the model's own settings."""
+        return self.before.verdict if self.causes and self.before is not None else self.verdict
+
+    @property
+    def divergence(self) -> str:
+        """The module at which the models part."""
+        if self.causes and not self.parts.front:
+            return self.causes[0].places[0][1]
+        return first_divergence(self.parts)
+
+
+def _settled(
+    mapping: Mapping,
+    trial: Trial,
+    codes: Codes,
+    shown: str,
+    others: Iterable[tuple[Flow | None, Any]],
+    copies: MappingOf[str, Sequence[str]],
+) -> Mapping:
+    expected = codes.expected
     entries = {e.target: e for e in mapping.entries}
     trial.progress.say("comparing outputs")
     seen = trial.run(entries.values())
@@ -38,21 +106,62 @@ def settle(
     if seen is None or (not verdict.compared and verdict.agreeing <= 0 and not expected.uses):
         what = "the model cannot be run on these inputs" if seen is None else "no output is of the size of a saved one"
         return replace(mapping, proof=nothing_compared(what, trial.runs))
-    changed: dict[str, None] = {}
-    if not verdict.equal:
-        entries, seen, verdict, changed = search(entries, seen, verdict, trial, expected)
-    if not verdict.equal:
-        verdict = _but_for_new_keys(expected, seen, entries) or verdict
+    reached = _Reached(entries, seen, verdict, shown, seen)
+    _reach(reached, trial, codes, others)
     unfelt: list[str] = []
-    if verdict.equal:
-        trial.progress.say("comparing outputs on other inputs")
-    if verdict.equal and not all(_holds(trial, entries, verdict, *other) for other in others):
-        verdict = replace(verdict, equal=False)
-        shown += ", though not on other values"
-    if verdict.equal and seen is not None:
+    if reached.is_proved:
         trial.progress.say("looking which keys outputs depend on")
-        trial.load(entries.values())
-        unfelt = unfelt_keys(trial, seen, expected, entries)
+        trial.load(reached.entries.values())
+        unfelt = unfelt_keys(trial, reached.seen, expected, reached.entries)
+    reached.entries = _settled_entries(reached, mapping, trial, codes, unfelt)
+    if copies:
+        reached.entries = {key: _of_copies(entry, copies) for key, entry in reached.entries.items()}
+        reached.shown += ", with one of the copies that the file holds"
+    proof = _account(reached, mapping, trial, codes, unfelt)
+    return replace(mapping, proof=proof).with_entries([reached.entries[e.target] for e in mapping.entries])
+
+
+def _reach(reached: _Reached, trial: Trial, codes: Codes, others: Iterable[tuple[Flow | None, Any]]) -> None:
+    """Look for settings and for other weights with which more agrees, and measure what is left."""
+    expected = codes.expected
+    if not reached.verdict.equal:  # what is set otherwise comes first: no weight is to be changed for it
+        _look_for_causes(reached, trial, codes)
+        if reached.causes:
+            reached.seen = trial.run(reached.entries.values()) or reached.seen
+            reached.verdict = judge(expected, reached.seen, reached.entries)
+    if not reached.verdict.equal:
+        found = search(reached.entries, reached.seen, reached.verdict, trial, expected)
+        reached.entries, reached.seen, reached.verdict, reached.changed = found
+    whole = reached.verdict.equal
+    if not whole:
+        reached.verdict = _but_for_new_keys(expected, reached.seen, reached.entries) or reached.verdict
+    if reached.verdict.equal:
+        trial.progress.say("comparing outputs on other inputs")
+        if not all(_holds(trial, reached.entries, reached.verdict, *other) for other in others):
+            reached.verdict = replace(reached.verdict, equal=False)
+            reached.shown += ", though not on other values"
+    trial.progress.say("measuring what rounding explains")
+    all_outputs = whole or not reached.verdict.equal
+    reached.sharply = sharp(codes, trial, reached.entries, reached.seen, all_outputs=all_outputs)
+    if reached.causes and reached.changed:
+        reached.after = reached.sharply
+    if reached.is_proved and reached.sharply is not None and not _is_exact(reached.sharply, reached.verdict):
+        _look_for_causes(reached, trial, codes)
+        if reached.causes or not _is_within(reached.sharply, reached.verdict):
+            told = reached.sharply.verdict
+            reached.verdict = replace(reached.verdict, equal=False, front=told.front, agreeing=told.agreeing)
+
+
+def _look_for_causes(reached: _Reached, trial: Trial, codes: Codes) -> None:
+    reached.causes, reached.before, reached.after = causes(codes, trial, reached.entries, reached.seen)
+
+
+def _settled_entries(
+    reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, unfelt: Sequence[str]
+) -> dict[str, Entry]:
+    """What is certain after a proof, and what it leaves open."""
+    entries, seen, verdict, expected = reached.entries, reached.seen, reached.verdict, codes.expected
+    if reached.is_proved:
         open_still = set(unfelt) | by_itself_alone(seen, expected, entries, mapping, verdict)
         if not verdict.compared:
             fine = shown_by([expected.gives(use.given) for use in seen.uses], seen)
@@ -60,31 +169,73 @@ def settle(
         entries = felt(entries, mapping, trial, open_still)
         entries = carried_along(entries, mapping, open_still, trial.shapes)
         entries = doubt_unseen_rows(entries, mapping, seen, trial.shapes)
-    if seen is not None:
-        alone = by_itself_alone(seen, expected, entries, mapping, verdict)
-        entries = taken_back(entries, mapping, alone)
-        if not (verdict.equal and verdict.compared):
-            entries = unseen(entries, mapping)
-    if copies:
-        entries = {key: _of_copies(entry, copies) for key, entry in entries.items()}
-        shown += ", with one of the copies that the file holds"
-    text = _said(verdict, shown, expected, seen)
-    stopped = None if verdict.equal else _stopped(trial)
+    alone = by_itself_alone(seen, expected, entries, mapping, verdict)
+    entries = taken_back(entries, mapping, alone)
+    if not (verdict.equal and verdict.compared):
+        entries = unseen(entries, mapping)
+    return entries if reached.is_proved else _without_vain_changes(entries, mapping, expected, seen)
+
+
+def _account(reached: _Reached, mapping: Mapping, trial: Trial, codes: Codes, unfelt: Sequence[str]) -> dict[str, Any]:
+    """What `Mapping.proof` holds."""
+    may_be: list[Setting] = []
+    if not reached.is_proved and not reached.causes:
+        front = {layer_of(use) for use in reached.verdict.front}
+        may_be = suspects(codes, reached.entries, reached.first, front)
+    text = _said(reached, codes.expected, may_be)
+    stopped = None if reached.is_proved or reached.causes else _stopped(trial)
     if stopped == "time":
         text += f"; the search had its {trial.progress.patience:g} s (--patience gives it more)"
     elif stopped == "trials":
         text += f"; the search ended after {counted(trial.misses, 'trial')} in vain"
-    new = [e.target for e in mapping.entries if entries[e.target].expr != e.expr]
+    new = [e.target for e in mapping.entries if reached.entries[e.target].expr != e.expr]
     if new:
         text += f"; settled by trial: {counted(len(new), 'key')} ({_few(new)})"
     if unfelt:
         text += f"; they do not depend on {_unfelt_text(unfelt)}"
-    divergence = None if verdict.equal else first_divergence(verdict)
-    proof = _proof(verdict.equal, text, divergence, trial.runs)
-    proof |= {"changes": list(changed), "unfelt": unfelt, "stopped": stopped}
-    if not verdict.equal and seen is not None and expected.uses:
-        proof["layers"] = layers(expected, seen, entries, verdict)
-    return replace(mapping, proof=proof).with_entries([entries[e.target] for e in mapping.entries])
+    divergence = None if reached.is_proved else reached.divergence
+    proof = _proof(reached.is_proved, text, divergence, trial.runs) | _as_measured(reached.measured)
+    proof |= {"changes": list(reached.changed), "unfelt": list(unfelt), "stopped": stopped}
+    proof |= {"causes": [one.as_json() for one in reached.causes], "suspects": [one.as_json() for one in may_be]}
+    if not reached.is_proved and codes.expected.uses:
+        seen = reached.first if reached.causes else reached.seen
+        proof["layers"] = layers(codes.expected, seen, reached.entries, reached.parts)
+    return proof
+
+
+def _is_exact(sharply: Sharp, verdict: Verdict) -> bool:
+    """Whether both compute the same even in double precision."""
+    return verdict.compared > 0 and sharply.measured is not None and sharply.has_outputs and sharply.measured.is_exact
+
+
+def _is_within(sharply: Sharp, verdict: Verdict) -> bool:
+    """Whether rounding explains all difference: of outputs, or of what every use gives where none can be compared."""
+    if verdict.compared and not verdict.beyond and sharply.has_outputs:
+        return sharply.outputs_are_equal
+    return sharply.verdict.equal or sharply.verdict.agreeing >= verdict.agreeing
+
+
+def _as_measured(found: Measured | None) -> dict[str, float | None]:
+    if found is None:
+        return {"difference": None, "bound": None, "largest": None}
+    return {"difference": found.difference, "bound": found.bound, "largest": found.largest}
+
+
+def _without_vain_changes(
+    entries: dict[str, Entry], mapping: Mapping, expected: Flow, seen: Flow | None
+) -> dict[str, Entry]:
+    """What trials changed stays changed only where what the weights give is right with it: outputs do not say so."""
+    before = {e.target: e for e in mapping.entries}
+    right: dict[str, bool] = {}
+    if seen is not None:
+        for use in seen.uses:
+            agrees = bool(expected.uses) and expected.gives(use.given)
+            for key in use.keys:
+                right[key] = right.get(key, True) and agrees
+    return {
+        key: entry if entry.expr == before[key].expr or right.get(key, False) else before[key]
+        for key, entry in entries.items()
+    }
 
 
 def _stopped(trial: Trial) -> str | None:
@@ -107,12 +258,11 @@ def _of_copies(entry: Entry, copies: MappingOf[str, Sequence[str]]) -> Entry:
     if entry.expr is None or not any(key in copies for key in entry.sources):
         return entry
     count = max(len(copies.get(key, ())) for key in entry.sources)
-    rivals = [
+    options = [
         entry.expr.rename(lambda key, n=n: copies[key][n] if n < len(copies.get(key, ())) else key)  # type: ignore[misc]
         for n in range(count)
     ]
-    doubt = "the file holds several copies of the source's model"
-    return replace(entry, status="guessed", doubts=(doubt,), rivals=tuple(rivals))
+    return entry.settled(entry.evidence).asking(Question(Reason.COPIES_OF_CODE, (), tuple(options)))
 
 
 def _holds(trial: Trial, entries: dict[str, Entry], first: Verdict, expected: Flow | None, inputs: Any) -> bool:
@@ -128,22 +278,44 @@ def _holds(trial: Trial, entries: dict[str, Entry], first: Verdict, expected: Fl
     return again.equal or _but_for_new_keys(expected, seen, entries) is not None
 
 
-def _said(verdict: Verdict, shown: str, expected: Flow, seen: Flow | None) -> str:
-    if verdict.beyond:
-        return f"all {counted(verdict.uses, 'use')} of weights give the same on {shown}; outputs differ in what follows"
-    if verdict.equal and verdict.compared:
-        return f"outputs are equal on {shown}"
+def _said(reached: _Reached, expected: Flow, may_be: Sequence[Setting]) -> str:
+    verdict, shown, how = reached.verdict, reached.shown, reached.measured
     agree = f"{verdict.agreeing:,} of {counted(verdict.uses, 'use')} of weights give the same on {shown}"
-    if verdict.equal:
+    if reached.is_proved:
+        if verdict.beyond:
+            same = f"all {counted(verdict.uses, 'use')} of weights give the same on {shown}"
+            return f"{same}; outputs differ in what follows{_that(may_be)}"
+        if verdict.compared:
+            return f"outputs are equal on {shown}{f', {how}' if how is not None else ''}"
         beyond = f", all before {printable(verdict.left[0], 60)}, which has no source" if verdict.left else ""
-        return f"{agree}{beyond}; no outputs are of one size"
-    difference = None if seen is None else apart(expected.outputs, seen.outputs)
+        same = agree if how is None else f"{agree}, {how}"
+        return f"{same}{beyond}; no outputs are of one size"
     differ = f"outputs differ on {shown}"
-    if difference is not None and verdict.compared and difference[0] > 0:
-        differ += f", by up to {difference[0]:.2g} where the largest is {difference[1]:.2g}"
+    if how is not None and not how.is_equal:
+        differ += f", by {how}"
+    elif how is None and verdict.compared:
+        difference = apart(expected.outputs, reached.seen.outputs)
+        if difference is not None and difference[0] > 0:
+            differ += f", by up to {difference[0]:.2g} where the largest is {difference[1]:.2g}"
+    if reached.causes:
+        rest, later = agree, reached.after
+        if later is not None:
+            fine = later.outputs_are_equal if later.has_outputs else later.verdict.equal
+            rest = "outputs are equal" if fine else f"outputs differ at {first_divergence(later.verdict)}"
+        why = "; ".join(map(str, reached.causes[:_MOST_CAUSES]))
+        return f"{differ}; the first divergence is at {reached.divergence}: {why}; with that changed, {rest}"
     if not expected.uses:
         return differ
-    return f"{differ}; the first divergence is at {first_divergence(verdict)}: {agree}"
+    return f"{differ}; the first divergence is at {reached.divergence}: {agree}{_that(may_be)}"
+
+
+#: Causes that the sentence about a proof names; the JSON has all.
+_MOST_CAUSES = 4
+
+
+def _that(may_be: Sequence[Setting]) -> str:
+    """What may be the cause, and was not shown to be."""
+    return f"; it may be that {'; '.join(map(str, may_be[:2]))}" if may_be else ""
 
 
 def first_divergence(verdict: Verdict) -> str:

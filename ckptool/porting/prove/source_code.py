@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,21 @@ class OwnCode:
         used = {key for entry in mapping.entries for key in entry.sources}
         return frozenset(key.rpartition(".")[0] for key, expr in self.made_of.items() if used & set(expr.keys()))
 
+    def pairs_of_modules(
+        self, mapping: Mapping, theirs: torch.nn.Module, own: torch.nn.Module
+    ) -> dict[str, tuple[torch.nn.Module, torch.nn.Module]]:
+        """For keys of the model the module of the code whose weight it takes, and its own."""
+        of_code = {expr.key: key for key, expr in self.made_of.items() if expr.is_copy}
+        first, second = (dict(model.named_modules(remove_duplicate=False)) for model in (theirs, own))
+        out = {}
+        for entry in mapping.entries:
+            keys = [of_code[key] for key in entry.sources if key in of_code]
+            a = first.get(keys[0].rpartition(".")[0]) if keys else None
+            b = second.get(entry.target.rpartition(".")[0])
+            if a is not None and b is not None:
+                out[entry.target] = a, b
+        return out
+
     def seen(self, flow: Flow) -> Flow:
         """What flows through it, over keys of the file; without outputs made with keys that the file does not have."""
         made = flow.renamed(self.made_of)
@@ -59,7 +74,7 @@ class OwnCode:
             open_.append(not self.missing.isdisjoint(use.keys) or any(open_[i] for i in use.before))
         kept = [i for i, behind in enumerate(flow.behind) if not any(open_[j] for j in behind)]
         uses = [use for use in made.uses if not open_[use.index]]
-        return Flow(uses, [made.outputs[i] for i in kept], [made.behind[i] for i in kept])
+        return replace(made.with_outputs(kept), uses=uses)
 
 
 def load_own(model: torch.nn.Module, ckpt: Checkpoint, mapping: Mapping) -> OwnCode:
@@ -146,9 +161,7 @@ def _by_names(
             if other.get(key, held) != held:
                 copies.setdefault(held, []).append(other[key])
     entries = [
-        Entry(key, shape, "mapped", ex.of(way[key]))
-        if key in way
-        else Entry(key, shape, "mapped" if key in optional else "unmapped", default=key in optional)
+        Entry(key, shape, ex.of(way[key])) if key in way else Entry(key, shape, default=key in optional)
         for key, shape in code.items()
     ]
     return Mapping((), (), shapes, ckpt.where, wanted.name, at=mapping.at).with_entries(entries), copies

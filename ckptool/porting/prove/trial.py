@@ -18,6 +18,7 @@ from ..mapping import Entry, Mapping
 from .flow import Flow
 from .progress import Progress
 from .recorder import follow
+from .steps import Swap
 
 #: Trials without success that looking for a better mapping may take.
 _TRIALS = 600
@@ -39,7 +40,7 @@ class Trial:
         self.progress = progress or Progress()
         every = [ex.of(key) for key in mapping.source_shapes]
         more = [r for e in mapping.entries for r in e.rivals]
-        wanted = [Entry(f"#{i}", (), "mapped", x) for i, x in enumerate([*every, *more])]
+        wanted = [Entry(f"#{i}", (), x) for i, x in enumerate([*every, *more])]
         self.tensors = source_tensors(ckpt, replace(mapping, entries=(*mapping.entries, *wanted)))
         self.shapes = {key: t.shape for key, t in self.tensors.items()}
         self.state = model.state_dict()
@@ -48,6 +49,8 @@ class Trial:
         self.runs = self.misses = 0
         self.elsewhere: dict[str, Expr] = {}  # what trials in one block say of others, where it shows nothing yet
         self.patience = _TRIALS
+        self.swaps: dict[int, Swap] = {}  # what the model does otherwise, so that it does what the source's code does
+        self.undo: list[tuple[torch.nn.Module, str, Any]] = []  # attributes of its modules that were set, as they were
 
     @property
     def is_over(self) -> bool:
@@ -69,8 +72,11 @@ class Trial:
                 else:
                     own.copy_(to_torch(ex.lazy(entry.expr, self.tensors)))
 
-    def run(self, entries: Iterable[Entry]) -> Flow | None:
-        """What flows through the model with these entries; None where one of them cannot be made."""
+    def run(self, entries: Iterable[Entry], *, wider: bool = False) -> Flow | None:
+        """What flows through the model with these entries; None where one of them cannot be made.
+
+        WIDER: in double precision.
+        """
         entries = list(entries)
         for entry in entries:
             if entry.expr is not None and self.loaded.get(entry.target) != entry.expr:
@@ -81,4 +87,4 @@ class Trial:
                     return None
         self.load(entries)
         self.runs += 1
-        return follow(self.model, self.inputs)
+        return follow(self.model, self.inputs, wider=wider, swaps=self.swaps)

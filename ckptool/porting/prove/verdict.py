@@ -5,37 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import permutations
 
 import torch
 
 from ..mapping import Entry
 from .fingerprints import pairing
 from .flow import Flow, Use
+from .measure import of_one_size, orders
 
-#: Largest difference, relative to the spread of the values, that counts as equal.
+#: Largest difference, relative to the spread of the values, with which trials go on: what proves is measured.
 _TOLERANCE = 1e-3
 
 
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _equal(a: torch.Tensor, b: torch.Tensor, tolerance: float = _TOLERANCE) -> bool:
     """Whether two outputs are the same, also where one has its dimensions in another order."""
     if a.numel() != b.numel() or a.numel() == 0:
         return False
-    a, b = a.detach().double().squeeze(), b.detach().double().squeeze()
-    if sorted(a.shape) == sorted(b.shape) and a.ndim <= 4:
-        orders = [p for p in permutations(range(a.ndim)) if tuple(a.shape[i] for i in p) == tuple(b.shape)]
-        return any(_close(a.permute(p), b) for p in orders)
-    return _close(a.reshape(-1), b.reshape(-1))
+    return any(_close(x, y, tolerance) for x, y in orders(a, b))
 
 
-def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float = _TOLERANCE) -> bool:
     if not (torch.isfinite(a).all() and torch.isfinite(b).all()):
         same = torch.isfinite(a) & torch.isfinite(b)
         if not torch.equal(torch.isfinite(a), torch.isfinite(b)) or not same.any():
             return False
         a, b = a[same], b[same]
     spread = float(a.abs().max()) or 1.0
-    return float((a - b).abs().max()) <= _TOLERANCE * spread
+    return float((a - b).abs().max()) <= tolerance * spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +66,18 @@ class Verdict:
 NOTHING = Verdict(False, 0, -1, 0)
 
 
-def judge(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry], *, all_outputs: bool = True) -> Verdict:
+def judge(
+    expected: Flow,
+    seen: Flow | None,
+    entries: MappingOf[str, Entry],
+    *,
+    all_outputs: bool = True,
+    tolerance: float = _TOLERANCE,
+) -> Verdict:
     """How far a mapping gets that gives SEEN, where the source's code gives EXPECTED.
 
-    Outputs that are made with keys without a source cannot agree; unless ALL_OUTPUTS they are passed over.
+    Outputs that are made with keys without a source cannot agree; unless ALL_OUTPUTS they are passed over. Those are
+    equal that differ by no more than TOLERANCE times the largest value.
     """
     if seen is None:
         return NOTHING
@@ -81,12 +85,8 @@ def judge(expected: Flow, seen: Flow | None, entries: MappingOf[str, Entry], *, 
     fine = shown_by(known, seen)
     followed = seen.uses if expected.uses else []
     front = [use for use in followed if not fine[use.index] and all(fine[i] for i in use.before)]
-    outputs = (
-        seen.outputs
-        if all_outputs
-        else [out for out, open_ in zip(seen.outputs, _made_with(seen, entries), strict=True) if not open_]
-    )
-    compared, equal, _ = compared_outputs(expected.outputs, outputs)
+    outputs = (seen if all_outputs else made_of_known(seen, entries)).outputs
+    compared, equal, _ = compared_outputs(expected.outputs, outputs, tolerance)
     if not compared:
         open_front = [use for use in front if not _is_left(use, entries)]
         equal = bool(expected.uses) and not open_front and sum(known) > 0
@@ -144,19 +144,32 @@ def _same_last(expected: Flow, seen: Flow) -> bool:
     return len(reached) == len(seen.uses) and pairing(last.given, other.given) == list(range(last.rows))
 
 
+def made_of_known(seen: Flow, entries: MappingOf[str, Entry]) -> Flow:
+    """The same without outputs that are made with keys without a source."""
+    return seen.with_outputs([i for i, open_ in enumerate(_made_with(seen, entries)) if not open_])
+
+
 def _made_with(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
     """For each output whether a key without a source is anywhere behind it."""
+    open_ = behind_new_keys(seen, entries)
+    return [any(open_[i] for i in behind) for behind in seen.behind]
+
+
+def behind_new_keys(seen: Flow, entries: MappingOf[str, Entry]) -> list[bool]:
+    """For each use of weights whether it is one of a key without a source, or behind one."""
     open_: list[bool] = []
     for use in seen.uses:
         open_.append(_is_left(use, entries) or any(open_[i] for i in use.before))
-    return [any(open_[i] for i in behind) for behind in seen.behind]
+    return open_
 
 
 def _is_left(use: Use, entries: MappingOf[str, Entry]) -> bool:
     return any(key in entries and entries[key].expr is None and not entries[key].default for key in use.keys)
 
 
-def compared_outputs(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tuple[int, bool, list[int]]:
+def compared_outputs(
+    expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor], tolerance: float = _TOLERANCE
+) -> tuple[int, bool, list[int]]:
     """How many outputs can be compared; whether all of one side that can be are on the other; which of the model's are.
 
     Either side may give more: hidden states, or what is computed of several outputs.
@@ -164,7 +177,7 @@ def compared_outputs(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tens
     alone = len(expected) == len(seen) == 1
     theirs = [i for i, a in enumerate(expected) if any(of_one_size(a, b, alone) for b in seen)]
     own = [j for j, b in enumerate(seen) if any(of_one_size(a, b, alone) for a in expected)]
-    found = [(i, j) for i in theirs for j in own if _equal(expected[i], seen[j])]
+    found = [(i, j) for i in theirs for j in own if _equal(expected[i], seen[j], tolerance)]
     equal = {i for i, _ in found} == set(theirs) or {j for _, j in found} == set(own)
     return min(len(theirs), len(own)), equal and bool(found), sorted({j for _, j in found})
 
@@ -183,8 +196,3 @@ def apart(expected: Sequence[torch.Tensor], seen: Sequence[torch.Tensor]) -> tup
         if near is not None:
             worst = near if worst is None else max(worst, near)
     return worst
-
-
-def of_one_size(a: torch.Tensor, b: torch.Tensor, alone: bool) -> bool:
-    """Whether two outputs can be compared; single numbers, which may be anything, only where each is ALONE."""
-    return a.numel() == b.numel() and (alone or a.numel() > 1)

@@ -8,16 +8,17 @@ against its swap, or something speaks for the swap, it is a guess with a rival, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from ..doubts import Doubt
 from ..matching.counting import backwards, rows
 from ..matching.match import Matching
 from ..matching.places import block_of
 from ..matching.sequences import Sequences
-from ..matching.units import Pair
+from ..matching.units import Pair, Unit
+from ..questions import Question, Reason, ask
+from ..rules import Rule, Strength, in_order
 from . import elsewhere
-from .alike import COMPANY, MOST, across_blocks, by_block, in_doubt, look_alikes, out_of_place, strays
+from .alike import MOST, across_blocks, by_block, in_doubt, look_alikes, out_of_place, strays
 from .belief import Belief
 from .company import crossed, in_company
 from .doubting import doubt_both, in_both_directions, left_over, settle, spread
@@ -26,30 +27,56 @@ from .names import by_names, held_so
 from .swaps import Swaps
 
 
-def weigh(matching: Matching, sequences: Sequences) -> None:
-    """Add a doubt and a rival to every pair that a swap with another fits as well.
+class Weighing:
+    """Pairs that are being weighed against their swaps.
 
-    Args:
-        matching: finished; its units get doubts.
+    Attributes:
+        matching: finished; its units get questions.
         sequences: says which orders of the two sides are known.
     """
-    take_up(matching)
-    _count_backwards(matching.pairs)
-    swaps = Swaps(matching, sequences)
-    elsewhere.settle(matching.pairs, in_doubt(swaps))
-    rearrange(swaps)
-    keep_together(swaps.pairs)
-    swaps.see_branches()
-    _weigh_in_blocks(swaps)
-    _weigh_across_blocks(swaps)
-    settle(matching, swaps)
-    for one, other in strays(matching.pairs):
-        doubt_both(one, other, "what is around it comes from where {} is")
-    for (t, _), module in out_of_place(matching.pairs):
-        t.doubts.append(Doubt("all else beside it comes from {} of the source", named=".".join(module)))
-    spread(matching.pairs)
-    in_both_directions(matching.pairs)
-    left_over(matching, swaps)
+
+    def __init__(self, matching: Matching, sequences: Sequences) -> None:
+        self.matching, self.sequences = matching, sequences
+        self._swaps: Swaps | None = None
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """What is paired now."""
+        return self.matching.pairs
+
+    @property
+    def swaps(self) -> Swaps:
+        """What is known of swaps, from the first rule on that asks."""
+        if self._swaps is None:
+            self._swaps = Swaps(self.matching, self.sequences)
+        return self._swaps
+
+
+def weigh(matching: Matching, sequences: Sequences) -> None:
+    """Ask about every pair that a swap with another fits as well, by the rules of the table below.
+
+    Args:
+        matching: finished; its units get questions.
+        sequences: says which orders of the two sides are known.
+    """
+    weighing = Weighing(matching, sequences)
+    for rule in WEIGHING:
+        rule.run(weighing)
+
+
+def _ask_about_strays(weighing: Weighing) -> None:
+    for one, other in strays(weighing.pairs):
+        doubt_both(one, other, ask(Reason.IN_ANOTHER_BLOCK))
+
+
+def _ask_about_places(weighing: Weighing) -> None:
+    for (t, _), module in out_of_place(weighing.pairs):
+        t.ask(ask(Reason.IN_ANOTHER_MODULE, ".".join(module)))
+
+
+def _keep_together(weighing: Weighing) -> None:
+    keep_together(weighing.pairs)
+    weighing.swaps.see_branches()
 
 
 def _count_backwards(pairs: list[Pair]) -> None:
@@ -84,7 +111,7 @@ def _weigh_in_blocks(swaps: Swaps) -> None:
             if why or by_names(one, other) == "sure" or held_so(one, other):
                 continue
             if in_company(*crossed(one, other), certain):
-                doubt_both(one, other, COMPANY)
+                doubt_both(one, other, ask(Reason.COMPANY_FOR_SWAP))
 
 
 def _weigh_across_blocks(swaps: Swaps) -> None:
@@ -97,10 +124,116 @@ def _weigh_across_blocks(swaps: Swaps) -> None:
             doubt_both(one, other, reason)
 
 
-def _in_question(found: Iterable[tuple[Pair, Pair, str | None]]) -> set[int]:
+def _in_question(found: Iterable[tuple[Pair, Pair, Question[Unit] | bool | None]]) -> set[int]:
     return {id(unit) for one, other, reason in found if reason for unit in (one[0], other[0])}
 
 
 def _certain(pairs: list[Pair], open_to: set[int]) -> list[Pair]:
     """What nothing speaks against: who is in question vouches for nobody."""
     return [pair for pair in pairs if id(pair[0]) not in open_to and not pair[0].doubts]
+
+
+#: What is asked of pairs that could be swapped, and what answers it.
+WEIGHING: tuple[Rule[Callable[[Weighing], None]], ...] = in_order(
+    Rule(
+        "undecided",
+        10,
+        "Nothing told it from its look-alikes; it was paired by name and place for the time being.",
+        "So that it is weighed with all else. It stays a question unless something answers that.",
+        lambda weighing: take_up(weighing.matching),
+        Strength.OPEN,
+    ),
+    Rule(
+        "counted from the other end",
+        20,
+        "Both sides count a list around it from opposite ends.",
+        "All of its pairs show so; equal numbers then say nothing.",
+        lambda weighing: _count_backwards(weighing.pairs),
+    ),
+    Rule(
+        "settled in other blocks",
+        30,
+        "In other blocks, where nothing is open, the same place goes to this place.",
+        "A block without a shortcut has nothing that its two layers of one shape could be confused with.",
+        lambda weighing: elsewhere.settle(weighing.pairs, in_doubt(weighing.swaps)),
+    ),
+    Rule(
+        "exchanged",
+        40,
+        "It was exchanged with a look-alike, since all that is known together speaks for that.",
+        "Names, numbers, neighbours and orders are weighed for both ways; orders alone exchange nothing.",
+        lambda weighing: rearrange(weighing.swaps),
+        Strength.LIKELY,
+    ),
+    Rule(
+        "members of one tensor",
+        50,
+        "Its source was exchanged so that one layer of the file fills all members of a tensor.",
+        "Most of the members come from that layer.",
+        _keep_together,
+        Strength.LIKELY,
+    ),
+    Rule(
+        "swaps in its block",
+        60,
+        "A swap with a look-alike in its block would fit as well.",
+        "Names, words, orders as far as they are kept there, and certain neighbours do not exclude it.",
+        lambda weighing: _weigh_in_blocks(weighing.swaps),
+        Strength.OPEN,
+    ),
+    Rule(
+        "swaps across blocks",
+        70,
+        "A swap with a look-alike of another block would fit as well.",
+        "Names or neighbours speak for it, or the two run beside each other.",
+        lambda weighing: _weigh_across_blocks(weighing.swaps),
+        Strength.OPEN,
+    ),
+    Rule(
+        "no swap fits",
+        80,
+        "A question about orders was answered: no swap with another of its look would fit.",
+        "Names, contents or neighbours exclude every swap, whatever the orders say.",
+        lambda weighing: settle(weighing.matching, weighing.swaps),
+    ),
+    Rule(
+        "strays",
+        90,
+        "Its source is in another block than those of what is around it.",
+        "A block comes from one place.",
+        _ask_about_strays,
+        Strength.OPEN,
+    ),
+    Rule(
+        "out of its module",
+        100,
+        "All else beside it comes from one module of the file, and it does not.",
+        "Both modules are on both sides, and nothing else crosses between them.",
+        _ask_about_places,
+        Strength.OPEN,
+    ),
+    Rule(
+        "as most of its part",
+        110,
+        "Most of its part is in question, and so is it.",
+        "Parts are exchanged as a whole.",
+        lambda weighing: spread(weighing.pairs),
+        Strength.OPEN,
+    ),
+    Rule(
+        "both directions",
+        120,
+        "One direction of a recurrent layer is in question, and so is the other.",
+        "The two have equal shapes, and one name but for a word.",
+        lambda weighing: in_both_directions(weighing.pairs),
+        Strength.OPEN,
+    ),
+    Rule(
+        "left over",
+        130,
+        "What is left without a partner would fit in its place.",
+        "Its name or its place in the orders fits as well or better.",
+        lambda weighing: left_over(weighing.matching, weighing.swaps),
+        Strength.OPEN,
+    ),
+)

@@ -9,10 +9,11 @@ from itertools import combinations
 from ..forms.branches import beside
 from ..matching.evidence import Kind
 from ..matching.places import Path, block_of, parts_around
-from ..matching.units import Pair, series
+from ..matching.units import Pair, Unit, series
+from ..questions import Question, Reason, ask
 from .company import crossed, in_company
 from .names import by_names
-from .swaps import AGAINST, Swaps
+from .swaps import Swaps
 
 #: Sources are exchanged in groups of look-alikes up to this size.
 MOST = 64
@@ -20,10 +21,8 @@ MOST = 64
 _ALL_WITH_ALL = 24
 _NEAR = 3
 
-COMPANY = "what stands beside it speaks for the swap with {}"
-
 #: Two pairs, and why their swap cannot be excluded.
-Question = tuple[Pair, Pair, str]
+Swap = tuple[Pair, Pair, Question[Unit]]
 
 
 def by_block(pairs: Iterable[Pair]) -> dict[Path, list[Pair]]:
@@ -65,22 +64,22 @@ def in_doubt(swaps: Swaps) -> set[int]:
     return found
 
 
-def across_blocks(swaps: Swaps) -> list[Question]:
+def across_blocks(swaps: Swaps) -> list[Swap]:
     """Look-alikes of different blocks that names, company or their running beside each other put in question."""
     return [*_by_names(swaps.pairs), *_by_company(swaps.pairs), *_by_branches(swaps)]
 
 
-def _by_names(pairs: list[Pair]) -> Iterator[Question]:
+def _by_names(pairs: list[Pair]) -> Iterator[Swap]:
     """Look-alikes of which more than the numbers differs: a few of every kind."""
     for alike in _kinds(pairs).values():
         for ones, others in combinations(list(alike.values())[:_ALL_WITH_ALL], 2):
             one, other = ones[0], others[0]
             if not _in_one_block(one, other) and by_names(one, other, soft=False) == "against":
-                yield from ((pair, other, AGAINST) for pair in ones)
-                yield from ((one, pair, AGAINST) for pair in others)
+                yield from ((pair, other, ask(Reason.NAMES_FOR_SWAP)) for pair in ones)
+                yield from ((one, pair, ask(Reason.NAMES_FOR_SWAP)) for pair in others)
 
 
-def _by_company(pairs: list[Pair]) -> Iterator[Question]:
+def _by_company(pairs: list[Pair]) -> Iterator[Swap]:
     """Look-alikes of which each would stand with those of its block if they were swapped."""
     blocks = by_block(pairs)
     for alike in _kinds(pairs).values():
@@ -99,11 +98,11 @@ def _by_company(pairs: list[Pair]) -> Iterator[Question]:
                 if pair[0].colour != one[0].colour and not pair[0].doubts
             ][:MOST]
             if in_company(*crossed(one, other), around, least=2) and not in_company(one, other, around):
-                yield from ((pair, other, COMPANY) for pair in ones)
-                yield from ((one, pair, COMPANY) for pair in others)
+                yield from ((pair, other, ask(Reason.COMPANY_FOR_SWAP)) for pair in ones)
+                yield from ((one, pair, ask(Reason.COMPANY_FOR_SWAP)) for pair in others)
 
 
-def _by_branches(swaps: Swaps) -> Iterator[Question]:
+def _by_branches(swaps: Swaps) -> Iterator[Swap]:
     """Look-alikes that run beside each other."""
     for group in by_look(swaps.pairs).values():
         for one, other in combinations(group[:MOST], 2):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
-from ..doubts import About, Doubt
 from ..matching.evidence import Kind
 from ..matching.match import Matching
 from ..matching.places import Path, block_of, parts_around
 from ..matching.units import Pair, Unit, hard_conflict, tables_of_words
+from ..questions import Question, Reason, Topic, answered, ask
 from .alike import MOST, by_look
 from .belief import BELIEVED
 from .company import Certain, crossed, in_company
@@ -17,53 +17,59 @@ from .names import own_words, soft_words
 from .swaps import Swaps
 
 
-def doubt_both(one: Pair, other: Pair, reason: str) -> None:
+def doubt_both(one: Pair, other: Pair, question: Question[Unit]) -> None:
     """Doubt two pairs that may be swapped, each with the source of the other as its rival."""
-    _doubt(one, other, reason)
-    _doubt(other, one, reason)
+    _doubt(one, other, question)
+    _doubt(other, one, question)
 
 
-def _doubt(pair: Pair, other: Pair, reason: str) -> None:
-    target = pair[0]
-    if not any(doubt.reason == reason for doubt in target.doubts):
-        target.doubts.append(Doubt(reason, named=".".join(other[1].path)))
-    if other[1] not in target.rivals:
-        target.rivals.append(other[1])
+def _doubt(pair: Pair, other: Pair, question: Question[Unit]) -> None:
+    """Ask whether the source of a pair is that of another, which the sentence names unless it names one already."""
+    target, rival = pair[0], other[1]
+    named = (*question.named, ".".join(rival.path))
+    for asked in target.doubts:
+        if asked.reason is question.reason and asked.named[:-1] == question.named:
+            named = asked.named
+    target.ask(Question(question.reason, named, (rival,)))
 
 
 def settle(matching: Matching, swaps: Swaps) -> None:
-    """Take back doubts about orders where something better excludes every swap, or where there is nothing to swap."""
+    """Answer questions about orders where something better excludes every swap, or where there is nothing to swap."""
     certain = Certain(pair for pair in matching.pairs if not pair[0].doubts)
 
     def in_better_company(one: Pair, other: Pair) -> bool:
         around = certain.around(one, other) if block_of(one[0].path) == block_of(other[0].path) else []
         return in_company(one, other, around) and not in_company(*crossed(one, other), around)
 
-    _take_back(
+    _answer(
         matching,
-        About.ORDER,
+        Topic.ORDER,
         lambda one, other: (
             swaps.contents.fit_only_so(one, other) or swaps.excluded(one, other) or in_better_company(one, other)
         ),
     )
-    _take_back(
+    _answer(
         matching,
-        About.PARTS,
+        Topic.PARTS,
         lambda one, other: swaps.contents.fit_only_so(one, other) or swaps.reason(one, other) is None,
     )
 
 
-def _take_back(matching: Matching, about: About, excluded: Callable[[Pair, Pair], bool]) -> None:
-    """Take back the doubts of a kind about pairs of which every swap with a look-alike is excluded."""
+def _answer(matching: Matching, topic: Topic, excluded: Callable[[Pair, Pair], bool]) -> None:
+    """Answer the questions of a topic about pairs of which every swap with a look-alike is excluded."""
     others = Counter(unit.colour for unit in (*matching.free_targets, *matching.free_sources))
     others.update(unit.colour for cell in matching.undecided for side in cell for unit in side)
     alike = by_look(matching.pairs)
     for one in matching.pairs:
         group = alike[one[0].colour]
-        if others[one[0].colour] or len(group) > MOST or all(doubt.about is not about for doubt in one[0].doubts):
+        if (
+            others[one[0].colour]
+            or len(group) > MOST
+            or all(doubt.reason.topic is not topic for doubt in one[0].doubts)
+        ):
             continue
         if all(other is one or excluded(one, other) for other in group):
-            one[0].doubts = [doubt for doubt in one[0].doubts if doubt.about is not about]
+            one[0].questions = answered(one[0].questions, topic, _NO_SWAP)
 
 
 def spread(pairs: list[Pair]) -> None:
@@ -78,7 +84,7 @@ def spread(pairs: list[Pair]) -> None:
         if found is not None and sum(d is not None for d in doubts) > len(units) / 2:
             for unit, doubt in zip(units, doubts, strict=True):
                 if doubt is None and not unit.told_by(Kind.NAME):
-                    unit.doubts.append(found)
+                    unit.ask(found.about())
 
 
 def in_both_directions(pairs: list[Pair]) -> None:
@@ -89,14 +95,12 @@ def in_both_directions(pairs: list[Pair]) -> None:
         if other is not None and bool(t.doubts) != bool(other.doubts):
             doubted, sure = (t, other) if t.doubts else (other, t)
             if not sure.told_by(Kind.NAME):
-                sure.doubts += doubted.doubts
+                for question in doubted.doubts:
+                    sure.ask(question.about())
 
 
-#: Why a pair is in doubt whose source another target wants.
-_LEFT = "it fits {} as well, which is left without a source"
-
-
-_OUT_OF_ORDER = "it stands elsewhere than what is around it, where {}, which is left over, would not"
+#: What answers a question about orders.
+_NO_SWAP = "no swap with another of its look would fit"
 
 
 def left_over(matching: Matching, swaps: Swaps) -> None:
@@ -121,7 +125,7 @@ def _wanted_elsewhere(matching: Matching) -> None:
                 continue
             ours, theirs = own_words(t, s, other, other), own_words(other, s, t, t)
             if theirs > ours or (theirs == ours and soft_words(other, s) >= soft_words(t, s)):
-                t.doubts.append(Doubt(_LEFT, named=".".join(other.path)))
+                t.ask(ask(Reason.WANTED_ELSEWHERE, ".".join(other.path)))
                 break
 
 
@@ -149,4 +153,4 @@ def _out_of_order(matching: Matching, swaps: Swaps) -> None:
             continue
         better = next((u for u, pair in others if share_crossed(pair) < _IN), None)
         if better is not None:
-            t.doubts.append(Doubt(_OUT_OF_ORDER, named=".".join(better.path)))
+            t.ask(ask(Reason.OUT_OF_ORDER, ".".join(better.path)))

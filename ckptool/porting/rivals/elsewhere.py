@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from ..matching.evidence import Evidence, Kind
+from ..matching.evidence import Evidence, Kind, Told
 from ..matching.places import Path, around, without_digits
 from ..matching.relation import Relation
 from ..matching.units import Pair
@@ -62,6 +62,7 @@ def _settle_block(
             holder[s.path], holder[s2.path] = wanted, at
             for unit in (t, t2):
                 unit.evidence = [Evidence(Kind.OTHER_BLOCKS)]
+                unit.told.append(Told("settled in other blocks", str(unit.evidence[0]), 2, 1, ()))
         confirmed[at] = t.path[len(block) :]
     about = (block, *kinds)
     colours = {pairs[at][0].colour for at in confirmed}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from itertools import combinations
 
-from ..doubts import About, Doubt
-from ..matching.evidence import Evidence, Kind
+from ..matching.evidence import Evidence, Kind, Told
 from ..matching.match import Matching
 from ..matching.places import block_of, nearness, without_digits
 from ..matching.units import Pair, Unit, hard_conflict, series, similarity
+from ..questions import Question, Reason, ask
 from .alike import MOST, by_look
 from .belief import BELIEVED
 from .company import ANCHORS, Certain, crossed, in_company
@@ -31,8 +31,8 @@ def take_up(matching: Matching) -> None:
             around = sorted(certain, key=lambda pair: -nearness(t, pair[0]))[:ANCHORS]
             s = max(free, key=lambda s: (hard_conflict(t.words, s.words) is None, _fitness(t, s, around)))
             free.remove(s)
-            t.doubts.append(Doubt(f"{len(sources)} tensors of the source fit as well", About.ORDER))
-            t.rivals = [u for u in sources if u is not s][:8]
+            others = tuple(u for u in sources if u is not s)
+            t.ask(Question(Reason.SEVERAL_FIT, (str(len(sources)),), others))
             matching.pairs.append((t, s))
     matching.undecided[:] = left
     matching.pairs.sort(key=lambda pair: pair[0].order)
@@ -67,13 +67,14 @@ def rearrange(swaps: Swaps) -> None:
             pairs[i], pairs[j] = crossed(pairs[i], pairs[j])
             for unit in (pairs[i][0], pairs[j][0]):
                 unit.evidence = [Evidence(Kind.EXCHANGED)]
+                unit.told.append(Told("exchanged", str(unit.evidence[0]), 2, 1, ()))
             exchanged.append((i, j))
         for i, j in exchanged:
             one, other = pairs[i], pairs[j]
             within = all(block_of(one[side].path) == block_of(other[side].path) for side in (0, 1))
             settled = by_names(one, other) == "sure" or in_equal_places(one, other)
             if not settled and not (within and swaps.reason_in_row(one, other) is None):
-                doubt_both(one, other, "all but the numbers spoke for the swap with {}")
+                doubt_both(one, other, ask(Reason.AGAINST_NUMBERS))
 
 
 def keep_together(pairs: list[Pair]) -> None:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Literal
 
 from ..forms.branches import flows_into
-from ..forms.fused import part_label
+from ..forms.projections import part_label
 from ..matching.counting import row_of
 from ..matching.evidence import Kind
 from ..matching.places import Path

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Literal
 
 from ..forms.branches import Branches, beside
 from ..matching.match import Matching
 from ..matching.sequences import Sequences
-from ..matching.units import Pair, series
+from ..matching.units import Pair, Unit, series
+from ..questions import Question, Reason, ask
 from .belief import BELIEVED, concordance, orders_of
 from .insides import Contents
 from .names import by_convention, by_names, by_numbers, in_equal_places, step
 
-#: Why a swap is not excluded; the source of the other pair goes into the braces.
-AGAINST = "the names speak for the swap with {}"
-_BESIDE = "it runs beside {}, and nothing but the order in which they are registered tells which is which"
-
-
+#: Why a swap is not excluded; False where an order alone excludes it, None where more does. The source of the other
+#: pair is named by who asks.
+Said = Question[Unit] | Literal[False] | None
 #: What has one name but for its numbers.
 _Row = tuple[str, ...]
 
@@ -52,27 +52,27 @@ class Swaps:
         votes = {order.name: order.vote for order in self.orders}
         self._branches = Branches(self.pairs, self.contents.of_target, votes)
 
-    def reason(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> str | None:
-        """Why the swap of two pairs cannot be excluded; an empty text where only an order excludes it, else None.
+    def reason(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
+        """Why the swap of two pairs cannot be excluded; False where only an order excludes it, else None.
 
         Args:
             belief: how far each order can be believed about them; as all over the model if None.
         """
         belief = self.overall if belief is None else belief
         found = self.reason_in_row(one, other, belief)
-        if found == "" and beside(one[0], other[0]):
+        if found is False and beside(one[0], other[0]):
             votes = self._believed(one, other, belief)
             if not any(self._branches.shown(one, other, name) for name, vote in votes.items() if vote > 0):
-                return _BESIDE
+                return ask(Reason.RUNS_BESIDE)
         return found
 
-    def reason_in_row(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> str | None:
+    def reason_in_row(self, one: Pair, other: Pair, belief: Mapping[str, float] | None = None) -> Said:
         """The same for what does not run beside each other, or as if it did not."""
         named = by_names(one, other)
         if named == "sure":
             return None
         if named == "against":
-            return AGAINST
+            return ask(Reason.NAMES_FOR_SWAP)
         belief = self.overall if belief is None else belief
         believed = self._believed(one, other, belief)
         against = [name for name, vote in believed.items() if vote < 0]
@@ -81,9 +81,9 @@ class Swaps:
             if in_equal_places(one, other):
                 return None  # names that agree and equal places in lists count more than any order
             against = [o.name for o in self.orders if belief[o.name] > 0.5 and o.vote(one, other) < 0]
-            return f"the {against[0]} speaks for the swap with {{}}" if against and not behind else None
+            return ask(Reason.ORDER_FOR_SWAP, against[0]) if against and not behind else None
         if by_convention(one, other):
-            return "which of the two is which is a convention of the code: {}"
+            return ask(Reason.CONVENTION_OF_TWO)
         counted = (
             not beside(one[0], other[0])
             or step(one[0], other[0]) == step(one[1], other[1])
@@ -92,12 +92,12 @@ class Swaps:
         if by_numbers(one, other) > 0 and counted and not (against and not behind):
             return None
         if against and behind:
-            return f"the {behind[0]} and the {against[0]} do not agree about it and {{}}"
+            return ask(Reason.ORDERS_ABOUT_SWAP, behind[0], against[0])
         if against:
-            return f"the {against[0]} speaks for the swap with {{}}"
+            return ask(Reason.ORDER_FOR_SWAP, against[0])
         if not behind and any(order.vote(one, other) for order in self.orders):
-            return "nothing but an order that is not kept elsewhere tells it from {}"
-        return ""
+            return ask(Reason.NO_ORDER_KEPT)
+        return False
 
     def _counts_through(self, one: Pair, other: Pair) -> bool:
         """Whether the source counts in one list what the model has in several, one after the other: `l1` to `l6` of two
@@ -127,4 +127,4 @@ class Swaps:
     def excluded(self, one: Pair, other: Pair) -> bool:
         """Whether names, numbers or an order that is kept all over the model exclude the swap of two pairs."""
         reason = self.reason(one, other)
-        return reason is None or (reason == "" and 1 in self._believed(one, other, self.overall).values())
+        return reason is None or (reason is False and 1 in self._believed(one, other, self.overall).values())

@@ -10,12 +10,13 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from ... import keys
-from ...checkpoint import Checkpoint, StateDict, metadata_of
+from ...checkpoint import Checkpoint, StateDict
 from ...disk.files import StrPath
 from ...errors import counted, printable
 from ...ranks import Group
 from ...records import record
 from ...tensor import LazyTensor
+from ...tree import metadata_of
 from . import numbers as values
 from .contents import Contents, contents_of, told_apart
 from .numbers import Difference

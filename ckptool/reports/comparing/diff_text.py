@@ -9,6 +9,7 @@ from math import isnan
 from ...drawing.page import pairs_page
 from ...drawing.screen import Part, screen, section
 from ...drawing.sizes import parameters_text, percent, table
+from ...drawing.styles import paint
 from ...errors import counted, printable
 from ...keys import collapse
 from .diff import STATUSES, Diff, Pair, Side, Status
@@ -43,6 +44,8 @@ def diff_parts(found: Diff, everything: bool) -> Iterator[Part]:
     """The parts of that text."""
     left, right = printable(found.left), printable(found.right)
     verdict = "the same" if found.same else "DIFFERENT"
+    left, right = paint(left, "name"), paint(right, "name")
+    verdict = paint(verdict, "good" if found.same else "bad")
     yield f"{verdict}: {left} ({found.formats[0]}), {right} ({found.formats[1]})"
     yield f"  {_summary(found)}"
     for line in dict.fromkeys(_coverage(found)) if found.pairs else ():
@@ -63,7 +66,7 @@ def diff_parts(found: Diff, everything: bool) -> Iterator[Part]:
     yield from section("differences in form", list(found.form))
     yield from section("not the whole", found.parts)
     for command, why in found.suggestions:
-        yield from section(why, [command])
+        yield from section(why, [paint(command, "command")])
 
 
 def _coverage(found: Diff) -> Iterator[str]:

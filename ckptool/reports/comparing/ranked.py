@@ -7,7 +7,8 @@ from itertools import tee
 from typing import TypeVar
 
 from ...checkpoint import Checkpoint
-from ...disk.files import StrPath, files_in
+from ...disk.composing import files_in
+from ...disk.files import StrPath
 from ...disk.together import sampled
 from ...errors import CheckpointError, printable
 from ...formats import open as open_checkpoint

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...checkpoint import Checkpoint, StateDict
-from ...disk.files import StrPath, beside, shell_path, shell_quote
+from ...disk.files import StrPath
+from ...disk.paths import beside, shell_path, shell_quote
 from ...errors import CheckpointError
 from ...formats import open as open_checkpoint
 from ...passes import recipes

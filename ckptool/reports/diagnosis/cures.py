@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from ...checkpoint import Checkpoint, StateDict, around
-from ...disk.files import beside, shell_path, shell_quote
+from ...disk.paths import beside, shell_path, shell_quote
 from ...errors import CheckpointError
 from ...formats import format_of
 from ...formats.base import AnyFormat
@@ -156,7 +156,7 @@ def _shown(
 
 
 def is_whole(ckpt: Checkpoint, weights: StateDict, options: Sequence[str]) -> bool:
-    """Whether `convert` with OPTIONS would give all tensors of WEIGHTS, with nothing in the way of loading them."""
+    """Whether `convert` with OPTIONS would give all tensors of WEIGHTS, with noproblem found of loading them."""
     try:
         done, _ = recipes.run(ckpt, steps_of(options), at=weights.path or None)
         after = done.state_dict()

@@ -11,7 +11,8 @@ from typing import Any
 
 from ...adapters.adapter_layers import is_adapter
 from ...checkpoint import Checkpoint, StateDict, around
-from ...disk.files import StrPath, beside, is_folder, shell_path, shell_quote
+from ...disk.files import StrPath
+from ...disk.paths import beside, is_folder, shell_path, shell_quote
 from ...disk.urls import open_file
 from ...errors import CheckpointError, UnknownFormat, Unreadable, counted, printable
 from ...formats import NothingLeft, format_of, salvage
@@ -314,7 +315,7 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> 
     if mapped and isinstance(kind, Format) and any(hasattr(storage.source, "packed") for storage in tree.storages):
         command = f"ckptool repair {file} {beside(ckpt.where, 'repaired')}"
         yield Finding("compressed", "it is compressed, so torch cannot map it (mmap=True)", False, [(command, "")])
-    if weights is not None and kind.loader == "other" and isinstance(kind, FolderFormat) and not kind.join:
+    if weights is not None and kind.loader == "other" and isinstance(kind, FolderFormat) and not kind.of_ranks:
         command = f"ckptool convert {file} {beside(ckpt.where, 'whole', '.pth')} --extract"
         what = f"its own loader reads it ({kind.name}), and torch.load does not"
         yield Finding("own-loader", what, False, [(command, "to make a plain file of its weights")])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ...drawing.screen import Block, Part, screen, section
 from ...drawing.sizes import parameters_text, percent
+from ...drawing.styles import paint
 from ...errors import counted, printable
 from .finding import Diagnosis, Finding
 from .fits import Fit
@@ -29,40 +30,46 @@ def explanation_text(
 ) -> str:
     """What an error message means, for a person. With FILE, what is said about the file follows."""
     if not findings:
-        return "No message that ckptool knows." + ("" if file else " `ckptool doctor FILE` looks at the file itself.")
+        more = "" if file else " `ckptool doctor FILE` looks at the file itself."
+        return f"ckptool does not know this error message.{more}"
     lines = [line for number, one in enumerate(findings) for line in ([""] if number else []) + list(_explained(one))]
     return screen(lines, width, everything=everything)
 
 
 def _explained(one: Finding) -> Iterator[str]:
     yield f"{one.what[0].upper()}{one.what[1:]}"
-    yield from (f"    {command}" for command, _ in one.commands)
+    yield from (f"    {paint(command, 'command')}" for command, _ in one.commands)
     yield from (f"  - {action}" for action in one.actions)
 
 
 def _parts(found: Diagnosis, everything: bool) -> Iterator[Part]:
     trouble = [one for one in found.findings if one.trouble]
     others = [one for one in found.findings if not one.trouble]
-    verdict = "nothing is in the way" if not trouble else f"{counted(len(trouble), 'thing')} in the way"
-    if not trouble and found.fit and not found.fit.fits:
-        verdict = "it does not fit the model"
-    yield f"{printable(found.path)}: {verdict} ({printable(found.kind)})"
-    numbered = [[f"{n}. {one.what}", *(f"   - {action}" for action in one.actions)] for n, one in enumerate(trouble, 1)]
+    verdict = paint("no problem found", "good")
+    if trouble:
+        verdict = paint(f"{counted(len(trouble), 'problem')} found", "bad")
+    elif found.fit and not found.fit.fits:
+        verdict = paint("it does not fit the model", "bad")
+    yield f"{paint(printable(found.path), 'name')}: {verdict} ({printable(found.kind)})"
+    numbered = [
+        [f"{paint(f'{n}.', 'heading')} {one.what}", *(f"   - {action}" for action in one.actions)]
+        for n, one in enumerate(trouble, 1)
+    ]
     yield Block(items=numbered, indent="  ")
     if found.fit is not None:
         yield from fit_lines(found.fit, everything)
     if found.cure:
-        title = "to repair it, type" if len(found.cure) == 1 else "to repair it, type one after the other"
-        yield from section(title, found.cure)
+        title = "to fix it, run" if len(found.cure) == 1 else "to fix it, run in this order"
+        yield from section(title, [paint(command, "command") for command in found.cure])
         if found.fit and found.fit.commands:
             yield f"    ({found.fit.commands[0][1]})"
     known = set(found.cure)
     commands = [(what, command) for one in trouble for command, what in one.commands if command not in known]
     for what, command in commands:
-        yield from section(what or "to see more", [command])
+        yield from section(what or "to see more", [paint(command, "command")])
     yield from section("worth knowing", [one.what for one in others])
     for what, command in [(what, command) for one in others for command, what in one.commands]:
-        yield from section(what or "for that", [command])
+        yield from section(what or "for that", [paint(command, "command")])
 
 
 def fit_lines(fit: Fit, everything: bool) -> Iterator[str]:
@@ -71,7 +78,8 @@ def fit_lines(fit: Fit, everything: bool) -> Iterator[str]:
     model = printable(fit.model)
     met, whole = fit.parameters
     share = f"{fit.common[0]:,} of {counted(fit.common[1], 'key')}, {percent(met, whole)} of {parameters_text(whole)}"
-    yield f"  {model}: {'fits' if fit.fits else 'DOES NOT FIT'}, {share}"
+    verdict = paint("fits", "good") if fit.fits else paint("DOES NOT FIT", "bad")
+    yield f"  {paint(model, 'name')}: {verdict}, {share}"
     groups = (
         ("missing in the file", [printable(key, 80) for key in fit.missing]),
         ("not in the model", [printable(key, 80) for key in fit.unexpected]),

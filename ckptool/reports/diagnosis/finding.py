@@ -48,7 +48,7 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is in the way."""
+        """Whether no problem was found."""
         return not any(one.trouble for one in self.findings) and (self.fit is None or self.fit.fits)
 
     def as_json(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def in_folder(path: StrPath) -> Iterator[Finding]:
             yield Finding("file", f"{printable(name, 60)}: {error.what.rstrip(':')}")
             continue
         said = "; ".join(one.what for one in wrong[:2])
-        verdict = said or "nothing is in the way, as far as its names tell"
+        verdict = said or "no problem found, as far as its names tell"
         yield Finding("file", f"{printable(name, 60)}: {verdict}", bool(wrong))
     if files[_MOST:]:
         yield Finding("file", f"and {len(files) - _MOST:,} more files, which were not looked into", False)

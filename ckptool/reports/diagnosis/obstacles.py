@@ -22,14 +22,14 @@ from ...formats.sharded import missing_beside
 from ...formats.trainers.alone import PartOfRun, part_of_run
 from ...passes.known_buffers import required
 from ...passes.optimizers import optimizers_in
-from ...passes.packed import packed_in
 from ...tensor import LazyTensor
 from ...tree import Dict, names_in
 from ...weights import is_training_state
 from .finding import Finding
+from .foreign_weights import of_a_framework, quantised
 
 #: Findings that no renaming mends: the file does not hold a plain model's weights.
-HOPELESS = frozenset({"part", "zero-3", "adapter", "packed", "no-parameters", "no-weights"})
+HOPELESS = frozenset({"part", "zero-3", "adapter", "packed", "framework", "no-parameters", "no-weights"})
 #: Findings that the code of a model refutes, if the weights fit it.
 BY_NAME = frozenset(
     {"wrapped", "partly-wrapped", "adapter", "packed", "zero-3", "no-parameters", "strangers", "no-counters"}
@@ -45,6 +45,7 @@ def in_the_way(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Finding]
     if ckpt.part_of and part is None:
         yield _one_part(ckpt)
     yield from _of_a_run(ckpt, part)
+    yield from of_a_framework(ckpt, weights)
     if not found:
         command = f"ckptool inspect {shell_path(ckpt.where)}"
         yield Finding("no-weights", _instead_of_weights(ckpt), commands=[(command, "")])
@@ -57,7 +58,7 @@ def in_the_way(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Finding]
         yield _adapter(ckpt, summary)
     for one in [weights] if weights and summary is None else found if summary is None else []:
         where = f" at {printable(one.path, 40)}" if len(found) > 1 else ""
-        yield from _of(one, where)
+        yield from _of(ckpt, one, where)
     if weights is not None and weights.model is not None:
         what = f"a whole model is pickled in it (class {printable(weights.model.class_name, 60)}), not its weights"
         yield Finding("pickled-model", what)
@@ -81,10 +82,16 @@ def _instead_of_weights(ckpt: Checkpoint) -> str:
 
 def _of_a_run(ckpt: Checkpoint, part: PartOfRun | None) -> Iterator[Finding]:
     """Whether it is a folder with a file for each rank, or one of these files."""
-    if isinstance(kind := format_of(ckpt), FolderFormat) and kind.join:
+    if isinstance(kind := format_of(ckpt), FolderFormat) and kind.of_ranks:
         command = f"ckptool convert {shell_path(ckpt.where)} {beside(ckpt.where, 'whole', '.safetensors')}"
         what = "each rank of a run wrote files of its own, which torch.load does not put together"
-        yield Finding("one-file-a-rank", what, True, [(command, "which puts the weights together")])
+        gives = "which puts the weights together"
+        if said := next((line for line in ckpt.lost_content if "--parts" in line), ""):
+            what, command = f"{what}; {said.partition(';')[0]}", f"{command} --parts sizes.yaml"
+            gives += (
+                ', where sizes.yaml has a line such as "0.weight": [7, 5] for each parameter, in the order of the model'
+            )
+        yield Finding("one-file-a-rank", what, True, [(command, gives)])
     if part is not None:
         yield Finding("part-of-a-run", part.sentence, part.is_less, [(part.command, f"which {part.gives}")])
 
@@ -96,7 +103,7 @@ def python_for(ckpt: Checkpoint, path: str) -> str:
     return f"model.load_state_dict(torch.load({Path(ckpt.where).name!r}){printable(inside, 200)})"
 
 
-def _of(weights: StateDict, where: str) -> Iterator[Finding]:
+def _of(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Finding]:
     """What is in the way in one state dict. WHERE it is, in words, if there are others."""
     if weights.wrappers:
         said = " and ".join(
@@ -135,14 +142,7 @@ def _of(weights: StateDict, where: str) -> Iterator[Finding]:
         yield Finding(
             "adapter", what, actions=["peft.PeftModel.from_pretrained(base_model, FOLDER) loads it onto its base"]
         )
-    if packed := packed_in(tensors):
-        families = ", ".join(dict.fromkeys(one.family for one in packed))
-        what = f"{counted(len(packed), 'weight is', 'weights are')} packed{where} ({families}): "
-        what += printable(packed[0].name, 60)
-        actions = [
-            "it loads into a model that was built with the same quantisation; convert --dequantize makes it plain"
-        ]
-        yield Finding("packed", what + (", …" if packed[1:] else ""), actions=actions)
+    yield from quantised(ckpt, weights, where)
 
 
 def partly_wrapped(weights: StateDict) -> dict[str, int]:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 from ...drawing.screen import Block, Part, screen
 from ...drawing.sizes import size_text
+from ...drawing.styles import Meaning, paint
 from ...errors import counted, printable
 from .scan import Finding, Scan
 
 _FINDINGS, _PROBLEMS = 12, 8
+_MEANINGS: dict[str, Meaning] = {"safe": "good", "unsafe": "bad", "unknown": "warning"}
 
 
 def scan_text(seen: Scan, *, everything: bool = False, width: int = 120) -> str:
@@ -30,7 +32,7 @@ def _scanned(seen: Scan, everything: bool) -> Iterator[Part]:
         "unsafe": f"NOT SAFE, {counted(beyond, 'name')} beyond plain data",
         "unknown": "CANNOT TELL, not all of it can be read",
     }[seen.verdict]
-    yield f"{printable(seen.path)}: {verdict}"
+    yield f"{paint(printable(seen.path), 'name')}: {paint(verdict, _MEANINGS[seen.verdict])}"
     yield Block(items=[printable(line, 160) for line in seen.problems], most=_PROBLEMS)
     if everything:
         yield f"  {printable(seen.kind)}, {size_text(seen.bytes)}, {counted(len(seen.pickles), 'pickle')}"
@@ -40,7 +42,7 @@ def _scanned(seen: Scan, everything: bool) -> Iterator[Part]:
         if everything or inside[0] in seen.unsafe:
             shown = inside if everything else inside[:_FINDINGS]
             items = [list(_finding(one, len(seen.pickles) > 1, everything)) for one in shown]
-            yield Block([f"  {group}:"], items, more=len(inside) - len(shown))
+            yield Block([f"  {paint(f'{group}:', 'heading')}"], items, more=len(inside) - len(shown))
     refused = [one.name for one in seen.findings if one.group == "plain data" and not one.plain]
     if seen.verdict == "safe" and refused:
         names = ", ".join(printable(name, 60) for name in refused[:6]) + (", …" if len(refused) > 6 else "")

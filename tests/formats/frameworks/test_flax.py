@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptool
-from ckptool.disk.files import FileRange, Joined
+from ckptool.disk.composing import Joined
+from ckptool.disk.files import FileRange
 from ckptool.errors import CheckpointError, Malformed
 
 HERE = Path(__file__).parents[3] / "fixtures" / "frameworks"

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import ckptool
-from ckptool.disk.files import FileRange, Joined
+from ckptool.disk.composing import Joined
+from ckptool.disk.files import FileRange
 from ckptool.errors import Ambiguous, CheckpointError, Malformed, RuleError
-from ckptool.formats.frameworks.leveldb_table import crc32c
+from ckptool.formats.frameworks.filtered_chunks import crc32c
 from ckptool.formats.frameworks.tensorflow import slice_key
 
 HERE = Path(__file__).parents[3] / "fixtures" / "frameworks"

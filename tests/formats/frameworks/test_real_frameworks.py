@@ -17,7 +17,8 @@ EXPECTED = json.loads((HERE / "expected.json").read_text())
 
 
 #: Ending of a file, or a folder -> the package that its values need.
-NEEDS = {"h5": "h5py", "keras": "h5py", "gguf": "gguf", "orbax-zarr": "zstandard"}
+NEEDS = {"h5": "h5py", "keras": "h5py", "gguf": "gguf"}
+NEEDS |= dict.fromkeys(("orbax-zarr", "orbax-zarr3", "orbax-ocdbt", "orbax-ocdbt-zarr3"), "zstandard")
 
 
 def opened(name):

@@ -1,0 +1,106 @@
+"""What `--help` looks like: own options first, shared ones under headings; and colour where it is wanted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ..drawing import styles
+
+#: Headings in the order in which help shows them. Options without one come first.
+_HEADINGS = ("", "Matching", "Proof", "Processes", "Learning", "Data", "Model", "Output", "General")
+
+
+class Option(click.Option):
+    """An option that help shows under a heading of its own."""
+
+    def __init__(self, *args: Any, heading: str = "", **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.heading = heading
+
+
+class _Formatter(click.HelpFormatter):
+    """Help with headings that stand out, and the names of options and commands in colour."""
+
+    def write_heading(self, heading: str) -> None:
+        """Write a heading."""
+        super().write_heading(styles.paint(heading, "heading"))
+
+    def write_dl(self, rows: Any, col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write options or commands, each with what it does."""
+        super().write_dl([(styles.paint(name, "command"), does) for name, does in rows], col_max, col_spacing)
+
+
+class Context(click.Context):
+    """Where a command keeps whether it colours."""
+
+    formatter_class = _Formatter
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        if self.parent is None:
+            self.colour(None)
+
+    def colour(self, asked: str | None) -> None:
+        """Colour as ASKED ("auto", "always", "never"), or as the environment says, here and in what is called."""
+        wanted = colour_wanted(asked)
+        for context in (self, self.find_root()):
+            context.color = wanted
+        on_a_terminal = sys.stdout.isatty() or sys.stderr.isatty()
+        styles.switch(wanted or (wanted is None and on_a_terminal), always=wanted or False)
+
+
+def colour_wanted(asked: str | None, environment: Mapping[str, str] = os.environ) -> bool | None:
+    """Whether to colour: yes, no, or where a terminal shows it (None).
+
+    NO_COLOR wins over all (https://no-color.org), then --color, then FORCE_COLOR, then a terminal without colours.
+    """
+    if environment.get("NO_COLOR") or asked == "never":
+        return False
+    if asked == "always" or (asked is None and environment.get("FORCE_COLOR", "0") not in ("", "0")):
+        return True
+    return False if environment.get("TERM") == "dumb" else None
+
+
+def _colour_as_asked(ctx: click.Context, param: click.Parameter, asked: str | None) -> None:
+    if asked is not None and isinstance(ctx, Context):
+        ctx.colour(asked)
+
+
+COLOR = Option(
+    ["--color"],
+    type=click.Choice(["auto", "always", "never"]),
+    expose_value=False,
+    is_eager=True,
+    callback=_colour_as_asked,
+    heading="General",
+    help="When to use colour. NO_COLOR and FORCE_COLOR are respected.",
+)
+
+
+class Command(click.Command):
+    """A command that takes --color, and whose help is in sections."""
+
+    context_class = Context
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The parameters, with --color before --help."""
+        *own, last = super().get_params(ctx)
+        return [*own, COLOR, last]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, section by section."""
+        sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in _HEADINGS}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                heading = "General" if param is self.get_help_option(ctx) else getattr(param, "heading", "")
+                sections[heading].append(record)
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(f"{heading} options" if heading else "Options"):
+                    formatter.write_dl(records)

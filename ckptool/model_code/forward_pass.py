@@ -1,0 +1,370 @@
+"""Follow a forward pass: which tensor is used when, by which function, and what is done with the result.
+
+Nothing is computed for its value; what counts is which function takes what. `trace` runs the model under it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .channels import Channels
+from .gating import Gating
+from .hollow import shape_only
+from .input_search import Budget, flat
+from .signature import Facts, Flattened, Flow, Layout
+
+#: Of more slices of one tensor, they are no parts of it.
+_MOST_SLICES = 16
+
+#: Functions that put dimensions in another order.
+_TURNS = frozenset("permute transpose swapaxes swapdims movedim moveaxis".split())
+
+#: Functions that read a property, and those that give a view whose use is what counts.
+_LOOKS = frozenset("__get__ size dim numel stride __len__ is_floating_point is_complex data_ptr type_as".split())
+
+_VIEWS = frozenset(
+    "t T mT transpose permute view reshape unsqueeze squeeze detach contiguous clone to float double half bfloat16 type"
+    " expand expand_as".split()
+)
+
+_PRODUCTS = frozenset("matmul __matmul__ __rmatmul__ addmm mm bmm baddbmm grouped_mm _grouped_mm".split())
+
+_ADDS = frozenset("add __add__ __radd__ add_ __iadd__".split())
+
+_MULTIPLIES = frozenset("mul multiply __mul__ __rmul__ mul_ __imul__".split())
+
+#: Functions that may put a dimension of one element somewhere.
+_ONES = frozenset({"__getitem__", "unsqueeze", "squeeze"})
+
+#: Functions that only move what they take in their dimensions.
+_PLACES = frozenset("__getitem__ unsqueeze squeeze view reshape expand to contiguous type float".split())
+
+#: What more matrices than this made together is nobody's output.
+_MOST_CREDITED = 4
+
+#: Functions that multiply with a matrix, and those that take one out of a stack.
+_MULTIPLY = _PRODUCTS | {"linear", "einsum"}
+
+_MEMBERS = frozenset("__getitem__ select unbind index_select".split())
+
+
+@dataclass(slots=True)
+class Use:
+    """The first use of a tensor.
+
+    Attributes:
+        index: how many other tensors were used before it.
+        how: the function that took it ("linear").
+        facts: what the rest of the pass shows of it.
+    """
+
+    index: int
+    how: str
+    facts: Facts = field(default_factory=Facts)
+
+
+def _turned_to(name: str, args: Any) -> list[int] | None:
+    """Where the four dimensions of a result come from, or None where the arguments do not say so by place."""
+    given = args[1] if len(args) == 2 and isinstance(args[1], tuple | list | torch.Size) else args[1:]
+    if not all(isinstance(dim, int) for dim in given):
+        return None
+    dims = [dim % 4 for dim in given]
+    if name == "permute":
+        return dims if sorted(dims) == [0, 1, 2, 3] else None
+    if len(dims) != 2:
+        return None
+    order = [0, 1, 2, 3]
+    if name.startswith("move"):
+        order.insert(dims[1], order.pop(dims[0]))
+    else:
+        order[dims[0]], order[dims[1]] = order[dims[1]], order[dims[0]]
+    return order
+
+
+class Follower(TorchFunctionMode):  # type: ignore[misc]
+    """Notes which parameter is used when, by which function, and what is done with the result."""
+
+    def __init__(self, keys: dict[int, str], buffers: Container[str]) -> None:
+        super().__init__()
+        self._keys = keys
+        self.uses: dict[str, Use] = {}
+        self.rotary: str | None = None
+        self.cuts: set[tuple[int, ...]] = set()
+        self._slices: dict[tuple[int, int], set[tuple[int, int]]] = defaultdict(set)
+        self._alive: list[Any] = []
+        self._budget = Budget()
+        self._from: dict[int, tuple[str, Any]] = {}  # what a tensor is: ("features", "nchw"), ("fused", key) ...
+        self._negated: set[int] = set()
+        self._whole = frozenset(keys)  # the parameters themselves
+        self._turned: set[int] = set()  # transposed views of parameters
+        self._channels = Channels(buffers)
+        self._gating = Gating()
+        self._outputs: dict[int, frozenset[str]] = {}  # id of a tensor -> the matrices that made what it holds
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        self._alive.append((args, kwargs))  # so that ids stay their own
+        for place, value in enumerate(flat([args, kwargs])):
+            key = self._keys.get(id(value))
+            if key is not None and name not in _LOOKS:
+                self._use(key, name, place, args, value)
+        result = shape_only(name, args, kwargs)
+        if result is None:
+            self._budget.before(name, args)
+            result = func(*args, **kwargs)
+        self._budget.after(result)
+        self._alive.append(result)
+        if name in _VIEWS and args and id(args[0]) in self._keys and isinstance(result, torch.Tensor):
+            self._keys.setdefault(id(result), self._keys[id(args[0])])
+            if (name in ("t", "transpose") or (name == "permute" and result.ndim == 2)) != (
+                id(args[0]) in self._turned
+            ):
+                self._turned.add(id(result))
+        elif name in _MEMBERS and args and id(args[0]) in self._keys and args[0].ndim > 2:
+            self._members(args, result)
+        self._learn(name, args, kwargs, result)
+        self._channels.see(name, args, kwargs, result, self._keys)
+        self._gating.see(name, args, kwargs, result, self._keys)
+        self._credit(name, args, kwargs, result)
+        return result
+
+    def _credit(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Note whose outputs a result holds: those of the matrices that the data in it was last multiplied with."""
+        taken = [value for value in flat([args, kwargs]) if isinstance(value, torch.Tensor)]
+        if name in _MULTIPLY or name.startswith("conv"):
+            made = frozenset(self._keys[id(t)] for t in taken[1:] if id(t) in self._keys and t.ndim > 1)
+        else:
+            made = frozenset(itertools.chain.from_iterable(self._outputs.get(id(t), ()) for t in taken))
+        if 0 < len(made) <= _MOST_CREDITED:
+            for one in [result] if isinstance(result, torch.Tensor) else flat(result):
+                if isinstance(one, torch.Tensor):
+                    self._outputs.setdefault(id(one), made)
+
+    def _rotates(self, kind: str, value: Any) -> None:
+        """Note that the outputs of some matrices are turned by pairs, as rotary embeddings do."""
+        for key in self._outputs.get(id(value), ()):
+            if key in self.uses:
+                self.uses[key].facts.rotary = self.uses[key].facts.rotary or kind
+
+    def finish(self) -> None:
+        """Note what only the whole pass shows."""
+        for key, use in self.uses.items():
+            use.facts.joined = self._channels.joined.get(key, ())
+            use.facts.beside_gate = self._gating.roles.get(key, "")
+            use.facts.gate = self._gating.halves.get(key)
+            if key in self._channels.before:
+                use.facts.flow = Flow(self._channels.bit[key], self._channels.before[key])
+
+    def _use(self, key: str, name: str, place: int, args: Any, value: Any) -> None:
+        if name in _VIEWS:
+            return  # what is done with the view counts
+        if key not in self.uses:
+            self.uses[key] = Use(len(self.uses), name)
+            first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+            kind, what = self._from.get(id(first), ("", None))
+            if kind == "flat" and name in ("linear", "addmm", "matmul"):
+                self.uses[key].facts.flattened = what
+        if name in _MULTIPLY and self.uses[key].how in _MEMBERS:
+            self.uses[key].how = name  # what is done with a member counts
+        if name in _PRODUCTS and place >= 1:
+            self._stands(key, inputs_first=id(value) not in self._turned)
+        elif name == "linear" and place == 1 and (id(value) in self._turned or value.ndim == 2):
+            self._stands(key, inputs_first=id(value) in self._turned)
+        elif name == "einsum":
+            self._summed(key, args, value)
+
+    def _stands(self, key: str, *, inputs_first: bool) -> None:
+        """Note how a matrix stands, where its first use says so."""
+        facts = self.uses[key].facts
+        if facts.inputs_first is None:
+            facts.inputs_first = inputs_first
+
+    def _members(self, args: Any, result: Any) -> None:
+        """Matrices that are taken out of a stack by their number are matrices of the parameter that holds it."""
+        index = args[1] if len(args) > 1 else 0
+        whole = isinstance(index, int) or (isinstance(index, torch.Tensor) and not index.is_floating_point())
+        for one in [result] if isinstance(result, torch.Tensor) else result if whole else ():
+            if whole and isinstance(one, torch.Tensor) and one.shape[-2:] == args[0].shape[-2:]:
+                self._keys.setdefault(id(one), self._keys[id(args[0])])
+                if id(args[0]) in self._turned:
+                    self._turned.add(id(one))
+
+    def _summed(self, key: str, args: Any, value: torch.Tensor) -> None:
+        """Which dimensions of a parameter are inputs, where an equation says over which of them is summed."""
+        equation, *operands = args
+        operands = operands[0] if len(operands) == 1 and isinstance(operands[0], tuple | list) else operands
+        if not isinstance(equation, str) or "->" not in equation:
+            return
+        given, result = equation.replace(" ", "").split("->")
+        letters = next((one for one, x in zip(given.split(","), operands, strict=False) if x is value), "")
+        if len(letters) != value.ndim or "." in letters or len(letters) < 2:
+            return
+        last, before = (letters[-1] in result, letters[-2] in result)
+        if last != before:
+            self._stands(key, inputs_first=last != (id(value) in self._turned))
+        others = "".join(one for one in given.split(",") if one != letters)
+        if id(value) in self._whole and not self.uses[key].facts.dims:
+            kinds = ("input" if x not in result else "both" if x in others else "output" for x in letters)
+            self.uses[key].facts.dims = tuple(kinds)
+
+    def _learn(self, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """What is worth knowing of a result: features and how they are flattened, fused projections, rotary."""
+        every_second = name == "__getitem__" and _every_second(args) and self._channels.learned(args[0])
+        if name == "view_as_complex" or name == "polar" or every_second:
+            self.rotary = "interleaved"
+            self._rotates("interleaved", args[0] if args else None)
+        if not isinstance(result, torch.Tensor):
+            if isinstance(result, tuple | list):
+                self._cut(name, result)
+                first = args[0] if args else None
+                kind, what = self._from.get(id(first), ("", None))
+                if kind == "fused" and name in ("chunk", "split", "tensor_split", "unsafe_chunk", "unbind"):
+                    self._layout(what, "block")
+                    if name != "unbind" and len({getattr(part, "shape", None) for part in result}) == 1:
+                        for place, part in enumerate(result):
+                            self._from[id(part)] = ("part", (what[0], place, len(result)))
+            return
+        if name in _ADDS | _MULTIPLIES:
+            self._modulated(name, args, result)
+        first = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if first is not None and name == "__getitem__" and self._channels.learned(first):
+            self._sliced(first, args[1])
+        if name in ("neg", "__neg__", "negative"):
+            self._negated.add(id(result))
+        elif (
+            name in ("cat", "concat", "concatenate", "stack")
+            and args
+            and isinstance(args[0], tuple | list)
+            and any(id(part) in self._negated and self._channels.learned(part) for part in args[0])
+        ):
+            kind = "half" if name != "stack" else "interleaved"
+            self.rotary = self.rotary or kind
+            for part in args[0]:
+                self._rotates(kind, part)
+        if name.startswith("conv") and result.ndim == 4:
+            self._from[id(result)] = ("features", "nchw")
+        elif name == "linear" and len(args) > 1 and id(args[1]) in self._keys:
+            self._from[id(result)] = ("fused", (self._keys[id(args[1])], args[1].shape[0]))
+        elif first is not None and id(first) in self._from:
+            kind, what = self._from[id(first)]
+            made = self._after(kind, what, name, args, first, result)
+            if made is not None:
+                self._from[id(result)] = made
+
+    def _cut(self, name: str, parts: Sequence[Any]) -> None:
+        """Note the sizes of unequal parts that a tensor is cut into."""
+        shapes = [tuple(part.shape) for part in parts if isinstance(part, torch.Tensor)]
+        if name in ("split", "split_with_sizes", "tensor_split") and len(set(shapes)) > 1:
+            self.cuts.update(sizes for sizes in zip(*shapes, strict=False) if len(set(sizes)) > 1)
+
+    def _sliced(self, whole: Any, index: Any) -> None:
+        """Note the sizes of slices along one dimension, once they are all of a tensor."""
+        places = list(index) if isinstance(index, tuple) else [index]
+        if not all(one is Ellipsis or isinstance(one, slice) for one in places):
+            return
+        if Ellipsis in places:
+            at = places.index(Ellipsis)
+            places[at : at + 1] = [slice(None)] * (whole.ndim - len(places) + 1)
+        taken = [(dim, one) for dim, one in enumerate(places) if one != slice(None)]
+        if len(taken) != 1 or not all(isinstance(n, int | None) for n in (taken[0][1].start, taken[0][1].stop)):
+            return
+        dim, one = taken[0]
+        start, stop, step = one.indices(whole.shape[dim])
+        if step != 1 or start >= stop:
+            return
+        taken_before = self._slices[id(whole), dim]
+        if len(taken_before) >= _MOST_SLICES:
+            return
+        taken_before.add((start, stop))
+        parts = sorted(taken_before)
+        edges = [0, *(stop for _, stop in parts)]
+        if [start for start, _ in parts] == edges[:-1] and edges[-1] == whole.shape[dim]:
+            sizes = tuple(stop - start for start, stop in parts)
+            if len(set(sizes)) > 1:
+                self.cuts.add(sizes)
+
+    def _after(self, kind: str, what: Any, name: str, args: Any, first: Any, result: Any) -> tuple[str, Any] | None:
+        if kind == "features":
+            if result.ndim == 4 and name in _TURNS:
+                order = _turned_to(name, args)
+                return None if order is None else (kind, "".join(what[dim] for dim in order))
+            if result.ndim == 4:
+                return kind, what
+            if name in ("flatten", "reshape", "view") and result.ndim == 2 and first.ndim == 4 and what[0] == "n":
+                sizes = dict(zip(what, first.shape, strict=True))
+                c, h, w = sizes["c"], sizes["h"], sizes["w"]
+                if h * w > 1 and result.shape[1] == c * h * w:
+                    return "flat", Flattened(what, c, h, w)
+            return None
+        if kind == "flat":
+            return (kind, what) if result.shape == first.shape else None
+        if kind == "part":
+            if name in ("reshape", "view", "unflatten") and result.ndim == first.ndim + 1 and what[0] in self.uses:
+                heads, width = result.shape[-2:]
+                if heads * width == first.shape[-1]:
+                    self.uses[what[0]].facts.heads = self.uses[what[0]].facts.heads or heads
+            return (kind, what) if name in _PLACES and result.numel() == first.numel() else None
+        if kind == "fused" and name in _ONES and result.numel() == first.numel():
+            return kind, what
+        if kind == "fused":
+            if name in ("reshape", "view", "unflatten", "rearrange") and result.ndim > first.ndim:
+                self._reshaped(what, first, result)
+                return None
+            if name in ("__getitem__", "narrow"):
+                self._layout(what, "block")
+                return None
+            return (kind, what) if result.shape == first.shape else None
+        return None
+
+    def _modulated(self, name: str, args: Any, result: torch.Tensor) -> None:
+        """Note which parts of the outputs of a layer are added to other tensors (shifts) or multiply them (scales)."""
+        for part, other in itertools.permutations(args[:2]):
+            kind, what = self._from.get(id(part), ("", None))
+            if kind != "part" or what[0] not in self.uses:
+                continue
+            key, place, count = what
+            if count == 2 and name in _MULTIPLIES and self._gating.comes_from(other, key):
+                continue  # a gate and what it is multiplied with
+            if not isinstance(other, torch.Tensor) or other.ndim == 0:
+                self._from[id(result)] = kind, what  # such as 1 + scale
+                continue
+            facts = self.uses[key].facts
+            done = list(facts.modulates or [""] * count)
+            done[place] = done[place] or ("add" if name in _ADDS else "mul")
+            facts.modulates = tuple(done)
+
+    def _reshaped(self, what: Any, first: Any, result: Any) -> None:
+        inner = tuple(result.shape[first.ndim - 1 :])
+        if math.prod(inner) == what[1] and len(inner) in (2, 3):
+            self._layout(what, "grouped", inner)
+
+    def _layout(self, what: Any, layout: str, inner: tuple[int, ...] = ()) -> None:
+        key = what[0]
+        if key in self.uses:
+            facts = self.uses[key].facts
+            facts.layout = facts.layout if facts.layout.kind else Layout(layout, inner)
+
+
+def _every_second(args: Any) -> bool:
+    """Whether the even or the odd elements of a last dimension are taken, as rotary embeddings of pairs do."""
+    index = args[1] if len(args) > 1 else None
+    if not isinstance(index, tuple) or not index:
+        return False
+    last = index[-1]
+    return (
+        isinstance(last, slice)
+        and last.step == 2
+        and args[0].ndim in (3, 4)
+        and args[0].is_floating_point()
+        and len(index) in (2, args[0].ndim)
+        and all(i is Ellipsis or i == slice(None) for i in index[:-1])
+    )

@@ -1,0 +1,482 @@
+"""A port as Python that people keep: torch alone, one function `convert`, nothing of ckptool.
+
+What the text does is what `Mapping.apply` does. The steps are in the order of the model, but for loops, which stand
+where their first layer does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...disk.files import StrPath
+from ...disk.targets import write_side_output
+from ...errors import counted, printable
+from ...keys import collapse
+from ..expression import OPERATIONS, Expr, of, torch_helpers, torch_text
+from ..mapping import Mapping
+from .lines import WIDTH, laid_out
+from .steps import Loop, Numbers, Step, Template, are_keys_of, loops_of, steps_of, with_texts, written
+
+#: Operations whose result is new memory; others give views.
+_NEW_MEMORY = frozenset({"cat", "stack", "zeros"})
+
+
+def python_of(mapping: Mapping, command: str = "") -> str:
+    """A mapping as the text of a module of Python. COMMAND is the one that made it."""
+    return _Module(mapping, command).text()
+
+
+def emit(mapping: Mapping, path: StrPath, command: str = "", *, at: str = "", overwrite: bool = False) -> None:
+    """Write a mapping as a module of Python. One that is there and holds just that is left as it is.
+
+    Args:
+        mapping: the port.
+        path: the file to write.
+        command: the one that made it, which the code names.
+        at: where in the file the weights are, which the code says.
+        overwrite: allow another converter to be there.
+    """
+    text = python_of(replace(mapping, at=mapping.at or at), command or "ckptool.transfer(source, model).emit(path)")
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if Path(path).read_text(encoding="utf-8") == text:
+            return
+    write_side_output("converter", path, text, overwrite=overwrite)
+
+
+_OWN = '''
+def own(x: Tensor) -> Tensor:
+    """Return x with memory of its own: of a part, all of the whole would be saved."""
+    if x.is_contiguous() and x.untyped_storage().nbytes() == x.nbytes:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+'''
+#: What computes is given this decorator: operations do it so.
+IN_FLOAT32 = '''
+def in_float32(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Compute in float32 (float64 stays), and round once to the widest type given."""
+
+    @functools.wraps(compute)
+    def computed(*given: Any) -> Tensor:
+        types = [x.dtype for x in given if isinstance(x, Tensor)]
+        widest = max(types, key=lambda dtype: dtype.itemsize)
+        wide = torch.promote_types(widest, torch.float32)
+        wider = [x.to(wide) if isinstance(x, Tensor) else x for x in given]
+        return compute(*wider).to(widest)
+
+    return computed
+'''
+_TAKE = """
+    def take(key: str) -> Tensor:
+        if key not in state_dict:
+            raise KeyError(f"the checkpoint has no {key!r}")
+        used.add(key)
+        return state_dict[key]
+"""
+_MOVE = '''
+    def move(new: str, old: str, *names: str) -> None:
+        """Take tensors of a module as they are."""
+        for name in names:
+            out[new + name] = take(old + name)
+'''
+_FLAT = """
+    # tensors of dicts in it are known as NAME/KEY
+    state_dict = dict(flat(state_dict))
+"""
+_FLAT_HELPER = '''
+def flat(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Give the tensors of dicts in dicts with their paths, and others with their keys."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{path}{key}/")
+        else:
+            yield f"{path}{key}", value
+'''
+
+
+class _Module:
+    def __init__(self, mapping: Mapping, command: str) -> None:
+        self.mapping, self.command = mapping, command
+        self.exprs = [entry.expr for entry in mapping.entries if entry.expr is not None]
+        self.like = next((key for x in self.exprs for key in x.keys()), "")  # noqa: SIM118 - a method of ours
+        loops = loops_of(steps_of(mapping.entries))
+        body = [line for loop in loops for line in self._loop(loop)]
+        self.moves = any(line.lstrip().startswith("move(") for line in body)
+        self.body = body
+
+    def text(self) -> str:
+        """All of it."""
+        helpers = {name: code for x in self.exprs for name, code in torch_helpers(x).items() if self._calls(name)}
+        views = any(not x.is_copy and x.op not in _NEW_MEMORY for x in self.exprs)
+        nested = any("/" in key for x in self.exprs for key in x.keys())  # noqa: SIM118
+        code = [*helpers.values()]
+        computes = any("@in_float32" in one for one in code)
+        below = ([_FLAT_HELPER] if nested else []) + ([_OWN] if views else [])
+        below += ([IN_FLOAT32] if computes else []) + [f"\n{one}" for one in code]
+        lines = [*self._docstring(), "from __future__ import annotations", ""]
+        standard = ["import functools"] * computes + ["import re"] * bool(self.mapping.unused)
+        abstract = ["Callable"] * computes + ["Iterator"] * nested
+        if abstract:
+            standard.append(f"from collections.abc import {', '.join(abstract)}")
+        if computes or nested:
+            standard.append("from typing import Any")
+        lines += [*standard, *([""] if standard else [])]
+        converting = list(self._convert(nested, views))
+        if any("torch." in one for one in (*below, *converting)):
+            lines.append("import torch")
+        if any("F." in one for one in code):
+            lines.append("import torch.nn.functional as F")
+        lines += ["from torch import Tensor", *self._left_behind(), "", *converting]
+        return "\n".join(lines) + "\n" + "".join(f"\n{one}" for one in below)
+
+    def _calls(self, name: str) -> bool:
+        return name != "add" or any("total(" in line for line in self.body)
+
+    def _docstring(self) -> Iterator[str]:
+        source, target = (_plain(text) for text in (self.mapping.source or "a checkpoint", self.mapping.target))
+        yield f'"""Convert weights of {source} to {_article(target)}.'
+        yield ""
+        if self.command:
+            yield "Made by:"
+            yield ""
+            yield f"    {_plain(self.command, 2000)}"
+        guessed, left = self.mapping.having("guessed"), self.mapping.having("unmapped")
+        if guessed:
+            yield from ([""] if self.command else [])
+            yield f"Not certain: {counted(len(guessed), 'tensor')}, marked below as a guess."
+        if left:
+            yield from ([""] if self.command or guessed else [])
+            yield from _wrapped(
+                f"Not made here, since the checkpoint has nothing for them; the model keeps its own values of: "
+                f"{', '.join(_plain(c.pattern) for c in collapse([(e.target, None) for e in left]))}.",
+                WIDTH,
+            )
+        yield '"""'
+        yield ""
+
+    def _left_behind(self) -> Iterator[str]:
+        if not self.mapping.unused:
+            return
+        yield ""
+        yield "#: Tensors of the checkpoint that the model has no place for."
+        patterns = _patterns(self.mapping.unused, list(self.mapping.source_shapes))
+        whole = "|".join(patterns)
+        if len(whole) < WIDTH - 40:
+            yield f"LEFT_BEHIND = re.compile({_raw(whole)})"
+            return
+        yield "LEFT_BEHIND = re.compile("
+        yield '    "|".join('
+        yield "        ["
+        yield from (f"            {_raw(one)}," for one in patterns)
+        yield "        ]"
+        yield "    )"
+        yield ")"
+
+    def _convert(self, nested: bool, views: bool) -> Iterator[str]:
+        kind = "dict[str, Any]" if nested else "dict[str, Tensor]"
+        yield ""
+        yield f"def convert(state_dict: {kind}) -> dict[str, Tensor]:"
+        yield f'    """Return the state dict of {_article(_plain(self.mapping.target))}, made of a checkpoint\'s.'
+        yield ""
+        if self.mapping.at:
+            yield "    Args:"
+            yield f"        state_dict: what the file holds under {_plain(self.mapping.at)!r}."
+            yield ""
+        yield "    Raises:"
+        yield "        KeyError: a tensor is not there."
+        yield "        ValueError: there are tensors that nothing is known of."
+        yield '    """'
+        if nested:
+            yield from _FLAT.strip("\n").split("\n")
+        yield "    out: dict[str, Tensor] = {}"
+        yield "    used: set[str] = set()"
+        yield from _TAKE.rstrip("\n").split("\n")
+        if self.moves:
+            yield from _MOVE.rstrip("\n").split("\n")
+        yield ""
+        yield from self.body
+        yield ""
+        known = " and not LEFT_BEHIND.fullmatch(key)" if self.mapping.unused else ""
+        yield from laid_out_condition("unknown", "key", "state_dict", f"key not in used{known}")
+        yield "    if unknown:"
+        yield '        raise ValueError(f"nothing is known of {len(unknown)} tensors: {unknown[:5]}")'
+        yield "    return {key: own(tensor) for key, tensor in out.items()}" if views else "    return out"
+
+    def _loop(self, loop: Loop) -> Iterator[str]:
+        names, indent = _names(loop), 4
+        for line in _heads(loop, names):
+            yield from laid_out(line, indent) if line.startswith("for") and "(" in line else [" " * indent + line]
+            indent += 4
+        said: tuple[str, ...] = ()
+        for some in _tables(loop.steps):
+            step = some[0][0]
+            if step.comments != said:
+                for comment in step.comments:
+                    yield from (" " * indent + line for line in _wrapped(comment, WIDTH - indent, "# "))
+                said = step.comments
+            if step.expr is not None and not step.expr.is_copy and len(step.names) > 1:
+                yield " " * indent + f"for name in ({', '.join(map(_quoted, step.names))}):"
+                for one, templates in some:
+                    assert one.expr is not None
+                    yield from self._make(one.expr, self._texts(one.expr, templates, names, "{name}"), indent + 4)
+                continue
+            if len(some) < _LEAST_IN_A_TABLE:
+                for one, texts in some:
+                    yield from self._step(one, texts, names, indent)
+                continue
+            rows = [_apart(texts) for _, texts in some]
+            yield " " * indent + "for new, old in ("
+            for own, theirs in ((tails[0], tails[1]) for _, tails in rows):
+                *most, last = laid_out(f"({_quoted(own)}, {_quoted(theirs)})", indent + 4)
+                yield from most
+                yield f"{last},"
+            yield " " * indent + "):"
+            heads = rows[0][0]
+            yield from self._move(step, heads, names, indent + 4, ("{new}", "{old}"))
+
+    def _texts(
+        self, x: Expr, templates: Sequence[Template], names: Sequence[str], hole: str = "", end: str = ""
+    ) -> list[str]:
+        """The target and the texts of X as Python: keys as strings, places of parts as numbers."""
+        are_keys = [True, *are_keys_of(x)]
+        return [
+            _string(template, names, hole, end) if is_key else _number(template, names)
+            for template, is_key in zip(templates, are_keys, strict=True)
+        ]
+
+    def _step(self, step: Step, templates: Sequence[Template], names: Sequence[str], indent: int) -> Iterator[str]:
+        if step.expr is None:
+            texts = [_string(template, names) for template in templates]
+            shape, dtype = step.zeros or ((), "int64")
+            zero = (
+                "torch.tensor(0)" if (shape, dtype) == ((), "int64") else f"torch.zeros({shape}, dtype=torch.{dtype})"
+            )
+            yield from laid_out(f"out[{texts[0]}] = {zero}", indent)
+            return
+        if step.expr.is_copy:
+            yield from self._move(step, templates, names, indent)
+            return
+        end = step.names[0] if step.names else ""
+        yield from self._make(step.expr, self._texts(step.expr, templates, names, end=end), indent)
+
+    def _make(self, expr: Expr, texts: Sequence[str], indent: int) -> Iterator[str]:
+        x = with_texts(expr, iter(texts[1:]))
+        yield from self._assign(f"out[{texts[0]}]", x, lambda text: f"take({text})", indent)
+
+    def _assign(self, left: str, x: Expr, name: Callable[[str], str], indent: int) -> Iterator[str]:
+        """LEFT = X. What is too long for a line is made in two steps, where its last one is a method or an index."""
+        like = f"take({_quoted(self.like)})" if self.like else "torch.empty(0)"
+        made = f"{left} = {torch_text(x, name, like)}"
+        operation = None if x.is_copy else OPERATIONS[x.op]
+        if len(made) + indent > WIDTH and operation and len(x.args) == 1 and not operation.calls:
+            yield from self._assign("x", x.args[0], name, indent)
+            made = f"{left} = {torch_text(Expr(x.op, (of('x'),), x.params), str, like)}"
+        lines = list(laid_out(made, indent))
+        if left != "x" and len(lines[0]) > WIDTH:  # the key alone is long
+            yield from laid_out(f"x = {made.removeprefix(f'{left} = ')}", indent)
+            lines = [" " * indent + f"{left} = x"]
+        yield from lines
+
+    def _move(
+        self,
+        step: Step,
+        templates: Sequence[Template],
+        names: Sequence[str],
+        indent: int,
+        tails: tuple[str, str] = ("", ""),
+    ) -> Iterator[str]:
+        """Copies, where `tails` are what varies between the template and the names, in braces."""
+        if len(step.names) == 1:
+            own, theirs = (
+                _string(template, names, tail, step.names[0]) for template, tail in zip(templates, tails, strict=True)
+            )
+            yield from laid_out(f"out[{own}] = take({theirs})", indent)
+            return
+        own, theirs = (_string(template, names, tail) for template, tail in zip(templates, tails, strict=True))
+        listed = ", ".join(_quoted(name) for name in step.names)
+        yield from laid_out(f"move({own}, {theirs}, {listed})", indent)
+
+
+#: Modules with other names, but tensors of the same ones, from which on they are listed in a table.
+_LEAST_IN_A_TABLE = 3
+_Templated = tuple[Step, tuple[Template, ...]]
+
+
+def _tables(steps: Sequence[_Templated]) -> list[list[_Templated]]:
+    """Steps that can be rows of one table together: copies of the same names below the same numbers."""
+    groups: dict[Any, list[_Templated]] = {}
+    for at, (step, templates) in enumerate(steps):
+        key: Any = at
+        if step.expr is not None and step.expr.is_copy:
+            heads, tails = _apart(templates)
+            if all(tails):
+                key = (step.names, step.comments, heads)
+        elif len(step.names) > 1:
+            key = (step.names, step.comments)
+        groups.setdefault(key, []).append((step, templates))
+    return list(groups.values())
+
+
+def _apart(templates: Sequence[Template]) -> tuple[tuple[Template, ...], tuple[str, ...]]:
+    """Templates up to their last numbers and the dot behind these, and the texts after that."""
+    heads, tails = [], []
+    for template in templates:
+        last = str(template[-1])
+        cut = len(last) - len(last.lstrip("./")) if len(template) > 1 else 0
+        heads.append((*template[:-1], last[:cut]))
+        tails.append(last[cut:])
+    return tuple(heads), tuple(tails)
+
+
+def laid_out_condition(name: str, item: str, items: str, condition: str) -> Iterator[str]:
+    """A list of what meets a condition."""
+    line = f"    {name} = [{item} for {item} in {items} if {condition}]"
+    if len(line) <= WIDTH:
+        yield line
+        return
+    inner = f"        {item} for {item} in {items} if {condition}"
+    yield f"    {name} = ["
+    if len(inner) <= WIDTH:
+        yield inner
+        yield "    ]"
+        return
+    yield f"        {item}"
+    yield f"        for {item} in {items}"
+    yield f"        if {condition}"
+    yield "    ]"
+
+
+# ------------------------------------------------------------------------------------------------------- loops
+
+
+def _names(loop: Loop) -> list[str]:
+    width = len(loop.rows[0]) if loop.rows else 0
+    if loop.targets:
+        return ["n"] if width == 1 else ["i", "j", "k"][:width]
+    return ["n", "m", "p"][:width]
+
+
+def _heads(loop: Loop, names: Sequence[str]) -> list[str]:
+    """The lines that begin a loop, each further in."""
+    rows = loop.rows
+    if not rows:
+        return []
+    if len(names) == 1:
+        return [f"for {names[0]} in {_sequence([row[0] for row in rows])}:"]
+    if loop.targets:
+        columns = [list(dict.fromkeys(row[at] for row in rows)) for at in range(len(names))]
+        count = 1
+        for column in columns:
+            count *= len(column)
+        if count == len(rows):
+            return [f"for {name} in {_sequence(column)}:" for name, column in zip(names, columns, strict=True)]
+        if len(names) == 2:
+            inner = {i: [row[1] for row in rows if row[0] == i] for i in columns[0]}
+            if all(numbers == list(range(len(numbers))) for numbers in inner.values()):
+                counts = ", ".join(str(len(numbers)) for numbers in inner.values())
+                first = columns[0][0]
+                if columns[0] == list(range(first, first + len(inner))):
+                    start = f", start={first}" if first else ""
+                    return [f"for i, count in enumerate(({counts}){start}):", "for j in range(count):"]
+                pairs = ", ".join(f"({i}, {len(numbers)})" for i, numbers in inner.items())
+                return [f"for i, count in ({pairs}):", "for j in range(count):"]
+    return [f"for {', '.join(names)} in ({', '.join(str(row) for row in rows)}):"]
+
+
+def _sequence(numbers: Sequence[int]) -> str:
+    if len(numbers) > 1:
+        step = numbers[1] - numbers[0]
+        if step > 0 and list(numbers) == list(range(numbers[0], numbers[-1] + 1, step)):
+            end = numbers[-1] + 1
+            first = f"{numbers[0]}, " if numbers[0] or step > 1 else ""
+            return f"range({first}{end}{f', {step}' if step > 1 else ''})"
+    return f"({', '.join(map(str, numbers))}{',' * (len(numbers) == 1)})"
+
+
+# -------------------------------------------------------------------------------------------------------- texts
+
+
+def _string(template: Template, names: Sequence[str], hole: str = "", end: str = "") -> str:
+    """A template, a hole such as `{name}` and an end as a string of Python: an f-string if something is filled in."""
+    template = template if hole else (*template[:-1], f"{template[-1]}{end}")
+    if len(template) == 1 and not hole:
+        return _quoted(str(template[0]))
+    if template == ("",) and hole and not end:
+        return hole[1:-1]
+    inside = written(
+        template, lambda constant, factors: _sum(constant, factors, names), lambda t: _escaped(t, braces=True)
+    )
+    return f'f"{inside}{hole}{_escaped(end, braces=True) if hole else ""}"'
+
+
+def _number(template: Template, names: Sequence[str]) -> str:
+    """The template of a number as an expression."""
+    return "".join(part if isinstance(part, str) else _sum(*part, names) for part in template)
+
+
+def _sum(constant: int, factors: Numbers, names: Sequence[str]) -> str:
+    parts = [
+        name if factor == 1 else f"{factor} * {name}" for factor, name in zip(factors, names, strict=True) if factor
+    ]
+    return " + ".join(parts + ([str(constant)] if constant or not parts else []))
+
+
+def _escaped(text: str, *, braces: bool = False) -> str:
+    out = "".join(
+        f"\\{c}" if c in '"\\' else c if c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    )
+    return out.replace("{", "{{").replace("}", "}}") if braces else out
+
+
+def _quoted(text: str) -> str:
+    if '"' in text and "'" not in text:  # as formatters have it
+        return "'" + _escaped(text).replace('\\"', '"') + "'"
+    return f'"{_escaped(text)}"'
+
+
+def _plain(text: str, limit: int = 200) -> str:
+    """A text for a docstring or a comment."""
+    return printable(text, limit).replace("\\", "\\\\").replace('"""', "'''").rstrip('"') or "a model"
+
+
+def _article(name: str) -> str:
+    return f"`{name}`"
+
+
+def _wrapped(text: str, width: int, lead: str = "") -> list[str]:
+    said = _plain(text, 600) if lead else text
+    return textwrap.wrap(
+        said, width, initial_indent=lead, subsequent_indent=lead, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _raw(text: str) -> str:
+    """A regular expression as a string of Python."""
+    if "\n" in text or not text.isprintable() or '"' in text:
+        return f'"{_escaped(text)}"'
+    return f'r"{text}"'
+
+
+def _patterns(unused: Sequence[str], every: Sequence[str]) -> list[str]:
+    """Regular expressions that fit the unused keys, whole modules where all of them is unused."""
+    kept = set(every) - set(unused)
+    heads = {key[: at + 1] for key in kept for at, char in enumerate(key) if char in "./"}
+    found: dict[str, None] = {}
+    for key in unused:
+        ends = [at + 1 for at, char in enumerate(key) if char in "./"]
+        whole = next((key[:end] for end in ends if key[:end] not in heads and not key[: end - 1].isdecimal()), None)
+        below = [] if whole is None else [other for other in unused if other.startswith(whole)]
+        if whole is not None and len(below) > 1 and not any("\n" in other for other in below):
+            found[f"{_numbers_out(whole)}.*"] = None
+        else:
+            found[_numbers_out(key)] = None
+    return list(found)
+
+
+def _numbers_out(key: str) -> str:
+    return re.sub(r"(?:(?<=^)|(?<=\.)|(?<=/))\d+(?=\\\.|/|$)", r"\\d+", re.escape(key).replace(r"\-", "-"))

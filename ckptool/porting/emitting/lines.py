@@ -1,0 +1,75 @@
+"""Statements of Python as lines that are not too long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+#: Columns of a line, as formatters have it unless they are told otherwise.
+WIDTH = 88
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+def laid_out(statement: str, indent: int = 0, after: int = 0) -> Iterator[str]:
+    """The lines of a statement of one line: what is too long is broken in its last call or list, one item a line.
+
+    So many characters as AFTER says are to follow on the last line.
+    """
+    if len(statement) + indent + after <= WIDTH:
+        yield " " * indent + statement
+        return
+    at = _breakable(statement)
+    if at is None:
+        yield " " * indent + statement
+        return
+    start, stop = at
+    yield " " * indent + statement[: start + 1]
+    for item in _items(statement[start + 1 : stop]):
+        lines = list(laid_out(item, indent + 4, 1))
+        yield from lines[:-1]
+        yield f"{lines[-1]},"
+    yield " " * indent + statement[stop:]
+
+
+def _characters(text: str) -> Iterator[tuple[int, str, int]]:
+    """(place, character, depth of brackets around it) of what is no string."""
+    depth, quote, at = 0, "", 0
+    while at < len(text):
+        char = text[at]
+        if quote:
+            if char == "\\":
+                at += 1
+            elif char == quote:
+                quote = ""
+        elif char in "\"'":
+            quote = char
+        else:
+            depth -= char in _CLOSING
+            yield at, char, depth
+            depth += char in _OPENING
+        at += 1
+
+
+def _breakable(text: str) -> tuple[int, int] | None:
+    """Where the last call or list of a statement begins and ends, if it holds something."""
+    found = None
+    opened = None
+    for at, char, depth in _characters(text):
+        if depth:
+            continue
+        if char in _OPENING:
+            is_index = char == "[" and at > 0 and (text[at - 1].isalnum() or text[at - 1] in "_)]\"'")
+            opened = None if is_index else at
+        elif char in _CLOSING and opened is not None and at > opened + 1:
+            found = (opened, at)
+    return found
+
+
+def _items(text: str) -> Iterator[str]:
+    """What stands between the commas of a call or a list."""
+    begin = 0
+    for at, char, depth in _characters(text):
+        if char == "," and depth == 0:
+            yield text[begin:at].strip()
+            begin = at + 1
+    if text[begin:].strip():
+        yield text[begin:].strip()

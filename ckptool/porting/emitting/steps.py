@@ -1,0 +1,305 @@
+"""The steps of a port as a person would write them down: modules in place of tensors, loops in place of layers.
+
+A step makes some tensors of the target. Steps that are alike but for numbers in their keys become one step in a loop:
+over numbers of the target, where those of the source follow from them (`n`, `n + 1`, `3 * i + j`), else over a table of
+both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..expression import Expr
+from ..mapping import Entry, different
+
+#: A number that counts layers: a whole component, or what stands behind such a word.
+_NUMBER = re.compile(
+    r"(?:(?<=^)|(?<=[./])|(?<=layer)|(?<=layer_)|(?<=block)|(?<=block_)|(?<=stage))(0|[1-9]\d{0,6})(?=[./]|$)"
+)
+#: Fewer entries than these are not worth a table of numbers.
+_LEAST_ROWS = 3
+#: Numbers that a loop runs over.
+_MOST_VARIABLES = 3
+
+Numbers = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Some tensors of the target.
+
+    Attributes:
+        target: the key, or what all keys have before `names`.
+        expr: what it is made of, over keys or what these have before `names`; None for zeros.
+        names: ends of the keys, the same in the target and in the source; () for one whole key.
+        zeros: sizes and type of zeros.
+        comments: what is not certain about it.
+    """
+
+    target: str
+    expr: Expr | None
+    names: tuple[str, ...] = ()
+    zeros: tuple[tuple[int, ...], str] | None = None
+    comments: tuple[str, ...] = ()
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts in which numbers may stand: the target, then those of the expression."""
+        return [self.target, *(() if self.expr is None else texts_of(self.expr))]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Steps that are done for each row of numbers; without numbers, once.
+
+    Attributes:
+        rows: the numbers.
+        targets: how many of the numbers of a row are of the target. If there are more, those of the source stand
+            beside them in a table.
+        steps: each with the texts of `Step.texts` as templates: literal text and (constant, factors of the numbers).
+    """
+
+    rows: tuple[Numbers, ...]
+    targets: int
+    steps: tuple[tuple[Step, tuple[Template, ...]], ...]
+
+
+#: Literal texts, and between them numbers as (constant, factor for each number of a row).
+Template = tuple[str | tuple[int, Numbers], ...]
+
+
+def texts_of(x: Expr) -> list[str]:
+    """What may change from layer to layer: keys, and the places of parts; in the order in which they are written."""
+    if x.is_copy:
+        return [x.key]
+    return [*(text for arg in x.args for text in texts_of(arg)), *(str(x.params[at]) for at in _places(x))]
+
+
+def are_keys_of(x: Expr) -> list[bool]:
+    """Of each of the texts whether it is a key, and not the place of a part."""
+    if x.is_copy:
+        return [True]
+    return [*(one for arg in x.args for one in are_keys_of(arg)), *(False for _ in _places(x))]
+
+
+def with_texts(x: Expr, texts: Iterator[str]) -> Expr:
+    """X with other texts in place of `texts_of`."""
+    if x.is_copy:
+        return replace(x, params=(next(texts),))
+    args = tuple(with_texts(arg, texts) for arg in x.args)
+    new = {at: next(texts) for at in _places(x)}
+    return replace(x, args=args, params=tuple(new.get(at, param) for at, param in enumerate(x.params)))
+
+
+def _places(x: Expr) -> tuple[int, ...]:
+    """Which parameters are places in a tensor."""
+    return {"select": (1,), "slice": (1, 2)}.get(x.op, ())
+
+
+def _keys(x: Expr) -> list[str]:
+    return [x.key] if x.is_copy else [key for arg in x.args for key in _keys(arg)]
+
+
+# ---------------------------------------------------------------------------------------------- entries to steps
+
+
+def steps_of(entries: Iterable[Entry]) -> list[Step]:
+    """Entries with something to take or to make, modules of copies together, in the order of their first entries."""
+    found: dict[Any, Step] = {}
+    for entry in entries:
+        comments = _comments(entry)
+        if entry.expr is None:
+            if entry.target.endswith("num_batches_tracked"):
+                found[entry.target] = Step(entry.target, None, zeros=(entry.shape, entry.dtype))
+            continue
+        step = _general(entry, comments)
+        key = (step.target, step.expr, step.comments, bool(step.names))
+        before = found.get(key)
+        found[key] = step if before is None else replace(before, names=before.names + step.names)
+    return list(found.values())
+
+
+def _general(entry: Entry, comments: tuple[str, ...]) -> Step:
+    """A step for one entry, where the end of its key is a name if the keys that it reads end so, too."""
+    expr = entry.expr
+    assert expr is not None
+    if expr.is_copy:
+        own, theirs = _heads(entry.target, expr.key)
+        return Step(own, expr.rename(lambda _: theirs), (entry.target[len(own) :],), comments=comments)
+    leaf = entry.target.rpartition(".")[2]
+    keys = _keys(expr)
+    if leaf in ("weight", "bias") and keys and all(key.endswith(f".{leaf}") for key in keys):
+        short = expr.rename(lambda key: key.removesuffix(leaf))
+        return Step(entry.target.removesuffix(leaf), short, (leaf,), comments=comments)
+    return Step(entry.target, expr, comments=comments)
+
+
+def _heads(target: str, source: str) -> tuple[str, str]:
+    """What stands before the end that two keys share, which holds no number."""
+    own, theirs = different(target, source)
+    if len(own) > len(target):
+        return target, source
+    end = target[len(own) :]
+    numbers = list(_NUMBER.finditer(end))
+    if numbers and numbers[-1].end() < len(end):
+        cut = numbers[-1].end() + 1
+        own, theirs = own + end[:cut], theirs + end[:cut]
+    elif numbers:
+        return target, source
+    return own, theirs
+
+
+def _comments(entry: Entry) -> tuple[str, ...]:
+    if entry.status != "guessed":
+        return ()
+    return tuple(f"A guess: {doubt}" for doubt in entry.doubts)
+
+
+# ------------------------------------------------------------------------------------------------- steps to loops
+
+
+def loops_of(steps: Sequence[Step]) -> list[Loop]:
+    """Steps that are alike but for numbers as loops, in the order of their first steps."""
+    alike: dict[Any, list[Step]] = defaultdict(list)
+    for step in steps:
+        shape = None if step.expr is None else _shape(step.expr)
+        around = tuple(tuple(_NUMBER.split(text)[::2]) for text in step.texts)
+        alike[around, shape, step.names, step.zeros, step.comments].append(step)
+    loops: dict[Any, Loop] = {}
+    for group in alike.values():
+        for loop in _folded(group):
+            own = loop.steps[0][1][0]
+            key = (loop.rows, loop.targets, own[0] if len(own) > 1 else "") if loop.rows else None
+            before = loops.get(key)
+            loops[key if key else len(loops)] = (
+                loop if before is None else replace(before, steps=before.steps + loop.steps)
+            )
+    place = {id(step): at for at, step in enumerate(steps)}
+    ordered = [
+        replace(loop, steps=tuple(sorted(loop.steps, key=lambda one: place[id(one[0])]))) for loop in loops.values()
+    ]
+    ordered.sort(key=lambda loop: place[id(loop.steps[0][0])])
+    out: list[Loop] = []
+    for loop in ordered:
+        if out and not loop.rows and not out[-1].rows:
+            out[-1] = replace(loop, steps=out[-1].steps + loop.steps)
+        else:
+            out.append(loop)
+    return out
+
+
+def _shape(x: Expr) -> Any:
+    """What an expression is without its texts."""
+    if x.is_copy:
+        return None
+    places = _places(x)
+    params = tuple(None if at in places else param for at, param in enumerate(x.params))
+    return x.op, params, tuple(map(_shape, x.args))
+
+
+def _folded(steps: list[Step]) -> list[Loop]:
+    """Steps that differ in numbers alone, in as few loops as can be."""
+    rows = [tuple(int(n) for text in step.texts for n in _NUMBER.split(text)[1::2]) for step in steps]
+    own = len(_NUMBER.split(steps[0].target)[1::2])
+    varying = [at for at in range(len(rows[0])) if len({row[at] for row in rows}) > 1]
+    if len(steps) == 1:
+        return [Loop((), 0, ((steps[0], _templates(steps[0], rows[0], {})),))]
+    targets, others = [at for at in varying if at < own], [at for at in varying if at >= own]
+    if targets and len(targets) <= _MOST_VARIABLES:
+        inner = [tuple(row[at] for at in targets) for row in rows]
+        places = _numbers_of_places(steps[0])
+        rules = {at: _rule(inner, [row[at] for row in rows], is_place=at in places) for at in others}
+        if all(rule is not None for rule in rules.values()):
+            units = {at: (0, tuple(int(i == k) for k in range(len(targets)))) for i, at in enumerate(targets)}
+            numbers = {**units, **{at: rule for at, rule in rules.items() if rule is not None}}
+            return [Loop(tuple(inner), len(targets), ((steps[0], _templates(steps[0], rows[0], numbers)),))]
+    if len(targets) > 1:
+        apart: dict[int, list[Step]] = defaultdict(list)
+        for step, row in zip(steps, rows, strict=True):
+            apart[row[targets[0]]].append(step)
+        return [loop for some in apart.values() for loop in _folded(some)]
+    if len(steps) >= _LEAST_ROWS and len(varying) <= _MOST_VARIABLES:
+        columns = list(dict.fromkeys(tuple(row[at] for row in rows) for at in varying))
+        place = {at: columns.index(tuple(row[at] for row in rows)) for at in varying}
+        numbers = {at: (0, tuple(int(i == k) for k in range(len(columns)))) for at, i in place.items()}
+        table = tuple(zip(*columns, strict=True))
+        return [Loop(table, 0, ((steps[0], _templates(steps[0], rows[0], numbers)),))]
+    return [loop for step in steps for loop in _folded([step])]
+
+
+def _numbers_of_places(step: Step) -> set[int]:
+    """Which of the numbers in the texts of a step are places in a tensor."""
+    are_keys = [True] if step.expr is None else [True, *are_keys_of(step.expr)]
+    found, at = set(), 0
+    for text, is_key in zip(step.texts, are_keys, strict=False):
+        count = len(_NUMBER.split(text)) // 2
+        if not is_key:
+            found |= set(range(at, at + count))
+        at += count
+    return found
+
+
+def _rule(rows: Sequence[Numbers], values: Sequence[int], *, is_place: bool) -> tuple[int, Numbers] | None:
+    """(constant, factors) by which VALUES follow from the numbers of the rows, or None.
+
+    Widths grow from stage to stage in many ways, and of two any line goes through both: places in a tensor follow from
+    numbers only if they are these, or there are three.
+    """
+    width = len(rows[0])
+    factors = []
+    for at in range(width):
+        pairs = _neighbours(rows, values, at)
+        if pairs is None:
+            return None
+        (low, first), (high, second) = pairs
+        factor, rest = divmod(second - first, high - low)
+        if rest:
+            return None
+        factors.append(factor)
+    constant = values[0] - sum(f * n for f, n in zip(factors, rows[0], strict=True))
+    fits = all(
+        value == constant + sum(f * n for f, n in zip(factors, row, strict=True))
+        for row, value in zip(rows, values, strict=True)
+    )
+    chance = is_place and len(set(values)) == 2 and (constant, sum(factors)) != (0, 1)
+    return (constant, tuple(factors)) if fits and not chance and constant >= 0 and min(factors) >= 0 else None
+
+
+def _neighbours(
+    rows: Sequence[Numbers], values: Sequence[int], at: int
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Two rows that differ in number AT alone, each as that number and its value."""
+    seen: dict[Numbers, tuple[int, int]] = {}
+    for row, value in zip(rows, values, strict=True):
+        rest = (*row[:at], *row[at + 1 :])
+        if rest in seen:
+            return seen[rest], (row[at], value)
+        seen[rest] = (row[at], value)
+    return None
+
+
+def _templates(step: Step, row: Numbers, numbers: dict[int, tuple[int, Numbers]]) -> tuple[Template, ...]:
+    """The texts of a step with their numbers taken out."""
+    found, at = [], 0
+    for text in step.texts:
+        parts: list[str | tuple[int, Numbers]] = [""]
+        for i, piece in enumerate(_NUMBER.split(text)):
+            if i % 2 == 0:
+                parts[-1] = str(parts[-1]) + piece
+                continue
+            if at in numbers:
+                parts += [numbers[at], ""]
+            else:
+                parts[-1] = f"{parts[-1]}{row[at]}"
+            at += 1
+        found.append(tuple(parts))
+    return tuple(found)
+
+
+def written(template: Template, number: Callable[[int, Numbers], str], literal: Callable[[str], str]) -> str:
+    """A template as the inside of an f-string."""
+    return "".join(literal(part) if isinstance(part, str) else f"{{{number(*part)}}}" for part in template)

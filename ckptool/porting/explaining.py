@@ -1,0 +1,174 @@
+"""The way of one key: what was done to it, which rules told it from its look-alikes, what was asked, what decided."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from ..errors import NotFound, counted, printable
+from ..keys import closest
+from .mapping import Entry, Mapping
+from .matching.evidence import Told
+from .tables import rule
+
+#: So many tensors of equal sizes are named.
+_SEVERAL = 5
+
+
+def explained(mapping: Mapping, key: str, width: int = 100) -> str:
+    """The way of KEY, of the model or of the file, as text.
+
+    Raises:
+        NotFound: neither has it.
+    """
+    own = [entry for entry in mapping.entries if entry.target == key]
+    if not own and key not in mapping.source_shapes:
+        known = [*(entry.target for entry in mapping.entries), *mapping.source_shapes]
+        near = closest(key, known)
+        raise NotFound(
+            f"neither {printable(mapping.target) or 'the model'} nor the file has a key {printable(key)!r}",
+            evidence=[f"did you mean: {', '.join(map(printable, near))}"] if near else [],
+        )
+    lines: list[str] = []
+    for entry in own:
+        lines += _of_target(mapping, entry, width)
+    if key in mapping.source_shapes:
+        lines += ["", *_of_source(mapping, key, width)] if own else _of_source(mapping, key, width)
+    return "\n".join(lines)
+
+
+def rows_of(entry: Entry) -> list[tuple[str, str]]:
+    """The way of an entry as rows (label, text), for the page."""
+    rows: list[tuple[str, str]] = []
+    for part in entry.way:
+        for label, steps in (("in the file", part.source_steps), ("in the model", part.target_steps)):
+            rows += [(label, _says(name)) for name in steps]
+        rows += [("told apart", _told(one)) for one in part.told]
+        rows += [("supported", _says(part.support))] if part.support else []
+    rows += [("answered", f"{question}: {question.answer}") for question in entry.questions if not question.is_open]
+    return list(dict.fromkeys(rows))
+
+
+def _of_target(mapping: Mapping, entry: Entry, width: int) -> Iterator[str]:
+    sizes = "x".join(map(str, entry.shape)) or "one value"
+    yield f"{printable(entry.target, 200)} ({sizes}) of {printable(mapping.target, 60) or 'the model'}"
+    if entry.expr is not None:
+        yield from _indented(f"is made of {printable(str(entry.expr), 400)}", width)
+    elif entry.default:
+        yield "  needs no source"
+    else:
+        yield "  has no source; the model's own value stays"
+    several = len(entry.way) > 1
+    for part in entry.way:
+        if several:
+            yield ""
+            yield f"  part {printable(part.target, 100)} <- {printable(part.source, 100)}"
+        yield from _steps("in the file", part.source_steps, width)
+        yield from _steps("in the model", part.target_steps, width)
+        if part.told:
+            yield "  what told it from its look-alikes:"
+            for one in part.told:
+                yield from _item(_told(one), width)
+        if part.support:
+            yield "  its shape made the pair; what supports it:"
+            yield from _item(_says(part.support), width)
+    yield from _asked(entry, width)
+    yield from _alike(mapping, entry, width)
+    yield "  what decided:"
+    yield from _item(_decision(entry), width)
+
+
+def _of_source(mapping: Mapping, key: str, width: int) -> Iterator[str]:
+    sizes = "x".join(map(str, mapping.source_shapes[key])) or "one value"
+    yield f"{printable(key, 200)} ({sizes}) of {printable(mapping.source, 60) or 'the file'}"
+    readers = [entry for entry in mapping.entries if key in entry.sources]
+    options = [entry for entry in mapping.entries if any(key in option.keys() for option in entry.rivals)]  # noqa: SIM118
+    if readers:
+        yield f"  is read by {counted(len(readers), 'key')} of the model:"
+        for entry in readers[:_SEVERAL]:
+            yield from _item(f"{printable(entry.target)} <- {printable(str(entry.expr), 300)} ({entry.status})", width)
+    else:
+        yield "  is not read by any key of the model"
+    if options:
+        yield f"  is an option for {counted(len(options), 'key')}, about which something is open:"
+        for entry in options[:_SEVERAL]:
+            yield from _item(f"{printable(entry.target)}: {'; '.join(entry.doubts)}", width)
+    if not readers and not options:
+        same = [entry for entry in mapping.entries if entry.shape == mapping.source_shapes[key]]
+        if not same:
+            yield "  no key of the model has its sizes"
+        for entry in same[:_SEVERAL]:
+            made = printable(str(entry.expr), 200) if entry.expr is not None else "nothing"
+            yield from _item(f"{printable(entry.target)}, of these sizes, is made of {made}", width)
+
+
+def _steps(where: str, names: Sequence[str], width: int) -> Iterator[str]:
+    if names:
+        yield f"  {where}:"
+    for name in names:
+        yield from _item(_says(name), width)
+
+
+def _asked(entry: Entry, width: int) -> Iterator[str]:
+    if entry.questions and entry.expr is not None:
+        yield "  what was asked:"
+        for question in entry.questions:
+            yield from _item(f"{question}{'' if question.is_open else f' (answered: {question.answer})'}", width)
+            for option in question.options if question.is_open else ():
+                if option != entry.expr:
+                    yield from _item(f"option: {printable(str(option), 300)}", width, 6)
+
+
+def _alike(mapping: Mapping, entry: Entry, width: int) -> Iterator[str]:
+    """For what has no source: where the tensors of its sizes go."""
+    if entry.expr is not None or entry.default:
+        return
+    goes = {key: one.target for one in mapping.entries for key in one.sources}
+    same = [key for key, shape in mapping.source_shapes.items() if shape == entry.shape]
+    if same:
+        yield f"  the file has {counted(len(same), 'tensor')} of its sizes:"
+        for key in same[:_SEVERAL]:
+            yield from _item(f"{printable(key)}, which {_goes(goes.get(key))}", width)
+    else:
+        yield "  no tensor of the file has its sizes"
+
+
+def _goes(target: str | None) -> str:
+    return "nothing reads" if target is None else f"goes to {printable(target)}"
+
+
+def _told(told: Told) -> str:
+    text = _says(told.rule) or told.evidence
+    if told.against:
+        more = told.among - told.left - len(told.against)
+        others = ", ".join(printable(name, 80) for name in told.against) + (f" and {more:,} more" if more > 0 else "")
+        text += f" So it is not {others}."
+    return text
+
+
+def _says(name: str) -> str:
+    row = rule(name)
+    return name if row is None else f"{row.says} ({row.name})"
+
+
+def _decision(entry: Entry) -> str:
+    if entry.status == "guessed":
+        return "a question is open, so this is a guess"
+    if entry.status == "unmapped":
+        return "; ".join(entry.doubts) or "nothing in the file goes here"
+    return entry.evidence or "nothing about it is open"
+
+
+def _item(text: str, width: int, indent: int = 4) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=" " * indent + "- ",
+        subsequent_indent=" " * (indent + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _indented(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)

@@ -1,0 +1,302 @@
+"""Families of names: what stands beside each other in one module and is one tensor on the other side.
+
+The order of the parts is a question, unless their names count or the name of the whole spells it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import gcd
+
+from ... import expression as ex
+from ...expression import Shape
+from ...matching.namesakes import namesakes
+from ...questions import Reason
+from ...words import cut, label, table
+from ..pieces import Canon, Name, Piece, squeezed
+from ..projections import part_label
+from ..spelled import spelled
+from .join import Join, Sizes, merge, merge_sum
+
+_Path = tuple[str, ...]
+
+_LETTERS = "abcdefgh"
+
+
+def siblings(one: Canon, other: Canon) -> dict[_Path, list[Piece]]:
+    """Weights of one side that the other has not under their names, by what they are parts of."""
+    siblings: dict[_Path, list[Piece]] = defaultdict(list)
+    labelled = {(label, p.shape) for p in other.pieces.values() if (label := part_label(p.path)) and len(p.shape) > 1}
+    there = namesakes(one, other)
+    for piece in one.pieces.values():
+        if piece.role == "weight" and piece.path and piece.name not in there and not _of_fewer_heads(piece, labelled):
+            siblings[piece.path[:-1]].append(piece)
+    for parent, held in siblings.items():  # what is called by its module alone: `words.weight` beside `words.more`
+        own = one.pieces.get(Name(parent, "weight"))
+        if own is not None and all(len(p.shape) > 1 for p in (own, *held)):
+            held.append(own)
+    return siblings
+
+
+def _of_fewer_heads(piece: Piece, labelled: set[tuple[str, Shape]]) -> bool:
+    """Whether keys or values may be those of fewer heads than the other side has: no parts of one layer."""
+    which = part_label(piece.path)
+    return which in ("k", "v") and any(
+        label == which
+        and shape[1:] == piece.shape[1:]
+        and 0 < piece.shape[0] < shape[0]
+        and shape[0] % piece.shape[0] == 0
+        for label, shape in labelled
+    )
+
+
+def join_families(one: Canon, other: Canon) -> bool:
+    """Join siblings. Returns whether any were."""
+    sizes = Sizes(one, other)
+    plans: list[tuple[_Path, Family, Join]] = []
+    taken: set[Name] = set()
+    for parent, pieces in siblings(one, other).items():
+        for family in families(pieces, sizes):
+            join = join_of_family(family, sizes)
+            if join is not None and not taken & {p.name for p in family.parts}:
+                taken |= {p.name for p in family.parts}
+                plans.append((parent, family, join))
+    wholes: dict[Shape, set[str]] = defaultdict(set)
+    for piece in other.pieces.values():
+        if piece.path:
+            wholes[squeezed(piece.shape)].add(piece.last)
+    made: dict[Shape, list[tuple[_Path, Family, Join, tuple[Piece, ...] | None]]] = defaultdict(list)
+    for parent, family, join in plans:
+        whole = squeezed(join.shape(family.parts[0].shape))
+        made[whole].append((parent, family, join, spelled_parts(family.parts, wholes[whole])))
+    joined = False
+    for whole, found in made.items():
+        if len(found) > sizes.wanted(whole):
+            found = [one for one in found if one[-1] is not None]  # of more than there can be, those that a name spells
+        for parent, family, join, named in found if len(found) <= sizes.wanted(whole) else ():
+            there = [p for p in other.pieces.values() if squeezed(p.shape) == whole]
+            order = named or _by_gate(family.parts, there)
+            if order is None and (order := _by_cuts(family, join, other)) is not None:
+                join = replace(join, turns=1)
+            if order is not None:
+                by_heads = join.dim == 0 and len(set(join.sizes)) > 1 and all(_label(p.words) for p in order)
+                family, join = replace(family, parts=order, numbered=True), _join_in_order(join, family, order)
+                if by_heads:  # a name says what comes first, in the whole or in each head
+                    family = replace(family, by_heads=True)
+            _join_family(one, parent, family, join)
+            joined = True
+    return joined
+
+
+def _join_in_order(join: Join, family: Family, parts: Sequence[Piece]) -> Join:
+    """A join with the sizes in the order of PARTS, which are those of a family."""
+    sizes = {part.name: size for part, size in zip(family.parts, join.sizes, strict=True)}
+    return replace(join, sizes=tuple(sizes[part.name] for part in parts))
+
+
+def spelled_parts(parts: Sequence[Piece], wholes: set[str]) -> tuple[Piece, ...] | None:
+    """The parts in the order in which the name of the whole spells them."""
+    order = spelled([part.last for part in parts], wholes)
+    return None if order is None else tuple(parts[at] for at in order)
+
+
+def _by_gate(parts: Sequence[Piece], wholes: Sequence[Piece]) -> tuple[Piece, ...] | None:
+    """A gate and what it is multiplied with in the order in which the forward pass takes them out of the whole."""
+    halves = {None if piece.entry.facts.gate is None else piece.entry.facts.gate.half for piece in wholes}
+    gates = [part for part in parts if part_label(part.path) == "gate" or {"gate", "gates"} & set(cut(part.last))]
+    if len(parts) != 2 or len(gates) != 1 or len(halves) != 1 or halves == {None}:
+        return None
+    return tuple(sorted(parts, key=lambda part: (part is gates[0]) != (halves == {0})))
+
+
+def _by_cuts(family: Family, join: Join, other: Canon) -> tuple[Piece, ...] | None:
+    """Parts of a size each in the order in which the code of the model has these sizes, if it has them in one alone."""
+    if join.dim != 0 or len(set(join.sizes)) < len(join.sizes) or not other.is_target:
+        return None
+    told = {sizes for sizes in other.signature.cuts if sorted(sizes) == sorted(join.sizes)}
+    if len(told) != 1:
+        return None
+    return tuple(family.parts[join.sizes.index(size)] for size in next(iter(told)))
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Parts of one thing by their names.
+
+    Attributes:
+        parts: them, in order.
+        stem: what their names have in common.
+        numbered: whether names say the order.
+        turns: whether they may take turns.
+        doubt: about how they stand, or None.
+    """
+
+    parts: tuple[Piece, ...]
+    stem: _Path
+    numbered: bool
+    turns: bool = False
+    by_heads: bool = False
+
+
+def families(pieces: list[Piece], sizes: Sizes) -> list[Family]:
+    """Groups of siblings that may be parts of one tensor; numbered names first, then those of a table, then all."""
+    pieces = sorted((p for p in pieces if sizes.wanted(p.shape) < 0), key=lambda p: p.order)
+    listed = sorted((p for p in pieces if p.last.isdecimal()), key=lambda p: int(p.last))
+    pieces = [p for p in pieces if not p.last.isdecimal()]
+    found = [Family(tuple(listed), (), numbered=True)] if len({p.shape for p in listed}) > 1 else []
+    for known, place in ((_number, True), (_letter, True), (_label, False)):
+        groups: dict[_Path, dict[str, Piece]] = defaultdict(dict)
+        for piece in pieces:
+            said = known(cut(piece.last))
+            if said is not None:
+                groups[said[1]][said[0]] = piece
+        for stem, members in groups.items():
+            if len(members) > 1:
+                ordered = tuple(members[k] for k in sorted(members, key=int if place else None))
+                if known is not _letter or _counts(members, ordered):
+                    found.append(Family(ordered, stem, place and _in_a_row([int(k) for k in members])))
+    found[:0] = _of_one_stem(pieces)
+    found += _of_gates(pieces)
+    for kinds in table().together:
+        labelled = {part: p for p in pieces if (part := kinds.label(cut(p.last))) is not None}
+        if len(labelled) > 1:
+            parts = tuple(labelled[k] for k in kinds.parts if k in labelled)
+            found.append(Family(parts, (), numbered=kinds.sure, turns=kinds.turns))
+    alike: dict[tuple[int, Shape], list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        for dim in range(min(len(piece.shape), 2)):
+            alike[dim, (*piece.shape[:dim], 0, *piece.shape[dim + 1 :])].append(piece)
+    for (dim, rest), group in alike.items():
+        if dim == 1 and rest[0] == 1:  # of a table of positions, one row for a token stands in front
+            group.sort(key=lambda p: p.shape[1] != 1)
+        elif dim == 1 and all(p.used is not None for p in group):  # inputs: what is computed first is named first
+            group.sort(key=lambda p: p.used or 0)
+        if len(group) > 1:
+            found.append(Family(tuple(group), (), numbered=False))
+            found += _of_one_word(group)
+        tables = [p for p in group if label(table().group("embedding"), p.words) == "position"]
+        if 1 < len(tables) < len(group):  # beside a token for the class, which the other side has apart, too
+            token = tables[0].shape[1] == 1 and not {"cls", "class", "token"}.isdisjoint(tables[0].words)
+            found.append(Family(tuple(tables), (), numbered=dim == 1 and token))
+    return found
+
+
+def _of_one_word(group: Sequence[Piece]) -> list[Family]:
+    """Some of a group whose names have a word in common that those of the others do not have."""
+    having: dict[str, list[Piece]] = defaultdict(list)
+    for piece in group:
+        for word in {*cut(piece.last)}:
+            having[word].append(piece)
+    return [Family(tuple(some), (), numbered=False) for some in having.values() if 1 < len(some) < len(group)]
+
+
+def _of_one_stem(pieces: list[Piece]) -> list[Family]:
+    """Three parts or more of equal sizes whose names differ in their last word: `mix_r`, `mix_k`, `mix_v`."""
+    groups: dict[tuple[_Path, Shape], list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        words = cut(piece.last)
+        if len(words) > 1 and not words[-1].isdecimal():
+            groups[words[:-1], piece.shape].append(piece)
+    return [Family(tuple(group), stem, numbered=False) for (stem, _), group in groups.items() if len(group) > 2]
+
+
+def _of_gates(pieces: list[Piece]) -> list[Family]:
+    """The update and the reset gate of a GRU (`convz`, `convr`), which share an input; the candidate does not."""
+    named = {piece.last: piece for piece in pieces}
+    both = [(one, named.get(f"{name[:-1]}r")) for name, one in named.items() if name[-1:] == "z"]
+    return [Family((one, other), (), numbered=False) for one, other in both if other and one.shape == other.shape]
+
+
+def _in_a_row(numbers: Sequence[int]) -> bool:
+    """Whether numbers count something: `w1` and `w3`, where another `w2` is, do not say which comes first in one."""
+    return max(numbers) - min(numbers) == len(numbers) - 1
+
+
+def _number(words: _Path) -> tuple[str, _Path] | None:
+    if len(words) < 2 or not words[-1].isdecimal():
+        return None
+    return words[-1], words[:-1]
+
+
+def _letter(words: _Path) -> tuple[str, _Path] | None:
+    """The place in the alphabet of a letter behind a number: `conv1a` and `conv1b`."""
+    if len(words) < 3 or len(words[-1]) > 1 or words[-1] not in _LETTERS or not words[-2].isdecimal():
+        return None
+    return str(_LETTERS.index(words[-1])), words[:-1]
+
+
+def _counts(members: dict[str, Piece], ordered: Sequence[Piece]) -> bool:
+    """Whether letters count: they are a, b and so on without a gap, registered in that order."""
+    places = {int(k) for k in members}
+    return places == set(range(len(members))) and all(a.order < b.order for a, b in pairwise(ordered))
+
+
+def _label(words: _Path) -> tuple[str, _Path] | None:
+    """Queries and keys (in that order), in names that are equal otherwise."""
+    for at, word in enumerate(words):
+        said = table().parts.get((word,))
+        if said in ("q", "k", "v") and len(words) > 1:
+            return str("qkv".index(said)), (*words[:at], *words[at + 1 :])
+    return None
+
+
+def join_of_family(family: Family, sizes: Sizes) -> Join | None:
+    """How the parts of a family are one tensor of sizes that the other side has more of; None where they are not."""
+    shapes = [p.shape for p in family.parts]
+    ways = []
+    if len({shape[1:] for shape in shapes}) == 1 and len(shapes[0]) > 1:
+        rows = tuple(shape[0] for shape in shapes)
+        ways.append(Join(rows, 0, gcd(*rows) if family.turns else 1))
+    if len({(shape[:1], shape[2:]) for shape in shapes}) == 1 and min(map(len, shapes)) > 1:
+        ways.append(Join(tuple(shape[1] for shape in shapes), 1))
+    if len(set(shapes)) == 1 and len(squeezed(shapes[0])) > 0:
+        ways.append(Join((1,) * len(shapes), None))
+    return next((way for way in ways if sizes.wanted(way.shape(shapes[0])) > 0), None)
+
+
+def _join_family(one: Canon, parent: _Path, family: Family, join: Join) -> None:
+    leaf = table().leaves.get(family.stem)  # q_scale and q_shift are weight and bias of one thing
+    stem = ("parts",) if leaf is not None else family.stem or ("+".join(p.last for p in family.parts),)
+    words = tuple(word for component in (*parent, *family.stem) for word in cut(component))
+    for role in ("weight", "bias"):
+        found = [m for p in family.parts if (m := one.pieces.get(p.name.beside(role))) is not None]
+        if role == "bias" and join.dim == 1 and found:
+            merge_sum(one, found, replace(found[0], path=(*parent, *stem), words=words))
+        if len(found) != len(family.parts):
+            continue
+        if role == "bias" and not _fits_bias(join, [m.shape for m in found]):
+            continue
+        new = replace(found[0], path=(*parent, *stem), role=leaf or role, words=words)
+        new = replace(new, questions=())
+        if family.by_heads:
+            new = new.asking(Reason.JOINED_BY_HEADS)
+        elif not family.numbered:
+            new = _asked(one, found, new, join)
+        merge(one, found, new, join)
+
+
+def _fits_bias(join: Join, shapes: Sequence[Shape]) -> bool:
+    """Whether biases are joined as the weights beside them are: by rows, or as a stack."""
+    if join.dim is None:
+        return len(set(shapes)) == 1
+    return join.dim == 0 and tuple(shape[0] for shape in shapes) == join.sizes
+
+
+def _asked(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
+    """NEW with the question in which order its PARTS stand, which is a convention of code, and what else it may be."""
+    rest = parts[0].shape[1:]
+    places = range(len(parts))
+    if join.turns > 1:
+        why, other = Reason.PARTS_TAKE_TURNS, replace(join, turns=1)
+    elif len(parts) == 2:
+        why, other, places = Reason.ORDER_OF_PARTS, replace(join, sizes=join.sizes[::-1]), places[::-1]
+    else:
+        return new.asking(Reason.ORDER_OF_PARTS)
+    if one.is_target:
+        own = ex.of(new.name.hole)
+        there = {place: other.part(own, index=i, rest=rest) for i, place in enumerate(places)}
+        return new.asking(why, option=join.whole(*(there[i] for i in range(len(parts))), rest=rest))
+    return new.asking(why, option=other.whole(*(parts[i].expr for i in places), rest=rest))

@@ -1,0 +1,116 @@
+"""A way to make one tensor of several, and several of one; and how many tensors of which sizes each side has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+
+from ... import expression as ex
+from ...expression import Expr, Shape
+from ..pieces import Canon, Piece, squeezed, unchanged
+from ..projections import fused_kind
+
+_Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A way to make one tensor of several, and several of one.
+
+    Attributes:
+        sizes: of the parts along the dimension in which they are joined.
+        dim: that dimension; None for a new one in front.
+        turns: how many times the parts take turns along it; 1 if they stand one after the other.
+    """
+
+    sizes: tuple[int, ...]
+    dim: int | None
+    turns: int = 1
+
+    def shape(self, part: Shape) -> Shape:
+        """The sizes of the whole, for those of one part."""
+        if self.dim is None:
+            return (len(self.sizes), *part)
+        return (*part[: self.dim], sum(self.sizes), *part[self.dim + 1 :])
+
+    def whole(self, *parts: Expr, rest: Shape) -> Expr:
+        """The whole, from the parts; REST are the sizes of one part behind the first dimension."""
+        if self.dim is None:
+            return ex.stack(*parts)
+        if self.turns == 1:
+            return ex.cat(self.dim, *parts)
+        cut_up = [
+            ex.reshape(part, (self.turns, size // self.turns, *rest))
+            for part, size in zip(parts, self.sizes, strict=True)
+        ]
+        return ex.reshape(ex.cat(1, *cut_up), (sum(self.sizes), *rest))
+
+    def part(self, whole: Expr, *, index: int, rest: Shape) -> Expr:
+        """Part INDEX of the whole."""
+        if self.dim is None:
+            return ex.select(whole, 0, index)
+        edges = list(pairwise(accumulate((0, *self.sizes))))
+        start, stop = edges[index]
+        if self.turns == 1:
+            return ex.part(whole, self.dim, start, stop)
+        rows = ex.reshape(whole, (self.turns, sum(self.sizes) // self.turns, *rest))
+        inner = ex.part(rows, 1, start // self.turns, stop // self.turns)
+        return ex.reshape(inner, (stop - start, *rest))
+
+
+class Sizes:
+    """How many tensors of some sizes two sides have more than each other."""
+
+    def __init__(self, one: Canon, other: Canon) -> None:
+        self._own = _counted(one)
+        self._theirs = _counted(other)
+        for piece in other.pieces.values():
+            kind = fused_kind(piece) if piece.role == "weight" else None
+            if kind is not None and piece.shape[0] % len(kind.parts) == 0:
+                self._theirs[squeezed((piece.shape[0] // len(kind.parts), *piece.shape[1:]))] += len(kind.parts)
+
+    def wanted(self, shape: Shape) -> int:
+        """How many the other side has more."""
+        return self._theirs[squeezed(shape)] - self._own[squeezed(shape)]
+
+    def only_whole(self, part: Shape, whole: Shape, count: int) -> bool:
+        """Whether this side has so many parts of these sizes and no whole, and the other one whole and no part."""
+        part, whole = squeezed(part), squeezed(whole)
+        own, theirs = (self._own[part], self._own[whole]), (self._theirs[part], self._theirs[whole])
+        return own == (count, 0) and theirs == (0, 1)
+
+
+def _counted(canon: Canon) -> Counter[Shape]:
+    return Counter(squeezed(p.shape) for p in canon.pieces.values())
+
+
+def merge(one: Canon, parts: Sequence[Piece], new: Piece, join: Join) -> Piece:
+    """Replace PARTS by NEW, the whole that JOIN makes of them, with all questions about them."""
+    rest = parts[0].shape[1:]
+    new = replace(
+        new,
+        shape=join.shape(parts[0].shape),
+        order=min(p.order for p in parts),
+        used=min((p.used for p in parts if p.used is not None), default=None),
+        questions=tuple(dict.fromkeys((*(q for p in parts for q in p.questions), *new.questions))),
+    )
+    up: list[Callable[[Expr], Expr]] = [partial(join.part, index=i, rest=rest) for i in range(len(parts))]
+    one.merge(parts, new, partial(join.whole, rest=rest), up)
+    return new
+
+
+def merge_sum(one: Canon, parts: Sequence[Piece], new: Piece) -> None:
+    """The biases of layers whose results are added: their sum, and of a sum the first one with zeros for the others."""
+    if len({p.shape for p in parts}) == 1:
+        zeros = ex.zeros(*parts[0].shape)
+        up: list[Callable[[Expr], Expr]] = [unchanged, *[lambda _: zeros] * (len(parts) - 1)]
+        one.merge(parts, new, ex.add, up)
+
+
+def move(one: Canon, old: _Path, new: _Path) -> None:
+    """Put what stands at one path at another."""
+    for piece in [p for p in one.pieces.values() if p.path == old]:
+        one.become(piece, [(replace(piece, path=new), unchanged)], unchanged)

@@ -1,0 +1,149 @@
+"""Numbered lists whose members are one tensor on the other side: heads, paths and experts with a module each."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+from ...matching.units import template
+from ...questions import Reason
+from ..pieces import Canon, Piece, squeezed
+from .families import families, join_of_family, siblings
+from .join import Join, Sizes, merge, merge_sum
+
+_Path = tuple[str, ...]
+
+_Inner = dict[tuple[_Path, str], dict[int, Piece]]
+
+_Plan = dict[tuple[_Path, str], Join]
+
+
+def join_lists(one: Canon, other: Canon) -> None:
+    """Join the members of numbered lists.
+
+    Two joins fit a list of blocks that hold two like layers each and nothing else: inside of each block, or across the
+    blocks. Such a list may be joined across its blocks.
+    """
+    for at in sorted({at for p in one.pieces.values() for at, c in enumerate(p.path) if c.isdecimal()}, reverse=True):
+        sizes = Sizes(one, other)
+        parents = _parents(one, other, sizes)
+        lists: dict[_Path, dict[tuple[_Path, str], dict[int, Piece]]] = defaultdict(lambda: defaultdict(dict))
+        for piece in one.pieces.values():
+            if len(piece.path) > at and piece.path[at].isdecimal():
+                lists[piece.path[:at]][piece.path[at + 1 :], piece.role][int(piece.path[at])] = piece
+        plans = {}
+        for head, inner in lists.items():
+            plan = plan_of_list(inner, sizes)
+            if plan is not None and not _families_elsewhere(head, inner, parents):
+                plans[head] = plan
+            elif (plan := _plan_of_layer(inner, sizes)) is not None:
+                plans[head] = plan
+                lists[head] = {key: inner[key] for key in plan}
+        made = Counter(
+            squeezed(join.shape(next(iter(lists[head][key].values())).shape))
+            for head, plan in plans.items()
+            for key, join in plan.items()
+        )
+        for head, plan in plans.items():
+            wholes = [join.shape(next(iter(lists[head][key].values())).shape) for key, join in plan.items()]
+            if all(made[squeezed(w)] <= sizes.wanted(w) for w in wholes if len(squeezed(w)) > 1):
+                _join_list(one, head, lists[head], plan)
+
+
+def plan_of_list(inner: _Inner, sizes: Sizes) -> _Plan | None:
+    """How to join what each member of a list holds, or None where that is not what the other side has."""
+    numbers = {tuple(sorted(members)) for members in inner.values()}
+    if len(numbers) != 1 or len(next(iter(numbers))) < 2:
+        return None
+    plan: _Plan = {}
+    left = 0
+    for key, members in inner.items():
+        shapes = {p.shape for p in members.values()}
+        if len(shapes) != 1:
+            return None
+        shape = next(iter(shapes))
+        if len(squeezed(shape)) < 2:
+            continue
+        if sizes.wanted(shape) >= 0:
+            return None
+        ways = [Join((shape[d],) * len(members), d) for d in (0, 1)]
+        fitting = [way for way in ways if sizes.wanted(way.shape(shape)) > 0]
+        if fitting:
+            plan[key] = fitting[0]
+        else:
+            left += 1
+    if len(plan) <= left:  # a mask in each head may be left over, most of what it holds may not
+        return None
+    for (path, role), members in inner.items():
+        size = next(iter(members.values())).shape
+        beside = plan.get((path, "weight"))
+        if (path, role) not in plan and len(size) == 1 and (beside is None or beside.dim == 0):
+            plan[path, role] = Join(size * len(members), 0)
+    return plan
+
+
+def _plan_of_layer(inner: _Inner, sizes: Sizes) -> _Plan | None:
+    """How to join one layer of each member of a list, of which the other side has no part, and one over all of them.
+
+    As where one layer computes the filters of all blocks, and all else is in each of them on both sides.
+    """
+    plan: _Plan = {}
+    for (path, role), members in inner.items():
+        shapes = {p.shape for p in members.values()}
+        if role != "weight" or len(members) < 2 or len(shapes) > 1 or len(squeezed(next(iter(shapes)))) < 2:
+            continue
+        shape = next(iter(shapes))
+        join = Join((shape[0],) * len(members), 0)
+        if sizes.only_whole(shape, join.shape(shape), len(members)):
+            plan[path, role] = join
+            bias = inner.get((path, "bias"), {})
+            if bias.keys() == members.keys() and {p.shape for p in bias.values()} == {shape[:1]}:
+                plan[path, "bias"] = join
+    return plan or None
+
+
+def _parents(one: Canon, other: Canon, sizes: Sizes) -> dict[_Path, set[_Path]]:
+    """Names of tensors that can be joined with each other -> where they stand beside each other."""
+    found: dict[_Path, set[_Path]] = defaultdict(set)
+    for parent, pieces in siblings(one, other).items():
+        for family in families(pieces, sizes):
+            if join_of_family(family, sizes) is not None:
+                found[tuple(sorted(p.last for p in family.parts))].add(parent)
+    return found
+
+
+def _families_elsewhere(head: _Path, inner: _Inner, parents: dict[_Path, set[_Path]]) -> bool:
+    """Whether what each member of a list holds can be joined with each other, and is so outside of such lists, too."""
+    members = {
+        p.path[:-1] for pieces in inner.values() for p in pieces.values() if p.role == "weight" and len(p.path) > 1
+    }
+    own = template(head)
+    return any(members <= there and any(template(at[: len(head)]) != own for at in there) for there in parents.values())
+
+
+def _join_list(one: Canon, head: _Path, inner: _Inner, plan: _Plan) -> None:
+    for (path, role), members in inner.items():
+        parts = [members[n] for n in sorted(members)]
+        join = plan.get((path, role))
+        new = replace(parts[0], path=(*head, *path) or ("parts",), words=_without_number(parts[0]))
+        if join is not None:
+            if len(new.shape) == 1 and (path, "weight") in inner and not _by_channel(inner, path):
+                new = new.asking(Reason.NORMS_AS_ONE)
+            merge(one, parts, new, join)
+        elif len(new.shape) == 1:  # what is added to a sum of paths
+            merge_sum(one, parts, new)
+    if not one.is_target:
+        for key, below in list(one.counters.items()):
+            in_list = below[: len(head)] == head and (below[len(head) + 1 :], "running_mean") in inner
+            if in_list and below[len(head) : len(head) + 1] == ("0",):
+                one.counters[key] = (*head, *below[len(head) + 1 :])
+
+
+def _by_channel(inner: _Inner, path: _Path) -> bool:
+    """Whether what stands at PATH in each member works on its channels one by one: a layer does, and a batch norm."""
+    weights = inner[path, "weight"]
+    return (path, "running_mean") in inner or len(next(iter(weights.values())).shape) > 1
+
+
+def _without_number(piece: Piece) -> _Path:
+    return tuple(word for word in piece.words if not word.isdecimal())

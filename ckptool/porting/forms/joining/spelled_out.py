@@ -1,0 +1,125 @@
+"""Modules beside each other that the other side has in one, under a name that spells theirs, or as lists in turns."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+from ...expression import Shape
+from ..layouts import is_bare, turn
+from ..pieces import Canon, Name, Piece, squeezed
+from ..spelled import MOST_SPELLED, spelled
+from .families import Family, join_of_family, siblings, spelled_parts
+from .join import Sizes, move
+from .lists import plan_of_list
+
+_Path = tuple[str, ...]
+
+_Content = dict[tuple[_Path, str], Piece]
+
+_Look = tuple[tuple[tuple[_Path, str], Shape], ...]
+
+#: Of so many modules beside each other some may be parts of one.
+_MOST_BESIDE = 8
+
+
+def turn_spelled(one: Canon, other: Canon) -> None:
+    """Turn parameters of the other side whose name spells those of layers beside each other, and whose sizes show that
+    they hold these with their inputs first."""
+    wholes = [p for p in other.pieces.values() if is_bare(p) and len(p.shape) == 2 and p.shape[0] != p.shape[1]]
+    turned: set[Name] = set()
+    for pieces in siblings(one, other).values() if wholes else ():
+        rows: dict[int, list[Piece]] = defaultdict(list)
+        for piece in pieces:
+            if len(piece.shape) == 2:
+                rows[piece.shape[1]].append(piece)
+        for inputs, parts in rows.items():
+            shape = (inputs, sum(p.shape[0] for p in parts))
+            names = {p.last for p in wholes if p.shape == shape}
+            if 1 < len(parts) <= MOST_SPELLED and names and spelled_parts(parts, names) is not None:
+                turned |= {p.name for p in wholes if p.shape == shape and spelled_parts(parts, {p.last}) is not None}
+    for name in turned:
+        turn(other, other.pieces[name])
+
+
+def line_up(one: Canon, other: Canon) -> None:
+    """See lists beside each other as one list of parts, where the other side has layers of the sizes of these together:
+    `filters.0` and `gates.0`, `filters.1` and `gates.1` of a code with a list for each kind of layer.
+    """
+    lists: dict[_Path, dict[str, dict[int, Piece]]] = defaultdict(lambda: defaultdict(dict))
+    for piece in one.pieces.values():
+        if piece.role == "weight" and len(piece.path) > 1 and piece.last.isdecimal() and not piece.path[-2].isdecimal():
+            lists[piece.path[:-2]][piece.path[-2]][int(piece.last)] = piece
+    sizes = Sizes(one, other)
+    for parent, named in lists.items():
+        beside: dict[tuple[tuple[int, Shape], ...], list[str]] = defaultdict(list)
+        for name, members in named.items():
+            beside[tuple((n, members[n].shape) for n in sorted(members))].append(name)
+        for places, names in beside.items():
+            if 1 < len(names) <= MOST_SPELLED and len(places) > 1:
+                blocks = {n: [named[name][n] for name in names] for n, _ in places}
+                if _are_wanted(list(blocks.values()), sizes):
+                    for n, parts in blocks.items():
+                        for name, part in zip(names, parts, strict=True):
+                            move(one, part.path, (*parent, "+".join(names), str(n), name))
+
+
+def _are_wanted(blocks: Sequence[Sequence[Piece]], sizes: Sizes) -> bool:
+    """Whether the other side has no such parts as some blocks hold, and all of what each of them is together."""
+    joins = [join_of_family(Family(tuple(parts), (), numbered=False), sizes) for parts in blocks]
+    parts = Counter(squeezed(part.shape) for block in blocks for part in block)
+    if None in joins or any(-sizes.wanted(shape) < count for shape, count in parts.items()):
+        return False
+    wholes = Counter(squeezed(j.shape(parts[0].shape)) for j, parts in zip(joins, blocks, strict=True) if j)
+    return all(count <= sizes.wanted(shape) for shape, count in wholes.items())
+
+
+def count_spelled(one: Canon, other: Canon) -> None:
+    """See modules beside each other as a list, where one of the other side has the names of all of them in its own, and
+    the same tensors, of the sizes that theirs have together: `main_conv` and `short_conv`, each a layer with its norm,
+    which are `main_short_conv` there.
+    """
+    wholes: dict[_Look, set[str]] = defaultdict(set)
+    for named in _modules(other).values():
+        for name, content in named.items():
+            wholes[_look(content)].add(name)
+    sizes = Sizes(one, other)
+    for parent, named in _modules(one).items():
+        alike: dict[_Look, list[str]] = defaultdict(list)
+        for name, content in named.items():
+            alike[_look(content)].append(name)
+        for names in alike.values():
+            while names and (members := _spelled_by_one(names, named[names[0]], wholes)):
+                inner = {key: {at: named[name][key] for at, name in enumerate(members)} for key in named[names[0]]}
+                if plan_of_list(inner, sizes) is None:
+                    break
+                for at, name in enumerate(members):
+                    for path in dict.fromkeys(piece.path for piece in named[name].values()):
+                        move(one, path, (*parent, "+".join(members), str(at), *path[len(parent) + 1 :]))
+                names = [name for name in names if name not in members]
+
+
+def _spelled_by_one(names: Sequence[str], content: _Content, wholes: Mapping[_Look, set[str]]) -> list[str]:
+    """Some of these modules, each with such CONTENT, in the order in which the name of a whole spells them; or none."""
+    for n in range(2, min(len(names), MOST_SPELLED) + 1) if len(names) <= _MOST_BESIDE else ():
+        spoken = wholes.get(_look(content, n), set())
+        for some in combinations(names, n) if spoken else ():
+            if (order := spelled(some, spoken)) is not None:
+                return [some[at] for at in order]
+    return []
+
+
+def _modules(canon: Canon) -> dict[_Path, dict[str, _Content]]:
+    """What is in each named module, by what is around it."""
+    held: dict[_Path, dict[str, _Content]] = defaultdict(lambda: defaultdict(dict))
+    for piece in canon.pieces.values():
+        for at, name in enumerate(piece.path[:-1]):
+            if not name.isdecimal():
+                held[piece.path[:at]][name][piece.path[at + 1 :], piece.role] = piece
+    return held
+
+
+def _look(content: _Content, times: int = 1) -> _Look:
+    """The tensors of a module, or of so many of them in one."""
+    return tuple(sorted((key, (times * p.shape[0], *p.shape[1:]) if p.shape else ()) for key, p in content.items()))

@@ -1,0 +1,91 @@
+"""What names and code say of a projection: that it is several in one, which part of one it is, how it is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from ...model_code.signature import Entry, Gate
+from ..words import Fused, OfLibrary, cut, table
+from .pieces import Canon, Name, Piece, squeezed
+from .roles import role_of
+
+_Meaning = TypeVar("_Meaning")
+
+_CONVOLUTIONS = frozenset("conv dwconv depthwise dw conv1d conv2d conv3d".split())
+
+
+def fused_kind(piece: Piece) -> Fused | None:
+    """What the name of a piece says that it holds: several projections, or nothing of the kind."""
+    if not piece.shape:
+        return None
+    own = table().fused.get(cut(piece.leaf))  # a module may have the name of what torch has as a parameter
+    whole = own is not None and own.fixed and piece.last not in own.parts  # and was not taken apart
+    kind = own if whole else _said(piece.path, table().fused)
+    convolution = len(piece.shape) > 2 and not squeezed(piece.shape[2:])
+    return replace(kind, sure=False) if kind is not None and kind.linear and convolution else kind
+
+
+def fused_by_name(key: str) -> bool:
+    """Whether the name of a key says that it is several projections in one."""
+    return _said(role_of(tuple(key.split(".")), set())[0], table().fused) is not None
+
+
+def part_label(path: Sequence[str]) -> str | None:
+    """Which part of a fused projection a module is by its name: q, k, v, gate, up, or None."""
+    return _said(path, table().parts)
+
+
+def _said(path: Sequence[str], phrases: Mapping[tuple[str, ...], _Meaning]) -> _Meaning | None:
+    """What the last component of a path means: with its numbers, without them, or by its last words.
+
+    That of a list, for what is numbered in it. What kind of convolution it is says nothing: `qkv_dwconv`.
+    """
+    name = next((component for component in reversed(path) if not component.isdecimal()), "")
+    every = cut(name)
+    words = tuple(word for word in every if not word.isdecimal())
+    if len(words) > 1 and words[-1] in _CONVOLUTIONS:
+        words = words[:-1]
+    return next((phrases[one] for one in (every, words, words[-2:], words[-1:]) if one in phrases), None)
+
+
+def of_library(canon: Canon, path: Sequence[str]) -> OfLibrary | None:
+    """What is known of a module, or of a part of it, by its name and what stands beside it; None where nothing is."""
+    for end in (len(path), len(path) - 1):
+        known = table().of_library.get(path[end - 1]) if end else None
+        if known is not None and Name((*path[: end - 1], known.beside), "weight") in canon.pieces:
+            return known
+    return None
+
+
+def open_gate(entry: Entry) -> Gate | None:
+    """The gate of a linear layer that gives what is gated as well; other code may have the halves the other way round.
+
+    Not so where `glu` takes them, in an order that torch has fixed.
+    """
+    gate = entry.facts.gate
+    return gate if gate is not None and entry.how == "linear" and gate.activation != "glu" else None
+
+
+def layout_of(entry: Entry, parts: int, sizes: Sequence[int] = ()) -> tuple[str, int]:
+    """How the forward pass takes a projection of so many PARTS apart: ("block", 0), ("heads", how many), or ("", 0)."""
+    kind, inner = entry.facts.layout
+    if kind != "block" and len(set(sizes)) > 1:  # keys and values of fewer heads: (groups, parts of a group, width)
+        grouped = len(inner) == 3 and inner[0] * inner[2] == sizes[-1]
+        return ("heads", inner[0]) if grouped else ("", 0)
+    if kind == "block" or (inner and inner[0] == parts != inner[1]):
+        return "block", 0
+    if len(inner) == 3 and inner[1] == parts != inner[0]:
+        return "heads", inner[0]
+    if len(inner) == 2 and inner[0] == parts:
+        return "block", 0
+    if len(inner) == 2 and inner[1] % parts == 0:  # what is cut into heads first holds its parts inside of each
+        return "heads", inner[0]
+    return "", 0
+
+
+def heads_of(entry: Entry) -> int:
+    """How many attention heads the forward pass makes of what a projection gives, or 0."""
+    kind, inner = entry.facts.layout
+    return inner[0] if kind == "grouped" and len(inner) == 2 else 0

@@ -1,0 +1,191 @@
+"""Why two models differ although their weights are right: settings of the code, each tried on the model.
+
+What the two set otherwise (`other_settings`) is tried one after the other: the model does as the source's code does, in
+double precision, and what makes more agree is a cause. Weights are not touched by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Mapping as MappingOf
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from ...model_code.inputs import leaves, with_leaves
+from ..mapping import Entry
+from .flow import Flow
+from .layers import apart_at_most
+from .measure import Measured, measured, sharpened
+from .other_settings import Setting, settings
+from .trial import Trial
+from .verdict import Verdict, judge, made_of_known
+
+#: Settings that are tried, and how often what is left is looked at again.
+_MOST, _ROUNDS = 24, 4
+#: A cause makes outputs differ by less than this share of what they differed by, if no more uses agree.
+_LESS = 0.5
+_SEED = 23
+
+
+@dataclass(slots=True)
+class Codes:
+    """Both codes, as far as a proof has them.
+
+    Attributes:
+        expected: what flows through the source's code.
+        wider: the same in double precision, or None where that cannot be run.
+        modules: for keys of the model the module that holds it in the source's code and in the model.
+        coarse: how far inputs may be from those that the source's code was given, relative to each number.
+    """
+
+    expected: Flow
+    wider: Callable[[], Flow | None] = lambda: None
+    modules: MappingOf[str, tuple[torch.nn.Module, torch.nn.Module]] = field(default_factory=dict)
+    coarse: float = 0.0
+    _wide: Flow | None = None
+
+    @property
+    def wide(self) -> Flow | None:
+        """What flows through the source's code in double precision."""
+        if self._wide is None:
+            self._wide = self.wider()
+        return self._wide
+
+
+@dataclass(frozen=True, slots=True)
+class Sharp:
+    """What a mapping gives in double precision, judged by what rounding explains."""
+
+    verdict: Verdict
+    measured: Measured | None
+    wide: Flow
+
+    @property
+    def has_outputs(self) -> bool:
+        """Whether outputs could be compared."""
+        return self.measured is not None and self.measured.of_outputs
+
+    @property
+    def outputs_are_equal(self) -> bool:
+        """Whether they could, and rounding explains what they are apart."""
+        return self.measured is not None and self.measured.of_outputs and self.measured.is_equal
+
+    def is_ahead_of(self, other: Sharp) -> bool:
+        """Whether more agrees, or as much and outputs are much nearer."""
+        ours, theirs = (one.verdict.agreeing + one.verdict.entered for one in (self, other))
+        if self.measured is not None and other.measured is not None:
+            if self.measured.difference < _LESS * other.measured.difference and ours >= theirs:
+                return True
+            if self.measured.difference > other.measured.difference / _LESS:
+                return False
+        return ours > theirs
+
+
+def sharp(
+    codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, *, all_outputs: bool = True
+) -> Sharp | None:
+    """Judge ENTRIES in double precision; None where that cannot be run."""
+    if codes.wide is None:
+        return None
+    wide = trial.run(entries.values(), wider=True)
+    if wide is None:
+        return None
+    share = sharpened(codes.expected, seen, codes.wide, wide)
+    pair = (seen, wide) if all_outputs else (made_of_known(seen, entries), made_of_known(wide, entries))
+    found = measured(codes.expected, pair[0], codes.wide, pair[1], _blurred(codes, trial, entries))
+    tolerance = share if found is None else found.bound / found.largest
+    verdict = judge(codes.wide, wide, entries, all_outputs=all_outputs, tolerance=tolerance)
+    if found is None and codes.wide.uses:
+        worst = apart_at_most(codes.wide, wide, entries)
+        found = None if worst is None else Measured(worst, share, 1.0, of_outputs=False)
+    return Sharp(verdict, found, wide)
+
+
+def _blurred(codes: Codes, trial: Trial, entries: dict[str, Entry]) -> Flow | None:
+    """What the model gives for inputs that are off by as much as those that were saved may be."""
+    if not codes.coarse:
+        return None
+    generator = torch.Generator().manual_seed(_SEED)
+    before = trial.inputs
+    step = codes.coarse
+
+    def off(t: torch.Tensor) -> torch.Tensor:
+        return t * (1 + step * (torch.rand(t.shape, generator=generator) * 2 - 1).to(t))
+
+    trial.inputs = with_leaves(before, [off(t) if t.is_floating_point() else t for _, t in leaves(before)])
+    try:
+        return trial.run(entries.values(), wider=True)
+    finally:
+        trial.inputs = before
+
+
+def causes(
+    codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow
+) -> tuple[list[Setting], Sharp | None, Sharp | None]:
+    """The settings that keep the models apart, tried with success, and how it is with the model's own and without.
+
+    TRIAL does from now on as the source's code does.
+    """
+    found: list[Setting] = []
+    if not _candidates(codes, entries, seen, found):
+        return found, None, None
+    now = sharp(codes, trial, entries, seen)
+    if now is None:
+        return found, None, None
+    first = now
+    for _ in range(_ROUNDS):
+        better = _better(codes, trial, entries, seen, found, now)
+        if better is None:
+            break
+        now = better
+    return found, first, now
+
+
+def suspects(codes: Codes, entries: dict[str, Entry], seen: Flow, front: set[str]) -> list[Setting]:
+    """What the codes set otherwise at the layers in FRONT, though no trial shows that it matters."""
+    every = settings(codes.expected, seen, entries, codes.modules)
+    return [one for one in every if any(own in front for _, own in one.places)]
+
+
+def _candidates(codes: Codes, entries: dict[str, Entry], seen: Flow, found: list[Setting]) -> list[Setting]:
+    told = {(one.name, one.theirs, one.own) for one in found}
+    every = settings(codes.expected, seen, entries, codes.modules)
+    return [one for one in every if one.can_be_tried and (one.name, one.theirs, one.own) not in told][:_MOST]
+
+
+def _better(
+    codes: Codes, trial: Trial, entries: dict[str, Entry], seen: Flow, found: list[Setting], now: Sharp
+) -> Sharp | None:
+    """The first setting that makes more agree, in all its places, put among those that were FOUND."""
+    for one in _candidates(codes, entries, seen, found):
+        trial.progress.say(f"trying whether {one}")
+        before, trial.swaps = trial.swaps, {**trial.swaps, **one.swaps}
+        values = [(module, name, getattr(module, name)) for module, name, _ in one.modules]
+        for module, name, value in one.modules:
+            setattr(module, name, value)
+        changed = sharp(codes, trial, entries, seen)
+        if changed is not None and changed.is_ahead_of(now):
+            found.append(one)
+            trial.undo += values
+            return changed
+        trial.swaps = before
+        for module, name, value in values:
+            setattr(module, name, value)
+    return None
+
+
+@contextmanager
+def as_it_was(trial: Trial) -> Iterator[None]:
+    """Whatever is tried with the model of TRIAL, it has its own settings afterwards."""
+    try:
+        yield
+    finally:
+        for module, name, value in reversed(trial.undo):
+            setattr(module, name, value)
+        trial.undo.clear()
+        trial.swaps = {}
+
+
+__all__ = ["Codes", "Sharp", "as_it_was", "causes", "sharp", "suspects"]

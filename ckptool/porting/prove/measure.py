@@ -1,0 +1,150 @@
+"""How far two models are apart, and how far rounding alone could take them: both run in double precision as well.
+
+What a network makes of the rounding of float32 is measured on that very network: its outputs in float32 beside those in
+double precision. Two codes that compute the same may be apart by a few times that. In double precision itself they are
+apart by far less, so that a difference in a setting (the eps of a norm) shows, however small it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+
+import torch
+
+from .flow import Flow
+
+#: Times what rounding does to the outputs that two models that compute the same may be apart.
+_TIMES = 4.0
+#: What rounding does to one number of float32, relative to it; and the most that counts as rounding at all.
+_STEP, _MOST = 2.0**-24, 1e-3
+#: How much finer double precision is than float32: 29 bits, of which 9 are left to the order of sums.
+_FINER = 2.0**-20
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of the outputs, in their own units, where they are the farthest apart for their bound.
+
+    Attributes:
+        difference: the largest difference between the two models, in double precision.
+        bound: the most that rounding in float32 explains: four times what it does to either model.
+        largest: the largest value there.
+        of_outputs: whether outputs were compared, and not what comes out of each layer, relative to its largest.
+    """
+
+    difference: float
+    bound: float
+    largest: float
+    of_outputs: bool = True
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether rounding explains the difference."""
+        return self.difference <= self.bound
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether even the rounding of double precision explains it: both compute the same, from equal constants."""
+        return self.difference <= self.bound * _FINER
+
+    @property
+    def times(self) -> float:
+        """The difference in bounds."""
+        return self.difference / self.bound
+
+    def __str__(self) -> str:
+        told = f"up to {_short(self.difference)} where rounding explains {self.bound:.1e}"
+        return f"{told} and the largest is {self.largest:.2g}" if self.of_outputs else f"{told} of the largest"
+
+
+def measured(
+    expected: Flow, seen: Flow, wide_expected: Flow, wide_seen: Flow, blurred: Flow | None = None
+) -> Measured | None:
+    """What two models are apart in the outputs that can be compared; None if none can.
+
+    Args:
+        expected, seen: what flows through the source's code and through the model, in float32.
+        wide_expected, wide_seen: the same in double precision.
+        blurred: what flows through the model where its inputs are as far off as they may be, if they may be.
+    """
+    sides = (expected.outputs, wide_expected.outputs), (seen.outputs, wide_seen.outputs)
+    if any(len(narrow) != len(wide) for narrow, wide in sides):
+        return None
+    noise = [[_apart(a, b) for a, b in zip(*side, strict=True)] for side in sides]
+    if blurred is not None:
+        more = [_apart(a, b) for a, b in zip(wide_seen.outputs, blurred.outputs, strict=False)]
+        noise[1] = [max(pair) for pair in zip(noise[1], more, strict=False)]
+    alone = len(expected.outputs) == len(seen.outputs) == 1
+    found: dict[tuple[int, int], Measured] = {}
+    for i, a in enumerate(wide_expected.outputs):
+        for j, b in enumerate(wide_seen.outputs):
+            if not of_one_size(a, b, alone):
+                continue
+            difference = min(_apart(x, y) for x, y in orders(a, b))
+            largest = float(torch.nan_to_num(a.double(), 0.0, 0.0, 0.0).abs().max()) or 1.0
+            rounding = max(noise[0][i], noise[1][j], _STEP * largest)
+            found[i, j] = Measured(difference, min(_TIMES * rounding, _MOST * largest), largest)
+    if not found:
+        return None
+    worst = []
+    for side in (0, 1):  # either side may give more: hidden states, or what is computed of several outputs
+        nearest = [
+            min((m for at, m in found.items() if at[side] == place), key=lambda m: m.times)
+            for place in {at[side] for at in found}
+        ]
+        worst.append(max(nearest, key=lambda m: m.times))
+    return min(worst, key=lambda m: m.times)
+
+
+def _short(value: float) -> str:
+    return f"{value:.1e}" if value else "0"
+
+
+def noise_of_uses(narrow: Flow, wide: Flow) -> float:
+    """How far fingerprints of channels are moved by rounding, relative to the largest that the use gives."""
+    if len(narrow.uses) != len(wide.uses):
+        return _MOST / _TIMES
+    apart = [
+        float((a.given - b.given).abs().max()) / (float(b.given[:, 0].max()) or 1.0)
+        for a, b in zip(narrow.uses, wide.uses, strict=True)
+        if a.given.shape == b.given.shape and len(a.given)
+    ]
+    return min(max([_STEP, *apart]), _MOST / _TIMES)
+
+
+def sharpened(expected: Flow, seen: Flow, wide_expected: Flow, wide_seen: Flow) -> float:
+    """Let WIDE_EXPECTED tell channels apart by what rounding explains; that share is returned."""
+    share = _TIMES * max(noise_of_uses(expected, wide_expected), noise_of_uses(seen, wide_seen))
+    wide_expected.tell_apart_by(share, share)
+    return share
+
+
+def orders(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Two tensors of as many elements side by side, in every order of dimensions in which their sizes are the same."""
+    a, b = a.detach().double().squeeze(), b.detach().double().squeeze()
+    if sorted(a.shape) == sorted(b.shape) and a.ndim <= 4:
+        for order in permutations(range(a.ndim)):
+            if tuple(a.shape[i] for i in order) == tuple(b.shape):
+                yield a.permute(order), b
+    else:
+        yield a.reshape(-1), b.reshape(-1)
+
+
+def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    a, b = a.detach().double(), b.detach().double()
+    both = torch.isfinite(a) & torch.isfinite(b)
+    if not bool(both.any()):
+        return 0.0
+    if not torch.equal(torch.isfinite(a), torch.isfinite(b)):
+        return float("inf")
+    return float((a - b)[both].abs().max())
+
+
+def of_one_size(a: torch.Tensor, b: torch.Tensor, alone: bool) -> bool:
+    """Whether two outputs can be compared; single numbers, which may be anything, only where each is ALONE."""
+    return a.numel() == b.numel() and (alone or a.numel() > 1)
+
+
+__all__ = ["Measured", "measured", "noise_of_uses", "of_one_size", "orders", "sharpened"]

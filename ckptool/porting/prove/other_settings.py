@@ -1,0 +1,301 @@
+"""Where two codes set something otherwise that no weight shows, found by comparing their steps around equal weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from collections.abc import Mapping as MappingOf
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from typing import Any
+
+import torch
+
+from ...errors import counted, printable
+from ..mapping import Entry
+from .flow import Flow, Use
+from .steps import Step, Swap, before, instead, left_out, times
+
+
+@dataclass(slots=True)
+class Setting:
+    """Something that the source's code and the model set otherwise, in all places where they do.
+
+    Attributes:
+        name: what is set: "eps", "gelu approximate", "scale".
+        theirs, own: what each does, in words.
+        places: layers (of the source's code, of the model) at which it is.
+        swaps: what makes the model do as the source's code does, by the numbers of its steps.
+        modules: modules of the model with an attribute and the value that it has in the source's code.
+    """
+
+    name: str
+    theirs: str
+    own: str
+    places: list[tuple[str, str]] = field(default_factory=list)
+    swaps: dict[int, Swap] = field(default_factory=dict)
+    modules: list[tuple[torch.nn.Module, str, Any]] = field(default_factory=list)
+
+    @property
+    def can_be_tried(self) -> bool:
+        """Whether the model can be made to do the same."""
+        return bool(self.swaps or self.modules)
+
+    def __str__(self) -> str:
+        there, here = (printable(one, 80) for one in self.places[0])
+        more = f", and so at {counted(len(self.places) - 1, 'more layer')}" if len(self.places) > 1 else ""
+        return f"the source {self.theirs} at {there}, the model {self.own} at {here}{more}"
+
+    def as_json(self) -> dict[str, Any]:
+        """As `proof["causes"]` has it."""
+        layers = [{"source": theirs, "model": own} for theirs, own in self.places]
+        return {"setting": self.name, "source": self.theirs, "model": self.own, "layers": layers, "text": str(self)}
+
+
+def settings(
+    expected: Flow,
+    seen: Flow,
+    entries: MappingOf[str, Entry],
+    modules: MappingOf[str, tuple[torch.nn.Module, torch.nn.Module]],
+) -> list[Setting]:
+    """What the two set otherwise, the earliest first.
+
+    Args:
+        expected: what flows through the source's code, over keys of the file.
+        seen: what flows through the model.
+        entries: what the model is filled with.
+        modules: for keys of the model the module that holds it in the source's code and in the model.
+    """
+    found: dict[tuple[str, str, str], Setting] = {}
+
+    def note(name: str, theirs: str, own: str, place: tuple[str, str]) -> Setting:
+        one = found.setdefault((name, theirs, own), Setting(name, theirs, own))
+        if place not in one.places:
+            one.places.append(place)
+        return one
+
+    pairs = list(_pairs(expected, seen, entries))
+    for use, other in pairs:
+        for key in use.keys:
+            if key in modules:
+                _attributes(*modules[key], place=(layer_of(other), layer_of(use)), note=note)
+    for use, other in pairs:
+        place = layer_of(other), layer_of(use)
+        if use.step is not None and other.step is not None and use.step.name == other.step.name:
+            _of_step(other.step, use.step, place, note)
+        _between(other.steps, use.steps, use.step, place, note)
+    alone = len(expected.tails) == len(seen.tails) == 1
+    for theirs, own in zip(expected.tails, seen.tails, strict=True) if alone else ():
+        _between(theirs, own, None, ("the output", "the output"), note)
+    return list(found.values())
+
+
+def layer_of(use: Use) -> str:
+    """The module that a use of weights belongs to."""
+    if not use.keys:
+        return "?"
+    return use.keys[0].rpartition(".")[0] or use.keys[0]
+
+
+def counterpart(sources: set[str], expected: Flow, turn: int) -> Use | None:
+    """The use of the same weights in the source's code; of several the one whose turn it is."""
+    shared = [(len(sources & set(use.keys)), use) for use in expected.uses]
+    most = max((n for n, _ in shared), default=0)
+    fitting = [use for n, use in shared if n == most] if most else []
+    return fitting[min(turn, len(fitting) - 1)] if fitting else None
+
+
+def _pairs(expected: Flow, seen: Flow, entries: MappingOf[str, Entry]) -> Iterator[tuple[Use, Use]]:
+    told: dict[Any, int] = {}
+    by_key: dict[str, list[Use]] = {}
+    for use in expected.uses:
+        for key in use.keys:
+            by_key.setdefault(key, []).append(use)
+    for use in seen.uses:
+        sources = {key for own in use.keys if own in entries for key in entries[own].sources}
+        turn = told[use.told] = told.get(use.told, -1) + 1
+        near = {u.index: u for key in sources for u in by_key.get(key, ())}
+        same = [u for u in near.values() if u.kind == use.kind] or list(near.values())
+        same.sort(key=lambda u: (-len(sources & set(u.keys)), u.index))
+        if same:
+            most = len(sources & set(same[0].keys))
+            fitting = [u for u in same if len(sources & set(u.keys)) == most]
+            yield use, fitting[min(turn, len(fitting) - 1)]
+
+
+#: Attributes of modules that only show in how they pad; what others do is seen in their steps.
+_ATTRIBUTES = ("padding_mode",)
+
+
+def _attributes(theirs: torch.nn.Module, own: torch.nn.Module, *, place: tuple[str, str], note: Any) -> None:
+    for name in _ATTRIBUTES:
+        a, b = getattr(theirs, name, None), getattr(own, name, None)
+        if isinstance(a, str) and isinstance(b, str) and a != b:
+            one = note(name, f"has {name} {a}", f"has {name} {b}", place)
+            if all(module is not own for module, _, _ in one.modules):
+                one.modules.append((own, name, a))
+
+
+def _of_step(theirs: Step, own: Step, place: tuple[str, str], note: Any) -> None:
+    """Settings of one operation that differ."""
+    a, b = dict(theirs.settings), dict(own.settings)
+    differ = [name for name in a if name in b and a[name] != b[name]]
+    if not differ:
+        return
+    first, second = (", ".join(f"{_word(name)} {_value(x[name])}" for name in differ) for x in (a, b))
+    op = _operation(own.name)
+    is_layer = own.name in _LAYERS
+    shown = ("has {}" if is_layer else f"has {op} with {{}}").format
+    one = note(", ".join(map(_word, differ)) if is_layer else op, shown(first), shown(second), place)
+    one.swaps[own.number] = instead(theirs)
+
+
+_LAYERS = frozenset(
+    "convolution native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit_no_training "
+    "_fused_rms_norm".split()
+)
+_WORDS = {"group": "groups", "other": "number"}
+
+
+def _word(name: str) -> str:
+    return _WORDS.get(name, name)
+
+
+def _operation(name: str) -> str:
+    plain = name.removeprefix("_native_").removeprefix("native_").removeprefix("_").removesuffix("_forward")
+    return plain.removesuffix("_with_indices")
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# ------------------------------------------------------------------------------------------------- between weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """A step in the form in which two codes are compared: all that scales is a factor."""
+
+    name: str
+    settings: tuple[tuple[str, Any], ...]
+    steps: tuple[Step, ...]
+    of_attention: bool = False
+
+    @property
+    def look(self) -> Any:
+        return self.name, self.settings
+
+    @property
+    def factor(self) -> float:
+        return float(dict(self.settings)["scale"])
+
+
+def _tokens(steps: Sequence[Step]) -> list[_Token]:
+    out: list[_Token] = []
+
+    def scaled(step: Step, factor: float, of_attention: bool = False) -> None:
+        if out and out[-1].name == "scale":
+            last = out.pop()
+            factor, steps = last.factor * factor, (*last.steps, step)
+        else:
+            steps = (step,)
+        out.append(_Token("scale", (("scale", float(f"{factor:.7g}")),), steps, of_attention))
+
+    for step in steps:
+        given = dict(step.settings)
+        if step.is_attention:
+            scaled(step, given["scale"], True)
+            out.append(_Token("_softmax", (), (step,)))
+        elif step.name == "bernoulli":
+            out.append(_Token("dropout", (("p", float(f"{1 - given.get('p', 0.5):.7g}")),), (step,)))
+        elif step.name in ("mul", "div"):
+            factor = given.get("other")
+            if not isinstance(factor, float) or not factor:
+                continue
+            factor = 1 / factor if step.name == "div" else factor
+            if out and out[-1].name == "dropout" and abs(factor * (1 - dict(out[-1].settings)["p"]) - 1) < 1e-6:
+                continue  # what is kept, scaled up
+            scaled(step, factor)
+        elif step.name in ("add", "sub"):
+            number = given.get("other")
+            if isinstance(number, float) and number:
+                out.append(_Token("add", (("number", number if step.name == "add" else -number),), (step,)))
+        elif step.name not in _PRODUCTS:
+            out.append(_Token(step.name, step.settings, (step,)))
+        if step.name == "_softmax" and len(out) > 1 and out[-2].name == "scale":
+            last = out[-2]
+            out[-2] = _Token(last.name, last.settings, last.steps, True)
+    return [token for token in out if token.look != ("scale", (("scale", 1.0),))]
+
+
+_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
+
+
+def _between(theirs: Sequence[Step], own: Sequence[Step], use: Step | None, place: tuple[str, str], note: Any) -> None:
+    """What is done before a layer; USE is the step of the layer itself, if it has one."""
+    a, b = _tokens(theirs), _tokens(own)
+    if [t.look for t in a] == [t.look for t in b]:
+        return
+    matcher = SequenceMatcher(None, [t.look for t in a], [t.look for t in b], autojunk=False)
+    for kind, i, i_end, j, j_end in matcher.get_opcodes():
+        if kind == "equal":
+            continue
+        left, right = list(a[i:i_end]), list(b[j:j_end])
+        for token in list(left):  # first what is there on both sides, with another setting
+            same = next((t for t in right if t.name == token.name), None)
+            if same is not None:
+                left.remove(token)
+                right.remove(same)
+                _other_settings(token, same, place, note)
+        acts, own_acts = ([t for t in some if t.name not in ("scale", "add", "dropout")] for some in (left, right))
+        if len(acts) == len(own_acts) == 1:
+            one = note("activation", f"has {_shown(acts[0])}", f"has {_shown(own_acts[0])}", place)
+            if len(acts[0].steps) == 1:
+                one.swaps[own_acts[0].steps[-1].number] = instead(acts[0].steps[0])
+            left.remove(acts[0])
+            right.remove(own_acts[0])
+        for token in right:
+            one = note(_called(token), f"has no {_called(token)}", f"has {_shown(token)}", place)
+            last = token.steps[-1].number
+            one.swaps[last] = times(1 / token.factor) if token.name == "scale" else left_out
+        following = next((t.steps[0] for t in b[j_end:]), use)
+        for token in left:
+            one = note(_called(token), f"has {_shown(token)}", f"has no {_called(token)}", place)
+            if following is None:
+                continue
+            if token.name == "scale":
+                one.swaps[following.number] = times(token.factor, before=True)
+            elif len(token.steps) == 1 and token.name != "dropout" and not token.steps[0].is_attention:
+                one.swaps[following.number] = before(token.steps[0])
+
+
+def _other_settings(theirs: _Token, own: _Token, place: tuple[str, str], note: Any) -> None:
+    if theirs.name == "scale":
+        name = _called(own)
+        one = note(name, f"has {name} {theirs.factor:g}", f"has {name} {own.factor:g}", place)
+        one.swaps[own.steps[-1].number] = times(theirs.factor / own.factor)
+    elif theirs.name in ("add", "dropout"):
+        name, key = ("dropout", "p") if theirs.name == "dropout" else ("number that is added", "number")
+        first, second = (dict(t.settings)[key] for t in (theirs, own))
+        name = "eps" if theirs.name == "add" and 0 < max(abs(first), abs(second)) < 0.05 else name
+        one = note(name, f"has {name} {first:g}", f"has {name} {second:g}", place)
+        if theirs.name == "add":
+            one.swaps[own.steps[-1].number] = instead(theirs.steps[-1])
+    else:
+        _of_step(theirs.steps[-1], own.steps[-1], place, note)
+
+
+def _called(token: _Token) -> str:
+    if token.name == "scale":
+        return "scale of attention" if token.of_attention else "scale"
+    return _operation(token.name)
+
+
+def _shown(token: _Token) -> str:
+    if token.name == "scale":
+        return f"{_called(token)} {token.factor:g}"
+    given = ", ".join(f"{_word(name)} {_value(value)}" for name, value in token.settings)
+    return _operation(token.name) + (f" ({given})" if given else "")
+
+
+__all__ = ["Setting", "counterpart", "layer_of", "settings"]

@@ -1,0 +1,84 @@
+"""A forward pass in double precision, whatever the code computes in: what its rounding does is seen beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_WIDER = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.complex64: torch.complex128,
+}
+#: What draws numbers: in double precision other ones come of the same seed.
+_RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "normal_", "uniform_", "bernoulli_", "bernoulli"})
+
+
+class Wider(TorchDispatchMode):  # type: ignore[misc]
+    """Every operation in double precision, also where the code asks for float32 or holds constants in it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = func._overloadpacket.__name__
+        if name in _RANDOM:
+            return _drawn(func, name, args, kwargs)
+        written = [
+            value
+            for value, argument in zip(args, func._schema.arguments, strict=False)
+            if isinstance(value, torch.Tensor) and argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        kept = next((t.dtype for t in written if t.dtype in _WIDER), None)
+        if kept is not None:  # a buffer of the code that is written to stays what it is
+            return func(*_cast(args, dict.fromkeys(_WIDER.values(), kept)), **kwargs)
+        if kwargs.get("dtype") in _WIDER:
+            kwargs["dtype"] = _WIDER[kwargs["dtype"]]
+        args, kwargs = _cast(args, _WIDER), _cast(kwargs, _WIDER)
+        if name in ("_softmax", "_log_softmax"):
+            args = (*args[:2], False)  # its input is no half any more
+        return func(*args, **kwargs)
+
+
+def _cast(value: Any, types: dict[torch.dtype, torch.dtype]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(types[value.dtype]) if value.dtype in types else value
+    if isinstance(value, list | tuple):
+        return type(value)([_cast(one, types) for one in value])
+    if isinstance(value, dict):
+        return {key: _cast(one, types) for key, one in value.items()}
+    return value
+
+
+def _drawn(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The numbers that float32 draws, in double precision."""
+    if not name.endswith("_"):
+        if kwargs.get("dtype") in (None, torch.float64) and any(a.name == "dtype" for a in func._schema.arguments):
+            kwargs["dtype"] = torch.float32
+        narrow = [a.float() if isinstance(a, torch.Tensor) and a.dtype == torch.float64 else a for a in args]
+        return _cast(func(*narrow, **kwargs), _WIDER)
+    drawn = func(args[0].float() if args[0].is_floating_point() else args[0].clone(), *args[1:], **kwargs)
+    return args[0].copy_(drawn)
+
+
+@contextmanager
+def in_double(model: torch.nn.Module) -> Iterator[None]:
+    """The weights and buffers of MODEL in double precision, and what it makes anew; all as it was afterwards."""
+    held = [t for t in (*model.parameters(), *model.buffers()) if t.dtype in _WIDER]
+    before = [t.data for t in held]
+    default = torch.get_default_dtype()
+    try:
+        for tensor in held:
+            tensor.data = tensor.data.to(_WIDER[tensor.dtype])
+        torch.set_default_dtype(torch.float64)
+        yield
+    finally:
+        torch.set_default_dtype(default)
+        for tensor, old in zip(held, before, strict=True):
+            tensor.data = old
+
+
+__all__ = ["Wider", "in_double"]

@@ -1,0 +1,188 @@
+"""What code does between its weights, with the settings of it: activations, scales, pads, the eps of norms.
+
+Nothing of that is in a file. A step is one operation as torch runs it, with the numbers that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+#: Operations between weights that have a setting, or are one. A trailing `_` (in place) is left out.
+_BETWEEN = frozenset(
+    "relu gelu silu sigmoid tanh elu celu leaky_relu hardswish hardsigmoid hardtanh softplus mish log_sigmoid_forward "
+    "_softmax _log_softmax exp sin cos erf sqrt rsqrt square abs clamp clamp_min clamp_max threshold softshrink "
+    "hardshrink glu add sub rsub mul div pow flip bernoulli max_pool2d_with_indices avg_pool1d avg_pool2d avg_pool3d "
+    "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
+    "replication_pad3d upsample_nearest1d upsample_nearest2d upsample_linear1d upsample_bilinear2d "
+    "upsample_bicubic2d".split()
+)
+#: Operations with weights that have settings.
+_WITH_WEIGHTS = frozenset(
+    "convolution native_layer_norm native_group_norm native_batch_norm _native_batch_norm_legit_no_training "
+    "_fused_rms_norm mm addmm bmm baddbmm".split()
+)
+_ATTENTION = "_scaled_dot_product"
+#: Arithmetic, which is a step only with a number.
+_NUMBERS = frozenset({"add", "sub", "rsub", "mul", "div", "pow"})
+#: Arguments that are sizes and places, not settings; and momentum, which does nothing in eval mode.
+_NO_SETTINGS = frozenset(
+    "normalized_shape N C HxW momentum dim half_to_float output_size scales scales_h scales_w scale_factors dtype "
+    "layout device memory_format generator alpha beta return_debug_mask transposed output_padding input_scale "
+    "is_causal".split()
+)
+#: What stands for a tensor in the arguments of a step.
+HERE = object()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One operation, without its tensors.
+
+    Attributes:
+        number: its place among the steps of the pass.
+        name: of the operation, without the mark of one in place.
+        settings: what it is given beside tensors, by name.
+        func: what torch runs.
+        args, kwargs: its arguments, with `HERE` in place of tensors.
+        width: of the last dimension of its first tensor: of a head, in attention.
+    """
+
+    number: int
+    name: str
+    settings: tuple[tuple[str, Any], ...]
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    width: int = 0
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether it is attention in one operation."""
+        return self.name.startswith(_ATTENTION)
+
+
+#: What is done in place of a step: it is given the function that does the step, and its arguments.
+Swap = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+
+
+def is_step(name: str) -> bool:
+    """Whether an operation may be a step."""
+    plain = name.rstrip("_")
+    return plain in _BETWEEN or plain in _WITH_WEIGHTS or plain.startswith(_ATTENTION)
+
+
+def step_of(number: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Step | None:
+    """The step that an operation is; None for arithmetic of two tensors."""
+    name = func._overloadpacket.__name__.rstrip("_")
+    if name in _NUMBERS:
+        args = [_number(a) if at else a for at, a in enumerate(args)]
+        if any(isinstance(a, torch.Tensor) for a in args[1:]):
+            return None
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    settings = {
+        argument.name: _plain(given.get(argument.name, argument.default_value))
+        for argument in func._schema.arguments
+        if argument.name not in _NO_SETTINGS and not _has_tensor(given.get(argument.name))
+    }
+    if not settings.get("stride", True):
+        settings["stride"] = settings.get("kernel_size")
+    first = next((a for a in args if isinstance(a, torch.Tensor)), None)
+    width = first.shape[-1] if first is not None and first.ndim else 0
+    if name.startswith(_ATTENTION):
+        settings = {"scale": settings.get("scale") or width**-0.5}
+    shown = tuple((key, value) for key, value in settings.items() if value is not None)
+    return Step(
+        number, name, shown, func, tuple(map(_template, args)), {k: _template(v) for k, v in kwargs.items()}, width
+    )
+
+
+def _has_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or (isinstance(value, list | tuple) and any(map(_has_tensor, value)))
+
+
+def _number(value: Any) -> Any:
+    """A tensor of one element without dimensions as a number."""
+    return float(value) if isinstance(value, torch.Tensor) and not value.ndim else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        values = tuple(map(_plain, value))
+        return values[0] if values and len(set(values)) == 1 else values
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, int | float):
+        return float(f"{value:.9g}")
+    return None
+
+
+def _template(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return HERE
+    return type(value)(map(_template, value)) if isinstance(value, list | tuple) else value
+
+
+# ------------------------------------------------------------------------------------------------- swaps
+
+
+def instead(step: Step) -> Swap:
+    """Do STEP, of other code, with the tensors of the own one."""
+
+    def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        own = [a for a in args if isinstance(a, torch.Tensor)]
+        taken = iter(own)
+        new = [next(taken) if a is HERE else a for a in step.args]
+        made = step.func(*new, **step.kwargs) if not _in_place(step.func) else step.func(new[0].clone(), *new[1:])
+        return own[0].copy_(made) if _in_place(func) else made
+
+    return swap
+
+
+def before(step: Step) -> Swap:
+    """Do STEP, of other code, with what the own one takes."""
+    return _on_what_comes(lambda x: instead(step)(step.func, [x.clone()], {}))
+
+
+def times(factor: float, *, before: bool = False) -> Swap:
+    """The own step, and what comes out of it, or what goes in, times FACTOR; in attention the scale times that."""
+    if before:
+        return _on_what_comes(lambda x: x * factor)
+
+    def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if func._overloadpacket.__name__.startswith(_ATTENTION):
+            scale = kwargs.get("scale") or args[0].shape[-1] ** -0.5
+            return func(*args, **{**kwargs, "scale": scale * factor})
+        made = func(*args, **kwargs)
+        return made.mul_(factor) if _in_place(func) else made * factor
+
+    return swap
+
+
+def _on_what_comes(change: Callable[[torch.Tensor], torch.Tensor]) -> Swap:
+    def swap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        at = 1 if func._overloadpacket.__name__ in ("addmm", "baddbmm") else 0  # a bias comes first
+        new = change(args[at])
+        made = func(*args[:at], new, *args[at + 1 :], **kwargs)
+        return args[at].copy_(made) if _in_place(func) else made
+
+    return swap
+
+
+def left_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What the own step takes, as it is; a mask of dropout drops nothing."""
+    if func._overloadpacket.__name__.startswith("bernoulli"):
+        return args[0].fill_(args[1]) if _in_place(func) else torch.full_like(args[0], args[1])
+    return args[0] if _in_place(func) else args[0].clone()
+
+
+def _in_place(func: Any) -> bool:
+    name: str = func._overloadpacket.__name__
+    return name.endswith("_")
+
+
+__all__ = ["HERE", "Step", "Swap", "before", "instead", "is_step", "left_out", "step_of", "times"]

@@ -1,0 +1,112 @@
+"""Every table of rules of matching, in the order in which they are used, and the page of the documentation about them.
+
+python -m ckptool.porting.tables > docs/matching.md
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+
+from .forms.steps import STEPS
+from .holes.conventions import CONVENTIONS
+from .holes.substitutes import SUBSTITUTES
+from .matching.telling_apart import SUPPORT, TELLING
+from .questions import Reason, Topic
+from .rivals import WEIGHING
+from .rules import Rule, Strength
+
+#: Title -> (what the table is for, its rows).
+TABLES: dict[str, tuple[str, tuple[Rule[object], ...]]] = {
+    "Steps towards a common form": (
+        "Both sides are brought into one form first, so that they hold tensors of equal sizes: what is fused on one "
+        "side and apart on the other meets in the middle. Each step knows its way back, so what both sides have in "
+        "another form comes out as a copy.",
+        STEPS,
+    ),
+    "What tells modules apart": (
+        "Modules that hold tensors of equal sizes could be each other. Each rule tells some of them apart. Those that "
+        "are certain are asked until they say no more, then all; whenever something was learned, it begins again.",
+        TELLING,
+    ),
+    "What supports a pair": (
+        "A pair that is left because nothing else has its shape needs support. The first rule that says yes or no "
+        "decides; a pair of which none says anything is none.",
+        SUPPORT,
+    ),
+    "What weighs pairs against their swaps": (
+        "Two pairs of equal sizes could be swapped without any shape telling. Before a pair counts as certain, it is "
+        "asked whether its swap would fit as well.",
+        WEIGHING,
+    ),
+    "What fills what has no partner": (
+        "What the model has and nothing was matched with.",
+        SUBSTITUTES,
+    ),
+    "Conventions of code": (
+        "What code may do in two ways, of which no name and no shape shows which. These ask, unless something answers.",
+        CONVENTIONS,
+    ),
+}
+
+
+@cache
+def rule(name: str) -> Rule[object] | None:
+    """The row of that name, in whichever table it is; None if there is none."""
+    return next((row for _, rows in TABLES.values() for row in rows if row.name == name), None)
+
+
+def page() -> str:
+    """docs/matching.md."""
+    return "\n".join(_lines()) + "\n"
+
+
+_TOPICS = {
+    Topic.ORDER: "which of several it is, by orders; answered where no swap fits",
+    Topic.PARTS: "which of equal parts it is in; answered where no swap fits",
+    Topic.COUNT: "from which end parts are counted",
+    Topic.TURNED: "how a matrix stands",
+    Topic.LAYOUT: "how parts stand in a projection; answered where it is put together again",
+    Topic.OTHER: "all else; the user or a proof answers",
+}
+
+
+def _lines() -> Iterator[str]:
+    yield "# How matching decides"
+    yield ""
+    yield from _folded(
+        "This page is made from the tables of the code (`python -m ckptool.porting.tables > docs/matching.md`). "
+        "`ckptool transfer … --explain KEY` says which of these rules decided about one key. "
+        "[docs/transfer.md](transfer.md) says how to use it."
+    )
+    for title, (purpose, rows) in TABLES.items():
+        yield from ("", f"## {title}", "")
+        yield from _folded(purpose)
+        yield ""
+        yield "| rule | what it says | why that is right |"
+        yield "|---|---|---|"
+        for row in rows:
+            says = row.says if not row.when else f"{row.says} Asked where {row.when}."
+            mark = {Strength.CERTAIN: "", Strength.LIKELY: " (likely)", Strength.OPEN: " (asks)"}[row.strength]
+            yield f"| {row.name}{mark} | {says} | {row.why} |"
+    yield from ("", "## Questions", "")
+    yield from _folded(
+        "What a rule is not sure of is a question with options. An entry with an open question is a guess. These are "
+        "the sentences; `{}` stands for a name or a number."
+    )
+    yield from ("", "| sentence | about |", "|---|---|")
+    for reason in Reason:
+        yield f"| {reason.says} | {_TOPICS[reason.topic]} |"
+
+
+def _folded(text: str) -> list[str]:
+    return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
+
+
+__all__ = ["TABLES", "page", "rule"]

@@ -1,0 +1,167 @@
+"""Models of equal weights that differ in a setting of their code: a proof measures that, and names the setting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn
+from torch.nn import functional as F
+
+import ckptool
+
+PICTURE, SEQUENCE = "float32[2,3,8,8]", "float32[2,6,8]"
+
+
+class Pictures(nn.Module):
+    """Convolutions and norms of pictures, with every setting that the weights do not show."""
+
+    def __init__(
+        self,
+        *,
+        names: str = "one two three",
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        act: nn.Module | None = None,
+        padding_mode: str = "zeros",
+        groups: int = 2,
+        drop: float = 0.0,
+        flip: bool = False,
+    ) -> None:
+        super().__init__()
+        first, second, third = names.split()
+        body = nn.ModuleDict()
+        body[first] = nn.Conv2d(3, 8, 3, padding=1, padding_mode=padding_mode)
+        body[first + "_norm"] = nn.BatchNorm2d(8, eps=eps, momentum=momentum)
+        body[second] = nn.Conv2d(8, 8, 3, padding=1, padding_mode=padding_mode)
+        body[second + "_norm"] = nn.GroupNorm(groups, 8, eps=eps)
+        body[third] = nn.Linear(72, 5)
+        self.body, self.act, self.drop, self.flip = body, act or nn.ReLU(), drop, flip
+
+    def forward(self, x: Any) -> Any:
+        one, norm, two, second, three = self.body.values()
+        x = x.flip(1) if self.flip else x
+        x = self.act(norm(one(x)))
+        x = F.dropout(x, self.drop, training=True) if self.drop else x
+        x = self.act(second(two(x)))
+        x = F.adaptive_avg_pool2d(x, 3)
+        return three(x.flatten(1))
+
+
+class Sequences(nn.Module):
+    """A block of attention and a feed-forward layer, written out or with the functions of torch."""
+
+    def __init__(
+        self,
+        *,
+        names: str = "q k v o up down norm",
+        scale: float | None = 4**-0.5,
+        eps: float = 1e-5,
+        act: Any = F.gelu,
+        rms: bool = False,
+        fused: bool = False,
+        heads: int = 2,
+    ) -> None:
+        super().__init__()
+        self.names = names.split()
+        for name, (rows, columns) in zip(self.names, [(8, 8)] * 4 + [(32, 8), (8, 32)], strict=False):
+            self.add_module(name, nn.Linear(columns, rows))
+        self.add_module(self.names[6], nn.LayerNorm(8, eps=eps))
+        self.scale, self.eps, self.act, self.rms, self.fused, self.heads = scale, eps, act, rms, fused, heads
+
+    def forward(self, x: Any) -> Any:
+        q, k, v, o, up, down, norm = (getattr(self, name) for name in self.names)
+        if self.rms:
+            h = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * norm.weight + norm.bias
+        else:
+            h = norm(x)
+        a, b, c = (f(h).view(*x.shape[:2], self.heads, -1).transpose(1, 2) for f in (q, k, v))
+        if self.fused:
+            h = F.scaled_dot_product_attention(a, b, c, scale=self.scale)
+        else:
+            h = a @ b.transpose(-1, -2)
+            h = (h if self.scale is None else h * self.scale).softmax(-1) @ c
+        x = x + o(h.transpose(1, 2).reshape(x.shape))
+        return down(self.act(up(x)))
+
+
+def proved(source: nn.Module, own: nn.Module, spec: str) -> Any:
+    torch.manual_seed(3)
+    for one in source.modules():  # as after training: norms are not at their beginnings
+        if isinstance(one, nn.BatchNorm2d):
+            one.running_mean.normal_(0, 0.3)
+            one.running_var.uniform_(0.2, 1.5)
+    source, own = source.eval(), own.eval()
+    mapping = ckptool.transfer(source.state_dict(), own, source_model=source, prove=True, inputs=[spec])
+    assert mapping.proof is not None
+    return mapping
+
+
+OTHER = "first second last"
+WORDS = "query key value out fc1 fc2 ln"
+
+#: What differs, in which model, and words that the sentence about it has to have.
+APART: dict[str, tuple[type[nn.Module], dict[str, Any], dict[str, Any], list[str]]] = {
+    "eps of norms": (Pictures, {"eps": 1e-3}, {}, ["eps 0.001", "1e-05", "one_norm", "first_norm"]),
+    "eps of norms, ten times": (Pictures, {"eps": 1e-6}, {}, ["eps 1e-06", "1e-05"]),
+    "eps of a layer norm": (Sequences, {"eps": 1e-3}, {}, ["eps 0.001", "1e-05", "norm", "ln"]),
+    "eps of a layer norm, ten times": (Sequences, {"eps": 1e-6}, {}, ["eps 1e-06", "1e-05"]),
+    "eps of a norm that is written out": (Sequences, {"rms": True, "eps": 1e-3}, {"rms": True}, ["0.001", "1e-05"]),
+    "activation": (Pictures, {"act": nn.SiLU()}, {}, ["silu", "relu"]),
+    "slope": (Pictures, {"act": nn.LeakyReLU(0.2)}, {"act": nn.LeakyReLU(0.01)}, ["0.2", "0.01", "leaky_relu"]),
+    "approximation of GELU": (Pictures, {"act": nn.GELU("tanh")}, {"act": nn.GELU()}, ["gelu", "tanh", "none"]),
+    "GELU in a feed-forward layer": (
+        Sequences,
+        {"act": lambda x: F.gelu(x, approximate="tanh")},
+        {},
+        ["gelu", "tanh", "none"],
+    ),
+    "padding": (Pictures, {"padding_mode": "reflect"}, {}, ["padding_mode", "reflect", "zeros"]),
+    "padding in a circle": (Pictures, {"padding_mode": "circular"}, {}, ["padding_mode", "circular", "zeros"]),
+    "groups of a norm": (Pictures, {"groups": 4}, {}, ["groups", "4", "2"]),
+    "scale of attention": (Sequences, {"scale": 0.25}, {}, ["0.25", "0.5", "scale"]),
+    "attention without scale": (Sequences, {"scale": None}, {}, ["0.5", "scale"]),
+    "scale of fused attention": (Sequences, {"scale": 0.25, "fused": True}, {"fused": True}, ["0.25", "0.5", "scale"]),
+    "dropout left on": (Pictures, {}, {"drop": 0.1}, ["dropout", "0.1"]),
+}
+
+
+@pytest.mark.parametrize("case", APART)
+def test_a_setting_that_differs_is_named_and_no_weight_is_changed_for_it(case: str) -> None:
+    kind, theirs, ours, words = APART[case]
+    spec, other = (PICTURE, OTHER) if kind is Pictures else (SEQUENCE, WORDS)
+    torch.manual_seed(0)
+    source, own = kind(**theirs), kind(names=other, **ours)
+    mapping = proved(source, own, spec)
+    proof = mapping.proof
+    assert not proof["equal"], proof
+    assert proof["causes"], proof["text"]
+    for word in words:
+        assert word in proof["text"], (word, proof["text"])
+    assert proof["difference"] > proof["bound"] > 0
+    plain = ckptool.transfer(source.state_dict(), own, inputs=[spec])
+    assert [e.expr for e in mapping.entries] == [e.expr for e in plain.entries]
+
+
+@pytest.mark.parametrize(
+    ("kind", "theirs"),
+    [
+        (Pictures, {"momentum": 0.01}),
+        (Sequences, {"fused": True}),
+        (Sequences, {"act": lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5))}),
+        (Pictures, {"act": lambda x: x.clamp(min=0)}),
+    ],
+)
+def test_code_that_computes_the_same_in_another_way_is_proved_with_its_measure(kind: Any, theirs: Any) -> None:
+    spec, other = (PICTURE, OTHER) if kind is Pictures else (SEQUENCE, WORDS)
+    torch.manual_seed(0)
+    mapping = proved(kind(**theirs), kind(names=other), spec)
+    proof = mapping.proof
+    assert proof["equal"], proof
+    assert 0 <= proof["difference"] <= proof["bound"] < 1e-4 * proof["largest"]
+    shown = f"{proof['difference']:.1e}" if proof["difference"] else "0"
+    assert f"up to {shown} where rounding explains {proof['bound']:.1e}" in proof["text"]
+    assert mapping.is_sure
