@@ -16,7 +16,7 @@ FUZZ_STAMP := $(FUZZ)/.stamp
 RECIPE := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-models test-mappings test-wheel fuzz faults demo fixtures bench bench-quick bench-peers golden golden-accept emitted clean
+.PHONY: help env env-notorch lint types test test-libraries test-page test-stores test-models test-mappings test-frameworks test-wheel fuzz faults demo fixtures bench bench-quick bench-peers golden golden-accept emitted clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,7 +53,7 @@ test: $(STAMP) $(BARE_STAMP) lint types ## Run every check: lint, types, the sui
 	HYPOTHESIS_PROFILE=brief $(BARE)/bin/pytest $(WORKERS)
 
 # Each in an environment of its own: nothing here is needed to use or to develop the package.
-test-libraries: test-page test-wheel test-stores test-models test-mappings ## Test with what is not torch or safetensors: Chromium, the wheel, object stores, model libraries
+test-libraries: test-page test-wheel test-stores test-models test-mappings test-frameworks ## Test with what is not torch or safetensors: Chromium, the wheel, object stores, model libraries
 
 test-wheel: $(STAMP) ## Build the wheel and the sdist, and try the wheel in an empty environment
 	rm -rf build/wheel && $(PYTHON) -m venv build/wheel/maker && $(PYTHON) -m venv build/wheel/empty
@@ -106,6 +106,21 @@ $(MAPPINGS_STAMP): $(RECIPE)
 	$(MAPPINGS)/bin/python $(PIP) -c constraints.txt -e '.[torch]' --group test
 	$(MAPPINGS)/bin/python $(PIP) --no-deps 'transformers==5.23.0' 'diffusers==0.42.1' 'timm==1.0.31' 'torchvision==0.28.0'
 	$(MAPPINGS)/bin/python $(PIP) huggingface_hub tokenizers regex requests pillow importlib_metadata tqdm
+	@touch $@
+
+# What depends on torch comes without its dependencies, which would replace the torch that is there.
+FRAMEWORKS := build/frameworks
+FRAMEWORKS_STAMP := $(FRAMEWORKS)/.stamp
+
+test-frameworks: $(FRAMEWORKS_STAMP) ## Test the pieces of docs/in-your-code.md with Lightning and transformers
+	CKPTOOL_REQUIRE_FRAMEWORKS=1 $(FRAMEWORKS)/bin/pytest -q -rs tests/needs/test_in_your_code.py
+
+$(FRAMEWORKS_STAMP): $(RECIPE)
+	rm -rf $(FRAMEWORKS) && $(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python $(PIP) --upgrade 'pip>=25.1'
+	$(FRAMEWORKS)/bin/python $(PIP) -c constraints.txt -e '.[train]' --group test
+	$(FRAMEWORKS)/bin/python $(PIP) --no-deps lightning lightning-utilities torchmetrics transformers accelerate
+	$(FRAMEWORKS)/bin/python $(PIP) tokenizers regex psutil requests
 	@touch $@
 
 test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must be installed (Debian: chromium)

@@ -32,6 +32,7 @@ _HOMES = {
     **dict.fromkeys(("Fit", "fits"), "reports.diagnosis.fits"),
     **dict.fromkeys("""strip_prefix add_prefix unwrap rename select drop to_dense clean""".split(), "passes.by_key"),
     **dict.fromkeys(("extract", "extract_weights", "wrap"), "passes.envelopes"),
+    **dict.fromkeys(("drop_buffers", "fill_buffers"), "passes.buffers"),
     **dict.fromkeys(("map_location", "remap"), "passes.moving"),
     **dict.fromkeys(("cast", "untie", "ties", "compact", "average"), "passes.values"),
     "slim": "passes.slimming",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     )
     from .formats import FORMATS, Plan, Salvage, detect, open, plan, repair, salvage, save
     from .formats.loading import load
+    from .passes.buffers import drop_buffers, fill_buffers
     from .passes.by_key import (
         add_prefix,
         clean,
@@ -153,9 +155,11 @@ __all__ = [
     "diff",
     "doctor",
     "drop",
+    "drop_buffers",
     "explain",
     "extract",
     "extract_weights",
+    "fill_buffers",
     "fits",
     "from_torch",
     "inspect",

@@ -131,7 +131,7 @@ def _wanted(layers: list[Layer], adapter: Adapter, component: str | None) -> lis
             raise CannotCarry(
                 f"changes several parts of a pipeline: {shown}",
                 where=adapter.ckpt.where,
-                hint=f"--component {there[0] or there[1]} merges those of one part into it",
+                hint=f"--component {there[0] or there[1]}   # merges those of one part into it",
             )
         return layers
     kept = [layer for layer in layers if component in (layer.component, SAME_PART.get(layer.component))]
@@ -183,7 +183,7 @@ def _refusal(merge: Merge, adapter: Adapter, layers: Sequence[Layer], misfits: l
         f"does not fit this base: {len(misfits):,} of {count} not{said}:",
         where=adapter.ckpt.where,
         evidence=named + ([f"… and {more:,} more"] if more > 0 else []),
-        hint=f"ckptool inspect {shell_path(merge.base.where)} shows the names and shapes of the base",
+        hint=f"ckptool inspect {shell_path(merge.base.where)}   # shows the names and shapes of the base",
     )
 
 

@@ -128,6 +128,11 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:  # for which click would print an empty line
             raise _Interrupted from None
+        except CheckpointError as error:
+            if error.hint and ctx.invoked_subcommand in _COMMANDS:
+                command = self.get_command(ctx, ctx.invoked_subcommand)
+                error.hint = import_module(".typed", __name__).with_command(error.hint, command, str(error.where))
+            raise
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -8,9 +8,9 @@ from dataclasses import asdict
 import click
 
 from ..disk.addresses import is_url
-from ..disk.files import is_file, is_folder
+from ..disk.files import is_file, is_folder, shell_path
 from ..disk.urls import size_of
-from ..errors import NotFound, Unreadable, printable
+from ..errors import NotFound, RuleError, Unreadable, printable
 from ..reports.diagnosis import advice, leftovers
 from ..reports.diagnosis import doctor as report
 from ..reports.diagnosis.doctor_text import doctor_text, explanation_text
@@ -18,6 +18,7 @@ from .documents import as_entry, print_json
 from .help import Command
 from .options import FileName
 from .output import fetching, progress_bar, terminal_width
+from .typed import keyword_arguments
 
 _LONGEST = 1 << 20
 
@@ -25,6 +26,7 @@ _LONGEST = 1 << 20
 @click.command(cls=Command)
 @click.argument("file", type=FileName(), metavar="[FILE]", required=False)
 @click.argument("model", type=FileName(), metavar="[MODEL.py]", required=False)
+@click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory of MODEL.py.")
 @click.option("--error", metavar="TEXT", help="An error message to explain; - reads it from stdin.")
 @click.option("--at", metavar="PATH", help="Where the weights are, in files with several state dicts.")
 @click.option("--recover", is_flag=True, help="End a patch of FILE that was cut off: complete it, or take it back.")
@@ -34,6 +36,7 @@ _LONGEST = 1 << 20
 def doctor(
     file: str | None,
     model: str | None,
+    kwargs: tuple[str, ...],
     error: str | None,
     at: str | None,
     recover: bool,
@@ -58,9 +61,12 @@ def doctor(
         raise click.UsageError("Missing FILE, or --error TEXT.")
     if recover:
         return _recover(file, as_json=as_json)
+    if file is not None and file.endswith(".py") and model is not None and not model.partition(":")[0].endswith(".py"):
+        what = "is code; the file comes first, and then the model that it goes into"
+        raise RuleError(what, where=file, hint=f"ckptool doctor {shell_path(model)} {shell_path(file)}")
     if remove_leftovers:
         return _remove_leftovers(file, as_json=as_json)
-    width = terminal_width()
+    width, arguments = terminal_width(), keyword_arguments(kwargs, "--kwargs")
     explained = found = None
     message = sys.stdin.read(_LONGEST) if error == "-" else error
     if file is not None:
@@ -70,9 +76,9 @@ def doctor(
             fetching(file, wanted=progress is None),
         ):
             if message is None:
-                found = report.doctor(file, model, at=at, progress=progress)
+                found = report.doctor(file, model, at=at, kwargs=arguments, progress=progress)
             else:
-                explained, found = advice.advise(message, file, model, at=at, progress=progress)
+                explained, found = advice.advise(message, file, model, at=at, kwargs=arguments, progress=progress)
     elif message is not None:
         explained = advice.explain(message, None, model)
     if explained is not None and not as_json:

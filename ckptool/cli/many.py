@@ -7,9 +7,10 @@ folder that is a checkpoint; with -r, a folder is searched for both.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import click
@@ -17,7 +18,7 @@ import click
 from .. import formats
 from ..disk.addresses import address_of, as_path, is_url
 from ..disk.door import make_directories
-from ..disk.files import is_folder, is_there, reason
+from ..disk.paths import is_folder, is_there, reason
 from ..drawing.sizes import size_text
 from ..drawing.styles import paint
 from ..errors import CheckpointError, OutputExists, RuleError, counted, printable
@@ -73,11 +74,38 @@ def sort_out(options: dict[str, Any], *, as_folder: bool = False) -> list[Job] |
         )
     if launched.ranks() is not None:
         raise RuleError("several files are not divided among ranks", where="torchrun", hint="run it without torchrun")
-    found = list(_jobs(paths, out_dir, options["format_"], recursive=recursive, as_folder=as_folder))
+    found = _apart(list(_jobs(paths, out_dir, options["format_"], recursive=recursive, as_folder=as_folder)), out_dir)
     if not found:
         raise RuleError("holds no file that may be a checkpoint", where=printable(paths[0]), hint="name the files")
     _keep_inputs(found)
     return found
+
+
+def _apart(jobs: list[Job], out_dir: str | None) -> list[Job]:
+    """JOBS of which no two have one target: those that would keep the endings of their sources, w.pt.safetensors, or
+    else the folders that they are in."""
+    for named in (_with_ending, _with_folder):
+        seen = Counter(job.target for job in jobs if job.target is not None)
+        jobs = [
+            Job(job.source, named(job, str(out_dir)) if job.target is not None and seen[job.target] > 1 else job.target)
+            for job in jobs
+        ]
+    return jobs
+
+
+def _with_ending(job: Job, out_dir: str) -> str:
+    target, source = str(job.target), PurePath(job.source)
+    name = target.replace("\\", "/").rpartition("/")[2]
+    kept = source.name + PurePath(name).suffix
+    return target if name == source.name or is_folder(job.source) else target[: len(target) - len(name)] + kept
+
+
+def _with_folder(job: Job, out_dir: str) -> str:
+    parent = PurePath(job.source).parent
+    name = str(job.target).rpartition("/")[2]
+    if is_url(job.source) or parent.is_absolute() or ".." in parent.parts:
+        return str(job.target)
+    return address_of(as_path(out_dir) / parent / name)
 
 
 def _keep_inputs(jobs: Sequence[Job]) -> None:
@@ -137,8 +165,11 @@ def _named(name: str, source: str, format_: str | None, as_folder: bool) -> str:
     """The name of the output: that of the source, with the ending of the format that is asked for."""
     chosen = formats.named_format(format_) if format_ else None
     if as_folder or chosen in formats.FOLDERS:
-        return name if is_folder(source) else str(Path(name).with_suffix(""))
+        whole = name[: -len(".tar")] if name.lower().endswith(".pth.tar") else name
+        return name if is_folder(source) else str(Path(whole).with_suffix(""))
     endings = chosen.suffixes if chosen is not None else ()
+    if endings and name.lower().endswith(".pth.tar") and ".tar" not in endings:
+        name = name[: -len(".tar")]
     if is_folder(source):
         return name + endings[0] if endings else name
     return name if not endings or Path(name).suffix.lower() in endings else str(Path(name).with_suffix(endings[0]))

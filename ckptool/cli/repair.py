@@ -54,7 +54,7 @@ def repair(**options: Any) -> int:
                 f"not all of it can be saved; {counted(len(found.lost), 'entry', 'entries')} would be lost:",
                 where=source,
                 evidence=[*lost, *found.unseen],
-                hint=f"--allow-loss writes the rest, with {whole}",
+                hint=f"--allow-loss   # writes the rest, with {whole}",
             )
         return found.checkpoint
 

@@ -19,9 +19,9 @@ from .. import formats
 from ..checkpoint import Checkpoint
 from ..disk.addresses import is_url
 from ..disk.documents import read_text, read_yaml
-from ..disk.files import beside, shell_path, shell_quote
+from ..disk.paths import beside, shell_path, shell_quote
 from ..disk.targets import write_side_output
-from ..errors import PartialMatch, RuleError, printable
+from ..errors import CannotCarry, PartialMatch, RuleError, printable
 from ..formats.opening import require_whole
 from ..formats.trainers.alone import alone
 from ..keys import Rename, parse_rules
@@ -177,7 +177,12 @@ def _planned(how: _How, options: dict[str, Any]) -> tuple[formats.Plan, list[tup
     if how.model is not None and unnamed:
         from ..model_code.building import parameters_of
 
-        opened = name_parameters(opened, parameters_of(how.model), at=at)
+        try:
+            opened = name_parameters(opened, parameters_of(how.model), at=at)
+        except CannotCarry:
+            if any(step.name in _LEAVE_OUT for step in how.steps):
+                raise
+            opened = opened.noting("optimizer: no parameter is left out, so its numbers stay as they are")
     try:
         ckpt, renamed = recipes.run(opened, how.steps, at=at, missing="ok" if options["if_present"] else "error")
     except PartialMatch as error:
@@ -208,6 +213,10 @@ def _planned(how: _How, options: dict[str, Any]) -> tuple[formats.Plan, list[tup
         variant=how.variant,
     )
     return plan, renamed
+
+
+#: Passes after which an optimizer has other parameters. Other names change no number.
+_LEAVE_OUT = ("select", "drop", "slim", "extract", "clean", "unwrap")
 
 
 def _typed_instead(instead: Sequence[str]) -> str:

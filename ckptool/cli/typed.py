@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from ..disk.documents import read_json
-from ..disk.files import is_file, shell_quote
+from ..disk.documents import read_json, read_text, read_yaml
+from ..disk.paths import is_file, shell_quote
 from ..errors import Malformed, RuleError, printable
 from .help import Command
 
@@ -39,20 +41,32 @@ _PYTHON = {"True": True, "False": False, "None": None, "NaN": math.nan, "Infinit
 
 def keyword_arguments(texts: Sequence[str], option: str) -> dict[str, Any]:
     """The arguments NAME=VALUE for a class or factory: JSON, words of Python, else text."""
-    out = {}
+    out: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise RuleError(f"{printable(text)!r} is not NAME=VALUE", where=option, hint=f"{option} classes=10")
+        found: Any = None
         try:
-            out[name] = read_json(value)
+            found = None if value[:1] == "@" else read_json(value)
         except Malformed:
-            out[name] = _PYTHON.get(value, value)
-        if isinstance(out[name], list):
-            out[name] = tuple(out[name])
-        elif isinstance(out[name], dict):
-            out[name] = _Config(out[name])
+            if value[:1] in ("{", "[") and value[-1:] in ("}", "]"):
+                what = f"{printable(value, 60)} is no JSON; a shell takes quotes away that are not quoted"
+                raise RuleError(what, where=option, hint=f"{option} {name}='{{\"NAME\": VALUE}}'") from None
+            found = _PYTHON.get(value, value)
+        if value[:1] == "@":
+            found = _object_in(value[1:])
+        if isinstance(found, list):
+            found = tuple(found)
+        elif isinstance(found, dict):
+            found = _Config(found)
+        out[name] = found
     return out
+
+
+def _object_in(path: str) -> Any:
+    """What a file holds: JSON, or YAML by its ending."""
+    return read_yaml(path) if path.endswith((".yaml", ".yml")) else read_json(read_text(path), path)
 
 
 class _Config(dict[str, Any]):
@@ -66,6 +80,45 @@ class _Config(dict[str, Any]):
             return self[name]
         except KeyError:
             raise AttributeError(f"the configuration has no {name!r}") from None
+
+
+def with_command(hint: str, command: click.Command, where: str = "") -> str:
+    """A hint that is options, or another name in MODEL.py, as the whole command that was typed: to be pasted.
+
+    Options that were typed with another value, or of which WHERE says that they are wrong, give way to those of the
+    hint. A hint with words that stand for something (`--at PATH`), or with options of another command, stays.
+    """
+    if (meant := re.fullmatch(r"did you mean (.+)\?", hint)) and where in click.get_current_context().find_root().obj:
+        name = "".join(shlex.split(meant[1])[:1])
+        return f"{command_as_typed(swapped={where: name})}   # did you mean {meant[1]}?"
+    place, colon, _ = hint.rpartition(":")
+    for word in click.get_current_context().find_root().obj:
+        if colon and word.rpartition(":")[0] == place:  # another name in the code of the model
+            return command_as_typed(swapped={word: hint})
+    told, mark, why = hint.partition("   # ")
+    known = {name: one for one in command.params if isinstance(one, click.Option) for name in one.opts}
+    try:
+        words = shlex.split(told)
+    except ValueError:
+        return hint
+    given: list[click.Option] = []
+    rest = iter(words)
+    for word in rest:
+        name = word.partition("=")[0]
+        if name not in known or (not known[name].is_flag and "=" not in word and next(rest, None) is None):
+            return hint
+        given.append(known[name])
+    if not given or re.search(r"(?<![\w.-])[A-Z][A-Z_]+(?![\w.-])|…", told):
+        return hint
+    typed = [str(word).partition("=")[0] for word in click.get_current_context().find_root().obj]
+    many = [one for one in given if one.multiple and (count := sum(map(typed.count, one.opts)))
+            and (count > 1 or where not in one.opts)]  # fmt: skip
+    if many:  # whether it goes beside them or in the place of one is for the user to see
+        return hint
+    flags = {name for one in given if one.is_flag for name in one.opts}
+    added = [shell_quote(word) for word in words if not (word in flags and word in typed)]
+    single = [one for one in given if not one.is_flag and (not one.multiple or where in one.opts)]
+    return " ".join([command_as_typed(without=[name for one in single for name in one.opts]), *added]) + mark + why
 
 
 def command_as_typed(without: Sequence[str] = (), swapped: dict[str, str] | None = None) -> str:

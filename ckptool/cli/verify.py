@@ -14,6 +14,7 @@ from .documents import Documents
 from .help import Command
 from .options import FileName, SideOutput, json_options
 from .output import check_side_outputs, collect, fetching, progress_bar, say_error, terminal_width
+from .typed import keyword_arguments
 
 
 @click.command(cls=Command)
@@ -26,6 +27,7 @@ from .output import check_side_outputs, collect, fetching, progress_bar, say_err
 @click.option("--overwrite", is_flag=True, help="Allow MANIFEST to exist.")
 @click.option("--digest", is_flag=True, help="Print a digest of the weights: the same weights, the same digest.")
 @click.option("--fits", "model", metavar="MODEL.py", help="A model (MODEL.py:Name), run, that it should load into.")
+@click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the model of --fits.")
 @click.option("--strict", is_flag=True, help="Let NaN, infinite values and pages of zeros count as damage.")
 @json_options
 @click.option("-q", "--quiet", is_flag=True, help="Show only files that are not sound.")
@@ -38,6 +40,7 @@ def verify(
     overwrite: bool,
     digest: bool,
     model: str | None,
+    kwargs: tuple[str, ...],
     strict: bool,
     as_json: bool,
     as_lines: bool,
@@ -59,6 +62,7 @@ def verify(
         raise RuleError("is for one file at a time", where=option)
     if launched.leads():
         check_side_outputs()
+    arguments = keyword_arguments(kwargs, "--kwargs")
     status = 0
     documents = Documents("verify", as_json=as_json, as_lines=as_lines)
     for number, path in enumerate(files):
@@ -90,7 +94,7 @@ def verify(
         if model:
             from ..reports.diagnosis.fits import fits
 
-            fit = fits(path, model)
+            fit = fits(path, model, kwargs=arguments)
         good = found.verdict(strict=strict, fits=fit is None or fit.fits) == "sound"
         status = max(status, 0 if good else 1)
         if write_manifest and not found.damage and launched.leads():

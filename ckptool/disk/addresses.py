@@ -119,7 +119,7 @@ def is_remote(path: object) -> bool:
 
 def model_hint(path: object) -> str | None:
     """What to type where PATH is no file and may be the name of a model on the hub: `org/model`."""
-    name = str(path)
+    name = str(path).removeprefix("./")
     parts = name.split("/")
     if len(parts) != 2 or not all(re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}", part, re.ASCII) for part in parts):
         return None

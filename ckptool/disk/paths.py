@@ -12,7 +12,10 @@ from .addresses import StrPath, is_url
 
 
 def beside(path: object, word: str, suffix: str | None = None) -> str:
-    """A name for an output beside PATH, quoted for a shell, so that a hint is a command that works as it stands."""
+    """A name for an output beside PATH, quoted for a shell, so that a hint is a command that works as it stands.
+
+    Nothing has that name yet; where nothing can be written beside PATH, it is one in the current folder.
+    """
     source = Path(str(path) or "in.pth")
     if is_url(path):  # here, under the name that the file has there
         source = Path(re.split(r"[?#]", str(path))[0].partition("://")[2].rstrip("/").rpartition("/")[2] or "in.pth")
@@ -20,7 +23,21 @@ def beside(path: object, word: str, suffix: str | None = None) -> str:
         source = Path("..") / source.resolve().name
     ending = source.name[-8:] if source.name.lower().endswith(".pth.tar") else source.suffix  # one ending, of two parts
     stem = source.name[: len(source.name) - len(ending)] or source.stem
-    return shell_path(source.with_name(f"{stem}-{word}{ending if suffix is None else suffix}"))
+    ending = ending if suffix is None else suffix
+    folder = source.parent if _may_be_written(source.parent) else Path()
+    names = (folder / f"{stem}-{word}{number}{ending}" for number in ("", *(f"-{n}" for n in range(2, _MOST_TAKEN))))
+    return shell_path(next((name for name in names if not os.path.lexists(name)), folder / f"{stem}-{word}{ending}"))
+
+
+#: Names that are tried before one that is taken is proposed.
+_MOST_TAKEN = 100
+
+
+def _may_be_written(folder: Path) -> bool:
+    try:
+        return os.access(folder, os.W_OK)
+    except ValueError:  # a name that no system takes
+        return True
 
 
 def is_folder(path: StrPath) -> bool:

@@ -74,7 +74,7 @@ class Checks:
             f"the bytes of {self._named(error.source)} are damaged: their checksum does not match",
             where=where,
             evidence=[_said(error.source, error.found)],
-            hint=f"ckptool verify {shell_quote(where)} lists all that is damaged; --allow-loss writes it as it is",
+            hint=f"ckptool verify {shell_quote(where)}   # lists all that is damaged; --allow-loss writes it as it is",
         )
 
     def _named(self, record: Recorded) -> str:

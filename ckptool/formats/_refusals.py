@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..disk.composing import nested
-from ..disk.files import File, beside, shell_path, shell_quote
+from ..disk.files import File
+from ..disk.paths import beside, shell_path, shell_quote
 from ..errors import CannotCarry, printable
+from ..tensor import LazyTensor
 from .base import AnyFormat, Draft
 from .torch_versions import FIRST_ZIP, impossible, parse_target
 from .zip.archive import Inflated
@@ -23,10 +26,12 @@ def loss_of_content(ckpt: Checkpoint, chosen: AnyFormat, content: tuple[str, ...
     """A format that cannot hold all of CKPT, with the ways on."""
     outer = [state_dict.path for state_dict in ckpt.state_dicts()]
     kinds = {other.kind.split("_")[0] for _, other in ckpt.other_tensors()} if not chosen.pickles else set()
-    ways = [f"{option} makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
-    hint = "; ".join([*ways, "--allow-loss writes the rest"])
+    ways = [f"{option}   # makes dense tensors of {kind} ones" for kind, option in _DECODED.items() if kind in kinds]
+    if not chosen.pickles and any(one.dtype.name == "complex128" for one in _tensors(ckpt)):
+        ways.append("--cast complex64   # keeps complex numbers, with half of the digits")
+    hint = "; ".join([*ways, "--allow-loss writes the rest"]) if ways else "--allow-loss   # writes the rest"
     if not chosen.pickles and len(outer) == 1 and outer[0]:
-        hint = f"--extract keeps the weights at {printable(outer[0], 60)} only"
+        hint = f"--extract   # keeps the weights at {printable(outer[0], 60)} only"
         hint += "" if ckpt.sealed else "; a .pth file keeps everything"
     return CannotCarry(
         f"{chosen.name} cannot hold all of it; these would be lost:",
@@ -34,6 +39,10 @@ def loss_of_content(ckpt: Checkpoint, chosen: AnyFormat, content: tuple[str, ...
         evidence=[*content[:12], *([f"… and {len(content) - 12:,} more"] if len(content) > 12 else [])],
         hint=hint,
     )
+
+
+def _tensors(ckpt: Checkpoint) -> Iterator[LazyTensor]:
+    return (tensor for weights in ckpt.state_dicts() for tensor in weights.tensors.values())
 
 
 def live_objects(ckpt: Checkpoint, objects: dict[str, int]) -> CannotCarry:
@@ -45,7 +54,7 @@ def live_objects(ckpt: Checkpoint, objects: dict[str, int]) -> CannotCarry:
     if weights and (weights[0].path or weights[0].model is not None):
         at = f" --at {shell_quote(weights[0].path, 200)}" if len(weights) > 1 else ""
         out = beside(ckpt.where, "weights")
-        ways.insert(0, f"ckptool convert {where} {out} --extract{at} keeps the weights only")
+        ways.insert(0, f"ckptool convert {where} {out} --extract{at}   # keeps the weights only")
     return CannotCarry(
         "holds objects that may run code when a pickle with them is loaded:",
         where=ckpt.where,
@@ -101,7 +110,7 @@ def require_readable(ckpt: Checkpoint, chosen: AnyFormat, for_torch: str) -> Non
     lines = impossible(ckpt.root, version, zipped=chosen.archive) if chosen.pickles else []
     if lines:
         ways = [
-            f"{option} makes dense tensors of {kind} ones"
+            f"{option}   # makes dense tensors of {kind} ones"
             for kind, option in _DECODED.items()
             if any(f"{kind} tensors" in line for line in lines)
         ]

@@ -11,17 +11,17 @@ import re
 import zlib
 from pathlib import Path
 
-from ..disk.files import shell_quote
+from ..disk.paths import beside, is_there, shell_path, shell_quote
 from ..errors import printable
 
-#: (offset, bytes, what it is, hint)
+#: (offset, bytes, what it is, the program that unpacks it or a hint)
 _MAGIC: tuple[tuple[int, bytes, str, str | None], ...] = (
-    (0, b"\x1f\x8b", "a gzip file", "gunzip it first"),
-    (0, b"BZh", "a bzip2 file", "bunzip2 it first"),
-    (0, b"\xfd7zXZ", "an xz file", "unxz it first"),
-    (0, b"\x28\xb5\x2f\xfd", "a zstd file", "unzstd it first"),
-    (0, b"7z\xbc\xaf", "a 7z archive", "unpack it first"),
-    (0, b"Rar!", "a rar archive", "unpack it first"),
+    (0, b"\x1f\x8b", "a gzip file", "gunzip"),
+    (0, b"BZh", "a bzip2 file", "bunzip2"),
+    (0, b"\xfd7zXZ", "an xz file", "unxz"),
+    (0, b"\x28\xb5\x2f\xfd", "a zstd file", "unzstd"),
+    (0, b"7z\xbc\xaf", "a 7z archive", "7z x"),
+    (0, b"Rar!", "a rar archive", "unrar x"),
     (0, b"ggml", "a GGML file (llama.cpp)", None),
     (0, b"TFL3", "a TensorFlow Lite model", None),
     (0, b"PYTORCH1", "a preview of the torch container that no release reads", None),
@@ -39,6 +39,8 @@ OLD_PICKLE = re.compile(
     rb"\(?[dl]p\d+\n|[}\]]q[\x00-\x7f]|\(?[ci](?:__\w+__|collections|copy_?reg|numpy|torch|sklearn)[\w.]*\n\w+\n"
 )
 
+#: Endings of files that are meant to be texts.
+_TEXTS = (".py", ".txt", ".md", ".json", ".yaml", ".yml", ".toml", ".cfg", ".log", ".csv")
 _AGAIN = "download it again; look at the address, the login and the quota"
 
 
@@ -57,12 +59,37 @@ def describe(head: bytes, size: int, path: Path) -> tuple[str, str | None]:
         )
     for offset, magic, what, hint in _MAGIC:
         if head[offset : offset + len(magic)] == magic:
-            return what, hint
+            return what, _unpacking(hint, path) if hint in _UNPACKERS else hint
     if head[257:262] == b"ustar":
-        return "a tar archive", "unpack it first (what torch.save writes is none, even if it is called .pth.tar)"
+        return (
+            "a tar archive (what torch.save writes is none, even if it is called .pth.tar)",
+            f"tar -xf {shell_path(path)}",
+        )
     if _ONNX.match(head):
         return "an ONNX model", None
-    return _text(head, size)
+    what, hint = _text(head, size)
+    return what, None if hint == _AGAIN and path.suffix.lower() in _TEXTS else hint
+
+
+#: Programs that unpack, each with the endings that it takes off; those without take files out of an archive.
+_UNPACKERS = {
+    "gunzip": (".gz", ".gzip"),
+    "bunzip2": (".bz2",),
+    "unxz": (".xz",),
+    "unzstd": (".zst", ".zstd"),
+    "7z x": (),
+    "unrar x": (),
+}
+
+
+def _unpacking(program: str | None, path: Path) -> str:
+    """The command that unpacks a file, whatever its name is."""
+    endings = _UNPACKERS[program or ""]
+    if not endings:
+        return f"{program} {shell_path(path)}"
+    whole = path.with_suffix("") if path.suffix.lower() in endings else path
+    out = shell_path(whole) if whole != path and not is_there(whole) else beside(whole, "unpacked")
+    return f"{program} < {shell_path(path)} > {out}   # then: ckptool doctor {out}"
 
 
 def describe_zip(names: list[str]) -> str:

@@ -121,7 +121,7 @@ def require_whole(ckpt: Checkpoint, command: Callable[[str], str] | None = None)
     missing = [] if is_url(ckpt.path) else sharded.missing_beside(ckpt.path)
     lacking = f"{counted(len(missing), 'of the others is', 'of the others are')} not beside it:"
     evidence = [lacking, *(printable(name, 100) for name in missing[:5])] if missing else []
-    whole = f"{command(folder) if command else shell_path(folder)} takes all of them"
+    whole = f"{command(folder) if command else shell_path(folder)}   # takes all of them"
     if missing:
         whole = "fetch the others, and name the folder"
     raise RuleError(

@@ -130,7 +130,7 @@ def plan(
         raise CannotCarry(
             ckpt.sealed,
             where=ckpt.where,
-            hint=f"ckptool extract-weights {shell_path(ckpt.where)} {out} takes the weights out of it",
+            hint=f"ckptool extract-weights {shell_path(ckpt.where)} {out}   # takes the weights out of it",
         )
     if for_torch is not None:
         require_readable(ckpt, chosen, for_torch)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import json
 import os
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +22,14 @@ from typing import Any
 import torch
 
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import shell_path, shell_quote
+from ..disk.paths import shell_path, shell_quote
 from ..errors import CannotCarry, CheckpointError, NotFound, RuleError, Unreadable, printable
 from ..keys import closest
 from ..sharding.into_memory import fill_tensors, memory_for, shares_of
 from ..tensor import LazyTensor
 from ..torch_bridge import from_torch
 from . import user_code
+from .arguments import converted, needed
 from .choosing import Shapes, choices, hint, is_model, listing, only_choice
 from .signature import Signature
 from .trace import signature_of
@@ -90,8 +93,9 @@ def find_model(
 
 
 def _import(place: str) -> Any:
+    said = io.StringIO()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(said):
             warnings.simplefilter("ignore")
             return user_code.import_code(place)
     except Unreadable:
@@ -108,7 +112,7 @@ def _import(place: str) -> Any:
         raise Unreadable(
             "ends the program when it is imported (SystemExit): it reads a command line, or runs as a script",
             where=place,
-            evidence=_where_in_user_code(error, place),
+            evidence=[*_where_in_user_code(error, place), *_last_line(said)],
             hint='put that part under `if __name__ == "__main__":`',
         ) from error
     except Exception as error:
@@ -116,8 +120,18 @@ def _import(place: str) -> Any:
             f"raised while it was imported: {_error_text(error)}",
             where=place,
             evidence=_where_in_user_code(error, place),
-            hint=f"python {shell_path(place)} shows the whole traceback" if user_code.names_file(place) else None,
+            hint=f"python {shell_path(place)}   # shows the whole traceback" if user_code.names_file(place) else None,
         ) from error
+    finally:
+        sys.stderr.write(said.getvalue())
+
+
+def _last_line(said: io.StringIO) -> list[str]:
+    """The last line of what code has said, and nothing of it is said again."""
+    lines = said.getvalue().split("\n")
+    said.truncate(0)
+    said.seek(0)
+    return [printable(line, 200) for line in lines if line.strip()][-1:]
 
 
 def _build(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> torch.nn.Module:
@@ -128,6 +142,8 @@ def _build(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> torch.n
     if not callable(found):
         raise NotFound(f"{printable(name)} is no model, class or factory", where=place)
     _check_arguments(found, name, place, kwargs)
+    kwargs = converted(found, kwargs)
+    signature = _signature_of(found)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -136,16 +152,31 @@ def _build(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> torch.n
         raise CannotCarry(
             f"{printable(name)}({_call_text(kwargs)}) raised {_error_text(error)}",
             where=place,
-            evidence=_where_in_user_code(error, place),
-            hint="--kwargs NAME=VALUE gives it arguments" if not kwargs else "check the --kwargs",
+            evidence=[*_where_in_user_code(error, place), f"{printable(name)}{printable(str(signature), 200)}"],
+            hint=_after_failing(name, place, signature, kwargs),
         ) from error
     if not is_model(made):
         raise NotFound(f"{printable(name)}() gives a {type(made).__name__}, not a torch.nn.Module", where=place)
     return made
 
 
-#: Arguments that are configurations: an object of JSON, whose entries the code finds as attributes and as entries.
-_EXAMPLES = dict.fromkeys(("cfg", "config", "conf", "args", "opt", "opts", "hparams", "params"), "'{\"NAME\": VALUE}'")
+def _signature_of(found: Any) -> inspect.Signature:
+    try:
+        return inspect.signature(found)
+    except (TypeError, ValueError):
+        return inspect.Signature()
+
+
+def _after_failing(name: str, place: str, signature: inspect.Signature, kwargs: Mapping[str, Any]) -> str:
+    """What to do where building failed."""
+    if signature.parameters:
+        return "check the --kwargs" if kwargs else "--kwargs NAME=VALUE gives it arguments"
+    if not user_code.names_file(place) or not Path(place).stem.isidentifier():
+        return f"{printable(name)} takes no arguments; name a function of yours that makes the model"
+    folder = str(Path(place).parent)
+    there = "" if folder == "." else f"cd {shell_path(folder)} && "
+    code = f"import {Path(place).stem} as code; code.{name}()"
+    return f"{there}python -c {shell_quote(code, 400)}   # shows the whole traceback"
 
 
 def _check_arguments(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> None:
@@ -160,12 +191,8 @@ def _check_arguments(found: Any, name: str, place: str, kwargs: dict[str, Any]) 
         if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in kwargs
     ]
     if missing:
-        raise RuleError(
-            f"{printable(name)} needs {', '.join(missing)}",
-            where=place,
-            evidence=[f"{name}{wanted}"],
-            hint=" ".join(f"--kwargs {one}={_EXAMPLES.get(one, '…')}" for one in missing),
-        )
+        evidence, hint = needed(found, name, place, missing)
+        raise RuleError(f"{printable(name)} needs {', '.join(missing)}", where=place, evidence=evidence, hint=hint)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     unknown = [one for one in kwargs if one not in parameters and not takes_any]
     if unknown:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 import textwrap
 import warnings
 from collections import Counter
@@ -45,13 +46,14 @@ def choices(module: Any) -> dict[str, Any]:
         if isinstance(value, type) and issubclass(value, torch.nn.Module) and value.__module__ == here
     }
     outer = set(_outermost(classes))
-    return {
+    functions = {name: value for name, value in own.items() if inspect.isfunction(value) and value.__module__ == here}
+    found = {
         name: value
         for name, value in own.items()
-        if is_model(value)
-        or name in classes
-        or (inspect.isfunction(value) and value.__module__ == here and _makes_a_model(name, value, outer))
+        if is_model(value) or name in classes or (name in functions and _makes_a_model(name, value, outer))
     }
+    # where nothing else is a model, what gives modules of torch is; beside a class these are its helpers
+    return found or _outermost({name: one for name, one in functions.items() if _gives_a_module(one, {one})})
 
 
 def _makes_a_model(name: str, function: Any, outer: set[str]) -> bool:
@@ -64,7 +66,8 @@ def _makes_a_model(name: str, function: Any, outer: set[str]) -> bool:
 
 
 def _made_by(function: Any) -> set[str]:
-    """The names of what a function calls to make what it returns: {"VGG"} of `return VGG(…)`, read from its source."""
+    """What a function calls to make what it returns: {"VGG"} of `return VGG(…)`, {"nn.Sequential"} of
+    `net = nn.Sequential(…); return net.eval()`, read from its source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -72,14 +75,43 @@ def _made_by(function: Any) -> set[str]:
     called: dict[str, str] = {}
     made: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
-            called.update((one.id, node.value.func.id) for one in node.targets if isinstance(one, ast.Name))
+        if isinstance(node, ast.Assign) and (name := _called(node.value)):
+            called.update((one.id, name) for one in node.targets if isinstance(one, ast.Name))
     for node in ast.walk(tree):
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
-            made.add(node.value.func.id)
-        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Name) and node.value.id in called:
-            made.add(called[node.value.id])
+        if isinstance(node, ast.Return) and node.value is not None:
+            name = _called(node.value) or _root(node.value)
+            made.add(called.get(name.partition(".")[0], name))
     return made
+
+
+def _called(node: ast.expr) -> str:
+    """`nn.Sequential` of `nn.Sequential(…)` and of `nn.Sequential(…).to(device)`; "" for what is no call."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
+        node = node.func.value
+    return ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+
+
+def _root(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _gives_a_module(function: Any, seen: set[Any]) -> bool:
+    """Whether what a function returns is made by a class of modules, or by another function that does so."""
+    known = vars(sys.modules[function.__module__]) if function.__module__ in sys.modules else function.__globals__
+    for dotted in _made_by(function):
+        first, *others = dotted.split(".")
+        found = known.get(first)
+        for part in others:
+            found = getattr(found, part, None)
+        if isinstance(found, type) and issubclass(found, torch.nn.Module):
+            return True
+        if inspect.isfunction(found) and found not in seen:
+            if found.__module__ != function.__module__:
+                if _makes_a_model(found.__name__, found, set()):
+                    return True
+            elif _gives_a_module(found, {*seen, found}):
+                return True
+    return False
 
 
 def only_choice(

@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..disk.files import is_file, is_folder, is_there
+from ..disk.paths import is_file, is_folder, is_there, shell_path
 from ..errors import Unreadable
 
+_NOTEBOOK = "jupyter nbconvert --to script {}   # makes a Python file of it"
 _WAYS = "MODEL.py, MODEL.py:Name or package.module:Name"
 
 
@@ -119,7 +120,8 @@ def _import_alone(path: Path) -> Any:
         name = f"{name}_{abs(hash(str(path.resolve()))):x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise Unreadable("is not a Python file", where=path, hint=_WAYS)
+        notebook = _NOTEBOOK.format(shell_path(path)) if path.suffix == ".ipynb" else _WAYS
+        raise Unreadable("is not a Python file", where=path, hint=notebook)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     folder = str(path.resolve().parent)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .. import keys as names
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import beside, shell_path, shell_quote
+from ..disk.paths import beside, shell_path, shell_quote
 from ..errors import RuleError, counted, printable
 
 #: What `--ties` takes.
@@ -39,7 +39,7 @@ def file_of(ckpt: Checkpoint) -> str:
 def extract_hint(ckpt: Checkpoint, weights: StateDict) -> str:
     at = f" --at {shell_quote(weights.path, 200)}" if len(ckpt.state_dicts()) > 1 else ""
     out = beside(ckpt.where, "weights", ".safetensors")
-    return f"ckptool extract-weights {file_of(ckpt)} {out}{at} takes the weights out of it first"
+    return f"ckptool extract-weights {file_of(ckpt)} {out}{at}   # takes the weights out of it first"
 
 
 def rename_instead(head: str, stripped: Sequence[str], without: Sequence[str]) -> tuple[str, ...]:
@@ -62,8 +62,8 @@ def rename_hint(ckpt: Checkpoint, instead: Sequence[str], at: str | None) -> str
 def told_instead(command: str) -> str:
     """COMMAND, and what it does."""
     if " --drop " not in command:
-        return f"{command} changes only the keys that have it"
-    return f"{command} keeps those that have it, without it; without --drop the others stay as they are"
+        return f"{command}   # changes only the keys that have it"
+    return f"{command}   # keeps those that have it, without it; without --drop the others stay as they are"
 
 
 def within(weights: StateDict) -> str:

@@ -23,7 +23,7 @@ from math import isqrt, prod
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, StateDict
 from ..disk.documents import read_json, read_text
 from ..disk.files import Buffer
 from ..dtypes import BY_NAME
@@ -36,6 +36,8 @@ NAMES = frozenset(
     "num_batches_tracked position_ids relative_position_index relative_coords_table inv_freq freqs_cis attn_mask "
     "causal_mask masked_bias total_ops total_params".split()
 )
+#: The version of torch's batch norms that has the counter.
+_COUNTED = 2
 #: Places of a causal mask that is called like a bias: [1, 1, n, n].
 _OF_MASKS = 4
 #: Bytes of one buffer that is filled.
@@ -47,6 +49,21 @@ def is_buffer(key: str, shape: tuple[int, ...]) -> bool:
     leaf = key.rpartition(".")[2]
     is_mask = leaf == "bias" and len(shape) == _OF_MASKS and shape[:2] == (1, 1) and shape[2] == shape[3] > 1
     return leaf in NAMES or is_mask
+
+
+def required(weights: StateDict) -> list[str]:
+    """Counters that `load_state_dict(strict=True)` misses: the version of a batch norm says that it has one.
+
+    Without a version, torch adds them itself.
+    """
+    metadata = weights.metadata or {}
+    found = []
+    for key, _, _ in _counters({key: tensor.shape for key, tensor in weights.tensors.items()}, {}):
+        entry = metadata.get(key.rpartition(".")[0])
+        version = entry.get("version") if isinstance(entry, Mapping) else None
+        if key not in weights and isinstance(version, int) and version >= _COUNTED:
+            found.append(key)
+    return found
 
 
 def drop_buffers(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "error") -> Checkpoint:

@@ -186,7 +186,7 @@ def rename(
             f"no key matches '{printable(str(idle[0]))}'",
             where=ckpt.where,
             evidence=key_evidence(weights, str(idle[0]).split("=")[0]),
-            hint="--if-present lets rules match nothing",
+            hint="--if-present   # lets rules match nothing",
         )
     lines = [
         f"rename {printable(str(r))}: {used[i]:,} of {counted(len(weights), 'key')}{within(weights)}"
@@ -322,7 +322,7 @@ def _decoded(
     """CKPT with the tensors of a kind replaced by what DECODED makes of them."""
     found = [(node, other) for _, node, other in others_in(ckpt.root) if wanted(other.kind)]
     if not found and missing == "error":
-        raise NoMatch(f"no tensor is {word}", where=ckpt.where, hint="--if-present lets rules match nothing")
+        raise NoMatch(f"no tensor is {word}", where=ckpt.where, hint="--if-present   # lets rules match nothing")
     made = {id(node): decoded(other) for node, other in found}
     before, after = sum(other.nbytes for _, other in found), sum(tensor.nbytes for tensor in made.values())
     line = f"{name}: {counted(len(found), f'{word} tensor')}, {before:,} bytes -> {after:,}"

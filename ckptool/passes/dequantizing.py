@@ -65,7 +65,7 @@ def dequantize(ckpt: Checkpoint, *, at: str | None = None, missing: Missing = "e
     weights = _weights(ckpt, at)
     packed = packed_in(weights.tensors) if weights else []
     if not found and not packed and missing == "error":
-        raise NoMatch("no tensor is quantized", where=ckpt.where, hint="--if-present lets rules match nothing")
+        raise NoMatch("no tensor is quantized", where=ckpt.where, hint="--if-present   # lets rules match nothing")
     lines = []
     if found or not packed:
         lines = [f"dequantize: {counted(len(found), 'quantized tensor')}, {before:,} bytes -> {after:,}"]

@@ -89,7 +89,7 @@ def wrap(ckpt: Checkpoint, key: str = "state_dict", *, at: str | None = None) ->
             raise RuleError(
                 f"the weights stand deeper, at {printable(weights.path, 60)}",
                 where=ckpt.where,
-                hint=f"--extract --wrap {shell_quote(key, 200)} leaves behind what is around them",
+                hint=f"--extract --wrap {shell_quote(key, 200)}   # leaves behind what is around them",
             )
         entries = [(key if value is weights.node else old, value) for old, value in root.entries]
         made = with_entries(root, entries)
@@ -99,7 +99,7 @@ def wrap(ckpt: Checkpoint, key: str = "state_dict", *, at: str | None = None) ->
         raise KeyCollision(
             f"something else stands under {printable(repr(key), 60)}",
             where=ckpt.where,
-            hint=f"--extract --wrap {shell_quote(key, 200)} leaves it behind",
+            hint=f"--extract --wrap {shell_quote(key, 200)}   # leaves it behind",
         )
     return replace(ckpt, root=made, at=None if ckpt.at is None else component_text(key)).noting(line)
 

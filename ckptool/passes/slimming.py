@@ -17,6 +17,7 @@ from ..inert.pickled_models import is_module
 from ..tensor import LazyTensor
 from ..tree import Dict
 from ..weights import is_state_dict
+from .by_key import drop, unwrap
 from .envelopes import extract
 from .values import with_other_entries
 
@@ -77,11 +78,19 @@ def slim(ckpt: Checkpoint, *, weights: Which | None = None, at: str | None = Non
     both = [ckpt.state_dict(place) for place in places]
     note = "note: the moving average and the raw weights are equal" if _equal(*both) else None
     chosen, other = places if weights == "ema" else places[::-1]
-    done = extract(ckpt, at=chosen)
+    done = _out_of_the_average(extract(ckpt, at=chosen))
     word = "moving average" if weights == "ema" else "raw weights"
     return done.noting(
         f"slim: {word} at {printable(chosen, 60)}, not {printable(other, 60)}", *([note] if note else [])
     )
+
+
+def _out_of_the_average(ckpt: Checkpoint) -> Checkpoint:
+    """Weights without `module.` and the counter of mmengine's averaged model, if that is what holds them."""
+    held = ckpt.state_dict("")
+    if "steps" not in held or not all(key.startswith("module.") for key in held if key != "steps"):
+        return ckpt
+    return unwrap(drop(ckpt, "steps"))
 
 
 def _averaged_and_raw(ckpt: Checkpoint) -> tuple[str, str] | None:

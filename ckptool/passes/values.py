@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import Source, shell_path, shell_quote
+from ..disk.files import Source
+from ..disk.paths import shell_path, shell_quote
 from ..dtypes import BY_NAME, UINT8, DType
 from ..errors import CannotCarry, RuleError, counted, printable
 from ..keys import Pattern
@@ -104,7 +105,7 @@ def cast(
     if packed and not changed:
         families = ", ".join(dict.fromkeys(one.family for one in packed))
         what = f"has packed weights ({families}), which a cast leaves alone, and nothing else to cast to {new.name}"
-        hint = f"ckptool convert {shell_path(ckpt.where)} OUT --dequantize --cast {new.name}"
+        hint = "--dequantize   # makes plain weights of them first"
         raise CannotCarry(what, where=ckpt.where, hint=hint)
     before = sum(t.nbytes for t in tensors.values())
     done = with_dtype(replace(ckpt, root=rebuild(ckpt.root, leaf=leaf)), new.name)
@@ -135,7 +136,7 @@ def _require_known(
                 f"{printable(key, 80)} ({tensors[key].dtype.name}) beside {printable(beside, 80)}"
                 for key, beside in unknown[:5]
             ],
-            hint=f"--cast-keep {shell_quote(f're:{last}$', 200)} leaves these alone",
+            hint=f"--cast-keep {shell_quote(f're:{last}$', 200)}   # leaves these alone",
         )
 
 

@@ -358,7 +358,7 @@ def by_position(
         raise RuleError(
             f"the target has {counted(len(wanted), 'tensor')} and the source {len(have):,} from {start:,} on",
             where="--by position",
-            hint=f"--first {min(len(wanted), len(have))} fills as many as there are",
+            hint=f"--first {min(len(wanted), len(have))}   # fills as many as there are",
         )
     expr: dict[str, ex.Expr] = {}
     for place, (entry, (key, tensor)) in enumerate(zip(wanted[:count], have, strict=False)):
@@ -367,7 +367,7 @@ def by_position(
                 f"number {place} does not fit: {printable(key)} {list(tensor.shape)} is not "
                 f"{printable(entry.key)} {list(entry.shape)}",
                 where="--by position",
-                hint=f"--first {place} fills those before it" if place else "leave out --by position",
+                hint=f"--first {place}   # fills those before it" if place else "leave out --by position",
             )
         expr[entry.key] = ex.of(key)
     entries = []

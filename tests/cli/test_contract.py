@@ -49,7 +49,8 @@ def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
         """--add-prefix --against --allow-loss --at --atol --backup --cast --cast-keep --compact --component --depth
         --dequantize --detect-renames --digest --drop --drop-buffers --dry-run --error --extract --fill-buffers --filter
         --first --fits --for --html
-        --if-present --in-place --json --json-lines --keep-objects --manifest --map-location --max-shard-size --model
+        --if-present --in-place --json --json-lines --keep-objects --kwargs --manifest --map-location
+        --max-shard-size --model
         --out-dir --output --overwrite --partial-file --parts --patch --prefix --quiet --ratios --recipe --recover
         --remove-leftovers --rename --recursive --rtol --rules --save-recipe
         --select --sort --stats --strict --strip-first --strip-prefix --ties --to --to-dense --untie --unwrap

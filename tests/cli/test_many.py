@@ -93,11 +93,23 @@ def test_the_format_that_is_asked_for_names_the_outputs(run: Run, net, files):
 
 def test_two_files_of_one_name_are_not_written_over_each_other(run: Run, net, files):
     torch.save(files, "a.pth")
-    ran = run("strip-prefix", "a.pth", "ckpts/a.pth", "--out-dir", "here")
-    assert ran.code == 2
-    assert "FAILED ckpts/a.pth: a.pth goes there, too" in ran.err
+    assert run("strip-prefix", "a.pth", "ckpts/a.pth", "--out-dir", "here").code == 0
+    for name in ("a.pth", "ckpts/a.pth"):  # each below the folder that it came from
+        loads(net, f"here/{name}")
     assert run("strip-prefix", "a.pth", "--out-dir", "here").code == 2  # it is there already
     assert run("strip-prefix", "a.pth", "--out-dir", "here", "--overwrite").code == 0
+    ran = run("strip-prefix", Path("a.pth").resolve(), Path("ckpts/a.pth").resolve(), "--out-dir", "far")
+    assert ran.code == 2
+    assert ran.err.splitlines()[1].endswith("/a.pth goes there, too")
+
+
+def test_files_that_differ_in_their_ending_keep_it(run: Run, net):
+    for name in ("w.pth", "w.pt", "best.pth.tar"):
+        torch.save(net.state_dict(), name)
+    assert run("convert", "w.pth", "w.pt", "best.pth.tar", "--out-dir", "st", "-t", "safetensors").code == 0
+    assert sorted(path.name for path in Path("st").iterdir()) == [
+        "best.safetensors", "w.pt.safetensors", "w.pth.safetensors",
+    ]  # fmt: skip
 
 
 def test_no_output_is_written_over_another_input(run: Run, net, files):

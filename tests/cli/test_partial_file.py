@@ -29,7 +29,7 @@ def test_writing_commands_refuse_a_shard_and_name_the_folder(run: Run, shards, c
 
 def test_the_command_of_the_hint_writes_all_of_it(run: Run, shards):
     ran = run("convert", shards[1], "out.pth")
-    words = ran.err.split("Hint: ckptool ")[1].split(" takes all of them")[0].split()
+    words = ran.err.split("Hint: ckptool ")[1].split("   # takes all of them")[0].split()
     assert run(*words).code == 0
     assert list(torch.load("out.pth")) == ["layer0.weight", "layer1.weight", "layer2.weight"]
 
@@ -82,7 +82,7 @@ def test_the_file_of_one_rank_of_megatron_is_a_part(run: Run):
     assert ran.code == 2
     assert "is one rank of 2 of a run of Megatron" in ran.err
     assert not Path("out.pth").exists()
-    words = ran.err.split("Hint: ckptool ")[1].split(" takes all of them")[0].split()
+    words = ran.err.split("Hint: ckptool ")[1].split("   # takes all of them")[0].split()
     assert run(*words).code == 0
     assert torch.load("out.pth")["embedding.word_embeddings.weight"].shape == (4, 3)
     assert run("extract-weights", file, "part.pth", "--partial-file").code == 0
@@ -96,5 +96,5 @@ def test_the_file_of_one_rank_of_deepspeed_is_a_part(run: Run):
     ran = run("convert", "run/zero_pp_rank_0_mp_rank_00_optim_states.pt", "out.pth")
     assert ran.code == 2
     assert "is what one rank of 2 of a DeepSpeed run has of the weights and the optimizer" in ran.err
-    assert "Hint: ckptool convert run out.pth takes all of them; --partial-file" in ran.err
+    assert "Hint: ckptool convert run out.pth   # takes all of them; --partial-file" in ran.err
     assert run("convert", "run/zero_pp_rank_0_mp_rank_00_optim_states.pt", "out.pth", "--partial-file").code == 0

@@ -38,7 +38,7 @@ def test_a_type_that_is_none_is_refused(run: Run, files: Files) -> None:
     ran = run("convert", "plain.pth", "out.pth", "--cast", "int8")
     assert ran.code == 2
     assert "--cast: 'int8' is no floating point type that torch casts to; there are float64, float32" in ran.err
-    assert "Hint: --cast bf16" in ran.err
+    assert "Hint: ckptool convert plain.pth out.pth --cast bf16" in ran.err
     assert run("convert", "plain.pth", "out.pth", "--cast-keep", "fc").code == 2
     assert not Path("out.pth").exists()
 
@@ -48,7 +48,9 @@ def test_slim_says_which_weights_there_are(run: Run) -> None:
     ckptool.save(Checkpoint(root), "timm.pth")
     ran = run("slim", "timm.pth", "out.pth")
     assert ran.code == 2
-    assert "    ema: state_dict_ema\n    raw: state_dict\nHint: --weights ema\n" in ran.err
+    assert (
+        "    ema: state_dict_ema\n    raw: state_dict\nHint: ckptool slim timm.pth out.pth --weights ema\n" in ran.err
+    )
     ran = run("slim", "timm.pth", "out.pth", "--weights", "ema")
     assert ran.code == 0, ran.err
     assert "  slim: moving average at state_dict_ema, not state_dict" in ran.err

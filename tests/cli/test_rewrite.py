@@ -249,7 +249,7 @@ def test_damaged_bytes_are_refused_with_their_name_or_listed(run: Run, files: Fi
     first, evidence, hint = ran.err.splitlines()
     assert first == "Error: plain.pth: the bytes of fc.weight are damaged: their checksum does not match."
     assert evidence.startswith("    CRC-32 recorded ")
-    assert hint.startswith("Hint: ckptool verify plain.pth lists all that is damaged; --allow-loss")
+    assert hint.startswith("Hint: ckptool verify plain.pth   # lists all that is damaged; --allow-loss")
     ran = run("convert", "plain.pth", "out.safetensors", "--allow-loss")
     assert ran.code == 0
     assert "  DAMAGED, as allowed: fc.weight: CRC-32 recorded " in ran.err
@@ -281,7 +281,7 @@ def test_a_prefix_with_strangers_beside_is_stripped_by_the_command_of_the_hint(r
     ):
         ran = run(*typed.split())
         assert ran.code == 2
-        command = ran.err.split("Hint: ckptool ")[1].split(" keeps ")[0]
+        command = ran.err.split("Hint: ckptool ")[1].split("   # keeps ")[0]
         assert run(*command.split()).code == 0
         assert keys("out.pth") == PLAIN
         Path("out.pth").unlink()

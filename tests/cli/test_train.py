@@ -78,15 +78,20 @@ REFUSED = {
     "--batch-size 0": "Error: --batch-size: must be 1 or more, not 0.\n",
     "--save model:safetensors": "Error: --save model:safetensors: safetensors holds tensors and nothing else, and "
     "'model' is more than that.\nHint: --save model, or --save wrapped:safetensors\n",
-    "--lr-group fc1": "Error: --lr-group: 'fc1' is no PATTERN=RATE.\nHint: --lr-group 'classifier.=0.001'\n",
+    "--lr-group fc1": "Error: --lr-group: 'fc1' is no PATTERN=RATE.\nHint: --lr-group classifier.=0.001\n",
     "--wrap-optimizer": "Error: --wrap-optimizer: belongs to --strategy data-parallel.\n",
 }
+
+
+def without_command(text: str) -> str:
+    """A message whose hint is the option alone, without the command that was typed, in which it takes its place."""
+    return re.sub(r"^Hint: ckptool train --devices cpu .* (--\S+ \S+)$", r"Hint: \1", text, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_work_is_refused_in_a_line_before_anything_is_made(run: Run, words: str) -> None:
     ran = run(*SMALL, *words.split())
-    assert (ran.code, ran.out, ran.err) == (2, "", REFUSED[words])
+    assert (ran.code, ran.out, without_command(ran.err)) == (2, "", REFUSED[words])
     assert not Path("out").exists()
 
 
@@ -109,7 +114,7 @@ def test_what_cannot_work_is_refused_in_a_line_before_anything_is_made(run: Run,
 def test_what_only_torch_or_the_model_can_tell_is_refused_too(run: Run, words: str, error: str) -> None:
     ran = run(*SMALL, *words.split())
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith(error)
+    assert without_command(ran.err).startswith(error)
     assert not Path("out").exists() or not list(Path("out").iterdir())
 
 

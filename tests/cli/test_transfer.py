@@ -623,9 +623,9 @@ def test_several_models_are_listed_and_the_hint_chooses_one(run: Run, folder: Pa
 def test_a_name_that_is_nearly_right_is_corrected(run: Run, folder: Path) -> None:
     (folder / "m.py").write_text("from torch import nn\nclass Block(nn.Module):\n    pass\n" + dedent(NEW))
     ran = run("transfer", "old.pth", "m.py:net")
-    assert (ran.code, ran.err.splitlines()[-1]) == (2, "Hint: m.py:Net")
+    assert (ran.code, ran.err.splitlines()[-1]) == (2, "Hint: ckptool transfer old.pth m.py:Net")
     ran = run("transfer", "old.pth", "net.py", "--kwargs", "clases=10")
-    assert (ran.code, ran.err.splitlines()[-1]) == (2, "Hint: --kwargs classes=10")
+    assert (ran.code, ran.err.splitlines()[-1]) == (2, "Hint: ckptool transfer old.pth net.py --kwargs classes=10")
 
 
 def test_code_in_the_place_of_the_weights_is_noticed(run: Run, folder: Path) -> None:

@@ -62,7 +62,7 @@ def test_kinds_of_tensors_are_named_too(torch, tmp_path):
         "parameters with attributes: 1 (since torch 2.0)",
         "sparse tensors: 1 (since torch 2.0)",
     ]
-    assert raised.value.hint == "--to-dense makes dense tensors of sparse ones"
+    assert raised.value.hint == "--to-dense   # makes dense tensors of sparse ones"
 
 
 def test_only_what_helps_is_recommended(tmp_path):

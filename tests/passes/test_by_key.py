@@ -310,7 +310,7 @@ def test_a_strip_that_fits_only_some_keys_is_refused_with_counts_and_the_rename_
     assert raised.value.what == "'module.' fits 2 of 4 keys; these do not have it:"
     assert raised.value.evidence == ("n_averaged", "head.w")
     assert raised.value.hint == (
-        "ckptool convert IN in-plain.pth --rename module= --drop n_averaged --drop head keeps those that have it, "
+        "ckptool convert IN in-plain.pth --rename module= --drop n_averaged --drop head   # keeps those that have it, "
         "without it; without --drop the others stay as they are"
     )
 
@@ -400,7 +400,7 @@ def test_a_rule_that_matches_nothing_is_named_with_the_keys_that_look_like_it():
         rename(Checkpoint(state_dict(["encoder.w", "decoder.w"])), ["decoder=d", "encodr.w=e"])
     assert raised.value.what == "no key matches 'encodr.w=e'"
     assert raised.value.evidence[-1].startswith("did you mean: encoder.w")
-    assert raised.value.hint == "--if-present lets rules match nothing"
+    assert raised.value.hint == "--if-present   # lets rules match nothing"
 
 
 def test_expressions_are_shown_as_they_were_typed():

@@ -187,10 +187,13 @@ def test_other_shapes_are_named_and_the_command_leaves_them_as_the_model_has_the
     assert [key for key, _, _ in found.mismatched] == ["fc.weight", "fc.bias"]
     command, what = found.commands[0]
     assert "2 keys the file has nothing for" in what
+    assert ckptool.doctor("a.pth", "net.py").cure == [command]
     code, words = typed(command)
     assert code == 0
     assert ckptool.fits(words[words.index("-o") + 1], "net.py").fits
-    assert ckptool.doctor("a.pth", "net.py").cure == [command]
+    (again,) = ckptool.doctor("a.pth", "net.py").cure  # that name is taken now
+    assert again == command.replace("a-fitting.pth", "a-fitting-2.pth")
+    assert typed(again)[0] == 0
 
 
 def test_of_another_model_no_command_is_promised(capsys):

@@ -78,6 +78,7 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
         if broken and id(tensor.storage) in broken:
             broken[id(restored.storage)] = broken[id(tensor.storage)]
     root.entries = _with_tied(root.entries, tied, note.get("places"))
+    perhaps = tuple(_perhaps_parts(tied, note))
     return Checkpoint(
         root,
         "safetensors",
@@ -90,7 +91,8 @@ def open_safetensors(file: File, broken: dict[int, str] | None = None) -> Checkp
             if key != _NOTE and key not in tied and (key, value) != ("format", "pt")
         },
         order_preserved=in_order,
-        warnings=() if in_order else (lost,),
+        warnings=(*(() if in_order else (lost,)), *perhaps),
+        lost_form=perhaps,
         tied_names=tuple(tied),
     )
 
@@ -145,6 +147,15 @@ def _named_ties(metadata: dict[str, str], names: list[str]) -> dict[str, str]:
         return {}
     there = set(names)
     return {key: kept for key, kept in metadata.items() if kept in there and key not in there and key != _NOTE}
+
+
+def _perhaps_parts(tied: dict[str, str], note: dict[str, Any]) -> list[str]:
+    """What `save_model` does not say of the keys that it leaves out. What we leave out is all of the other."""
+    if not tied or note.get("places"):
+        return []
+    one, other = next(iter(tied.items()))
+    shown = f"{printable(one, 60)} of {printable(other, 60)}" + (", …" if len(tied) > 1 else "")
+    return [f"whether a key that save_model left out was all of the other or a part of it is not known ({shown})"]
 
 
 def _with_tied(entries: list[tuple[Any, Any]], tied: dict[str, str], places: Any) -> list[tuple[Any, Any]]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...checkpoint import Checkpoint, StateDict
-from ...disk.files import StrPath, beside, shell_path, shell_quote
+from ...disk.files import StrPath
+from ...disk.paths import beside, shell_path, shell_quote
 from ...errors import CheckpointError
 from ...formats import open as open_checkpoint
-from .cures import key_options
+from ...passes import recipes
+from ...passes.buffers import NAMES
+from .cures import key_options, steps_of
 from .doctor import doctor
 from .finding import Diagnosis, Finding
 from .fits import by_names
@@ -66,6 +69,7 @@ def advise(
     model: str | None = None,
     *,
     at: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[list[Finding], Diagnosis]:
     """What a message means, and what the file that it is about is, with one plan: the `cure` of the diagnosis.
@@ -75,13 +79,13 @@ def advise(
 
     Args:
         text: the message, or a log with one in it.
-        path, model, at, progress: as those of `doctor`.
+        path, model, at, kwargs, progress: as those of `doctor`.
 
     Raises:
         CheckpointError: as `doctor`.
     """
     messages = explain(text, path, model)
-    found = doctor(path, model, at=at, progress=progress)
+    found = doctor(path, model, at=at, kwargs=kwargs, progress=progress)
     plan = found.cure
     if messages and not (found.fit is not None and not found.fit.fits):
         try:
@@ -91,11 +95,19 @@ def advise(
         else:
             plan = _plan(text, messages, ckpt, found, at)
     own = (f"ckptool doctor {shell_path(path)}",)
-    looks = [
-        replace(one, commands=[(c, w) for c, w in one.commands if c.startswith(_LOOKING) and not c.startswith(own)])
-        for one in messages
-    ]
-    return [_of_this_file(one, found) for one in looks], replace(found, cure=plan)
+    looks = [replace(one, commands=[(c, w) for c, w in one.commands if _to_look(c, own, plan)]) for one in messages]
+    findings = found.findings
+    if found.healthy and any(one.trouble for one in messages):  # what the file alone does not show
+        rest = "" if plan else ", of which the file itself shows nothing"
+        findings = [Finding("message", f"what the message says{rest}"), *findings]
+    return [_of_this_file(one, found) for one in looks], replace(found, cure=plan, findings=findings)
+
+
+def _to_look(command: str, own: tuple[str, ...], plan: Sequence[str]) -> bool:
+    """Whether a command of a lesson that only looks is shown beside the PLAN for the file."""
+    if not command.startswith(_LOOKING) or command.startswith(own):
+        return False
+    return not plan or command.startswith("ckptool scan ")
 
 
 def _of_this_file(one: Finding, found: Diagnosis) -> Finding:
@@ -129,7 +141,7 @@ def _plan(text: str, messages: Sequence[Finding], ckpt: Checkpoint, found: Diagn
         drops = [name for name in list(named)[:8] if name in here]
         options = [*extract, *key_options(weights), *(w for name in drops for w in ("--drop", name)), *place]
     elif (asked := _asked_for(text, weights)) is not None:
-        chosen = by_names(list(weights), asked)
+        chosen = _named_as(weights, asked)
         options = None if chosen is None else [*extract, *chosen, *place]
     elif "module-missing" in names and not weights.wrappers:
         options = [*extract, "--add-prefix", "module.", *place]
@@ -141,6 +153,25 @@ def _plan(text: str, messages: Sequence[Finding], ckpt: Checkpoint, found: Diagn
         return found.cure or (rewriting[:1] if opened and not others else [])
     kept = ["--at", weights.path] if len(ckpt.state_dicts()) > 1 else []
     return [" ".join(["ckptool convert", file, out, *(shell_quote(word, 200) for word in [*options, *kept])])]
+
+
+def _named_as(weights: StateDict, asked: list[str]) -> list[str] | None:
+    """Options of `convert` that give the weights the keys that are ASKED for, known buffers among them filled in."""
+    # torch adds these itself where it finds no version of the layer, so that no message says that they are missing
+    counters = [f"{key.removesuffix('running_var')}num_batches_tracked" for key in asked if key.endswith("running_var")]
+    chosen = by_names(list(weights), list(dict.fromkeys([*asked, *counters]))) or by_names(list(weights), asked)
+    if chosen is not None:
+        return chosen
+    kept = [key for key in asked if key in weights or key.rpartition(".")[2] not in NAMES]
+    chosen = by_names(list(weights), kept) if len(kept) < len(asked) else None
+    if chosen is None:
+        return None
+    options = [*chosen, "--fill-buffers"]
+    try:
+        done, _ = recipes.run(Checkpoint(weights.node, at=""), steps_of(options))
+    except CheckpointError:
+        return None
+    return options if set(done.state_dict("")) == set(asked) else None
 
 
 def _renamed(weights: StateDict) -> dict[str, str]:

@@ -10,14 +10,17 @@ import re
 from collections.abc import Sequence
 
 from ...checkpoint import Checkpoint, StateDict, around
-from ...disk.files import beside, shell_path, shell_quote
+from ...disk.paths import beside, shell_path, shell_quote
 from ...errors import CheckpointError
 from ...formats import format_of
 from ...formats.base import AnyFormat
 from ...inert.allowed import PLAIN, named_globals
 from ...keys import AVERAGED_COUNTER
 from ...passes import recipes
+from ...passes.buffers import required
 from ...passes.recipes import Step
+from ...tensor import LazyTensor
+from ...tree import walk
 from .finding import Finding
 from .fits import Fit
 from .obstacles import BY_NAME, HOPELESS, in_the_way, partly_wrapped, strangers
@@ -25,7 +28,7 @@ from .obstacles import BY_NAME, HOPELESS, in_the_way, partly_wrapped, strangers
 #: State dicts of one file that a command is shown for.
 _MOST = 4
 #: Options of `convert` that take no value.
-_FLAGS = ("--extract", "--unwrap")
+_FLAGS = ("--extract", "--unwrap", "--fill-buffers")
 
 
 def cure(ckpt: Checkpoint, weights: StateDict | None, findings: Sequence[Finding], fit: Fit | None) -> list[str]:
@@ -46,6 +49,8 @@ def cure(ckpt: Checkpoint, weights: StateDict | None, findings: Sequence[Finding
     on_cpu = ["--map-location", "cpu"] if "device" in names else []
     if fit is not None and not fit.fits:
         return _fitting(fit, names, on_cpu)
+    if names & HOPELESS == {"no-weights"} and names & {"weights-only", "code-execution"}:
+        return _cleaned(ckpt, bool(on_cpu))
     if names & HOPELESS:
         return []
     if weights is None:
@@ -100,6 +105,19 @@ def _of_one(ckpt: Checkpoint, weights: StateDict, names: set[str], on_cpu: list[
     return [f"ckptool clean {file} {clean}", *(line.replace(file, clean, 1) for line in shown)]
 
 
+def _cleaned(ckpt: Checkpoint, moved: bool) -> list[str]:
+    """The commands that make plain data of objects with tensors in them, on the CPU if they have to be MOVED."""
+    try:
+        done, _ = recipes.run(ckpt, [Step("clean", True)])
+    except CheckpointError:
+        return []
+    if done.lost_content != ckpt.lost_content or not any(isinstance(node, LazyTensor) for _, node in walk(done.root)):
+        return []
+    clean, out = beside(ckpt.where, "clean"), beside(ckpt.where, "fixed")
+    first = f"ckptool clean {shell_path(ckpt.where)} {clean}"
+    return [first, f"ckptool remap {clean} {out} --map-location cpu"] if moved else [first]
+
+
 def _is_plain(ckpt: Checkpoint, weights: StateDict, options: Sequence[str]) -> bool:
     """Whether torch.load takes what `convert` with OPTIONS would give, with weights_only=True."""
     done, _ = recipes.run(ckpt, steps_of(options), at=weights.path or None)
@@ -112,7 +130,8 @@ def key_options(weights: StateDict) -> list[str]:
     for component in partly_wrapped(weights):
         options += ["--rename", f"{component}="]
     dotted = [key for key in strangers(weights) if "." in key]
-    return options + [word for key in dotted for word in ("--drop", key)]
+    options += [word for key in dotted for word in ("--drop", key)]
+    return [*options, "--fill-buffers"] if required(weights) else options
 
 
 def _one_of_several(ckpt: Checkpoint, one: StateDict, on_cpu: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ...disk.urls import open_file
 from ...errors import CheckpointError, UnknownFormat, Unreadable, counted, printable
 from ...formats import NothingLeft, format_of, salvage
 from ...formats import open as open_checkpoint
-from ...formats.base import AnyFormat, Format
+from ...formats.base import AnyFormat, FolderFormat, Format
 from ...formats.torch_zip import FORMAT as TORCH_ZIP
 from ...formats.torch_zip import NO_VERSION
 from ...inert.allowed import PLAIN, named_globals
@@ -41,6 +41,7 @@ def doctor(
     model: str | None = None,
     *,
     at: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Diagnosis:
     """Say what a file is, what is wrong with it, and what makes it load.
@@ -51,6 +52,7 @@ def doctor(
         path: the file.
         model: code to check it against, as in `ckptool.reports.diagnosis.fits.fits`. Importing it runs it.
         at: where the weights are in the file, if there are several state dicts.
+        kwargs: arguments for the class or function that makes the model.
         progress: called with the number of bytes that were read, each time.
 
     Raises:
@@ -75,7 +77,7 @@ def doctor(
         *_worth_knowing(ckpt, weights, tree),
         *_left_behind(path),
     ]
-    found = best_fit(ckpt, model, at) if model is not None else None
+    found = best_fit(ckpt, model, at, kwargs) if model is not None else None
     for line in found.optimizers if found is not None else ():
         command = f"ckptool extract-weights {shell_path(path)} {beside(path, 'weights')}"
         findings.append(Finding("optimizer", line, False, [(command, "for a new optimizer")]))
@@ -319,6 +321,10 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> 
     if mapped and isinstance(kind, Format) and any(hasattr(storage.source, "packed") for storage in tree.storages):
         command = f"ckptool repair {file} {beside(ckpt.where, 'repaired')}"
         yield Finding("compressed", "it is compressed, so torch cannot map it (mmap=True)", False, [(command, "")])
+    if weights is not None and kind.loader == "other" and isinstance(kind, FolderFormat) and not kind.of_ranks:
+        command = f"ckptool convert {file} {beside(ckpt.where, 'whole', '.pth')} --extract"
+        what = f"its own loader reads it ({kind.name}), and torch.load does not"
+        yield Finding("own-loader", what, False, [(command, "to make a plain file of its weights")])
     if not kind.mapped:
         command = f"ckptool convert {file} {beside(ckpt.where, 'zip')} -t torch-zip"
         what = "a legacy file: torch cannot map it (mmap=True)"
@@ -339,7 +345,8 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> 
     used, stored = tree.tensors, sum(storage.nbytes for storage in tree.storages)
     if stored > 2 * used and stored - used > 1 << 20:
         what = f"its tensors use {used:,} of {stored:,} stored bytes: views of larger ones were saved"
-        yield Finding("views", what, False, [(f"ckptool convert {file} OUT.safetensors", "which stores what is used")])
+        command = f"ckptool convert {file} {beside(ckpt.where, 'small')} --compact"
+        yield Finding("views", what, False, [(command, "which stores what is used")])
     training = _training_bytes(ckpt)
     if training * 3 > ckpt.nbytes > 1 << 20:
         yield Finding("training-state", f"{training:,} of {ckpt.nbytes:,} bytes are training state", False)

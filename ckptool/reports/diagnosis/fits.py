@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -67,16 +68,16 @@ def fits(path: StrPath, model: str, *, at: str | None = None, kwargs: Mapping[st
     """
     ckpt = open_checkpoint(path)
     weights = ckpt.state_dict(at)
-    return _fit(ckpt, weights, model, _built(model, kwargs, weights))
+    return _fit(ckpt, weights, model, _built(model, kwargs, weights), kwargs)
 
 
-def best_fit(ckpt: Checkpoint, model: str, at: str | None = None) -> Fit:
+def best_fit(ckpt: Checkpoint, model: str, at: str | None = None, kwargs: Mapping[str, Any] | None = None) -> Fit:
     """How the weights of an open checkpoint fit a model (see `fits`); of several state dicts the one that fits best."""
     found = [ckpt.state_dict(at)] if at is not None else ckpt.state_dicts() or [ckpt.state_dict()]
-    built = _built(model, None, max(found, key=lambda one: one.parameters))
+    built = _built(model, kwargs, max(found, key=lambda one: one.parameters))
     wanted = _shapes(built)
     likely = heapq.nlargest(_MOST_TRIED, found, key=lambda one: _in_common(one, wanted))
-    return max((_fit(ckpt, one, model, built) for one in likely), key=lambda fit: (fit.fits, fit.parameters[0]))
+    return max((_fit(ckpt, one, model, built, kwargs) for one in likely), key=lambda fit: (fit.fits, fit.parameters[0]))
 
 
 #: State dicts that are tried; matching them with a model takes long.
@@ -101,7 +102,7 @@ def _in_common(weights: StateDict, wanted: Mapping[str, Shape]) -> tuple[int, in
     return sum(met), len(met)
 
 
-def _fit(ckpt: Checkpoint, weights: StateDict, model: str, built: Any) -> Fit:
+def _fit(ckpt: Checkpoint, weights: StateDict, model: str, built: Any, kwargs: Mapping[str, Any] | None = None) -> Fit:
     from ...model_code.building import refused
 
     theirs = {key: tensor.shape for key, tensor in weights.tensors.items()}
@@ -118,7 +119,7 @@ def _fit(ckpt: Checkpoint, weights: StateDict, model: str, built: Any) -> Fit:
         [(k, list(theirs[k]), list(shape)) for k, shape in wanted.items() if k in theirs and theirs[k] != shape],
         (len(met), len(wanted)),
         (sum(prod(wanted[key]) for key in met), sum(map(prod, wanted.values()))),
-        [] if fine else list(_commands(ckpt, weights, theirs, wanted, model, built)),
+        [] if fine else list(_commands(ckpt, weights, theirs, wanted, model, built, kwargs or {})),
         weights.path,
         list(misfits(ckpt, trained)) if fine else [],
     )
@@ -131,6 +132,7 @@ def _commands(
     wanted: Mapping[str, Shape],
     model: str,
     built: Any,
+    kwargs: Mapping[str, Any],
 ) -> Iterator[tuple[str, str]]:
     """What makes the file fit: the renaming that brings most keys together, then leaving out what is left over."""
     best: dict[str, str] = {key: key for key in theirs}
@@ -152,8 +154,15 @@ def _commands(
         what = "to give the tensors the names that the model has"
         yield command, what + (f", and leave out what it has not ({len(left):,})" if left else "")
         return
-    port = " ".join(["ckptool transfer", file, shell_path(model), "-o", out, *at])
+    port = " ".join(["ckptool transfer", file, shell_path(model), *_arguments(kwargs), "-o", out, *at])
     yield from _accepted(port, ckpt, weights, built)
+
+
+def _arguments(kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """KWARGS as they are typed."""
+    for name, value in kwargs.items():
+        yield "--kwargs"
+        yield shell_quote(f"{name}={value if isinstance(value, str) else json.dumps(value, default=str)}")
 
 
 def _accepted(port: str, ckpt: Checkpoint, weights: StateDict, built: Any) -> Iterator[tuple[str, str]]:

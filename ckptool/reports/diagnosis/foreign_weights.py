@@ -9,6 +9,7 @@ from ...checkpoint import Checkpoint, StateDict
 from ...disk.files import beside, shell_path
 from ...errors import CheckpointError, counted, printable
 from ...formats import format_of
+from ...formats.base import FolderFormat
 from ...passes.dequantizing import dequantize
 from ...passes.packed import grain, packed_in
 from ...passes.side_files import quantization_of
@@ -38,7 +39,8 @@ def of_a_framework(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Find
     """Whether another framework than torch wrote it, which orders its axes in another way."""
     kind = format_of(ckpt)
     reads = kind is None or kind.loader != "other"
-    if not ckpt.framework and reads:
+    of_torch = reads or bool(ckpt.sealed) or isinstance(kind, FolderFormat)  # which loads those in other ways
+    if not ckpt.framework and of_torch:
         return
     name = _NAMES.get(ckpt.framework, ckpt.framework or "another program")
     other = sorted({role.axes for role in ckpt.roles.values()} - _OF_TORCH)

@@ -448,8 +448,8 @@ LESSONS: tuple[Lesson, ...] = (
         "complex128",
         r"KeyError: torch\.complex(128|32)",
         "safetensors has no word for this type, only for complex64.",
-        (),
-        ("keep it in a .pth file, or store value.to(torch.complex64), with half of the digits",),
+        ("ckptool convert {file} OUT.safetensors --cast complex64",),
+        ("or keep it in a .pth file, with all of its digits",),
     ),
     # -- writing and the system
     Lesson(

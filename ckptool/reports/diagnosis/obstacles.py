@@ -20,7 +20,10 @@ from ...formats import format_of
 from ...formats.base import FolderFormat
 from ...formats.flat.sharded import missing_beside
 from ...formats.trainers.alone import PartOfRun, part_of_run
-from ...tree import names_in
+from ...passes.buffers import required
+from ...passes.optimizers import optimizers_in
+from ...tensor import LazyTensor
+from ...tree import Dict, names_in
 from ...weights import is_training_state
 from .finding import Finding
 from .foreign_weights import of_a_framework, quantised
@@ -28,7 +31,9 @@ from .foreign_weights import of_a_framework, quantised
 #: Findings that no renaming mends: the file does not hold a plain model's weights.
 HOPELESS = frozenset({"part", "zero-3", "adapter", "packed", "framework", "no-parameters", "no-weights"})
 #: Findings that the code of a model refutes, if the weights fit it.
-BY_NAME = frozenset({"wrapped", "partly-wrapped", "adapter", "packed", "zero-3", "no-parameters", "strangers"})
+BY_NAME = frozenset(
+    {"wrapped", "partly-wrapped", "adapter", "packed", "zero-3", "no-parameters", "strangers", "no-counters"}
+)
 
 _ADAPTER = re.compile(r"(?:^|[._])lora_(?:A|B|embedding_A|embedding_B|down|up|magnitude_vector)(?:[._]|\Z)")
 
@@ -43,7 +48,7 @@ def in_the_way(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Finding]
     yield from of_a_framework(ckpt, weights)
     if not found:
         command = f"ckptool inspect {shell_path(ckpt.where)}"
-        yield Finding("no-weights", "there is no state dict in it", commands=[(command, "")])
+        yield Finding("no-weights", _instead_of_weights(ckpt), commands=[(command, "")])
     elif weights is None:
         paths = ", ".join(printable(one.path, 40) for one in found[:6])
         actions = [f"one of them is {python_for(ckpt, found[0].path)}"]
@@ -62,6 +67,17 @@ def in_the_way(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Finding]
         kind = format_of(ckpt)
         loads = kind is None or kind.loader in ("weights_only", "pickle")
         yield Finding("envelope", what, loads, actions=[python_for(ckpt, weights.path)] if loads else [])
+
+
+def _instead_of_weights(ckpt: Checkpoint) -> str:
+    """What is in a file without a state dict."""
+    if any(not one.path for one in optimizers_in(ckpt.root)):
+        return "it is the state of an optimizer; the weights are in another file"
+    if isinstance(ckpt.root, LazyTensor):
+        return f"it is one tensor of shape {list(ckpt.root.shape)}, and no state dict"
+    if isinstance(ckpt.root, Dict) and not ckpt.root.entries:
+        return "it is a dict without entries: nothing was saved"
+    return "there is no state dict in it"
 
 
 def _of_a_run(ckpt: Checkpoint, part: PartOfRun | None) -> Iterator[Finding]:
@@ -101,6 +117,10 @@ def _of(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Finding]:
         shown = ", ".join(f"{printable(key, 40)!r} ({type(weights[key]).__name__})" for key in odd[:4])
         more = f" and {len(odd) - 4:,} more" if len(odd) > 4 else ""
         yield Finding("strangers", f"between the weights{where} stand {shown}{more}, which load_state_dict refuses")
+    if counters := required(weights):
+        shown = printable(counters[0], 60) + (f" and {len(counters) - 1:,} more" if counters[1:] else "")
+        what = f"{shown}{where} {'is' if len(counters) == 1 else 'are'} not in it, and its layers say that they have it"
+        yield Finding("no-counters", what)
     tensors = weights.tensors
     floats = [tensor for tensor in tensors.values() if tensor.dtype.is_floating]
     empty = sum(tensor.shape == (0,) for tensor in floats)

@@ -1,0 +1,159 @@
+"""Arguments for the code that makes a model: configurations as the code wants them, and what the file itself says.
+
+A class often takes one object with all settings: a dataclass, a configuration of transformers, a Namespace. On the
+command line it is an object of JSON. It becomes what the argument is annotated with, where that can be made of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..disk.paths import is_file, shell_quote
+from ..errors import RuleError, printable
+from ..keys import closest
+
+#: Names of arguments that are configurations.
+_CONFIGS = ("cfg", "config", "conf", "args", "opt", "opts", "hparams", "params", "model_args")
+
+
+def converted(found: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """KWARGS for the class or function FOUND, with configurations as what they are annotated to be.
+
+    Raises:
+        RuleError: an entry is none of the configuration's, or the configuration does not take it.
+    """
+    if not any(isinstance(value, dict) for value in kwargs.values()):
+        return dict(kwargs)
+    kinds = _kinds(found)
+    return {
+        name: _made(kinds[name], name, value) if isinstance(value, dict) and name in kinds else value
+        for name, value in kwargs.items()
+    }
+
+
+def _kinds(found: Any) -> dict[str, type]:
+    """Argument -> the class of the configuration that it takes."""
+    function = found
+    if isinstance(found, type):
+        function = next((vars(one)["__init__"] for one in found.__mro__ if "__init__" in vars(one)), found)
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception:  # names that are not there when it runs
+        hints = dict(getattr(function, "__annotations__", {}))
+    kinds = {name: kind for name, hint in hints.items() if (kind := _class_of(hint)) is not None}
+    own = getattr(found, "config_class", None)  # of transformers
+    if isinstance(own, type):
+        kinds.setdefault("config", own)
+    return kinds
+
+
+def _class_of(hint: Any) -> type | None:
+    """The class that a hint names, also as `Optional[Class]`; None for those of Python itself."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        inner = [one for one in typing.get_args(hint) if one is not type(None)]
+        hint = inner[0] if len(inner) == 1 else None
+    return hint if isinstance(hint, type) and hint.__module__ not in ("builtins", "typing", "argparse") else None
+
+
+def _made(kind: type, name: str, value: dict[str, Any]) -> Any:
+    if dataclasses.is_dataclass(kind):
+        fields = [field.name for field in dataclasses.fields(kind) if field.init]
+        unknown = [key for key in value if key not in fields]
+        if unknown:
+            near = closest(unknown[0], fields, 1)
+            raise RuleError(
+                f"{printable(kind.__name__)} has no {printable(unknown[0])!r}",
+                where=f"--kwargs {name}",
+                evidence=[f"it has {', '.join(printable(field) for field in fields[:20])}"],
+                hint=f"did you mean {near[0]!r}?" if near else None,
+            )
+    try:
+        return kind(**value)
+    except Exception as error:
+        raise RuleError(
+            f"{printable(kind.__name__)} does not take it: {type(error).__name__}: {printable(str(error), 200)}",
+            where=f"--kwargs {name}",
+            evidence=[f"{kind.__name__}{_signature(kind)}"],
+        ) from error
+
+
+def _signature(found: Any) -> str:
+    try:
+        return str(inspect.signature(found))
+    except (TypeError, ValueError):
+        return "(…)"
+
+
+def needed(found: Any, name: str, place: str, missing: Sequence[str]) -> tuple[list[str], str]:
+    """Evidence and a hint for arguments that are MISSING: those that the code itself gives somewhere, if it does."""
+    evidence = [f"{name}{_signature(found)}"]
+    seen = _call_in(found, name)
+    if seen is not None and set(missing) <= set(seen[1]):
+        line, given = seen
+        said = f"line {line} of {Path(place).name} calls it with these"
+        return [*evidence, said], " ".join(_option(one, given[one]) for one in missing)
+    kinds = _kinds(found)
+    beside = next((one for one in (Path(place).parent / "config.json", Path("config.json")) if is_file(one)), None)
+    words: list[str] = []
+    for one in missing:
+        kind = kinds.get(one)
+        if kind is not None and dataclasses.is_dataclass(kind):
+            words.append(f"--kwargs {one}={shell_quote(_fields(kind))}")
+        elif one in _CONFIGS and beside is not None:
+            words.append(f"--kwargs {shell_quote(f'{one}=@{beside}')}")
+        elif kind is not None and _takes_nothing(kind):
+            words.append(f"--kwargs {one}='{{}}'")
+            evidence.append(f"{{}} stands for {printable(kind.__name__)}() with its own values")
+        else:
+            words.append(f"--kwargs {one}=" + ("'{\"NAME\": VALUE}'" if one in _CONFIGS else "…"))
+    return evidence, " ".join(words)
+
+
+def _option(name: str, value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    return f"--kwargs {shell_quote(f'{name}={text}')}"
+
+
+def _fields(kind: Any) -> str:
+    """A dataclass as an object of JSON, with its own values where it has some."""
+    found = {}
+    for field in dataclasses.fields(kind):
+        if field.init and field.default_factory is dataclasses.MISSING:
+            found[field.name] = None if field.default is dataclasses.MISSING else field.default
+    text = json.dumps(found, default=str)
+    return text.replace(": null", ": VALUE") if any(value is None for value in found.values()) else text
+
+
+def _takes_nothing(kind: type) -> bool:
+    try:
+        parameters = inspect.signature(kind).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return all(p.default is not p.empty or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
+
+
+def _call_in(found: Any, name: str) -> tuple[int, dict[str, Any]] | None:
+    """Line and plain arguments of the last call of FOUND in its own file, as under `if __name__ == "__main__":`."""
+    try:
+        tree = ast.parse(Path(inspect.getsourcefile(found) or "").read_text(encoding="utf-8"))
+        signature = inspect.signature(found)
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return None
+    for node in reversed(list(ast.walk(tree))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name:
+            try:
+                words = {one.arg: ast.literal_eval(one.value) for one in node.keywords if one.arg}
+                bound = signature.bind_partial(*map(ast.literal_eval, node.args), **words)
+            except (ValueError, TypeError, SyntaxError):
+                continue
+            if bound.arguments:
+                return node.lineno, dict(bound.arguments)
+    return None

@@ -1,0 +1,84 @@
+"""Wrong files and wrong commands: one line that is true, and a hint that works when its whole line is pasted."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from typing_user import NET_PY, net
+
+
+@pytest.fixture
+def files(user):
+    """What stands about in the folder of a tired user."""
+    weights = net().state_dict()
+    torch.save(weights, "plain.pth")
+    torch.save({f"module.{key}": value for key, value in weights.items()}, "dp.pth")
+    torch.save({"state_dict": weights, "epoch": 3}, "env.pth")
+    torch.save(
+        {"state_dict": weights, "state_dict_ema": {key: value.clone() for key, value in weights.items()}}, "timm.pth"
+    )
+    torch.save(
+        {"state_dict": {f"net.{key}": value for key, value in weights.items()} | {"loss.w": torch.ones(1)}}, "l.ckpt"
+    )
+    torch.save(torch.nn.Linear(2, 2), "whole.pth")
+    torch.save(torch.optim.Adam(net().parameters()).state_dict(), "optim.pt")
+    torch.save(torch.rand(3), "tensor.pt")
+    torch.save({}, "nothing.pt")
+    torch.save({"w": torch.eye(3).to_sparse(), "v": torch.ones(2)}, "sparse.pth")
+    save_file(weights, "plain.safetensors")
+    Path("cut.pth").write_bytes(Path("plain.safetensors").read_bytes()[:-10])
+    Path("net.py").write_text(NET_PY)
+    Path("notes.txt").write_text("hello")
+    Path("empty").mkdir()
+    return user
+
+
+PASTED = [
+    ("ckptool strip-prefix dp.pth o.pth --prefix model.", "no key starts with 'model.'"),
+    ("ckptool strip-prefix dp.pth --in-place --prefix modul", "no key starts with 'modul.'"),
+    ("ckptool convert l.ckpt o.pth --extract --strip-prefix net.", "'net.' fits 13 of 14 keys"),
+    ("ckptool convert env.pth o.safetensors", "these would be lost"),
+    ("ckptool convert sparse.pth o.safetensors", "these would be lost"),
+    ("ckptool convert plain.pth o.pth --cast bfloat", "no floating point type"),
+    ("ckptool rename plain.pth o.pth --rename body=trunk", "no key matches"),
+    ("ckptool slim timm.pth o.pth", "say which"),
+    ("ckptool strip-prefix whole.pth o.pth", "pickled model"),
+    ("ckptool transfer net.py plain.pth -o o.pth", "is code; the weights come first"),
+    ("ckptool doctor net.py plain.pth", "is code; the file comes first"),
+    ("ckptool inspect plian.pth", "no such file"),
+    ("ckptool convert plan.pth o.safetensors", "no such file"),
+    ("ckptool transfer plain.pth net.py:Nte -o o.pth", "there is no 'Nte' in it"),
+    ("ckptool transfer plain.pth net.py --kwargs clases=3 -o o.pth", "takes no 'clases'"),
+    ("ckptool convert plain.pth new/o.pth", "does not exist"),
+    ("ckptool repair cut.pth o.pth", "would be lost"),
+    ("ckptool convert plain.pth o.pth --for troch", "is no version of torch"),
+    ("ckptool transfer optim.pt net.py -o o.pth", "holds no state dict"),
+]
+
+
+@pytest.mark.parametrize(("line", "says"), PASTED)
+def test_the_hint_of_a_wrong_command_can_be_pasted(files, line, says):
+    seen = files.tries(line)
+    assert seen.code == 2
+    assert says in " ".join(seen.text.split()), seen.text
+    (hint,) = [row.removeprefix("Hint: ") for row in seen.text.splitlines() if row.startswith("Hint: ")]
+    if hint.startswith("mkdir -p "):
+        Path(hint.removeprefix("mkdir -p ")).mkdir(parents=True)
+        hint = line
+    files.types(hint)
+
+
+SAID = {
+    "optim.pt": "it is the state of an optimizer; the weights are in another file",
+    "tensor.pt": "it is one tensor of shape [3], and no state dict",
+    "nothing.pt": "it is a dict without entries: nothing was saved",
+    "notes.txt": "not a checkpoint that can be read: a text: hello",
+    "empty": "it is empty",
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_doctor_says_what_a_file_is_that_holds_no_weights_and_cures_nothing(files, name):
+    seen = files.asks(f"ckptool doctor {name}", says=SAID[name])
+    assert "to fix it" not in seen.text
