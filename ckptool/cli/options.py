@@ -95,6 +95,11 @@ _MATCHING: tuple[Callable[[Any], Any], ...] = (
     _matching(
         "--mapping", "mapping_file", type=FileName(), metavar="FILE", help="Replay a mapping file instead of matching."
     ),
+    _matching(
+        "--input-channels",
+        type=click.Choice(["repeat", "sum", "mean", "zeros", "first"]),
+        help="The rule for a first layer of another number of input channels.",
+    ),
     _matching("--invert", is_flag=True, help="With --mapping: the way back."),
     _matching(
         "--save-mapping",

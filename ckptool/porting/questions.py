@@ -234,8 +234,10 @@ class Reason(Enum):
     )
     GROUPS = Topic.OTHER, "blocks of a layer by groups, one below the other: how they stand is in the code only"
     TURNED_LAYER = Topic.OTHER, "a linear layer is seen turned, as what a transposed convolution does"
-    CHANNELS_SUMMED = Topic.OTHER, "{} input channels are summed to 1"
-    CHANNELS_REPEATED = Topic.OTHER, "{} input channels are repeated to {}, divided by {}"
+    OTHER_CHANNELS = (
+        Topic.OTHER,
+        "the file has {} input channels, the model {}: {} (--input-channels takes another rule: {})",
+    )
     FRAMES_REPEATED = Topic.OTHER, "the kernel of pictures is repeated for {} frames, divided by {}"
     FRAMES_SUMMED = Topic.OTHER, "the kernels of {} frames are summed to one of pictures"
     FEWER_WORDS = Topic.OTHER, "the first {} of {} words"
