@@ -75,6 +75,13 @@ class Reason(Enum):
         Topic.OTHER,
         "it stands elsewhere than what is around it, where {}, which is left over, would not",
     )
+    FROM_ANOTHER_BLOCK = Topic.OTHER, "the rest of {} in the model does not come from {}, which this is taken from"
+    BLOCKS_CHANGE_PLACES = (
+        Topic.OTHER,
+        "{} and {} of the source change places here, and each would fit the other's place as well",
+    )
+    ANOTHER_IN_OTHER_BLOCKS = Topic.OTHER, "in the other blocks it is {} of the source, and here {}"
+    FROM_ANOTHER_PART = Topic.OTHER, "what is beside it comes from {} of the source, and this from {}"
     WITHOUT_NAMES = (
         Topic.OTHER,
         "the file has no names, and nothing but its order tells this from what is used for {}",

@@ -47,7 +47,7 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy
     if len(narrow) == 2 and narrow == other[::-1] and narrow != other and len(wanted) != len(have):
         turned = ex.reshape(ex.transpose(ex.reshape(expr, other, have)), wanted, narrow)
         return turned, Question(Reason.TURNED_LAYER)
-    if len(wanted) > 1 and (wanted[1] == 1 or is_input or not wanted[1] % have[1]):
+    if len(wanted) == len(have) > 1 and (wanted[1] == 1 or is_input or not wanted[1] % have[1]):
         found = of_channels(wanted, have, expr)
         if found is not None:
             return found
