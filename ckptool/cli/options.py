@@ -99,6 +99,11 @@ _MATCHING: tuple[Callable[[Any], Any], ...] = (
         metavar="NAME|FILE",
         help="Use a mapping instead of matching: a file, or one of `ckptool mappings`.",
     ),
+    _matching(
+        "--input-channels",
+        type=click.Choice(["repeat", "sum", "mean", "zeros", "first"]),
+        help="The rule for a first layer of another number of input channels.",
+    ),
     _matching("--invert", is_flag=True, help="With --mapping: the way back."),
     _matching(
         "--number",

@@ -253,7 +253,7 @@ def _mapping(ckpt: Checkpoint, found: ModelSource, read: Mapping | Family | None
     proves = bool(options["prove"] or options["reference"])
     if proves:
         gc.enable()  # models that run leave much behind
-    same = ("at", "hints", "invert", "by", "first", "start", "prove", "reference", "patience")
+    same = ("at", "hints", "input_channels", "invert", "by", "first", "start", "prove", "reference", "patience")
     with status_line("proof", wanted=proves and not options["quiet"]) as say:
         return porting.transfer(
             ckpt,

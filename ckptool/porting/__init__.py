@@ -107,6 +107,7 @@ def transfer(
     *,
     at: str | None = None,
     hints: Sequence[str] = (),
+    input_channels: str | None = None,
     inputs: Any = None,
     source_model: Any = None,
     source_inputs: Any = None,
@@ -128,6 +129,8 @@ def transfer(
         model: a torch.nn.Module (also on the meta device, also wrapped), or code as `MODEL.py:Name`.
         at: where the weights are in the file, if there are several.
         hints: renaming rules OLD=NEW, from names of the source towards names of the target.
+        input_channels: the rule for a first layer of another number of input channels: "repeat" (in turn, scaled),
+            "sum", "mean", "zeros" (for those that are new) or "first" (so many). Without it, the likeliest is a guess.
         inputs: example inputs for a forward pass, as texts (`float32[2,3,64,64]`) or tensors; worked out if None.
         source_model: the source's own code, as `model`. Its order of execution then counts, too.
         source_inputs: example inputs for the source's code, where it takes them in another form than the model.
@@ -152,6 +155,7 @@ def transfer(
     from ..model_code.building import signature_for
     from ..model_code.inputs import read_inputs
     from .applying import open_source, require_types
+    from .holes.input_channels import by_rule
     from .sources import by_position, match_signature, require_fit
 
     given, own = read_inputs(inputs), read_inputs(source_inputs, "--source-input")
@@ -167,6 +171,8 @@ def transfer(
         code = None if source_model is None else signature_for(source_model, inputs=theirs)
         rules = [hints] if isinstance(hints, str) else hints
         found = match_signature(ckpt, target, at=at, hints=rules, source_code=code)
+    if input_channels is not None:
+        found = by_rule(found, input_channels)
     if reference is not None:
         from .prove import prove_against
 

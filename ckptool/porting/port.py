@@ -18,6 +18,7 @@ from .forms.pieces import STATISTICS, squeezed, substituted
 from .holes.background import doubt_background
 from .holes.conventions import doubt_conventions
 from .holes.filling import Filled, Filling, Values
+from .holes.out_of_place import doubt_what_is_out_of_place
 from .holes.substitutes import substitute
 from .mapping import Entry, Mapping, Part
 from .matching.match import Matcher, is_average, kind_of
@@ -57,6 +58,7 @@ def port(
     substitute(filling)
     doubt_conventions(filling)
     doubt_background(filling)
+    doubt_what_is_out_of_place(filling)
     doubt_copies(filling, copied)
     return _Entries(filling, shapes, copied).mapping()
 

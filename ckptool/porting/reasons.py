@@ -113,6 +113,22 @@ class Reason(Enum):
         "this is out of order with the layers around it, and {}, which is left over, is in order; check which of "
         "the two it is",
     )
+    FROM_ANOTHER_BLOCK = (
+        Topic.OTHER,
+        "the rest of {} in the model does not come from {}, and this does; check which block it belongs to",
+    )
+    BLOCKS_CHANGE_PLACES = (
+        Topic.OTHER,
+        "{} and {} of the source change places here, and each fits the place of the other; check their order",
+    )
+    ANOTHER_IN_OTHER_BLOCKS = (
+        Topic.OTHER,
+        "in the other blocks this comes from {} of the source, and here from {}; check that this block is different",
+    )
+    FROM_ANOTHER_PART = (
+        Topic.OTHER,
+        "the layers beside it come from {} of the source, and this comes from {}; check that it is the same layer",
+    )
     WITHOUT_NAMES = (
         Topic.OTHER,
         "the file has no names, and only its order tells this from the tensor of {}; check the order in which the"
@@ -396,10 +412,9 @@ class Reason(Enum):
         "a linear layer becomes a transposed convolution, and is transposed; check that the source's code "
         "computes the same",
     )
-    CHANNELS_SUMMED = Topic.OTHER, "{} input channels are summed to 1; accept it if the new input is a grey picture"
-    CHANNELS_REPEATED = (
+    OTHER_CHANNELS = (
         Topic.OTHER,
-        "{} input channels are repeated to {} and divided by {}; accept it if the new channels are like the old ones",
+        "the file has {} input channels, the model {}: {} (--input-channels takes another rule: {})",
     )
     FRAMES_REPEATED = (
         Topic.OTHER,

@@ -8,6 +8,7 @@ from ...errors import counted
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Question, Reason
+from .input_channels import of_channels
 
 #: What to do, and what is not certain about it, with what else could be meant.
 Remedy = tuple[Expr, Question[Expr]]
@@ -16,17 +17,18 @@ Remedy = tuple[Expr, Question[Expr]]
 _PADDING = 2
 
 
-def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None) -> Remedy | None:
+def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None, *, is_input: bool = False) -> Remedy | None:
     """A known way from the sizes that a source has to those that a target wants, or None, as where one has no elements.
 
     Args:
         wanted, have: the sizes.
         expr: what has the sizes HAVE.
         kind: "token" for a table of words, "position" for one of positions.
+        is_input: whether the layer takes the inputs of the model, whose channels may be of any number.
     """
     if 0 in (*wanted, *have):
         return None
-    found = _of_kernel(wanted, have, expr)
+    found = _of_kernel(wanted, have, expr, is_input)
     if found is None and kind == "token":
         found = of_rows(wanted, have, expr)
     if found is None and kind == "position":
@@ -34,7 +36,7 @@ def remedy(wanted: Shape, have: Shape, expr: Expr, kind: str | None) -> Remedy |
     return found
 
 
-def _of_kernel(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
+def _of_kernel(wanted: Shape, have: Shape, expr: Expr, is_input: bool) -> Remedy | None:
     """Kernels of other input channels or dimensions."""
     if prod(wanted) == prod(have) and wanted[:1] == have[:1] and {len(wanted), len(have)} <= {2, 4, 5}:
         return ex.reshape(expr, wanted), Question(Reason.PATCHES, (), _by_pixels(wanted, have, expr))
@@ -45,12 +47,10 @@ def _of_kernel(wanted: Shape, have: Shape, expr: Expr) -> Remedy | None:
     if len(narrow) == 2 and narrow == other[::-1] and narrow != other and len(wanted) != len(have):
         turned = ex.reshape(ex.transpose(ex.reshape(expr, other, have)), wanted, narrow)
         return turned, Question(Reason.TURNED_LAYER)
-    if len(wanted) == len(have) and len(wanted) in (3, 4, 5) and wanted[:1] + wanted[2:] == have[:1] + have[2:]:
-        if wanted[1] == 1:
-            return ex.summed(expr, 1), _asked(Reason.CHANNELS_SUMMED, have[1])
-        if wanted[1] % have[1] == 0:
-            times = wanted[1] // have[1]
-            return ex.repeat(expr, 1, times), _asked(Reason.CHANNELS_REPEATED, have[1], wanted[1], times)
+    if len(wanted) == len(have) > 1 and (wanted[1] == 1 or is_input or not wanted[1] % have[1]):
+        found = of_channels(wanted, have, expr)
+        if found is not None:
+            return found
     if len(wanted) == 5 and len(have) == 4 and wanted[:2] + wanted[3:] == have and wanted[2] > 1:
         flat = ex.reshape(expr, (*have[:2], 1, *have[2:]))
         return ex.repeat(flat, 2, wanted[2]), _asked(Reason.FRAMES_REPEATED, wanted[2], wanted[2])

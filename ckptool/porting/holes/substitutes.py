@@ -139,7 +139,7 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
                 filling.fill(t, s)
             continue
         kind = label_of(t, "embedding") or label_of(s, "embedding") or ("token" if _is_looked_up(filling, t) else None)
-        found = remedy(t.main.shape, s.main.shape, s.main.expr, kind)
+        found = remedy(t.main.shape, s.main.shape, s.main.expr, kind, is_input=_takes_inputs(filling, t))
         if found is None:
             continue
         expr, question = found
@@ -181,6 +181,14 @@ def _other_vocabulary(filling: Filling, wanted: Shape, have: Shape) -> None:
             if found is not None:
                 filling.holes[piece.name] = Filled(found[0], "similar names", [found[1]])
                 filling.unit_of[piece.name] = (t, near[0])
+
+
+def _takes_inputs(filling: Filling, t: Unit) -> bool:
+    """Whether no layer of its kind runs before it, or is registered before it where that is not known."""
+    others = (u for u in filling.matcher.cells.targets if u is not t and len(u.main.shape) == len(t.main.shape))
+    if t.used is None:
+        return all(u.order > t.order for u in others)
+    return all(u.used is None or u.used > t.used for u in others)
 
 
 def _follows_its_channels(filling: Filling, t: Unit) -> bool:

@@ -19,8 +19,8 @@ import torch
 
 from ..expression import Expr, Shape
 from ..forms.pieces import substituted
+from .code_steps import Step
 from .fingerprints import APART, NOISE, Known
-from .steps import Step
 
 #: Kinds of uses that make each channel of all, and kinds that go channel by channel.
 MATRICES = frozenset({"linear", "conv"})

@@ -12,8 +12,8 @@ import torch
 
 from ...errors import counted, printable
 from ..mapping import Entry
+from .code_steps import Step, Swap, before, instead, left_out, times
 from .flow import Flow, Use
-from .steps import Step, Swap, before, instead, left_out, times
 
 
 @dataclass(slots=True)

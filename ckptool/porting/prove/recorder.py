@@ -21,10 +21,10 @@ from ...errors import printable
 from ...model_code.inputs import leaves, with_leaves
 from .. import expression as ex
 from ..expression import Expr, Shape
+from .code_steps import Step, Swap, is_step, step_of
 from .fingerprints import fingerprints
 from .flow import Flow, Held, Use
 from .precision import Wider, in_double
-from .steps import Step, Swap, is_step, step_of
 
 _SEED = 20
 

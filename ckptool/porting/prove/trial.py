@@ -15,10 +15,10 @@ from .. import expression as ex
 from ..applying import source_tensors
 from ..expression import Expr
 from ..mapping import Entry, Mapping
+from .code_steps import Swap
 from .flow import Flow
 from .progress import Progress
 from .recorder import follow
-from .steps import Swap
 
 #: Trials without success that looking for a better mapping may take.
 _TRIALS = 600
