@@ -5,13 +5,13 @@ Each is run as a test: with the rule a key is made of what the example says, and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from ..disk.documents import read_json
 from ..model_code.signature import Entry, Facts, Flattened, Flow, Gate, Layout, Signature
 
 #: How facts that are more than a number or a text are read.
@@ -49,7 +49,7 @@ class Example:
 def examples() -> dict[str, Example]:
     """Rule -> its example."""
     text = files(__package__).joinpath("rule_examples.json").read_text(encoding="utf-8")
-    return {name: Example(**one) for name, one in json.loads(text).items()}
+    return {name: Example(**one) for name, one in read_json(text).items()}
 
 
 def signature(side: Mapping[str, Any], *, is_target: bool) -> Signature:
