@@ -11,7 +11,7 @@ from ..reports.comparing.diff_text import diff_page, diff_text
 from . import launched
 from .documents import print_json
 from .help import Command
-from .options import FileName, SideOutput
+from .options import FileName, SideOutput, output_option
 from .output import check_side_outputs, fetching, progress_bar, terminal_width, write_page
 
 
@@ -40,8 +40,9 @@ class _Tolerance(click.ParamType[float]):
 @click.option("--detect-renames", is_flag=True, help="Find tensors that have another name only, by their content.")
 @click.option("--strict", is_flag=True, help="Let devices, order, ties and `_metadata` count as differences.")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
-@click.option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
-@click.option("--overwrite", is_flag=True, help="Allow REPORT to exist.")
+@output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
+@output_option("--open", "show", is_flag=True, help="Show that page in the browser.")
+@output_option("--overwrite", is_flag=True, help="Allow REPORT to exist.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
 @click.option("-v", "--verbose", is_flag=True, help="List all tensors, however many.")
 def diff(
@@ -55,6 +56,7 @@ def diff(
     strict: bool,
     as_json: bool,
     html: str | None,
+    show: bool,
     overwrite: bool,
     quiet: bool,
     verbose: bool,
@@ -92,7 +94,7 @@ def diff(
     if not launched.leads():
         return 0  # rank 0 answers
     if html:
-        write_page(diff_page(found), html, overwrite=overwrite)
+        write_page(diff_page(found), html, overwrite=overwrite, show=show)
     if as_json:
         print_json("diff", found.as_json())
     elif not quiet:

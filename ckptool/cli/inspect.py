@@ -21,7 +21,7 @@ from ..reports import inspect as report
 from ..reports.inspect_text import inspect_text, overview
 from .documents import Documents
 from .help import Command
-from .options import FileName, SideOutput, json_options
+from .options import FileName, SideOutput, json_options, output_option
 from .output import check_side_outputs, collect, fetching, say_error, terminal_width, write_page
 from .searching import Search
 
@@ -33,8 +33,9 @@ from .searching import Search
 @click.option("--depth", type=click.IntRange(0), metavar="N", help="Sum up below N components of the keys.")
 @click.option("--stats", is_flag=True, help="Read all values: smallest, largest, mean, spread, zeros, NaN.")
 @json_options
-@click.option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
-@click.option("--overwrite", is_flag=True, help="Allow REPORT to exist.")
+@output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
+@output_option("--open", "show", is_flag=True, help="Show that page in the browser.")
+@output_option("--overwrite", is_flag=True, help="Allow REPORT to exist.")
 @click.option("-v", "--verbose", is_flag=True, help="List all keys, however many.")
 def inspect(
     files: tuple[str, ...],
@@ -45,6 +46,7 @@ def inspect(
     as_json: bool,
     as_lines: bool,
     html: str | None,
+    show: bool,
     overwrite: bool,
     verbose: bool,
 ) -> int:
@@ -106,7 +108,7 @@ def inspect(
         from ..reports.inspect_page import inspect_page
 
         page = inspect_page([one for one, _ in for_page], [found for _, found in for_page] if stats else None)
-        write_page(page, html, overwrite=overwrite)
+        write_page(page, html, overwrite=overwrite, show=show)
     shown.end(search.left_alone)
     documents.end(not_followed=search.left_alone)
     return status

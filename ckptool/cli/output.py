@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -152,6 +153,8 @@ def check_side_outputs() -> None:
     from .options import FileName, SideOutput
 
     context = click.get_current_context()
+    if context.params.get("show") and context.params.get("html") is None:
+        raise click.UsageError("--open shows the page that --html REPORT writes.")
     named = [(p, context.params.get(p.name)) for p in context.command.params if p.name and isinstance(p.type, FileName)]
     files = [(param, path) for param, value in named for path in ([value] if isinstance(value, str) else value or ())]
     if suffix := context.params.get("backup"):
@@ -168,12 +171,16 @@ def check_side_outputs() -> None:
         check_side_output(param.type.kind, path, overwrite=allowed)
 
 
-def write_page(page: str, path: str, *, overwrite: bool) -> None:
-    """Write a page of HTML: whole, or not at all."""
+def write_page(page: str, path: str, *, overwrite: bool, show: bool = False) -> None:
+    """Write a page of HTML: whole, or not at all. With SHOW, the browser shows it."""
     from ..disk.targets import write_side_output
 
     write_side_output("page", path, page, overwrite=overwrite)
     click.echo(f"wrote {printable(path)}", err=True)
+    if show:
+        import webbrowser
+
+        webbrowser.open(Path(path).resolve().as_uri())
 
 
 def _receipt(plan: Plan, renamed: list[tuple[str, str]], dry_run: bool) -> Iterator[str]:

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
 @output_option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
 @output_option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything.")
 @output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
+@output_option("--open", "show", is_flag=True, help="Show that page in the browser.")
 @output_option("--explain", multiple=True, metavar="KEY", help="Say how KEY came to its place; write nothing.")
 @output_option("--json", "as_json", is_flag=True, help="Print the mapping as JSON.")
 @output_option("-q", "--quiet", is_flag=True, help="No report, no progress bar.")
@@ -277,7 +278,7 @@ def _show(mapping: Mapping, options: dict[str, Any], weights_at: str) -> None:
 
         emit(mapping, options["emit"], command_as_typed(), at=weights_at, overwrite=options["overwrite"])
     if options["html"]:
-        write_page(mapping_page(mapping), options["html"], overwrite=options["overwrite"])
+        write_page(mapping_page(mapping), options["html"], overwrite=options["overwrite"], show=options["show"])
     if not options["as_json"] and not options["quiet"]:
         width = max(shutil.get_terminal_size((120, 40)).columns, 60)
         click.echo(mapping_text(mapping, everything=options["verbose"], width=width))

@@ -15,7 +15,14 @@ from ..errors import printable
 
 
 def pairs_page(
-    title: str, left: str, right: str, links: Sequence[dict[str, Any]], *, summary: str = "", notes: Sequence[str] = ()
+    title: str,
+    left: str,
+    right: str,
+    links: Sequence[dict[str, Any]],
+    *,
+    summary: str = "",
+    notes: Sequence[str] = (),
+    commands: Sequence[tuple[str, str]] = (),
 ) -> str:
     """The page of `diff` and `transfer`: two columns, with a line for each pair, coloured by its status.
 
@@ -24,6 +31,8 @@ def pairs_page(
         links: each with `left` and `right` (a key, or None), `status` (a word, which filters the list), and `details`,
             (name, value) pairs that are shown when it is chosen; also `about`, a few words beside it, and `via`, a word
             on the line for what happens on the way.
+        summary, notes: what stands on top.
+        commands: (command, what for), each with a button that copies it.
     """
     return render(
         {
@@ -33,6 +42,7 @@ def pairs_page(
             "links": [_link(link) for link in links],
             "summary": summary,
             "notes": [shown(note) for note in notes],
+            "commands": list(commands),
         }
     )
 

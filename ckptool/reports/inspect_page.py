@@ -21,11 +21,24 @@ def inspect_page(reports: Sequence[Inspection], stats: Sequence[Sequence[dict[st
         {
             "title": ", ".join(shown(report.path) for report in reports[:3]) + (", …" if len(reports) > 3 else ""),
             "parameters": sum(one.parameters for report in reports for one in report.state_dicts),
-            "notes": [shown(text) for report in reports for text in report.warnings]
-            + [f"{what}: {command}" for report in reports for command, what in report.suggestions],
+            "notes": [shown(text) for report in reports for text in _notes(report)],
+            "commands": [(command, what) for report in reports for command, what in report.suggestions],
             "files": [_file(report, stats[number] if stats else None) for number, report in enumerate(reports)],
         }
     )
+
+
+def _notes(report: Inspection) -> list[str]:
+    """What the text of the report says beside its tensors."""
+    training = report.training
+    notes = [f"saved by {training.framework}"] if training.framework else []
+    notes += [f"training: {', '.join(f'{name} {value}' for name, value in training.progress)}"] * bool(
+        training.progress
+    )
+    notes += [f"{name}: {words}" for name, words, _ in training.state]
+    notes += [f"tied: {' = '.join(keys[:8])}" for keys in report.ties[:8]]
+    notes += [f"objects: {', '.join(f'{name} ({n:,})' for name, n in report.objects.items())}"] * bool(report.objects)
+    return [*notes, *report.warnings]
 
 
 def _file(report: Inspection, stats: Sequence[dict[str, Any] | None] | None) -> dict[str, Any]:

@@ -47,14 +47,12 @@ def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
                 spelled.update(param.opts)
     assert sorted(spelled) == sorted(
         """--add-prefix --against --allow-loss --at --atol --backup --cast --cast-keep --compact --component --depth
-        --dequantize --detect-renames --digest --drop --drop-buffers --dry-run --error --extract --fill-buffers --filter
-        --first --fits --for --html
-        --if-present --in-place --json --json-lines --keep-objects --kwargs --manifest --map-location
-        --max-shard-size --model
-        --out-dir --output --overwrite --partial-file --parts --patch --prefix --quiet --ratios --recipe --recover
-        --remove-leftovers --rename --recursive --rtol --rules --save-recipe
-        --select --sort --stats --strict --strip-first --strip-prefix --ties --to --to-dense --untie --unwrap
-        --variant --verbose --weights --with-optimizer --wrap --write-manifest -m -n -o -q -r -t -v""".split()
+        --dequantize --detect-renames --digest --drop --drop-buffers --dry-run --error --extract --fill-buffers
+        --filter --first --fits --for --html --if-present --in-place --json --json-lines --keep-objects --kwargs
+        --manifest --map-location --max-shard-size --model --open --out-dir --output --overwrite --partial-file
+        --parts --patch --prefix --quiet --ratios --recipe --recover --recursive --remove-leftovers --rename --rtol
+        --rules --save-recipe --select --sort --stats --strict --strip-first --strip-prefix --ties --to --to-dense
+        --untie --unwrap --variant --verbose --weights --with-optimizer --wrap --write-manifest -m -n -o -q -r -t -v""".split()
     )
 
 
@@ -64,10 +62,9 @@ def test_the_options_of_transfer_change_only_on_purpose() -> None:
     spelled = {name for param in found.params if isinstance(param, click.Option) for name in param.opts}
     assert sorted(spelled) == sorted(
         """--accept-guesses --allow-loss --at --by --cast --dry-run --emit --explain --first --hint --html --input
-        --invert --json --kwargs --map-location --mapping --number --output --overwrite --partial --partial-file
-        --patience
-        --prove --quiet --reference --save-mapping --source-input --source-kwargs --source-model --start --to --verbose
-        -m -n -o -q -t -v""".split()
+        --input-channels --invert --json --kwargs --map-location --mapping --number --open --output --overwrite
+        --partial --partial-file --patience --prove --quiet --reference --save-mapping --source-input --source-
+        kwargs --source-model --start --to --verbose -m -n -o -q -t -v""".split()
     )
 
 

@@ -168,7 +168,7 @@ def test_the_tree_can_be_walked_with_the_keyboard_and_is_told_to_screen_readers(
 def test_hostile_keys_stay_text(show):
     tab = show(inspect_page([describe(state_dict(HOSTILE))]))
     tab.get_by_label("Search tensors").fill("onerror")
-    assert HOSTILE[1].endswith(rows(tab)[0].lstrip("…"))
+    assert are_ends(rows(tab)[0], HOSTILE[1])
     assert tab.locator(".row").get_attribute("title") == HOSTILE[1]
     tab.locator(".row").first.click()
     assert tab.title() == "model.pth"
@@ -276,14 +276,70 @@ def test_a_tied_tensor_is_said_to_be_tied(show):
     assert "tied to another tensor" in tab.locator(".details").inner_text()
 
 
-def test_of_a_long_key_its_end_is_shown(show):
-    key = ".".join(["a_long_component"] * 9 + ["weight"])
+def are_ends(shown, key):
+    """Whether SHOWN is KEY without its middle."""
+    head, _, tail = shown.partition("…")
+    return key.startswith(head) and key.endswith(tail) and len(head) + len(tail) < len(key)
+
+
+def test_of_a_long_key_both_ends_are_shown(show):
+    key = ".".join(["layers.17", *["a_long_component"] * 9, "weight"])
     tab = show(inspect_page([describe(state_dict([key]))]))
     tab.get_by_label("Search tensors").fill("weight")
     (shown,) = rows(tab)
-    assert shown[0] == "…"
-    assert key.endswith(shown[1:])
+    assert shown.startswith("layers.17")
+    assert are_ends(shown, key)
     assert tab.locator(".row").get_attribute("title") == key
+
+
+def test_a_link_to_a_tensor_chooses_it(show):
+    tab = show(inspect_page([describe(state_dict(["a.weight", "b.c/d.weight"]))]))
+    tab.get_by_label("Search tensors").fill("b.c")
+    tab.locator(".row").first.click()
+    assert tab.evaluate("location.hash").startswith("#b")
+    tab.reload()
+    assert tab.locator(".row[aria-selected=true]").get_attribute("title") == "b.c/d.weight"
+
+
+def test_the_histogram_stands_first_with_its_axis(show):
+    numbers = {"elements": 4, "min": -1.0, "max": 3.0, "mean": 1.0, "std": 1.0, "zeros": 0, "nan": 2, "infinite": 0}
+    stats = [[{**numbers, "histogram": [1, 0, 2, 1]}]]
+    tab = show(inspect_page([describe(state_dict(["a"]))], stats))
+    tab.locator(".row").last.click()
+    assert tab.locator(".details > :first-child").get_attribute("class") == "histogram"
+    axis = tab.locator(".axis").inner_text().split()
+    assert (axis[0], axis[-1]) == ("-1", "3")
+    assert tab.locator(".odd").inner_text() == "2"
+
+
+def test_tensors_are_ordered_and_coloured_as_wished(show):
+    ckpt = state_dict(["z.attn.weight", "a.mlp.weight"])
+    tab = show(inspect_page([describe(ckpt)]))
+    assert [name for name in rows(tab) if name in "az"] == ["z", "a"]
+    tab.get_by_label("Order").select_option("by name")
+    assert [name for name in rows(tab) if name in "az"] == ["a", "z"]
+    tab.get_by_label("Colour by").select_option("kind")
+    assert {"attention", "MLP"} <= set(tab.locator(".key").inner_text().split())
+
+
+@pytest.mark.parametrize("size", [(390, 844), (768, 1024), (1280, 720), (1920, 1080)])
+def test_a_list_has_room_on_every_screen(show, size):
+    tab = show(pairs_page("port", "source", "model", LINKS * 20))
+    tab.set_viewport_size({"width": size[0], "height": size[1]})
+    assert tab.locator(".list").bounding_box()["height"] > 0.3 * size[1]
+    assert tab.evaluate("document.documentElement.scrollWidth") <= size[0]
+
+
+def test_commands_stand_apart_and_can_be_copied(show):
+    tab = show(pairs_page("diff", "a", "b", LINKS, commands=[("ckptool diff a b --detect-renames", "to find renames")]))
+    assert tab.locator(".command code").inner_text() == "ckptool diff a b --detect-renames"
+    tab.get_by_role("button", name="Copy").click()
+
+
+def test_all_rows_are_printed(show):
+    tab = show(inspect_page([describe(state_dict([f"layers.{n}.weight" for n in range(400)], 1))]))
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.locator(".row").count() >= 400
 
 
 # -- transfer

@@ -160,6 +160,7 @@ def diff_page(found: Diff) -> str:
         )
     left, right = printable(found.left), printable(found.right)
     notes = [f"{printable(path, 60)}: {_entry(a)} | {_entry(b)}" for path, a, b in found.entries[:50]]
-    notes += [*found.form, *(f"{why}: {command}" for command, why in found.suggestions)]
+    notes += list(found.form)
     verdict = "the same" if found.same else "different"
-    return pairs_page(f"{left} | {right}", left, right, links, summary=f"{verdict}: {_summary(found)}", notes=notes)
+    summary = f"{verdict}: {_summary(found)}"
+    return pairs_page(f"{left} | {right}", left, right, links, summary=summary, notes=notes, commands=found.suggestions)
