@@ -52,7 +52,8 @@ def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
         --manifest --map-location --max-shard-size --model --open --out-dir --output --overwrite --partial-file
         --parts --patch --prefix --quiet --ratios --recipe --recover --recursive --remove-leftovers --rename --rtol
         --rules --save-recipe --select --sort --stats --strict --strip-first --strip-prefix --ties --to --to-dense
-        --untie --unwrap --variant --verbose --weights --with-optimizer --wrap --write-manifest -m -n -o -q -r -t -v""".split()
+        --untie --unwrap --variant --verbose --weights --with-optimizer --wrap --write-manifest
+        -m -n -o -q -r -t -v""".split()
     )
 
 
@@ -63,8 +64,8 @@ def test_the_options_of_transfer_change_only_on_purpose() -> None:
     assert sorted(spelled) == sorted(
         """--accept-guesses --allow-loss --at --by --cast --dry-run --emit --explain --first --hint --html --input
         --input-channels --invert --json --kwargs --map-location --mapping --number --open --output --overwrite
-        --partial --partial-file --patience --prove --quiet --reference --save-mapping --source-input --source-
-        kwargs --source-model --start --to --verbose -m -n -o -q -t -v""".split()
+        --partial --partial-file --patience --prove --quiet --reference --save-mapping --source-input
+        --source-kwargs --source-model --start --to --verbose -m -n -o -q -t -v""".split()
     )
 
 
