@@ -22,7 +22,7 @@ from ..reports.inspect_text import inspect_text, overview
 from .documents import Documents
 from .help import Command
 from .options import FileName, SideOutput, json_options, output_option
-from .output import check_side_outputs, collect, fetching, say_error, terminal_width, write_page
+from .output import check_side_outputs, collect, fetching, progress_bar, say_error, terminal_width, write_page
 from .searching import Search
 
 
@@ -78,7 +78,10 @@ def inspect(
             with fetching(path):
                 one = report.inspect(path)
             one = report.narrowed(one, pattern) if pattern else one
-            found = report.statistics_of(path, one) if stats else None
+            found = None
+            if stats:
+                with progress_bar("reading values", sum(t.bytes for t in one.tensors), wanted=True) as progress:
+                    found = report.statistics_of(path, one, progress)
         except CheckpointError as error:
             if not asked and isinstance(error, UnknownFormat):
                 continue

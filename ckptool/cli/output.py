@@ -35,6 +35,17 @@ def progress_bar(title: str, total: int, *, wanted: bool, far: bool = False) -> 
     if not wanted or total < (_WORTH_A_BAR_FAR if far else _WORTH_A_BAR) or not sys.stderr.isatty():
         yield None
         return
+    if os.environ.get("NO_COLOR"):
+        with _plain_line(title) as say:
+            done = 0
+
+            def advance(length: int) -> None:
+                nonlocal done
+                done += length
+                say(f"{100 * done // total} % of {size_text(total)}")
+
+            yield advance
+        return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -84,10 +95,41 @@ def fetching(*places: object, wanted: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _plain_line(title: str) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that is written over again and again, without a single escape code: NO_COLOR asks for that."""
+    import time
+
+    shown, last = 0, 0.0
+
+    def say(text: str) -> None:
+        nonlocal shown, last
+        now = time.monotonic()
+        if now - last >= _BETWEEN:
+            line = printable(f"{title}: {text}", 79)
+            sys.stderr.write(f"\r{line}{' ' * (shown - len(line))}")
+            sys.stderr.flush()
+            shown, last = len(line), now
+
+    try:
+        yield say
+    finally:
+        sys.stderr.write(f"\r{' ' * shown}\r")
+        sys.stderr.flush()
+
+
+#: Seconds between two of its texts.
+_BETWEEN = 0.2
+
+
+@contextlib.contextmanager
 def status_line(title: str, *, wanted: bool) -> Iterator[Callable[[str], None] | None]:
     """A line on stderr that says what is being done, and for how long, for work whose end nobody knows; else None."""
     if not wanted or not sys.stderr.isatty():
         yield None
+        return
+    if os.environ.get("NO_COLOR"):
+        with _plain_line(title) as say:
+            yield say
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -212,16 +212,23 @@ def narrowed(seen: Inspection, pattern: str) -> Inspection:
     return replace(seen, tensors=kept)
 
 
-def statistics_of(path: StrPath, seen: Inspection) -> list[Statistics | None]:
+def statistics_of(
+    path: StrPath, seen: Inspection, progress: Callable[[int], None] | None = None
+) -> list[Statistics | None]:
     """Statistics of each tensor in a report, in its order; None for types that cannot be computed with.
 
-    Every tensor is read once, in pieces, by several threads.
+    Every tensor is read once, in pieces, by several threads. PROGRESS is called with the bytes of each that is done.
     """
     from .comparing.numbers import in_threads, statistics
 
     found = dict(open_checkpoint(path).tensors())
     tensors = [found.get(t.path) for t in seen.tensors]
-    return list(in_threads(lambda t: None if t is None else statistics(t), tensors))
+    done: list[Statistics | None] = []
+    for tensor, one in zip(tensors, in_threads(lambda t: None if t is None else statistics(t), tensors), strict=True):
+        done.append(one)
+        if progress is not None and tensor is not None:
+            progress(tensor.nbytes)
+    return done
 
 
 def _used(tensors: list[LazyTensor]) -> int:

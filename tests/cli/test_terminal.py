@@ -33,14 +33,20 @@ REPORTS = [
 ]
 
 
-def on_a_terminal(words: list[str], folder: Path, columns: int) -> str:
+def on_a_terminal(words: list[str], folder: Path, columns: int, **more: str) -> str:
     """What a command prints to a terminal of so many columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment |= {"TERM": "xterm-256color", **more}
     command = [sys.executable, "-m", "ckptool", *words]
     with subprocess.Popen(
-        command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm-256color"}
+        command,
+        cwd=folder,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
     ) as child:
         os.close(theirs)
         said = b""
@@ -71,3 +77,13 @@ def test_a_report_fits_the_terminal_and_holds_only_text(
     assert all(char.isprintable() or char == "\n" for char in said)
     long = [line for line in said.splitlines() if len(line) > columns and not line.strip().startswith("ckptool ")]
     assert long == []
+
+
+def test_no_color_means_no_escape_code_also_while_something_is_done(tmp_path: Path) -> None:
+    ckptool.save(Checkpoint(Dict([("w", tensor(1 << 25))])), tmp_path / "large.pth")  # 128 MB
+    for words in (["convert", "large.pth", "out.safetensors"], ["inspect", "large.pth", "--stats"]):
+        assert "\x1b" in on_a_terminal(words, tmp_path, 80)
+        (tmp_path / "out.safetensors").unlink(missing_ok=True)
+        said = on_a_terminal(words, tmp_path, 80, NO_COLOR="1")
+        assert "\x1b" not in said
+        assert "% of 134.2 MB" in said
