@@ -213,7 +213,7 @@ def _make_journal(target: Target, ranges: Sequence[Range]) -> int:
     name = journal_name(target.name)
     fd = target.folder.create(name, 0o600)
     try:
-        lock(fd)
+        lock(fd, wait=True)  # another run may just look whether this one lives
         made = os.fstat(fd)
         said = {
             "patched": [*run_record.number(target.old), target.old.st_size],
@@ -256,11 +256,14 @@ def settle(path: StrPath) -> str | None:
     """
     if not has_journal(path):
         return None
-    with target_file(path, overwrite=True) as target, refusals(target):
+    with target_file(path, overwrite=True) as target, refusals(target), contextlib.ExitStack() as locked:
         if target.old is None:
             raise RuleError(
                 f"{printable(journal_name(target.name), 120)} is a journal, and its file is not there", where=path
             )
+        # Of two runs that end it, the later one could take back what came after the first; and the run that makes the
+        # journal holds this lock before there is one.
+        locked.enter_context(target.locked())
         fd = target.folder.open_to_patch(target.name, Seen.of(target.old), links=True)
         try:
             found = find_journal(target.folder, target.name, fd)

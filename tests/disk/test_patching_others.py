@@ -1,0 +1,138 @@
+"""A patch in place beside other runs, other users and other disks: who waits, who is refused, and what they read."""
+
+import contextlib
+import fcntl
+import os
+import threading
+
+import pytest
+from strategies import state_dict_of, tensor_of
+
+import ckptool
+from ckptool.cli import main
+from ckptool.disk import door, patching
+from ckptool.disk.files import File
+from ckptool.disk.journals import as_it_was, journal_name
+
+
+class Killed(BaseException):
+    """The run ends here, and does nothing more."""
+
+
+def status_of(words):
+    try:
+        main(words.split())
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
+
+
+def saved(path):
+    tensors = {f"module.layer.{n}.weight": tensor_of("float32", (64, 64)) for n in range(4)}
+    ckptool.save(state_dict_of(tensors), path)
+    return path
+
+
+def content(path):
+    file = as_it_was(File(path))
+    with contextlib.closing(file):
+        return file.read(0, file.size)
+
+
+def writes_to(path, monkeypatch, before_second):
+    """Call BEFORE_SECOND before the second write into the file at PATH."""
+    real, count = os.pwrite, []
+
+    def pwrite(fd, data, at):
+        if os.fstat(fd).st_ino == path.stat().st_ino:
+            count.append(at)
+            if len(count) == 2:
+                before_second()
+        return real(fd, data, at)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+
+
+@pytest.fixture
+def cut_off(tmp_path, monkeypatch):
+    """A file whose patch was cut off between two writes, and its bytes before."""
+
+    def die():
+        raise Killed
+
+    path = saved(tmp_path / "a.pt")
+    before = path.read_bytes()
+    with monkeypatch.context() as patched:
+        writes_to(path, patched, die)
+        with pytest.raises(Killed):
+            main(["strip-prefix", str(path), "--in-place", "--patch", "-q"])
+    assert path.read_bytes() != before
+    return path, before
+
+
+def test_nothing_is_recovered_while_another_run_holds_the_file(cut_off, capfd):
+    path, before = cut_off
+    there = path.read_bytes()
+    with path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert status_of(f"doctor {path} --recover") == 2
+        assert "another run of ckptool" in capfd.readouterr().err
+        assert path.read_bytes() == there
+        assert path.with_name(journal_name("a.pt")).exists()
+    assert status_of(f"doctor {path} --recover") == 0
+    assert path.read_bytes() == before
+
+
+def test_two_recoveries_at_once_do_not_take_back_what_came_after_the_first(cut_off, monkeypatch):
+    path, _ = cut_off
+    done = []
+    real = patching.find_journal
+
+    def other_run():
+        try:
+            patching.settle(path)
+            ckptool.save(ckptool.strip_prefix(ckptool.open(path)), path, overwrite=True, patch=True)
+        except ckptool.CheckpointError:
+            done.append(2)
+        else:
+            done.append(0)
+
+    def found(*args):
+        """The second recovery begins when the first has read the journal; after it the file is patched."""
+        answer = real(*args)
+        if not done:
+            done.append(-1)
+            other = threading.Thread(target=other_run)
+            other.start()
+            other.join()
+        return answer
+
+    monkeypatch.setattr(patching, "find_journal", found)
+    first = status_of(f"doctor {path} --recover")
+    names = [key.partition(".")[0] for key in ckptool.open(path).state_dict()]
+    assert names == ["layer" if done[1] == 0 else "module"] * 4
+    assert 0 in (first, done[1])
+    assert ckptool.verify(path).sound
+
+
+def test_a_reader_who_looks_at_a_journal_as_it_is_made_does_not_keep_the_run_from_locking_it(tmp_path, monkeypatch):
+    path = saved(tmp_path / "a.pt")
+    journal = path.with_name(journal_name("a.pt"))
+    seen, real = [], door.Directory.create
+
+    def create(self, name, mode=0o666):
+        fd = real(self, name, mode)
+        if name == journal.name:
+            looked = journal.open("rb")
+            fcntl.flock(looked, fcntl.LOCK_SH)
+            threading.Timer(0.1, looked.close).start()
+        return fd
+
+    def look():
+        with journal.open("rb") as looked:
+            seen.append(door.lock(looked.fileno(), shared=True))
+
+    monkeypatch.setattr(door.Directory, "create", create)
+    writes_to(path, monkeypatch, look)
+    assert status_of(f"strip-prefix {path} --in-place --patch -q") == 0
+    assert seen == [False]
