@@ -58,6 +58,9 @@ class File:
     #: Which file its path names, as far as ckptool knows. None where no path of this machine does.
     _at_path: tuple[int, int] | None = None
 
+    #: What is read in its place, since ckptool itself changed bytes of it meanwhile.
+    _before: File | None = None
+
     def __init__(self, path: StrPath, descriptor: int | None = None) -> None:
         self.path = path if isinstance(path, Path) else Path(path)
         try:
@@ -93,6 +96,8 @@ class File:
                 where=self.path,
                 hint="the download or copy did not finish; compare the size with the source",
             )
+        if self._before is not None:
+            return self._before.read(offset, length)
         try:
             data = _pread(self.fd, length, offset)
             if len(data) == length:
@@ -112,7 +117,7 @@ class File:
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill VIEW with the bytes from OFFSET, as `read` does, into memory that is there already."""
         try:
-            done = os.preadv(self.fd, [view], offset) if hasattr(os, "preadv") else 0
+            done = os.preadv(self.fd, [view], offset) if self.fd >= 0 and hasattr(os, "preadv") else 0
         except OSError as error:
             raise Unreadable(reason(error), where=self.path) from None
         if done < len(view):
@@ -166,6 +171,8 @@ class File:
 
     def is_unchanged(self) -> bool:
         """Whether size and time of change are those of when it was opened."""
+        if self._before is not None:
+            return self._before.is_unchanged()
         if self.fd < 0:
             return True
         now = os.fstat(self.fd)
@@ -179,12 +186,19 @@ class File:
         """Remember that ckptool itself gave its path to another file."""
         self._at_path = _identity(self.path)
 
-    def note_patched(self) -> None:
-        """Remember that ckptool itself changed bytes of it that nobody will read again."""
-        self.modified = os.fstat(self.fd).st_mtime_ns
+    def note_patched(self, before: File) -> None:
+        """Read from now on what the file BEFORE holds, since ckptool itself changed bytes of this one.
+
+        BEFORE takes over the descriptor.
+        """
+        self._before = before
+        self.modified, self.holes = before.modified, before.holes
+        self.fd = -1  # whoever reads past BEFORE would see the patch
 
     def close(self) -> None:
         """Close the file. Storages that were not read yet can no longer be read."""
+        if self._before is not None:
+            self._before.close()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

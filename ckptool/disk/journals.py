@@ -188,7 +188,7 @@ def digest(data: bytes) -> str:
 
 
 class Journaled(File):
-    """A file whose patch was cut off, as it was before."""
+    """A file whose patch was cut off, or that was patched since it was opened, as it was before."""
 
     def __init__(self, file: File, ranges: Sequence[Range]) -> None:
         self._file = file

@@ -17,7 +17,7 @@ from .composing import Piece
 from .door import Seen, is_own_file, lock
 from .files import File, FileRange, StrPath
 from .interrupts import put_off_signals
-from .journals import MOST, Range, StrangeJournal, beginning_of, digest, find_journal, has_journal, journal_name
+from .journals import MOST, Journaled, Range, StrangeJournal, beginning_of, digest, find_journal, has_journal, journal_name
 from .targets import Target, refusals, target_file, written
 from .writing import Output, Progress, put_pieces, write_at
 
@@ -162,7 +162,7 @@ def patch(
             check()
         if ranges:
             _carry_out(target, ranges)
-            base.note_patched()
+            base.note_patched(Journaled(File(base.path, base.fd), ranges))
         written.append(os.fspath(path))
     return sum(len(one.new) for one in ranges)
 

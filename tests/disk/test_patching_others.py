@@ -136,3 +136,18 @@ def test_a_reader_who_looks_at_a_journal_as_it_is_made_does_not_keep_the_run_fro
     writes_to(path, monkeypatch, look)
     assert status_of(f"strip-prefix {path} --in-place --patch -q") == 0
     assert seen == [False]
+
+
+def test_a_checkpoint_that_was_opened_before_a_patch_still_holds_what_it_held(tmp_path, torch):
+    path = tmp_path / "a.safetensors"
+    values = {f"l{n}": torch.randn(512, 512).bfloat16() for n in range(2)}
+    ckptool.save(values, path)
+    opened = ckptool.open(path)
+    ckptool.save(ckptool.cast(opened, "float16"), path, overwrite=True, patch=True)
+    assert torch.equal(ckptool.load(path)["l0"], values["l0"].half())
+    ckptool.save(opened, tmp_path / "b.safetensors")
+    for name, value in ckptool.load(tmp_path / "b.safetensors").items():
+        assert torch.equal(value, values[name])
+    assert torch.equal(opened["l0"].torch(), values["l0"])
+    ckptool.save(opened, path, overwrite=True)
+    assert torch.equal(ckptool.load(path)["l1"], values["l1"])
