@@ -17,7 +17,17 @@ from .composing import Piece
 from .door import Seen, is_own_file, lock
 from .files import File, FileRange, StrPath
 from .interrupts import put_off_signals
-from .journals import MOST, Journaled, Range, StrangeJournal, beginning_of, digest, find_journal, has_journal, journal_name
+from .journals import (
+    MOST,
+    Journaled,
+    Range,
+    StrangeJournal,
+    beginning_of,
+    digest,
+    find_journal,
+    has_journal,
+    journal_name,
+)
 from .targets import Target, refusals, target_file, written
 from .writing import Output, Progress, put_pieces, write_at
 
