@@ -128,6 +128,18 @@ class Directory:
         at, below = self._place(name)
         return os.open(at, _FLAGS | os.O_RDWR | os.O_CREAT | os.O_EXCL, mode, dir_fd=below)
 
+    def open_made(self, name: str, owner: int) -> int:
+        """A descriptor for reading a file that ckptool made before: regular, of this user or of OWNER, with one name.
+
+        Raises:
+            OSError: it is something else, or may not be read.
+        """
+        fd = self.open_to_read(name)
+        if not is_own_file(os.fstat(fd), owner):
+            os.close(fd)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path / name))
+        return fd
+
     def reopen(self, name: str, *, reading: bool = True) -> int:
         """A descriptor for writing a file that ckptool made before: regular, of this user, with one name.
 
@@ -283,9 +295,9 @@ def is_plain_name(name: object) -> bool:
     return True
 
 
-def is_own_file(status: os.stat_result) -> bool:
-    """Whether it is a regular file of this user, with one name."""
-    own = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+def is_own_file(status: os.stat_result, owner: int | None = None) -> bool:
+    """Whether it is a regular file of this user (or of OWNER), with one name."""
+    own = not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), owner)
     return stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and own
 
 

@@ -9,10 +9,10 @@ A journal is whole and on the disk before the first byte of its file changes, an
 the disk (see `ckptool.disk.patching`). Until then whoever opens the file without ckptool may see a part of the change.
 ckptool reads the file as it was, and changes nothing.
 
-A journal counts only if it is a regular file of this user with one name, states its own inode (`made`) and those of the
-file beside it (`patched`), agrees with its digests, and if every byte of the ranges is the old one or the new one. So
-one that was copied, unpacked or planted, or that belongs to a file that was replaced, counts for nothing, and is named
-and left alone. One that ends before it is whole shows that nothing was changed yet.
+A journal counts only if it is a regular file of this user or of the owner of the file, has one name, states its own
+inode (`made`) and those of the file beside it (`patched`), agrees with its digests, and if every byte of the ranges is
+the old one or the new one. So one that was copied, unpacked or planted, or that belongs to a file that was replaced,
+counts for nothing, and is named and left alone. One that ends before it is whole shows that nothing was changed yet.
 """
 
 from __future__ import annotations
@@ -93,11 +93,13 @@ def find_journal(folder: Directory, name: str, file: int) -> Journal | None:
     if folder.status(beside) is None:
         return None
     try:
-        fd = folder.reopen(beside)
+        fd = folder.open_made(beside, os.fstat(file).st_uid)
     except FileNotFoundError:
         return None
+    except PermissionError:
+        raise StrangeJournal("may not be read") from None
     except OSError:
-        raise StrangeJournal("is not a file that this user made, with one name") from None
+        raise StrangeJournal("is not a file that this user or its owner made, with one name") from None
     with os.fdopen(fd, "rb") as journal:
         lives = not lock(fd, shared=True)
         ranges = _read_journal(journal.readline(_LONGEST_LINE), fd, name, os.fstat(file))

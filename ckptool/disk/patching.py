@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 
 from ..errors import RuleError, Unwritable, counted, printable
 from . import run_record
 from .composing import Piece
-from .door import Seen, is_own_file, lock
+from .door import Seen, is_own_file, lock, set_mode
 from .files import File, FileRange, StrPath
 from .interrupts import put_off_signals
 from .journals import (
@@ -33,6 +34,9 @@ from .writing import Output, Progress, put_pieces, write_at
 
 #: What to do where nothing can be patched.
 PLAIN = "without --patch a new file is written, which takes the name when it is whole"
+
+#: Seconds for which a journal waits for those who look at it.
+_LONGEST_LOOK = 5
 
 
 class _Changes(Output):
@@ -223,8 +227,9 @@ def _make_journal(target: Target, ranges: Sequence[Range]) -> int:
     name = journal_name(target.name)
     fd = target.folder.create(name, 0o600)
     try:
-        lock(fd, wait=True)  # another run may just look whether this one lives
         made = os.fstat(fd)
+        set_mode(fd, _mode_of_journal(target.old, made))
+        _lock_journal(fd)
         said = {
             "patched": [*run_record.number(target.old), target.old.st_size],
             "name": target.name,
@@ -245,6 +250,19 @@ def _make_journal(target: Target, ranges: Sequence[Range]) -> int:
             os.close(fd)
         raise
     return fd
+
+
+def _mode_of_journal(old: os.stat_result, made: os.stat_result) -> int:
+    """Permissions by which only those read a journal who may read its file, which may be of another group."""
+    group = old.st_mode & 0o040 if old.st_gid == made.st_gid else 0
+    return 0o600 | (0o044 if old.st_mode & 0o044 == 0o044 else group)
+
+
+def _lock_journal(fd: int) -> None:
+    """Lock a journal, by which others see that its run lives. One of them may just look; nobody may hold it up."""
+    until = time.monotonic() + _LONGEST_LOOK
+    while not lock(fd) and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 def _remove_journal(target: Target, journal: int) -> None:
@@ -274,6 +292,7 @@ def settle(path: StrPath) -> str | None:
         # Of two runs that end it, the later one could take back what came after the first; and the run that makes the
         # journal holds this lock before there is one.
         locked.enter_context(target.locked())
+        owner = target.old.st_uid
         fd = target.folder.open_to_patch(target.name, Seen.of(target.old), links=True)
         try:
             found = find_journal(target.folder, target.name, fd)
@@ -286,7 +305,7 @@ def settle(path: StrPath) -> str | None:
                     os.fsync(fd)
                 elif found.ranges:
                     _put_back(fd, found.ranges)
-                target.folder.remove(found.name, is_own_file)
+                target.folder.remove(found.name, lambda status: is_own_file(status, owner))
                 target.folder.sync()
         except StrangeJournal as strange:
             named = printable(journal_name(target.name), 120)

@@ -1,6 +1,7 @@
 """A patch in place beside other runs, other users and other disks: who waits, who is refused, and what they read."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import threading
@@ -136,6 +137,48 @@ def test_a_reader_who_looks_at_a_journal_as_it_is_made_does_not_keep_the_run_fro
     writes_to(path, monkeypatch, look)
     assert status_of(f"strip-prefix {path} --in-place --patch -q") == 0
     assert seen == [False]
+
+
+def test_a_journal_on_a_disk_that_may_only_be_read_is_read_through(cut_off, monkeypatch):
+    path, before = cut_off
+    real = os.open
+
+    def read_only(name, flags, *args, **options):
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), name)
+        return real(name, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert content(path) == before
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["of the file's owner", "of another user"])
+def test_a_journal_counts_for_everybody_if_the_owner_of_the_file_made_it(cut_off, monkeypatch, other):
+    path, before = cut_off
+    there = path.read_bytes()
+    if os.geteuid() == 0 and other:
+        os.chown(path.with_name(journal_name("a.pt")), 12345, 12345)
+    elif os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+        os.chown(path.with_name(journal_name("a.pt")), 12345, 12345)
+    elif other:
+        pytest.skip("only root gives files to others")
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert content(path) == (there if other else before)
+
+
+def test_whoever_may_read_the_file_may_read_its_journal(tmp_path, monkeypatch):
+    path = saved(tmp_path / "a.pt")
+    path.chmod(0o640)
+    modes = []
+    writes_to(path, monkeypatch, lambda: modes.append(path.with_name(journal_name("a.pt")).stat().st_mode & 0o777))
+    mask = os.umask(0)
+    try:
+        assert status_of(f"strip-prefix {path} --in-place --patch -q") == 0
+    finally:
+        os.umask(mask)
+    assert modes == [0o640]
 
 
 def test_a_checkpoint_that_was_opened_before_a_patch_still_holds_what_it_held(tmp_path, torch):
