@@ -12,19 +12,22 @@ ckptool reads the file as it was, and changes nothing.
 A journal counts only if it is a regular file of this user or of the owner of the file, has one name, states its own
 inode (`made`) and those of the file beside it (`patched`), agrees with its digests, and if every byte of the ranges is
 the old one or the new one. So one that was copied, unpacked or planted, or that belongs to a file that was replaced,
-counts for nothing, and is named and left alone. One that ends before it is whole shows that nothing was changed yet.
+counts for nothing, and is named and left alone. But if what it says fits the file in all but the inodes, and shows a
+part of a change in it, both were copied amid a patch: such a file is not read, since nothing tells its bytes apart
+from whole ones. One that ends before it is whole shows that nothing was changed yet.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import CheckpointError, printable
+from ..errors import CheckpointError, Unreadable, printable
 from .files import File, StrPath, reason, shell_path
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ MOST = 256 << 20
 _LONGEST_NAME = 255
 _LONGEST_LINE = 1 << 20
 _BLOCK = 4096
+_ANY_BEGINNING = b'{"ckptool": 2, "made": ['
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,7 @@ def find_journal(folder: Directory, name: str, file: int) -> Journal | None:
         raise StrangeJournal("is not a file that this user or its owner made, with one name") from None
     with os.fdopen(fd, "rb") as journal:
         lives = not lock(fd, shared=True)
-        ranges = _read_journal(journal.readline(_LONGEST_LINE), fd, name, os.fstat(file))
+        ranges = _read_journal(journal.readline(_LONGEST_LINE), fd, name, os.fstat(file), beginning_of(os.fstat(fd)))
         if ranges is None:
             return Journal(beside, (), "unfinished", lives)
         now = [read_at(file, one.offset, len(one.old)) for one in ranges]
@@ -112,14 +116,32 @@ def find_journal(folder: Directory, name: str, file: int) -> Journal | None:
         return Journal(beside, tuple(ranges), "complete" if complete else "begun", lives)
 
 
-def _read_journal(line: bytes, fd: int, name: str, file: os.stat_result) -> list[Range] | None:
-    """The ranges of a journal, if it is that of the file; None if it is not whole.
+def holds_a_part(folder: Directory, name: str, file: int) -> bool:
+    """Whether the journal beside the file NAME, which is open as FILE and which it does not count for, shows that a
+    part of a change is in the file."""
+    try:
+        with os.fdopen(folder.open_to_read(journal_name(name)), "rb") as journal:
+            if not stat.S_ISREG(os.fstat(journal.fileno()).st_mode):
+                return False
+            line = journal.readline(_LONGEST_LINE)
+            ranges = _read_journal(line, journal.fileno(), name, os.fstat(file), _ANY_BEGINNING, anywhere=True)
+    except (StrangeJournal, OSError):
+        return False
+    both = [(read_at(file, one.offset, len(one.old)), one) for one in ranges or ()]
+    whole = all(there == one.old for there, one in both) or all(there == one.new for there, one in both)
+    return not whole and all(_is_between(there, one) for there, one in both)
+
+
+def _read_journal(
+    line: bytes, fd: int, name: str, file: os.stat_result, beginning: bytes, *, anywhere: bool = False
+) -> list[Range] | None:
+    """The ranges of a journal, if it is that of the file (or ANYWHERE, of one of its size); None if it is not
+    whole.
 
     Raises:
         StrangeJournal: it is none, or of another file.
     """
     made = os.fstat(fd)
-    beginning = beginning_of(made)
     is_cut = len(line) == made.st_size and not line.endswith(b"\n")
     if is_cut and (beginning.startswith(line) or line.startswith(beginning)):
         return None  # its run ended before its first line did
@@ -129,7 +151,8 @@ def _read_journal(line: bytes, fd: int, name: str, file: os.stat_result) -> list
 
     try:
         said = read_json(line)
-        if said["patched"] != [*_number(file), file.st_size] or said["name"] != name:
+        here = [*_number(file), file.st_size]
+        if said["patched"][2 * anywhere :] != here[2 * anywhere :] or (said["name"] != name and not anywhere):
             raise StrangeJournal("belongs to another file")
         told = [(offset, length, old, new) for offset, length, old, new in said["ranges"]]
         if not all(type(n) is int and n >= 0 for offset, length, *_ in told for n in (offset, length)):
@@ -232,8 +255,26 @@ def has_journal(path: StrPath) -> bool:
         return False
 
 
+def _refusal(file: File, named: str) -> Unreadable:
+    where = file.path
+    file.close()
+    return Unreadable(
+        "holds a part of a patch that was cut off or still goes on:",
+        where=where,
+        evidence=[
+            f"some bytes are those from before, some those from after the patch that {named} describes,",
+            "which was made for another file (this one is a copy) or by another user, and takes nothing back here",
+        ],
+        hint=f"ckptool doctor --recover {shell_path(where.name)} where it was patched; then copy it again",
+    )
+
+
 def as_it_was(file: File) -> File:
-    """FILE, or if a patch of it was cut off, what it was before that. Nothing is changed."""
+    """FILE, or if a patch of it was cut off, what it was before that. Nothing is changed.
+
+    Raises:
+        Unreadable: it holds a part of a patch, and its journal does not count: it was copied, or somebody else made it.
+    """
     if file.fd < 0 or not has_journal(file.path):
         return file
     real = Path(os.path.realpath(file.path))
@@ -241,11 +282,19 @@ def as_it_was(file: File) -> File:
 
     named = printable(journal_name(real.name), 120)
     settled = f"ckptool doctor --recover {shell_path(file.path)}"
+    why, torn = "", False
     try:
         with Directory.at(real.parent) as folder:
-            found = find_journal(folder, real.name, file.fd)
-    except (StrangeJournal, OSError) as error:
-        why = reason(error) if isinstance(error, OSError) else str(error)
+            try:
+                found = find_journal(folder, real.name, file.fd)
+            except StrangeJournal as strange:
+                found, why = None, str(strange)
+                torn = holds_a_part(folder, real.name, file.fd)
+    except OSError as error:
+        found, why = None, reason(error)
+    if torn:
+        raise _refusal(file, named)
+    if why:
         file.notes = (*file.notes, f"{named} beside it {why}, and is left alone")
         return file
     if found is None:

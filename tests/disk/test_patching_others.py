@@ -165,7 +165,12 @@ def test_a_journal_counts_for_everybody_if_the_owner_of_the_file_made_it(cut_off
         pytest.skip("only root gives files to others")
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert content(path) == (there if other else before)
+    if other:
+        with pytest.raises(ckptool.Unreadable, match="holds a part of a patch"):
+            content(path)
+        assert path.read_bytes() == there
+    else:
+        assert content(path) == before
 
 
 def test_whoever_may_read_the_file_may_read_its_journal(tmp_path, monkeypatch):
@@ -194,3 +199,27 @@ def test_a_checkpoint_that_was_opened_before_a_patch_still_holds_what_it_held(tm
     assert torch.equal(opened["l0"].torch(), values["l0"])
     ckptool.save(opened, path, overwrite=True)
     assert torch.equal(ckptool.load(path)["l1"], values["l1"])
+
+
+@pytest.mark.parametrize("command", ["inspect {}", "verify {}", "scan {}", "convert {} {}.pt", "diff {} {}"])
+def test_a_file_that_was_copied_amid_a_patch_is_refused_and_not_read_as_it_stands(cut_off, capfd, command):
+    path, _ = cut_off
+    place = path.parent / "elsewhere"
+    place.mkdir()
+    for name in ("a.pt", journal_name("a.pt")):
+        (place / name).write_bytes((path.parent / name).read_bytes())
+    assert status_of(command.replace("{}", str(place / "a.pt"))) in (1, 2)
+    assert "holds a part of a patch" in "".join(capfd.readouterr())
+    assert sorted(one.name for one in place.iterdir()) == sorted([journal_name("a.pt"), "a.pt"])
+
+
+@pytest.mark.parametrize("which", ["old", "new"])
+def test_a_whole_file_is_read_whatever_journal_was_copied_beside_it(cut_off, which):
+    path, before = cut_off
+    place = path.parent / "elsewhere"
+    place.mkdir()
+    (place / "a.pt").write_bytes(before)
+    if which == "new":
+        ckptool.save(ckptool.strip_prefix(ckptool.open(place / "a.pt")), place / "a.pt", overwrite=True)
+    (place / journal_name("a.pt")).write_bytes((path.parent / journal_name("a.pt")).read_bytes())
+    assert content(place / "a.pt") == (place / "a.pt").read_bytes()
