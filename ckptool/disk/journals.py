@@ -1,7 +1,7 @@
 """Journals of patches that were cut off, and files as they were before.
 
     .NAME.ckptool-patch
-        {"ckptool": 2, "made": [device, inode], "patched": [device, inode, size], "name": "NAME",
+        {"ckptool": 2, "made": inode, "patched": [inode, size], "name": "NAME",
          "ranges": [[first byte, length, SHA-256 of the old bytes, SHA-256 of the new ones], …]}
         the old bytes of all ranges, then the new ones
 
@@ -9,8 +9,10 @@ A journal is whole and on the disk before the first byte of its file changes, an
 the disk (see `ckptool.disk.patching`). Until then whoever opens the file without ckptool may see a part of the change.
 ckptool reads the file as it was, and changes nothing.
 
+Devices are not stated: after a power cut the same disk may have another number (btrfs, NFS, volumes).
+
 A journal counts only if it is a regular file of this user or of the owner of the file, has one name, states its own
-inode (`made`) and those of the file beside it (`patched`), agrees with its digests, and if every byte of the ranges is
+inode (`made`) and that of the file beside it (`patched`), agrees with its digests, and if every byte of the ranges is
 the old one or the new one. So one that was copied, unpacked or planted, or that belongs to a file that was replaced,
 counts for nothing, and is named and left alone. But if what it says fits the file in all but the inodes, and shows a
 part of a change in it, both were copied amid a patch: such a file is not read, since nothing tells its bytes apart
@@ -40,7 +42,7 @@ MOST = 256 << 20
 _LONGEST_NAME = 255
 _LONGEST_LINE = 1 << 20
 _BLOCK = 4096
-_ANY_BEGINNING = b'{"ckptool": 2, "made": ['
+_ANY_BEGINNING = b'{"ckptool": 2, "made": '
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def journal_name(name: str) -> str:
 
 def beginning_of(made: os.stat_result) -> bytes:
     """How a journal begins. No other text is parsed."""
-    return json.dumps({"ckptool": 2, "made": _number(made)}).encode()[:-1] + b", "
+    return json.dumps({"ckptool": 2, "made": made.st_ino}).encode()[:-1] + b", "
 
 
 def find_journal(folder: Directory, name: str, file: int) -> Journal | None:
@@ -151,8 +153,8 @@ def _read_journal(
 
     try:
         said = read_json(line)
-        here = [*_number(file), file.st_size]
-        if said["patched"][2 * anywhere :] != here[2 * anywhere :] or (said["name"] != name and not anywhere):
+        here = [file.st_ino, file.st_size]
+        if said["patched"][1 * anywhere :] != here[1 * anywhere :] or (said["name"] != name and not anywhere):
             raise StrangeJournal("belongs to another file")
         told = [(offset, length, old, new) for offset, length, old, new in said["ranges"]]
         if not all(type(n) is int and n >= 0 for offset, length, *_ in told for n in (offset, length)):
@@ -199,10 +201,6 @@ def read_at(fd: int, offset: int, length: int) -> bytes:
         parts.append(part)
         offset, length = offset + len(part), length - len(part)
     return b"".join(parts)
-
-
-def _number(status: os.stat_result) -> list[int]:
-    return [status.st_dev, status.st_ino]
 
 
 def digest(data: bytes) -> str:

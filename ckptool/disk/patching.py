@@ -231,7 +231,7 @@ def _make_journal(target: Target, ranges: Sequence[Range]) -> int:
         set_mode(fd, _mode_of_journal(target.old, made))
         _lock_journal(fd)
         said = {
-            "patched": [*run_record.number(target.old), target.old.st_size],
+            "patched": [target.old.st_ino, target.old.st_size],
             "name": target.name,
             "ranges": [[one.offset, len(one.old), digest(one.old), digest(one.new)] for one in ranges],
         }

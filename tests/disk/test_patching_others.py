@@ -223,3 +223,21 @@ def test_a_whole_file_is_read_whatever_journal_was_copied_beside_it(cut_off, whi
         ckptool.save(ckptool.strip_prefix(ckptool.open(place / "a.pt")), place / "a.pt", overwrite=True)
     (place / journal_name("a.pt")).write_bytes((path.parent / journal_name("a.pt")).read_bytes())
     assert content(place / "a.pt") == (place / "a.pt").read_bytes()
+
+
+def test_a_patch_is_taken_back_after_a_restart_that_gives_the_disk_another_number(cut_off, monkeypatch):
+    path, before = cut_off
+
+    def renumbered(real):
+        def status(*args, **options):
+            kind, (numbers, more) = real(*args, **options).__reduce__()
+            return kind((*numbers[:2], numbers[2] + 7, *numbers[3:]), more)
+
+        return status
+
+    for name in ("stat", "fstat", "lstat"):
+        monkeypatch.setattr(os, name, renumbered(getattr(os, name)))
+    assert content(path) == before
+    assert status_of(f"doctor {path} --recover") == 0
+    assert path.read_bytes() == before
+    assert not path.with_name(journal_name("a.pt")).exists()
