@@ -21,6 +21,8 @@ from whole ones. One that ends before it is whole shows that nothing was changed
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import stat
@@ -118,15 +120,56 @@ def find_journal(folder: Directory, name: str, file: int) -> Journal | None:
         return Journal(beside, tuple(ranges), "complete" if complete else "begun", lives)
 
 
-def holds_a_part(folder: Directory, name: str, file: int) -> bool:
-    """Whether the journal beside the file NAME, which is open as FILE and which it does not count for, shows that a
-    part of a change is in the file."""
+def name_before(real: Path, file: int) -> tuple[str, str] | None:
+    """The journal of a file that was renamed amid a patch, or has another name, and the name that it was patched under.
+
+    None where no part of a change is in it.
+
+    Args:
+        real: the file, in the folder where it was patched.
+        file: it, open.
+    """
+    from .documents import read_json
+    from .door import Directory
+
     try:
-        with os.fdopen(folder.open_to_read(journal_name(name)), "rb") as journal:
+        there = os.stat(real.parent)
+        names = _journals_in(str(real.parent), there.st_ino, there.st_mtime_ns)
+        if not names:
+            return None
+        status = os.fstat(file)
+        with Directory.at(real.parent) as folder:
+            for beside in names:
+                with contextlib.suppress(OSError, CheckpointError, KeyError, TypeError, ValueError):
+                    with os.fdopen(folder.open_made(beside, status.st_uid), "rb") as journal:
+                        line = journal.readline(_LONGEST_LINE)
+                        if not line.startswith(beginning_of(os.fstat(journal.fileno()))):
+                            continue
+                    said = read_json(line)
+                    if said["patched"] == [status.st_ino, status.st_size] and journal_name(real.name) != beside:
+                        return (beside, str(said["name"])) if holds_a_part(folder, beside, file) else None
+    except OSError:
+        return None
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _journals_in(folder: str, inode: int, modified: int) -> tuple[str, ...]:
+    """The names of journals in a folder, as of a time of change."""
+    try:
+        return tuple(name for name in os.listdir(folder) if name.endswith(ENDING))
+    except OSError:  # it may not be listed
+        return ()
+
+
+def holds_a_part(folder: Directory, beside: str, file: int) -> bool:
+    """Whether the journal BESIDE, which does not count for the open FILE, shows that a part of a change is in it."""
+    try:
+        with os.fdopen(folder.open_to_read(beside), "rb") as journal:
             if not stat.S_ISREG(os.fstat(journal.fileno()).st_mode):
                 return False
             line = journal.readline(_LONGEST_LINE)
-            ranges = _read_journal(line, journal.fileno(), name, os.fstat(file), _ANY_BEGINNING, anywhere=True)
+            ranges = _read_journal(line, journal.fileno(), "", os.fstat(file), _ANY_BEGINNING, anywhere=True)
     except (StrangeJournal, OSError):
         return False
     both = [(read_at(file, one.offset, len(one.old)), one) for one in ranges or ()]
@@ -267,15 +310,35 @@ def _refusal(file: File, named: str) -> Unreadable:
     )
 
 
+def renamed(path: StrPath, real: Path, beside: str, name: str) -> Unreadable:
+    """What to say of a file that was renamed amid a patch (see `name_before`)."""
+    return Unreadable(
+        f"holds a part of a patch that was cut off or still goes on under the name {printable(name, 120)}",
+        where=path,
+        evidence=[f"{printable(beside, 120)} is its journal"],
+        hint=f"mv -n {shell_path(real)} {shell_path(real.parent / name)} gives it that name, under which it is read as "
+        "it was and can be recovered (ckptool doctor --recover)",
+    )
+
+
 def as_it_was(file: File) -> File:
     """FILE, or if a patch of it was cut off, what it was before that. Nothing is changed.
 
     Raises:
         Unreadable: it holds a part of a patch, and its journal does not count: it was copied, or somebody else made it.
     """
-    if file.fd < 0 or not has_journal(file.path):
+    if file.fd < 0:
         return file
-    real = Path(os.path.realpath(file.path))
+    try:
+        real = Path(os.path.realpath(file.path))
+    except (OSError, ValueError):  # the current folder was deleted
+        return file
+    if not os.path.lexists(real.parent / journal_name(real.name)):
+        before = name_before(real, file.fd)
+        if before is not None:
+            file.close()
+            raise renamed(file.path, real, *before)
+        return file
     from .door import Directory
 
     named = printable(journal_name(real.name), 120)
@@ -287,7 +350,7 @@ def as_it_was(file: File) -> File:
                 found = find_journal(folder, real.name, file.fd)
             except StrangeJournal as strange:
                 found, why = None, str(strange)
-                torn = holds_a_part(folder, real.name, file.fd)
+                torn = holds_a_part(folder, journal_name(real.name), file.fd)
     except OSError as error:
         found, why = None, reason(error)
     if torn:

@@ -23,6 +23,7 @@ from .journals import (
     Journaled,
     Range,
     StrangeJournal,
+    as_it_was,
     beginning_of,
     digest,
     find_journal,
@@ -283,6 +284,7 @@ def settle(path: StrPath) -> str | None:
         RuleError: there is a journal that is not of this file. It is left alone, and so is the file.
     """
     if not has_journal(path):
+        as_it_was(File(path)).close()  # which names the journal of a file that was renamed
         return None
     with target_file(path, overwrite=True) as target, refusals(target), contextlib.ExitStack() as locked:
         if target.old is None:

@@ -241,3 +241,30 @@ def test_a_patch_is_taken_back_after_a_restart_that_gives_the_disk_another_numbe
     assert status_of(f"doctor {path} --recover") == 0
     assert path.read_bytes() == before
     assert not path.with_name(journal_name("a.pt")).exists()
+
+
+@pytest.mark.parametrize("give", [os.rename, os.link])
+@pytest.mark.parametrize(
+    "command", ["inspect {}", "verify {}", "doctor --recover {}", "add-prefix {} --prefix a. {}.pt"]
+)
+def test_a_file_that_got_another_name_amid_a_patch_is_refused_with_the_name_that_recovers_it(
+    cut_off, capfd, give, command
+):
+    path, before = cut_off
+    other = path.with_name("b.pt")
+    give(path, other)
+    assert status_of(command.replace("{}", str(other))) == 2
+    told = capfd.readouterr().err
+    assert "under the name a.pt" in told
+    assert f"mv -n {other} {path}" in told
+    if not path.exists():
+        os.rename(other, path)
+    assert content(path) == before
+    assert status_of(f"doctor {path} --recover") == 0
+    assert path.read_bytes() == before
+
+
+def test_files_beside_one_that_is_amid_a_patch_are_read(cut_off):
+    path, _ = cut_off
+    other = saved(path.with_name("b.pt"))
+    assert content(other) == other.read_bytes()
