@@ -110,7 +110,7 @@ def find_journal(folder: Directory, name: str, file: int) -> Journal | None:
         raise StrangeJournal("is not a file that this user or its owner made, with one name") from None
     with os.fdopen(fd, "rb") as journal:
         lives = not lock(fd, shared=True)
-        ranges = _read_journal(journal.readline(_LONGEST_LINE), fd, name, os.fstat(file), beginning_of(os.fstat(fd)))
+        ranges = _read_journal(journal.readline(_LONGEST_LINE), fd, name, file, beginning_of(os.fstat(fd)))
         if ranges is None:
             return Journal(beside, (), "unfinished", lives)
         now = [read_at(file, one.offset, len(one.old)) for one in ranges]
@@ -169,7 +169,7 @@ def holds_a_part(folder: Directory, beside: str, file: int) -> bool:
             if not stat.S_ISREG(os.fstat(journal.fileno()).st_mode):
                 return False
             line = journal.readline(_LONGEST_LINE)
-            ranges = _read_journal(line, journal.fileno(), "", os.fstat(file), _ANY_BEGINNING, anywhere=True)
+            ranges = _read_journal(line, journal.fileno(), "", file, _ANY_BEGINNING, anywhere=True)
     except (StrangeJournal, OSError):
         return False
     both = [(read_at(file, one.offset, len(one.old)), one) for one in ranges or ()]
@@ -178,7 +178,7 @@ def holds_a_part(folder: Directory, beside: str, file: int) -> bool:
 
 
 def _read_journal(
-    line: bytes, fd: int, name: str, file: os.stat_result, beginning: bytes, *, anywhere: bool = False
+    line: bytes, fd: int, name: str, opened: int, beginning: bytes, *, anywhere: bool = False
 ) -> list[Range] | None:
     """The ranges of a journal, if it is that of the file (or ANYWHERE, of one of its size); None if it is not
     whole.
@@ -186,8 +186,8 @@ def _read_journal(
     Raises:
         StrangeJournal: it is none, or of another file.
     """
-    made = os.fstat(fd)
-    is_cut = len(line) == made.st_size and not line.endswith(b"\n")
+    made, file = os.fstat(fd), os.fstat(opened)
+    is_cut = len(line) == made.st_size and line.decode("latin-1").isprintable()
     if is_cut and (beginning.startswith(line) or line.startswith(beginning)):
         return None  # its run ended before its first line did
     if not line.startswith(beginning) or not line.endswith(b"\n"):
@@ -204,6 +204,8 @@ def _read_journal(
             raise StrangeJournal("is damaged")
         whole = sum(length for _, length, *_ in told)
         if made.st_size < len(line) + 2 * whole:
+            if whole > MOST or not all(_digest_at(opened, one[0], one[1]) == one[2] for one in told):
+                raise StrangeJournal("is damaged")  # the file was changed: the journal had been whole
             return None
         inside = all(offset + length <= file.st_size for offset, length, *_ in told)
         if whole > MOST or not inside or made.st_size > len(line) + 2 * whole:
@@ -244,6 +246,10 @@ def read_at(fd: int, offset: int, length: int) -> bytes:
         parts.append(part)
         offset, length = offset + len(part), length - len(part)
     return b"".join(parts)
+
+
+def _digest_at(fd: int, offset: int, length: int) -> str:
+    return digest(read_at(fd, offset, length))
 
 
 def digest(data: bytes) -> str:

@@ -268,3 +268,21 @@ def test_files_beside_one_that_is_amid_a_patch_are_read(cut_off):
     path, _ = cut_off
     other = saved(path.with_name("b.pt"))
     assert content(other) == other.read_bytes()
+
+
+def test_a_journal_that_lost_its_end_after_the_file_changed_does_not_say_that_nothing_was_changed(cut_off, capfd):
+    path, _ = cut_off
+    there, journal = path.read_bytes(), path.with_name(journal_name("a.pt"))
+    whole = journal.read_bytes()
+    line = whole.index(b"\n") + 1
+    for spoilt in [
+        *(whole[:length] for length in range(line, len(whole), 97)),
+        whole[: line - 1] + b"!" + whole[line:],
+    ]:
+        with journal.open("r+b") as opened:
+            opened.truncate(0)
+            opened.write(spoilt)
+        assert status_of(f"doctor {path} --recover") == 2
+        assert "left alone" in capfd.readouterr().err
+        assert journal.read_bytes() == spoilt
+        assert path.read_bytes() == there
