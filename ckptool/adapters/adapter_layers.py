@@ -119,7 +119,7 @@ def layers_of(ckpt: Checkpoint, settings: Settings) -> list[Layer]:
         same.parts[part] = tensor
         same.keys.append(key)
     if strangers and not found:
-        what = "is no adapter: none of its keys is that of one"
+        what = "is not an adapter: none of its keys is that of one"
         raise CannotCarry(what, where=ckpt.where, evidence=[printable(key, 100) for key in strangers[:3]])
     if strangers:
         raise CannotCarry(

@@ -103,7 +103,7 @@ class Settings:
 def _number(value: Any, name: str, where: str) -> float | None:
     if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9):
         return value
-    raise Malformed(f"gives {name} the value {in_words(value)}, which is no number", where=where)
+    raise Malformed(f"gives {name} the value {in_words(value)}, which is not a number", where=where)
 
 
 def _compiled(pattern: str, where: str, *, whole: bool = False) -> re.Pattern[str]:
@@ -173,5 +173,5 @@ def listed_places(values: Sequence[Any], where: str) -> tuple[int, ...]:
         Malformed: they are none.
     """
     if not all(type(one) is int and one >= 0 for one in values) or len(set(values)) != len(values):
-        raise Malformed("lists trainable_token_indices that are no places of tokens", where=where)
+        raise Malformed("lists trainable_token_indices that are not places of tokens", where=where)
     return tuple(values)

@@ -40,31 +40,31 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "scan": ("scan", "Show what unpickling a file would import and call."),
     },
     "Fix": {
-        "doctor": ("doctor", "Say what is wrong with a file, and what to type."),
-        "repair": ("repair", "Rebuild a file that does not open, or save what is whole."),
-        "clean": ("rewrite", "Make a file that torch.load(weights_only=True) takes."),
+        "doctor": ("doctor", "Find what is wrong with a file, and show the command that fixes it."),
+        "repair": ("repair", "Rebuild a damaged file, or save the tensors that are intact."),
+        "clean": ("rewrite", "Make a file that torch.load(weights_only=True) accepts."),
     },
     "Change": {
-        "convert": ("rewrite", "Rewrite a checkpoint: every pass, every format."),
+        "convert": ("rewrite", "Convert between formats; edit keys, types and devices on the way."),
         "strip-prefix": ("rewrite", "Remove a prefix such as `module.` from every key."),
-        "add-prefix": ("rewrite", "Put a prefix such as `module.` before every key."),
-        "rename": ("rewrite", "Rename keys by rules OLD=NEW."),
-        "remap": ("rewrite", "Change the devices that tensors are tagged with."),
-        "mappings": ("mappings", "List the mappings between libraries that come with ckptool."),
-        "extract-weights": ("rewrite", "Take the weights alone, also out of a whole pickled model."),
+        "add-prefix": ("rewrite", "Add a prefix such as `module.` to every key."),
+        "rename": ("rewrite", "Rename keys with rules such as OLD=NEW."),
+        "remap": ("rewrite", "Change the devices of tensors, for example cuda:1 to cpu."),
+        "mappings": ("mappings", "List the built-in mappings between libraries."),
+        "extract-weights": ("rewrite", "Extract only the weights, even from a whole pickled model."),
         "slim": ("rewrite", "Keep only the weights, raw or averaged (EMA)."),
         "average": ("rewrite", "Average the weights of several checkpoints."),
-        "merge-lora": ("merge", "Merge adapters (LoRA and its relatives) into their base model."),
+        "merge-lora": ("merge", "Merge LoRA and similar adapters into their base model."),
     },
     "Port": {
-        "transfer": ("transfer", "Port weights into other model code."),
+        "transfer": ("transfer", "Port weights into a different implementation of the model."),
     },
     "Make": {
         "train": ("train", "Train a small model (DataParallel, DDP, FSDP) and save it."),
     },
     "About ckptool": {
-        "formats": ("formats", "List the formats that can be read and written."),
-        "completion": ("completion", "Print what lets a shell complete commands and options."),
+        "formats": ("formats", "List the formats that ckptool reads and writes."),
+        "completion": ("completion", "Print the completion script for your shell."),
     },
 }
 _COMMANDS = {name: told for commands in _GROUPS.values() for name, told in commands.items()}
@@ -159,11 +159,11 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Nothing that is inside a checkpoint is ever run. `ckptool COMMAND --help` shows examples.",
+    epilog="ckptool never runs anything inside a checkpoint. `ckptool COMMAND --help` shows examples.",
 )
 @click.version_option(__version__, prog_name="ckptool", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Open any PyTorch checkpoint, change it, and write it back at the speed of a copy."""
+    """Open any PyTorch checkpoint, change it, and write it back at the speed of a file copy."""
 
 
 class _Terminated(BaseException):

@@ -12,9 +12,9 @@ from .help import Command
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print what lets a shell complete commands, options, formats and files.
+    """Print the script that lets your shell complete commands, options, formats and files.
 
-    Redirect it to the file that the shell reads: ~/.local/share/bash-completion/completions/ckptool for bash, _ckptool
+    Redirect it to the file that your shell reads: ~/.local/share/bash-completion/completions/ckptool for bash, _ckptool
     in a folder of fpath for zsh, ~/.config/fish/completions/ckptool.fish for fish.
 
     \b

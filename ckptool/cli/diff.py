@@ -26,24 +26,24 @@ class _Tolerance(click.ParamType[float]):
         except ValueError:
             number = -1.0
         if not 0 <= number < float("inf"):
-            self.fail(f"{value!r} is no tolerance; 0 or more, as in 1e-5", param, ctx)
+            self.fail(f"{value!r} is not a tolerance; 0 or more, as in 1e-5", param, ctx)
         return number
 
 
 @click.command(cls=Command)
 @click.argument("left", type=FileName(), metavar="A")
 @click.argument("right", type=FileName(), metavar="B")
-@click.option("--weights", is_flag=True, help="Compare the weights only, not what else is in the files.")
+@click.option("--weights", is_flag=True, help="Compare only the weights, not the rest of the files.")
 @click.option("--at", metavar="PATH", help="Where the weights are, in files with several state dicts.")
 @click.option("--rtol", type=_Tolerance(), default=0.0, help="Values are close within ATOL + RTOL * |B|.")
 @click.option("--atol", type=_Tolerance(), default=0.0, help="Values are close within ATOL + RTOL * |B|.")
-@click.option("--detect-renames", is_flag=True, help="Find tensors that have another name only, by their content.")
-@click.option("--strict", is_flag=True, help="Let devices, order, ties and `_metadata` count as differences.")
+@click.option("--detect-renames", is_flag=True, help="Find tensors that were only renamed, by their content.")
+@click.option("--strict", is_flag=True, help="Count devices, order, ties and `_metadata` as differences.")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
-@output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
-@output_option("--open", "show", is_flag=True, help="Show that page in the browser.")
-@output_option("--overwrite", is_flag=True, help="Allow REPORT to exist.")
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing; the exit code tells.")
+@output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write the report as a web page.")
+@output_option("--open", "show", is_flag=True, help="Open that page in the browser.")
+@output_option("--overwrite", is_flag=True, help="Replace REPORT if it exists.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing; use the exit code.")
 @click.option("-v", "--verbose", is_flag=True, help="List all tensors, however many.")
 def diff(
     left: str,
@@ -61,10 +61,10 @@ def diff(
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Compare two checkpoints of any formats: keys, shapes, types, values and what else is in the files.
+    """Compare two checkpoints of any formats: keys, shapes, types, values and all other entries.
 
-    Exit code 0: they hold the same. 1: they differ. Devices, order, ties and `_metadata` are listed, and do not count
-    without --strict.
+    Exit code 0: they hold the same. 1: they differ. Devices, order, ties and `_metadata` are listed but
+    count as differences only with --strict.
 
     \b
     ckptool diff a.pth b.safetensors

@@ -29,8 +29,8 @@ _LONGEST = 1 << 20
 @click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory of MODEL.py.")
 @click.option("--error", metavar="TEXT", help="An error message to explain; - reads it from stdin.")
 @click.option("--at", metavar="PATH", help="Where the weights are, in files with several state dicts.")
-@click.option("--recover", is_flag=True, help="End a patch of FILE that was cut off: complete it, or take it back.")
-@click.option("--remove-leftovers", is_flag=True, help="Remove what runs that were cut off left in or beside FILE.")
+@click.option("--recover", is_flag=True, help="Finish or undo an interrupted --patch of FILE.")
+@click.option("--remove-leftovers", is_flag=True, help="Remove temporary files of interrupted runs in or beside FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
 @click.option("-v", "--verbose", is_flag=True, help="List everything, however long.")
 def doctor(
@@ -44,10 +44,10 @@ def doctor(
     as_json: bool,
     verbose: bool,
 ) -> int:
-    """Say what a file is, what keeps it from loading, and which commands repair it; or what an error message means.
+    """Find what keeps a file from loading and show the commands that fix it, or explain an error message.
 
-    Exit code 0: a plain model can load it, on a machine without a GPU. 1: it found a problem. With MODEL.py (or
-    MODEL.py:Name), whose code is run, it also says whether the file fits that model.
+    Exit code 0: a plain model can load the file on a machine without a GPU. 1: doctor found a problem. With MODEL.py
+    (or MODEL.py:Name), doctor also checks whether the file fits that model; this runs MODEL.py.
 
     \b
     ckptool doctor model.pth
@@ -110,7 +110,7 @@ def _recover(file: str | None, *, as_json: bool) -> int:
     if file is None:
         raise click.UsageError("--recover needs FILE.")
     if is_url(file) or not is_file(file):
-        raise Unreadable("is no file here, and only such files are patched", where=file)
+        raise Unreadable("is not a local file; only local files are patched", where=file)
     from ..disk.patching import settle
 
     done = settle(file)

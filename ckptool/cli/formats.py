@@ -13,7 +13,7 @@ from .help import Command
 @click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def formats(as_json: bool) -> None:
-    """List the formats that can be read and written, and what each can carry.
+    """List the formats that ckptool reads and writes, and what each can store.
 
     \b
     ckptool formats

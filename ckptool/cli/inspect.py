@@ -28,14 +28,16 @@ from .searching import Search
 
 @click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, type=FileName(), metavar="FILE…")
-@click.option("--filter", "pattern", metavar="PATTERN", help="Show only the tensors whose key fits.")
+@click.option("--filter", "pattern", metavar="PATTERN", help="Show only tensors whose key matches.")
 @click.option("--sort", type=click.Choice(["file", "name", "size"]), default="file", help="Order of the lines.")
-@click.option("--depth", type=click.IntRange(0), metavar="N", help="Sum up below N components of the keys.")
-@click.option("--stats", is_flag=True, help="Read all values: smallest, largest, mean, spread, zeros, NaN.")
+@click.option(
+    "--depth", type=click.IntRange(0), metavar="N", help="Show totals for the first N components of the keys."
+)
+@click.option("--stats", is_flag=True, help="Read all values; show min, max, mean, std, zeros and NaN.")
 @json_options
-@output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
-@output_option("--open", "show", is_flag=True, help="Show that page in the browser.")
-@output_option("--overwrite", is_flag=True, help="Allow REPORT to exist.")
+@output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write the report as a web page.")
+@output_option("--open", "show", is_flag=True, help="Open that page in the browser.")
+@output_option("--overwrite", is_flag=True, help="Replace REPORT if it exists.")
 @click.option("-v", "--verbose", is_flag=True, help="List all keys, however many.")
 def inspect(
     files: tuple[str, ...],
@@ -50,10 +52,10 @@ def inspect(
     overwrite: bool,
     verbose: bool,
 ) -> int:
-    """Show what is in a checkpoint: its keys, shapes, types and devices, and what else is in the file.
+    """Show the keys, shapes, types and devices in a checkpoint, and everything else in the file.
 
-    Only headers and pickles are read (with --stats values, too), and nothing in them is run. A folder that is no
-    checkpoint itself is searched for some, and each file in it gets a line; with -v, a report.
+    Only headers and pickles are read (with --stats also the values), and nothing in them is run. A folder that is not a
+    checkpoint itself is searched for checkpoints; each gets one line, or with -v a full report.
 
     \b
     ckptool inspect model.pth

@@ -13,9 +13,10 @@ from .documents import print_json
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the list as JSON.")
 def mappings(name: str | None, as_json: bool) -> None:
-    """List the mappings between libraries that come with ckptool; with NAME, show its file.
+    """List the built-in mappings between libraries; with NAME, print the file of that mapping.
 
-    `ckptool transfer FILE --mapping NAME -o OUT` uses one, `--invert` the other way round. They need no model code.
+    `ckptool transfer FILE --mapping NAME -o OUT` applies a mapping, and --invert applies it in the opposite direction.
+    No model code is needed.
 
     \b
     ckptool mappings

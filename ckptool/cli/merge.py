@@ -20,15 +20,15 @@ from .rewrite import rewrite
 
 @click.command(cls=Command)
 @click.argument("paths", type=FileName(), metavar="BASE ADAPTER[@WEIGHT]… OUT", nargs=-1, required=True)
-@click.option("--component", metavar="PART", help="Of an adapter for a pipeline, the part to merge: unet, lora_te1.")
+@click.option("--component", metavar="PART", help="Part of a pipeline adapter to merge: unet, lora_te1.")
 @click.option("--max-shard-size", metavar="SIZE", help="Write a folder of shards of at most SIZE (5GB, 500MB).")
 @output_options
 def merge_lora(paths: tuple[str, ...], component: str | None, max_shard_size: str | None, **options: Any) -> None:
-    """Merge adapters into their base model, as merge_and_unload of peft does, without loading a model.
+    """Merge adapters into their base model like peft's merge_and_unload, but without loading a model.
 
-    LoRA, rsLoRA, DoRA, LoHa, LoKr and IA3 of peft, and the layouts of diffusers and kohya. Values are computed in
-    float32 and rounded once to the type of the base; a quantised base is dequantised first. OUT is divided into shards
-    as BASE is, and gets its configuration and tokenizer. Every key of an adapter is used, or nothing is written.
+    Supports LoRA, rsLoRA, DoRA, LoHa, LoKr and IA3 from peft, and the layouts of diffusers and kohya. Values are
+    computed in float32 and rounded once to the type of the base; a quantised base is dequantised first. OUT has the
+    same shards, configuration and tokenizer as BASE. If a key of an adapter does not fit, nothing is written.
 
     \b
     ckptool merge-lora base/ adapter/ merged/
@@ -62,5 +62,5 @@ def _weighted(word: str) -> tuple[str, float]:
     except ValueError:
         return word, 1.0
     if not math.isfinite(weight) or not weight:
-        raise RuleError(f"{printable(number, 40)} is no weight", where=printable(word), hint="ADAPTER@0.8")
+        raise RuleError(f"{printable(number, 40)} is not a weight", where=printable(word), hint="ADAPTER@0.8")
     return path, weight

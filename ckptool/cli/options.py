@@ -57,40 +57,52 @@ _proof = partial(click.option, cls=Option, heading="Proof")
 _OUTPUT: tuple[Callable[[Any], Any], ...] = (
     output_option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write: another way to name OUT."),
     output_option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`)."),
-    output_option("--for", "for_torch", metavar="TORCH", help="Refuse what a version cannot load (torch==1.6)."),
-    output_option("--backup", metavar="SUFFIX", help="Keep what OUT was under its name with SUFFIX."),
-    output_option("--overwrite", is_flag=True, help="Allow OUT to exist."),
-    output_option("-n", "--dry-run", is_flag=True, help="Say what would be written; write nothing."),
-    output_option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`)."),
-    output_option("--if-present", is_flag=True, help="Rules may match nothing; the file is written all the same."),
-    output_option("--allow-loss", is_flag=True, help="Write although content is lost, or is damaged."),
-    output_option("--partial-file", is_flag=True, help="Take one shard, or one rank's file, for what it holds."),
-    output_option("--keep-objects", is_flag=True, help="Write back objects that may run code when they are loaded."),
     output_option(
-        "--save-recipe", type=SideOutput("recipe"), metavar="FILE", help="Write the passes to a file, for --recipe."
+        "--for", "for_torch", metavar="TORCH", help="Refuse output that this version cannot load (torch==1.6)."
+    ),
+    output_option("--backup", metavar="SUFFIX", help="Keep the old OUT, with SUFFIX added to its name."),
+    output_option("--overwrite", is_flag=True, help="Replace OUT if it exists."),
+    output_option("-n", "--dry-run", is_flag=True, help="Show what would be written, but write nothing."),
+    output_option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`)."),
+    output_option("--if-present", is_flag=True, help="Write the file even if a rule matches nothing."),
+    output_option("--allow-loss", is_flag=True, help="Write even if content is lost or damaged."),
+    output_option("--partial-file", is_flag=True, help="Use one shard, or the file of one rank, on its own."),
+    output_option("--keep-objects", is_flag=True, help="Keep objects that may run code when the file is loaded."),
+    output_option(
+        "--save-recipe",
+        type=SideOutput("recipe"),
+        metavar="FILE",
+        help="Save what this command does to a file, for --recipe.",
     ),
     output_option("--json", "as_json", is_flag=True, help="Print the receipt as JSON."),
-    output_option("--json-lines", "as_lines", is_flag=True, help="Print JSON, a line for each file when it is done."),
-    output_option("-q", "--quiet", is_flag=True, help="No receipt, no progress bar."),
+    output_option("--json-lines", "as_lines", is_flag=True, help="Print one line of JSON per file, when it is done."),
+    output_option("-q", "--quiet", is_flag=True, help="Print no receipt and no progress bar."),
     output_option("-v", "--verbose", is_flag=True, help="Also list every key that changes."),
 )
 
 _JSON = (
     output_option("--json", "as_json", is_flag=True, help="Print one document of JSON."),
-    output_option("--json-lines", "as_lines", is_flag=True, help="Print JSON, a line for each file when it is done."),
+    output_option("--json-lines", "as_lines", is_flag=True, help="Print one line of JSON per file, when it is done."),
 )
 
 #: How `transfer` finds what goes where, and proves it.
 _MATCHING: tuple[Callable[[Any], Any], ...] = (
     _matching(
-        "--hint", "hints", multiple=True, metavar="OLD=NEW", help="Names of the source and what the model calls them."
+        "--hint", "hints", multiple=True, metavar="OLD=NEW", help="A name in the source, and its name in the model."
     ),
     _matching(
-        "--by", type=click.Choice(["evidence", "position"]), default="evidence", help="position: the n-th to the n-th."
+        "--by",
+        type=click.Choice(["evidence", "position"]),
+        default="evidence",
+        help="position: match tensors by their order only.",
     ),
-    _matching("--first", type=click.IntRange(1), metavar="N", help="With --by position: fill N tensors only."),
+    _matching("--first", type=click.IntRange(1), metavar="N", help="With --by position: fill only N tensors."),
     _matching(
-        "--start", type=click.IntRange(0), default=0, metavar="K", help="With --by position: skip K of the source."
+        "--start",
+        type=click.IntRange(0),
+        default=0,
+        metavar="K",
+        help="With --by position: skip K tensors of the source.",
     ),
     _matching(
         "--mapping",
@@ -102,44 +114,44 @@ _MATCHING: tuple[Callable[[Any], Any], ...] = (
     _matching(
         "--input-channels",
         type=click.Choice(["repeat", "sum", "mean", "zeros", "first"]),
-        help="The rule for a first layer of another number of input channels.",
+        help="How to fill a first layer with a different number of input channels.",
     ),
-    _matching("--invert", is_flag=True, help="With --mapping: the way back."),
+    _matching("--invert", is_flag=True, help="Apply --mapping in the opposite direction."),
     _matching(
         "--number",
         "numbers",
         multiple=True,
         metavar="NAME=N",
-        help="With --mapping: a number that the weights do not tell (heads=32).",
+        help="A number that --mapping needs and the weights do not show (heads=32).",
     ),
     _matching(
         "--save-mapping",
         type=SideOutput("mapping", same_is_fine=True),
         metavar="FILE",
-        help="Write the mapping as YAML, to read, edit and replay.",
+        help="Save the mapping as YAML, to read, edit and reuse.",
     ),
     click.option(
         "--emit",
         type=SideOutput("converter", same_is_fine=True),
         metavar="FILE.py",
-        help="Write the port as Python that needs torch alone: convert(state_dict).",
+        help="Write the port as Python code that needs only torch: convert(state_dict).",
     ),
     _proof(
         "--source-model",
         metavar="SRC.py[:NAME]",
-        help="The source's own code: its order counts, and --prove can run it.",
+        help="The code of the source model, for its order and for --prove.",
     ),
-    _proof("--source-kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for it."),
-    _proof("--prove", is_flag=True, help="Run both models on the same inputs and compare; settle doubts by it."),
+    _proof("--source-kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for --source-model."),
+    _proof("--prove", is_flag=True, help="Run both models on the same inputs, compare, and resolve guesses."),
     _proof(
-        "--reference", type=FileName(), metavar="FILE", help="Saved inputs and outputs of the source, to prove against."
+        "--reference", type=FileName(), metavar="FILE", help="Saved inputs and outputs of the source, to compare with."
     ),
     _proof(
         "--patience",
         type=click.FloatRange(0),
         default=300.0,
         metavar="SECONDS",
-        help="How long a proof may look for what makes outputs equal (300).",
+        help="Time limit of a proof (300).",
     ),
     _proof(
         "--input",
@@ -153,20 +165,22 @@ _MATCHING: tuple[Callable[[Any], Any], ...] = (
         "source_inputs",
         multiple=True,
         metavar="SPEC",
-        help="Example input of the source's code, if it takes them in another form.",
+        help="Example input of the source model, if it differs from --input.",
     ),
 )
 
 _WRITING: tuple[Callable[[Any], Any], ...] = (
     click.argument("paths", type=FileName(), metavar="IN [OUT]", nargs=-1, required=True),
-    output_option("--in-place", is_flag=True, help="Replace IN, once the new file is whole; also several."),
+    output_option("--in-place", is_flag=True, help="Replace IN when the new file is complete; takes several files."),
     output_option(
         "--patch",
         is_flag=True,
-        help="With --in-place: change bytes where they stand; until it ends, other programs may see a part of it.",
+        help="With --in-place: overwrite only the bytes that change; other programs may see a half-done file.",
     ),
-    output_option("--out-dir", type=FileName(), metavar="DIR", help="Write each of several IN into DIR, by its name."),
-    output_option("-r", "--recursive", is_flag=True, help="Take all checkpoints in folders; with one of these two."),
+    output_option("--out-dir", type=FileName(), metavar="DIR", help="Write each IN into DIR under its own name."),
+    output_option(
+        "-r", "--recursive", is_flag=True, help="With --in-place or --out-dir: take all checkpoints in folders."
+    ),
     *_OUTPUT,
 )
 

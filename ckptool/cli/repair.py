@@ -20,10 +20,11 @@ _SHOWN = 12
 @click.command(cls=Command)
 @writing_options
 def repair(**options: Any) -> int:
-    """Rebuild a file that does not open: zipped again, without its directory, or cut short.
+    """Rebuild a damaged file: zipped again, without its directory, or cut short.
 
-    What is whole is written; what is lost is named first, and written without only with --allow-loss. A tensor is whole
-    if all its bytes are there and agree with their checksum, where there is one. Nothing is written without a tensor.
+    Intact tensors are saved. If something is lost, repair lists it and writes the rest only with --allow-loss. A tensor
+    is intact if all its bytes are there and match their checksum (if there is one). If no tensor is intact, nothing is
+    written.
 
     \b
     ckptool repair rezipped.pth repaired.pth

@@ -61,7 +61,7 @@ def _steps(wanted: Mapping[str, Any], rules: str | None = None, keep: Sequence[s
 def _rules_from(path: str) -> list[Rename]:
     rules = parse_rules(read_text(path), path)
     if not rules:
-        raise RuleError("holds no rule", where=path, hint="one rule OLD=NEW a line")
+        raise RuleError("holds no rule", where=path, hint="one rule OLD=NEW per line")
     return rules
 
 
@@ -267,8 +267,8 @@ def _stdout_file() -> str | None:
 
 
 @click.command(cls=Command)
-@click.option("--prefix", default="module.", show_default=True, help="Whole components at the start of the keys.")
-@click.option("--first", is_flag=True, help="Drop the first component of each key, whatever it is.")
+@click.option("--prefix", default="module.", show_default=True, help="The prefix to remove, in whole components.")
+@click.option("--first", is_flag=True, help="Remove the first component of every key, whatever it is.")
 @writing_options
 def strip_prefix(prefix: str, first: bool, **options: Any) -> int:
     """Remove a prefix from every key.
@@ -283,10 +283,10 @@ def strip_prefix(prefix: str, first: bool, **options: Any) -> int:
 
 
 @click.command(cls=Command)
-@click.option("--prefix", default="module.", show_default=True, help="Put before each key.")
+@click.option("--prefix", default="module.", show_default=True, help="The prefix to add to every key.")
 @writing_options
 def add_prefix(prefix: str, **options: Any) -> int:
-    """Put a prefix before every key, as a model wrapped in DataParallel or DDP has it.
+    """Add a prefix to every key, like the keys of a model wrapped in DataParallel or DDP.
 
     \b
     ckptool add-prefix in.pth out.pth
@@ -296,8 +296,8 @@ def add_prefix(prefix: str, **options: Any) -> int:
 
 
 @click.command(cls=Command)
-@click.option("--rename", "rules", multiple=True, metavar="OLD=NEW", help="A rule; the first that fits a key counts.")
-@click.option("--rules", "rules_file", type=FileName(), metavar="FILE", help="A file with one rule OLD=NEW a line.")
+@click.option("--rename", "rules", multiple=True, metavar="OLD=NEW", help="A rule; for each key, the first match wins.")
+@click.option("--rules", "rules_file", type=FileName(), metavar="FILE", help="A file with one rule OLD=NEW per line.")
 @writing_options
 def rename(rules: tuple[str, ...], rules_file: str | None, **options: Any) -> int:
     """Rename keys by rules OLD=NEW.
@@ -324,11 +324,11 @@ def rename(rules: tuple[str, ...], rules_file: str | None, **options: Any) -> in
     multiple=True,
     required=True,
     metavar="RULE",
-    help="cpu, cuda:1=cuda:0, 'cuda:1->cuda:0', cuda:*=cpu; several are applied at once.",
+    help="cpu, cuda:1=cuda:0, 'cuda:1->cuda:0' or cuda:*=cpu; several rules apply at once.",
 )
 @writing_options
 def remap(locations: tuple[str, ...], **options: Any) -> int:
-    """Change the devices that tensors are tagged with, wherever they are in the file. No GPU is needed.
+    """Change the devices of all tensors in a file, for example cuda:1 to cpu. No GPU is needed.
 
     \b
     ckptool remap in.pth out.pth --map-location cpu
@@ -341,7 +341,7 @@ def remap(locations: tuple[str, ...], **options: Any) -> int:
 
 #: Options of `convert` that stand beside those of passes.
 _BESIDE = {
-    "rename": click.option("--rules", type=FileName(), metavar="FILE", help="A file with one rule OLD=NEW a line."),
+    "rename": click.option("--rules", type=FileName(), metavar="FILE", help="A file with one rule OLD=NEW per line."),
     "cast": click.option("--cast-keep", multiple=True, metavar="PATTERN", help="Keys that --cast leaves as they are."),
 }
 
@@ -361,12 +361,17 @@ def _pass_options(command: _Command) -> _Command:
 
 @click.command(cls=Command)
 @_pass_options
-@click.option("--recipe", type=FileName(), metavar="FILE", help="Run the passes of a recipe first, as listed there.")
+@click.option("--recipe", type=FileName(), metavar="FILE", help="Run the passes of this recipe first.")
 @click.option(
-    "--model", type=FileName(), metavar="MODEL.py", help="Code, run, whose parameters an optimizer numbers: it follows."
+    "--model",
+    type=FileName(),
+    metavar="MODEL.py",
+    help="Code of the trained model (it is run), to match the optimizer's numbered states.",
 )
-@click.option("--with-optimizer", is_flag=True, help="Of a folder with files of all ranks: the optimizer's state, too.")
-@click.option("--parts", type=FileName(), metavar="FILE", help="How parts of ranks go together: PATTERN: DIMENSION.")
+@click.option("--with-optimizer", is_flag=True, help="From a folder of rank files, take the optimizer states too.")
+@click.option(
+    "--parts", type=FileName(), metavar="FILE", help="How to join the parts of ranks: lines PATTERN: DIMENSION."
+)
 @click.option("--max-shard-size", metavar="SIZE", help="Write a folder of shards of at most SIZE (5GB, 500MB).")
 @click.option("--variant", metavar="WORD", help="A word in the names of shards: fp16.")
 @writing_options
@@ -381,9 +386,9 @@ def convert(
     variant: str | None,
     **options: Any,
 ) -> int:
-    """Rewrite a checkpoint in another format, or with other keys and devices, or both.
+    """Convert a checkpoint to another format, change its keys, types and devices, or both.
 
-    The suffix of OUT or -t chooses the format. Passes run in the order in which they are listed here.
+    The suffix of OUT (or -t) chooses the format. Changes are applied in the order in which the options are listed here.
 
     \b
     ckptool convert in.pth out.safetensors
@@ -416,10 +421,10 @@ def convert(
 @click.command(cls=Command)
 @writing_options
 def extract_weights(**options: Any) -> int:
-    """Take the weights out of a checkpoint, and leave everything else behind.
+    """Extract only the weights from a checkpoint.
 
-    Out of a whole pickled model (torch.save(model, …)) the state dict is recovered as model.state_dict() would give it:
-    without the class, and without running anything.
+    From a whole pickled model (torch.save(model, …)), ckptool recovers the state dict that model.state_dict() would
+    give. It does not need the class, and runs nothing.
 
     \b
     ckptool extract-weights yolo.pt -o weights.safetensors
@@ -435,8 +440,8 @@ def clean(**options: Any) -> int:
     """Write a copy that torch.load(weights_only=True) loads: tensors and plain data, and nothing else.
 
     Paths become text; Namespaces, OmegaConf and other objects with attributes become dicts; numpy arrays become
-    tensors; whole pickled models become their state dicts; functions and what would have to be run are left out. Each
-    change is listed, and nothing in the file is run.
+    tensors; whole pickled models become their state dicts; functions and calls are left out. Each change is listed, and
+    nothing in the file is run.
 
     \b
     ckptool clean last.ckpt clean.ckpt
@@ -446,13 +451,15 @@ def clean(**options: Any) -> int:
 
 
 @click.command(cls=Command)
-@click.option("--weights", type=click.Choice(["ema", "raw"]), help="Of a moving average and the raw weights, which.")
+@click.option(
+    "--weights", type=click.Choice(["ema", "raw"]), help="Which weights to keep: the moving average, or the raw ones."
+)
 @writing_options
 def slim(weights: str | None, **options: Any) -> int:
-    """Keep only the weights; of a checkpoint with an exponential moving average, the averaged or the raw ones.
+    """Keep only the weights: if the file has a moving average (EMA), either that or the raw weights.
 
-    Where the average is depends on the framework that saved the file: timm, DiT, torchvision, BasicSR, ultralytics,
-    latent diffusion and mmengine (which swaps the two) are known.
+    ckptool knows where timm, DiT, torchvision, BasicSR, ultralytics, latent diffusion and mmengine (which swaps the
+    two) keep the average.
 
     \b
     ckptool slim last.ckpt weights.safetensors
@@ -463,13 +470,13 @@ def slim(weights: str | None, **options: Any) -> int:
 
 @click.command(cls=Command)
 @click.argument("sources", type=FileName(), metavar="IN…", nargs=-1, required=True)
-@click.option("--ratios", metavar="R,R,…", help="How much each IN counts: 0.5,0.3,0.2. Else all the same.")
+@click.option("--ratios", metavar="R,R,…", help="Weight of each IN, such as 0.5,0.3,0.2. Default: equal.")
 @output_options
 def average(sources: tuple[str, ...], ratios: str | None, **options: Any) -> int:
     """Average the weights of several checkpoints of one model.
 
-    Sums are in float64, and rounded once to the type of each tensor. Integers (such as num_batches_tracked) are those
-    of the last file; only the weights are written.
+    Sums are computed in float64 and rounded once to the type of each tensor. Integers (such as num_batches_tracked)
+    come from the last file. Only the weights are written.
 
     \b
     ckptool average epoch8.pth epoch9.pth epoch10.pth -o mean.pth
@@ -478,7 +485,7 @@ def average(sources: tuple[str, ...], ratios: str | None, **options: Any) -> int
     try:
         numbers = None if ratios is None else [float(word) for word in ratios.split(",")]
     except ValueError:
-        raise RuleError("is no list of numbers", where="--ratios", hint="--ratios 0.5,0.3,0.2") from None
+        raise RuleError("is not a list of numbers", where="--ratios", hint="--ratios 0.5,0.3,0.2") from None
     opened = [formats.open(source) for source in sources]
     for one in opened if not options["partial_file"] else ():
         require_whole(one)

@@ -25,9 +25,9 @@ _STATUS = {"safe": 0, "unsafe": 1, "unknown": 2}
 def scan(files: tuple[str, ...], as_json: bool, as_lines: bool, quiet: bool, verbose: bool) -> int:
     """Show what unpickling a file would import and call, without doing any of it.
 
-    Exit code 0: tensors and plain data only. 1: it would import or call more. 2: not all of it could be accounted for.
-    Folders are searched; what is in them but is no checkpoint (a text, a picture) is counted and does not matter. Links
-    out of a folder are not followed, and named.
+    Exit code 0: the file holds only tensors and plain data. 1: loading it would import or call something else. 2: scan
+    could not check all of it. Folders are searched; other files in them (texts, pictures) are counted and skipped.
+    Links that lead out of a folder are reported, not followed.
 
     \b
     ckptool scan model.pth

@@ -132,7 +132,7 @@ def _rates(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) 
         except ValueError:
             pattern = ""
         if not pattern:
-            raise RuleError(f"{value!r} is no PATTERN=RATE", where="--lr-group", hint="--lr-group 'classifier.=0.001'")
+            raise RuleError(f"{value!r} is not PATTERN=RATE", where="--lr-group", hint="--lr-group 'classifier.=0.001'")
     return rates
 
 

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 @click.argument("model", type=FileName(), metavar="[MODEL.py[:NAME]]", required=False)
 @output_option("-o", "--output", type=FileName(), metavar="OUT", help="The file to write (SRC.NAME.pth if left out).")
 @output_option("-t", "--to", "format_", type=FormatName(), help="Format to write (see `ckptool formats`).")
-@output_option("--overwrite", is_flag=True, help="Allow OUT and REPORT to exist.")
-@output_option("--partial-file", is_flag=True, help="Take one shard of several for what it holds.")
-@output_option("-n", "--dry-run", is_flag=True, help="Match and report; write nothing.")
+@output_option("--overwrite", is_flag=True, help="Replace OUT and REPORT if they exist.")
+@output_option("--partial-file", is_flag=True, help="Use one shard of several on its own.")
+@output_option("-n", "--dry-run", is_flag=True, help="Match and report, but write nothing.")
 @output_option("--at", metavar="PATH", help="Where the weights are in the file (`state_dict`, `models/0`).")
 @click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory.")
 @click.option(
@@ -67,25 +67,25 @@ if TYPE_CHECKING:
     flag_value=ALL,
     multiple=True,
     metavar="[PATTERN]",
-    help="Keep the model's own initial values where the source has nothing: everywhere, or where it matches.",
+    help="Keep the model's initial values for keys without a source: all, or those that match.",
 )
 @matching_options
 @output_option(
     "--cast", metavar="TYPE", help="Cast floating point tensors: bf16, fp16, fp32 … (see `ckptool convert`)."
 )
 @output_option("--map-location", "-m", multiple=True, metavar="RULE", help="Change devices (see `ckptool remap`).")
-@output_option("--allow-loss", is_flag=True, help="Write although the format cannot hold everything.")
-@output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write a page to look at.")
-@output_option("--open", "show", is_flag=True, help="Show that page in the browser.")
-@output_option("--explain", multiple=True, metavar="KEY", help="Say how KEY came to its place; write nothing.")
+@output_option("--allow-loss", is_flag=True, help="Write even if the format cannot store everything.")
+@output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write the report as a web page.")
+@output_option("--open", "show", is_flag=True, help="Open that page in the browser.")
+@output_option("--explain", multiple=True, metavar="KEY", help="Explain how KEY was matched; write nothing.")
 @output_option("--json", "as_json", is_flag=True, help="Print the mapping as JSON.")
 @output_option("-q", "--quiet", is_flag=True, help="No report, no progress bar.")
 @output_option("-v", "--verbose", is_flag=True, help="One line for every key, with its evidence.")
 def transfer(source: str, model: str | None, **options: Any) -> int:
-    """Port weights into other model code: find which tensor goes where, and write the model's own state dict.
+    """Port weights into different model code: find which tensor goes where, and write a state dict for the model.
 
-    This imports and runs MODEL.py. Nothing is written while there are guesses or keys without a source, unless they
-    are accepted. With --mapping, no model is needed: `ckptool mappings` lists those that come with ckptool.
+    This imports and runs MODEL.py. If a match is a guess or a key has no source, nothing is written unless you accept
+    it. With --mapping, no model code is needed: `ckptool mappings` lists the built-in mappings.
 
     \b
     ckptool transfer vgg19.pth model.py

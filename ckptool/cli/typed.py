@@ -51,7 +51,7 @@ def keyword_arguments(texts: Sequence[str], option: str) -> dict[str, Any]:
             found = None if value[:1] == "@" else read_json(value)
         except Malformed:
             if value[:1] in ("{", "[") and value[-1:] in ("}", "]"):
-                what = f"{printable(value, 60)} is no JSON; a shell takes quotes away that are not quoted"
+                what = f"{printable(value, 60)} is not JSON; a shell takes quotes away that are not quoted"
                 raise RuleError(what, where=option, hint=f"{option} {name}='{{\"NAME\": VALUE}}'") from None
             found = _PYTHON.get(value, value)
         if value[:1] == "@":

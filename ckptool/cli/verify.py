@@ -19,16 +19,18 @@ from .typed import keyword_arguments
 
 @click.command(cls=Command)
 @click.argument("files", nargs=-1, required=True, type=FileName(), metavar="FILE…")
-@click.option("--against", type=FileName(), metavar="REF", help="Another file, which should have the same weights.")
+@click.option("--against", type=FileName(), metavar="REF", help="Another file that should have the same weights.")
 @click.option("--manifest", type=FileName(), metavar="MANIFEST", help="Compare the weights with these digests.")
 @click.option(
     "--write-manifest", type=SideOutput("manifest"), metavar="MANIFEST", help="Write the digests of the weights."
 )
-@click.option("--overwrite", is_flag=True, help="Allow MANIFEST to exist.")
-@click.option("--digest", is_flag=True, help="Print a digest of the weights: the same weights, the same digest.")
-@click.option("--fits", "model", metavar="MODEL.py", help="A model (MODEL.py:Name), run, that it should load into.")
+@click.option("--overwrite", is_flag=True, help="Replace MANIFEST if it exists.")
+@click.option("--digest", is_flag=True, help="Print a digest of the weights, the same in every format.")
+@click.option(
+    "--fits", "model", metavar="MODEL.py", help="A model that the weights should fit: MODEL.py:Name (it is run)."
+)
 @click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the model of --fits.")
-@click.option("--strict", is_flag=True, help="Let NaN, infinite values and pages of zeros count as damage.")
+@click.option("--strict", is_flag=True, help="Count NaN, infinite values and pages of zeros as damage.")
 @json_options
 @click.option("-q", "--quiet", is_flag=True, help="Show only files that are not sound.")
 @click.option("-v", "--verbose", is_flag=True, help="List everything, however long.")
@@ -47,7 +49,7 @@ def verify(
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Read every byte of a checkpoint once, and check it against what the file says of itself.
+    """Read every byte of a checkpoint once, and check it against the checksums and rules of its format.
 
     Exit code 0: sound. 1: not sound, and the first line says why. 2: it could not be opened.
 

@@ -101,7 +101,7 @@ def read_yaml(
     return reader.root
 
 
-_NO_YAML = "is no YAML that ckptool reads"
+_NO_YAML = "is not YAML that ckptool reads"
 
 
 class Placed(str):
@@ -215,7 +215,7 @@ class _Reader:
         if event.value == "<<" and event.implicit[0]:
             raise _not_plain(event, "has the merge key <<", "write out what it would merge")
         if not isinstance(value, str):
-            raise _not_plain(event, f"has the key {printable(event.value, 40)}, which is no text", _in_quotes(event))
+            raise _not_plain(event, f"has the key {printable(event.value, 40)}, which is not text", _in_quotes(event))
         # in a mapping file an uncommented rival stands below the line that it replaces
         if value in container and not (self._texts and len(self._open) > 1):
             raise _not_plain(event, f"has the key {printable(value, 40)} a second time", "one line for each key")
@@ -340,7 +340,7 @@ def read_json(
         return made
 
     def refuse(text: str) -> Any:
-        raise ValueError(f"{text} is no number of JSON")
+        raise ValueError(f"{text} is not a JSON number")
 
     try:
         text = raw if isinstance(raw, str) else raw.decode("utf-8")

@@ -280,7 +280,7 @@ class Directory:
         """What the calls of the system take for a name in it: a name below the descriptor, or a path."""
         self._itself()
         if not is_plain_name(name):
-            raise ValueError(f"{name!r} is no plain name")
+            raise ValueError(f"{name!r} is not a plain name")
         return (str(self.path / name), None) if self._fd is None else (name, self._fd)
 
 

@@ -102,7 +102,7 @@ def there_in(
             hint="move them away, or write to another folder",
         )
     if not os.access(target.real.parent, os.W_OK):
-        raise Unwritable("the folder that it is in may not be written to", where=target.path)
+        raise Unwritable("no permission to write into its folder", where=target.path)
     return there
 
 

@@ -63,7 +63,7 @@ class Folder:
         if name not in self._open:
             if name in ("", ".", "..") or set(name) & {"/", "\\", ":", "\0"}:
                 raise Malformed(
-                    f"names {printable(repr(name), 120)}, which is no plain file name: it could lead out of the folder",
+                    f"names {printable(repr(name), 120)}, which is not a plain file name: it could leave the folder",
                     where=self.path / said_by,
                 )
             found = self._found(name)

@@ -125,7 +125,7 @@ def check_patch(path: StrPath, pieces: Sequence[Piece], files: Sequence[File]) -
         if why is not None:
             raise RuleError(f"cannot be patched: {why}", where=path, hint=PLAIN)
         if not os.access(target.real, os.W_OK):
-            raise Unwritable("may not be written to", where=path, hint=PLAIN)
+            raise Unwritable("no permission to write to it", where=path, hint=PLAIN)
         if target.folder.status(journal_name(target.name)) is not None:
             _refuse_journal(target)
 
@@ -133,7 +133,7 @@ def check_patch(path: StrPath, pieces: Sequence[Piece], files: Sequence[File]) -
 def _refuse_journal(target: Target) -> None:
     """Say that there is a journal that this run did not make, and that is not settled."""
     raise Unwritable(
-        f"{printable(journal_name(target.name), 120)} is in the way, which is no journal of this file",
+        f"{printable(journal_name(target.name), 120)} is in the way, which is not a journal of this file",
         where=target.path,
         hint="look at it, and move it away",
     )

@@ -55,7 +55,7 @@ def unwritable(error: CheckpointError, path: Url) -> CheckpointError:
 
 
 def _taken(path: Url, old: str | None) -> OutputExists:
-    what = "was made by somebody else meanwhile" if old is None else "was changed by somebody else meanwhile"
+    what = "was made by another program meanwhile" if old is None else "was changed by another program meanwhile"
     return OutputExists(what, where=path, hint="run the command again, with --overwrite")
 
 

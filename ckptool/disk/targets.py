@@ -68,7 +68,7 @@ class Target:
         try:
             self.old = self.folder.status(self.name)
             if self.old is None and not os.access(self.real.parent, os.W_OK):
-                raise Unwritable("the folder that it would be in may not be written to", where=path)
+                raise Unwritable("no permission to write into its folder", where=path)
         except (OSError, ValueError) as error:
             self.folder.close()
             if isinstance(error, CheckpointError):
@@ -292,7 +292,7 @@ def refusals(target: Target) -> Iterator[None]:
     except FileExistsError as error:
         if isinstance(error, CheckpointError):
             raise
-        what = f"was {'made' if target.old is None else 'changed'} by somebody else meanwhile"
+        what = f"was {'made' if target.old is None else 'changed'} by another program meanwhile"
         raise OutputExists(what, where=target.path, hint="run the command again, with --overwrite") from None
     except OSError as error:
         if isinstance(error, CheckpointError):
@@ -365,7 +365,7 @@ def check_side_output(kind: str, path: StrPath, *, overwrite: bool = False) -> N
         except OSError as error:
             raise Unwritable(reason(error), where=path) from None
         if SIDE_OUTPUTS[kind] not in head:
-            what = f"is no {kind} of ckptool, and --overwrite replaces nothing else by one"
+            what = f"is not a ckptool {kind}, so --overwrite does not replace it"
             raise OutputExists(what, where=path, hint="choose another name")
 
 

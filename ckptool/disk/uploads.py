@@ -115,7 +115,7 @@ def upload_folder(
     with _uploading(fs, {name: path / name for name in files}, keys, files, progress) as sent:
         check()
         if _versions(fs, key, path) != there:
-            raise OutputExists("was changed by somebody else meanwhile", where=path, hint="run the command again")
+            raise OutputExists("was changed by another program meanwhile", where=path, hint="run the command again")
         with put_off_signals():
             done: list[str] = []
             try:

@@ -247,7 +247,7 @@ def origin(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}".lower()
 
 
-def require_address(url: str, where: object, what: str = "cannot be reached: it is no address of the web") -> None:
+def require_address(url: str, where: object, what: str = "cannot be reached: it is not an address of the web") -> None:
     """Refuse a URL without a host, or with a port that is none."""
     try:
         parts = urlsplit(url)
@@ -318,7 +318,7 @@ def _target(answer: Answer) -> str:
         target = said
     if not is_web(target):
         raise Unreadable(f"is redirected to {shown}, which is not followed", where=answer.where)
-    require_address(target, answer.where, f"is redirected to {shown}, which is no address of the web")
+    require_address(target, answer.where, f"is redirected to {shown}, which is not an address of the web")
     if "@" in urlsplit(target).netloc:
         host = printable(urlsplit(target).hostname or "", 100)
         raise Unreadable(f"is redirected to {host} with a login, which is not followed", where=answer.where)

@@ -116,7 +116,7 @@ class _Parser:
         items = [self._item(name, entry, slices, paths.get(name)) for name, entry in listed]
         if slices:
             name, offsets = next(iter(slices))
-            self._fail(f"has a slice of {printable(repr(name), 80)} at {offsets}, which is no chunk of it")
+            self._fail(f"has a slice of {printable(repr(name), 80)} at {offsets}, which is not a chunk of it")
         place = {name: number for number, name in enumerate(paths)}
         items.sort(key=lambda item: place.get(item.name, len(place)))  # stable
         return Metadata(items, sorted(beyond_plain_data(root)))
@@ -130,7 +130,7 @@ class _Parser:
 
     def _pairs(self, node: Any, what: str) -> list[tuple[str, Any]]:
         if not isinstance(node, Dict) or not all(isinstance(key, str) for key, _ in node.entries):
-            self._fail(f"its {what} is no dict of names")
+            self._fail(f"its {what} is not a dict of names")
         pairs = [(str(key), value) for key, value in node.entries]
         if len(dict(pairs)) != len(pairs):
             self._fail(f"its {what} has a name twice")
@@ -138,7 +138,7 @@ class _Parser:
 
     def _slices(self, node: Any) -> dict[tuple[str, tuple[int, ...] | None], Slice]:
         if not isinstance(node, Dict):
-            self._fail("its storage_data is no dict")
+            self._fail("its storage_data is not a dict")
         slices: dict[tuple[str, tuple[int, ...] | None], Slice] = {}
         for key, value in node.entries:
             index = self._record(key, "MetadataIndex")

@@ -41,7 +41,7 @@ def draft_dcp(ckpt: Checkpoint, split: Split) -> Draft:
     """Lay out a checkpoint as a directory of torch.distributed.checkpoint."""
     ckpt = little_endian_throughout(ckpt)
     if not isinstance(ckpt.root, Dict):
-        raise CannotCarry("is no dict, and torch.distributed.checkpoint holds nothing else", where=ckpt.where)
+        raise CannotCarry("is not a dict, and torch.distributed.checkpoint holds nothing else", where=ckpt.where)
     flat = _Flat(ckpt.where)
     leaves = list(flat.leaves((), ckpt.root))
     writer = _Writer(split.most or SHARD_SIZE)

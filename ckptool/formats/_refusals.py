@@ -34,7 +34,7 @@ def loss_of_content(ckpt: Checkpoint, chosen: AnyFormat, content: tuple[str, ...
         hint = f"--extract   # keeps the weights at {printable(outer[0], 60)} only"
         hint += "" if ckpt.sealed else "; a .pth file keeps everything"
     return CannotCarry(
-        f"{chosen.name} cannot hold all of it; these would be lost:",
+        f"{chosen.name} cannot store everything in it; it would lose:",
         where=ckpt.where,
         evidence=[*content[:12], *([f"… and {len(content) - 12:,} more"] if len(content) > 12 else [])],
         hint=hint,
@@ -50,13 +50,13 @@ def live_objects(ckpt: Checkpoint, objects: dict[str, int]) -> CannotCarry:
     named = sorted(objects.items(), key=lambda item: -item[1])
     weights = ckpt.state_dicts()
     where = shell_path(ckpt.where) if ckpt.path else "IN"
-    ways = ["--keep-objects writes them as they came (whoever loads the file runs what they name)"]
+    ways = ["--keep-objects keeps them (loading the new file may then run code)"]
     if weights and (weights[0].path or weights[0].model is not None):
         at = f" --at {shell_quote(weights[0].path, 200)}" if len(weights) > 1 else ""
         out = beside(ckpt.where, "weights")
         ways.insert(0, f"ckptool convert {where} {out} --extract{at}   # keeps the weights only")
     return CannotCarry(
-        "holds objects that may run code when a pickle with them is loaded:",
+        "holds objects that may run code when the file is loaded:",
         where=ckpt.where,
         evidence=[f"{printable(name, 100)} ({count:,})" for name, count in named[:12]]
         + ([f"… and {len(named) - 12:,} more classes"] if len(named) > 12 else []),
@@ -83,7 +83,7 @@ def require_proportion(ckpt: Checkpoint, chosen: AnyFormat, draft: Draft) -> Non
     raise CannotCarry(
         f"would become {draft.nbytes:,} bytes, {draft.nbytes // source:,} times the {source:,} that it is made from",
         where=ckpt.where,
-        evidence=[f"at most {MOST_TIMES} times as many are written, or {MOST_ALWAYS:,} bytes"],
+        evidence=[f"the limit is {MOST_TIMES} times the input, or {MOST_ALWAYS:,} bytes if that is more"],
         hint=shared,
     )
 

@@ -62,7 +62,9 @@ def _configs(archive: Archive, folder: str, ending: str) -> dict[str, dict[str, 
                 config = read_json(archive.read(name, _LARGEST_CONFIG))["config"]
                 found[name[len(folder) : -len(ending)]] = dict(config)
             except (ValueError, KeyError, TypeError):
-                raise Malformed(f"its {printable(name, 80)} is no list of tensors", where=archive.file.path) from None
+                raise Malformed(
+                    f"its {printable(name, 80)} is not a list of tensors", where=archive.file.path
+                ) from None
     return found
 
 
@@ -72,14 +74,16 @@ def _tensors(
     entries: list[tuple[Any, Any]] = []
     for key, entry in config.items():
         if not isinstance(key, str):  # a list of pairs in place of a dict
-            raise Malformed(f"the key {printable(repr(key), 80)} is no text", where=archive.file.path)
+            raise Malformed(f"the key {printable(repr(key), 80)} is not text", where=archive.file.path)
         if isinstance(entry, dict) and (entry.get("use_pickle") or not isinstance(entry.get("tensor_meta"), dict)):
             lost.append(f"{printable(key, 80)}, which is pickled in a file of its own")
             continue
         try:
             tensor = _tensor(archive, folder + _word(entry["path_name"]), entry, storages)
         except (KeyError, TypeError, ValueError):
-            raise Malformed(f"the entry of {printable(repr(key), 80)} is no tensor", where=archive.file.path) from None
+            raise Malformed(
+                f"the entry of {printable(repr(key), 80)} is not a tensor", where=archive.file.path
+            ) from None
         tensor.check(archive.file.path, printable(key, 80))
         entries.append((key, tensor))
     return Dict(entries, ordered=True)

@@ -471,4 +471,6 @@ def _require_unchanged(inputs: Sequence[File], replaced: Sequence[File]) -> None
             raise Malformed("changed while it was being copied", where=file.path, hint=hint)
     for file in replaced:
         if not file.is_at_its_path():
-            raise OutputExists("was replaced by somebody else meanwhile", where=file.path, hint="run the command again")
+            raise OutputExists(
+                "was replaced by another program meanwhile", where=file.path, hint="run the command again"
+            )

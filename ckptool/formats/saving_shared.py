@@ -106,7 +106,7 @@ def _refuse(kinds: Sequence[Sequence[Any]]) -> None:
                 raise CannotCarry(f"rank {rank} has other tensors than rank 0", evidence=lines)
         if len(theirs) != len(kinds[0]):
             raise CannotCarry(f"rank {rank} has {len(theirs):,} tensors, and rank 0 {len(kinds[0]):,}")
-    hint = "what is no tensor (an epoch, a text) has to be the same on all ranks, and so have the options"
+    hint = "what is not a tensor (an epoch, a text) has to be the same on all ranks, and so have the options"
     raise CannotCarry("not all ranks would write the same", hint=hint)
 
 

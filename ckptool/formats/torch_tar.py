@@ -168,7 +168,7 @@ def open_tar(file: File) -> Checkpoint:
         if name not in _NAMES:
             others.append(printable(name, 60))
         elif kind not in (b"0", b"\0"):
-            raise Malformed(f"its member {name!r} is no regular file", where=where)
+            raise Malformed(f"its member {name!r} is not a regular file", where=where)
         elif name in members:
             raise Malformed(f"has two members {name!r}", where=where)
         else:

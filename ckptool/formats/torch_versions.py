@@ -45,7 +45,7 @@ def parse_target(text: str) -> Version:
     """
     match = re.match(r"(?:torch\s*==\s*)?(\d{1,3})\.(\d{1,3})(?:\.[\w.+]*)?\Z", text.strip())
     if match is None:
-        raise RuleError(f"{printable(text, 40)!r} is no version of torch", where="--for", hint="--for torch==1.6")
+        raise RuleError(f"{printable(text, 40)!r} is not a version of torch", where="--for", hint="--for torch==1.6")
     return int(match[1]), int(match[2])
 
 

@@ -71,7 +71,7 @@ def open_zip(file: File) -> Checkpoint:
     warnings, lost = [*check_all(reader.others, where)], []
     if not version.isdigit():
         shown = printable(repr(version)[1:], 40)
-        lost.append(f"its version, which is no number, so that torch cannot read it: {shown}")
+        lost.append(f"its version, which is not a number, so that torch cannot read it: {shown}")
     if reader.position < len(reader.data):
         lost.append(f"{len(reader.data) - reader.position:,} bytes that follow the end of its pickle")
     unused = [name for name in archive.members if name.startswith("data/") and name[5:] not in reader.storages]

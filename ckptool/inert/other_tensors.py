@@ -125,7 +125,7 @@ def dense_tensor(callee: Global, args: Any) -> LazyTensor | None:
     )
     tensor.check()
     if tensor.conj and not tensor.dtype.is_complex:
-        raise Contradiction(f"has a lazily conjugated tensor of {tensor.dtype.name}, which is no complex type")
+        raise Contradiction(f"has a lazily conjugated tensor of {tensor.dtype.name}, which is not a complex type")
     return tensor
 
 
@@ -140,7 +140,7 @@ def _flags(metadata: tuple[Any, ...]) -> set[str]:
     if not metadata or metadata[0] is None:
         return set()
     if not isinstance(metadata[0], Dict):
-        raise Contradiction("has a tensor with metadata that are no dict")
+        raise Contradiction("has a tensor with metadata that are not a dict")
     flags = {_text(key) for key, value in metadata[0].entries if value is True}
     if flags - {"conj", "neg"}:
         raise Contradiction("has a tensor with unknown metadata")
@@ -263,7 +263,7 @@ def _coo(
     indices: LazyTensor | None, values: LazyTensor | None, shape: tuple[int, ...] | None, *, coalesced: bool
 ) -> OtherTensor:
     if indices is None or values is None or shape is None:
-        raise Contradiction("has a sparse tensor whose parts are no tensors")
+        raise Contradiction("has a sparse tensor whose parts are not tensors")
     _require(len(indices.shape) == 2 and len(values.shape) >= 1, "a sparse tensor with parts of the wrong rank")
     depth, count = indices.shape
     fits = (
@@ -289,7 +289,7 @@ def _compressed(
     kind: str, outer: LazyTensor | None, inner: LazyTensor | None, values: LazyTensor | None, shape: Any
 ) -> OtherTensor:
     if outer is None or inner is None or values is None or shape is None:
-        raise Contradiction("has a sparse tensor whose parts are no tensors")
+        raise Contradiction("has a sparse tensor whose parts are not tensors")
     by_rows, blocks = COMPRESSED[kind]
     batch = len(outer.shape) - 1
     _require(
@@ -324,13 +324,13 @@ def _quantized(node: Object) -> OtherTensor:
     if not isinstance(storage, Storage) or storage.dtype is None or shape is None or stride is None:
         raise Contradiction("has a quantized tensor without a typed storage")
     if type(offset) is not int:
-        raise Contradiction("has a quantized tensor whose offset is no number")
+        raise Contradiction("has a quantized tensor whose offset is not a number")
     packed = {"quint4x2": 2, "quint2x4": 4}.get(storage.dtype.name, 1)
     if packed == 1:
         values = LazyTensor(storage, storage.dtype, shape, stride, offset)
     else:  # several elements in a byte, rows one after the other
         plain = stride == contiguous_stride(shape) and offset == 0 and min(shape, default=0) >= 0
-        _require(plain, "a packed tensor that is no contiguous one")
+        _require(plain, "a packed tensor that is not a contiguous one")
         values = LazyTensor(storage, storage.dtype, (-(-prod(shape) // packed),), (1,))
     values.check()
     _require(isinstance(scheme, tuple) and len(scheme) >= 3 and isinstance(scheme[0], Global), "no quantizer")
@@ -365,7 +365,7 @@ def _fits_64_bits(value: Any) -> bool:
 def _nested(node: Object) -> OtherTensor:
     parts = dict(zip(("values", "sizes", "strides", "offsets"), map(as_dense, node.args), strict=False))
     if len(parts) != 4 or not all(parts.values()):
-        raise Contradiction("has a nested tensor whose parts are no tensors")
+        raise Contradiction("has a nested tensor whose parts are not tensors")
     known = {name: part for name, part in parts.items() if part is not None}
     sizes, strides, offsets = known["sizes"], known["strides"], known["offsets"]
     fits = (

@@ -140,7 +140,7 @@ def _build(found: Any, name: str, place: str, kwargs: dict[str, Any]) -> torch.n
             raise RuleError(f"{printable(name)} is a model already and takes no arguments", where="--kwargs")
         return found
     if not callable(found):
-        raise NotFound(f"{printable(name)} is no model, class or factory", where=place)
+        raise NotFound(f"{printable(name)} is not a model, class or factory", where=place)
     _check_arguments(found, name, place, kwargs)
     kwargs = converted(found, kwargs)
     signature = _signature_of(found)
@@ -249,7 +249,7 @@ def require_model(model: Any) -> torch.nn.Module:
     if name is not None and callable(model):
         what, hint = f"{printable(name)} makes a model and is none itself", f"{printable(name)}()"
     else:
-        what, hint = f"{printable(repr(model), 60)} is no torch.nn.Module", None
+        what, hint = f"{printable(repr(model), 60)} is not a torch.nn.Module", None
     raise RuleError(what, where="model", hint=hint)
 
 

@@ -83,7 +83,7 @@ def parse_inputs(texts: Sequence[str], option: str = "--input") -> list[Any] | d
             or not isinstance(getattr(torch, found[2], None), torch.dtype)
             or not all(re.fullmatch("[0-9]{1,18}", n) for n in (*sizes, found[4] or "0"))
         ):
-            raise RuleError(f"{printable(text)!r} is no input", where=option, hint=f"{option} 'float32[2,3,64,64]'")
+            raise RuleError(f"{printable(text)!r} is not an input", where=option, hint=f"{option} 'float32[2,3,64,64]'")
         spec = InputSpec(found[2], tuple(map(int, sizes)), int(found[4] or 0))
         if found[1]:
             named[found[1]] = spec

@@ -52,7 +52,7 @@ def floating(name: str) -> DType:
     if dtype not in FLOATING:
         known = ", ".join(dtype.name for dtype in FLOATING)
         raise RuleError(
-            f"{printable(name, 40)!r} is no floating point type that torch casts to; there are {known}",
+            f"{printable(name, 40)!r} is not a floating point dtype of torch; choose from {known}",
             where="--cast",
             hint="--cast bf16",
         )

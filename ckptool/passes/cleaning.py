@@ -110,7 +110,7 @@ class _Cleaner:
                 kept = self.entries(node.attributes.entries, (trail, _STATE))
                 made.attributes = Dict(kept) if kept else ABSENT
             elif node.attributes is not ABSENT:
-                self.changed(trail, "the state of an OrderedDict that is no dict", "left out", None)
+                self.changed(trail, "the state of an OrderedDict that is not a dict", "left out", None)
             return made
         if isinstance(node, Set):
             return self.set(node, trail)
@@ -149,7 +149,7 @@ class _Cleaner:
         """The clean form of a key; what no dict could hold is left out with its value, at PLACE."""
         made = self.value(key, trail)
         if made is not _LEFT_OUT and not _hashable(made):
-            return self.changed(place, "an entry whose key is no plain value", "left out", _LEFT_OUT)
+            return self.changed(place, "an entry whose key is not a plain value", "left out", _LEFT_OUT)
         return made
 
     def set(self, node: Set, trail: Trail) -> Any:

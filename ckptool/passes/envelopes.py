@@ -28,7 +28,7 @@ def extract(ckpt: Checkpoint, *, at: str | None = None) -> Checkpoint:
     if weights.node is ckpt.root:
         kept, beside = _apart(weights)
         if not beside:
-            return replace(ckpt, at="").noting("extract: the weights are all there is")
+            return replace(ckpt, at="").noting("extract: the file already holds only weights")
         what = ", ".join(printable(str(key), 60) for key, _ in beside)
         done = replace(ckpt, root=with_entries(weights.node, kept), at="")
         return done.noting(f"extract: {counted(len(kept), 'key')} kept; left behind: {what}")

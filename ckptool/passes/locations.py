@@ -82,7 +82,7 @@ def _location(word: object, *, source: bool = False) -> str:
         elif text.endswith("-"):
             hint = "quote the rule, or write it with '=': --map-location cuda:1=cuda:0"
         raise RuleError(
-            f"'{printable(str(word), 40)}' is no location; torch's words are cpu, cuda:0, mps, xpu:0 and the like",
+            f"'{printable(str(word), 40)}' is not a location; torch's words are cpu, cuda:0, mps, xpu:0 and the like",
             where="--map-location",
             hint=hint,
         )

@@ -41,7 +41,7 @@ def of_mlx(given: Given) -> Made:
     whole = (*shape[:-1], columns)
     if mode == "affine":
         if biases is None or not scales.dtype.is_floating or biases.dtype != scales.dtype or bits not in BITS:
-            raise Refused(f"has {scales.dtype.name} scales and {bits} bits, which are no affine ones of MLX")
+            raise Refused(f"has {scales.dtype.name} scales and {bits} bits, which are not affine ones of MLX")
         grid = (rows, scales.shape[-1])
         made = OfMlx(numbers, factor(scales, grid), factor(biases, grid), group, scales.dtype)
         return given.one.name, computed(made, scales.dtype, whole, given.weight)

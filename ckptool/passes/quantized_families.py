@@ -108,7 +108,7 @@ def _bitsandbytes4(given: Given) -> Made:
         state = read_json(raw, state_key)
         shape, dtype, run = tuple(state["shape"]), str(state["dtype"]).removeprefix("torch."), state["blocksize"]
     except (CheckpointError, KeyError, TypeError):
-        raise Refused("has a quant_state that is no JSON of one") from None
+        raise Refused("has a quant_state that is not JSON of one") from None
     count = 1
     for size in shape:
         count *= size if type(size) is int and size > 0 else 0

@@ -107,7 +107,7 @@ PASSES: dict[str, Pass] = {
     "strip-first": Pass(
         "flag",
         lambda c, v, at, m: passes.strip_prefix(c, first=True, at=at, missing=m),
-        "Drop the first component of each key.",
+        "Remove the first component of every key.",
     ),
     "rename": Pass(
         "texts",
@@ -116,50 +116,50 @@ PASSES: dict[str, Pass] = {
         "OLD=NEW",
     ),
     "add-prefix": Pass(
-        "text", lambda c, v, at, m: passes.add_prefix(c, v, at=at), "Put PREFIX before every key.", "PREFIX"
+        "text", lambda c, v, at, m: passes.add_prefix(c, v, at=at), "Add PREFIX to every key.", "PREFIX"
     ),
     "select": Pass(
         "texts",
         lambda c, v, at, m: passes.select(c, _texts(v), at=at, missing=m),
-        "Keep only the keys that match, by the names that will be written.",
+        "Keep only the keys that match, by their new names.",
         "PATTERN",
     ),
     "drop": Pass(
         "texts",
         lambda c, v, at, m: passes.drop(c, _texts(v), at=at, missing=m),
-        "Leave out the keys that match, by the names that will be written.",
+        "Leave out the keys that match, by their new names.",
         "PATTERN",
     ),
     "drop-buffers": Pass(
         "flag",
         lambda c, v, at, m: buffers.drop_buffers(c, at=at, missing=m),
-        "Leave out buffers that models compute: num_batches_tracked, position_ids, inv_freq, masks …",
+        "Leave out buffers that models compute themselves: num_batches_tracked, position_ids, inv_freq, masks …",
     ),
     "fill-buffers": Pass(
         "flag",
         lambda c, v, at, m: buffers.fill_buffers(c, at=at, missing=m),
-        "Add such buffers where the file lacks them and the weights tell what is in them.",
+        "Add such buffers if the file lacks them and the weights determine their values.",
     ),
-    "to-dense": Pass("flag", lambda c, v, at, m: passes.to_dense(c, missing=m), "Make dense tensors of sparse ones."),
+    "to-dense": Pass(
+        "flag", lambda c, v, at, m: passes.to_dense(c, missing=m), "Convert sparse tensors to dense ones."
+    ),
     "dequantize": Pass(
         "flag",
         lambda c, v, at, m: dequantizing.dequantize(c, at=at, missing=m),
-        "Make plain tensors of quantized ones: torch's, bitsandbytes, compressed-tensors, GPTQ …",
+        "Convert quantized weights to plain tensors: torch, bitsandbytes, compressed-tensors, GPTQ …",
     ),
     "untie": Pass(
         "flag",
         lambda c, v, at, m: values.untie(c, at=at),
-        "Give each key a tensor of its own where several share one.",
+        "Give every key its own tensor if several share one.",
     ),
     "ties": Pass(
         "ties",
         lambda c, v, at, m: values.ties(c, v, at=at),
-        "For safetensors: store a tensor with several keys for each (keep), once (drop), or untied (clone).",
+        "For safetensors: store a tied tensor under every key (keep), once (drop), or untied (clone).",
         "[keep|drop|clone]",
     ),
-    "compact": Pass(
-        "flag", lambda c, v, at, m: values.compact(c), "Leave behind the parts of storages that no tensor uses."
-    ),
+    "compact": Pass("flag", lambda c, v, at, m: values.compact(c), "Drop the parts of storages that no tensor uses."),
     "cast": Pass("cast", _cast, "Cast floating point tensors of the weights: bf16, fp16, fp32, e4m3 …", "TYPE"),
     "map-location": Pass(
         "texts",
@@ -221,7 +221,9 @@ def read(path: StrPath) -> list[Step]:
     listed = loaded.get("passes") if isinstance(loaded, dict) else None
     if not isinstance(listed, list) or loaded.get("ckptool") != 1 or set(loaded) - {"ckptool", "passes"}:
         raise RuleError(
-            "is no recipe: a recipe has 'ckptool: 1' and a list of passes", where=path, hint="see docs/cli.md, Recipes"
+            "is not a recipe: a recipe has 'ckptool: 1' and a list of passes",
+            where=path,
+            hint="see docs/cli.md, Recipes",
         )
     return _steps(listed, path)
 

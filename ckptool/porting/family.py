@@ -179,7 +179,7 @@ class _Instance:
         except ZeroDivisionError:  # a count of what is not there
             raise self._other_file([]) from None
         except (SyntaxError, RecursionError, MemoryError, ValueError):
-            raise Malformed(f"{printable(text)!r} is no sum of numbers", where=self.family.name) from None
+            raise Malformed(f"{printable(text)!r} is not a sum of numbers", where=self.family.name) from None
         if abs(found) > _LARGEST:
             raise Malformed(f"{printable(text)!r} gives {found:.3g}", where=self.family.name)
         return found
@@ -276,7 +276,7 @@ class _Instance:
         try:
             return ast.parse(text.strip(), mode="eval")
         except SyntaxError:
-            raise Malformed(f"{{{printable(text)}}} is no sum of numbers", where=self.family.name) from None
+            raise Malformed(f"{{{printable(text)}}} is not a sum of numbers", where=self.family.name) from None
 
     def _rows(self, letters: Sequence[str]) -> Iterator[dict[str, int]]:
         if not letters:

@@ -99,14 +99,14 @@ def family_of(document: Mapping[str, Any], name: str, path: StrPath) -> Family:
     for key in document:
         if key not in known:
             raise Malformed(
-                f"{ranges.place_of(ranges.number_of(key))}{printable(key)!r} is no section of a mapping for a family",
+                f"{ranges.place_of(ranges.number_of(key))}{printable(key)!r} is not a section of a family's mapping",
                 where=path,
                 hint=f"there are {', '.join(sorted(known - {'ckptool-mapping'}))}",
             )
     numbers = _texts(document, "numbers", path)
     for number in numbers:
         if not number.isidentifier():
-            what = f"{ranges.place_of(ranges.number_of(number))}{printable(number)!r} is no name of a number"
+            what = f"{ranges.place_of(ranges.number_of(number))}{printable(number)!r} is not a name of a number"
             raise Malformed(what, where=path, hint="a name is letters, digits and _")
     beside = document.get("beside") or []
     if not isinstance(beside, list) or not all(isinstance(item, str) for item in beside):

@@ -224,7 +224,7 @@ def document_of(path: StrPath) -> dict[str, Any]:
         path, Malformed, largest=LARGEST_LIST, texts=True
     )  # texts only: a layer may be called `no` or `on`
     if not isinstance(document, dict) or "ckptool-mapping" not in document:
-        raise Malformed("is no mapping file", where=path, hint="ckptool transfer SRC MODEL.py --save-mapping m.yaml")
+        raise Malformed("is not a mapping file", where=path, hint="ckptool transfer SRC MODEL.py --save-mapping m.yaml")
     version = _text_at(document, "ckptool-mapping", path)
     if version != str(_VERSION):
         raise Malformed(f"is a mapping file of version {printable(version or '')}", where=path)
@@ -263,7 +263,7 @@ def _lines(document: dict[str, Any], path: StrPath) -> Iterator[Line]:
         for pattern, value in lines.items():
             if not isinstance(value, str):
                 place = ranges.place_of(ranges.number_of(pattern))
-                what = f"{place}{printable(pattern)}: {in_words(value)} is no expression"
+                what = f"{place}{printable(pattern)}: {in_words(value)} is not an expression"
                 raise Malformed(what, where=path, hint="put an expression that begins with [ or { in quotes")
             yield ranges.line(pattern, value, path)
     left = document.get("left") or []
@@ -271,7 +271,7 @@ def _lines(document: dict[str, Any], path: StrPath) -> Iterator[Line]:
         raise Malformed("'left' holds no list of keys", where=path)
     for pattern in left:
         if not isinstance(pattern, str):
-            raise Malformed(f"'left' holds {in_words(pattern)}, which is no key", where=path)
+            raise Malformed(f"'left' holds {in_words(pattern)}, which is not a key", where=path)
         yield ranges.line(pattern, None, path)
 
 

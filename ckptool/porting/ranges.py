@@ -136,7 +136,7 @@ def _numbers(text: str, pattern: str, path: StrPath, line: int) -> list[range]:
         numbers = range(0) if found is None else range(int(found[1]), int(found[2] or found[1]) + 1)
         if not numbers:
             raise Malformed(
-                f"{place_of(line)}{printable(pattern)}: {{{printable(text)}}} is no range such as {{0..11}}",
+                f"{place_of(line)}{printable(pattern)}: {{{printable(text)}}} is not a range such as {{0..11}}",
                 where=path,
                 hint="ranges are written {0..11}, {0,2,5} or {0..3,8}; a brace of a key is written twice: {{ and }}",
             )

@@ -383,7 +383,7 @@ def _suggestions(
     unsafe: dict[str, int],
     locations: Iterable[str],
 ) -> list[tuple[str, str]]:
-    """Commands that would change what is often in the way: (command, what for).
+    """Commands that fix the most frequent problems: (command, what for).
 
     Objects that must not be written are left behind with the envelope, or kept where there is none.
     """
@@ -413,12 +413,12 @@ def _suggestions(
     for one in weights if models else ():
         at = f" --at {shell_quote(one.path, 200)}" if len(weights) > 1 else ""
         out = beside(ckpt.where, one.path.rpartition("/")[2] if at else "weights", ".safetensors")
-        found.append((f"ckptool extract-weights {file} {out}{at}", "to have the weights without the class"))
+        found.append((f"ckptool extract-weights {file} {out}{at}", "to get the weights without the class"))
     if inner and not models:
         flat = all((dense := as_dense(value)) is not None and dense.dtype.safetensors for value in weights[0].values())
         out = beside(ckpt.where, "weights", ".safetensors" if flat else None)
-        around = f"{'the classes and ' if unsafe else ''}what stands around them"
-        found.append((f"ckptool convert {file} {out} --extract", f"to keep the weights alone, without {around}"))
+        rest = f"{'the classes and ' if unsafe else ''}the rest of the file"
+        found.append((f"ckptool convert {file} {out} --extract", f"to keep only the weights, without {rest}"))
     if isinstance(kind := format_of(ckpt), FolderFormat) and kind.of_ranks and not found:
         out = beside(ckpt.where, "whole", ".safetensors")
         found.append((f"ckptool convert {file} {out}", "to put the parts of all ranks together"))

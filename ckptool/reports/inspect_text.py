@@ -99,7 +99,7 @@ def _inspection(
         what = f"loading this file with pickle would import or call {counted(len(seen.unsafe), 'name')}"
         yield f"  {paint(what, 'warning')}; ckptool ran nothing"
     devices = [(printable(path, 60) or "the root", printable(text, 40)) for path, text in seen.devices]
-    yield from section("devices written down elsewhere", table(devices))
+    yield from section("device names outside tensors", table(devices))
     yield from section("notes", [printable(line) for line in seen.warnings])
     reasons: dict[str, list[str]] = {}
     for command, why in seen.suggestions:
@@ -120,7 +120,7 @@ def overview(seen: Inspection) -> tuple[str, ...]:
     odd += [location for location in _summed(kinds, 1) if location not in ("cpu", "")]
     odd += ["adapter"] if seen.adapter else []
     odd += [one.family for one in seen.packed]
-    odd += [paint(f"{counted(len(seen.unsafe), 'name')} beyond plain data", "warning")] if seen.unsafe else []
+    odd += [paint(f"{counted(len(seen.unsafe), 'unsafe name')}", "warning")] if seen.unsafe else []
     types = ", ".join(printable(name, 20) for name, _ in _summed(kinds, 0).most_common(2))
     return paint(printable(seen.path), "name"), size_text(seen.bytes), seen.format, weights, types, ", ".join(odd)
 
@@ -152,11 +152,11 @@ def _training(seen: Inspection, everything: bool) -> Iterator[Part]:
     if seen.stored > seen.used:
         spare = seen.stored - seen.used
         yield ""
-        yield f"  of {size_text(seen.stored)} that are stored, no tensor uses {size_text(spare)}"
+        yield f"  {size_text(spare)} of the {size_text(seen.stored)} stored are not used by any tensor"
     if seen.slim and seen.slim * 10 > seen.stored:
         yield ""
         share = percent(seen.slim, seen.stored)
-        yield f"  the weights alone would save {size_text(seen.slim)}, {share} of what is stored (ckptool slim)"
+        yield f"  keeping only the weights would save {size_text(seen.slim)}, {share} of the stored data (ckptool slim)"
 
 
 #: The keys of the tensors of a state dict, and what kind each is.

@@ -481,7 +481,7 @@ def read_manifest(path: StrPath) -> dict[str, str]:
         tensors = digest = None
     if not isinstance(tensors, dict) or not all(isinstance(value, str) for value in tensors.values()):
         hint = "ckptool verify FILE --write-manifest MANIFEST makes one"
-        raise Malformed("is no manifest of ckptool", where=path, hint=hint)
+        raise Malformed("is not a ckptool manifest", where=path, hint=hint)
     if digest != total_digest(tensors):
         raise Malformed("was changed: its digests do not add up to the one that it states", where=path)
     return tensors

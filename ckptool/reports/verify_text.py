@@ -49,7 +49,7 @@ def _lines(found: Verification, verdict: str, everything: bool) -> Iterator[Part
     colour: Meaning = "good" if verdict == "sound" else "bad"
     yield f"{paint(printable(found.path), 'name')}: {paint(verdict, colour)}, {found.format}, {size_text(found.bytes)}"
     matched, unknown = found.checksums
-    words = f"{matched:,} checksums agree" if matched else "no checksum to compare with"
+    words = f"{matched:,} checksums agree" if matched else "no checksums in this file"
     yield f"  {size_text(found.read)} read; {words}{f', {unknown:,} were not recorded' if matched and unknown else ''}"
     if found.against is not None and found.against.same:
         yield f"  the weights are those of {printable(found.against.right)}"

@@ -85,7 +85,7 @@ class _Made:
     def _dense(self, name: str, value: Any) -> LazyTensor:
         dense = as_dense(value) if isinstance(value, LazyTensor) or stands_for_a_tensor(value) else None
         if dense is None:
-            raise CannotCarry(f"{printable(name)} is no dense tensor in it", where=self._ckpt.where)
+            raise CannotCarry(f"{printable(name)} is not a dense tensor in it", where=self._ckpt.where)
         return dense
 
     def read(self) -> None:

@@ -39,7 +39,7 @@ def check_targets(config: Config) -> None:
     except OSError as error:
         raise Unwritable(reason(error), where=folder) from None
     if not os.access(folder, os.W_OK):
-        raise Unwritable("the folder may not be written to", where=folder)
+        raise Unwritable("no permission to write into the folder", where=folder)
     for path in _targets(config):
         if not may_replace(config) and path.exists():
             raise OutputExists("exists already", where=path, hint="add --overwrite, or choose another --out")

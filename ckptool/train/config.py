@@ -211,7 +211,7 @@ class Config:
         self._check_way()
         if not self.rendezvous.startswith(("env://", "tcp://", "file://")):
             raise RuleError(
-                f"{printable(self.rendezvous)} is no rendezvous",
+                f"{printable(self.rendezvous)} is not a rendezvous",
                 where="--rendezvous",
                 hint="--rendezvous env://, tcp://127.0.0.1:PORT or file:///PATH",
             )

@@ -146,7 +146,7 @@ def _numbers(path: Path, names: list[str], row: list[str], line: int) -> list[fl
         raise Malformed(f"line {line:,} has {counted(len(row), 'cell')}, the first {len(names)}", where=path)
     for name, cell in zip(names, row, strict=True):
         if not _is_number(cell):
-            what = "is empty" if not cell.strip() else f"is {printable(cell.strip(), 40)}, which is no finite number"
+            what = "is empty" if not cell.strip() else f"is {printable(cell.strip(), 40)}, which is not a finite number"
             raise Malformed(
                 f"line {line:,}, column {printable(name, 40)}: {what}",
                 where=path,
@@ -226,7 +226,7 @@ class Images(Dataset[tuple[Tensor, int]]):
             with Image.open(path) as image:
                 return self._transform(image.convert("RGB")), label
         except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-            raise Unreadable(f"is no image: {reason(error)}", where=path) from None
+            raise Unreadable(f"is not an image: {reason(error)}", where=path) from None
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def image_folder(config: Config) -> Data:
         ) from None
     folder = Path(config.data or ".")
     if not is_folder(folder):
-        raise NotFound("is no folder", where=folder)
+        raise NotFound("is not a folder", where=folder)
     given = _label_map(Path(config.labels)) if config.labels else None
     parts = [folder / name for name in ("train", "test", "val") if (folder / name).is_dir()]
     if len(parts) >= 2 and parts[0].name == "train":
@@ -300,7 +300,7 @@ def _label_map(path: Path) -> dict[str, int]:
     labels = read_json(read_text(path, Malformed, largest=LARGEST_LIST), path)
     numbers: list[Any] = list(labels.values()) if isinstance(labels, dict) else []
     if not numbers or any(type(n) is not int for n in numbers) or sorted(numbers) != list(range(len(numbers))):
-        raise Malformed("is no label map: the names of the classes with the numbers from 0 on", where=path)
+        raise Malformed("is not a label map: the names of the classes with the numbers from 0 on", where=path)
     return labels
 
 

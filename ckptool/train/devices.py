@@ -64,7 +64,7 @@ def choose(names: Sequence[str]) -> list[torch.device]:
             number = name.removeprefix("cuda:")
             if name != "cuda" and not number.isdecimal():
                 raise RuleError(
-                    f"{name!r} is no device", where="--devices", hint="--devices cpu, or --devices cuda:0,cuda:1"
+                    f"{name!r} is not a device", where="--devices", hint="--devices cpu, or --devices cuda:0,cuda:1"
                 )
             if not there or int(number) >= there:
                 visible = os.environ.get("CUDA_VISIBLE_DEVICES")

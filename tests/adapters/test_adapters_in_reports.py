@@ -100,7 +100,7 @@ def test_a_base_in_the_place_of_an_adapter_is_told_apart(written, tmp_path, caps
         capsys, "merge-lora", written / "adapters" / "lora", written / "bases" / "llama", tmp_path / "o"
     )
     assert code == 2
-    assert "is no adapter: none of its keys is that of one" in said
+    assert "is not an adapter: none of its keys is that of one" in said
 
 
 @pytest.mark.parametrize("words", [[], ["base"], ["base", "adapter"]])
@@ -112,7 +112,7 @@ def test_a_weight_that_is_no_number_is_refused(written, tmp_path, capsys):
     words = ["merge-lora", written / "bases" / "llama", f"{written / 'adapters' / 'lora'}@0", tmp_path / "o"]
     code, _, said = run(capsys, *words)
     assert code == 2
-    assert "0 is no weight" in said
+    assert "0 is not a weight" in said
 
 
 def test_packed_weights_are_shown_with_bits_groups_and_what_belongs_together(tmp_path):

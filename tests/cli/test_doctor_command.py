@@ -33,8 +33,8 @@ def test_the_text_ends_with_what_to_type(run: Run, files: Files, monkeypatch, wi
     monkeypatch.setenv("COLUMNS", str(width))
     assert run("doctor", "dp.pth").out == (
         "dp.pth: 2 problems found (torch-zip, 28 parameters in 3 tensors)\n"
-        "  1. the names are those of a wrapped model: 'module.' in 3 of 3 keys\n"
-        "  2. its storages are tagged with devices that must be there: cuda:1 x3\n"
+        "  1. the model was wrapped when it was saved: 'module.' is in 3 of 3 keys\n"
+        "  2. 3 storages were saved on cuda:1; torch.load fails without it\n"
         "\n"
         "  to fix it, run:\n"
         "    ckptool convert dp.pth dp-fixed.pth --unwrap --map-location cpu\n"

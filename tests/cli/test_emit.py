@@ -71,5 +71,5 @@ def test_it_replaces_no_code_that_somebody_wrote(run: Run, folder: Path) -> None
     (folder / "mine.py").write_text("print('mine')\n")
     ran = run("transfer", "old.pth", "net.py", "-n", "--emit", "mine.py", "--overwrite")
     assert ran.code == 2
-    assert "mine.py: is no converter of ckptool" in ran.err
+    assert "mine.py: is not a ckptool converter" in ran.err
     assert (folder / "mine.py").read_text() == "print('mine')\n"

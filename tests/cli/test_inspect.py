@@ -138,7 +138,7 @@ def test_each_file_of_a_folder_gets_a_line(run: Run, files: Files, monkeypatch: 
     lines = run("inspect", "many").out.splitlines()
     assert [line.split("  ")[0] for line in lines[:-1]] == ["many/dp.pth", "many/evil.pth", "many/plain.pth"]
     assert lines[0].endswith("module., cuda:1")
-    assert lines[1].endswith("1 name beyond plain data")
+    assert lines[1].endswith("1 unsafe name")
     assert lines[-1] == "3 files; -v shows what is in each"
     monkeypatch.setenv("COLUMNS", "70")
     assert max(map(len, run("inspect", "many").out.splitlines())) <= 70

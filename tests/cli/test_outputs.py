@@ -21,7 +21,7 @@ def test_a_page_does_not_replace_what_is_there(run: Run, files: Files) -> None:
         assert "dp.pth: exists already" in ran.err
         ran = run(*command.split(), "--overwrite")
         assert ran.code == 2
-        assert "dp.pth: is no page of ckptool" in ran.err
+        assert "dp.pth: is not a ckptool page" in ran.err
     assert files["dp.pth"].read_bytes() == before
 
 
@@ -72,7 +72,7 @@ def test_a_manifest_replaces_a_manifest_only(run: Run, files: Files) -> None:
     Path("notes.txt").write_text("precious")
     ran = run("verify", "plain.pth", "--write-manifest", "notes.txt", "--overwrite")
     assert ran.code == 2
-    assert "notes.txt: is no manifest of ckptool" in ran.err
+    assert "notes.txt: is not a ckptool manifest" in ran.err
     assert Path("notes.txt").read_text() == "precious"
     assert run("verify", "plain.pth", "--write-manifest", "m.json").code == 0
     assert run("verify", "plain.pth", "--write-manifest", "m.json").code == 2

@@ -37,7 +37,7 @@ def test_values_that_overflow_are_in_the_receipt(run: Run) -> None:
 def test_a_type_that_is_none_is_refused(run: Run, files: Files) -> None:
     ran = run("convert", "plain.pth", "out.pth", "--cast", "int8")
     assert ran.code == 2
-    assert "--cast: 'int8' is no floating point type that torch casts to; there are float64, float32" in ran.err
+    assert "--cast: 'int8' is not a floating point dtype of torch; choose from float64, float32" in ran.err
     assert "Hint: ckptool convert plain.pth out.pth --cast bf16" in ran.err
     assert run("convert", "plain.pth", "out.pth", "--cast-keep", "fc").code == 2
     assert not Path("out.pth").exists()
@@ -112,15 +112,15 @@ def test_the_passes_of_a_recipe_run_in_its_own_order(run: Run, files: Files) -> 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[", "is no YAML"),
-        ("passes: []", "is no recipe"),
-        ("ckptool: 2\npasses: []", "is no recipe"),
+        ("[", "is not YAML"),
+        ("passes: []", "is not a recipe"),
+        ("ckptool: 2\npasses: []", "is not a recipe"),
         ("ckptool: 1\npasses: [{quantize: 4}]", "names the pass 'quantize'; there are extract, slim"),
         ("ckptool: 1\npasses: [{cast: 4}]", "gives cast the value '4'; it takes a type, or {to: TYPE"),
         ("ckptool: 1\npasses: [{untie: no}]", "gives untie the value 'False'; it takes true, or nothing"),
         ("ckptool: 1\npasses: [[unwrap]]", "which is none: one name a line"),
         ("ckptool: 1\npasses: [{rename: []}]", "it takes a text or a list of texts"),
-        ("!!python/object/apply:os.system [id]", "is no YAML"),
+        ("!!python/object/apply:os.system [id]", "is not YAML"),
         ("ckptool: 1\npasses: [{select: [[a], {b: c}]}]", "gives select the value a list of 2 items; it takes a text"),
         ("ckptool: 1\npasses: [{[unwrap]: true}]", "has a list or a dict for a key"),
         ("ckptool: 1\npasses:\n- drop: &a [x]\n- drop: *a", "line 3 has the anchor &a"),

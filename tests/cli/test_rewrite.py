@@ -195,7 +195,7 @@ WRONG = [
     ("rename plain.pth out.pth --rename conv1", ["OLD=NEW"]),
     ("rename plain.pth out.pth --rename re:(=x", ["("]),
     ("remap plain.pth out.pth -m cuda:1=cuda:0", ["no storage is on cuda:1", "cpu: 3"]),
-    ("remap plain.pth out.pth -m gpu:0", ["no location", "cuda"]),
+    ("remap plain.pth out.pth -m gpu:0", ["not a location", "cuda"]),
     ("remap dp.pth out.pth -m cuda:1-", ["unquoted", "cuda:1=cuda:0"]),
     ("convert plain.pth out.pth -t xlsx", ["no format 'xlsx'", "torch-zip"]),
     ("convert plain.pth out.pth --drop {...}", ["no key would be left"]),

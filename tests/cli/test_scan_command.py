@@ -35,7 +35,7 @@ def test_the_text_says_what_would_be_called(run: Run, tmp_path: Path, monkeypatc
     monkeypatch.setenv("COLUMNS", str(width))
     (tmp_path / "x.pkl").write_bytes(EVIL)
     assert run("scan", "x.pkl").out == (
-        "x.pkl: NOT SAFE, 1 name beyond plain data\n"
+        "x.pkl: NOT SAFE, 1 name other than tensors and plain data\n"
         "  code execution:\n"
         "    os.system: called 1 time\n"
         "        os.system('touch canary\\x1b[31m')\n"

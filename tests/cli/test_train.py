@@ -78,7 +78,7 @@ REFUSED = {
     "--batch-size 0": "Error: --batch-size: must be 1 or more, not 0.\n",
     "--save model:safetensors": "Error: --save model:safetensors: safetensors holds tensors and nothing else, and "
     "'model' is more than that.\nHint: --save model, or --save wrapped:safetensors\n",
-    "--lr-group fc1": "Error: --lr-group: 'fc1' is no PATTERN=RATE.\nHint: --lr-group classifier.=0.001\n",
+    "--lr-group fc1": "Error: --lr-group: 'fc1' is not PATTERN=RATE.\nHint: --lr-group classifier.=0.001\n",
     "--wrap-optimizer": "Error: --wrap-optimizer: belongs to --strategy data-parallel.\n",
 }
 

@@ -416,7 +416,7 @@ def test_the_mapping_is_saved_when_the_port_is_refused_and_can_be_edited(run: Ru
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("hello", "no mapping file"),
+        ("hello", "not a mapping file"),
         ("ckptool-mapping: 9\n", "version 9"),
         ("ckptool-mapping: 1\nmapping:\n  nope.weight: features.0.weight\n", "does not have"),
         ("ckptool-mapping: 1\nmapping:\n  stem.weight: features.3.weight\n", "wants [8, 3, 3, 3]"),
@@ -779,7 +779,7 @@ def test_a_proof_needs_something_to_compare_with(run: Run, folder: Path) -> None
 @pytest.mark.parametrize("spec", ["float32", "float32[2,x]", "floot32[2]", "[2,3]"])
 def test_an_input_that_cannot_be_read_is_named(run: Run, folder: Path, spec: str) -> None:
     ran = run("transfer", "old.pth", "net.py", "--input", spec)
-    assert (ran.code, "is no input" in ran.err) == (2, True)
+    assert (ran.code, "is not an input" in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])

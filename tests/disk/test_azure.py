@@ -101,7 +101,7 @@ def test_what_appears_or_changes_meanwhile_is_kept(client, monkeypatch, before):
         client.pipe_file("models/a.pth", b"theirs", overwrite=True)
 
     monkeypatch.setattr(uploads, "_send", sent)
-    with pytest.raises(ckptool.OutputExists, match="by somebody else meanwhile"):
+    with pytest.raises(ckptool.OutputExists, match="by another program meanwhile"):
         ckptool.save(checkpoint(), "az://models/a.pth", overwrite=before)
     assert client.cat("models/a.pth") == b"theirs"
 

@@ -213,8 +213,8 @@ REFUSED = {
     "a: 1\nb: 2\na: 3\n": "line 3 has the key a a second time",
     "[[[[[[[[[x]]]]]]]]]": "line 1 is more than 8 lists and dicts deep",
     "[a, b]: c\n": "line 1 has a list or a dict for a key",
-    "a: b\n1: c\n": "line 2 has the key 1, which is no text",
-    "~: c\n": "line 1 has the key ~, which is no text",
+    "a: b\n1: c\n": "line 2 has the key 1, which is not text",
+    "~: c\n": "line 1 has the key ~, which is not text",
     "- 1:30\n": "line 1 has 1:30, which YAML takes for a number",
     "- 1:30.5\n": "line 1 has 1:30.5, which YAML takes for a number",
     "- 0x1f\n": "line 1 has 0x1f, which YAML takes for a number",
@@ -330,7 +330,7 @@ def test_plain_data_come_back_as_they_were_dumped(tmp_path_factory, value, style
     else:
         refused = "deep"
     assert types_of(found) == types_of(value)
-    assert any(word in refused for word in ("deep", "takes for", "no text", "half a character"))
+    assert any(word in refused for word in ("deep", "takes for", "not text", "half a character"))
 
 
 @given(st.text())
@@ -457,7 +457,7 @@ def test_what_is_no_json_is_malformed_and_nothing_else(raw):
         (b"[" * 65 + b"]" * 65, "more than 64 lists and objects deep"),
         (b'{"a":' * 65 + b"1" + b"}" * 65, "more than 64 lists and objects deep"),
         (b'{"a": 1, "b": {"c": 1, "c": 2}}', "its header names 'c' twice"),
-        (b"[NaN]", "its header is not JSON: NaN is no number of JSON"),
+        (b"[NaN]", "its header is not JSON: NaN is not a JSON number"),
         (b"[" + b"1" * 5000 + b"]", "its header is not JSON"),
         (b"\xff", "its header is not JSON"),
         (b"\xef\xbb\xbf{}", "its header is not JSON"),

@@ -207,7 +207,7 @@ def test_what_appears_or_changes_meanwhile_is_kept(client, bucket, monkeypatch, 
 
     monkeypatch.setattr(uploads, "_send", sent)
     options = {"max_shard_size": "300KB"} if format_ == "shards" else {}
-    with pytest.raises(ckptool.OutputExists, match="by somebody else meanwhile"):
+    with pytest.raises(ckptool.OutputExists, match="by another program meanwhile"):
         ckptool.save(checkpoint(), url, format=format_, overwrite=before, **options)
     assert client.cat(name) == b"theirs"
     assert names(client, f"{bucket}/a") in ([], ["model-00001-of-00004.safetensors"])

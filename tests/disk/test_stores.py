@@ -131,11 +131,11 @@ def test_what_appears_meanwhile_is_kept(memory, monkeypatch):
         monkeypatch.setattr(uploads, "_send", sent)
 
     meanwhile(lambda: memory.pipe_file("/b/a.pth", b"theirs"))
-    with pytest.raises(ckptool.OutputExists, match="was made by somebody else meanwhile"):
+    with pytest.raises(ckptool.OutputExists, match="was made by another program meanwhile"):
         ckptool.save(checkpoint(), "memory://b/a.pth")
     assert memory.cat("/b/a.pth") == b"theirs"
     meanwhile(lambda: memory.pipe_file("/b/m/model.safetensors.index.json", b"theirs"))
-    with pytest.raises(ckptool.OutputExists, match="by somebody else meanwhile"):
+    with pytest.raises(ckptool.OutputExists, match="by another program meanwhile"):
         ckptool.save(checkpoint(), "memory://b/m", format="shards", max_shard_size="300KB")
     assert names(memory, "b/m/") == ["model.safetensors.index.json"]
 

@@ -681,10 +681,13 @@ def test_a_body_without_an_end_is_left(refused, data):
         ("ftp://127.0.0.1:1/x", "is redirected to ftp://127.0.0.1:1/x, which is not followed"),
         ("data:text/plain,hi", "is redirected to data:text/plain,hi, which is not followed"),
         ("http://me:secret@127.0.0.1:1/x", "is redirected to 127.0.0.1 with a login, which is not followed"),
-        ("http://[::1", "is redirected to http://[::1, which is no address of the web"),
-        ("http://127.0.0.1:99999999/", "is redirected to http://127.0.0.1:99999999/, which is no address of the web"),
-        ("http://127.0.0.1:0/", "is redirected to http://127.0.0.1:0/, which is no address of the web"),
-        ("http://:80/x", "is redirected to http://:80/x, which is no address of the web"),
+        ("http://[::1", "is redirected to http://[::1, which is not an address of the web"),
+        (
+            "http://127.0.0.1:99999999/",
+            "is redirected to http://127.0.0.1:99999999/, which is not an address of the web",
+        ),
+        ("http://127.0.0.1:0/", "is redirected to http://127.0.0.1:0/, which is not an address of the web"),
+        ("http://:80/x", "is redirected to http://:80/x, which is not an address of the web"),
         (
             "http://127.0.0.1:1/\x1b[31mX\x07",
             "http://127.0.0.1:1, where it is redirected, cannot be reached: connection",
@@ -739,7 +742,7 @@ def test_a_login_goes_where_a_redirection_stays_on_its_server_and_no_further(web
 
 @pytest.mark.parametrize("url", ["http://", "http://[::1", "http://h:99999999/a.pth", "https:///a.pth", "http://:80/x"])
 def test_an_address_that_is_none_is_said_to_be_none(refused, url):
-    assert "cannot be reached: it is no address of the web" in refused(sent(), url)
+    assert "cannot be reached: it is not an address of the web" in refused(sent(), url)
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70, "a b", "a%0d%0ab"])

@@ -412,7 +412,7 @@ def test_of_two_runs_in_place_the_second_notices_the_first(tmp_path):
     ckptool.save(shards(), path)
     first, second = ckptool.open(path), ckptool.open(path)
     ckptool.save(ckptool.add_prefix(first, "a."), path, overwrite=True)
-    with pytest.raises(OutputExists, match="was replaced by somebody else meanwhile"):
+    with pytest.raises(OutputExists, match="was replaced by another program meanwhile"):
         ckptool.save(ckptool.add_prefix(second, "b."), path, overwrite=True)
     assert list(ckptool.open(path).state_dict()) == ["a.a", "a.b"]
 

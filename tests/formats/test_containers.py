@@ -116,8 +116,8 @@ def test_a_tar_is_what_torch_makes_of_it(old, tmp_path, torch):
 
 WRONG = {
     "a member that is missing": ({"storages": None}, {}, "without the member 'storages'"),
-    "a link": ({}, {"tensors": tarfile.SYMTYPE}, "is no regular file"),
-    "a pipe": ({}, {"pickle": tarfile.FIFOTYPE}, "is no regular file"),
+    "a link": ({}, {"tensors": tarfile.SYMTYPE}, "is not a regular file"),
+    "a pipe": ({}, {"pickle": tarfile.FIFOTYPE}, "is not a regular file"),
     "too many storages": ({"storages": pickled(1 << 60)}, {}, "a number of storages or tensors that is none"),
     "a storage that is cut": ({"storages": pickled(1) + storage_entry(101, 7, FLOATS)}, {}, "is cut short"),
     "a storage of no type": ({"storages": pickled(1) + storage_entry(101, 1, FLOATS, "X")}, {}, "torch does not write"),
@@ -481,8 +481,8 @@ def with_device(device):
 )
 def test_an_exported_tensor_is_on_a_device_that_torch_has_or_refused(samples, tmp_path, device):
     with pytest.raises(
-        ckptool.Malformed, match=r"is no (list of )?tensors?|is not JSON"
-    ):  # infinity is no number of JSON
+        ckptool.Malformed, match=r"is not (a )?(list of )?tensors?|is not JSON"
+    ):  # infinity is not a JSON number
         ckptool.open(changed_config(samples, tmp_path, with_device(device)))
 
 
@@ -493,7 +493,7 @@ def test_an_exported_tensor_on_a_numbered_cpu_loads(samples, tmp_path, torch):
 
 def test_keys_of_an_exported_program_are_text(samples, tmp_path):
     path = changed_config(samples, tmp_path, lambda config: [[1, next(iter(config.values()))]])
-    with pytest.raises(ckptool.Malformed, match="the key 1 is no text"):
+    with pytest.raises(ckptool.Malformed, match="the key 1 is not text"):
         ckptool.open(path)
 
 
@@ -512,7 +512,7 @@ def test_the_type_of_an_exported_tensor_is_a_number(samples, tmp_path, dtype):
             entry["tensor_meta"]["dtype"] = dtype
         return config
 
-    with pytest.raises(ckptool.Malformed, match="is no tensor"):
+    with pytest.raises(ckptool.Malformed, match="is not a tensor"):
         ckptool.open(changed_config(samples, tmp_path, change))
 
 

@@ -54,8 +54,8 @@ HEADERS = {
         "are none",
     ),
     "size of infinity": (entry('{"dtype": "F32", "shape": [1e999], "data_offsets": [0, 8]}'), "are none"),
-    "size of nothing": (entry('{"dtype": "F32", "shape": [NaN], "data_offsets": [0, 8]}'), "NaN is no number"),
-    "metadata of lists": (entry('{"dtype": "F32"}, "__metadata__": {"a": [1]}'), "no map of texts"),
+    "size of nothing": (entry('{"dtype": "F32", "shape": [NaN], "data_offsets": [0, 8]}'), "NaN is not a JSON number"),
+    "metadata of lists": (entry('{"dtype": "F32"}, "__metadata__": {"a": [1]}'), "not a map of texts"),
 }
 
 
@@ -158,7 +158,7 @@ def test_an_exported_program_with_odd_fields_is_read_or_refused(tmp_path, field)
 
 def test_an_exported_program_on_a_device_without_end_is_refused(tmp_path):
     (tmp_path / "x.pt2").write_bytes(exported(config("device", '{"type": "cuda", "index": 1e999}')))
-    with pytest.raises(Malformed, match="the entry of 'w' is no tensor"):
+    with pytest.raises(Malformed, match="the entry of 'w' is not a tensor"):
         ckptool.open(tmp_path / "x.pt2")
 
 
@@ -189,7 +189,7 @@ def test_a_note_beside_slices_that_is_none_is_named(tmp_path, text):
 )
 def test_a_manifest_that_is_none_is_refused(tmp_path, text):
     (tmp_path / "m.json").write_text(text)
-    with pytest.raises(Malformed, match="is no manifest of ckptool"):
+    with pytest.raises(Malformed, match="is not a ckptool manifest"):
         read_manifest(tmp_path / "m.json")
 
 

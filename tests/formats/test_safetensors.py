@@ -114,9 +114,9 @@ LOST = {
         Dict([("all", List([Dict([("model", sample().root), ("step", 1)])])), ("note", "x")]),
         ["all/0/step", "note"],
     ),
-    "values that are no tensors": (
+    "values that are not tensors": (
         Dict([("a", tensor_of("int8")), ("b", tensor_of("int8")), ("n", 3)]),
-        ["1 value that is no tensor: n"],
+        ["1 value that is not a tensor: n"],
     ),
     "element types": (
         Dict([("a", tensor_of("int8")), ("z", tensor_of("complex128"))]),
@@ -172,7 +172,7 @@ def test_metadata_of_modules_may_be_anything(tmp_path):
 
 
 def test_text_metadata_that_are_no_text_are_refused(tmp_path):
-    with pytest.raises(ckptool.CannotCarry, match="are no text"):
+    with pytest.raises(ckptool.CannotCarry, match="are not text"):
         ckptool.plan(replace(sample(), metadata={"title": "\udfff"}), tmp_path / "x.safetensors")
 
 
@@ -220,7 +220,7 @@ def test_many_tensors_over_one_storage_that_would_fill_the_disk_are_refused(tmp_
             ckptool.CannotCarry, match=r"would become 1,31\d,\d{3},\d{3} bytes, [\d,]+ times the \d"
         ) as caught:
             ckptool.plan(ckpt, tmp_path / "x", format=format_)
-        assert caught.value.evidence == ("at most 256 times as many are written, or 1,073,741,824 bytes",)
+        assert caught.value.evidence == ("the limit is 256 times the input, or 1,073,741,824 bytes if that is more",)
         assert caught.value.hint == "-t torch-zip writes what tensors share once"
     assert ckptool.plan(ckpt, tmp_path / "x", format="torch-zip").nbytes < 10 << 20
     if make is tied:
@@ -278,11 +278,11 @@ REFUSED = {
     "deep nesting": (b'{"w":' * 50_000 + b"1" + b"}" * 50_000, b""),
     "an unknown dtype": ({"w": entry("F31")}, bytes(8)),
     "a dtype in lower case": ({"w": entry("f32")}, bytes(8)),
-    "a dtype that is no text": ({"w": entry(["F32"])}, bytes(8)),
+    "a dtype that is not text": ({"w": entry(["F32"])}, bytes(8)),
     "a float in the shape": ({"w": {**entry(), "shape": [2.0]}}, bytes(8)),
     "a bool in the shape": ({"w": {**entry(end=4), "shape": [True]}}, bytes(4)),
     "a negative size": ({"w": entry(shape=(-2,))}, bytes(8)),
-    "a shape that is no list": ({"w": {**entry(), "shape": 2}}, bytes(8)),
+    "a shape that is not a list": ({"w": {**entry(), "shape": 2}}, bytes(8)),
     "a missing field": ({"w": {"dtype": "F32", "shape": [2]}}, bytes(8)),
     "an entry that is none": ({"w": 5}, bytes(8)),
     "three offsets": ({"w": {**entry(), "data_offsets": [0, 4, 8]}}, bytes(8)),
@@ -296,8 +296,8 @@ REFUSED = {
     "data that are missing": ({"w": entry()}, bytes(7)),
     "data that are too many": ({"w": entry()}, bytes(9)),
     "data without a tensor": ({}, bytes(1)),
-    "metadata that are no map": ({"__metadata__": ["x"], "w": entry()}, bytes(8)),
-    "metadata that are no text": ({"__metadata__": {"n": 1}, "w": entry()}, bytes(8)),
+    "metadata that are not a map": ({"__metadata__": ["x"], "w": entry()}, bytes(8)),
+    "metadata that are not text": ({"__metadata__": {"n": 1}, "w": entry()}, bytes(8)),
     "an odd number of 4-bit elements": ({"w": entry("F4", (3,), 0, 1)}, bytes(1)),
 }
 
@@ -323,14 +323,14 @@ def test_a_header_that_cannot_be_so_long_is_refused_unread(tmp_path, length, byt
 TRIED = {
     "ties of tensors that differ in shape": {"ties": {"b": "c"}},
     "ties of tensors that are not there": {"ties": {"b": "nowhere", "nowhere": "a"}},
-    "ties that are no names": {"ties": {"b": 5, "a": ["b"]}},
-    "ties that are no map": {"ties": ["a", "b"]},
-    "strides that are no permutation": {"strides": {"c": [5, 7]}},
+    "ties that are not names": {"ties": {"b": 5, "a": ["b"]}},
+    "ties that are not a map": {"ties": ["a", "b"]},
+    "strides that are not a permutation": {"strides": {"c": [5, 7]}},
     "strides of another length": {"strides": {"c": [1]}},
-    "strides that are no numbers": {"strides": {"c": ["1", 2], "a": 5}},
+    "strides that are not numbers": {"strides": {"c": ["1", 2], "a": 5}},
     "negative strides": {"strides": {"c": [-1, -2]}},
     "strides of nothing": {"strides": {"nowhere": [1]}},
-    "metadata that are no map": {"_metadata": 5},
+    "metadata that are not a map": {"_metadata": 5},
 }
 
 

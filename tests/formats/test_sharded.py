@@ -155,7 +155,7 @@ def test_an_index_that_leaves_its_folder_is_refused(shards, name):
     edit(shards / INDEX, lambda index: index["weight_map"].update({"layer.0.weight": name}))
     message = refused(shards)
     assert INDEX in message
-    assert "no plain file name" in message
+    assert "not a plain file name" in message
 
 
 def test_a_missing_shard_is_named(shards):
@@ -388,7 +388,7 @@ def test_sizes_are_decimal(text, size):
 
 @pytest.mark.parametrize("text", ["5GiB", "", "GB", "-1GB", "0", "0.5", "1e9", "9" * 5000, "9" * 5000 + "GB"])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ckptool.RuleError, match="is no size"):
+    with pytest.raises(ckptool.RuleError, match="is not a size"):
         dividing.parse_size(text)
 
 

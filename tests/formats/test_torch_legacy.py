@@ -155,7 +155,7 @@ CONTRADICTIONS = {
     "a key twice": ({"keys": ["0", "0"]}, "lists a storage twice"),
     "another key": ({"keys": ["1"]}, "not in the list: 0"),
     "a list that is none": ({"keys": {}}, "has no list of storage keys"),
-    "keys that are no text": ({"keys": [None]}, "has no list of storage keys"),
+    "keys that are not text": ({"keys": [None]}, "has no list of storage keys"),
     "another number of elements": ({"storages": {"0": (5, DATA)}}, "has 5 elements where it stands"),
     "a negative number of elements": ({"storages": {"0": (-1, DATA)}}, "has -1 elements where it stands"),
     "a storage that is cut short": ({"storages": {"0": (4, DATA[:-1])}}, "is cut short"),

@@ -247,7 +247,7 @@ def test_a_version_that_is_no_number_is_not_passed_on(tmp_path, origin, add):
     ckpt = ckptool.open(tmp_path / "x")
     done = ckptool.add_prefix(ckpt, add) if add else ckpt
     receipt = ckptool.save(done, tmp_path / "y", format="torch-zip")
-    assert receipt.form == ("its version, which is no number, so that torch cannot read it: 'abc'",)
+    assert receipt.form == ("its version, which is not a number, so that torch cannot read it: 'abc'",)
     with zipfile.ZipFile(tmp_path / "y") as archive:
         assert archive.read("archive/version") == b"3\n"
 
@@ -294,11 +294,11 @@ REBUILDS = {
     "list as shape": (ID, (0, [1], (1,), False, {}), "arguments that are none of a tensor"),
     "too few arguments": (ID, (0, (1,)), "with 3 arguments"),
     "unknown metadata": (ID, (*FITTING, {"evil": True}), "unknown metadata"),
-    "metadata that are no dict": (ID, (*FITTING, 5), "metadata that are no dict"),
+    "metadata that are not a dict": (ID, (*FITTING, 5), "metadata that are not a dict"),
     "negative count": ((*ID[:4], -1), FITTING, "a size that is none"),
     "bool as count": ((*ID[:4], True), FITTING, "a size that is none"),
     "text as count": ((*ID[:4], "4"), FITTING, "a size that is none"),
-    "location that is no text": ((*ID[:3], 5, 4), FITTING, "persistent id that torch does not write"),
+    "location that is not text": ((*ID[:3], 5, 4), FITTING, "persistent id that torch does not write"),
     "class of another module": (
         ("storage", Name("os.FloatStorage"), *ID[2:]),
         FITTING,

@@ -295,7 +295,7 @@ def test_a_save_that_latest_names_and_is_gone_is_refused(copied):
 def test_latest_does_not_lead_out_of_the_folder(copied, text):
     run, _ = copied("zero2-bf16")
     (run / "latest").write_text(text)
-    with pytest.raises(Malformed, match="no plain name of a folder"):
+    with pytest.raises(Malformed, match="not a plain name of a folder"):
         ckptool.open(run)
 
 

@@ -67,17 +67,17 @@ def array(shape, data):
 
 BYTES = {"0": bytes(4)}
 REFUSED = {
-    "an offset that is None": (quantized(offset=None), BYTES, "offset is no number"),
-    "an offset that is a text": (quantized(offset="1"), BYTES, "offset is no number"),
-    "an offset that is a class": (quantized(offset=Name("os.system")), BYTES, "offset is no number"),
-    "an offset between two elements": (quantized(offset=1.5, shape=(2,)), BYTES, "offset is no number"),
+    "an offset that is None": (quantized(offset=None), BYTES, "offset is not a number"),
+    "an offset that is a text": (quantized(offset="1"), BYTES, "offset is not a number"),
+    "an offset that is a class": (quantized(offset=Name("os.system")), BYTES, "offset is not a number"),
+    "an offset between two elements": (quantized(offset=1.5, shape=(2,)), BYTES, "offset is not a number"),
     "a zero point of 80 bits": (quantized(zero=1 << 79), BYTES, "without a scale and a zero point"),
     "a scheme that torch does not have": (quantized(name="tensor_q"), BYTES, "an unknown way: torch.per_tensor_q"),
     "a scale beyond all floats": (quantized(scale=1 << 2000), BYTES, "without a scale and a zero point"),
     "negative sizes of packed elements": (
         quantized(shape=(-2, -2), stride=(1, 1), kind="QUInt4x2Storage", numel=2),
         {"0": bytes(2)},
-        "no contiguous one",
+        "not a contiguous one",
     ),
     "negative sizes without numbers": (meta((-5, 3), (3, 1)), {}, "a negative size"),
     "sizes beyond all numbers": (meta((1 << 61,) * 60, (1,) * 60), {}, "more elements than any memory"),
@@ -92,7 +92,7 @@ REFUSED = {
         {"0": bytes(16), "1": bytes(16)},
         "do not fit together",
     ),
-    "nested sizes that are no integers": (
+    "nested sizes that are not integers": (
         Call("torch._utils._rebuild_nested_tensor", *(tensor(),) * 3, tensor((1,))),
         {"0": bytes(16)},
         "do not fit together",

@@ -125,5 +125,5 @@ def test_an_entry_that_a_dataclass_has_not_is_named(tmp_path):
 
 
 def test_json_whose_quotes_a_shell_took_is_named():
-    with pytest.raises(CheckpointError, match="is no JSON; a shell takes quotes away"):
+    with pytest.raises(CheckpointError, match="is not JSON; a shell takes quotes away"):
         keyword_arguments(["config={width:5}"], "--kwargs")

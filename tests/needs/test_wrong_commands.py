@@ -52,7 +52,7 @@ PASTED = [
     ("ckptool transfer plain.pth net.py --kwargs clases=3 -o o.pth", "takes no 'clases'"),
     ("ckptool convert plain.pth new/o.pth", "does not exist"),
     ("ckptool repair cut.pth o.pth", "would be lost"),
-    ("ckptool convert plain.pth o.pth --for troch", "is no version of torch"),
+    ("ckptool convert plain.pth o.pth --for troch", "is not a version of torch"),
     ("ckptool transfer optim.pt net.py -o o.pth", "holds no state dict"),
 ]
 

@@ -510,7 +510,7 @@ def test_extract_makes_the_weights_the_root_and_says_what_it_leaves_behind():
     assert done.history == (
         "extract state_dict: 2 keys kept; left behind: epoch, optimizer (2 tensors), rng_state (1 tensor), args",
     )
-    assert extract(done).history[-1] == "extract: the weights are all there is"
+    assert extract(done).history[-1] == "extract: the file already holds only weights"
     assert described(extract(done).root) == described(done.root)
 
 

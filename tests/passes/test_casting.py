@@ -76,7 +76,7 @@ def test_names_of_types():
     assert floating("bf16").name == floating("torch.bfloat16").name == "bfloat16"
     assert floating("half").name == "float16"
     for name in ("int8", "bfloat61", "", "float4_e2m1fn_x2"):
-        with pytest.raises(RuleError, match="no floating point type that torch casts to; there are float64"):
+        with pytest.raises(RuleError, match="is not a floating point dtype of torch; choose from float64"):
             floating(name)
 
 

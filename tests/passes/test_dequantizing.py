@@ -217,7 +217,7 @@ def test_what_is_not_sure_is_refused_and_not_guessed(written, tmp_path, case, wi
     [
         ("mlx-4", {}, "does not say how many bits and how large a group they are"),  # 4 and 64, 8 and 32, or 2 and 128
         ("mlx-4", {"bits": 4, "group_size": 32}, "does not say how many bits and how large a group they are"),
-        ("mlx-mxfp4", {"bits": 4, "group_size": 32, "mode": "affine"}, "which are no affine ones of MLX"),
+        ("mlx-mxfp4", {"bits": 4, "group_size": 32, "mode": "affine"}, "which are not affine ones of MLX"),
         ("mlx-4", {"bits": 4, "group_size": 64, "mode": "mxfp4"}, "is of the mode 'mxfp4'"),
     ],
 )

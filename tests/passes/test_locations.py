@@ -57,7 +57,7 @@ def test_a_location_is_written_as_torch_tags_it(word, expected):
 
 @pytest.mark.parametrize("word", [*REFUSED, "cuda:*", "*", "None", "cuda:²", "²", "9" * 5000, "cuda:" + "9" * 5000])
 def test_a_word_that_is_no_location_is_refused(word):
-    with pytest.raises(RuleError, match=r"^--map-location: '.* is no location; torch's words are cpu, cuda:0, mps"):
+    with pytest.raises(RuleError, match=r"^--map-location: '.* is not a location; torch's words are cpu, cuda:0, mps"):
         parse_rules(word)
 
 
@@ -151,7 +151,7 @@ def test_two_rules_for_one_location_are_refused(rules, named):
 
 @pytest.mark.parametrize("rule", ["->cpu", "cuda:1->", "=", "->", "cuda:0->cuda:*", "cuda:1->cuda:0->cpu", "*=cpu"])
 def test_half_a_rule_is_refused(rule):
-    with pytest.raises(RuleError, match="is no location"):
+    with pytest.raises(RuleError, match="is not a location"):
         parse_rules(rule)
 
 

@@ -81,7 +81,7 @@ def test_patterns_that_fit_nothing_and_types_that_are_none_are_refused():
     with pytest.raises(ckptool.NoMatch, match="no key matches 'norm'"):
         ckptool.cast(ckpt, "bf16", keep="norm")
     assert ckptool.cast(ckpt, "bf16", keep="norm", missing="ok").state_dict()["w"].dtype.name == "bfloat16"
-    with pytest.raises(ckptool.RuleError, match="'int8' is no floating point type"):
+    with pytest.raises(ckptool.RuleError, match="'int8' is not a floating point dtype of torch"):
         ckptool.cast(ckpt, "int8")
 
 

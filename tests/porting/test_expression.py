@@ -190,7 +190,7 @@ UNFIT = {
     "spectral_norm(a, v, v)": "not the vectors of",
     "fold_weight(image, v, v, 0.1)": "does not have the rows",
     "repeat(a, 0, 0)": "cannot be repeated 0 times",
-    "resize(a, 0, 4, 3, 0, 2)": "is no grid",
+    "resize(a, 0, 4, 3, 0, 2)": "is not a grid",
     "rotary(a, 0, half)": "no 0 heads",
 }
 

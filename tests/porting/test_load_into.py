@@ -277,7 +277,7 @@ def test_what_cannot_be_run_is_matched_by_names_and_order(old: nn.Module) -> Non
 
 @pytest.mark.parametrize(
     ("model", "says"),
-    [(Named, "Named makes a model and is none itself"), ("old.pth", "'old.pth' is no torch.nn.Module")],
+    [(Named, "Named makes a model and is none itself"), ("old.pth", "'old.pth' is not a torch.nn.Module")],
 )
 def test_what_is_no_model_is_named(old: nn.Module, model: Any, says: str) -> None:
     with pytest.raises(ckptool.RuleError) as raised:

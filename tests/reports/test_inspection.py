@@ -73,7 +73,7 @@ def test_what_is_stored_and_what_is_used(tmp_path):
     ckptool.save(Checkpoint(Dict([("w", part), ("v", tensor(np.zeros(3, "f4")))], True)), tmp_path / "a.pth")
     found = inspect(tmp_path / "a.pth")
     assert (found.stored, found.used) == (4012, 52)
-    assert "of 4.0 kB that are stored, no tensor uses 4.0 kB" in inspect_text(found)
+    assert "4.0 kB of the 4.0 kB stored are not used by any tensor" in inspect_text(found)
 
 
 def test_a_filter_keeps_what_fits_and_must_fit_something():

@@ -268,7 +268,7 @@ def test_the_files_of_a_folder_are_looked_into(capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert code == 1
     assert "good.pth: no problem found" in out
-    assert "last.ckpt: the weights are one entry of it, 'model'" in out
+    assert "last.ckpt: the weights are under the key 'model'" in out
     assert "cut.pth: " in out
 
 

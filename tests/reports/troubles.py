@@ -423,7 +423,7 @@ TROUBLES = {
     "safetensors cut short in its header": Trouble(
         safetensors(lambda data: data[:100]), open_file, "header-too-small", "unreadable", None, "a.safetensors"
     ),
-    "safetensors with a header that is no text": Trouble(
+    "safetensors with a header that is not text": Trouble(
         safetensors(lambda data: data.replace(b'"F32"', b'"\xff32"', 1)),
         open_file, "header-damaged", "unreadable", None, "a.safetensors",
     ),

@@ -81,7 +81,7 @@ def test_what_ranks_would_not_write_alike_is_refused_before_a_byte_is(saved):
     assert term.startswith("w is a sum of which each rank holds one term (")
     assert sizes == "rank 1 has other tensors than rank 0.\n    x [2] float32 on rank 0\n    x [3] float32 on rank 1"
     assert values.startswith(
-        "not all ranks would write the same.\nHint: what is no tensor (an epoch, a text) has to be"
+        "not all ranks would write the same.\nHint: what is not a tensor (an epoch, a text) has to be"
     )
     assert names.startswith("rank 1 names another target than rank 0.\n    refused-0.pth on rank 0\n    refused-1.pth")
     assert "there.safetensors: exists already." in there

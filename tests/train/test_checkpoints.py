@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path, how):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_may_not_be_written_to_is_refused(tmp_path):
     tmp_path.chmod(0o500)
-    with pytest.raises(Unwritable, match="may not be written to"):
+    with pytest.raises(Unwritable, match="no permission to write into the folder"):
         run(replace(SMALL, out=tmp_path))
 
 

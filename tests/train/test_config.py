@@ -36,7 +36,7 @@ REFUSED = {
     "no process": ({"nproc": 0}, "--nproc", None),
     "a depth that VGG has not": ({"depth": 12}, "--depth", None),
     "no rate": ({"lr": 0.0}, "--lr", None),
-    "a rate that is no number": ({"lr": float("nan")}, "--lr", None),
+    "a rate that is not a number": ({"lr": float("nan")}, "--lr", None),
     "a rate without end": ({"lr": float("inf")}, "--lr", None),
     "no rate for a group": ({"lr_groups": {"fc1": 0.0}}, "--lr-group", None),
     "no width": ({"width": -1.0}, "--width", None),

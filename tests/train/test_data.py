@@ -86,10 +86,10 @@ def bad(kind, tmp_path):
 BAD = {
     "a column is missing": (NotFound, "has 13 columns; 13 features and a value are needed, 1 missing"),
     "a column too many": (NotFound, "has 15 columns; 13 features and a value are needed, 1 too many"),
-    "nan": (Malformed, "line 3, column RM: is nan, which is no finite number"),
-    "NaN": (Malformed, "line 3, column RM: is NaN, which is no finite number"),
-    "inf": (Malformed, "line 3, column RM: is inf, which is no finite number"),
-    "much": (Malformed, "line 3, column RM: is much, which is no finite number"),
+    "nan": (Malformed, "line 3, column RM: is nan, which is not a finite number"),
+    "NaN": (Malformed, "line 3, column RM: is NaN, which is not a finite number"),
+    "inf": (Malformed, "line 3, column RM: is inf, which is not a finite number"),
+    "much": (Malformed, "line 3, column RM: is much, which is not a finite number"),
     "": (Malformed, "line 3, column RM: is empty"),
     "a short row": (Malformed, "line 3 has 9 cells, the first 14"),
     "no names": (NotFound, "has no line of column names"),
@@ -127,7 +127,7 @@ def test_bad_data_in_a_run_of_several_processes_names_a_rank(tmp_path, nothing_l
     nothing_left()
     rank, rest = caught.value.what.split(" failed: ")
     assert rank in ("rank 0", "rank 1")
-    assert rest == f"{tmp_path}/x.csv: line 3, column RM: is nan, which is no finite number"
+    assert rest == f"{tmp_path}/x.csv: line 3, column RM: is nan, which is not a finite number"
     assert caught.value.hint == "fill in or leave out such rows before training"
 
 
@@ -205,16 +205,16 @@ def test_an_image_that_is_none_is_named(images, tmp_path, workers):
     with pytest.raises(Unreadable) as caught:
         run(replace(pictures(images, epochs=1, workers=workers, out=tmp_path / "run"), batch_size=1))
     assert caught.value.where == str(images / "dog" / "0.png") or str(images / "dog" / "0.png") in str(caught.value)
-    assert "is no image" in str(caught.value)
+    assert "is not an image" in str(caught.value)
     assert "Traceback" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("text", "raised", "what"),
     [
-        ("[1, 2]", Malformed, "is no label map"),
-        ('{"cat": 0, "dog": 0}', Malformed, "is no label map"),
-        ('{"cat": 1, "dog": 2}', Malformed, "is no label map"),
+        ("[1, 2]", Malformed, "is not a label map"),
+        ('{"cat": 0, "dog": 0}', Malformed, "is not a label map"),
+        ('{"cat": 1, "dog": 2}', Malformed, "is not a label map"),
         ('{"cat": 0, "dog"', Malformed, "is not JSON"),
         ('{"cat": 0, "cow": 1}', NotFound, "the class dog has no label"),
         (None, Unreadable, None),
@@ -232,7 +232,7 @@ def test_a_bad_label_map_is_refused(images, tmp_path, text, raised, what):
 def test_a_folder_without_images_is_refused(tmp_path):
     pytest.importorskip("PIL")
     for make, what in (
-        (lambda: None, "is no folder"),
+        (lambda: None, "is not a folder"),
         (lambda: (tmp_path / "images").mkdir(), "has no folder for a class in it"),
         (lambda: (tmp_path / "images" / "cat").mkdir(), "has 0 images in its folders of classes"),
     ):

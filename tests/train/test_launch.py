@@ -274,7 +274,7 @@ def test_what_two_gpus_cannot_give_is_refused(two_gpus):
         ({"devices": ("cuda:2",)}, "there is no cuda:2; this machine shows 2 GPUs"),
         ({"devices": ("cuda:0", "cpu")}, "GPUs and a CPU cannot share the work"),
         ({"devices": ("cuda:0", "0")}, "the same device is named twice"),
-        ({"devices": ("gpu",)}, "'gpu' is no device"),
+        ({"devices": ("gpu",)}, "'gpu' is not a device"),
     ):
         with pytest.raises(RuleError) as caught:
             devices.places(Config(strategy="ddp", **options))

@@ -53,7 +53,7 @@ def parse_size(text: int | str) -> int:
     )
     if size <= 0:
         raise RuleError(
-            f"{printable(str(text), 40)!r} is no size", where="--max-shard-size", hint="--max-shard-size 5GB"
+            f"{printable(str(text), 40)!r} is not a size", where="--max-shard-size", hint="--max-shard-size 5GB"
         )
     return size
 
@@ -65,7 +65,9 @@ def check_variant(word: str | None) -> str | None:
         RuleError: it cannot.
     """
     if word is not None and not re.fullmatch(r"[\w-]+", word, re.ASCII):
-        raise RuleError(f"{printable(word, 40)!r} is no word for a file name", where="--variant", hint="--variant fp16")
+        raise RuleError(
+            f"{printable(word, 40)!r} is not a word for a file name", where="--variant", hint="--variant fp16"
+        )
     return word
 
 
@@ -76,7 +78,7 @@ def draft_sharded(ckpt: Checkpoint, split: Split, kind: str) -> Draft:
     content = around(ckpt, weights)
     entries = [(key, value) for key, value in weights.node.entries if isinstance(key, str)]
     odd = len(weights.node.entries) - len(entries)
-    content += [counted(odd, "entry") + " whose key is no text"] if odd else []
+    content += [counted(odd, "entry") + " whose key is not text"] if odd else []
     form: list[str] = []
     if kind == "safetensors":
         whole = safetensors.draft_safetensors(replace(ckpt, root=weights.node, at="", metadata={}))

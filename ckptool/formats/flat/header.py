@@ -53,13 +53,13 @@ def read_header(file: File) -> tuple[dict[str, Any], dict[str, str]]:
         raise Malformed("its header does not begin with '{'", where=where)
     header = read_json(raw, where, "its header", compact=compact)
     if not isinstance(header, dict):
-        raise Malformed("its header is no object of JSON", where=where)
+        raise Malformed("its header is not an object of JSON", where=where)
     for name in header:
         if has_half_a_pair(name):
-            raise Malformed(f"its header has the name {printable(repr(name), 80)}, which is no text", where=where)
+            raise Malformed(f"its header has the name {printable(repr(name), 80)}, which is not text", where=where)
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise Malformed("its __metadata__ is no map of texts", where=where)
+        raise Malformed("its __metadata__ is not a map of texts", where=where)
     return header, metadata
 
 

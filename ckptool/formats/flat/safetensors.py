@@ -211,7 +211,7 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
             plain = {str(path): to_plain(value) for path, value in metadata.entries}
             note["_metadata"] = through_json(plain)
             if note["_metadata"] != plain:
-                form.append("in the _metadata, what JSON does not have (tuples, keys that are no text) is changed")
+                form.append("in the _metadata, what JSON does not have (tuples, keys that are not text) is changed")
         except (TypeError, ValueError, RecursionError):
             form.append("the _metadata of the state dict, which are not plain data, are left out")
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **dropped, **ckpt.metadata, _NOTE: _text_of(note)}}
@@ -230,7 +230,7 @@ def draft_safetensors(ckpt: Checkpoint) -> Draft:
     try:
         raw = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:
-        raise CannotCarry("its text metadata are no text (half of a surrogate pair)", where=ckpt.where) from None
+        raise CannotCarry("its text metadata are not text (half of a surrogate pair)", where=ckpt.where) from None
     joined = joined_ranges(data)
     raw = raw.ljust(length_of_header(len(raw), len(tensors), position, joined))
     if len(raw) > LARGEST_HEADER:
@@ -248,11 +248,11 @@ def those_that_fit(entries: Iterable[tuple[Any, Any]]) -> list[tuple[str, LazyTe
 def _obstacle(key: Any, value: Any) -> tuple[str, str] | None:
     """What keeps an entry of a state dict out of a safetensors file, as (one, several), or None."""
     if not isinstance(key, str):
-        return "key that is no text", "keys that are no text"
+        return "key that is not text", "keys that are not text"
     if not isinstance(value, LazyTensor):
         other = other_tensor(value)
         if other is None:
-            return "value that is no tensor", "values that are no tensor"
+            return "value that is not a tensor", "values that are not tensors"
         if other.dense is None:
             return f"{other.words} tensor", f"{other.words} tensors"
         if other.attributes:

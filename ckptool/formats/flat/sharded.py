@@ -220,7 +220,7 @@ def _read_index(folder: Folder, chosen: _Weights) -> tuple[dict[str, str], dict[
     endings = (".safetensors",) if chosen.kind == "safetensors" else (".bin", ".pt", ".pth")
     for name in dict.fromkeys(weight_map.values()):
         if not name.endswith(endings):
-            raise Malformed(f"names {printable(repr(name), 120)}, which is no {endings[0]} file", where=file.path)
+            raise Malformed(f"names {printable(repr(name), 120)}, which is not a {endings[0]} file", where=file.path)
     return weight_map, metadata if isinstance(metadata, dict) else {}
 
 
@@ -232,7 +232,7 @@ def _open_part(file: File, kind: str) -> Checkpoint:
         error.where = error.where or str(file.path)
         raise
     if not isinstance(part.root, Dict) or not all(isinstance(key, str) for key, _ in part.root.entries):
-        raise Malformed("is no shard: it holds more than a flat dict of tensors", where=file.path)
+        raise Malformed("is not a shard: it holds more than a flat dict of tensors", where=file.path)
     return part
 
 

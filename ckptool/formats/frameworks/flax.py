@@ -80,7 +80,7 @@ class _Reader:
             length = at.number("BHI"[first - 0xC4])
             at.need(length)
             if length > _LONGEST_TEXT:
-                raise at.bad(f"has {length:,} bytes that are no array")
+                raise at.bad(f"has {length:,} bytes that are not an array")
             return at.take(length)
         if first in _NUMBERS:
             return at.number(_NUMBERS[first])
@@ -100,7 +100,7 @@ class _Reader:
             if isinstance(key, int) and not isinstance(key, bool):
                 key = str(key)
             if not isinstance(key, str) or len(key) > LONGEST_NAME:
-                raise at.bad(f"has a key that is no text, below {printable(path, 60) or 'the root'}")
+                raise at.bad(f"has a key that is not text, below {printable(path, 60) or 'the root'}")
             if key in found:
                 raise at.bad(f"has two entries {printable(f'{path}/{key}'.lstrip('/'), 80)!r}")
             found[key] = self.value(f"{path}/{key}" if path else key, depth + 1)

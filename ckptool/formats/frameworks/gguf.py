@@ -266,7 +266,7 @@ def _info(header: Cursor) -> _Info:
     try:
         name = header.take(length).decode()
     except UnicodeDecodeError:
-        raise header.bad("has the name of a tensor that is no text") from None
+        raise header.bad("has the name of a tensor that is not text") from None
     dimensions = header.number("I")
     if dimensions > 8:
         raise header.bad(f"gives {printable(repr(name), 60)} {dimensions:,} dimensions")
@@ -301,7 +301,7 @@ def _tensor(
     start = data + info.offset
     if info.offset % origin.alignment:
         raise Malformed(
-            f"{shown} begins at byte {info.offset:,} of the data, which is no multiple of {origin.alignment}",
+            f"{shown} begins at byte {info.offset:,} of the data, which is not a multiple of {origin.alignment}",
             where=file.path,
         )
     if start + nbytes > file.size:
@@ -356,7 +356,7 @@ def draft_gguf(ckpt: Checkpoint) -> Draft:
         tensor = value if isinstance(value, LazyTensor) else as_dense(value)
         shown = printable(str(key), 60)
         if tensor is None or not isinstance(key, str):
-            content.append(f"the value {shown}, which is no dense tensor")
+            content.append(f"the value {shown}, which is not a dense tensor")
             continue
         stored = _stored(tensor, origin)
         if stored is None:

@@ -216,7 +216,7 @@ def open_npz(file: File) -> Checkpoint:
     lost: list[str] = []
     for name, member in archive.members.items():
         if not name.endswith(_ENDING):
-            lost.append(f"{printable(name, 80)}, which is no array")
+            lost.append(f"{printable(name, 80)}, which is not an array")
             continue
         key = name.removesuffix(_ENDING)
         header = _read_header(_head(archive, member), key, file.path)
@@ -311,7 +311,7 @@ def draft_npz(ckpt: Checkpoint) -> Draft:
         if isinstance(value, str):
             records.append(_text_record(key, value))
         elif tensor is None:
-            content.append(f"the value {shown}, which is no dense tensor")
+            content.append(f"the value {shown}, which is not a dense tensor")
         elif tensor.dtype.name not in _DESCR:
             content.append(f"the tensor {shown} of {tensor.dtype.name}")
         elif not isinstance(key, str) or not _is_name(key):

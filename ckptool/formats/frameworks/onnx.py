@@ -263,7 +263,7 @@ def _number(said: dict[str, str], word: str, key: str, where: object) -> int | N
     if text is None:
         return None
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
-        raise Malformed(f"the {word} of {printable(repr(key), 80)} is no number: {printable(text, 40)}", where=where)
+        raise Malformed(f"the {word} of {printable(repr(key), 80)} is not a number: {printable(text, 40)}", where=where)
     return int(text)
 
 

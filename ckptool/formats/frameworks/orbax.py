@@ -136,7 +136,7 @@ def _json(folder: Folder, name: str) -> dict[str, Any]:
         raise Malformed(f"has {file.size:,} bytes of JSON", where=file.path)
     found = read_json(file.read(0, file.size), file.path, name)
     if not isinstance(found, dict):
-        raise Malformed("is no description", where=file.path)
+        raise Malformed("is not a description", where=file.path)
     return found
 
 

@@ -155,7 +155,7 @@ class Follower(Reader):
         elif isinstance(target, Global):
             self._changes(target, items)
         elif items:
-            self._fail("adds to what is no set")
+            self._fail("adds to what is not a set")
 
     def _build(self) -> None:
         state = self._stack.pop()
@@ -211,7 +211,7 @@ class Follower(Reader):
         elif isinstance(name, str | Object) and isinstance(module, str | Object):
             self._push(self._named.setdefault(("?", "?"), COMPUTED_NAME))
         else:
-            self._fail("names a class by something that is no text")
+            self._fail("names a class by something that is not text")
 
     def _extension(self, size: int) -> None:
         """A class that the reading program has registered under a number."""

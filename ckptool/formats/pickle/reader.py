@@ -181,7 +181,7 @@ class Reader(Machine):
     def _stack_global(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
         if not isinstance(name, str) or not isinstance(module, str):
-            self._fail("names a class by something that is no text")
+            self._fail("names a class by something that is not text")
         self._global(module, name)
 
     def _call(self) -> None:

@@ -106,7 +106,7 @@ def joined_states(ranks: Mapping[Place, Rank], folder: Folder, plan: Plan, accou
             models[place] = [{n: v for n, v in one.items() if as_dense(v) is not None} for one in of_chunks]
             alone[place] = [{n: v for n, v in one.items() if as_dense(v) is None} for one in of_chunks]
         if any(any(one) for one in alone.values()):
-            raise CannotCarry(f"the optimizer's {printable(repr(key), 40)} is no tensor", where=folder.path)
+            raise CannotCarry(f"the optimizer's {printable(repr(key), 40)} is not a tensor", where=folder.path)
         joining = Joining(folder, plan)
         joining.join(models)
         for name, value in joining.entries.items():

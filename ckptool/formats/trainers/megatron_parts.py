@@ -152,7 +152,7 @@ class Joining:
         for tensor in tensors[1:]:
             if tensor is None or tensor.shape != first.shape or not same_values(first, tensor):
                 raise CannotCarry(
-                    f"{printable(repr(name), 80)} is not the same on all {kind} ranks, and is no expert",
+                    f"{printable(repr(name), 80)} is not the same on all {kind} ranks, and is not an expert",
                     where=self.folder.path,
                     hint="a file is of another step or run; fetch the files of one save",
                 )
@@ -176,7 +176,7 @@ class Joining:
             tensors = [as_dense(value) for value in values]
             known = [tensor for tensor in tensors if tensor is not None]
             if len(known) != len(values):
-                raise CannotCarry(f"{printable(repr(name), 80)} is no tensor", where=self.folder.path)
+                raise CannotCarry(f"{printable(repr(name), 80)} is not a tensor", where=self.folder.path)
             try:
                 made = self._one(name, known, ranks[0])
             except CheckpointError as error:

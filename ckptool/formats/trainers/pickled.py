@@ -58,7 +58,7 @@ def folder_in(folder: Folder, name: str, said_by: str) -> Folder:
     """
     shown = printable(repr(name), 120)
     if name in ("", ".", "..") or set(name) & {"/", "\\", ":", "\0"}:
-        raise Malformed(f"names {shown}, which is no plain name of a folder", where=folder.path / said_by)
+        raise Malformed(f"names {shown}, which is not a plain name of a folder", where=folder.path / said_by)
     if name not in folder.names or not is_folder(folder.path / name):
         there = [one for one in folder.names if is_folder(folder.path / one)]
         raise Malformed(

@@ -82,7 +82,7 @@ def parse_plan(said: Mapping[Any, Any], where: object = "") -> Plan:
     """
     rules: list[tuple[str, Rule | None]] = []
     if not isinstance(said, Mapping) or len(said) > _MOST:
-        raise RuleError("is no mapping of patterns to dimensions", where=where, hint='a line such as "*.weight": 0')
+        raise RuleError("is not a mapping of patterns to dimensions", where=where, hint='a line such as "*.weight": 0')
     for pattern, value in said.items():
         rule = _rule(value)
         if not isinstance(pattern, str) or (rule is None and value != "same"):
@@ -122,7 +122,7 @@ def put_together(parts: Sequence[LazyTensor], rule: Rule, name: str) -> LazyTens
         if there != prod(rule.shape) or any(len(part.shape) != 1 or part.dtype != first.dtype for part in parts):
             shown = ", ".join(dict.fromkeys(f"{part.dtype} {list(part.shape)}" for part in parts))
             raise Malformed(
-                f"{printable(name, 80)}: parts of {shown} are no runs of the elements of a tensor of {list(rule.shape)}"
+                f"{printable(name, 80)}: parts of {shown} are not runs of elements of a tensor of {list(rule.shape)}"
             )
         return replace(Flat(parts, first.dtype).tensor(0, rule.shape, name), requires_grad=first.requires_grad)
     dim = rule.dim

@@ -113,7 +113,7 @@ def read_divided(files: ZeroFiles, shapes: list[Shapes], *, states: bool = True)
     first = files.optimizer[min(files.optimizer)]
     stage, count = stages[first], counts[first]
     if stage not in (1, 2, 3) or not count:
-        raise Malformed("is no part of a ZeRO checkpoint: it says no stage from 1 to 3", where=folder.path / first)
+        raise Malformed("is not part of a ZeRO checkpoint: it says no stage from 1 to 3", where=folder.path / first)
     if (stage == 3) != files.divided:
         raise Malformed(
             f"says stage {stage}, and the files with the model are those of {'another' if stage == 3 else 'stage 3'}",
@@ -450,7 +450,9 @@ class _States:
             elif lone is not None and lone.shape == ():
                 single[key] = lone
             else:
-                self.made.left.append(f"{printable(str(key), 40)} of {self.what}, which is no value for each element")
+                self.made.left.append(
+                    f"{printable(str(key), 40)} of {self.what}, which is not a value for each element"
+                )
         return flats, single
 
 

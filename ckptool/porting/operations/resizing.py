@@ -94,7 +94,7 @@ def resize(x: Tensor, prefix: int, h: int, w: int, new_h: int, new_w: int) -> Te
         """[..., prefix + new_h * new_w, features]."""
         (shape,), (prefix, old_h, old_w, new_h, new_w) = shapes, params
         fits = len(shape) >= 2 and shape[-2] == prefix + old_h * old_w and old_h * old_w * new_h * new_w > 0
-        need(fits, f"{list(shape)} is no grid of {old_h} x {old_w}")
+        need(fits, f"{list(shape)} is not a grid of {old_h} x {old_w}")
         return (*shape[:-2], prefix + new_h * new_w, shape[-1])
 
     def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:

@@ -85,7 +85,7 @@ def _inputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> Any
             new.append(value)
         else:
             raise CannotCarry(
-                f"{name} is no tensor, but {_kind(value)}",
+                f"{name} is not a tensor, but {_kind(value)}",
                 where=path,
                 hint=f"where the source's code runs: {_save(model)}",
             )
@@ -96,7 +96,7 @@ def _outputs(found: dict[str, Any], path: StrPath, model: torch.nn.Module) -> li
     every = list(tensors(found))
     if found and not every:
         raise CannotCarry(
-            "its outputs are no tensors", where=path, hint=f"where the source's code runs: {_save(model)}"
+            "its outputs are not tensors", where=path, hint=f"where the source's code runs: {_save(model)}"
         )
     kept = [t for t in every if t.is_floating_point()]
     if every and not kept:

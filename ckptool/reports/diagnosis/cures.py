@@ -156,7 +156,7 @@ def _shown(
 
 
 def is_whole(ckpt: Checkpoint, weights: StateDict, options: Sequence[str]) -> bool:
-    """Whether `convert` with OPTIONS would give all tensors of WEIGHTS, with noproblem found of loading them."""
+    """Whether `convert` with OPTIONS would give all tensors of WEIGHTS, in a form that loads."""
     try:
         done, _ = recipes.run(ckpt, steps_of(options), at=weights.path or None)
         after = done.state_dict()
@@ -189,9 +189,9 @@ def keeping_all(ckpt: Checkpoint, weights: StateDict | None, names: set[str]) ->
     on_cpu = ["--map-location", "cpu"] if "device" in names else []
     options = [*(key_options(weights) if names & BY_NAME else []), *on_cpu]
     file, out = shell_path(ckpt.where), beside(ckpt.where, "all")
-    what = "to keep what stands beside the weights, to go on training"
+    what = "to keep the rest of the file too, to resume training"
     if names & {"weights-only", "code-execution", "old-container"}:
-        return f"ckptool clean {file} {out}", "to keep what stands beside the weights, as plain data"
+        return f"ckptool clean {file} {out}", "to keep the rest of the file too, as plain data"
     return (" ".join(["ckptool convert", file, out, *map(_quoted, options)]), what) if options else None
 
 

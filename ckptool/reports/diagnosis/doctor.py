@@ -250,7 +250,7 @@ def _damage(ckpt: Checkpoint, path: StrPath, progress: Callable[[int], None] | N
         return
     if found.damage:
         more = f" and {len(found.damage) - 3:,} more" if len(found.damage) > 3 else ""
-        what = f"bytes have changed since it was saved, which torch.load does not notice: {'; '.join(found.damage[:3])}"
+        what = f"bytes have changed since it was saved, and torch.load does not notice: {'; '.join(found.damage[:3])}"
         whole, command = _rest(path)
         yield Finding("bit-rot", what + more + whole, True, command, ["copy or download it again"])
     if found.doubts:
@@ -274,9 +274,12 @@ def _rest(path: StrPath) -> tuple[str, list[tuple[str, str]]]:
 
 def _devices(tree: _Tree) -> Iterator[Finding]:
     places = Counter(storage.location for storage in tree.storages)
-    if any(place not in ("cpu", "meta") for place in places):
-        said = ", ".join(f"{printable(place, 20)} x{count:,}" for place, count in places.most_common(6))
-        yield Finding("device", f"its storages are tagged with devices that must be there: {said}")
+    needed = [(place, count) for place, count in places.most_common(7) if place not in ("cpu", "meta")][:6]
+    if needed:
+        said = " and ".join(f"{counted(count, 'storage')} on {printable(place, 20)}" for place, count in needed)
+        verb = "was" if len(needed) == 1 and needed[0][1] == 1 else "were"
+        without = "it" if len(needed) == 1 else "them"
+        yield Finding("device", f"{said.replace(' on ', f' {verb} saved on ', 1)}; torch.load fails without {without}")
 
 
 def _beyond_weights_only(ckpt: Checkpoint, tree: _Tree) -> Iterator[Finding]:
@@ -289,18 +292,18 @@ def _beyond_weights_only(ckpt: Checkpoint, tree: _Tree) -> Iterator[Finding]:
     loader = _kind(ckpt).loader
     if loader == "safetensors":
         if suffix in TORCH_ZIP.suffixes:
-            what = f"it is a safetensors file, which torch.load does not read, under the name of a {suffix} file"
+            what = f"it is a safetensors file with the name of a {suffix} file; torch.load cannot read it"
             yield Finding("misnamed", what, actions=["or load it with safetensors.torch.load_file"])
         return
     if suffix == ".safetensors":
-        yield Finding("misnamed", f"it is a {ckpt.format} file, which safetensors does not read, in spite of its name")
+        yield Finding("misnamed", f"it is a {ckpt.format} file in spite of its name; safetensors cannot read it")
     if loader == "pickle":
-        yield Finding("old-container", f"a {ckpt.format} file, which torch.load reads without weights_only at most")
+        yield Finding("old-container", f"a {ckpt.format} file; torch.load reads it with weights_only=False, if at all")
     beyond = [name for name in tree.named if name not in PLAIN]
     if beyond:
         said = ", ".join(printable(name, 60) for name in sorted(beyond, key=lambda name: -tree.classes[name])[:4])
         more = f" and {len(beyond) - 4:,} more" if len(beyond) > 4 else ""
-        yield Finding("weights-only", f"torch.load refuses it with weights_only=True, since it names {said}{more}")
+        yield Finding("weights-only", f"torch.load(weights_only=True) refuses it because it names {said}{more}")
 
 
 def _common_prefix(weights: StateDict) -> str:
@@ -331,7 +334,7 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> 
         allowed = all(
             name in PLAIN for name in tree.named
         )  # else it is cleaned or extracted, which makes it a zip, too
-        commands = [(command, "to make it one that can be mapped")] if allowed else []
+        commands = [(command, "to make a file that torch can map")] if allowed else []
         yield Finding("legacy", what, False, commands)
     if tree.python_2:
         yield Finding("python-2", "strings of Python 2 are in it; torch.load may need encoding='latin1'", False)
@@ -340,7 +343,7 @@ def _worth_knowing(ckpt: Checkpoint, weights: StateDict | None, tree: _Tree) -> 
         at = ["--at", shell_quote(weights.path, 200)] if len(ckpt.state_dicts()) > 1 else []
         options = ["--extract"] if weights.path else []
         words = ["ckptool convert", file, out, *options, "--strip-prefix", shell_quote(f"{prefix}.", 200), *at]
-        what = f"all names begin with {printable(prefix, 60)!r}, which is no wrapper's"
+        what = f"all names begin with {printable(prefix, 60)!r}, which is not a wrapper's"
         yield Finding("prefix", what, False, [(" ".join(words), "if the model's names do not")])
     used, stored = tree.tensors, sum(storage.nbytes for storage in tree.storages)
     if stored > 2 * used and stored - used > 1 << 20:

@@ -100,7 +100,7 @@ LESSONS: tuple[Lesson, ...] = (
     Lesson(
         "envelope",
         r"unexpected key[^\n]*[\"'](state_dict|model|net|optimizer|epoch|model_state_dict|scheduler|global_step)[\"']",
-        "the whole checkpoint was given, and the weights are one entry of it.",
+        "the whole checkpoint was given; the weights are under one of its keys.",
         (_EXTRACT,),
         ("or pass that entry: checkpoint['state_dict']",),
     ),
@@ -134,7 +134,7 @@ LESSONS: tuple[Lesson, ...] = (
     Lesson(
         "size-mismatch",
         r"size mismatch for",
-        "the model is another one than the file was saved from: other classes, another width. strict=False is no help.",
+        "the model differs from the saved one, for example in its number of classes. strict=False does not help.",
         ("ckptool verify {file} --fits MODEL.py", "ckptool convert {file} {out} --drop fc"),
         ("leave out the layers that differ (--drop NAME), then load with strict=False",),
     ),
@@ -142,19 +142,19 @@ LESSONS: tuple[Lesson, ...] = (
     Lesson(
         "device-index",
         r"deserialize object on \w+ device \d+ but \S*device_count\(\) is \d+",
-        "the tensors are tagged with a GPU that this machine does not have.",
+        "the tensors were saved on a GPU that this machine does not have.",
         ("ckptool remap {file} {out} --map-location 'cuda:*=cuda:0'",),
     ),
     Lesson(
         "device-absent",
         r"deserialize object on a(n)? \w+ device but .{0,60}is_available\(\) is False",
-        "the tensors are tagged with a device that this torch does not see.",
+        "the tensors were saved on a device that this torch does not see.",
         (_CPU,),
     ),
     Lesson(
         "device-unknown",
         r"don't know how to restore data location|Storage device not recognized|device module is not registered",
-        "the tensors are tagged with a device that this torch does not know.",
+        "the tensors were saved on a device that this torch does not know.",
         (_CPU,),
     ),
     Lesson(
@@ -231,7 +231,7 @@ LESSONS: tuple[Lesson, ...] = (
     Lesson(
         "first-byte",
         r"invalid load key|Unsupported operand \d+",
-        "what torch.load was given is no pickle. weights_only=False will not help, whatever the message says.",
+        "the file is not a pickle. weights_only=False does not help, whatever the message says.",
         (_LOOK,),
         (_FETCH,),
     ),
@@ -246,14 +246,14 @@ LESSONS: tuple[Lesson, ...] = (
         "cut-global",
         r"Unsupported global: GLOBAL (torch\._utils\.(?!_rebuild_\w)\w*|torch\.\w+Sto(r|ra|rag)? was|[\w.]*\. was|"
         r"collections\.(?!(OrderedDict|defaultdict|Counter|deque|namedtuple|ChainMap|UserDict)\b)\w*)",
-        "the name is cut off: the file is truncated. This is no question of what is allowed.",
+        "the name is cut off: the file is truncated. Allowing the name does not help.",
         (f"{_REPAIR} --allow-loss",),
         (_FETCH,),
     ),
     Lesson(
         "weights-only",
         r"Unsupported global|not an allowed global|Weights only load failed",
-        "the file holds objects beyond tensors and plain data, which weights_only=True does not make.",
+        "the file holds objects other than tensors and plain data; weights_only=True refuses to make them.",
         ("ckptool scan {file}", "ckptool clean {file} {out}"),
         ("weights_only=False runs what the file names: only for files that you trust",),
     ),
@@ -274,14 +274,14 @@ LESSONS: tuple[Lesson, ...] = (
     Lesson(
         "not-a-tar",
         r"This does not look like a tar archive|ReadError: (file could not be opened|not a .{1,9} file)",
-        "it is no tar archive, whatever its name says: a .pth.tar is a file of torch.save as a rule.",
+        "it is not a tar archive, whatever its name says: torch.save usually wrote a .pth.tar.",
         (_LOOK,),
         ("torch.load(path) reads it as it is",),
     ),
     Lesson(
         "not-gzip",
         r"not in gzip format|Not a gzipped file|unknown suffix -- ignored",
-        "it is no gzip file, or has another ending than gunzip wants.",
+        "it is not a gzip file, or its name does not end as gunzip expects.",
         (_LOOK,),
         ("gunzip < {file} > {out} unpacks one, whatever it is called",),
     ),

@@ -63,7 +63,7 @@ def in_the_way(ckpt: Checkpoint, weights: StateDict | None) -> Iterator[Finding]
         what = f"a whole model is pickled in it (class {printable(weights.model.class_name, 60)}), not its weights"
         yield Finding("pickled-model", what)
     elif weights is not None and weights.path:
-        what = f"the weights are one entry of it, {printable(weights.path, 60)!r}"
+        what = f"the weights are under the key {printable(weights.path, 60)!r}"
         kind = format_of(ckpt)
         loads = kind is None or kind.loader in ("weights_only", "pickle")
         yield Finding("envelope", what, loads, actions=[python_for(ckpt, weights.path)] if loads else [])
@@ -84,7 +84,7 @@ def _of_a_run(ckpt: Checkpoint, part: PartOfRun | None) -> Iterator[Finding]:
     """Whether it is a folder with a file for each rank, or one of these files."""
     if isinstance(kind := format_of(ckpt), FolderFormat) and kind.of_ranks:
         command = f"ckptool convert {shell_path(ckpt.where)} {beside(ckpt.where, 'whole', '.safetensors')}"
-        what = "each rank of a run wrote files of its own, which torch.load does not put together"
+        what = "each rank of a run wrote its own files; torch.load does not put them together"
         gives = "which puts the weights together"
         if said := next((line for line in ckpt.lost_content if "--parts" in line), ""):
             what, command = f"{what}; {said.partition(';')[0]}", f"{command} --parts sizes.yaml"
@@ -107,19 +107,19 @@ def _of(ckpt: Checkpoint, weights: StateDict, where: str) -> Iterator[Finding]:
     """What is in the way in one state dict. WHERE it is, in words, if there are others."""
     if weights.wrappers:
         said = " and ".join(
-            f"{name!r} in {count:,} of {counted(len(weights), 'key')}" for name, count in weights.wrappers.items()
+            f"{name!r} is in {count:,} of {counted(len(weights), 'key')}" for name, count in weights.wrappers.items()
         )
-        yield Finding("wrapped", f"the names{where} are those of a wrapped model: {said}")
+        yield Finding("wrapped", f"the model{where} was wrapped when it was saved: {said}")
     for component, count in partly_wrapped(weights).items():
-        what = f"'{component}.' stands before {count:,} of {counted(len(weights), 'key')}{where}"
-        yield Finding("partly-wrapped", f"{what}, and not before the others")
+        what = f"'{component}.' begins {count:,} of {counted(len(weights), 'key')}{where}"
+        yield Finding("partly-wrapped", f"{what}, but not the others")
     if odd := strangers(weights):
         shown = ", ".join(f"{printable(key, 40)!r} ({type(weights[key]).__name__})" for key in odd[:4])
         more = f" and {len(odd) - 4:,} more" if len(odd) > 4 else ""
-        yield Finding("strangers", f"between the weights{where} stand {shown}{more}, which load_state_dict refuses")
+        yield Finding("strangers", f"the weights{where} also contain {shown}{more}; load_state_dict refuses that")
     if counters := required(weights):
         shown = printable(counters[0], 60) + (f" and {len(counters) - 1:,} more" if counters[1:] else "")
-        what = f"{shown}{where} {'is' if len(counters) == 1 else 'are'} not in it, and its layers say that they have it"
+        what = f"{shown}{where} {'is' if len(counters) == 1 else 'are'} missing, although the layers should have it"
         yield Finding("no-counters", what)
     tensors = weights.tensors
     floats = [tensor for tensor in tensors.values() if tensor.dtype.is_floating]

@@ -35,7 +35,7 @@ def parts_of_tar(source: Source, place: str, follow: Follow) -> Parts:
                 if info.isdir():
                     continue
                 if info.sparse is not None or not info.isreg() or info.offset_data + info.size > source.length:
-                    yield Problem(here, "it is no whole and plain file, and not looked into")
+                    yield Problem(here, "it is not a whole and plain file, and not looked into")
                     continue
                 members[info.name] = FileRange(Part(source, here), info.offset_data, info.size)
                 end = info.offset_data + info.size

@@ -29,7 +29,7 @@ def _scanned(seen: Scan, everything: bool) -> Iterator[Part]:
     beyond = len(seen.unsafe)
     verdict = {
         "safe": "safe, tensors and plain data only" if seen.pickles else "safe, it holds no pickle",
-        "unsafe": f"NOT SAFE, {counted(beyond, 'name')} beyond plain data",
+        "unsafe": f"NOT SAFE, {counted(beyond, 'name')} other than tensors and plain data",
         "unknown": "CANNOT TELL, not all of it can be read",
     }[seen.verdict]
     yield f"{paint(printable(seen.path), 'name')}: {paint(verdict, _MEANINGS[seen.verdict])}"
