@@ -198,7 +198,7 @@ def test_a_key_in_two_shards_is_refused(tmp_path, shards):
         ('{"weight_map": {"a": 1}}', "has no weight_map"),
         ('{"weight_map": {}}', "has an empty weight_map"),
         ('{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}', "names 'a' twice"),
-        ('{"weight_map": {"a": "x.exe"}}', "no .safetensors file"),
+        ('{"weight_map": {"a": "x.exe"}}', "not a .safetensors file"),
         ("[" * 100_000, "is not JSON"),
     ],
 )
