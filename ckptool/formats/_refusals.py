@@ -34,7 +34,7 @@ def loss_of_content(ckpt: Checkpoint, chosen: AnyFormat, content: tuple[str, ...
         hint = f"--extract   # keeps the weights at {printable(outer[0], 60)} only"
         hint += "" if ckpt.sealed else "; a .pth file keeps everything"
     return CannotCarry(
-        f"{chosen.name} cannot store everything in it; it would lose:",
+        f"{chosen.name} cannot hold all of it; these would be lost:",
         where=ckpt.where,
         evidence=[*content[:12], *([f"… and {len(content) - 12:,} more"] if len(content) > 12 else [])],
         hint=hint,

@@ -115,5 +115,5 @@ def test_12_a_folder_is_looked_into(user):
     torch.save({"net": net().state_dict()}, "runs/last.pth")
     torch.save(Net().state_dict(), "runs/ok.pth")
     text = user.asks("ckptool doctor runs").text
-    assert "last.pth: the weights are one entry of it, 'net'" in text
+    assert "last.pth: the weights are under the key 'net'" in text
     assert "ok.pth: no problem found" in text

@@ -17,7 +17,7 @@ def test_01_the_prefix_of_data_parallel_is_taken_off_and_put_on(user):
     error = error_of(loads, "dp.pth")
     assert 'Unexpected key(s) in state_dict: "module.' in str(error)
     assert same(loads(user.cures("dp.pth", error=error)).state_dict(), model.state_dict())
-    plain = user.cures("dp.pth", says="'module.' in 13 of 13 keys")
+    plain = user.cures("dp.pth", says="'module.' is in 13 of 13 keys")
     assert same(torch.load(plain), model.state_dict())  # the order, and mlp_module whole
     assert torch.load(plain)._metadata == model.state_dict()._metadata
     wrapped = torch.nn.DataParallel(Net())
@@ -32,7 +32,7 @@ def test_01_the_prefix_of_data_parallel_is_taken_off_and_put_on(user):
 def test_01_half_of_the_keys_with_the_prefix_are_seen_without_the_model(user):
     weights = net().state_dict()
     torch.save({(f"module.{key}" if n < 5 else key): weights[key] for n, key in enumerate(weights)}, "part.pth")
-    out = user.cures("part.pth", says="'module.' stands before 5 of 13 keys")
+    out = user.cures("part.pth", says="'module.' begins 5 of 13 keys")
     assert same(loads(out).state_dict(), weights)
 
 

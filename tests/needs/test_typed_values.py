@@ -140,7 +140,7 @@ def test_45_files_are_compared_averaged_and_looked_at(user):
     assert torch.equal(mean["fc.bias"], wanted)
     assert int(mean["bn1.num_batches_tracked"]) == 9
     assert "conv1" in user.types("ckptool inspect a.pth.tar").text
-    assert "no tar archive" in user.asks("ckptool doctor a.pth.tar --error",
+    assert "not a tar archive" in user.asks("ckptool doctor a.pth.tar --error",
                                          "tar: This does not look like a tar archive").text  # fmt: skip
 
 

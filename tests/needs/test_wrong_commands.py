@@ -40,7 +40,7 @@ PASTED = [
     ("ckptool convert l.ckpt o.pth --extract --strip-prefix net.", "'net.' fits 13 of 14 keys"),
     ("ckptool convert env.pth o.safetensors", "these would be lost"),
     ("ckptool convert sparse.pth o.safetensors", "these would be lost"),
-    ("ckptool convert plain.pth o.pth --cast bfloat", "no floating point type"),
+    ("ckptool convert plain.pth o.pth --cast bfloat", "not a floating point dtype"),
     ("ckptool rename plain.pth o.pth --rename body=trunk", "no key matches"),
     ("ckptool slim timm.pth o.pth", "say which"),
     ("ckptool strip-prefix whole.pth o.pth", "pickled model"),

@@ -274,7 +274,7 @@ LESSONS: tuple[Lesson, ...] = (
     Lesson(
         "not-a-tar",
         r"This does not look like a tar archive|ReadError: (file could not be opened|not a .{1,9} file)",
-        "it is not a tar archive, whatever its name says: torch.save usually wrote a .pth.tar.",
+        "it is not a tar archive, whatever its name says: a .pth.tar is usually a file of torch.save.",
         (_LOOK,),
         ("torch.load(path) reads it as it is",),
     ),
