@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
 
-from ..checkpoint import StateDict
+from ..checkpoint import Checkpoint, Role, StateDict
 
 #: Parts of a row of channels: (key of the weight that makes them, how many).
 Parts = tuple[tuple[str, int], ...]
@@ -129,6 +129,7 @@ class Entry:
         used: place in the execution order of the forward pass, or None if it is not known.
         how: the function that first takes it ("linear", "matmul", "conv2d"), "" if that is not known.
         facts: what the forward pass shows beyond that.
+        stated: what it is in the framework that wrote it, where a file of another framework says so, or None.
     """
 
     key: str
@@ -140,6 +141,7 @@ class Entry:
     used: int | None = None
     how: str = ""
     facts: Facts = field(default_factory=Facts)
+    stated: Role | None = None
 
     @property
     def numel(self) -> int:
@@ -160,6 +162,7 @@ class Signature:
         rotary: how the code turns queries and keys ("half", "interleaved", "unknown"), or None if it does not.
         metadata: the `_metadata` of the model's own state dict.
         cuts: sizes in which the forward pass cuts tensors into unequal parts.
+        framework: the framework that wrote the file, "" for torch or if it is not known.
     """
 
     name: str
@@ -170,6 +173,7 @@ class Signature:
     rotary: str | None = None
     metadata: Mapping[str, Any] | None = None
     cuts: frozenset[tuple[int, ...]] = frozenset()
+    framework: str = ""
 
     @property
     def parameters(self) -> int:
@@ -177,11 +181,18 @@ class Signature:
         return sum(entry.numel for entry in self.entries.values() if entry.tied is None)
 
 
-def of_state_dict(weights: StateDict, name: str, *, ordered: bool = True) -> Signature:
-    """The signature of the state dict of a file. Entries that are no dense tensors are left out."""
+def of_state_dict(weights: StateDict, ckpt: Checkpoint, *, ordered: bool = True) -> Signature:
+    """The signature of a state dict of a file. Entries that are no dense tensors are left out.
+
+    Args:
+        weights: the state dict.
+        ckpt: the file, which may say what the tensors are in the framework that wrote it.
+        ordered: whether the order of the keys means anything.
+    """
     first: dict[Any, str] = {}
     entries = {}
     for key, tensor in weights.tensors.items():
         tied = first.setdefault(tensor.identity, key) if tensor.numel else key
-        entries[key] = Entry(key, tensor.shape, tensor.dtype.name, tied=None if tied == key else tied)
-    return Signature(name, entries, ordered=ordered)
+        stated = ckpt.roles.get(key)
+        entries[key] = Entry(key, tensor.shape, tensor.dtype.name, tied=None if tied == key else tied, stated=stated)
+    return Signature(ckpt.where, entries, ordered=ordered, framework=ckpt.framework)

@@ -12,9 +12,10 @@ from ..disk.files import Buffer
 from ..dtypes import BY_NAME
 from ..errors import CannotCarry, NotFound, RuleError, counted, printable
 from ..formats import open as open_checkpoint
+from ..inert.other_tensors import others_in
 from ..keys import closest
 from ..tensor import LazyTensor, Storage, contiguous_stride
-from ..tree import Dict
+from ..tree import Dict, rebuild
 from . import expression as ex
 from .mapping import Entry, Mapping
 
@@ -22,12 +23,20 @@ from .mapping import Entry, Mapping
 def open_source(source: Any) -> Checkpoint:
     """A path, a Checkpoint or a dict of torch tensors as a Checkpoint."""
     if isinstance(source, Checkpoint):
-        return source
+        return _with_arrays(source)
     if isinstance(source, MappingOf):
         from ..torch_bridge import from_torch
 
         return from_torch(source)
-    return open_checkpoint(source)
+    return _with_arrays(open_checkpoint(source))
+
+
+def _with_arrays(ckpt: Checkpoint) -> Checkpoint:
+    """The checkpoint of another framework with dense tensors for the arrays of numpy that hold its weights (Paddle)."""
+    if ckpt.framework not in ("paddle", "joblib"):
+        return ckpt
+    dense = {id(node): other.dense for _, node, other in others_in(ckpt.root) if other.dense is not None}
+    return replace(ckpt, root=rebuild(ckpt.root, instead=dense)) if dense else ckpt
 
 
 def source_tensors(source: Any, mapping: Mapping) -> dict[str, LazyTensor]:

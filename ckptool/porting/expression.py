@@ -22,7 +22,7 @@ from math import isfinite, prod
 from ..errors import RuleError, printable
 from ..tensor import LazyTensor
 from .operations import OPERATIONS
-from .operations.arithmetic import add, mul, nonzero, scale, shift, summed, unshifted, zeros
+from .operations.arithmetic import add, flip, mul, nonzero, scale, shift, summed, unshifted, zeros
 from .operations.cutting import (
     Cut,
     by_heads,
@@ -239,6 +239,7 @@ __all__ = [
     "contiguous",
     "cut_by_heads",
     "flatten",
+    "flip",
     "fold_bias",
     "fold_weight",
     "grow",

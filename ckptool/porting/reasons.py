@@ -247,6 +247,11 @@ class Reason(Enum):
         "several norms replace one norm over all channels, or the other way round; check that the source's code "
         "normalises each part alone",
     )
+    STATED_BY_NAME = (
+        Topic.TURNED,
+        "only its name says how this kernel is laid out, and its sizes fit in another order as well; check which layer "
+        "the source's code has there",
+    )
     LAYERS_IN_SEVERAL = (
         Topic.OTHER,
         "the layers of one list are stored in {}; check which of these holds the first layer",

@@ -11,6 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from ..checkpoint import Role
 from ..disk.documents import read_json
 from ..model_code.signature import Entry, Facts, Flattened, Flow, Gate, Layout, Signature
 
@@ -61,6 +62,8 @@ def signature(side: Mapping[str, Any], *, is_target: bool) -> Signature:
         more = dict(side.get("known", {}).get(key, {}))
         facts = {name: _FACTS.get(name, lambda value: value)(value) for name, value in more.pop("facts", {}).items()}
         assert more.keys() <= learned
+        if "stated" in more:
+            more["stated"] = Role(*more["stated"])
         entry = {"parameter": True if is_target else None, "used": used.get(key), **more}
         entries[key] = Entry(key, tuple(sizes), facts=Facts(**facts), **entry)
     return Signature(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError
 from . import expression as ex
+from .forms.between.axes import is_foreign
 from .mapping import Entry, Mapping
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def by_same_names(ckpt: Checkpoint, model: torch.nn.Module, at: str | None = Non
         at: where the weights are in the file, if there are several.
 
     Returns:
-        The mapping; None if a key or a size differs, there is something else than tensors on either side, or there is
+        The mapping; None if a key, a size or the order of axes differs, there is something else than tensors on either side, or there is
         not one state dict.
     """
     try:
@@ -36,6 +37,8 @@ def by_same_names(ckpt: Checkpoint, model: torch.nn.Module, at: str | None = Non
     own: dict[str, Any] = model.state_dict()
     shapes = {key: tensor.shape for key, tensor in weights.tensors.items()}
     if own.keys() != shapes.keys() or len(weights.node.entries) != len(shapes):
+        return None
+    if any(is_foreign(ckpt.roles[key]) for key in shapes if key in ckpt.roles):  # equal sizes, and turned all the same
         return None
     if any(tuple(getattr(value, "shape", (-1,))) != shapes[key] for key, value in own.items()):
         return None

@@ -65,7 +65,7 @@ def match_signature(
     others: NotFound | None = None
     for weights in found:
         try:
-            signature = _with_code(of_state_dict(weights, ckpt.where, ordered=ckpt.order_preserved), source_code)
+            signature = _with_code(of_state_dict(weights, ckpt, ordered=ckpt.order_preserved), source_code)
         except NotFound as error:  # the code is that of another state dict of the file
             others = error
             continue
@@ -121,13 +121,14 @@ def _all_together(
     between = "/" if any("/" in part for parts in paths.values() for part in parts) else "."  # names of scopes
     for weights in found:
         prefix = "".join(f"{part}{between}" for part in paths[weights.path])
-        for key, entry in of_state_dict(weights, ckpt.where).entries.items():
+        for key, entry in of_state_dict(weights, ckpt).entries.items():
             name = prefix + key
             tied = None if entry.tied is None else prefix + entry.tied
             entries[name] = replace(entry, key=name, tied=tied)
             tensors[name] = weights.tensors[key]
             back[name] = f"{weights.path}/{key}" if weights.path else key
-    signature = _with_code(Signature(ckpt.where, entries, ordered=ckpt.order_preserved), code)
+    whole = Signature(ckpt.where, entries, ordered=ckpt.order_preserved, framework=ckpt.framework)
+    signature = _with_code(whole, code)
     made = _renamed(_ported(signature, target, tensors, hints, scale), back)
     return replace(made, at=found[0].path)
 

@@ -222,6 +222,14 @@ LAWS = {
     "nonzero": Law(one, lambda t, x: (x != 0).to(x.dtype)),
     "shift": Law(number, lambda t, x, n: x + n, "rounded"),
     "scale": Law(number, lambda t, x, n: x * n, "rounded"),
+    "flip": Law(
+        lambda draw, s: (
+            [assume(s) and s],
+            tuple(draw(st.lists(st.integers(0, len(s) - 1), min_size=1, max_size=len(s), unique=True))),
+        ),
+        lambda t, x, *d: x.flip(d),
+        "exact",
+    ),
     "sum": Law(lambda draw, s: ([s], (dimension(draw, s),)), lambda t, x, d: x.sum(d, keepdim=True)),
     "repeat": Law(
         lambda draw, s: ([s], (dimension(draw, s), draw(st.integers(1, 3)))),

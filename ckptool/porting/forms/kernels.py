@@ -25,7 +25,11 @@ def channels_first(source: Canon, target: Canon) -> None:
     kernels = [
         p
         for p in source.pieces.values()
-        if p.role == "weight" and 2 < len(p.shape) < 6 and p.expr.is_copy and p.leaf not in table().inputs_first
+        if p.role == "weight"
+        and not p.placed
+        and 2 < len(p.shape) < 6
+        and p.expr.is_copy
+        and p.leaf not in table().inputs_first
     ]
     votes: Counter[_Way | None] = Counter()
     for piece in kernels:

@@ -105,7 +105,12 @@ def turn_by_vote(canon: Canon) -> None:
     matrices = []
     for piece in canon.pieces.values():
         rank = len(piece.shape)
-        if piece.role != "weight" or rank not in (2, 3) or not (piece.expr.is_copy or ex.is_selected(piece.expr)):
+        if (
+            piece.placed
+            or piece.role != "weight"
+            or rank not in (2, 3)
+            or not (piece.expr.is_copy or ex.is_selected(piece.expr))
+        ):
             continue
         bias = canon.pieces.get(piece.name.beside("bias"))
         if bias is None or not bias.shape or squeezed(bias.shape[:-1]) != squeezed(piece.shape[:-2]):
@@ -149,7 +154,7 @@ def follow_names(source: Canon, target: Canon) -> None:
     """
     ends: dict[tuple[str, ...], list[Piece]] = defaultdict(list)
     for piece in source.pieces.values():
-        if len(piece.shape) >= 2 and piece.expr.is_copy:
+        if len(piece.shape) >= 2 and piece.expr.is_copy and not piece.placed:
             for at in range(len(piece.path)):
                 ends[piece.path[at:]].append(piece)
     same, votes = [], Counter[bool]()
@@ -194,6 +199,8 @@ _OF_TORCH = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"
 def is_bare(piece: Piece) -> bool:
     """Whether a tensor is a parameter of its own, of which no name says that a layer of torch holds it."""
     leaf = piece.leaf
+    if piece.placed:
+        return False
     own = piece.last == leaf or leaf in ("W", "w") or (leaf.endswith("_weight") and leaf not in _OF_TORCH)
     return piece.role == "weight" and own
 
@@ -206,7 +213,13 @@ def turn_bare_matrices(source: Canon, target: Canon) -> None:
     wanted = {squeezed(p.shape) for p in target.pieces.values()}
     turned_there = {p.entry.shape for p in target.pieces.values() if is_turned(target, p)}
     for p in list(source.pieces.values()):  # what is in a layer is laid out as in torch, as a rule; the sizes say not
-        if p.role == "weight" and p.expr.is_copy and p.shape in turned_there and squeezed(p.shape) not in wanted:
+        if (
+            p.role == "weight"
+            and not p.placed
+            and p.expr.is_copy
+            and p.shape in turned_there
+            and squeezed(p.shape) not in wanted
+        ):
             turn(source, p)
     bare = [
         p

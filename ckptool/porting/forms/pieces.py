@@ -14,6 +14,7 @@ from ...model_code.signature import Entry, Signature
 from .. import expression as ex
 from ..expression import Expr, Shape
 from ..questions import Question, Reason, joined
+from ..words import table
 from .roles import components
 
 #: Roles of statistics, which a model computes and does not learn.
@@ -57,6 +58,7 @@ class Piece:
         questions: what the steps that made it are not sure of, with expressions over the source; for a target, over
             its own hole.
         steps: the steps of the common form that made it, by name.
+        placed: whether its file says how it is laid out, so that it is in torch's layout whatever it is called.
     """
 
     path: tuple[str, ...]
@@ -69,6 +71,7 @@ class Piece:
     entry: Entry
     questions: tuple[Question[Expr], ...] = ()
     steps: tuple[str, ...] = ()
+    placed: bool = False
 
     @property
     def name(self) -> Name:
@@ -90,8 +93,8 @@ class Piece:
 
     @property
     def leaf(self) -> str:
-        """The last component of its key."""
-        return components(self.entry.key)[-1]
+        """The last component of its key; of what is in torch's layout as its file says, what torch calls it."""
+        return self.role if self.placed else components(self.entry.key)[-1]
 
 
 @dataclass(slots=True)
@@ -164,6 +167,17 @@ class Canon:
 def substituted(expr: Expr, values: dict[str, Expr]) -> Expr:
     """EXPR with some keys replaced by expressions."""
     return expr.replaced(lambda key: values.get(key) or ex.of(key))
+
+
+#: Frameworks whose images have their channels last.
+_CHANNELS_LAST = frozenset({"keras", "tensorflow", "tensorflow.js", "tflite", "flax", "orbax", "mlx"})
+
+
+def holds_channels_last(piece: Piece, framework: str) -> bool:
+    """Whether the code behind a tensor of the source has images with their channels last, as far as can be known."""
+    if piece.placed:
+        return framework in _CHANNELS_LAST
+    return piece.leaf in table().inputs_first
 
 
 def unchanged(e: Expr) -> Expr:

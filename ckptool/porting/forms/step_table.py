@@ -11,6 +11,7 @@ from collections.abc import Callable
 from ..rules import Rule, Strength, in_order
 from .adapters import merge_adapters
 from .affine import join_affine
+from .between.stated import take_what_is_stated
 from .biases import attach_biases, divide_biases
 from .exported import name_exported
 from .fused import missing_key_bias, split_again, split_by_initials, split_first
@@ -72,6 +73,14 @@ def of_source(step: Callable[[Canon], None]) -> Step:
 
 
 STEPS: tuple[Rule[Step], ...] = in_order(
+    Rule(
+        "as the file states",
+        5,
+        "A tensor got torch's layout and torch's name for its part, as the file of another framework states them.",
+        "Its operator or the class of its layer says it; what only a name says has to fit the model's sizes.",
+        take_what_is_stated,
+        when="the reader of the file states roles (docs/formats.md)",
+    ),
     Rule(
         "numbered exports",
         10,

@@ -11,7 +11,7 @@ from .. import expression as ex
 from ..expression import Shape
 from ..forms.fused import other_arrangement
 from ..forms.layouts import PRODUCTS, is_bare, is_turned, kin
-from ..forms.pieces import Piece, squeezed
+from ..forms.pieces import Piece, holds_channels_last, squeezed
 from ..forms.projections import heads_of, of_library, part_label
 from ..matching.evidence import Kind
 from ..matching.units import Unit, label_of
@@ -81,7 +81,7 @@ def _turned_squares(filling: Filling) -> None:
         if own.shape[-1] != own.shape[-2]:
             if not is_bare(own):  # a parameter of its own is laid out as its code likes, and no kin of a layer
                 votes[kin(own)][turned != ex.is_transposed(own.expr)] += 1
-        elif own.expr.is_copy and own.leaf not in table().inputs_first and not is_bare(own):
+        elif own.expr.is_copy and not own.placed and own.leaf not in table().inputs_first and not is_bare(own):
             unseen = piece.entry.used is None and is_bare(piece) and piece.entry.module != "Embedding"
             square.append((filled, own, turned, turned or unseen))
     for filled, own, turned, is_open in square:
@@ -165,8 +165,7 @@ def _flatten(filling: Filling) -> None:
         if flattened is None or filling.same_code(t, s):
             continue
         layout, c, h, w = flattened
-        leaf = s.main.leaf
-        theirs = "nhwc" if leaf in table().inputs_first else "nchw"
+        theirs = "nhwc" if holds_channels_last(s.main, filling.source.signature.framework) else "nchw"
         if layout != theirs and squeezed(piece.shape)[-1] == c * h * w:
             if layout not in ("nchw", "nhwc"):
                 sizes = {"c": c, "h": h, "w": w}

@@ -7,7 +7,7 @@ from math import prod
 
 from .. import expression as ex
 from ..expression import Expr, Shape
-from ..forms.pieces import substituted
+from ..forms.pieces import holds_channels_last, substituted
 from ..matching.match import is_average
 from ..matching.units import SOME, Pair, Unit, label_of, related, similarity
 from ..questions import Question, Reason, ask
@@ -143,7 +143,9 @@ def _near_misses_once(filling: Filling, joined: list[Unit]) -> bool:
         if found is None:
             continue
         expr, question = found
-        channels_first = s.main.leaf not in table().inputs_first and _follows_its_channels(filling, t)
+        channels_first = not holds_channels_last(s.main, filling.source.signature.framework) and _follows_its_channels(
+            filling, t
+        )
         flat = len(s.main.shape) == 2 and (channels_first or _is_its_transpose(t, s))
         asked = [] if flat else [question]
         filling.holes[t.main.name] = Filled(expr, "similar names", asked)

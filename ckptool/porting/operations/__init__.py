@@ -31,6 +31,7 @@ OPERATIONS.update(
         arithmetic.Nonzero(),
         arithmetic.Shift(),
         arithmetic.Scale(),
+        arithmetic.Flip(),
         arithmetic.Sum(),
         resizing.Repeat(),
         resizing.Grow(),

@@ -137,6 +137,39 @@ class Scale(_Elementwise):
         return [shape]
 
 
+class Flip(Calculation):
+    """Mirror dimensions."""
+
+    name, usage = "flip", "flip(x, dims…)"
+    summary = "x with the elements of these dimensions in the opposite order, as torch.flip"
+    params = "i+"
+
+    def shape(self, shapes: Sequence[Shape], params: tuple[Any, ...]) -> Shape:
+        """The sizes stay; each dimension is named once."""
+        (shape,) = shapes
+        fits = len(set(params)) == len(params) and max(params) < len(shape)
+        need(fits, f"flip names {list(params)} of {len(shape)} dimensions")
+        return shape
+
+    def compute(self, arrays: Sequence[Any], params: tuple[Any, ...]) -> Any:
+        """The elements in the opposite order."""
+        (array,) = arrays
+        turned = tuple(slice(None, None, -1 if dim in params else 1) for dim in range(array.ndim))
+        return array[turned]
+
+    def undone(self, x: Expr, value: Expr, shapes: Mapping[str, Shape]) -> Sequence[Expr]:
+        """Mirror them again."""
+        return [flip(value, *map(int, x.params))]
+
+    def torch_text(self, args: Sequence[str], params: tuple[Any, ...], like: str) -> str:
+        """The method of tensors."""
+        return f"{args[0]}.flip({listed(params)})"
+
+    def taken(self, shape: Shape, params: tuple[Any, ...], count: int) -> list[Shape]:
+        """The sizes stay."""
+        return [shape]
+
+
 class Sum(Calculation):
     """Sum over a dimension."""
 
@@ -198,6 +231,11 @@ def mul(x: Expr, y: Expr) -> Expr:
 def nonzero(x: Expr) -> Expr:
     """1 where X is not 0."""
     return Expr("nonzero", (x,))
+
+
+def flip(x: Expr, *dims: int) -> Expr:
+    """X with the elements of these dimensions in the opposite order."""
+    return Expr("flip", (x,), dims)
 
 
 def shift(x: Expr, value: float) -> Expr:

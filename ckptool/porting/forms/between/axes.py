@@ -1,0 +1,90 @@
+"""The layouts of torch for tensors of other frameworks, by the letters that their files state (`Role.axes`)."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import NamedTuple
+
+from ....checkpoint import Role
+from ... import expression as ex
+from ...expression import Expr, Shape
+
+_SPACE = "DHW"
+#: Frameworks whose transposed convolutions take kernels mirrored against those of torch.
+_MIRRORED = frozenset({"flax", "orbax", "numpy"})
+
+
+class Way(NamedTuple):
+    """How a tensor is brought into torch's layout.
+
+    Attributes:
+        axes: the letters of the tensor as it is.
+        order: the letters in torch's order, once each.
+        mirrored: whether its height, width and depth go the other way round.
+    """
+
+    axes: str
+    order: str
+    mirrored: bool = False
+
+    def shape(self, shape: Shape) -> Shape:
+        """The sizes that come out."""
+        sizes = [prod(n for n, axis in zip(shape, self.axes, strict=True) if axis == letter) for letter in self.order]
+        return (sizes[0] * sizes[1], 1, *sizes[2:]) if "M" in self.order else tuple(sizes)
+
+    def apply(self, e: Expr, shape: Shape) -> Expr:
+        """The expression that makes it: first what is divided becomes one, where it stands together."""
+        axes, sizes = "", []
+        for letter, n in zip(self.axes, shape, strict=True):
+            if axes.endswith(letter):
+                sizes[-1] *= n
+            else:
+                axes, sizes = axes + letter, [*sizes, n]
+        e = ex.reshape(e, sizes, shape)
+        dims = [place for letter in self.order for place, other in enumerate(axes) if other == letter]
+        e = ex.transpose(e) if dims == [1, 0] else ex.permute(e, *dims)
+        made = self.shape(shape)
+        e = ex.reshape(e, made, [sizes[d] for d in dims])
+        mirrored = [place for place in range(2, len(made)) if made[place] > 1] if self.mirrored else []
+        return ex.flip(e, *mirrored) if mirrored else e
+
+
+def is_transposed_layer(role: Role) -> bool:
+    """Whether the layer is a transposed convolution, by its class or by the order of its axes, which no other has."""
+    name = role.layer.lower()
+    return "transpose" in name or "backprop" in name or (role.axes.endswith("OI") and role.axes[0] in _SPACE)
+
+
+def ways(role: Role, framework: str, rank: int) -> list[Way]:
+    """The ways in which a tensor of RANK dimensions may be brought into torch's layout, the likeliest first.
+
+    There are two for a kernel of which the file does not say whether it is that of a transposed convolution, and none
+    where it says nothing of axes.
+    """
+    axes = role.axes
+    if len(axes) != rank or rank < 2 or not set(axes) <= set("IOMVN" + _SPACE):
+        return []
+    space = "".join(letter for letter in _SPACE if letter in axes)
+    if not space:
+        order = "".join(letter for letter in "NVOI" if letter in axes)
+        return [Way(axes, order)] if set(order) == set(axes) else []
+    if "M" in axes:
+        return [Way(axes, f"IM{space}")] if set(axes) == {"I", "M", *space} else []
+    if set(axes) != {"I", "O", *space} or len(set(axes)) < rank:
+        return []
+    plain = Way(axes, f"OI{space}")
+    transposed = Way(axes, f"IO{space}", framework in _MIRRORED)
+    if is_transposed_layer(role):
+        return [transposed]
+    return [plain] if role.layer else [plain, transposed]
+
+
+def is_foreign(role: Role) -> bool:
+    """Whether a file says of a tensor that it is not in torch's layout, whatever its sizes are."""
+    if not role.axes:
+        return False
+    space = "".join(letter for letter in _SPACE if letter in role.axes)
+    return role.axes not in ("OI", "VO", "NOI", f"IO{space}" if space and is_transposed_layer(role) else f"OI{space}")
+
+
+__all__ = ["Way", "is_foreign", "is_transposed_layer", "ways"]

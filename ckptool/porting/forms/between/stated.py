@@ -1,0 +1,136 @@
+"""Tensors of other frameworks in torch's layout and under torch's names for parts, as their files state them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from ....checkpoint import Role
+from ... import expression as ex
+from ...expression import Shape
+from ...questions import Reason
+from ...words import cut, table
+from ..pieces import Canon, Piece, unchanged
+from .axes import Way, ways
+
+#: What torch calls the parts of layers.
+_PARTS = {
+    "kernel": "weight",
+    "depthwise_kernel": "weight",
+    "pointwise_kernel": "weight",
+    "embeddings": "weight",
+    "gamma": "weight",
+    "alpha": "weight",
+    "bias": "bias",
+    "beta": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+
+
+def take_what_is_stated(source: Canon, target: Canon) -> None:
+    """Name and turn every tensor of which the file says what it is in the framework that wrote it.
+
+    What an operator or a class says is taken as it is. What only a name says has to fit the sizes of the model, and is
+    a question where they fit as well without it.
+    """
+    pieces = [piece for piece in source.pieces.values() if piece.entry.stated is not None]
+    wanted = _Wanted(target)
+    names_hold = _names_hold(source, pieces, wanted)
+    of_cells = {piece.path for piece in pieces if _part(piece) == "recurrent_kernel"}
+    for piece in pieces:
+        if piece.path not in of_cells:
+            _lay_out(source, _named(source, piece), wanted, names_hold)
+
+
+def _stated(piece: Piece) -> Role:
+    return piece.entry.stated or Role()
+
+
+def _part(piece: Piece) -> str:
+    return _stated(piece).part
+
+
+class _Wanted:
+    """The sizes of what the model holds: of transposed convolutions, of convolutions, and of everything."""
+
+    def __init__(self, target: Canon) -> None:
+        self.all = {piece.shape for piece in target.pieces.values()} | {
+            piece.entry.shape for piece in target.pieces.values()
+        }
+        self._by_class = {
+            transposed: {
+                piece.shape
+                for piece in target.pieces.values()
+                if ("Transpose" in piece.entry.module) == transposed and len(piece.shape) > 2
+            }
+            for transposed in (True, False)
+        }
+
+    def fits(self, way: Way, shape: Shape) -> bool:
+        """Whether a layer of the model wants what comes out; a transposed convolution does not want a plain one's."""
+        made = way.shape(shape)
+        if len(made) < 3:
+            return made in self.all
+        return made in self._by_class[way.order.startswith("IO")]
+
+
+def _names_hold(source: Canon, pieces: Sequence[Piece], wanted: _Wanted) -> bool | None:
+    """Whether kernels of which only a name says how they are laid out are so by their sizes; None if these say nothing.
+
+    A file of MLX may hold kernels that were taken over from torch as they were.
+    """
+    votes: Counter[bool] = Counter()
+    for piece in pieces:
+        if _stated(piece).told_by == "name" and len(piece.shape) > 2 and piece.leaf not in table().inputs_first:
+            turned = any(wanted.fits(way, piece.shape) for way in _ways(source, piece))
+            if turned != (piece.shape in wanted.all):
+                votes[turned] += 1
+    return votes[True] > votes[False] if votes else None
+
+
+def _ways(source: Canon, piece: Piece) -> list[Way]:
+    return ways(_stated(piece), source.signature.framework, len(piece.shape))
+
+
+def _named(source: Canon, piece: Piece) -> Piece:
+    """The piece under torch's name for its part; what a layer holds alone is known for what it is, too."""
+    role = _PARTS.get(_part(piece), piece.role)
+    alone = len(piece.path) > 1 and piece.last == piece.leaf and cut(piece.leaf) in table().leaves
+    path = piece.path[:-1] if alone and _part(piece) in _PARTS else piece.path
+    made = replace(piece, role=role, path=path)
+    if made.name == piece.name or made.name in source.pieces:
+        return piece
+    source.become(piece, [(made, unchanged)], unchanged)
+    return source.pieces[made.name]
+
+
+def _lay_out(source: Canon, piece: Piece, wanted: _Wanted, names_hold: bool | None) -> None:
+    role, shape = _stated(piece), piece.shape
+    if role.axes == "OO" and len(shape) == 2 and shape not in wanted.all:  # the bias of heads
+        flat = (prod(shape),)
+        source.become(piece, [(replace(piece, shape=flat), lambda e: ex.reshape(e, flat))], unchanged)
+        return
+    found = _ways(source, piece)
+    divided = len(set(role.axes)) < len(role.axes)
+    if not found or (divided and shape in wanted.all and not wanted.fits(found[0], shape)):
+        return  # heads in a dimension of their own, as the model has them
+    fitting = [way for way in found if wanted.fits(way, shape)]
+    by_name = role.told_by == "name"
+    known = piece.leaf in table().inputs_first or piece.leaf in table().depthwise
+    if by_name and (not fitting or (len(shape) > 2 and not known and names_hold is False)):
+        return  # other steps know what else may be made of it
+    way = (fitting or found)[0]
+    made = replace(piece, shape=way.shape(shape), placed=True)
+    if len(fitting) > 1:
+        made = made.asking(Reason.STATED_BY_NAME, option=fitting[1].apply(piece.expr, shape))
+    elif by_name and len(shape) > 2 and not known and names_hold is None and shape in wanted.all:
+        made = made.asking(Reason.STATED_BY_NAME, option=piece.expr)
+    elif by_name and way.mirrored and shape[-1] == shape[-2]:
+        made = made.asking(Reason.STATED_BY_NAME, option=Way(way.axes[:-2] + "OI", way.order).apply(piece.expr, shape))
+    source.become(piece, [(made, lambda e: way.apply(e, shape))], unchanged)
+
+
+__all__ = ["take_what_is_stated"]
