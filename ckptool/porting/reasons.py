@@ -252,6 +252,11 @@ class Reason(Enum):
         "only its name says how this kernel is laid out, and its sizes fit in another order as well; check which layer "
         "the source's code has there",
     )
+    SEVERAL_OPERATORS = (
+        Topic.OTHER,
+        "several operators of this kind take tensors of these sizes, and they were put together in the order of the "
+        "file; check in the graph which belong to one operator",
+    )
     LAYERS_IN_SEVERAL = (
         Topic.OTHER,
         "the layers of one list are stored in {}; check which of these holds the first layer",

@@ -27,8 +27,8 @@ def by_same_names(ckpt: Checkpoint, model: torch.nn.Module, at: str | None = Non
         at: where the weights are in the file, if there are several.
 
     Returns:
-        The mapping; None if a key, a size or the order of axes differs, there is something else than tensors on either side, or there is
-        not one state dict.
+        The mapping; None if a key, a size or the order of axes differs, there is something else than tensors on either
+        side, or there is not one state dict.
     """
     try:
         weights = ckpt.state_dict(at)

@@ -14,6 +14,7 @@ from ...questions import Reason
 from ...words import cut, table
 from ..pieces import Canon, Piece, unchanged
 from .axes import Way, ways
+from .operators import join_operators
 
 #: What torch calls the parts of layers.
 _PARTS = {
@@ -43,6 +44,20 @@ def take_what_is_stated(source: Canon, target: Canon) -> None:
     for piece in pieces:
         if piece.path not in of_cells:
             _lay_out(source, _named(source, piece), wanted, names_hold)
+    _word_outputs(source)
+    join_operators(source)
+
+
+def _word_outputs(source: Canon) -> None:
+    """Add the words for the output of an attention to what is stated to be it, whatever the code calls it."""
+    found = {
+        piece.path
+        for piece in source.pieces.values()
+        if _stated(piece).axes == "IIO" and "attention" in _stated(piece).layer.lower()
+    }
+    for name, piece in list(source.pieces.items()):
+        if piece.path in found:
+            source.pieces[name] = replace(piece, words=(*piece.words, "out", "proj"))
 
 
 def _stated(piece: Piece) -> Role:
