@@ -113,6 +113,7 @@ PORTS = {
     "flax.msgpack": OfFlax,
     "tf1.ckpt.index": of_tensorflow,
     "tf2.index": of_tensorflow,
+    "tfjs/model.json": of_tensorflow,
     "float.tflite": of_tflite,
     "onnx.onnx": OfONNX,
     "mlx.safetensors": of_mlx,
@@ -143,3 +144,151 @@ def test_a_model_of_another_framework_computes_in_torch_what_it_computed_there(n
     mapping, y = ported(name, PORTS[name]())
     np.testing.assert_allclose(y.numpy(), COMPUTED[f"{name}|y"], rtol=1e-4, atol=1e-5)
     assert mapping.is_sure
+
+
+def test_constants_of_a_graph_fill_nothing_and_are_named() -> None:
+    mapping = ckptool.transfer(opened("float.tflite"), of_tflite())
+    assert "Mean/reduction_indices" in mapping.unused
+
+
+# ------------------------------------------------------------------------------------ a layer of each kind, by itself
+
+LAYERS = np.load(HERE / "layers" / "layers.npz")
+ALONE = {
+    "keras.keras": {
+        "dense/kernel": nn.Linear(5, 4),
+        "conv/kernel": nn.Conv2d(3, 4, (2, 3)),
+        "deep/kernel": nn.Conv2d(3, 6, (2, 3), groups=3),
+        "back/kernel": nn.ConvTranspose2d(3, 4, (2, 3)),
+        "table/embeddings": nn.Embedding(7, 3),
+        "mixed/kernel": nn.Linear(5, 6, bias=False),
+    },
+    "flax.msgpack": {
+        "Conv_0/kernel": nn.Conv2d(3, 4, (2, 3), bias=False),
+        "Conv_1/kernel": nn.Conv2d(3, 6, (2, 3), groups=3, bias=False),
+        "Dense_0/kernel": nn.Linear(5, 4, bias=False),
+        "Embed_0/embedding": nn.Embedding(7, 3),
+    },
+    "mlx.safetensors": {
+        "conv.weight": nn.Conv2d(3, 4, (2, 3), bias=False),
+        "deep.weight": nn.Conv2d(3, 6, (2, 3), groups=3, bias=False),
+        "conv1d.weight": nn.Conv1d(5, 4, 2, bias=False),
+        "linear.weight": nn.Linear(5, 4, bias=False),
+        "embed_tokens.weight": nn.Embedding(7, 3),
+    },
+    "paddle.pdparams": {
+        "linear.weight": nn.Linear(5, 4, bias=False),
+        "conv.weight": nn.Conv2d(3, 4, (2, 3), bias=False),
+        "deep.weight": nn.Conv2d(3, 6, (2, 3), groups=3, bias=False),
+        "back.weight": nn.ConvTranspose2d(3, 4, (2, 3), bias=False),
+        "table.weight": nn.Embedding(7, 3),
+    },
+    "tf2.index": {
+        "a": nn.Conv2d(3, 4, (2, 3), bias=False),
+        "b": nn.Conv2d(3, 6, (2, 3), groups=3, bias=False),
+        "c": nn.ConvTranspose2d(3, 4, (2, 3), bias=False),
+        "d": nn.Linear(5, 4, bias=False),
+        "e": nn.Embedding(7, 3),
+    },
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_each_layer_computes_alone_what_it_computed_there(name: str) -> None:
+    if name.endswith(".keras"):
+        pytest.importorskip("h5py")
+    ckpt = ckptool.open(HERE / "layers" / name)
+    model = nn.ModuleDict({f"part{place}": layer for place, layer in enumerate(ALONE[name].values())})
+    mapping = ckptool.transfer(ckpt, model)
+    assert mapping.is_sure or mapping.unused  # the file of Flax holds an attention, too, and another norm
+    state = {key: torch.from_numpy(np.array(t.numpy())) for key, t in mapping.apply(ckpt).state_dict().items()}
+    for key in [key for key in state if key.endswith("bias")]:
+        state[key] = torch.zeros_like(state[key])  # what is stored was computed without
+    model.load_state_dict(state)
+    for weight, layer in zip(ALONE[name], model.values(), strict=True):
+        expected = LAYERS[f"{name}|{weight}|y"]
+        with torch.no_grad():
+            y = layer(torch.from_numpy(LAYERS[f"{name}|{weight}|x"]))
+        np.testing.assert_allclose(y.reshape(expected.shape).numpy(), expected, rtol=1e-5, atol=1e-4, err_msg=weight)
+
+
+# ------------------------------------------------------------------------------------ where sizes say nothing
+
+
+def stated(tensors: dict[str, Any], framework: str, roles: dict[str, Any]) -> Any:
+    """A checkpoint in memory of which another framework states the roles."""
+    from dataclasses import replace
+
+    from ckptool.torch_bridge import from_torch
+
+    return replace(from_torch(tensors), framework=framework, roles=roles)
+
+
+def role(layer: str, part: str, axes: str, told_by: str) -> Any:
+    from ckptool.checkpoint import Role
+
+    return Role(layer, part, axes, told_by)
+
+
+def test_a_square_matrix_of_the_same_name_is_turned_where_its_class_says_so() -> None:
+    weight = torch.randn(4, 4)
+    model = nn.Sequential(nn.Linear(4, 4, bias=False))
+    ckpt = stated({"0.weight": weight}, "paddle", {"0.weight": role("linear", "kernel", "IO", "class")})
+    mapping = ckptool.load_into(model, ckpt)
+    assert mapping.is_sure
+    assert torch.equal(model[0].weight, weight.T)
+
+
+def test_a_square_matrix_that_stands_as_in_torch_is_taken_as_it_is() -> None:
+    weight = torch.randn(4, 4)
+    model = nn.Sequential(nn.Linear(4, 4, bias=False))
+    ckpt = stated({"kernel": weight}, "onnx", {"kernel": role("Gemm", "kernel", "OI", "operator")})
+    ckptool.load_into(model, ckpt)
+    assert torch.equal(model[0].weight, weight)
+
+
+@pytest.mark.parametrize("told_by", ["name", "class"])
+def test_a_kernel_whose_sizes_fit_both_ways_is_a_question_only_where_a_name_tells(told_by: str) -> None:
+    weight = torch.randn(4, 3, 3, 3)
+    layer = "" if told_by == "name" else "Conv2d"
+    ckpt = stated({"conv.weight": weight}, "mlx", {"conv.weight": role(layer, "kernel", "OHWI", told_by)})
+    model = nn.ModuleDict({"conv": nn.Conv2d(3, 4, 3, bias=False)})
+    (entry,) = ckptool.transfer(ckpt, model).entries
+    assert str(entry.expr) == "permute(conv.weight, 0, 3, 1, 2)"
+    assert entry.status == ("guessed" if told_by == "name" else "mapped")
+    assert ["conv.weight"] == [str(option) for q in entry.questions for option in q.options] or told_by == "class"
+
+
+def test_kernels_that_were_taken_over_from_torch_as_they_were_are_seen_by_their_sizes() -> None:
+    roles = {f"{n}.weight": role("", "kernel", "OHWI", "name") for n in (0, 1)}
+    kernels = {"0.weight": torch.randn(8, 4, 3, 3), "1.weight": torch.randn(8, 8, 3, 3)}
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.Conv2d(8, 8, 3, bias=False))
+    mapping = ckptool.transfer(stated(kernels, "mlx", roles), model)
+    assert [str(entry.expr) for entry in mapping.entries] == ["0.weight", "1.weight"]
+
+
+@pytest.mark.parametrize(("channels", "sure"), [((4, 6), True), ((4, 4), False)])
+def test_a_mirrored_kernel_is_certain_where_its_sizes_show_which_axis_is_which(
+    channels: tuple[int, int], sure: bool
+) -> None:
+    inputs, outputs = channels
+    ckpt = stated(
+        {"ConvTranspose_0/kernel": torch.randn(3, 3, inputs, outputs)},
+        "flax",
+        {"ConvTranspose_0/kernel": role("ConvTranspose", "kernel", "HWIO", "name")},
+    )
+    mapping = ckptool.transfer(ckpt, nn.ModuleDict({"up": nn.ConvTranspose2d(inputs, outputs, 3, bias=False)}))
+    (entry,) = mapping.entries
+    assert str(entry.expr) == "flip(permute(ConvTranspose_0/kernel, 2, 3, 0, 1), 2, 3)"
+    assert mapping.is_sure is sure
+
+
+def test_what_a_layer_holds_alone_is_known_for_what_it_is() -> None:
+    from ckptool.model_code.signature import Signature, of_state_dict
+    from ckptool.porting.forms.canonical import canonical
+    from ckptool.porting.forms.pieces import Name
+
+    roles = {"norm/beta": role("LayerNormalization", "beta", "", "class")}
+    ckpt = stated({"norm/beta": torch.randn(4)}, "keras", roles)
+    source, _ = canonical(of_state_dict(ckpt.state_dict(), ckpt), Signature("Net", {}))
+    assert list(source.pieces) == [Name(("norm",), "bias")]

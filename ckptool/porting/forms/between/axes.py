@@ -34,7 +34,7 @@ class Way(NamedTuple):
 
     def apply(self, e: Expr, shape: Shape) -> Expr:
         """The expression that makes it: first what is divided becomes one, where it stands together."""
-        axes, sizes = "", []
+        axes, sizes = "", list[int]()
         for letter, n in zip(self.axes, shape, strict=True):
             if axes.endswith(letter):
                 sizes[-1] *= n
