@@ -256,7 +256,7 @@ def test_a_kernel_whose_sizes_fit_both_ways_is_a_question_only_where_a_name_tell
     (entry,) = ckptool.transfer(ckpt, model).entries
     assert str(entry.expr) == "permute(conv.weight, 0, 3, 1, 2)"
     assert entry.status == ("guessed" if told_by == "name" else "mapped")
-    assert ["conv.weight"] == [str(option) for q in entry.questions for option in q.options] or told_by == "class"
+    assert [str(option) for q in entry.questions for option in q.options] == ["conv.weight"] or told_by == "class"
 
 
 def test_kernels_that_were_taken_over_from_torch_as_they_were_are_seen_by_their_sizes() -> None:
