@@ -292,3 +292,15 @@ def test_what_a_layer_holds_alone_is_known_for_what_it_is() -> None:
     ckpt = stated({"norm/beta": torch.randn(4)}, "keras", roles)
     source, _ = canonical(of_state_dict(ckpt.state_dict(), ckpt), Signature("Net", {}))
     assert list(source.pieces) == [Name(("norm",), "bias")]
+
+
+def test_matrices_that_an_export_numbered_are_turned_once() -> None:
+    weight, bias = torch.randn(4, 4), torch.randn(4)
+    roles = {
+        "onnx::MatMul_7": role("MatMul", "kernel", "IO", "operator"),
+        "fc.bias": role("MatMul", "bias", "", "operator"),
+    }
+    model = nn.ModuleDict({"fc": nn.Linear(4, 4)})
+    mapping = ckptool.transfer(stated({"fc.bias": bias, "onnx::MatMul_7": weight}, "onnx", roles), model)
+    assert [str(entry.expr) for entry in mapping.entries] == ['transpose("onnx::MatMul_7")', "fc.bias"]
+    assert mapping.is_sure

@@ -22,6 +22,11 @@ _NUMBERED = re.compile(r"(?:onnx::(\w+)|val)_(\d+)\Z")
 _Path = tuple[str, ...]
 
 
+def is_numbered(piece: Piece) -> bool:
+    """Whether an export to ONNX left a number in place of a name."""
+    return _NUMBERED.match(piece.entry.key) is not None
+
+
 def name_exported(source: Canon, target: Canon) -> None:
     """Give what an export to ONNX left without a name the layer that it belongs to, and the layout of torch."""
     numbered = sorted(

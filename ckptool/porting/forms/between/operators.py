@@ -11,6 +11,7 @@ from ....checkpoint import Role
 from ... import expression as ex
 from ...expression import Expr
 from ...questions import Reason
+from ..exported import is_numbered
 from ..gates import reordered
 from ..pieces import Canon, Piece, unchanged
 from .axes import is_transposed_layer
@@ -39,7 +40,7 @@ def join_operators(source: Canon) -> None:
             if piece.entry.stated is None and "int" in piece.entry.dtype:
                 del source.pieces[name]
     for piece in source.pieces.values():
-        if _role(piece).told_by == "operator":
+        if _role(piece).told_by == "operator" and not is_numbered(piece):
             of_graph[_role(piece).layer].append(piece)
     for operator, pieces in of_graph.items():
         if operator in _GATES:

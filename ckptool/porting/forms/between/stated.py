@@ -12,6 +12,7 @@ from ... import expression as ex
 from ...expression import Shape
 from ...questions import Reason
 from ...words import cut, table
+from ..exported import is_numbered
 from ..pieces import Canon, Piece, unchanged
 from .axes import Way, ways
 from .operators import join_operators
@@ -37,7 +38,7 @@ def take_what_is_stated(source: Canon, target: Canon) -> None:
     What an operator or a class says is taken as it is. What only a name says has to fit the sizes of the model, and is
     a question where they fit as well without it.
     """
-    pieces = [piece for piece in source.pieces.values() if piece.entry.stated is not None]
+    pieces = [p for p in source.pieces.values() if p.entry.stated is not None and not is_numbered(p)]  # a step of its own
     wanted = _Wanted(target)
     names_hold = _names_hold(source, pieces, wanted)
     of_cells = {piece.path for piece in pieces if _part(piece) == "recurrent_kernel"}
