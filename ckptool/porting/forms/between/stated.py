@@ -38,7 +38,8 @@ def take_what_is_stated(source: Canon, target: Canon) -> None:
     What an operator or a class says is taken as it is. What only a name says has to fit the sizes of the model, and is
     a question where they fit as well without it.
     """
-    pieces = [p for p in source.pieces.values() if p.entry.stated is not None and not is_numbered(p)]  # a step of its own
+    # what has a number in place of a name has a step of its own
+    pieces = [p for p in source.pieces.values() if p.entry.stated is not None and not is_numbered(p)]
     wanted = _Wanted(target)
     names_hold = _names_hold(source, pieces, wanted)
     of_cells = {piece.path for piece in pieces if _part(piece) == "recurrent_kernel"}
