@@ -109,7 +109,16 @@ def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
     """Whether two pairs of blocks of one name may be exchanged at all: one is in doubt, or nothing excludes it."""
     if without_digits(block_of(one[0].path)) != without_digits(block_of(other[0].path)):
         return False
+    if _stated_apart(one[1], other[1]) and by_names(one, other) != "against":
+        return False
     return bool(one[0].doubts or other[0].doubts or swaps.reason_in_row(one, other))
+
+
+def _stated_apart(one: Unit, other: Unit) -> bool:
+    """Whether the file says that two sources are of different kinds of layers, as an attention and a dense layer are."""
+    stated = [unit.main.entry.stated for unit in (one, other)]
+    layers = {role.layer for role in stated if role is not None and role.layer}
+    return len(layers) > 1
 
 
 def _balance(one: Pair, other: Pair, swaps: Swaps, around: list[Pair]) -> float:
