@@ -11,7 +11,7 @@ from ..reports.comparing.diff_text import diff_page, diff_text
 from . import launched
 from .documents import print_json
 from .help import Command
-from .options import FileName, SideOutput, output_option
+from .options import FileName, SideOutput, output_option, parts_option
 from .output import check_side_outputs, fetching, progress_bar, terminal_width, write_page
 
 
@@ -39,6 +39,7 @@ class _Tolerance(click.ParamType[float]):
 @click.option("--atol", type=_Tolerance(), default=0.0, help="Values are close within ATOL + RTOL * |B|.")
 @click.option("--detect-renames", is_flag=True, help="Find tensors that were only renamed, by their content.")
 @click.option("--strict", is_flag=True, help="Count devices, order, ties and `_metadata` as differences.")
+@parts_option
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")
 @output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write the report as a web page.")
 @output_option("--open", "show", is_flag=True, help="Open that page in the browser.")

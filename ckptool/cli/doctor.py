@@ -16,7 +16,7 @@ from ..reports.diagnosis import doctor as report
 from ..reports.diagnosis.doctor_text import doctor_text, explanation_text
 from .documents import as_entry, print_json
 from .help import Command
-from .options import FileName
+from .options import FileName, parts_option
 from .output import fetching, progress_bar, terminal_width
 from .typed import keyword_arguments
 
@@ -29,6 +29,7 @@ _LONGEST = 1 << 20
 @click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the class or factory of MODEL.py.")
 @click.option("--error", metavar="TEXT", help="An error message to explain; - reads it from stdin.")
 @click.option("--at", metavar="PATH", help="Where the weights are, in files with several state dicts.")
+@parts_option
 @click.option("--recover", is_flag=True, help="Finish or undo an interrupted --patch of FILE.")
 @click.option("--remove-leftovers", is_flag=True, help="Remove temporary files of interrupted runs in or beside FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print one document of JSON.")

@@ -21,7 +21,7 @@ from ..reports import inspect as report
 from ..reports.inspect_text import inspect_text, overview
 from .documents import Documents
 from .help import Command
-from .options import FileName, SideOutput, json_options, output_option
+from .options import FileName, SideOutput, json_options, output_option, parts_option
 from .output import check_side_outputs, collect, fetching, progress_bar, say_error, terminal_width, write_page
 from .searching import Search
 
@@ -34,6 +34,7 @@ from .searching import Search
     "--depth", type=click.IntRange(0), metavar="N", help="Show totals for the first N components of the keys."
 )
 @click.option("--stats", is_flag=True, help="Read all values; show min, max, mean, std, zeros and NaN.")
+@parts_option
 @json_options
 @output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write the report as a web page.")
 @output_option("--open", "show", is_flag=True, help="Open that page in the browser.")

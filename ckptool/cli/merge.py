@@ -14,7 +14,7 @@ from ..disk.files import is_there
 from ..errors import RuleError, printable
 from ..formats.opening import require_whole
 from .help import Command
-from .options import FileName, output_options
+from .options import FileName, output_options, parts_option
 from .rewrite import rewrite
 
 
@@ -22,6 +22,7 @@ from .rewrite import rewrite
 @click.argument("paths", type=FileName(), metavar="BASE ADAPTER[@WEIGHT]… OUT", nargs=-1, required=True)
 @click.option("--component", metavar="PART", help="Part of a pipeline adapter to merge: unet, lora_te1.")
 @click.option("--max-shard-size", metavar="SIZE", help="Write a folder of shards of at most SIZE (5GB, 500MB).")
+@parts_option
 @output_options
 def merge_lora(paths: tuple[str, ...], component: str | None, max_shard_size: str | None, **options: Any) -> None:
     """Merge adapters into their base model like peft's merge_and_unload, but without loading a model.

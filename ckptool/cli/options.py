@@ -185,6 +185,28 @@ _WRITING: tuple[Callable[[Any], Any], ...] = (
 )
 
 
+def _take_parts(ctx: click.Context, _: click.Parameter, path: str | None) -> str | None:
+    """Let every folder that the command opens be put together as a file says."""
+    if path is not None:
+        from ..disk.documents import read_yaml
+        from ..formats.opening import with_parts
+
+        ctx.with_resource(with_parts(read_yaml(path), path))
+    return path
+
+
+def parts_option(command: _Command) -> _Command:
+    """--parts, of every command that opens folders of ranks."""
+    return click.option(
+        "--parts",
+        type=FileName(),
+        metavar="FILE",
+        callback=_take_parts,
+        expose_value=False,
+        help="How to join the parts of ranks: lines PATTERN: DIMENSION.",
+    )(command)
+
+
 def json_options(command: _Command) -> _Command:
     """--json and --json-lines, of a command that reports on several files."""
     for decorate in reversed(_JSON):

@@ -18,7 +18,7 @@ import click
 from .. import formats
 from ..checkpoint import Checkpoint
 from ..disk.addresses import is_url
-from ..disk.documents import read_text, read_yaml
+from ..disk.documents import read_text
 from ..disk.paths import beside, shell_path, shell_quote
 from ..disk.targets import write_side_output
 from ..errors import CannotCarry, PartialMatch, RuleError, printable
@@ -30,7 +30,7 @@ from ..passes.optimizers import name_parameters, optimizers_in, without_names
 from ..passes.recipes import Step
 from . import launched, many
 from .help import Command
-from .options import FileName, output_options, writing_options
+from .options import FileName, output_options, parts_option, writing_options
 from .output import check_side_outputs, fetching, hush, print_receipt, progress_bar
 from .typed import command_as_typed
 
@@ -369,9 +369,7 @@ def _pass_options(command: _Command) -> _Command:
     help="Code of the trained model (it is run), to match the optimizer's numbered states.",
 )
 @click.option("--with-optimizer", is_flag=True, help="From a folder of rank files, take the optimizer states too.")
-@click.option(
-    "--parts", type=FileName(), metavar="FILE", help="How to join the parts of ranks: lines PATTERN: DIMENSION."
-)
+@parts_option
 @click.option("--max-shard-size", metavar="SIZE", help="Write a folder of shards of at most SIZE (5GB, 500MB).")
 @click.option("--variant", metavar="WORD", help="A word in the names of shards: fp16.")
 @writing_options
@@ -381,7 +379,6 @@ def convert(
     recipe: str | None,
     model: str | None,
     with_optimizer: bool,
-    parts: str | None,
     max_shard_size: str | None,
     variant: str | None,
     **options: Any,
@@ -404,8 +401,7 @@ def convert(
     """
     asked = {name: options.pop(name.replace("-", "_")) for name, one in recipes.PASSES.items() if one.help}
     steps = _steps(asked, rules, cast_keep)
-    plan = read_yaml(parts) if parts is not None else None
-    opener = partial(formats.open, with_optimizer=with_optimizer, parts=plan) if with_optimizer or parts else None
+    opener = partial(formats.open, with_optimizer=True) if with_optimizer else None
     return rewrite(
         steps,
         "convert",

@@ -35,7 +35,7 @@ from ..porting.mapping import Mapping
 from ..porting.mapping_text import mapping_page, mapping_text
 from ..porting.refusal import require_accepted, require_proof
 from .documents import print_json
-from .options import FileName, FormatName, SideOutput, matching_options, output_option
+from .options import FileName, FormatName, SideOutput, matching_options, output_option, parts_option
 from .output import check_side_outputs, damage, progress_bar, say_error, status_line, write_page
 from .typed import ALL, WithPatterns, command_as_typed, keyword_arguments
 
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     metavar="[PATTERN]",
     help="Keep the model's initial values for keys without a source: all, or those that match.",
 )
+@parts_option
 @matching_options
 @output_option(
     "--cast", metavar="TYPE", help="Cast floating point tensors: bf16, fp16, fp32 … (see `ckptool convert`)."

@@ -7,12 +7,13 @@ import click
 from ..disk.addresses import is_url
 from ..disk.urls import size_of
 from ..errors import CheckpointError, RuleError, printable
+from ..reports import manifests
 from ..reports import verify as report
 from ..reports.verify_text import verify_text
 from . import launched
 from .documents import Documents
 from .help import Command
-from .options import FileName, SideOutput, json_options
+from .options import FileName, SideOutput, json_options, parts_option
 from .output import check_side_outputs, collect, fetching, progress_bar, say_error, terminal_width
 from .typed import keyword_arguments
 
@@ -31,6 +32,7 @@ from .typed import keyword_arguments
 )
 @click.option("--kwargs", multiple=True, metavar="NAME=VALUE", help="An argument for the model of --fits.")
 @click.option("--strict", is_flag=True, help="Count NaN, infinite values and pages of zeros as damage.")
+@parts_option
 @json_options
 @click.option("-q", "--quiet", is_flag=True, help="Show only files that are not sound.")
 @click.option("-v", "--verbose", is_flag=True, help="List everything, however long.")
@@ -100,7 +102,7 @@ def verify(
         good = found.verdict(strict=strict, fits=fit is None or fit.fits) == "sound"
         status = max(status, 0 if good else 1)
         if write_manifest and not found.damage and launched.leads():
-            report.write_manifest(write_manifest, found.digests, overwrite=overwrite)
+            manifests.write_manifest(write_manifest, found.digests, overwrite=overwrite)
             click.echo(f"wrote {printable(write_manifest)}", err=True)
         if documents.wanted:
             documents.add({**found.as_json(), "sound": good, "fit": fit.as_json() if fit else None})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
 from ..disk.addresses import StrPath, as_path, is_url
@@ -30,6 +32,31 @@ else:  # not waited for where a file is opened
     dcp = later(".dcp", __package__)
     megatron = later(".trainers.megatron", __package__)
     rank_series = later(".trainers.rank_series", __package__)
+
+
+#: How parts go together in all folders that are opened, where a call does not say so itself.
+_PARTS: ContextVar[tuple[Mapping[str, Any], StrPath] | None] = ContextVar("parts", default=None)
+
+
+@contextmanager
+def with_parts(parts: Mapping[str, Any], file: StrPath) -> Iterator[None]:
+    """While this lasts, `open` takes PARTS where it is told none: for reports and ports, which open files themselves.
+
+    Args:
+        parts: pattern of names -> how the parts of a tensor go together (see `open`).
+        file: where that is written, for the commands that reports name.
+    """
+    token = _PARTS.set((parts, file))
+    try:
+        yield
+    finally:
+        _PARTS.reset(token)
+
+
+def parts_option() -> str:
+    """What a command has to end in so that it takes the parts that `with_parts` says: ` --parts FILE`, or nothing."""
+    said = _PARTS.get()
+    return f" --parts {shell_path(said[1])}" if said else ""
 
 
 def detect(path: StrPath) -> str:
@@ -81,7 +108,9 @@ def open(
             )
         file = look(place)
         if isinstance(file, Folder):
-            return told_by_writer(_open_folder(file, format, Wanted(with_optimizer, parse_plan(parts or {}))))
+            said = _PARTS.get()
+            wanted = Wanted(with_optimizer, parse_plan(parts or (said[0] if said is not None else {})))
+            return told_by_writer(_open_folder(file, format, wanted))
         chosen = find_format(format) if format else detect_file(file)
         ckpt = _with_notes(chosen.open(file), file)
         part = sharded.shard_of(place.name)

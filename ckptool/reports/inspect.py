@@ -15,6 +15,7 @@ from ..errors import NoMatch, counted, printable
 from ..formats import format_of
 from ..formats import open as open_checkpoint
 from ..formats.base import FolderFormat
+from ..formats.opening import parts_option
 from ..formats.trainers.alone import part_of_run
 from ..inert.allowed import beyond_plain_data, count_objects
 from ..inert.other_tensors import OtherTensor, as_dense, other_tensor
@@ -421,5 +422,5 @@ def _suggestions(
         found.append((f"ckptool convert {file} {out} --extract", f"to keep only the weights, without {rest}"))
     if isinstance(kind := format_of(ckpt), FolderFormat) and kind.of_ranks and not found:
         out = beside(ckpt.where, "whole", ".safetensors")
-        found.append((f"ckptool convert {file} {out}", "to put the parts of all ranks together"))
+        found.append((f"ckptool convert {file} {out}{parts_option()}", "to put the parts of all ranks together"))
     return found

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, astuple, dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
 from ..disk.addresses import is_url
 from ..disk.composing import Joined, nested
-from ..disk.documents import read_json
 from ..disk.files import File, FileRange, Source, StrPath, reason
-from ..disk.targets import write_side_output
-from ..disk.urls import look, open_file
+from ..disk.inside import listed
+from ..disk.urls import look
 from ..dtypes import DType, NotFinite
-from ..errors import CheckpointError, Malformed, NotFound, counted, printable
+from ..errors import CheckpointError, NotFound, counted, printable
 from ..formats import format_of
 from ..formats.tiles import Tiled
 from ..formats.zip.archive import Archive, Inflated, open_archive
@@ -28,6 +27,8 @@ from ..tree import Trail, address, walk
 from .comparing import numbers as values
 from .comparing.contents import contents_of
 from .comparing.ranked import in_ranks, open_alike
+from .manifests import against_manifest, read_manifest, total_digest
+from .unread import unread_files, with_all_states
 
 if TYPE_CHECKING:
     from .comparing.diff import Diff
@@ -36,8 +37,6 @@ _PAGE = 4096
 #: Bytes that are looked at at once: few enough to be in the cache at the second look, and not so few that threads do
 #: little but hand the interpreter over to each other.
 _PIECE = 1 << 20
-_MANIFEST = "ckptool-manifest"
-_LARGEST_MANIFEST = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ def verify(
     Args:
         path: the checkpoint, which may be open already.
         against: another one, which should have the same weights.
-        manifest: a file with the digests that its weights should have (see `write_manifest`).
+        manifest: a file with the digests that its weights should have (see `ckptool.reports.manifests`).
         digest: compute the digests of the weights.
         progress: called with the number of bytes that were read, each time.
         ranks: this process and others that check the same file together; each reads a share of it.
@@ -122,8 +121,10 @@ def verify(
     """
     expected = read_manifest(manifest) if manifest is not None else None
     ckpt = open_alike(path, ranks)
-    damage, doubts, read, matched, unknown = [], [], 0, 0, 0
-    looked = in_ranks(lambda one: astuple(_looked_at(one)), _regions(ckpt), _length, ranks, progress)
+    unread = unread_files(ckpt)
+    damage, doubts, read, matched, unknown = [*unread.damage], [], 0, 0, 0
+    regions = chain(_regions(with_all_states(ckpt)), _regions_of(unread.parts))
+    looked = in_ranks(lambda one: astuple(_looked_at(one)), regions, _length, ranks, progress)
     for region, counts in looked:
         found = _Found(*counts)
         read += region.source.length
@@ -138,13 +139,15 @@ def verify(
         doubts += [f"{region.name}: {text}" for text in found.doubts()]
     digests = digests_of(ckpt, ranks) if digest or expected is not None else {}
     if expected is not None:
-        damage += _against_manifest(digests, expected)
+        damage += against_manifest(digests, expected)
     compared = None
     if against is not None:
         from .comparing.diff import diff
 
         compared = diff(ckpt.where, against, weights=True, ranks=ranks)
     notes = list(ckpt.warnings)
+    if unread.parts:
+        notes.append(f"read as well, though no weight is made of it: {listed(list(unread.parts))}")
     if unknown and (kind := format_of(ckpt)) and kind.checksums:
         notes.append(f"for {counted(unknown, 'record')} no checksum was recorded")
     elif not matched:
@@ -152,7 +155,7 @@ def verify(
     return Verification(
         ckpt.where,
         ckpt.format,
-        ckpt.nbytes,
+        unread.nbytes,
         read,
         damage,
         doubts,
@@ -304,6 +307,12 @@ def _regions(ckpt: Checkpoint) -> Iterator[_Region]:
         yield from told(storage)
 
 
+def _regions_of(others: dict[str, Checkpoint]) -> Iterator[_Region]:
+    """The same of files beside it."""
+    for name, part in others.items():
+        yield from (replace(region, file=f"{name}: ") for region in _regions(part))
+
+
 def _record_of(source: Source) -> tuple[Source, int]:
     """The record that a storage is the rest of, and how many bytes stand before it there: arrays have a header."""
     whole: Any = getattr(source, "whole", None)
@@ -428,7 +437,7 @@ def _count_pages(found: _Found, piece: Any, at: int) -> None:
         found.only_zeros = False
 
 
-# -- digests and manifests
+# -- digests
 
 
 def digests_of(ckpt: Checkpoint, ranks: Group | None = None) -> dict[str, str]:
@@ -445,52 +454,3 @@ def digests_of(ckpt: Checkpoint, ranks: Group | None = None) -> dict[str, str]:
 
     made = in_ranks(one, weights.items(), lambda item: item[1].nbytes, ranks)
     return {name: digest for (name, _), digest in made}
-
-
-def total_digest(digests: dict[str, str]) -> str:
-    """One digest of all weights: SHA-256 over their names and digests, in the order of the names."""
-    import hashlib
-
-    told = hashlib.sha256()
-    for name in sorted(digests):
-        told.update(f"{json.dumps(name)} {digests[name]}\n".encode())
-    return told.hexdigest()
-
-
-def write_manifest(path: StrPath, digests: dict[str, str], *, overwrite: bool = False) -> None:
-    """Write the digests of weights to a file of JSON."""
-    document = {_MANIFEST: 1, "digest": total_digest(digests), "tensors": dict(sorted(digests.items()))}
-    write_side_output("manifest", path, json.dumps(document, indent=1) + "\n", overwrite=overwrite)
-
-
-def read_manifest(path: StrPath) -> dict[str, str]:
-    """The digests that a manifest holds.
-
-    Raises:
-        Unreadable: there is no such file.
-        Malformed: it is no manifest, or was changed.
-    """
-    file = open_file(path)
-    if file.size > _LARGEST_MANIFEST:
-        raise Malformed(f"has {file.size:,} bytes; a manifest has at most {_LARGEST_MANIFEST:,}", where=path)
-    try:
-        document = read_json(file.read(0, file.size))
-        tensors = document["tensors"] if document[_MANIFEST] == 1 else None
-        digest = document["digest"]
-    except (ValueError, TypeError, KeyError):
-        tensors = digest = None
-    if not isinstance(tensors, dict) or not all(isinstance(value, str) for value in tensors.values()):
-        hint = "ckptool verify FILE --write-manifest MANIFEST makes one"
-        raise Malformed("is not a ckptool manifest", where=path, hint=hint)
-    if digest != total_digest(tensors):
-        raise Malformed("was changed: its digests do not add up to the one that it states", where=path)
-    return tensors
-
-
-def _against_manifest(found: dict[str, str], expected: dict[str, str]) -> Iterator[str]:
-    for name in expected:
-        if name not in found:
-            yield f"{printable(name, 80)}: is in the manifest and not in the file"
-        elif found[name] != expected[name]:
-            yield f"{printable(name, 80)}: its digest is not that of the manifest"
-    yield from (f"{printable(name, 80)}: is not in the manifest" for name in found if name not in expected)

@@ -64,8 +64,8 @@ def test_the_options_of_transfer_change_only_on_purpose() -> None:
     assert sorted(spelled) == sorted(
         """--accept-guesses --allow-loss --at --by --cast --dry-run --emit --explain --first --hint --html --input
         --input-channels --invert --json --kwargs --map-location --mapping --number --open --output --overwrite
-        --partial --partial-file --patience --prove --quiet --reference --save-mapping --source-input
-        --source-kwargs --source-model --start --to --verbose -m -n -o -q -t -v""".split()
+        --partial --partial-file --parts --patience --prove --quiet --reference --save-mapping
+        --source-input --source-kwargs --source-model --start --to --verbose -m -n -o -q -t -v""".split()
     )
 
 

@@ -97,3 +97,67 @@ def test_a_plan_of_parts_is_read_from_a_file(run, tmp_path):
     (tmp_path / "parts.yaml").write_text('"w": 0\n')
     assert run("convert", tmp_path, tmp_path / "out.safetensors", "--parts", tmp_path / "parts.yaml").code == 0
     assert torch.equal(ckptool.load(tmp_path / "out.safetensors")["w"], torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+
+
+@pytest.fixture
+def parted(tmp_path):
+    """A folder of two ranks with halves of a layer, a plan that says so, and the layer as code and as a file."""
+    for rank in range(2):
+        half = {"w.weight": torch.full((1, 2), rank + 1.0), "w.bias": torch.full((1,), float(rank))}
+        (tmp_path / "run").mkdir(exist_ok=True)
+        torch.save(half, tmp_path / f"run/model_rank_{rank}.pt")
+    whole = {"w.weight": torch.tensor([[1.0, 1.0], [2.0, 2.0]]), "w.bias": torch.tensor([0.0, 1.0])}
+    torch.save(whole, tmp_path / "whole.pth")
+    (tmp_path / "parts.yaml").write_text('"*": 0\n')
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.w = nn.Linear(2, 2)\n\n"
+        "    def forward(self, x):\n        return self.w(x)\n"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("inspect run", "ckptool convert run run-whole.safetensors --parts parts.yaml"),
+        ("verify run", "sound"),
+        ("verify run --fits net.py", "sound"),
+        ("diff run whole.pth --weights", "same"),
+        ("doctor run", "ckptool convert run run-whole.safetensors --parts parts.yaml"),
+        ("transfer run net.py -o out.pth", "2 of 2 keys"),
+        ("convert run out.pth", ""),
+    ],
+)
+def test_every_command_that_opens_such_a_folder_takes_the_plan(run, parted, monkeypatch, command, shown):
+    monkeypatch.chdir(parted)
+    words = command.split()
+    refused = run(*words)
+    assert refused.code in (1, 2)
+    assert not (parted / "out.pth").exists()
+    assert "--parts" in refused.out + refused.err
+    done = run(*words, "--parts", "parts.yaml")
+    assert done.code == (1 if words[0] == "doctor" else 0), done.err
+    assert shown in done.out
+    assert "--parts" not in done.err
+    if "out.pth" in words:
+        found = ckptool.load(parted / "out.pth")
+        assert all(torch.equal(found[key], value) for key, value in ckptool.load(parted / "whole.pth").items())
+
+
+def test_an_adapter_is_merged_into_a_base_in_parts(run, parted, monkeypatch):
+    monkeypatch.chdir(parted)
+    (parted / "adapter").mkdir()
+    (parted / "adapter/adapter_config.json").write_text(
+        '{"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["w"]}'
+    )
+    pair = {"lora_A": torch.ones(1, 2), "lora_B": torch.ones(2, 1)}
+    torch.save(
+        {f"base_model.model.w.{key}.weight": value for key, value in pair.items()}, parted / "adapter/adapter_model.bin"
+    )
+    words = ("merge-lora", "run", "adapter", "out.pth")
+    refused = run(*words)
+    assert refused.code == 2
+    assert "--parts" in refused.err
+    assert run(*words, "--parts", "parts.yaml").code == 0
+    assert torch.equal(ckptool.load("out.pth")["w.weight"], torch.tensor([[2.0, 2.0], [3.0, 3.0]]))

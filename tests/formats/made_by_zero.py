@@ -1,15 +1,42 @@
-"""ZeRO checkpoints of any shapes, in the layout of DeepSpeed 0.19.8, and stand-ins for its classes."""
+"""ZeRO checkpoints: those that DeepSpeed wrote, some of any shapes in its layout, and stand-ins for its classes."""
 
 import contextlib
 import enum
+import shutil
 import sys
+import tarfile
 import types
 from collections import OrderedDict
 from math import prod
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+PACKED = Path(__file__).parents[2] / "fixtures" / "deepspeed" / "runs.tar.xz"
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("deepspeed")
+    with tarfile.open(PACKED) as packed:
+        packed.extractall(root, filter="data")
+    return root
+
+
+@pytest.fixture
+def copied(runs, tmp_path):
+    """A copy of a run, to be damaged: its folder, and that of its save."""
+
+    def copy(name):
+        shutil.copytree(runs / name, tmp_path / name)
+        return tmp_path / name, tmp_path / name / "global_step3"
+
+    return copy
+
+
+def by_torch(path):
+    return torch.load(path, weights_only=True)
 
 
 class ZeroStageEnum(int, enum.Enum):
@@ -131,3 +158,17 @@ def _of_parameters(group, values, world):
         torch.cat([values[n].reshape(-1), torch.zeros(-values[n].numel() % world)]).view(world, -1) for n in group
     ]
     return [torch.cat([one[rank] for one in filled]) for rank in range(world)]
+
+
+def change(path, how, **more):
+    """Change what one rank wrote. Its classes are stand-ins, since DeepSpeed is not there."""
+    with classes():
+        whole = torch.load(path, weights_only=False)
+        how(whole["optimizer_state_dict"])
+        torch.save(whole | {f"ds_{key}": value for key, value in more.items()}, path)
+
+
+def optimizer_in(path):
+    """What the optimizer of one rank is, in its file."""
+    with classes():
+        return torch.load(path, weights_only=False)["optimizer_state_dict"]

@@ -13,7 +13,7 @@ from strategies import state_dict_of, tensor_of
 import ckptool
 from ckptool.checkpoint import Checkpoint
 from ckptool.errors import CheckpointError, Malformed
-from ckptool.reports.verify import read_manifest
+from ckptool.reports.manifests import read_manifest
 from ckptool.tree import Dict, List
 
 DEEP = "[" * 900 + "]" * 900

@@ -17,8 +17,7 @@ from ckptool.disk.files import Buffer
 from ckptool.dtypes import BY_NAME
 from ckptool.errors import Ambiguous, CannotCarry, CheckpointError, Malformed
 from ckptool.formats.trainers.flat import as_tensor
-from ckptool.formats.trainers.placement import part_of
-from ckptool.formats.trainers.rank_files import placed_in
+from ckptool.formats.trainers.placement import part_of, placed_in
 
 torch = pytest.importorskip("torch")
 

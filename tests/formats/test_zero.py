@@ -1,49 +1,25 @@
 """Checkpoints that DeepSpeed wrote (`fixtures/deepspeed`), read as its own script reads them, and completely."""
 
 import shutil
-import tarfile
-from pathlib import Path
 
+import made_by_zero
 import pytest
 from accounting import account, stored_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_by_zero import write_zero
+from made_by_zero import by_torch, change, classes, write_zero
 
 import ckptool
 import ckptool.disk.files
 from ckptool.errors import Ambiguous, CannotCarry, CheckpointError, Malformed
 
 torch = pytest.importorskip("torch")
-PACKED = Path(__file__).parents[2] / "fixtures" / "deepspeed" / "runs.tar.xz"
+runs, copied = made_by_zero.runs, made_by_zero.copied
 DIVIDED = [
     *(f"zero{stage}-{kind}" for stage in (1, 2, 3) for kind in ("fp32", "bf16")),
     *("zero2-fp16", "zero3-fp16", "zero2-offload", "zero3-offload"),
     *(f"zero{stage}-three-ranks" for stage in (1, 2, 3)),
 ]
-
-
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory):
-    root = tmp_path_factory.mktemp("deepspeed")
-    with tarfile.open(PACKED) as packed:
-        packed.extractall(root, filter="data")
-    return root
-
-
-@pytest.fixture
-def copied(runs, tmp_path):
-    """A copy of a run, to be damaged: its folder, and that of its save."""
-
-    def copy(name):
-        shutil.copytree(runs / name, tmp_path / name)
-        return tmp_path / name, tmp_path / name / "global_step3"
-
-    return copy
-
-
-def by_torch(path):
-    return torch.load(path, weights_only=True)
 
 
 @pytest.mark.parametrize("name", DIVIDED)
@@ -218,23 +194,6 @@ def test_a_pipeline_under_zero_has_the_weights_of_its_optimizers(runs):
     assert all(torch.equal(found[key].to(value.dtype), value) for key, value in expected.items())
 
 
-def test_experts_are_in_files_of_their_own(runs):
-    found, rank_0 = ckptool.load(runs / "experts"), by_torch(runs / "experts" / "expected.pt")
-    assert all(torch.equal(found[key], value) for key, value in rank_0.items())
-    experts = sorted(key for key in found if "deepspeed_experts" in key)
-    assert [key.split(".")[4] for key in experts] == ["0", "0", "1", "1"]
-    lines = ckptool.open(runs / "experts").lost_form
-    assert any("left behind: the optimizer's files" in line for line in lines)
-    assert any("weights are in the type of training" in line for line in lines)
-
-
-def test_an_expert_that_is_missing_is_named(copied):
-    run, save = copied("experts")
-    (save / "layer_0_expert_1_mp_rank_00_model_states.pt").unlink()
-    with pytest.raises(Malformed, match="files of 1 expert, and the model has 2"):
-        ckptool.open(run)
-
-
 def test_every_element_is_accounted_for(runs):
     """Stage 3 fills up each of 7 parameters (145 elements) and 2 frozen ones (30) to a multiple of 3."""
     (line,) = [line for line in ckptool.open(runs / "zero3-three-ranks").lost_form if line.startswith("ZeRO stage 3")]
@@ -248,15 +207,18 @@ def test_every_element_is_accounted_for(runs):
     )
 
 
-@pytest.mark.parametrize("name", [*DIVIDED, "zero0-bf16", "pipeline", "pipeline-zero1", "experts"])
+@pytest.mark.parametrize(
+    "name",
+    [*DIVIDED, "zero0-bf16", "pipeline", "pipeline-zero1", "experts", "experts-four-ranks", "experts-data-first"],
+)
 def test_every_byte_that_is_stored_is_used_or_left_behind(runs, name):
     """The sum over the records of the files, by torch, is the one over what became of them."""
     save = runs / name / "global_step3"
     stored, used, _ = account(runs / name)
-    assert stored == stored_in(path for path in save.iterdir() if name != "experts" or "optim" not in path.name)
+    assert stored == stored_in(save.iterdir())
     whole = {v.data_ptr(): v for v in ckptool.load(runs / name).values()}.values()
     widened = {torch.float16, torch.bfloat16} & {v.dtype for v in by_torch(min(runs.glob(f"{name}/exp*"))).values()}
-    if not widened or name in ("zero0-bf16", "experts"):
+    if not widened or name in ("zero0-bf16", "experts"):  # no buffer is widened, and nothing is frozen
         assert used == sum(value.numel() * value.itemsize for value in whole)
     assert account(runs / name, with_optimizer=True)[1] >= used
 
@@ -333,7 +295,7 @@ class TestDamage:
     def test_ranks_of_two_steps_are_noticed(self, copied):
         run, save = copied("zero2-bf16")
         path = save / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
-        _change(path, lambda state: [s["step"].add_(1) for s in state["base_optimizer_state"]["state"].values()])
+        change(path, lambda state: [s["step"].add_(1) for s in state["base_optimizer_state"]["state"].values()])
         with pytest.raises(Malformed, match="two runs or steps: they disagree about how many steps") as caught:
             ckptool.open(run)
         assert caught.value.evidence[1].endswith("step 4.0, 4.0")
@@ -364,7 +326,7 @@ class TestDamage:
             run, save = copied(name)
             for n in (0, 1):
                 path = save / f"bf16_zero_pp_rank_{n}_mp_rank_00_optim_states.pt"
-                _change(path, lambda state, entry=entry: state[entry].__setitem__(0, state[entry][0][:-9].clone()))
+                change(path, lambda state, entry=entry: state[entry].__setitem__(0, state[entry][0][:-9].clone()))
             with pytest.raises(Malformed, match="do not add up"):
                 ckptool.open(run)
 
@@ -381,16 +343,6 @@ class TestDamage:
         shutil.copy(save / "mp_rank_00_model_states.pt", save / "mp_rank_01_model_states.pt")
         with pytest.raises(CannotCarry, match="2 tensor-parallel ranks"):
             ckptool.open(run)
-
-
-def _change(path, change):
-    """Change what one rank wrote. Its classes are stand-ins, since DeepSpeed is not there."""
-    import made_by_zero
-
-    with made_by_zero.classes():
-        whole = torch.load(path, weights_only=False)
-        change(whole["optimizer_state_dict"])
-        torch.save(whole, path)
 
 
 def test_the_file_of_one_rank_under_the_name_of_another_is_noticed_at_stage_3(copied):
@@ -427,7 +379,7 @@ def test_a_rank_of_another_run_with_the_same_settings_is_noticed_by_its_values(c
     """Two runs of one script with other seeds: nothing but the values differs."""
     run, save = copied("zero2-bf16")
     path = save / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    _change(path, lambda state: [part.data.mul_(1.1) for part in state["single_partition_of_fp32_groups"]])
+    change(path, lambda state: [part.data.mul_(1.1) for part in state["single_partition_of_fp32_groups"]])
     opened = ckptool.open(run)
     (line,) = [line for line in opened.warnings if "rounded, are not those of the model's file" in line]
     assert "norm.weight" in line
@@ -478,9 +430,7 @@ def test_verify_reads_every_record(runs, copied):
 
 def by_torch_storage(path):
     """Bytes of the flat weights of a rank."""
-    import made_by_zero
-
-    with made_by_zero.classes():
+    with classes():
         state = torch.load(path, weights_only=False)["optimizer_state_dict"]
     return state["fp32_flat_groups"][0].detach().numpy().tobytes()
 
@@ -505,7 +455,10 @@ def test_any_shapes_on_any_number_of_ranks(tmp_path_factory, stage, world, shape
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 1 << 30), name=st.sampled_from(["zero1-bf16", "zero2-three-ranks", "zero3-bf16", "experts"]))
+@given(
+    seed=st.integers(0, 1 << 30),
+    name=st.sampled_from(["zero1-bf16", "zero2-three-ranks", "zero3-bf16", "experts-four-ranks"]),
+)
 def test_changed_bytes_give_an_error_of_ours_or_none(runs, tmp_path_factory, seed, name):
     import random
 

@@ -39,7 +39,7 @@ FAMILIES = (
 #: Runs of trainers, of which each rank wrote files of its own: archive -> folders in it.
 RUNS = {
     "deepspeed": "zero0-bf16 zero2-bf16 zero2-three-ranks zero3-bf16 zero3-fp16 pipeline-zero1 experts".split(),
-    "megatron": "tp2pp2 interleaved experts adam adam-distributed adam-experts-distributed".split(),
+    "megatron": "tp2pp2 interleaved experts-tp2 adam adam-distributed adam-experts-distributed".split(),
 }
 RUNS["deepspeed"].append("zero2-bf16-universal/global_step3_universal")
 #: Files of other frameworks that are read in this process and stand alone.

@@ -12,14 +12,8 @@ import ckptool
 from ckptool.checkpoint import Checkpoint
 from ckptool.disk.files import Buffer
 from ckptool.dtypes import ALL, BY_NAME
-from ckptool.reports.verify import (
-    _count_odd,
-    _Found,
-    digests_of,
-    read_manifest,
-    total_digest,
-    write_manifest,
-)
+from ckptool.reports.manifests import read_manifest, total_digest, write_manifest
+from ckptool.reports.verify import _count_odd, _Found, digests_of
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
 from ckptool.tree import Dict
 

@@ -13,8 +13,7 @@ from ...lazy import later
 from ...tensor import LazyTensor
 from ...tree import Dict
 from .pickled import entries_of, integer, items_of
-from .placement import part_of
-from .rank_files import placed_in
+from .placement import part_of, placed_in
 
 if TYPE_CHECKING:
     from . import megatron

@@ -22,8 +22,8 @@ from ...disk.inside import Folder
 from ...errors import CannotCarry, CheckpointError, Malformed, counted, printable
 from ...inert.other_tensors import as_dense
 from ...tensor import LazyTensor
+from .flat import same_values
 from .plan import Along, Plan, Rule, put_together
-from .rank_files import same_values
 
 _LAYER = re.compile(r"(?P<before>(?:.*\.)?layers\.)(?P<number>\d{1,6})(?P<behind>\..*)", re.ASCII)
 _EXPERT = re.compile(

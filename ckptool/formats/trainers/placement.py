@@ -13,6 +13,7 @@ Seen in files of torch 2.13; `mesh` as a tensor: torch/distributed/device_mesh.p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,7 +22,7 @@ from ...dtypes import DType
 from ...errors import CannotCarry, Malformed
 from ...inert.other_tensors import as_dense, other_tensor
 from ...tensor import LazyTensor
-from ...tree import Dict, Object
+from ...tree import Dict, List, Object, holds_tensors_alone
 from .pickled import entries_of, integer, items_of, sizes
 
 _SHARDED = ".ShardedTensor"
@@ -224,3 +225,21 @@ def _order(placements: list[Any], degrees: tuple[int, ...], said: dict[str, Any]
     if noted and {dim: sorted(axes) for dim, axes in noted.items()} != {d: sorted(a) for d, a in cutting.items()}:
         raise Malformed("a DTensor notes an order of its pieces that its placements do not have")
     return noted or cutting
+
+
+def placed_in(root: Any) -> Iterator[Object]:
+    """The tensors below ROOT of which each rank holds a part, going by the names of their classes."""
+    pending = [root]
+    seen: set[int] = set()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, Dict):
+            if not holds_tensors_alone(node):
+                pending += [value for _, value in reversed(node.entries)]
+        elif isinstance(node, List):
+            pending += reversed(node.items)
+        elif isinstance(node, Object) and is_placed(node):
+            yield node

@@ -10,26 +10,25 @@ of the whole it is. What is there whole on every rank must be equal on all of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
 from typing import Any
 
 from ...checkpoint import Checkpoint
-from ...disk.files import same_bytes, shell_path
+from ...disk.files import shell_path
 from ...disk.inside import Folder, listed
 from ...errors import Ambiguous, CannotCarry, CheckpointError, Malformed, counted, printable
 from ...inert.other_tensors import as_dense
 from ...tensor import LazyTensor, Storage, contiguous_stride
-from ...tree import Dict, List, Object, holds_tensors_alone
+from ...tree import Dict, List
 from ...weights import is_training_state
 from ..tiles import Chunk, assemble
 from .accounts import Account
-from .flat import Flat
+from .flat import Flat, same_values
 from .flat_params import Layout, Noted, filled, is_flat, is_note, layout, note_of, notes_in, pieces_of, whole_notes
 from .pickled import open_part, saved_under
-from .placement import Part, is_placed, part_of
+from .placement import Part, is_placed, part_of, placed_in
 from .plan import Plan, Runs, put_together
 from .rank_series import Series, series_in
 
@@ -470,31 +469,3 @@ def _no_plan(folder: Folder, path: str, one: LazyTensor, other: LazyTensor | Non
 
 def _shown(trail: tuple[str, ...]) -> str:
     return printable("/".join(trail), 120) or "the root"
-
-
-def same_values(one: LazyTensor, other: LazyTensor) -> bool:
-    """Whether two tensors have the same bytes: by the checksums of their records where those agree, else by reading."""
-    if one.identity == other.identity:
-        return True
-    alike = one.offset == other.offset and one.stride == other.stride and one.storage.nbytes == other.storage.nbytes
-    if alike and one.storage.crc is not None and one.storage.crc == other.storage.crc:
-        return True
-    return same_bytes(one.source(), other.source())
-
-
-def placed_in(root: Any) -> Iterator[Object]:
-    """The tensors below ROOT of which each rank holds a part, going by the names of their classes."""
-    pending = [root]
-    seen: set[int] = set()
-    while pending:
-        node = pending.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, Dict):
-            if not holds_tensors_alone(node):
-                pending += [value for _, value in reversed(node.entries)]
-        elif isinstance(node, List):
-            pending += reversed(node.items)
-        elif isinstance(node, Object) and is_placed(node):
-            yield node

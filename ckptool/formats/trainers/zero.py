@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any
 
 from ...checkpoint import Checkpoint
@@ -23,9 +22,10 @@ from ...errors import CannotCarry, Malformed, counted, printable
 from ...inert.other_tensors import as_dense
 from ...tensor import LazyTensor
 from ...tree import ABSENT, Dict, List, walk
-from .flat import Flat, joined, rounds_to, widened
+from .flat import rounds_to, widened
 from .pickled import entries_of, integer, items_of, plainly, require_ranks
 from .zero_files import ZeroFiles, files_in, require_one_run, save_of
+from .zero_frozen import frozen_in, other_shape
 from .zero_parts import Divided, read_divided, shapes_in
 from .zero_universal import read_universal
 
@@ -109,6 +109,7 @@ class _Save:
         stage: of ZeRO, in a word or two.
         doubt: what may be missing, though nothing says so.
         optimizer: that of stage 0, as it is.
+        as_saved: why the weights of a mixture of experts are in the type of training, if they are.
         odd: parameters whose float32 values are not, rounded, those of the model's file.
     """
 
@@ -122,6 +123,7 @@ class _Save:
     stage: str = ""
     doubt: str = ""
     optimizer: Any = None
+    as_saved: str = ""
     odd: list[str] = field(default_factory=list)
 
     # -- stages 0 to 3
@@ -169,20 +171,27 @@ class _Save:
             self.divided = read_divided(files, groups, states=whole)
         if files.divided:
             require_ranks(files.model, self.divided.ranks or world or 1, "the model's state", files.folder)
-        if not files.universal and world and world != self.divided.ranks:
-            raise Malformed(
-                f"says that there were {world:,} ranks, and the optimizer was divided among {self.divided.ranks:,}",
-                where=files.folder.path / first,
-                hint="files of two runs lie in this folder; move those of one away",
-            )
+        if not files.universal:
+            self._require_world(self.divided.ranks)
         self.stage = f"ZeRO stage {self.divided.stage}" if not files.universal else "universal"
         if files.parallel:
             self.notes.append(
                 "there were tensor-parallel ranks or stages; names that the first of them lacks come last"
             )
-        frozen = self._frozen([models[rank] for rank in sorted(models)])
+        frozen, padding = frozen_in(files, [models[rank] for rank in sorted(models)])
+        self.divided.padding += padding
         self._fill(module, frozen)
         self.notes.append(f"{self.stage}, {counted(self.divided.ranks, 'rank')}" if self.divided.ranks else self.stage)
+
+    def _require_world(self, ranks: int) -> None:
+        """Refuse an optimizer of another number of ranks than the model's file says."""
+        world = _world(self.model)
+        if world and world != ranks:
+            raise Malformed(
+                f"says that there were {world:,} ranks, and the optimizer was divided among {ranks:,}",
+                where=self.files.folder.path / self.files.model[min(self.files.model)],
+                hint="files of two runs lie in this folder; move those of one away",
+            )
 
     def _stage_0(self, module: Dict) -> None:
         """Nothing is divided: the file of rank 0 holds all."""
@@ -190,40 +199,6 @@ class _Save:
         self.entries = {str(key): value for key, value in module.entries}
         self.optimizer = self.model.get("optimizer")
         self.notes.append("stage 0: weights are in the type of training, since nothing else names its parameters")
-
-    def _frozen(self, models: list[dict[str, Any]]) -> dict[str, LazyTensor]:
-        """The parameters that were not trained, where the model's files note them apart."""
-        assert self.divided is not None
-        where = self.files.folder.path / self.files.model[min(self.files.model)]
-        if models[0].get("frozen_param_shapes") is None:
-            return {}
-        shapes = shapes_in(Dict([*_entries(models[0].get("frozen_param_shapes"))]), self.files)[0]
-        pieces = [entries_of(model.get("frozen_param_fragments")) for model in models]
-        found: dict[str, LazyTensor] = {}
-        for name, shape in shapes.items():
-            held = [as_dense(one.get(name)) for one in pieces]
-            parts = [part for part in held if part is not None]
-            numel = prod(shape)
-            if len(parts) != len(held) or len({part.dtype for part in parts}) != 1:
-                raise Malformed(f"has no values of the frozen {printable(repr(name), 80)}", where=where)
-            if not self.files.divided:
-                if parts[0].shape != shape:
-                    raise _other_shape(name, parts[0].shape, shape, where)
-                found[name] = parts[0]
-                continue
-            each = -(-numel // len(parts))
-            if any(part.shape != (each,) for part in parts):
-                there = " + ".join(str(part.numel) for part in parts[:8])
-                raise Malformed(
-                    f"the parts of the frozen {printable(repr(name), 80)} do not add up: {there} elements, and it is "
-                    f"{list(shape)}",
-                    where=self.files.folder.path,
-                )
-            flats = [Flat([part]) for part in parts]
-            cut = [v for n, flat in enumerate(flats) for v in flat.cut(0, max(0, min(each, numel - n * each)))]
-            found[name] = joined(cut, parts[0].dtype, shape, name)
-            self.divided.padding += each * len(parts) - numel
-        return found
 
     def _buffers(self) -> set[str]:
         return {str(name) for name in items_of(self.model.get("buffer_names")) or [] if isinstance(name, str)}
@@ -249,7 +224,7 @@ class _Save:
                 shape = self.entries[name].shape
                 if not self.files.divided and not self.files.parallel and tensor is not None:
                     if tensor.shape != shape:
-                        raise _other_shape(name, tensor.shape, shape, where)
+                        raise other_shape(name, tensor.shape, shape, where)
                     self.copies[tensor.dtype.name] += name in weights
                     if name in weights and not rounds_to(weights[name], tensor):
                         self.odd.append(printable(name, 80))
@@ -284,6 +259,12 @@ class _Save:
         first = next(iter(files.model.values()), None)
         self.model = files.open(first) if first else {}
         module = self.model.get("module")
+        if files.layers and files.experts:
+            raise CannotCarry(
+                "holds layers of a pipeline and experts, which ckptool does not put together",
+                where=files.folder.path,
+                evidence=[listed(list(files.layers.values())), listed(files.experts)],
+            )
         if files.layers:
             self._pipeline(whole=whole)
             return
@@ -301,9 +282,42 @@ class _Save:
         self._add(module, first)
         for name in files.experts:
             self._add(Dict(list(files.open(name).items())), name)
-        self.notes.append(
-            "a mixture of experts: weights are in the type of training; float32 copies in *_optim_states.pt are left"
-        )
+        self._masters(whole=whole)
+        if self.as_saved:
+            self.notes.append(f"a mixture of experts: weights are in the type of training, since {self.as_saved}")
+
+    def _masters(self, *, whole: bool) -> None:
+        """Take the float32 weights of a mixture of experts where the model's, to which they round, prove them right.
+
+        Else all weights stay in the type of training: they have names, and what the optimizer holds has only places.
+        """
+        files = self.files
+        shapes = self.model.get("param_shapes")
+        if shapes is None or not files.optimizer:
+            self.as_saved = "no file holds float32 ones that have names"
+            return
+        try:
+            made = read_divided(files, shapes_in(shapes, files), states=whole)
+        except CannotCarry as error:
+            self.as_saved = f"the optimizer {error.what}"
+            return
+        self._require_world(made.ranks)
+        unknown = [printable(name, 80) for name in made.weights if name not in self.entries]
+        if unknown:
+            self.as_saved = f"the optimizer has {listed(unknown)}, which no file of weights has"
+            return
+        as_trained, self.entries = self.entries, {}
+        self.divided = made
+        self._fill(Dict(list(as_trained.items())), {})
+        if self.odd:
+            self.as_saved = (
+                f"the float32 values of {counted(len(self.odd), 'parameter')} ({listed(self.odd)}), rounded, are not "
+                "those of the model's files"
+            )
+            self.entries, self.divided, self.odd = as_trained, None, []
+            self.copies.clear()
+            return
+        self.stage = f"ZeRO stage {made.stage} with experts"
 
     def _pipeline(self, *, whole: bool) -> None:
         """The layers of a pipeline, whose names are their numbers; those that ZeRO keeps in float32 are taken so."""
@@ -337,7 +351,7 @@ class _Save:
         for name, weight in made.weights.items():
             there = as_dense(self.entries.get(name))
             if there is None or there.shape != weight.shape:
-                raise _other_shape(name, there.shape if there is not None else (), weight.shape, where)
+                raise other_shape(name, there.shape if there is not None else (), weight.shape, where)
             self.copies[there.dtype.name] += 1
             if not rounds_to(weight, there):
                 self.odd.append(printable(name, 80))
@@ -405,10 +419,8 @@ class _Save:
             )
         elif self.stage:
             lines.append(f"{self.stage}: {counted(len(self.entries), 'entry', 'entries')}")
-        if self.stage == "experts":
-            lines.append(
-                "weights are in the type of training: float32 copies of experts are in files that are not read"
-            )
+        if self.as_saved:
+            lines.append(f"weights are in the type of training: {self.as_saved}")
         if self.copies:
             kinds = ", ".join(f"{count:,} in {kind}" for kind, count in self.copies.items())
             again = "" if set(self.copies) == {"float32"} else "; --cast makes them again"
@@ -448,10 +460,6 @@ def _world(model: dict[str, Any]) -> int:
     return integer(model.get("dp_world_size")) or 0
 
 
-def _entries(node: Any) -> list[tuple[Any, Any]]:
-    return node.entries if isinstance(node, Dict) else []
-
-
 def _kept(name: str, shared: dict[str, Any]) -> str:
     """The parameter that stands for one that shares its memory, itself if none does."""
     for _ in range(len(shared)):
@@ -460,11 +468,3 @@ def _kept(name: str, shared: dict[str, Any]) -> str:
             break
         name = str(following)
     return name
-
-
-def _other_shape(name: str, there: tuple[int, ...], said: tuple[int, ...], where: Any) -> Malformed:
-    return Malformed(
-        f"{printable(repr(name), 80)} is {list(there)}, and the file with the model says {list(said)}",
-        where=where,
-        hint="files of two runs lie in this folder; move those of one away",
-    )

@@ -1,8 +1,9 @@
 """The weights that ZeRO divided among ranks, put together from the flat groups of all ranks, and the optimizer's state.
 
 Stages 1 and 2: each group of parameters is one 1-d tensor, the parameters one after the other, filled up at the end
-(and behind each, if `param_alignment_paddings` say so), cut into one part a rank. Stage 3: each parameter is cut into
-one part a rank, all of the same size, so that the last may be filled up; a rank's parts stand one after the other.
+(and behind each, if `param_alignment_paddings` say so), cut into one part a rank; groups of experts are divided among
+teams of ranks (`zero_experts`). Stage 3: each parameter is cut into one part a rank, all of the same size, so that the
+last may be filled up; a rank's parts stand one after the other.
 
     optimizer_state_dict
       zero_stage, partition_count, loss_scaler, …
@@ -18,19 +19,20 @@ Seen in files that DeepSpeed 0.19.8 wrote; names of entries: deepspeed/checkpoin
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from ...disk.inside import Folder
 from ...dtypes import DType
 from ...errors import CannotCarry, Malformed, counted, printable
-from ...inert.other_tensors import as_dense
 from ...tensor import LazyTensor
-from ...tree import Dict, List
-from .flat import Flat, as_tensor, joined
+from ...tree import Dict
+from .flat import Flat, joined
 from .pickled import entries_of, flat_tensors, integer, items_of, require_ranks, sizes
+from .zero_experts import names_in_model, teams_of
 from .zero_files import ZeroFiles, require_one_run
+from .zero_states import States, alone, inner_of, named_groups, require_one_step
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -123,19 +125,25 @@ def read_divided(files: ZeroFiles, shapes: list[Shapes], *, states: bool = True)
         )
     world = max(count)
     require_ranks(files.optimizer, world, "the optimizer's state", folder)
-    if any(value.get("ds_zero_partition_groups") is not None for value in ranks.values()) or min(count) < world:
+    if any(value.get("ds_zero_partition_groups") is not None for value in ranks.values()) or (
+        min(count) < world and (stage == 3 or len(count) != len(shapes))
+    ):
         raise CannotCarry(
-            "divides some parameters among fewer ranks than others (experts), which ckptool does not put together",
+            "divides some parameters among fewer ranks than others in a way that ckptool does not put together",
             where=folder.path,
             hint="python -m deepspeed.checkpoint.ds_to_universal makes whole parameters of them, which ckptool reads",
         )
-    _require_one_step(files, ranks)
+    require_one_step(files, ranks)
     others = {key: ranks[0][key] for key in _OTHERS if key in ranks[0]}
     made = Divided(stage, world, others=others, with_states=states)
     if stage == 3:
         _from_parameters(made, files, [ranks[rank] for rank in range(world)], shapes)
     else:
-        _from_groups(made, files, [ranks[rank] for rank in range(world)], shapes)
+        config = files.open(first).get("ds_config")
+        teams = [
+            teams_of(world, size, config) for size in (count if len(count) == len(shapes) else count * len(shapes))
+        ]
+        _from_groups(made, files, [ranks[rank] for rank in range(world)], shapes, teams)
     files.require_own_names()
     return made
 
@@ -170,79 +178,66 @@ def _counts(node: Any) -> tuple[int, ...]:
     return tuple(n for n in found if n is not None and 0 < n < 1 << 24)
 
 
-def _inner(rank: dict[str, Any]) -> tuple[list[dict[str, Any]], list[Any]]:
-    """The inner optimizer of a rank: the state of each flat group, and the settings of its groups."""
-    inner = rank.get("base_optimizer_state", rank.get("optimizer_state_dict"))
-    listed = items_of(inner)
-    if listed is not None:  # the "elastic" kind
-        return [entries_of(one) for one in listed], []
-    found = entries_of(inner)
-    state, groups = found.get("state"), items_of(found.get("param_groups")) or []
-    by_number = {key: entries_of(value) for key, value in state.entries} if isinstance(state, Dict) else {}
-    most = max((key for key in by_number if type(key) is int), default=-1)
-    return [by_number.get(number, {}) for number in range(min(most, 1 << 20) + 1)], groups
-
-
-def _require_one_step(files: ZeroFiles, ranks: dict[int, dict[str, Any]]) -> None:
-    """Refuse ranks that took different numbers of steps, or learn at different rates."""
-    steps: dict[str, Any] = {}
-    settings: dict[str, Any] = {}
-    for rank, name in files.optimizer.items():
-        states, groups = _inner(ranks[rank])
-        steps[name] = "step " + ", ".join(str(_number(state.get("step"))) for state in states)
-        settings[name] = "; ".join(
-            f"lr {entries_of(group).get('lr')}, step {_number(entries_of(group).get('step'))}" for group in groups
-        )
-    kinds = {"steps": "how many steps were taken", "settings": "the settings of the optimizer"}
-    require_one_run(files, {"steps": steps, "settings": settings}, kinds)
-
-
-def _number(node: Any) -> Any:
-    """A number, or that of a tensor of one element; None of anything else."""
-    tensor = as_dense(node)
-    if tensor is not None and tensor.numel == 1 and tensor.dtype.numpy in ("float32", "float64", "int32", "int64"):
-        return tensor.numpy().reshape(-1)[0].item()
-    return node if isinstance(node, int | float) else None
-
-
 # -- stages 1 and 2
 
 
-def _from_groups(made: Divided, files: ZeroFiles, ranks: list[dict[str, Any]], shapes: list[Shapes]) -> None:
-    where = files.folder
+def _from_groups(
+    made: Divided, files: ZeroFiles, ranks: list[dict[str, Any]], shapes: list[Shapes], teams: list[list[range]]
+) -> None:
+    """TEAMS: for each group, the ranks among which it was divided; of experts each team has its own."""
     parts = [
         _parts(rank, "single_partition_of_fp32_groups", len(shapes), number, files) for number, rank in enumerate(ranks)
     ]
     paddings = _paddings(ranks[0].get("param_alignment_paddings"), shapes, files)
-    inner = [_inner(rank) for rank in ranks]
+    inner = [inner_of(rank) for rank in ranks]
+    held: list[list[str]] = []
     for g, group in enumerate(shapes):
-        flat = Flat([rank[g] for rank in parts])
-        _one_type([rank[g] for rank in parts], where)
-        wanted = sum(map(prod, group.values())) + sum(paddings[g])
-        step = 2 * made.ranks
-        # Filled up to a multiple of 2 elements a rank; the last rank leaves off what fills it.
-        if wanted - (paddings[g][-1] if paddings[g] else 0) > flat.numel or -(-wanted // step) != -(
-            -flat.numel // step
-        ):
-            raise _no_sum(where, f"group {g}", wanted, flat.numel, f"{counted(len(group), 'parameter')}")
-        starts = _placed(group, paddings[g])
-        if not any(paddings[g]):
-            _check_slices(files, ranks, [rank[g].numel for rank in parts], g, group, starts)
-        states = _States(made, files, f"group {g}")
-        flats, single = states.of(
-            [rank_state[0][g] if g < len(rank_state[0]) else {} for rank_state in inner],
-            [rank[g].numel for rank in parts],
-        )
-        for name, shape in group.items():
-            made.weights[name] = flat.tensor(starts[name], shape, name)
-            many = {
-                key: whole.tensor(starts[name], shape, f"{name}.{key}") if made.with_states else None
-                for key, whole in flats.items()
-            }
-            made.states[name] = many | {key: _alone(value, name, key) for key, value in single.items()}
-            made.used += prod(shape)
-        made.padding += flat.numel - sum(map(prod, group.values()))
-    made.groups = _named_groups(inner[0][1], [list(group) for group in shapes])
+        held.append([])
+        for number, team in enumerate(teams[g]):
+            names = names_in_model(group, number, len(teams[g]))
+            of = f"group {g}" + (f" of the ranks {', '.join(map(str, team))}" if len(teams[g]) > 1 else "")
+            flat = _flat_group(files, ranks, g, group, paddings[g], team, [parts[rank][g] for rank in team], of)
+            states = States(made.left, of)
+            flats, single = states.of(
+                [inner[rank][0][g] if g < len(inner[rank][0]) else {} for rank in team],
+                [parts[rank][g].numel for rank in team],
+            )
+            for local, start in _placed(group, paddings[g]).items():
+                name, shape = names[local], group[local]
+                made.weights[name] = flat.tensor(start, shape, name)
+                many = {
+                    key: whole.tensor(start, shape, f"{name}.{key}") if made.with_states else None
+                    for key, whole in flats.items()
+                }
+                made.states[name] = many | {key: alone(value, name, key) for key, value in single.items()}
+                made.used += prod(shape)
+            made.padding += flat.numel - sum(map(prod, group.values()))
+            held[g] += names.values()
+    made.groups = named_groups(inner[0][1], held)
+
+
+def _flat_group(
+    files: ZeroFiles,
+    ranks: list[dict[str, Any]],
+    g: int,
+    group: Shapes,
+    paddings: list[int],
+    team: range,
+    parts: list[LazyTensor],
+    of: str,
+) -> Flat:
+    """The elements of group G on the ranks of a TEAM, held against what they say of it."""
+    _one_type(parts, files.folder)
+    flat = Flat(parts)
+    wanted = sum(map(prod, group.values())) + sum(paddings)
+    step = 2 * len(team)
+    # Filled up to a multiple of 2 elements a rank; the last rank leaves off what fills it.
+    if wanted - (paddings[-1] if paddings else 0) > flat.numel or -(-wanted // step) != -(-flat.numel // step):
+        raise _no_sum(files.folder, of, wanted, flat.numel, f"{counted(len(group), 'parameter')}")
+    if not any(paddings):
+        lengths = [part.numel for part in parts]
+        _check_slices(files, {rank: ranks[rank] for rank in team}, lengths, g, group, _placed(group, paddings))
+    return flat
 
 
 def _placed(group: Shapes, paddings: Sequence[int]) -> dict[str, int]:
@@ -281,11 +276,16 @@ def _paddings(node: Any, shapes: list[Shapes], files: ZeroFiles) -> list[list[in
 
 
 def _check_slices(
-    files: ZeroFiles, ranks: list[dict[str, Any]], lengths: list[int], g: int, group: Shapes, starts: dict[str, int]
+    files: ZeroFiles,
+    ranks: dict[int, dict[str, Any]],
+    lengths: list[int],
+    g: int,
+    group: Shapes,
+    starts: dict[str, int],
 ) -> None:
     """Hold the places of parameters against what each rank notes of its part (`param_slice_mappings`)."""
     begin = 0
-    for number, rank in enumerate(ranks):
+    for (number, rank), length in zip(ranks.items(), lengths, strict=True):
         noted = (items_of(rank.get("param_slice_mappings")) or [])[g : g + 1]
         for name, address in entries_of(noted[0]).items() if noted else ():
             said = entries_of(address)
@@ -293,7 +293,7 @@ def _check_slices(
             if name not in group or numel is None or start is None:
                 continue
             low = max(starts[name], begin)
-            high = min(starts[name] + prod(group[name]), begin + lengths[number])
+            high = min(starts[name] + prod(group[name]), begin + length)
             if (low - begin, high - low) != (start, numel):
                 raise Malformed(
                     "is not the part that its name says",
@@ -304,7 +304,7 @@ def _check_slices(
                     ],
                     hint="the file of another rank or run has this name; fetch the right one",
                 )
-        begin += lengths[number]
+        begin += length
 
 
 # -- stage 3
@@ -324,7 +324,7 @@ def _from_parameters(made: Divided, files: ZeroFiles, ranks: list[dict[str, Any]
             raise _no_sum(where, of, wanted, flat.numel, f"{counted(len(every), 'parameter')}, a part of each")
     _require_no_copies(files, parts)
     dtype = _one_type([part for rank in parts for part in rank], where)
-    inner = [_inner(rank) for rank in ranks]
+    inner = [inner_of(rank) for rank in ranks]
     starts: dict[str, int] = {}
     at = 0
     for name, numel in each.items():
@@ -333,7 +333,7 @@ def _from_parameters(made: Divided, files: ZeroFiles, ranks: list[dict[str, Any]
     homes = _homes(starts, lengths)
     flat_states, single = [], []
     for number in range(made.ranks):
-        states = _States(made, files, f"rank {number:,}")
+        states = States(made.left, f"rank {number:,}")
         found = [
             states.of([state], [length], filled=False)
             for state, length in zip(_filled(inner[number][0], lengths), lengths, strict=True)
@@ -359,10 +359,10 @@ def _from_parameters(made: Divided, files: ZeroFiles, ranks: list[dict[str, Any]
                 held = [one[key] for one in flat_states]
                 values = [*_pieces(held, starts[name], each[name], prod(shape))]
                 made.states[name][key] = joined(values, held[0].dtype, shape, f"{name}.{key}")
-        made.states[name] |= {key: _alone(v, name, key) for key, v in single[0][homes[name]].items()} if lengths else {}
+        made.states[name] |= {key: alone(v, name, key) for key, v in single[0][homes[name]].items()} if lengths else {}
         made.used += prod(shape)
         made.padding += each[name] * made.ranks - prod(shape)
-    made.groups = _named_groups(
+    made.groups = named_groups(
         inner[0][1], [[name for name in every if homes[name] == number] for number in range(len(lengths))]
     )
 
@@ -415,63 +415,6 @@ def _homes(starts: dict[str, int], lengths: list[int]) -> dict[str, int]:
 
 
 # -- both
-
-
-class _States:
-    """What the optimizer keeps for the elements of a flat group, on every rank."""
-
-    def __init__(self, made: Divided, files: ZeroFiles, of: str) -> None:
-        self.made = made
-        self.files = files
-        self.what = of
-
-    def of(
-        self, states: list[dict[str, Any]], lengths: list[int], *, filled: bool = True
-    ) -> tuple[dict[str, Flat], dict[str, Any]]:
-        """(state -> its elements on all ranks, state -> one value for the group).
-
-        FILLED: a tensor may be longer than the weights of the last rank, which leaves off what fills it up.
-        """
-        flats: dict[str, Flat] = {}
-        single: dict[str, Any] = {}
-        for key in dict.fromkeys(key for state in states for key in state):
-            values = [as_dense(state.get(key)) for state in states]
-            dense = [value for value in values if value is not None and len(value.shape) == 1]
-            if len(dense) == len(states) and len({value.dtype for value in dense}) == 1:
-                fits = [v.numel == n for v, n in zip(dense, lengths, strict=True)]
-                fits[-1] |= filled and dense[-1].numel > lengths[-1]
-                if all(fits):
-                    trimmed = [replace(v, shape=(n,)) for v, n in zip(dense, lengths, strict=True)]
-                    flats[key] = Flat(trimmed)
-                    continue
-            lone = values[0]
-            if lone is None and key in states[0] and isinstance(states[0][key], int | float | str | None):
-                single[key] = states[0][key]
-            elif lone is not None and lone.shape == ():
-                single[key] = lone
-            else:
-                self.made.left.append(
-                    f"{printable(str(key), 40)} of {self.what}, which is not a value for each element"
-                )
-        return flats, single
-
-
-def _alone(value: Any, name: str, key: str) -> Any:
-    """A value of a group for one of its parameters: a tensor of its own, since training counts it up in place."""
-    if not isinstance(value, LazyTensor):
-        return value
-    return as_tensor(value.source(), value.dtype, value.shape, f"{name}.{key}")
-
-
-def _named_groups(groups: list[Any], names: list[list[str]]) -> list[Dict]:
-    """The settings of groups, with the names of parameters in place of the numbers of flat groups."""
-    made = []
-    for group in groups:
-        entries = group.entries if isinstance(group, Dict) else []
-        numbers = [integer(item) for item in items_of(group.get("params")) or []] if entries else []
-        held = [name for n in numbers if n is not None and 0 <= n < len(names) for name in names[n]]
-        made.append(Dict([(key, List(list(held)) if key == "params" else value) for key, value in entries]))
-    return made
 
 
 def _one_type(parts: list[LazyTensor], folder: Folder) -> DType:

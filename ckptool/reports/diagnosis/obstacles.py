@@ -19,6 +19,7 @@ from ...errors import counted, printable
 from ...formats import format_of
 from ...formats.base import FolderFormat
 from ...formats.flat.sharded import missing_beside
+from ...formats.opening import parts_option
 from ...formats.trainers.alone import PartOfRun, part_of_run
 from ...passes.buffers import required
 from ...passes.optimizers import optimizers_in
@@ -91,6 +92,8 @@ def _of_a_run(ckpt: Checkpoint, part: PartOfRun | None) -> Iterator[Finding]:
             gives += (
                 ', where sizes.yaml has a line such as "0.weight": [7, 5] for each parameter, in the order of the model'
             )
+        else:
+            command += parts_option()
         yield Finding("one-file-a-rank", what, True, [(command, gives)])
     if part is not None:
         yield Finding("part-of-a-run", part.sentence, part.is_less, [(part.command, f"which {part.gives}")])
