@@ -177,6 +177,25 @@ def test_47_packed_and_parametrised_weights_are_known(user):
     torch.testing.assert_close(loads("plain.pth", torch.nn.Linear(3, 4))(x), pruned(x))
 
 
+FORMS = {
+    "plain": "torch.nn.Linear(3, 4)",
+    "old": "torch.nn.utils.weight_norm(torch.nn.Linear(3, 4))",
+    "new": "torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 4))",
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("there", FORMS)
+@pytest.mark.parametrize("here", FORMS)
+def test_47_weight_norm_of_a_model_that_is_one_layer_goes_every_way(user, there, here):
+    theirs, mine = (eval(FORMS[name]) for name in (there, here))
+    torch.save(theirs.state_dict(), "layer.pth")
+    Path("layer.py").write_text(f"import torch\n\n\ndef build():\n    return {FORMS[here]}\n")
+    user.types("ckptool transfer layer.pth layer.py -o made.pth")
+    x = torch.rand(5, 3)
+    torch.testing.assert_close(loads("made.pth", mine)(x), theirs(x))
+
+
 def test_16_an_optimizer_is_resumed_after_a_head_was_dropped(user):
     model = net()
     first, second = [model.conv1, model.bn1], [model.mlp_module, model.fc]
