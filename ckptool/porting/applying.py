@@ -21,13 +21,23 @@ from .mapping import Entry, Mapping
 
 def open_source(source: Any) -> Checkpoint:
     """A path, a Checkpoint or a dict of torch tensors as a Checkpoint."""
-    if isinstance(source, Checkpoint):
-        return source
-    if isinstance(source, MappingOf):
+    if isinstance(source, MappingOf) and not isinstance(source, Checkpoint):
         from ..torch_bridge import from_torch
 
         return from_torch(source)
-    return open_checkpoint(source)
+    return _with_tensors(source if isinstance(source, Checkpoint) else open_checkpoint(source))
+
+
+def _with_tensors(ckpt: Checkpoint) -> Checkpoint:
+    """The checkpoint with tensors for arrays of numpy, where a pickle holds nothing but those."""
+    found = ckpt.state_dicts()
+    if any(one.tensors for one in found) or not any(
+        other.kind == "numpy" for one in found for other in one.others.values()
+    ):
+        return ckpt
+    from ..passes.by_key import clean
+
+    return clean(ckpt)
 
 
 def source_tensors(source: Any, mapping: Mapping) -> dict[str, LazyTensor]:

@@ -1,5 +1,6 @@
 """Needs about weights for other code: heads, sizes, layouts, and proofs that a port is right."""
 
+import pickle
 from collections import OrderedDict
 from pathlib import Path
 
@@ -145,9 +146,16 @@ def test_27_arrays_of_keras_become_weights_of_torch(user):
         "batch_normalization/moving_mean": rng.normal(size=4), "batch_normalization/moving_variance": rng.random(4),
         "dense/kernel": rng.normal(size=(4, 6)), "dense/bias": rng.normal(size=6),
     }  # fmt: skip
-    numpy.savez("keras.npz", **{key: value.astype("float32") for key, value in arrays.items()})
+    arrays = {key: value.astype("float32") for key, value in arrays.items()}
+    numpy.savez("keras.npz", **arrays)
+    Path("keras.pkl").write_bytes(pickle.dumps(arrays))
     Path("small.py").write_text(KERAS)
     user.types("ckptool transfer keras.npz small.py -o small.pth")
+    user.types("ckptool transfer keras.pkl small.py -o pickled.pth")
+    assert same(torch.load("pickled.pth"), torch.load("small.pth"))
+    user.types("ckptool transfer keras.pkl small.py --save-mapping map.yaml -n")
+    user.types("ckptool transfer keras.pkl small.py --mapping map.yaml -o again.pth")
+    assert same(torch.load("again.pth"), torch.load("small.pth"))
     model = loads("small.pth", module_of(KERAS, "Small"))
     kernel = torch.as_tensor(arrays["conv2d/kernel"], dtype=torch.float32).permute(3, 2, 0, 1)
     assert torch.equal(model.conv.weight, kernel)
