@@ -11,7 +11,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..errors import counted, printable
-from ..inert.plain_values import plain_value
+from ..inert.plain_values import held_by_omegaconf, plain_value
 from ..tensor import LazyTensor
 from ..tree import ABSENT, Dict, List, Object, Paths, walk
 from ..weights import is_training_state
@@ -144,9 +144,19 @@ def _settings(key: str, value: Any) -> Iterator[tuple[str, str]]:
     if (shown := _shown(value)) and not isinstance(value, LazyTensor):
         yield key, shown
         return
+    configured = any(isinstance(node, Object) and held_by_omegaconf(node) for _, node in walk(value))
     paths = Paths(plain=True)
     for trail, node in walk(value):
         if trail is None or isinstance(node, LazyTensor) or not (shown := _shown(node)):
             continue
-        if path := paths.of(trail):
+        path = paths.of(trail)
+        if configured:
+            parts = path.split("/")
+            path = "" if _OMEGACONF_KEEPS & set(parts) else "/".join(part for part in parts if part not in _AROUND)
+        if path:
             yield f"{key}/{path}" if key else path, shown
+
+
+#: What nodes of OmegaConf keep for themselves, and the names under which they hold their content.
+_OMEGACONF_KEEPS = frozenset({"_metadata", "_parent", "_flags_cache"})
+_AROUND = frozenset({"_content", "_val"})
