@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from ..checkpoint import Checkpoint
 from ..errors import counted, printable
 from ..inert.plain_values import held_by_omegaconf, plain_value
+from ..passes.cleaning import clean
 from ..tensor import LazyTensor
-from ..tree import ABSENT, Dict, List, Object, Paths, walk
+from ..tree import ABSENT, Dict, List, Object, Paths, Set, walk
 from ..weights import is_training_state
 
 #: Framework -> entries at the root that tell it: all of one of the groups.
@@ -160,3 +162,32 @@ def _settings(key: str, value: Any) -> Iterator[tuple[str, str]]:
 #: What nodes of OmegaConf keep for themselves, and the names under which they hold their content.
 _OMEGACONF_KEEPS = frozenset({"_metadata", "_parent", "_flags_cache"})
 _AROUND = frozenset({"_content", "_val"})
+
+
+def settings_of(ckpt: Checkpoint) -> dict[str, Any]:
+    """The settings at the root of a checkpoint (`hyper_parameters`, `args`, `cfg` …), by name, as JSON can have them.
+
+    Namespaces, OmegaConf and other objects are what they hold, as `clean` has it; what a class or function would be is
+    left out. A tensor and a number that JSON lacks (NaN) are told in words.
+    """
+    if not isinstance(ckpt.root, Dict):
+        return {}
+    held = Dict([(key, value) for key, value in ckpt.root.entries if isinstance(key, str) and key in _SETTINGS])
+    found = _for_json(clean(held, ckpt.where)[0], ())
+    return found if isinstance(found, dict) else {}
+
+
+def _for_json(node: Any, above: tuple[int, ...]) -> Any:
+    """A clean value as JSON can have it; ABOVE are the ids of what it stands in. It is not deep: `clean` cuts that."""
+    if id(node) in above:
+        return "what it stands in"
+    inside = (*above, id(node))
+    if isinstance(node, Dict):
+        return {str(_for_json(key, inside)): _for_json(value, inside) for key, value in node.entries}
+    if isinstance(node, List | Set | tuple):
+        return [_for_json(item, inside) for item in (node if isinstance(node, tuple) else node.items)]
+    if node is None or isinstance(node, bool | int | str) or (isinstance(node, float) and isfinite(node)):
+        return node
+    if isinstance(node, Object) and isinstance(node.args, tuple):  # torch.Size and the like
+        return [_for_json(item, inside) for item in node.args]
+    return f"tensor {node.dtype.name} {list(node.shape)}" if isinstance(node, LazyTensor) else printable(str(node), 200)

@@ -1,6 +1,9 @@
 """`ckptool inspect`: what stands beside the weights is named, and values are described as numpy would describe them."""
 
+import argparse
+import json
 import math
+import pathlib
 import pickle
 import sys
 import types
@@ -18,7 +21,7 @@ from ckptool.dtypes import BY_NAME
 from ckptool.reports.comparing.numbers import statistics
 from ckptool.reports.inspect import describe, inspect, narrowed, statistics_of
 from ckptool.reports.inspect_text import inspect_text
-from ckptool.reports.training import _FRAMEWORKS
+from ckptool.reports.training import _FRAMEWORKS, settings_of
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
 from ckptool.tree import Dict, Global, List, Object
 
@@ -89,6 +92,24 @@ def test_settings_of_omegaconf_are_what_it_holds(tmp_path, monkeypatch):
     (tmp_path / "x.pkl").write_bytes(pickle.dumps({"cfg": config, "hparams": deep}, protocol=2))
     settings = inspect(tmp_path / "x.pkl").training.settings
     assert settings == [("cfg/lr", "0.5"), ("cfg/deep/n", "3"), ("hparams/n", "3")]
+
+
+def test_settings_are_what_json_can_have(tmp_path):
+    loop = {"lr": 0.1}
+    loop["itself"] = loop
+    held = {
+        "hyper_parameters": {
+            "sizes": (1, 2), "args": argparse.Namespace(n=np.int64(3), out=pathlib.PurePosixPath("/runs")), 7: None,
+            "nan": float("nan"), "w": np.ones((2, 3), "float32"), "run": print, "loop": loop,
+        },
+        "model": {"fc.weight": np.ones((2, 3))}, "epoch": 3,
+    }  # fmt: skip
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(held, protocol=2))
+    found = settings_of(ckptool.open(tmp_path / "x.pkl"))
+    assert json.loads(json.dumps(found, allow_nan=False)) == {"hyper_parameters": {
+        "sizes": [1, 2], "args": {"n": 3, "out": "/runs"}, "7": None, "nan": "nan", "w": "tensor float32 [2, 3]",
+        "loop": {"lr": 0.1, "itself": None},
+    }}  # fmt: skip
 
 
 def test_numbers_of_numpy_are_shown(tmp_path):
