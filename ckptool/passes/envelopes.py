@@ -14,9 +14,8 @@ from ..inert.pickled_models import has_own_ways
 from ..inert.plain_values import plain_value
 from ..tree import Dict, Object, component_text, is_mapping, names_in, with_entries
 from ..weights import is_training_state
-from ._plain import on_plain_dicts_too
+from ._plain import Missing, on_plain_dicts_too
 from ._words import changeable
-from .by_key import Missing
 
 
 @on_plain_dicts_too

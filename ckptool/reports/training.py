@@ -5,13 +5,14 @@ Nothing is made of what the file names: settings are read off inert objects.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..errors import counted, printable
+from ..errors import CannotCarry, counted, printable
 from ..inert.plain_values import held_by_omegaconf, plain_value
 from ..passes.cleaning import clean
 from ..tensor import LazyTensor
@@ -169,25 +170,39 @@ def settings_of(ckpt: Checkpoint) -> dict[str, Any]:
 
     Namespaces, OmegaConf and other objects are what they hold, as `clean` has it; what a class or function would be is
     left out. A tensor and a number that JSON lacks (NaN) are told in words.
+
+    Raises:
+        CannotCarry: they are too many.
     """
     if not isinstance(ckpt.root, Dict):
         return {}
     held = Dict([(key, value) for key, value in ckpt.root.entries if isinstance(key, str) and key in _SETTINGS])
-    found = _for_json(clean(held, ckpt.where)[0], ())
+    values = itertools.count()
+    found = _for_json(clean(held, ckpt.where)[0], values, (), ckpt.where)
     return found if isinstance(found, dict) else {}
 
 
-def _for_json(node: Any, above: tuple[int, ...]) -> Any:
-    """A clean value as JSON can have it; ABOVE are the ids of what it stands in. It is not deep: `clean` cuts that."""
-    if id(node) in above:
-        return "what it stands in"
+def _for_json(node: Any, values: Iterator[int], above: tuple[int, ...], where: object) -> Any:
+    """A clean value as JSON can have it. VALUES counts them, ABOVE are the ids of what it stands in."""
+    if next(values) > _MOST_VALUES:  # what stands in several places is written at each, which grows without end
+        raise CannotCarry(f"its settings are more than {_MOST_VALUES:,} values", where=where)
+    if id(node) in above or len(above) > _DEEPEST:
+        return "…"
     inside = (*above, id(node))
     if isinstance(node, Dict):
-        return {str(_for_json(key, inside)): _for_json(value, inside) for key, value in node.entries}
+        return {
+            str(_for_json(key, values, inside, where)): _for_json(value, values, inside, where)
+            for key, value in node.entries
+        }
     if isinstance(node, List | Set | tuple):
-        return [_for_json(item, inside) for item in (node if isinstance(node, tuple) else node.items)]
+        items = node if isinstance(node, tuple) else node.items
+        return [_for_json(item, values, inside, where) for item in items]
     if node is None or isinstance(node, bool | int | str) or (isinstance(node, float) and isfinite(node)):
         return node
     if isinstance(node, Object) and isinstance(node.args, tuple):  # torch.Size and the like
-        return [_for_json(item, inside) for item in node.args]
+        return [_for_json(item, values, inside, where) for item in node.args]
     return f"tensor {node.dtype.name} {list(node.shape)}" if isinstance(node, LazyTensor) else printable(str(node), 200)
+
+
+_DEEPEST = 100
+_MOST_VALUES = 100_000

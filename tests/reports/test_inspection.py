@@ -95,12 +95,10 @@ def test_settings_of_omegaconf_are_what_it_holds(tmp_path, monkeypatch):
 
 
 def test_settings_are_what_json_can_have(tmp_path):
-    loop = {"lr": 0.1}
-    loop["itself"] = loop
     held = {
         "hyper_parameters": {
             "sizes": (1, 2), "args": argparse.Namespace(n=np.int64(3), out=pathlib.PurePosixPath("/runs")), 7: None,
-            "nan": float("nan"), "w": np.ones((2, 3), "float32"), "run": print, "loop": loop,
+            "nan": float("nan"), "w": np.ones((2, 3), "float32"), "run": print,
         },
         "model": {"fc.weight": np.ones((2, 3))}, "epoch": 3,
     }  # fmt: skip
@@ -108,8 +106,23 @@ def test_settings_are_what_json_can_have(tmp_path):
     found = settings_of(ckptool.open(tmp_path / "x.pkl"))
     assert json.loads(json.dumps(found, allow_nan=False)) == {"hyper_parameters": {
         "sizes": [1, 2], "args": {"n": 3, "out": "/runs"}, "7": None, "nan": "nan", "w": "tensor float32 [2, 3]",
-        "loop": {"lr": 0.1, "itself": None},
     }}  # fmt: skip
+
+
+def test_settings_that_would_grow_without_end_are_refused(tmp_path):
+    value = {"lr": 0.1}
+    for _ in range(40):
+        value = {"a": value, "b": value}
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps({"args": value}))
+    with pytest.raises(ckptool.CannotCarry, match="more than 100,000 values"):
+        settings_of(ckptool.open(tmp_path / "x.pkl"))
+
+
+def test_settings_that_stand_in_themselves_are_cut_there(tmp_path):
+    value = {"lr": 0.1}
+    value.update(a=value, b=[value])
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps({"args": value}))
+    assert settings_of(ckptool.open(tmp_path / "x.pkl")) == {"args": {"lr": 0.1, "a": "…", "b": ["…"]}}
 
 
 def test_numbers_of_numpy_are_shown(tmp_path):
