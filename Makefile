@@ -112,15 +112,15 @@ $(MAPPINGS_STAMP): $(RECIPE)
 FRAMEWORKS := build/frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.stamp
 
-test-frameworks: $(FRAMEWORKS_STAMP) ## Test the pieces of docs/in-your-code.md with Lightning and transformers
+test-frameworks: $(FRAMEWORKS_STAMP) ## Test the pieces of docs/in-your-code.md with Lightning, transformers and timm
 	CKPTOOL_REQUIRE_FRAMEWORKS=1 $(FRAMEWORKS)/bin/pytest -q -rs tests/needs/test_in_your_code.py
 
 $(FRAMEWORKS_STAMP): $(RECIPE)
 	rm -rf $(FRAMEWORKS) && $(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python $(PIP) --upgrade 'pip>=25.1'
 	$(FRAMEWORKS)/bin/python $(PIP) -c constraints.txt -e '.[train]' --group test
-	$(FRAMEWORKS)/bin/python $(PIP) --no-deps lightning lightning-utilities torchmetrics transformers accelerate
-	$(FRAMEWORKS)/bin/python $(PIP) tokenizers regex psutil requests
+	$(FRAMEWORKS)/bin/python $(PIP) --no-deps lightning lightning-utilities torchmetrics transformers accelerate timm torchvision
+	$(FRAMEWORKS)/bin/python $(PIP) tokenizers regex psutil requests pillow
 	@touch $@
 
 test-page: $(STAMP) ## Test the pages of HTML in a headless Chromium, which must be installed (Debian: chromium)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import isfinite
@@ -16,7 +17,7 @@ from ..disk.inside import not_followed
 from ..disk.runs import SUFFIX
 from ..drawing.sizes import table
 from ..drawing.styles import paint, width_of
-from ..errors import CheckpointError, NotFound, UnknownFormat, counted, printable
+from ..errors import CheckpointError, NotFound, RuleError, UnknownFormat, counted, printable
 from ..reports import inspect as report
 from ..reports.inspect_text import inspect_text, overview
 from .documents import Documents
@@ -35,6 +36,7 @@ from .searching import Search
 )
 @click.option("--stats", is_flag=True, help="Read all values; show min, max, mean, std, zeros and NaN.")
 @parts_option
+@click.option("--settings", is_flag=True, help="Print the settings alone (hyper_parameters, args, cfg), as JSON.")
 @json_options
 @output_option("--html", type=SideOutput("page"), metavar="REPORT", help="Also write the report as a web page.")
 @output_option("--open", "show", is_flag=True, help="Open that page in the browser.")
@@ -46,6 +48,7 @@ def inspect(
     sort: Any,
     depth: int | None,
     stats: bool,
+    settings: bool,
     as_json: bool,
     as_lines: bool,
     html: str | None,
@@ -63,7 +66,10 @@ def inspect(
     ckptool inspect model.pth --depth 2 --sort size
     ckptool inspect model.pth --filter 'layers.{}.attn' --stats
     ckptool inspect *.safetensors --json
+    ckptool inspect last.ckpt --settings > settings.json
     """
+    if settings:
+        return _print_settings(files)
     check_side_outputs()
     documents = Documents("inspect", as_json=as_json, as_lines=as_lines)
     shown = _Shown(documents.wanted, verbose, sort, depth, whole=verbose or stats or bool(pattern) or depth is not None)
@@ -118,6 +124,24 @@ def inspect(
     shown.end(search.left_alone)
     documents.end(not_followed=search.left_alone)
     return status
+
+
+def _print_settings(files: tuple[str, ...]) -> int:
+    """Print the settings in one file as a document of JSON."""
+    from .. import formats
+    from ..reports.training import settings_of
+
+    if len(files) > 1:
+        raise RuleError(
+            "is for one file", where="--settings", hint=f"ckptool inspect {shell_path(files[0])} --settings"
+        )
+    with fetching(files[0]):
+        found = settings_of(formats.open(files[0]))
+    if not found:
+        look = f"ckptool inspect {shell_path(files[0])}   # shows what is in it"
+        raise NotFound("holds no settings (hyper_parameters, args, cfg …)", where=files[0], hint=look)
+    click.echo(json.dumps(found, indent=1))
+    return 0
 
 
 #: Columns of the overview that matter less, in the order in which they are left out: types, formats, sizes.

@@ -131,8 +131,19 @@ def detect_folder(folder: Folder) -> FolderFormat:
         "not a checkpoint that can be read: a folder without sharded weights",
         where=folder.path,
         evidence=[f"it holds {', '.join(names)}{', …' if len(folder.names) > 8 else ''}" if names else "it is empty"],
-        hint="name a file in it" if names else None,
+        hint=_which(folder),
     )
+
+
+def _which(folder: Folder) -> str | None:
+    """What helps who named a folder of files."""
+    if any(name.endswith(_COMMON) for name in folder.names):
+        return f"ckptool doctor {shell_path(folder.path)}   # looks at each file in it"
+    return "name a file in it" if folder.names else None
+
+
+#: How the names of most checkpoints end.
+_COMMON = (".pth", ".pt", ".ckpt", ".safetensors", ".bin", ".pkl", ".pth.tar")
 
 
 def detect_file(file: File) -> Format:

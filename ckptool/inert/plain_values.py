@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from ..tree import ByteString, Dict, List, Object
-from .other_tensors import numbers, numpy_dtype
+from .other_tensors import Contradiction, numbers, numpy_dtype, other_tensor
 
 
 def plain_value(node: Object) -> Any:
@@ -19,6 +19,16 @@ def plain_value(node: Object) -> Any:
         value = known(node)
         if value is not None:
             return value
+    return None
+
+
+def held_by_omegaconf(node: Object) -> tuple[Any] | None:
+    """What a node of OmegaConf holds: a dict, a list or a value, whose parts are such nodes; None for other objects."""
+    if not node.class_name.startswith("omegaconf.") or not isinstance(node.state, Dict):
+        return None
+    for name in ("_content", "_val"):
+        if name in node.state:
+            return (node.state.get(name),)
     return None
 
 
@@ -79,6 +89,18 @@ def _dtype(node: Object) -> Any:
     return found[0].name if found else str(node.args[0]) if node.args and isinstance(node.args[0], str) else None
 
 
+def _number(node: Object) -> Any:
+    """A number of numpy (numpy.float64(0.5))."""
+    if not node.class_name.endswith("multiarray.scalar"):
+        return None
+    try:
+        found = other_tensor(node)
+    except Contradiction:
+        return None
+    value = None if found is None or found.dense is None else found.dense.numpy()[()].item()
+    return value if isinstance(value, bool | int | float) else None
+
+
 def array_items(node: Object) -> tuple[tuple[int, ...], list[Any]] | None:
     """(shape, items in C order) of a pickled numpy array of objects or texts, or of one such text; None for any other.
 
@@ -132,4 +154,4 @@ def _in_c_order(shape: tuple[int, ...], items: list[Any]) -> list[Any]:
     return [items[position] for position in positions]
 
 
-_KNOWN: tuple[Callable[[Object], Any], ...] = (_path, _moment, _exact, _range, _dtype)
+_KNOWN: tuple[Callable[[Object], Any], ...] = (_path, _moment, _exact, _range, _dtype, _number)

@@ -23,7 +23,7 @@ from ..inert.other_tensors import (
     stands_for_a_tensor,
 )
 from ..inert.pickled_models import PickledModule, has_own_ways, is_module, state_dict_of
-from ..inert.plain_values import array_items, plain_value
+from ..inert.plain_values import array_items, held_by_omegaconf, plain_value
 from ..inert.tags import is_device
 from ..tensor import LazyTensor, Storage
 from ..tree import ABSENT, Aside, ByteString, Dict, Global, List, Object, Set, Trail, address, is_mapping, walk
@@ -178,13 +178,9 @@ class _Cleaner:
             )
         if name in _CALLS:
             return self.plain_call(node, trail)
-        if (
-            name.startswith("omegaconf.")
-            and isinstance(node.state, Dict)
-            and ("_content" in node.state or "_val" in node.state)
-        ):
-            held = node.state.get("_content", node.state.get("_val"))
-            return self.changed(trail, name, "what it holds", self.value(held, trail))
+        held = held_by_omegaconf(node)
+        if held is not None:
+            return self.changed(trail, name, "what it holds", self.value(held[0], trail))
         known = plain_value(node)
         if known is not None:
             return self.changed(trail, name, "text" if isinstance(known, str) else "a plain value", known)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..checkpoint import Checkpoint, StateDict, around
 from ..disk.files import shell_quote
-from ..errors import KeyCollision, RuleError, counted, printable
+from ..errors import KeyCollision, NoMatch, RuleError, counted, printable
 from ..inert.pickled_models import has_own_ways
-from ..tree import Dict, component_text, is_mapping, names_in, with_entries
+from ..inert.plain_values import plain_value
+from ..tree import Dict, Object, component_text, is_mapping, names_in, with_entries
 from ..weights import is_training_state
-from ._plain import on_plain_dicts_too
+from ._plain import Missing, on_plain_dicts_too
 from ._words import changeable
 
 
@@ -62,6 +64,46 @@ def _apart(weights: StateDict) -> tuple[list[tuple[Any, Any]], list[tuple[Any, A
         name = isinstance(key, str) and "." not in key and key != "_extra_state"
         (beside if name and (plain or is_training_state(key)) else kept).append((key, value))
     return kept, beside
+
+
+def scalars_to_metadata(ckpt: Checkpoint, *, missing: Missing = "error") -> Checkpoint:
+    """Move numbers and texts at the root (`epoch`, `step`, `best_fitness`) into the text metadata of the checkpoint.
+
+    safetensors keeps these in its header, as text: a number or truth value as JSON writes it. A .pth file keeps them in
+    a record of its own, and GGUF and others what they can.
+
+    Raises:
+        NoMatch: there is no number and no text at the root.
+        KeyCollision: the metadata has another text under the same name.
+    """
+    root = ckpt.root
+    moved: dict[str, str] = {}
+    named = {key for one in ckpt.state_dicts() for key in one.tensors}  # a text like that would be read as a tie
+    for key, value in root.entries if is_mapping(root) else ():
+        plain = plain_value(value) if isinstance(value, Object) else value
+        if (
+            isinstance(key, str)
+            and isinstance(plain, bool | int | float | str)
+            and key not in _TAKEN
+            and plain not in named
+        ):
+            moved[key] = plain if isinstance(plain, str) else json.dumps(plain)
+    if not moved and missing == "error":
+        raise NoMatch("has no numbers or texts at its root", where=ckpt.where, hint="--if-present")
+    for key, text in moved.items():
+        if ckpt.metadata.get(key, text) != text:
+            what = f"its metadata has another text under {printable(repr(key), 60)}"
+            raise KeyCollision(what, where=ckpt.where, evidence=[printable(ckpt.metadata[key], 100)])
+    if not moved:
+        return ckpt
+    kept = [(key, value) for key, value in root.entries if key not in moved]
+    told = ", ".join(f"{printable(key, 40)} {printable(text, 40)}" for key, text in moved.items())
+    done = replace(ckpt, root=with_entries(root, kept), sealed="", metadata={**ckpt.metadata, **moved})
+    return done.noting(f"scalars to metadata: {told}")
+
+
+#: Names in the header of safetensors that mean something else.
+_TAKEN = frozenset({"format", "ckptool"})
 
 
 @on_plain_dicts_too

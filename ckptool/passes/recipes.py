@@ -86,6 +86,11 @@ class Pass:
 
 #: In the order in which `convert` runs its options.
 PASSES: dict[str, Pass] = {
+    "scalars-to-metadata": Pass(
+        "flag",
+        lambda c, v, at, m: envelopes.scalars_to_metadata(c, missing=m),
+        "Move epoch, step and other numbers and texts at the root into text metadata, which safetensors holds.",
+    ),
     "extract": Pass(
         "flag",
         lambda c, v, at, m: envelopes.extract(c, at=at),

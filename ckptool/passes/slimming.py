@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ..checkpoint import Checkpoint, StateDict
-from ..disk.files import same_bytes
+from ..disk.files import same_bytes, shell_path
 from ..errors import Ambiguous, NotFound, counted, printable
 from ..inert.pickled_models import is_module
 from ..tensor import LazyTensor
@@ -62,7 +62,14 @@ def slim(ckpt: Checkpoint, *, weights: Which | None = None, at: str | None = Non
     inside = None if places else _inside(ckpt)
     if places is None and inside is None:
         if weights == "ema":
-            raise NotFound("holds no moving average that is known by its place", where=ckpt.where, hint="--at PATH")
+            several = len(ckpt.state_dicts()) > 1
+            raise NotFound(
+                "holds no moving average that is known by its place",
+                where=ckpt.where,
+                hint=f"ckptool inspect {shell_path(ckpt.where)}   # then name one of its state dicts: --at PATH"
+                if several
+                else "--weights raw   # takes the weights that are there",
+            )
         return extract(ckpt)
     if weights is None:
         shown = places or (f"{_INSIDE}*", "model.*")

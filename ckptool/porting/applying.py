@@ -32,8 +32,10 @@ def open_source(source: Any) -> Checkpoint:
 
 
 def _with_arrays(ckpt: Checkpoint) -> Checkpoint:
-    """The checkpoint of another framework with dense tensors for the arrays of numpy that hold its weights (Paddle)."""
-    if ckpt.framework not in ("paddle", "joblib"):
+    """The checkpoint with dense tensors for arrays of numpy, where it holds its weights as those: Paddle, pickles."""
+    found = ckpt.state_dicts()
+    arrays = any(other.kind == "numpy" for one in found for other in one.others.values())
+    if ckpt.framework not in ("paddle", "joblib") and (any(one.tensors for one in found) or not arrays):
         return ckpt
     dense = {id(node): other.dense for _, node, other in others_in(ckpt.root) if other.dense is not None}
     return replace(ckpt, root=rebuild(ckpt.root, instead=dense)) if dense else ckpt

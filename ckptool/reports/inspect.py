@@ -19,6 +19,7 @@ from ..formats.opening import parts_option
 from ..formats.trainers.alone import part_of_run
 from ..inert.allowed import beyond_plain_data, count_objects
 from ..inert.other_tensors import OtherTensor, as_dense, other_tensor
+from ..inert.plain_values import plain_value
 from ..passes.locations import mentions
 from ..passes.packed import grain, packed_in
 from ..passes.side_files import quantization_of
@@ -369,7 +370,9 @@ def _summary(node: Any) -> str:
     found = [value for _, value in walk(node) if isinstance(value, LazyTensor)]
     tensors = f", {counted(len(found), 'tensor')}, {sum(t.nbytes for t in found):,} bytes" if found else ""
     if isinstance(node, Object):
-        return f"{printable(node.class_name, 80)}{tensors}"
+        known = plain_value(node)
+        shown = f" {known!r}" if isinstance(known, bool | int | float) else ""
+        return f"{printable(node.class_name, 80)}{shown}{tensors}"
     kind, size = "tuple", len(node) if isinstance(node, tuple) else 0
     if isinstance(node, Dict):
         kind, size = "dict", len(node.entries)

@@ -5,15 +5,18 @@ Nothing is made of what the file names: settings are read off inert objects.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..errors import counted, printable
-from ..inert.plain_values import plain_value
+from ..errors import CannotCarry, counted, printable
+from ..inert.plain_values import held_by_omegaconf, plain_value
+from ..passes.cleaning import clean
 from ..tensor import LazyTensor
-from ..tree import ABSENT, Dict, List, Object, Paths, walk
+from ..tree import ABSENT, Dict, List, Object, Paths, Set, walk
 from ..weights import is_training_state
 
 #: Framework -> entries at the root that tell it: all of one of the groups.
@@ -144,9 +147,62 @@ def _settings(key: str, value: Any) -> Iterator[tuple[str, str]]:
     if (shown := _shown(value)) and not isinstance(value, LazyTensor):
         yield key, shown
         return
+    configured = any(isinstance(node, Object) and held_by_omegaconf(node) for _, node in walk(value))
     paths = Paths(plain=True)
     for trail, node in walk(value):
         if trail is None or isinstance(node, LazyTensor) or not (shown := _shown(node)):
             continue
-        if path := paths.of(trail):
+        path = paths.of(trail)
+        if configured:
+            parts = path.split("/")
+            path = "" if _OMEGACONF_KEEPS & set(parts) else "/".join(part for part in parts if part not in _AROUND)
+        if path:
             yield f"{key}/{path}" if key else path, shown
+
+
+#: What nodes of OmegaConf keep for themselves, and the names under which they hold their content.
+_OMEGACONF_KEEPS = frozenset({"_metadata", "_parent", "_flags_cache"})
+_AROUND = frozenset({"_content", "_val"})
+
+
+def settings_of(ckpt: Checkpoint) -> dict[str, Any]:
+    """The settings at the root of a checkpoint (`hyper_parameters`, `args`, `cfg` …), by name, as JSON can have them.
+
+    Namespaces, OmegaConf and other objects are what they hold, as `clean` has it; what a class or function would be is
+    left out. A tensor and a number that JSON lacks (NaN) are told in words.
+
+    Raises:
+        CannotCarry: they are too many.
+    """
+    if not isinstance(ckpt.root, Dict):
+        return {}
+    held = Dict([(key, value) for key, value in ckpt.root.entries if isinstance(key, str) and key in _SETTINGS])
+    values = itertools.count()
+    found = _for_json(clean(held, ckpt.where)[0], values, (), ckpt.where)
+    return found if isinstance(found, dict) else {}
+
+
+def _for_json(node: Any, values: Iterator[int], above: tuple[int, ...], where: object) -> Any:
+    """A clean value as JSON can have it. VALUES counts them, ABOVE are the ids of what it stands in."""
+    if next(values) > _MOST_VALUES:  # what stands in several places is written at each, which grows without end
+        raise CannotCarry(f"its settings are more than {_MOST_VALUES:,} values", where=where)
+    if id(node) in above or len(above) > _DEEPEST:
+        return "…"
+    inside = (*above, id(node))
+    if isinstance(node, Dict):
+        return {
+            str(_for_json(key, values, inside, where)): _for_json(value, values, inside, where)
+            for key, value in node.entries
+        }
+    if isinstance(node, List | Set | tuple):
+        items = node if isinstance(node, tuple) else node.items
+        return [_for_json(item, values, inside, where) for item in items]
+    if node is None or isinstance(node, bool | int | str) or (isinstance(node, float) and isfinite(node)):
+        return node
+    if isinstance(node, Object) and isinstance(node.args, tuple):  # torch.Size and the like
+        return [_for_json(item, values, inside, where) for item in node.args]
+    return f"tensor {node.dtype.name} {list(node.shape)}" if isinstance(node, LazyTensor) else printable(str(node), 200)
+
+
+_DEEPEST = 100
+_MOST_VALUES = 100_000

@@ -51,8 +51,9 @@ def test_the_options_of_the_command_line_change_only_on_purpose() -> None:
         --filter --first --fits --for --html --if-present --in-place --json --json-lines --keep-objects --kwargs
         --manifest --map-location --max-shard-size --model --open --out-dir --output --overwrite --partial-file
         --parts --patch --prefix --quiet --ratios --recipe --recover --recursive --remove-leftovers --rename --rtol
-        --rules --save-recipe --select --sort --stats --strict --strip-first --strip-prefix --ties --to --to-dense
-        --untie --unwrap --variant --verbose --weights --with-optimizer --wrap --write-manifest
+        --rules --save-recipe --scalars-to-metadata --select --settings --sort --stats --strict --strip-first
+        --strip-prefix --ties --to --to-dense --untie --unwrap --variant --verbose --weights --with-optimizer --wrap
+        --write-manifest
         -m -n -o -q -r -t -v""".split()
     )
 

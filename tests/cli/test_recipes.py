@@ -115,7 +115,10 @@ def test_the_passes_of_a_recipe_run_in_its_own_order(run: Run, files: Files) -> 
         ("[", "is not YAML"),
         ("passes: []", "is not a recipe"),
         ("ckptool: 2\npasses: []", "is not a recipe"),
-        ("ckptool: 1\npasses: [{quantize: 4}]", "names the pass 'quantize'; there are extract, slim"),
+        (
+            "ckptool: 1\npasses: [{quantize: 4}]",
+            "names the pass 'quantize'; there are scalars-to-metadata, extract, slim",
+        ),
         ("ckptool: 1\npasses: [{cast: 4}]", "gives cast the value '4'; it takes a type, or {to: TYPE"),
         ("ckptool: 1\npasses: [{untie: no}]", "gives untie the value 'False'; it takes true, or nothing"),
         ("ckptool: 1\npasses: [[unwrap]]", "which is none: one name a line"),

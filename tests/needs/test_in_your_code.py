@@ -18,7 +18,21 @@ PIECES = {
     for title, body in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     for code in re.findall(r"^```py\n(.*?)^```", body, re.M | re.S)
 }
-PACKAGES = {"Lightning": ["lightning"], "The Trainer of transformers": ["transformers", "accelerate"]}
+PACKAGES = {"Lightning": ["lightning"], "The Trainer of transformers": ["transformers", "accelerate"],
+            "timm": ["timm", "torchvision"]}  # fmt: skip
+#: timm imports torchvision, whose compiled part on PyPI is for another torch: what it asks for is declared instead.
+BEFORE = {
+    "timm": """import torch
+
+library = torch.library.Library("torchvision", "FRAGMENT")
+for _ in range(20):
+    try:
+        import torchvision
+        break
+    except RuntimeError as error:
+        library.define(str(error).partition("torchvision::")[2].split()[0] + "(Tensor x) -> Tensor")
+"""
+}
 
 
 def test_each_framework_of_the_page_has_a_piece():
@@ -32,6 +46,6 @@ def test_a_piece_runs_as_it_is(tmp_path, title):
         reason = f"{', '.join(missing)} is not installed"
         assert not os.environ.get("CKPTOOL_REQUIRE_FRAMEWORKS"), reason
         pytest.skip(reason)
-    (tmp_path / "piece.py").write_text(PIECES[title])
+    (tmp_path / "piece.py").write_text(BEFORE.get(title, "") + PIECES[title])
     done = subprocess.run([sys.executable, "piece.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -182,3 +182,11 @@ def test_43_pickles_of_python_2_and_of_another_numpy_are_read(user):
     Path("py2.pkl").write_bytes(python_2)
     user.types("ckptool clean py2.pkl now.pth")
     assert torch.load("now.pth") == {"name": "été", "w": 1.5}
+
+
+def test_43_what_numpy_does_not_load_without_pickle_is_explained_and_read(user):
+    numpy.save("weights.npy", {"fc.weight": numpy.ones((2, 3), "float32"), "fc.bias": numpy.zeros(2, "float32")})
+    error = error_of(numpy.load, "weights.npy")
+    assert "allow_pickle=False" in str(error)
+    assert "a dict that numpy.save pickled" in user.asks("ckptool doctor weights.npy --error",
+                                                         f"ValueError: {error}").text  # fmt: skip

@@ -62,6 +62,16 @@ def test_20_what_fsdp_left_becomes_a_plain_file(user):
     assert load_file("plain.safetensors").keys() == model.state_dict().keys()
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_20_an_error_of_dcp_about_a_missing_name_is_explained(user):
+    dcp.save({"model": net().state_dict()}, checkpoint_id="run", no_dist=True)
+    with pytest.raises(dcp.api.CheckpointException, match="Missing key in checkpoint state_dict") as raised:
+        dcp.load(Net().state_dict(), checkpoint_id="run", no_dist=True)
+    seen = user.tries("ckptool doctor run --error", f"CheckpointException: {raised.value}")
+    assert "looked for keys that the folder does not hold" in seen.text
+    assert same(loads(user.follows(seen, -1)).state_dict(), net().state_dict())
+
+
 @pytest.fixture
 def deepspeed(user):
     with tarfile.open(FIXTURES / "deepspeed" / "runs.tar.xz") as packed:

@@ -1,5 +1,6 @@
 """Needs about names: prefixes, wrappers, envelopes, keys that a model does not ask for."""
 
+import json
 from collections import OrderedDict
 from pathlib import Path
 
@@ -136,3 +137,6 @@ def test_36_what_lightning_saved_becomes_a_plain_model_beside_a_weighted_loss(us
     assert seen.code == 2
     user.takes_the_hint(seen)
     assert same(loads("mine.pth").state_dict(), model.state_dict())
+    assert json.loads(user.types("ckptool inspect last.ckpt --settings").text) == {"hyper_parameters": {"lr": 0.1}}
+    seen = user.tries("ckptool inspect mine.pth --settings")
+    assert (seen.code, "holds no settings" in seen.text) == (2, True)

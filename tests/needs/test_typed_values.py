@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 import torch.nn.utils.prune
+from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from typing_user import NET_PY, Net, error_of, loads, net, on_device, same
 
@@ -101,8 +103,6 @@ def test_41_safetensors_without_format_get_it_and_keep_the_rest(user):
         "OSError: The safetensors archive passed at bare.safetensors does not contain the valid metadata. "
         "Make sure you save your model with the `save_pretrained` method."
     )
-    from safetensors import safe_open
-
     with safe_open(user.cures("bare.safetensors", error=error), "pt") as opened:
         assert opened.metadata()["format"] == "pt"
         assert opened.metadata()["step"] == "7"
@@ -124,6 +124,26 @@ def test_42_what_safetensors_cannot_hold_is_made_so_or_named(user):
     seen = user.tries("ckptool convert c.pth c.safetensors")
     assert seen.code == 2
     assert load_file(user.takes_the_hint(seen))["z"].dtype == torch.complex64
+
+
+def test_42_numbers_beside_the_weights_go_into_the_header(user):
+    held = {"epoch": 7, "best": numpy.float64(0.5), "arch": "net", "done": True, "alike": "fc.bias", "format": "mine"}
+    torch.save({"model": net().state_dict(), **held}, "run.pth")
+    user.types("ckptool convert run.pth run.safetensors --scalars-to-metadata --extract")
+    with safe_open("run.safetensors", "pt") as opened:
+        header = {key: text for key, text in opened.metadata().items() if key != "ckptool"}
+    assert header == {"format": "pt", "epoch": "7", "best": "0.5", "arch": "net", "done": "true"}
+    assert load_file("run.safetensors").keys() == net().state_dict().keys()
+    user.types("ckptool convert run.safetensors back.pth")
+    user.types("ckptool convert back.pth again.safetensors")
+    assert Path("again.safetensors").read_bytes() == Path("run.safetensors").read_bytes()
+    torch.save({"w": torch.ones(2), "epoch": 7}, "one.pth")
+    user.types("ckptool convert one.pth one.safetensors --scalars-to-metadata")  # nothing else was in the way
+    assert load_file("one.safetensors").keys() == {"w"}
+    torch.save(net().state_dict(), "none.pth")
+    seen = user.tries("ckptool convert none.pth none.safetensors --scalars-to-metadata")
+    assert (seen.code, "no numbers or texts" in seen.text) == (2, True)
+    assert load_file(user.takes_the_hint(seen)).keys() == net().state_dict().keys()
 
 
 def test_45_files_are_compared_averaged_and_looked_at(user):
@@ -175,6 +195,25 @@ def test_47_packed_and_parametrised_weights_are_known(user):
     Path("plain.py").write_text("import torch\n\ndef build():\n    return torch.nn.Linear(3, 4)\n")
     user.types("ckptool transfer pruned.pth plain.py -o plain.pth")
     torch.testing.assert_close(loads("plain.pth", torch.nn.Linear(3, 4))(x), pruned(x))
+
+
+FORMS = {
+    "plain": "torch.nn.Linear(3, 4)",
+    "old": "torch.nn.utils.weight_norm(torch.nn.Linear(3, 4))",
+    "new": "torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 4))",
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("there", FORMS)
+@pytest.mark.parametrize("here", FORMS)
+def test_47_weight_norm_of_a_model_that_is_one_layer_goes_every_way(user, there, here):
+    theirs, mine = (eval(FORMS[name]) for name in (there, here))
+    torch.save(theirs.state_dict(), "layer.pth")
+    Path("layer.py").write_text(f"import torch\n\n\ndef build():\n    return {FORMS[here]}\n")
+    user.types("ckptool transfer layer.pth layer.py -o made.pth")
+    x = torch.rand(5, 3)
+    torch.testing.assert_close(loads("made.pth", mine)(x), theirs(x))
 
 
 def test_16_an_optimizer_is_resumed_after_a_head_was_dropped(user):

@@ -54,6 +54,8 @@ PASTED = [
     ("ckptool repair cut.pth o.pth", "would be lost"),
     ("ckptool convert plain.pth o.pth --for troch", "is not a version of torch"),
     ("ckptool transfer optim.pt net.py -o o.pth", "holds no state dict"),
+    ("ckptool convert plain.pth dp.pth", "exists already"),
+    ("ckptool slim plain.pth o.pth --weights ema", "holds no moving average"),
 ]
 
 
@@ -67,6 +69,43 @@ def test_the_hint_of_a_wrong_command_can_be_pasted(files, line, says):
         Path(hint.removeprefix("mkdir -p ")).mkdir(parents=True)
         hint = line
     files.types(hint)
+
+
+def test_who_names_a_folder_of_files_is_told_what_is_in_each(files):
+    Path("runs").mkdir()
+    Path("plain.pth").rename("runs/plain.pth")
+    seen = files.tries("ckptool convert runs o.pth")
+    assert (seen.code, Path("o.pth").exists()) == (2, False)
+    (hint,) = [row.removeprefix("Hint: ") for row in seen.text.splitlines() if row.startswith("Hint: ")]
+    assert "plain.pth: no problem found" in files.types(hint).text
+
+
+NUMBERS_WRONG = {
+    "slice(conv1.weight,0)": "slice(x, dim, start, stop)",
+    "transpose(conv1.weight, 5, 7, 9)": "transpose(x)",
+    "lora(fc.weight, 1.0, 2.0)": "lora(w, a, b, scale)",
+}
+
+
+@pytest.mark.parametrize("expression", NUMBERS_WRONG)
+def test_an_operation_of_a_mapping_with_too_few_or_many_arguments_is_shown_as_it_is_written(files, expression):
+    files.types("ckptool transfer plain.pth net.py --save-mapping map.yaml -n")
+    Path("map.yaml").write_text(Path("map.yaml").read_text().replace(": conv1.weight", f": {expression}"))
+    seen = files.tries("ckptool transfer plain.pth net.py --mapping map.yaml -o o.pth")
+    assert (seen.code, Path("o.pth").exists()) == (2, False)
+    assert "map.yaml: line 5" in seen.text
+    assert f"Hint: it is written {NUMBERS_WRONG[expression]}" in seen.text
+
+
+def test_the_way_back_with_the_model_of_the_way_there_says_which_model_is_meant(files):
+    Path("mine.py").write_text(NET_PY.replace("conv1", "stem"))
+    files.types("ckptool transfer plain.pth mine.py --save-mapping map.yaml -o mine.pth")
+    seen = files.tries("ckptool transfer mine.pth mine.py --mapping map.yaml --invert -o back.pth")
+    assert seen.code == 2
+    assert "the model does not have 2 keys" in seen.text
+    assert "the model is the one that the mapping takes from" in seen.text
+    files.types("ckptool transfer mine.pth net.py --mapping map.yaml --invert -o back.pth")
+    assert all(torch.equal(value, net().state_dict()[key]) for key, value in torch.load("back.pth").items())
 
 
 SAID = {

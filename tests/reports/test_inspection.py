@@ -1,6 +1,12 @@
 """`ckptool inspect`: what stands beside the weights is named, and values are described as numpy would describe them."""
 
+import argparse
+import json
 import math
+import pathlib
+import pickle
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -15,7 +21,7 @@ from ckptool.dtypes import BY_NAME
 from ckptool.reports.comparing.numbers import statistics
 from ckptool.reports.inspect import describe, inspect, narrowed, statistics_of
 from ckptool.reports.inspect_text import inspect_text
-from ckptool.reports.training import _FRAMEWORKS
+from ckptool.reports.training import _FRAMEWORKS, settings_of
 from ckptool.tensor import LazyTensor, Storage, contiguous_stride
 from ckptool.tree import Dict, Global, List, Object
 
@@ -65,6 +71,68 @@ def test_training_state_and_settings_are_shown_without_making_an_object():
     ]
     assert found.training.settings == [("args/lr", "0.1"), ("args/deep/n", "2")]
     assert found.slim == 64
+
+
+class OmegaNode:
+    """Stands in for a node of OmegaConf, whose pickles have this state."""
+
+    def __init__(self, **state):
+        vars(self).update(_metadata={"optional": True, "key": None}, _parent=None, _flags_cache=None, **state)
+
+
+def test_settings_of_omegaconf_are_what_it_holds(tmp_path, monkeypatch):
+    module = types.ModuleType("omegaconf.dictconfig")
+    for name in ("DictConfig", "AnyNode"):
+        setattr(module, name, type(name, (OmegaNode,), {"__module__": "omegaconf.dictconfig"}))
+    monkeypatch.setitem(sys.modules, "omegaconf", types.ModuleType("omegaconf"))
+    monkeypatch.setitem(sys.modules, "omegaconf.dictconfig", module)
+    config = module.DictConfig(_content={"lr": module.AnyNode(_val=0.5)})
+    vars(config)["_content"]["deep"] = deep = module.DictConfig(_content={"n": module.AnyNode(_val=3)})
+    deep._parent = config
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps({"cfg": config, "hparams": deep}, protocol=2))
+    settings = inspect(tmp_path / "x.pkl").training.settings
+    assert settings == [("cfg/lr", "0.5"), ("cfg/deep/n", "3"), ("hparams/n", "3")]
+
+
+def test_settings_are_what_json_can_have(tmp_path):
+    held = {
+        "hyper_parameters": {
+            "sizes": (1, 2), "args": argparse.Namespace(n=np.int64(3), out=pathlib.PurePosixPath("/runs")), 7: None,
+            "nan": float("nan"), "w": np.ones((2, 3), "float32"), "run": print,
+        },
+        "model": {"fc.weight": np.ones((2, 3))}, "epoch": 3,
+    }  # fmt: skip
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(held, protocol=2))
+    found = settings_of(ckptool.open(tmp_path / "x.pkl"))
+    assert json.loads(json.dumps(found, allow_nan=False)) == {"hyper_parameters": {
+        "sizes": [1, 2], "args": {"n": 3, "out": "/runs"}, "7": None, "nan": "nan", "w": "tensor float32 [2, 3]",
+    }}  # fmt: skip
+
+
+def test_settings_that_would_grow_without_end_are_refused(tmp_path):
+    value = {"lr": 0.1}
+    for _ in range(40):
+        value = {"a": value, "b": value}
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps({"args": value}))
+    with pytest.raises(ckptool.CannotCarry, match="more than 100,000 values"):
+        settings_of(ckptool.open(tmp_path / "x.pkl"))
+
+
+def test_settings_that_stand_in_themselves_are_cut_there(tmp_path):
+    value = {"lr": 0.1}
+    value.update(a=value, b=[value])
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps({"args": value}))
+    assert settings_of(ckptool.open(tmp_path / "x.pkl")) == {"args": {"lr": 0.1, "a": "…", "b": ["…"]}}
+
+
+def test_numbers_of_numpy_are_shown(tmp_path):
+    held = {"best_fitness": np.float64(0.75), "best": np.float32(0.5), "count": np.int64(3), "ok": np.bool_(True)}
+    held["model"] = {"fc.weight": np.ones((2, 3)), "fc.bias": np.ones(2)}
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps(held, protocol=2))
+    found = inspect(tmp_path / "x.pkl")
+    assert found.training.progress == [("best_fitness", "0.75")]
+    told = dict(found.others)
+    assert [told[name].split()[-1] for name in ("best", "count", "ok")] == ["0.5", "3", "True"]
 
 
 def test_what_is_stored_and_what_is_used(tmp_path):

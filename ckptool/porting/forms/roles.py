@@ -136,6 +136,9 @@ _SHIFTS = frozenset("bias beta shift offset loc".split())
 _FACTORS = frozenset("weight gamma scale kernel w g a_2 gain alpha".split())
 
 
+_WEIGHT_NORM = frozenset({"weight_g", "weight_v"})
+
+
 def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...], str]:
     """The module path and the role of a key, whatever its leaf is called."""
     if "parametrizations" in path:
@@ -155,6 +158,8 @@ def role_of(path: tuple[str, ...], siblings: set[str]) -> tuple[tuple[str, ...],
         return inner, f"{of_whole}_{half}"
     if leaf == "weight_v" and "weight_orig" in siblings:
         return head, "weight_sv"
+    if leaf in _WEIGHT_NORM <= siblings | {leaf}:
+        return head, leaf  # weight norm, also of a model that is one layer
     noisy = _noisy(leaf)
     if noisy is not None and {(noisy[0], "mean"), noisy} <= {_noisy(s) for s in siblings} != {noisy}:
         return head, "_".join(noisy)

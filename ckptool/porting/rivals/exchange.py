@@ -115,7 +115,7 @@ def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
 
 
 def _stated_apart(one: Unit, other: Unit) -> bool:
-    """Whether the file says that two sources are of different kinds of layers, as an attention and a dense layer are."""
+    """Whether the file says that two sources are of different layers, as an attention and a dense one are."""
     stated = [unit.main.entry.stated for unit in (one, other)]
     layers = {role.layer for role in stated if role is not None and role.layer}
     return len(layers) > 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from math import prod
 from typing import Any
@@ -31,7 +31,7 @@ class Fit:
         missing, unexpected: keys that only the model has, or only the file.
         mismatched: (key, shape in the file, shape in the model).
         common: how many keys are in both with the same shape, and how many the model has.
-        parameters: the same in elements.
+        parameters: the same in elements, tied tensors counted once.
         commands: (command, what for) that make it fit, in order; none where nothing of the file fits.
         at: where in the file the weights are that were held against the model.
         optimizers: what keeps an optimizer made of all parameters of the model from loading the states in the file.
@@ -95,6 +95,15 @@ def _shapes(built: Any) -> dict[str, Shape]:
     return {key: tuple(value.shape) for key, value in built.state_dict().items() if hasattr(value, "shape")}
 
 
+def _tied(built: Any, met: Collection[str]) -> set[str]:
+    """The keys of a model whose tensor another key has, too; the other one is MET, where one of them is."""
+    held: dict[int, list[str]] = {}
+    for named in (built.named_parameters, built.named_buffers):
+        for key, value in named(remove_duplicate=False):
+            held.setdefault(id(value), []).append(key)
+    return {key for keys in held.values() for key in sorted(keys, key=lambda key: key not in met)[1:]}
+
+
 def _in_common(weights: StateDict, wanted: Mapping[str, Shape]) -> tuple[int, int]:
     """How many elements and keys of a model a state dict has."""
     theirs = weights.tensors
@@ -108,6 +117,7 @@ def _fit(ckpt: Checkpoint, weights: StateDict, model: str, built: Any, kwargs: M
     theirs = {key: tensor.shape for key, tensor in weights.tensors.items()}
     wanted = _shapes(built)
     met = [key for key, shape in wanted.items() if theirs.get(key) == shape]
+    again = _tied(built, set(met))
     trained = {name: tuple(parameter.shape) for name, parameter in built.named_parameters()}
     fine = refused(built, weights) is None
     return Fit(
@@ -118,7 +128,10 @@ def _fit(ckpt: Checkpoint, weights: StateDict, model: str, built: Any, kwargs: M
         [key for key in theirs if key not in wanted],
         [(k, list(theirs[k]), list(shape)) for k, shape in wanted.items() if k in theirs and theirs[k] != shape],
         (len(met), len(wanted)),
-        (sum(prod(wanted[key]) for key in met), sum(map(prod, wanted.values()))),
+        (
+            sum(prod(wanted[key]) for key in met if key not in again),
+            sum(prod(wanted[key]) for key in wanted if key not in again),
+        ),
         [] if fine else list(_commands(ckpt, weights, theirs, wanted, model, built, kwargs or {})),
         weights.path,
         list(misfits(ckpt, trained)) if fine else [],
