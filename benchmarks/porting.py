@@ -1,6 +1,7 @@
 """Port every pair of a folder of porting pairs, score the result, and print one table next to simple baselines.
 
     python -m benchmarks.porting DIR                   as a user who accepts guesses and gaps would
+    python -m benchmarks.porting DIR --with-code       with the source's code, nothing proved
     python -m benchmarks.porting DIR --prove           with the source's code, outputs compared
     python -m benchmarks.porting DIR --only vgg -v     some pairs, each in a line
 
@@ -41,6 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.porting", description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--prove", action="store_true", help="use the source's code and compare outputs")
+    parser.add_argument("--with-code", action="store_true", help="use the source's code, and prove nothing")
     parser.add_argument("--own-inputs", action="store_true", help="with --prove: let inputs be worked out")
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="pairs whose name holds TEXT")
     parser.add_argument("--no-baselines", action="store_true")
@@ -53,8 +55,8 @@ def main() -> None:
         parser.error(f"there is no score.py in {options.folder}")
     chosen = [d for d in pairs_in(pairs) if not options.only or any(text in d.name for text in options.only)]
     methods = {
-        "ckptool" + (" --prove" if options.prove else ""): lambda d, meta: port(
-            d, meta, options.prove, own_inputs=options.own_inputs
+        "ckptool" + (" --prove" if options.prove else " --with-code" if options.with_code else ""): lambda d, meta: (
+            port(d, meta, options.prove, own_inputs=options.own_inputs, with_code=options.with_code)
         )
     }
     if not options.no_baselines:
@@ -88,13 +90,13 @@ def pairs_in(pairs: Path) -> list[Path]:
 
 
 def port(
-    folder: Path, meta: dict[str, Any], prove: bool, *, own_inputs: bool = False
+    folder: Path, meta: dict[str, Any], prove: bool, *, own_inputs: bool = False, with_code: bool = False
 ) -> tuple[Any, list[str], list[str], str]:
     """What `ckptool transfer --accept-guesses --partial` gives: tensors, flagged keys, keys left, and a remark."""
     from ckptool.model_code.inputs import InputSpec
     from ckptool.porting.applying import apply
 
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, Any] = {"source_model": str(folder / "source_model.py")} if with_code else {}
     source = folder / meta["source_file"]
     remark = ""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import takewhile
 from typing import Any
@@ -15,7 +15,7 @@ from ..passes.buffers import NAMES
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """Words that exclude one another.
 
@@ -316,6 +316,12 @@ def _known() -> frozenset[str]:
 
 def label(group: Group, words: Sequence[str]) -> str | None:
     """What the words of a path say in GROUP: the label of the phrase that ends last, the longest of those."""
+    return _label(group, tuple(words))
+
+
+@lru_cache(maxsize=1 << 16)
+def _label(group: Group, words: tuple[str, ...]) -> str | None:
+    """The same, remembered: every rule and every round of it asks about the same names."""
     end = len(words)
     while end:
         for size in range(min(group.longest, end), 0, -1):

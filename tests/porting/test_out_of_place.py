@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sides import signature, wanted
 
+from ckptool.porting.holes.out_of_place import _inverted
 from ckptool.porting.port import port
 
 Shapes = dict[str, tuple[int, ...]]
@@ -29,13 +30,24 @@ def without(shapes: Shapes, module: str) -> Shapes:
 TRUTH = dict(zip(blocks("layers", OWN), blocks("h", THEIRS), strict=True))
 
 
-@pytest.mark.parametrize("lost", OWN)
-@pytest.mark.parametrize("left", OWN)
-@pytest.mark.parametrize(("here", "there"), [(0, 1), (1, 0), (2, 0)])
-def test_what_is_left_over_in_another_block_is_not_taken(lost: str, left: str, here: int, there: int) -> None:
+#: Lost and left: nothing but the order of their kind tells these apart, in a model of which another block lacks one.
+NORMS = {("norm_one", "norm_two"), ("norm_two", "norm_one")}
+NOT_YET = pytest.mark.xfail(
+    reason="two norms of blocks that both lack one of them are still exchanged in silence", strict=True
+)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "lost", "left"),
+    [
+        pytest.param(*at, lost, left, marks=[NOT_YET] if at != (2, 0) and (lost, left) in NORMS else [])
+        for at in ((0, 1), (1, 0), (2, 0))
+        for lost in OWN
+        for left in OWN
+    ],
+)
+def test_what_is_left_over_in_another_block_is_not_taken(here: int, there: int, lost: str, left: str) -> None:
     """The file lacks LOST in block HERE, and the model LEFT in block THERE."""
-    if lost.startswith("norm") and (here, there) != (2, 0):
-        pytest.xfail("two norms of a block whose other blocks lack one of them are still exchanged in silence")
     source = without(blocks("h", THEIRS), f"h.{here}.{THEIRS[OWN.index(lost)]}")
     target = without(blocks("layers", OWN), f"layers.{there}.{left}")
     mapping = port(signature(source), wanted(target))
@@ -46,3 +58,41 @@ def test_what_is_left_over_in_another_block_is_not_taken(lost: str, left: str, h
 def test_blocks_that_are_whole_stay_certain() -> None:
     mapping = port(signature(blocks("h", THEIRS)), wanted(blocks("layers", OWN)))
     assert {e.target: e.sources for e in mapping.having("mapped")} == {own: [theirs] for own, theirs in TRUTH.items()}
+
+
+def test_parts_that_list_the_blocks_are_certain_for_blocks_that_list_the_parts() -> None:
+    """A 1 at the end of a name is no block, and the lists of the two sides are not the same lists."""
+    source, target, truth = {}, {}, {}
+    for n in range(3):
+        for own, theirs, size in (
+            ("layer_norm1.{}", "layers.{}.ln_before", (8,)),
+            ("up.{}", "layers.{}.mlp.fc1", (32, 8)),
+            ("down.{}", "layers.{}.mlp.fc2", (8, 32)),
+            ("layer_norm2.{}", "layers.{}.ln_after", (8,)),
+        ):
+            for role, shape in (("weight", size), ("bias", size[:1])):
+                source[f"{theirs.format(n)}.{role}"] = target[f"{own.format(n)}.{role}"] = shape
+                truth[f"{own.format(n)}.{role}"] = [f"{theirs.format(n)}.{role}"]
+    mapping = port(signature(source), wanted(target))
+    assert {e.target: e.sources for e in mapping.having("mapped")} == truth
+
+
+def test_a_block_that_lacks_its_first_layer_counts_from_another_number() -> None:
+    """As in MobileNetV2: the first block does not expand, so that its last norm is layer 2 and not layer 3."""
+    source, target, truth = {}, {}, {}
+    for n in range(4):
+        layers = (("expand", (48, 8)), ("middle", (48, 48)), ("project", (8, 48)), ("norm", (8,)))[int(n == 0) :]
+        for number, (name, size) in enumerate(layers):
+            own, theirs = f"stages.{n}.{name}.weight", f"features.{n + 1}.conv.{number}.weight"
+            source[theirs] = target[own] = size
+            truth[own] = [theirs]
+    mapping = port(signature(source), wanted(target))
+    assert {e.target: e.sources for e in mapping.having("mapped")} == truth
+
+
+@pytest.mark.parametrize("order", [[2, 1, 0, 3], [3, 2, 1, 0], [0, 1, 3, 2]])
+def test_only_blocks_that_change_places_are_asked_about(order: list[int]) -> None:
+    """Each against each says which; one pass has to find the same."""
+    best = list(enumerate(order))
+    found = {i for (i, _), _ in _inverted(best, best)}
+    assert found == {i for i, j in best for k, m in best if (i < k and j > m) or (i > k and j < m)}

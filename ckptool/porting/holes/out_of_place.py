@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import combinations
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 from ..matching.units import Unit, related, similarity
 from ..questions import Reason
@@ -34,9 +34,13 @@ def doubt_what_is_out_of_place(filling: Filling) -> None:
 
 
 def _against_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
-    """Pairs of two names that both belong to others in all other blocks."""
+    """Pairs of two names that both belong to others in all other blocks.
+
+    A number for a name only counts: in a block that lacks its first layer, all others have another number.
+    """
     of_target: dict[str, Counter[str]] = defaultdict(Counter)
     of_source: dict[str, Counter[str]] = defaultdict(Counter)
+    pairs = [(t, s) for t, s in pairs if not _is_number(t) and not _is_number(s)]
     for t, s in pairs:
         own, theirs = _in_any_block(t), _in_any_block(s)
         of_target[own][theirs] += 1
@@ -57,13 +61,12 @@ def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
     for found in places:
         for lists, numbers in found:
             votes[lists][numbers] += 1
+    rivals = {lists: _Rivals(counted) for lists, counted in votes.items() if _go_together(counted)}
     habits: Counter[tuple[str, str, int]] = Counter()
     stray: list[tuple[Pair, _Lists, tuple[int, int], tuple[str, str, int]]] = []
     for pair, found in zip(pairs, places, strict=True):
         for lists, (i, j) in found:
-            rows = {b: n for (a, b), n in votes[lists].items() if a == i and b != j}
-            columns = {a: n for (a, b), n in votes[lists].items() if b == j and a != i}
-            if rows and columns and votes[lists][i, j] <= min(max(rows.values()), max(columns.values())):
+            if lists in rivals and votes[lists][i, j] <= rivals[lists].votes_against(i, j):
                 habit = _without_numbers(pair[0]), _without_numbers(pair[1]), j - i
                 stray.append((pair, lists, (i, j), habit))
                 habits[habit] += 1
@@ -71,29 +74,104 @@ def _in_other_blocks(filling: Filling, pairs: Sequence[Pair]) -> None:
         if habits[habit] < _A_HABIT:
             own, theirs = (name.format(n) for name, n in zip(lists, (i, j), strict=True))
             _ask(filling, t, Reason.FROM_ANOTHER_BLOCK, own, theirs)
+    inside: dict[_Lists, dict[int, dict[str, Pair]]] = defaultdict(lambda: defaultdict(dict))
+    for (t, s), found in zip(pairs, places, strict=True):
+        for lists, (i, _) in found:
+            inside[lists][i][_below(t, lists[0].format(i))] = t, s
     for lists, counted in votes.items():
-        _crossed(filling, pairs, lists, counted)
+        _crossed(filling, inside[lists], lists, counted)
 
 
-def _crossed(filling: Filling, pairs: Sequence[Pair], lists: _Lists, votes: Counter[tuple[int, int]]) -> None:
-    """Blocks of which the one with the higher number comes from the one with the lower, where each would fit both."""
+def _go_together(votes: Counter[tuple[int, int]]) -> bool:
+    """Whether two lists have the same blocks: most pairs of them are of a block and the one that most go to.
+
+    Where one side lists the blocks in a part, and the other the parts in a block, as many go to any of them.
+    """
+    best: dict[int, int] = defaultdict(int)
+    for (i, _), n in votes.items():
+        best[i] = max(best[i], n)
+    return 2 * sum(best.values()) > votes.total()
+
+
+class _Rivals:
+    """How many pairs of two lists have their block elsewhere: the two best of each row and each column."""
+
+    def __init__(self, votes: Counter[tuple[int, int]]) -> None:
+        self._rows: dict[int, Counter[int]] = defaultdict(Counter)
+        self._columns: dict[int, Counter[int]] = defaultdict(Counter)
+        for (i, j), n in votes.items():
+            self._rows[i][j], self._columns[j][i] = n, n
+        self._best_of_rows = {i: found.most_common(2) for i, found in self._rows.items()}
+        self._best_of_columns = {j: found.most_common(2) for j, found in self._columns.items()}
+
+    def votes_against(self, i: int, j: int) -> int:
+        """The votes that I belongs to another than J, or J to another than I: the fewer of the two."""
+        row = next((n for b, n in self._best_of_rows[i] if b != j), 0)
+        column = next((n for a, n in self._best_of_columns[j] if a != i), 0)
+        return min(row, column)
+
+
+def _crossed(
+    filling: Filling, inside: Mapping[int, Mapping[str, Pair]], lists: _Lists, votes: Counter[tuple[int, int]]
+) -> None:
+    """Blocks of which the one with the higher number comes from the one with the lower, where each would fit both.
+
+    Blocks of the same kind are compared in one pass: with the highest that comes before, and the lowest after.
+    """
     rows: dict[int, Counter[int]] = defaultdict(Counter)
     for (i, j), n in votes.items():
         rows[i][j] += n
-    best = {i: found.most_common(1)[0][0] for i, found in rows.items() if sum(found.values()) > 1}
-    for (i, j), (k, m) in combinations(sorted(best.items()), 2):
-        if j <= m:
-            continue
-        here, there = (_in_block(pairs, lists[0], n) for n in (i, k))
-        common = here.keys() & there.keys()
-        if common and all(_shapes(here[name][0]) == _shapes(there[name][0]) for name in common):
-            for t, _ in (*here.values(), *there.values()):
-                _ask(filling, t, Reason.BLOCKS_CHANGE_PLACES, lists[1].format(j), lists[1].format(m))
+    best = sorted((i, found.most_common(1)[0][0]) for i, found in rows.items() if found.total() > 1)
+    if all(j <= m for (_, j), (_, m) in pairwise(best)):
+        return  # the usual case
+    kinds: dict[_Kind, list[tuple[int, int]]] = defaultdict(list)
+    for i, j in best:
+        kinds[frozenset((name, tuple(_shapes(t).items())) for name, (t, _) in inside[i].items())].append((i, j))
+    for one, of_one in kinds.items():
+        for other, of_other in kinds.items():
+            if _fit(one, other):
+                for (i, j), m in _inverted(of_one, of_other):
+                    for t, _ in inside[i].values():
+                        _ask(
+                            filling,
+                            t,
+                            Reason.BLOCKS_CHANGE_PLACES,
+                            lists[1].format(max(j, m)),
+                            lists[1].format(min(j, m)),
+                        )
 
 
-def _in_block(pairs: Sequence[Pair], name: str, number: int) -> dict[str, Pair]:
-    head = name.format(number) + "."
-    return {".".join(t.path).removeprefix(head): (t, s) for t, s in pairs if ".".join(t.path).startswith(head)}
+#: What a block holds: the names in it with the shapes of their tensors.
+_Kind = frozenset[tuple[str, tuple[tuple[str, tuple[int, ...]], ...]]]
+
+
+def _fit(one: _Kind, other: _Kind) -> bool:
+    """Whether two kinds of blocks have names in common, and those the same shapes."""
+    common = dict(one).keys() & dict(other).keys()
+    return bool(common) and all(dict(one)[name] == dict(other)[name] for name in common)
+
+
+def _inverted(
+    of_one: Sequence[tuple[int, int]], of_other: Sequence[tuple[int, int]]
+) -> Iterator[tuple[tuple[int, int], int]]:
+    """Those of ONE that change their order with one of OTHER, with the one that is furthest. Both are sorted."""
+    highest, place = -1, 0
+    for i, j in of_one:
+        while place < len(of_other) and of_other[place][0] < i:
+            highest, place = max(highest, of_other[place][1]), place + 1
+        if highest > j:
+            yield (i, j), highest
+    lowest, place = None, len(of_other) - 1
+    for i, j in reversed(of_one):
+        while place >= 0 and of_other[place][0] > i:
+            found = of_other[place][1]
+            lowest, place = found if lowest is None else min(lowest, found), place - 1
+        if lowest is not None and lowest < j:
+            yield (i, j), lowest
+
+
+def _below(unit: Unit, head: str) -> str:
+    return ".".join(unit.path).removeprefix(head + ".")
 
 
 def _shapes(unit: Unit) -> dict[str, tuple[int, ...]]:
@@ -102,25 +180,38 @@ def _shapes(unit: Unit) -> dict[str, tuple[int, ...]]:
 
 def _in_other_parts(filling: Filling, pairs: Sequence[Pair]) -> None:
     """Pairs of two names without a word in common, each of which has all its neighbours elsewhere on the other side."""
+    of_t: dict[tuple[str, ...], list[Unit]] = defaultdict(list)
+    of_s: dict[tuple[str, ...], list[Unit]] = defaultdict(list)
+    for t, s in pairs:
+        of_t[t.path[:-1]].append(s)
+        of_s[s.path[:-1]].append(t)
+    beside_t, beside_s = ({path: _Beside(units) for path, units in found.items()} for found in (of_t, of_s))
     for t, s in pairs:
         if len(t.path) < 2 and len(s.path) < 2:
             continue
         if similarity(t, s) > 0 or related(t, s) or t.path[-1:] == s.path[-1:]:
             continue
-        own = [b for a, b in pairs if a is not t and a.path[:-1] == t.path[:-1]]
-        theirs = [a for a, b in pairs if b is not s and b.path[:-1] == s.path[:-1]]
-        if len(own) < 2 or len(theirs) < 2:
-            continue
-        home, other = _shared(own), _shared(theirs)
+        home, other = beside_t[t.path[:-1]].shared(s), beside_s[s.path[:-1]].shared(t)
         if home and other and s.path[: len(home)] != home and t.path[: len(other)] != other:
             _ask(filling, t, Reason.FROM_ANOTHER_PART, ".".join(home), ".".join(s.path))
 
 
-def _shared(units: Sequence[Unit]) -> tuple[str, ...]:
-    """What the paths of all begin with."""
-    paths = [unit.path for unit in units]
-    same = next((i for i, parts in enumerate(zip(*paths, strict=False)) if len(set(parts)) > 1), None)
-    return paths[0][: min(map(len, paths)) if same is None else same]
+class _Beside:
+    """Units, of which the paths of all but any one begin with something."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._paths = sorted(unit.path for unit in units)
+
+    def shared(self, left_out: Unit) -> tuple[str, ...]:
+        """What the paths of all but LEFT_OUT begin with; nothing where fewer than two are left."""
+        if len(self._paths) < 3:
+            return ()
+        first = self._paths[self._paths[0] == left_out.path]
+        last = self._paths[-2 if self._paths[-1] == left_out.path else -1]
+        same = next(
+            (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+        )
+        return first[:same]  # what is first and last of a sorted list have in common all have
 
 
 def _ask(filling: Filling, t: Unit, reason: Reason, *named: str) -> None:
@@ -152,6 +243,10 @@ def _numbered(path: Sequence[str]) -> list[tuple[str, int]]:
 
 def _without_numbers(unit: Unit) -> str:
     return _NUMBER.sub("{}", ".".join(unit.path))
+
+
+def _is_number(unit: Unit) -> bool:
+    return unit.path[-1:] != () and unit.path[-1].isdecimal()
 
 
 def _in_any_block(unit: Unit) -> str:
