@@ -109,8 +109,8 @@ def _in_question(one: Pair, other: Pair, swaps: Swaps) -> bool:
     """Whether two pairs of blocks of one name may be exchanged at all: one is in doubt, or nothing excludes it."""
     if without_digits(block_of(one[0].path)) != without_digits(block_of(other[0].path)):
         return False
-    if _stated_apart(one[1], other[1]) and by_names(one, other) != "against":
-        return False
+    if _stated_apart(one[1], other[1]):
+        return False  # where names speak for it all the same, a question does
     return bool(one[0].doubts or other[0].doubts or swaps.reason_in_row(one, other))
 
 
