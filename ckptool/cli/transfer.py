@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +35,7 @@ from ..porting.mapping_text import mapping_page, mapping_text
 from ..porting.refusal import require_accepted, require_proof
 from .documents import print_json
 from .options import FileName, FormatName, SideOutput, matching_options, output_option, parts_option
-from .output import check_side_outputs, damage, progress_bar, say_error, status_line, write_page
+from .output import check_side_outputs, damage, progress_bar, say_error, status_line, terminal_width, write_page
 from .typed import ALL, WithPatterns, command_as_typed, keyword_arguments
 
 if TYPE_CHECKING:
@@ -281,13 +280,13 @@ def _show(mapping: Mapping, options: dict[str, Any], weights_at: str) -> None:
     if options["html"]:
         write_page(mapping_page(mapping), options["html"], overwrite=options["overwrite"], show=options["show"])
     if not options["as_json"] and not options["quiet"]:
-        width = max(shutil.get_terminal_size((120, 40)).columns, 60)
+        width = terminal_width()
         click.echo(mapping_text(mapping, everything=options["verbose"], width=width))
 
 
 def _explain(mapping: Mapping, options: dict[str, Any]) -> None:
     """The way of each key that is asked about."""
-    width = max(shutil.get_terminal_size((120, 40)).columns, 60)
+    width = terminal_width()
     texts = {key: explained(mapping, key, width) for key in options["explain"]}
     if options["as_json"]:
         print_json("transfer", {"explained": {key: text.splitlines() for key, text in texts.items()}})

@@ -79,13 +79,16 @@ def _import_file(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _own_command_line(path: Path) -> Iterator[None]:
-    """Within it code that reads a command line, when it is imported, reads one without arguments."""
-    before = sys.argv
-    sys.argv = [str(path)]
+    """Within it code that reads a command line, when it is imported, reads one without arguments.
+
+    Nor does Python write bytecode beside it: a command that writes nothing leaves nothing.
+    """
+    before = sys.argv, sys.dont_write_bytecode
+    sys.argv, sys.dont_write_bytecode = [str(path)], True
     try:
         yield
     finally:
-        sys.argv = before
+        sys.argv, sys.dont_write_bytecode = before
 
 
 def _import_in_package(path: Path) -> Any:

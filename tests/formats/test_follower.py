@@ -174,5 +174,6 @@ def test_it_sees_what_the_unpicklers_of_python_name_and_call(data):
 
 @settings(max_examples=5 * settings.default.max_examples)
 @given(st.lists(SCRAPS, max_size=20).map(b"".join))
+@example(b"i")
 def test_it_sees_what_they_call_in_the_end(data):
     sees_all(data + CALL + b"(" + CALL + b"ocm\nf\n)\x81cm\nf\n)}\x92.")

@@ -128,7 +128,9 @@ def test_where_an_object_cannot_be_written_the_way_to_its_weights_is_named(tmp_p
     torch.save(nn.Linear(2, 2), tmp_path / "x.pt")
     with pytest.raises(ckptool.CannotCarry) as raised:
         ckptool.save(ckptool.open(tmp_path / "x.pt"), tmp_path / "y.pth")
-    assert raised.value.hint.startswith(f"ckptool convert {tmp_path}/x.pt {tmp_path}/x-weights.pt --extract keeps the")
+    assert raised.value.hint.startswith(
+        f"ckptool convert {tmp_path}/x.pt {tmp_path}/x-weights.pt --extract   # keeps the"
+    )
     with pytest.raises(ckptool.RuleError) as raised:
         ckptool.strip_prefix(ckptool.open(tmp_path / "x.pt"))
     assert raised.value.hint.startswith(f"ckptool extract-weights {tmp_path}/x.pt {tmp_path}/x-weights.safetensors ")

@@ -253,7 +253,7 @@ def test_44_doctor_offers_a_rule_to_who_does_not_know_the_option(code, channels)
 
 
 def test_52_a_table_of_names_takes_weights_there_and_back(user):
-    Path("unet.py").write_text(NET_PY)
+    Path("their_unet.py").write_text(NET_PY)
     theirs = net().state_dict()
     table = {"conv1": "input_blocks.0.0", "bn1": "input_blocks.0.1", "mlp_module.{}": "middle.ff.{}", "fc": "out"}
     Path("table.txt").write_text("".join(f"{new}={old}\n" for old, new in table.items()))
@@ -263,7 +263,7 @@ def test_52_a_table_of_names_takes_weights_there_and_back(user):
     assert "input_blocks.0.0.weight" in torch.load("sd.pth")
     user.types("ckptool rename sd.pth again.pth --rules table.txt")
     assert same(torch.load("again.pth"), theirs)
-    user.types("ckptool transfer sd.pth unet.py -o ported.pth")
+    user.types("ckptool transfer sd.pth their_unet.py -o ported.pth")
     assert same(loads("ported.pth").state_dict(), OrderedDict(theirs))
 
 

@@ -59,7 +59,7 @@ def test_29_views_of_large_tensors_do_not_take_their_space(user):
     whole = torch.rand(1_000_000)
     torch.save({"a": whole[:10], "b": whole[5:20]}, "view.pth")
     seen = user.types("ckptool doctor view.pth")
-    assert "views of larger ones were saved" in seen.text
+    assert "views of larger ones were saved" in " ".join(seen.text.split())
     user.types("ckptool convert view.pth small.pth --compact")
     assert Path("small.pth").stat().st_size < 4000
     small = torch.load("small.pth")

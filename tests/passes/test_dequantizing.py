@@ -132,7 +132,7 @@ def test_a_cast_with_nothing_else_to_cast_is_refused(written):
         CannotCarry, match=r"packed weights \(GPTQ\), which a cast leaves alone, and nothing else"
     ) as said:
         ckptool.cast(opened(written, "gptq-4"), "bfloat16")
-    assert "--dequantize --cast bfloat16" in said.value.hint
+    assert said.value.hint.startswith("--dequantize ")
 
 
 def test_a_part_of_a_quantised_weight_is_not_dropped_or_renamed_alone(written):

@@ -6,6 +6,7 @@ code, with random weights; what comes out of ours is loaded strictly.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,9 +33,10 @@ def close(left: Any, right: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def seeded() -> None:
+def seeded() -> Iterator[None]:
     torch.manual_seed(0)
-    torch.set_grad_enabled(False)
+    with torch.no_grad():
+        yield
 
 
 def shaken(model: Any) -> Any:

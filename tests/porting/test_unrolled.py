@@ -47,7 +47,7 @@ def test_every_layer_of_the_model_gets_the_one_that_the_source_has(depth: int) -
             for n in range(1, depth):
                 entry = found(mapping, f"layers.{n}.{new}.{leaf}")
                 assert (entry.status, str(entry.expr)) == ("guessed", str(first.expr))
-                assert "the source has one of these" in str(entry.doubts[0])
+                assert "the source has one layer for all of" in str(entry.doubts[0])
     assert mapping.unused == ()
 
 

@@ -200,9 +200,9 @@ class Follower(Reader):
 
     def _inst(self) -> None:
         module, name = (self._last_line().decode("utf-8", "backslashreplace") for _ in range(2))
-        args = self._pop_mark()
-        self._global(module, name)
-        self._push_made("obj", self._stack.pop(), tuple(args))
+        self._global(module, name)  # as Python does: what is named is imported, whether or not a mark follows
+        callee = self._stack.pop()
+        self._push_made("obj", callee, tuple(self._pop_mark()))
 
     def _stack_global(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
