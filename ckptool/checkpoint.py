@@ -194,16 +194,11 @@ class Checkpoint:
 
     def __getitem__(self, key: Any) -> Any:
         """What stands under a key of the root: a `StateDict`, a `LazyTensor`, or plain values that hold tensors."""
-        if not isinstance(self.root, Dict):
-            raise KeyError(key)
-        for found, node in self.root.entries:
-            if found == key and type(found) is type(key):
-                here = next((one for one in self.state_dicts() if one.node is node), None)
-                return to_plain(node) if here is None else here
-        raise KeyError(key)
+        node = self._entries()[key]
+        return self._known["by node"].get(id(node)) or to_plain(node)
 
     def __contains__(self, key: Any) -> bool:
-        return key in self.keys()
+        return key in self._entries()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.keys())
@@ -216,8 +211,16 @@ class Checkpoint:
 
     def keys(self) -> list[Any]:
         """The keys at the root, those of Python's own types: none if the root is no dict."""
-        entries = self.root.entries if isinstance(self.root, Dict) else []
-        return [key for key, _ in entries if isinstance(key, str | int | float | bytes | tuple | None)]
+        return list(self._entries())
+
+    def _entries(self) -> dict[Any, Any]:
+        """The entries of the root by key. A flat checkpoint has as many as tensors, so they are collected once."""
+        if "entries" not in self._known:
+            found = self.root.entries if isinstance(self.root, Dict) else []
+            self._known["entries"] = {key: node for key, node in found if _plain_key(key)}
+            self._known["by node"] = {id(one.node): one for one in self.state_dicts()}
+        known: dict[Any, Any] = self._known["entries"]
+        return known
 
     def values(self) -> list[Any]:
         """What stands under them, as `ckpt[key]` gives it."""
@@ -253,6 +256,10 @@ class Checkpoint:
         return (
             f"Checkpoint({str(self.path) if self.path else self.format!r}, {counted(len(self.storages()), 'storage')})"
         )
+
+
+def _plain_key(key: Any) -> bool:
+    return all(map(_plain_key, key)) if isinstance(key, tuple) else isinstance(key, str | int | float | bytes | None)
 
 
 class StateDict(Mapping[str, LazyTensor]):

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import lines
 from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptool
 from ckptool.checkpoint import Checkpoint
 from ckptool.tensor import LazyTensor
+from ckptool.tree import ByteString, Dict
 
 REAL = Path(__file__).parents[1] / "fixtures" / "trained" / "cnn-ddp-full.pth"
 
@@ -35,6 +37,20 @@ def test_a_checkpoint_is_read_as_a_mapping(ckpt: Checkpoint) -> None:
     assert ckpt["optimizer"]["param_groups"][0]["params"][:2] == [0, 1]
     with pytest.raises(KeyError):
         ckpt["absent"]
+
+
+def test_reading_all_entries_of_a_flat_checkpoint_takes_time_in_proportion_to_their_number() -> None:
+    def cost(count: int) -> int:
+        flat = Checkpoint(Dict([(f"w{i}", i) for i in range(count)]))
+        return lines(lambda: [key in flat for key, _ in flat.items()])
+
+    assert cost(800) < 2.5 * cost(400)
+
+
+def test_a_key_of_python_2_is_found_as_text() -> None:
+    flat = Checkpoint(Dict([(ByteString(b"epoch"), 7)]))
+    assert "epoch" in flat
+    assert flat["epoch"] == 7
 
 
 indices = st.one_of(
