@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
 import click
 
+from ..errors import printable
 from .help import Option
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -185,13 +187,23 @@ _WRITING: tuple[Callable[[Any], Any], ...] = (
 )
 
 
+@contextmanager
+def _parts_in(path: str) -> Iterator[None]:
+    """Join the parts of ranks as the file at PATH says, and say so if no folder of ranks was opened."""
+    from ..disk.documents import read_yaml
+    from ..formats.opening import with_parts
+
+    with with_parts(read_yaml(path), path) as said:
+        yield
+    if said.passed and not said.taken:
+        what = "no input is a folder in which each rank of a run wrote a file"
+        click.echo(f"note: --parts {printable(path)} had no effect: {what}", err=True)
+
+
 def _take_parts(ctx: click.Context, _: click.Parameter, path: str | None) -> str | None:
     """Let every folder that the command opens be put together as a file says."""
     if path is not None:
-        from ..disk.documents import read_yaml
-        from ..formats.opening import with_parts
-
-        ctx.with_resource(with_parts(read_yaml(path), path))
+        ctx.with_resource(_parts_in(path))
     return path
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import Checkpoint
@@ -22,7 +22,7 @@ from .flat import sharded
 from .frameworks.tensor_roles import told_by_writer
 from .trainers import zero_files
 from .trainers.alone import noted, part_of_run
-from .trainers.plan import parse_plan
+from .trainers.plan import Plan, parse_plan
 
 if TYPE_CHECKING:
     from . import dcp
@@ -34,21 +34,40 @@ else:  # not waited for where a file is opened
     rank_series = later(".trainers.rank_series", __package__)
 
 
-#: How parts go together in all folders that are opened, where a call does not say so itself.
-_PARTS: ContextVar[tuple[Mapping[str, Any], StrPath] | None] = ContextVar("parts", default=None)
+@dataclass(slots=True)
+class _Said:
+    """How parts go together in all folders that are opened, where a call does not say so itself.
+
+    Attributes:
+        plan: as it was read.
+        file: where it is written.
+        taken, passed: a folder was opened with it; a single file was opened without.
+    """
+
+    plan: Plan
+    file: StrPath
+    taken: bool = False
+    passed: bool = False
+
+
+_PARTS: ContextVar[_Said | None] = ContextVar("parts", default=None)
 
 
 @contextmanager
-def with_parts(parts: Mapping[str, Any], file: StrPath) -> Iterator[None]:
+def with_parts(parts: Mapping[str, Any], file: StrPath) -> Iterator[_Said]:
     """While this lasts, `open` takes PARTS where it is told none: for reports and ports, which open files themselves.
 
     Args:
         parts: pattern of names -> how the parts of a tensor go together (see `open`).
-        file: where that is written, for the commands that reports name.
+        file: where that is written, for messages and for the commands that reports name.
+
+    Raises:
+        RuleError: PARTS is not such a mapping.
     """
-    token = _PARTS.set((parts, file))
+    said = _Said(parse_plan(parts, file), file)
+    token = _PARTS.set(said)
     try:
-        yield
+        yield said
     finally:
         _PARTS.reset(token)
 
@@ -56,7 +75,7 @@ def with_parts(parts: Mapping[str, Any], file: StrPath) -> Iterator[None]:
 def parts_option() -> str:
     """What a command has to end in so that it takes the parts that `with_parts` says: ` --parts FILE`, or nothing."""
     said = _PARTS.get()
-    return f" --parts {shell_path(said[1])}" if said else ""
+    return f" --parts {shell_path(said.file)}" if said else ""
 
 
 def detect(path: StrPath) -> str:
@@ -93,6 +112,7 @@ def open(
         UnknownFormat: it is no checkpoint.
         Malformed: it contradicts itself or is cut short.
         Unreadable: it cannot be opened.
+        RuleError: `parts` makes no sense, or PATH is a single file.
     """
     try:
         place = as_path(path)
@@ -108,11 +128,17 @@ def open(
             )
         file = look(place)
         if isinstance(file, Folder):
-            said = _PARTS.get()
-            wanted = Wanted(with_optimizer, parse_plan(parts or (said[0] if said is not None else {})))
-            return told_by_writer(_open_folder(file, format, wanted))
+            return told_by_writer(_open_folder(file, format, Wanted(with_optimizer, _plan(parts))))
+        if parts:
+            raise RuleError(
+                "is one file; parts= is for a folder in which each rank of a run wrote a file",
+                where=path,
+                hint=f"name {shell_path(place.parent)}",
+            )
         chosen = find_format(format) if format else detect_file(file)
         ckpt = _with_notes(chosen.open(file), file)
+        if (said := _PARTS.get()) is not None:
+            said.passed = True
         part = sharded.shard_of(place.name)
         return replace(ckpt, part_of=part, warnings=(f"it is {part}", *ckpt.warnings)) if part else ckpt
     except CheckpointError as error:
@@ -120,6 +146,15 @@ def open(
         raise
     except (RecursionError, MemoryError, OverflowError) as error:
         raise CannotCarry(f"is too deep or too large to be read ({type(error).__name__})", where=path) from None
+
+
+def _plan(parts: Mapping[str, int | str] | None) -> Plan:
+    """What a call says of the parts, or else what `with_parts` says."""
+    said = _PARTS.get()
+    if parts or said is None:
+        return parse_plan(parts or {})
+    said.taken = True
+    return said.plan
 
 
 def holds_one(path: StrPath) -> bool:

@@ -10,6 +10,7 @@ import ckptool
 
 torch = pytest.importorskip("torch")
 PACKED = Path(__file__).parents[2] / "fixtures" / "deepspeed" / "runs.tar.xz"
+SINGLE = Path(__file__).parents[2] / "fixtures" / "trained" / "cnn-ddp-full.pth"
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +162,19 @@ def test_an_adapter_is_merged_into_a_base_in_parts(run, parted, monkeypatch):
     assert "--parts" in refused.err
     assert run(*words, "--parts", "parts.yaml").code == 0
     assert torch.equal(ckptool.load("out.pth")["w.weight"], torch.tensor([[2.0, 2.0], [3.0, 3.0]]))
+
+
+def test_parts_of_a_single_file_are_checked_and_said_to_have_no_effect(run, tmp_path):
+    (tmp_path / "parts.yaml").write_text('"*.weight": 0\n')
+    (tmp_path / "wrong.yaml").write_text('"*.weight": sideways\n')
+    done = run("verify", SINGLE, "--parts", tmp_path / "parts.yaml")
+    assert done.code == 0
+    assert "had no effect: no input is a folder in which each rank of a run wrote a file" in done.err
+    refused = run("verify", SINGLE, "--parts", tmp_path / "wrong.yaml")
+    assert refused.code == 2
+    assert "wrong.yaml: says 'sideways' of '*.weight'" in refused.err
+
+
+def test_the_library_refuses_parts_of_a_single_file():
+    with pytest.raises(ckptool.RuleError, match="is one file"):
+        ckptool.open(SINGLE, parts={"*": 0})
