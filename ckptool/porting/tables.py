@@ -14,7 +14,7 @@ from .forms.step_table import STEPS
 from .holes.conventions import CONVENTIONS
 from .holes.substitutes import SUBSTITUTES
 from .matching.telling_apart import SUPPORT, TELLING
-from .questions import Reason, Topic
+from .questions import Reason
 from .rivals import WEIGHING
 from .rule_examples import examples
 from .rules import Rule, Strength
@@ -64,16 +64,6 @@ def page() -> str:
     return "\n".join(_lines()) + "\n"
 
 
-_TOPICS = {
-    Topic.ORDER: "which of several it is, by orders; answered where no swap fits",
-    Topic.PARTS: "which of equal parts it is in; answered where no swap fits",
-    Topic.COUNT: "from which end parts are counted",
-    Topic.TURNED: "how a matrix stands",
-    Topic.LAYOUT: "how parts stand in a projection; answered where it is put together again",
-    Topic.OTHER: "all else; the user or a proof answers",
-}
-
-
 def _lines() -> Iterator[str]:
     yield "# How matching decides"
     yield ""
@@ -99,7 +89,7 @@ def _lines() -> Iterator[str]:
     )
     yield from ("", "| sentence | about |", "|---|---|")
     for reason in Reason:
-        yield f"| {reason.says} | {_TOPICS[reason.topic]} |"
+        yield f"| {reason.says} | {reason.topic.value} |"
 
 
 def _example(name: str) -> str:
