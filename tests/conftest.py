@@ -47,16 +47,14 @@ def pytest_collection_modifyitems(config, items):
 
     Those of the zoo and of the documentation share nothing and take long: they fill up whoever is done.
     """
-    few = few_of_each(items)
     if os.environ.get("HYPOTHESIS_PROFILE") == "brief":
+        few = few_of_each(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in few])
         items[:] = [item for item in items if item in few]
     for item in items:
         together = item.path.parent if item.path.parent.name == "train" else item.path
         if item.path.name not in ("test_zoo.py", "test_docs.py"):
             item.add_marker(pytest.mark.xdist_group(str(together)))
-        if item not in few:
-            item.add_marker(pytest.mark.no_cover)
 
 
 def pytest_collection_finish():
@@ -68,9 +66,8 @@ def pytest_collection_finish():
 def few_of_each(items, most=3):
     """Of ITEMS at most three parametrizations of each test: the first, one from the middle, and the last.
 
-    For the run without torch, and for the coverage of the one with it. Whether torch is there changes which code runs,
-    and that does not depend on the one of two hundred files or options that a test is told; the run with torch takes
-    all of them. Watching which lines run doubles what a test takes, and the other cases run the same lines.
+    For the run without torch. Whether torch is there changes which code runs, and that does not depend on the one of
+    two hundred files or options that a test is told; the run with torch takes all of them.
     """
     each = {}
     for item in items:
