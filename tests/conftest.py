@@ -31,21 +31,30 @@ for _name in ("SIGINT", "SIGHUP", "SIGTERM"):
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def _synced(descriptor):
+    """Instead of `os.fsync`, for a descriptor that is one: no file of a test has to outlive the machine.
+
+    A test of what is synced, and when, puts its own in this place, and counts or fails the calls.
+    """
+    os.fstat(descriptor)
+
+
+os.fsync = _synced
+
+
 def pytest_collection_modifyitems(config, items):
     """Where workers share the suite, a file stays with one of them, and so do the tests that share runs of training.
 
     Those of the zoo and of the documentation share nothing and take long: they fill up whoever is done.
     """
-    few = few_of_each(items)
     if os.environ.get("HYPOTHESIS_PROFILE") == "brief":
+        few = few_of_each(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in few])
         items[:] = [item for item in items if item in few]
     for item in items:
         together = item.path.parent if item.path.parent.name == "train" else item.path
         if item.path.name not in ("test_zoo.py", "test_docs.py"):
             item.add_marker(pytest.mark.xdist_group(str(together)))
-        if item not in few:
-            item.add_marker(pytest.mark.no_cover)
 
 
 def pytest_collection_finish():
@@ -57,9 +66,8 @@ def pytest_collection_finish():
 def few_of_each(items, most=3):
     """Of ITEMS at most three parametrizations of each test: the first, one from the middle, and the last.
 
-    For the run without torch, and for the coverage of the one with it. Whether torch is there changes which code runs,
-    and that does not depend on the one of two hundred files or options that a test is told; the run with torch takes
-    all of them. Watching which lines run doubles what a test takes, and the other cases run the same lines.
+    For the run without torch. Whether torch is there changes which code runs, and that does not depend on the one of
+    two hundred files or options that a test is told; the run with torch takes all of them.
     """
     each = {}
     for item in items:
