@@ -1,6 +1,6 @@
-"""The table of sentences: every reason for which a rule may ask, in the words of the report.
+"""The table of sentences: every reason why a rule may ask, in the words of the report.
 
-A sentence says what is not certain, names what it speaks of, and says what to check. No rule reads one.
+A sentence says what is uncertain, names it, and says what to check. No rule reads a sentence.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 
 class Topic(Enum):
-    """What a question is about, so that a later rule can answer it, whichever rule asked."""
+    """The topic of a question, so that a later rule can answer it, whichever rule asked."""
 
     #: Which of several look-alikes it is, by orders alone. What excludes every swap by other means answers it.
     ORDER = auto()
@@ -26,7 +26,7 @@ class Topic(Enum):
 
 
 class Reason(Enum):
-    """Why a rule asks: the topic, and the sentence of the report, where `{}` stands for what it speaks of by name."""
+    """Why a rule asks: the topic, and the sentence of the report, with `{}` for each name."""
 
     def __init__(self, topic: Topic, says: str) -> None:
         self.topic = topic

@@ -55,12 +55,12 @@ TABLES: dict[str, tuple[str, tuple[Rule[object], ...]]] = {
 
 @cache
 def rule(name: str) -> Rule[object] | None:
-    """The row of that name, in whichever table it is; None if there is none."""
+    """Return the row of this name in any table, or None."""
     return next((row for _, rows in TABLES.values() for row in rows if row.name == name), None)
 
 
 def page() -> str:
-    """docs/matching.md."""
+    """Return the text of docs/matching.md."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -103,7 +103,7 @@ def _lines() -> Iterator[str]:
 
 
 def _example(name: str) -> str:
-    """What the example of a rule gives, as one cell."""
+    """Return a cell with the example of a rule: a key and its expression."""
     example = examples().get(name)
     if example is None:
         return ""
